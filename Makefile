@@ -1,0 +1,41 @@
+# make demo   set up, run the main job on the shipped model and data, show answers and summary
+# make test   set up, run all checks (style, types, architecture, tests)
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.installed
+
+.PHONY: demo test check lint types architecture pytest docs clean
+
+demo: $(SETUP)
+	$(BIN)/vasuki run jobs/quickstart.yaml
+	$(BIN)/python scripts/show_demo.py out/dates
+
+test: check
+
+check: lint types architecture pytest
+
+$(SETUP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+lint: $(SETUP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(SETUP)
+	$(BIN)/mypy
+
+architecture: $(SETUP)
+	$(BIN)/lint-imports
+
+pytest: $(SETUP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+docs: $(SETUP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) out site build dist

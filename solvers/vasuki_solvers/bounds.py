@@ -1,0 +1,140 @@
+"""Lower bounds on the makespan: no plan is shorter, whatever the algorithm.
+
+Each function states its argument. `lower_bound` takes the largest and says which one binds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vasuki_solvers.items import Instance, Ints
+
+ENERGETIC_MAX_ITEMS = 20_000
+MAX_CROWD = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """No plan takes fewer than `steps` steps, by the argument called `reason`."""
+
+    steps: int
+    reason: str
+
+
+def longest_item_bound(instance: Instance) -> int:
+    """Every item has to run to its end: the longest one, prefill wait included, is a bound."""
+    return int((instance.durations + instance.min_waits).max(initial=0))
+
+
+def area_bound(instance: Instance) -> int:
+    """A step holds at most `capacity` tokens, so M steps hold at most M x capacity token-steps, and all items take the
+    sum of their areas, wherever they are placed (the KV-area bound)."""
+    return -(-int(instance.areas.sum()) // instance.capacity)
+
+
+def parallel_bound(instance: Instance) -> int:
+    """With at most m items at once, M steps hold at most M x m item-steps. And of the m + 1 longest items two never
+    overlap (else all m + 1 would run in one step, as intervals that overlap pairwise share a point): the shortest two
+    of them, one after the other, are a bound."""
+    if instance.max_parallel is None:
+        return 0
+    spans = np.sort(instance.durations + instance.min_waits)[::-1]
+    bound = -(-int(spans.sum()) // instance.max_parallel)
+    if len(spans) > instance.max_parallel:
+        bound = max(bound, int(spans[instance.max_parallel - 1] + spans[instance.max_parallel]))
+    return bound
+
+
+def crowding_bound(instance: Instance) -> int:
+    """Of the items whose prompt alone exceeds capacity / (k + 1), at most k run in one step: their spans, summed and
+    divided by k, are a bound, for every k (k = 1: items larger than half the capacity run one after the other)."""
+    spans = instance.durations + instance.min_waits
+    bound = 0
+    for k in range(1, MAX_CROWD + 1):
+        crowd = int(spans[instance.prompts * (k + 1) > instance.capacity].sum())
+        bound = max(bound, -(-crowd // k))
+    return bound
+
+
+def prefill_bound(instance: Instance) -> int:
+    """The prefill budget is one machine, and an item's duration is what follows it there (a tail). Of the k items with
+    the longest durations, the last to be taken in gets its last chunk in step ceil(prompts / budget) - 1 at the
+    earliest, and then still runs for at least the shortest duration among the k (Jackson's rule, 1955)."""
+    if instance.prefill_tokens_per_step is None or not len(instance):
+        return 0
+    longest_first = np.argsort(-instance.durations, kind="stable")
+    taken_in = np.cumsum(instance.prompts[longest_first])
+    last_chunks = -(-taken_in // instance.prefill_tokens_per_step) - 1
+    return int((last_chunks + instance.durations[longest_first]).max())
+
+
+def energetic_bound(instance: Instance, *, at_least: int = 1, grid_points: int = 12) -> int:
+    """If the plan ended by step M, each item would have to spend a least amount of token-steps inside any window
+    [a, b), and the sum of these must fit into (b - a) x capacity. An M for which some window overflows is refuted, and
+    M + 1 is a bound (energetic reasoning).
+
+    The tokens that an item spends in a window first rise and then fall as its start moves right from 0 to M - duration:
+    the least is at one of these two ends. The windows are those between `grid_points` evenly spaced steps, and single
+    steps in the middle, where the items longer than M / 2 must be. Prefill waits are left out, which only loosens it.
+
+    Returns the largest bound found above `at_least`, itself a bound, or `at_least`.
+    """
+    if not len(instance):
+        return 0
+
+    def refuted(makespan: int) -> bool:
+        grid = np.unique(np.linspace(0, makespan, grid_points).astype(np.int64))
+        middle = makespan // 2
+        windows = [(int(a), int(b)) for i, a in enumerate(grid) for b in grid[i + 1 :]]
+        windows += [(t, t + 1) for t in (middle - 1, middle, middle + 1) if 0 <= t < makespan]
+        last_starts = makespan - instance.durations
+        for a, b in windows:
+            least = np.minimum(_area_inside(instance, 0, a, b), _area_inside(instance, last_starts, a, b))
+            if int(least.sum()) > (b - a) * instance.capacity:
+                return True
+        return False
+
+    # A window that refutes M refutes every shorter M as well, so that doubling and bisection find the threshold of
+    # one set of windows; the grid moves with M, and only what was refuted is claimed.
+    proved = max(at_least, int(instance.durations.max()))
+    if not refuted(proved):
+        return proved
+    stride = 1
+    while refuted(proved + stride):
+        proved, stride = proved + stride, 2 * stride
+    low, high = proved, proved + stride  # low is refuted, high is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low + 1
+
+
+def _area_inside(instance: Instance, starts: Ints | int, a: int, b: int) -> Ints:
+    """[num_items] token-steps inside the window [a, b) when each item starts, without a wait, at `starts`."""
+    first = np.maximum(a - starts, 0)
+    stop = np.minimum(b - starts, instance.durations)
+    steps = np.maximum(stop - first, 0)
+    area: Ints = steps * instance.prompts + steps * (first + stop - 1) // 2
+    return area
+
+
+def lower_bound(instance: Instance) -> Bound:
+    """The largest of all bounds, and which one it is.
+
+    O(n log n); the energetic bound is skipped beyond 20,000 items, where the area bound leaves it nothing to gain.
+    """
+    bounds = [
+        Bound(longest_item_bound(instance), "longest item"),
+        Bound(area_bound(instance), "area"),
+        Bound(parallel_bound(instance), "max_parallel"),
+        Bound(crowding_bound(instance), "crowding"),
+        Bound(prefill_bound(instance), "prefill budget"),
+    ]
+    best = max(bounds, key=lambda bound: bound.steps)
+    if 0 < len(instance) <= ENERGETIC_MAX_ITEMS:
+        energetic = energetic_bound(instance, at_least=best.steps)
+        if energetic > best.steps:
+            best = Bound(energetic, "energetic")
+    return best

@@ -1,0 +1,163 @@
+"""Tiny random models of many architectures, and what `generate` says about them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from vasuki.blocks import BlockPool
+from vasuki.engine import RunStats, drain
+from vasuki.hf.executor import RaggedExecutor
+from vasuki.hf.kv_cache import KVCache
+from vasuki.hf.model import LoadedModel, prepare
+from vasuki.hf.native import load_kernel
+from vasuki.scheduler import POLICIES, Limits, Policy, Scheduler
+from vasuki.sequence import Request, SamplingParams, Sequence
+
+VOCAB = 97
+_COMMON = dict(
+    vocab_size=VOCAB,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+    initializer_range=0.2,
+)
+_MOE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True)
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen3": ("Qwen3Config", dict(head_dim=16)),
+    "mistral": ("MistralConfig", dict(sliding_window=9)),
+    "gemma2": (
+        "Gemma2Config",
+        dict(head_dim=16, sliding_window=7, query_pre_attn_scalar=16, attn_logit_softcapping=5.0),
+    ),
+    "gemma3": ("Gemma3TextConfig", dict(head_dim=16, sliding_window=6, query_pre_attn_scalar=16)),
+    "phi3": ("Phi3Config", dict(sliding_window=11)),
+    "olmo2": ("Olmo2Config", {}),
+    "gpt_neox": ("GPTNeoXConfig", {}),
+    "granite": ("GraniteConfig", dict(attention_multiplier=0.3, residual_multiplier=0.7, logits_scaling=1.5)),
+    "qwen3_moe": ("Qwen3MoeConfig", dict(head_dim=16, **_MOE)),
+    "gpt_oss": ("GptOssConfig", dict(head_dim=16, sliding_window=8, num_local_experts=4, num_experts_per_tok=2)),
+}
+
+
+class NoTokenizer:
+    """Stands where text plays no part."""
+
+    eos_token_id = None
+
+    def meets_stop_string(self, sequence: Sequence, token_id: int) -> bool:
+        return False
+
+
+def random_config(name: str, **changes: Any) -> Any:
+    class_name, own = ARCHITECTURES[name]
+    return getattr(transformers, class_name)(**{**_COMMON, **own, **changes})
+
+
+@functools.cache
+def random_model(name: str) -> Any:
+    """A float32 model with random weights, the same in every process."""
+    torch.manual_seed(sum(map(ord, name)))
+    return transformers.AutoModelForCausalLM.from_config(random_config(name), attn_implementation="eager").eval()
+
+
+@functools.cache
+def prompts(count: int = 9, longest: int = 60, seed: int = 0) -> list[list[int]]:
+    """Random prompts with skewed lengths, from one token up."""
+    rng = np.random.default_rng(seed)
+    lengths = [1, longest, *np.clip(rng.lognormal(2.3, 0.8, count - 2).astype(int), 1, longest)]
+    return [rng.integers(3, VOCAB, int(length)).tolist() for length in lengths]
+
+
+@functools.cache
+def reference(name: str, max_tokens: int = 14) -> list[list[int]]:
+    """Greedy output of `model.generate`, row by row."""
+    model = random_model(name)
+    model.set_attn_implementation("eager")
+    rows = []
+    for prompt in prompts():
+        output = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+        )
+        rows.append(output[0, len(prompt) :].tolist())
+    return rows
+
+
+def load(name: str) -> LoadedModel:
+    model = random_model(name)
+    model.set_attn_implementation("vasuki_ragged")
+    return prepare(model, NoTokenizer(), model.generation_config, name)  # type: ignore[arg-type]
+
+
+class Rows:
+    """A sink that keeps outputs by row number."""
+
+    def __init__(self) -> None:
+        self.sequences: dict[int, Sequence] = {}
+
+    def write(self, sequence: Sequence) -> None:
+        assert sequence.request.row not in self.sequences
+        self.sequences[sequence.request.row] = sequence
+
+    def commit_if_due(self, now_s: float) -> None: ...
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        return [self.sequences[row].output_token_ids for row in sorted(self.sequences)]
+
+
+class Checked:
+    """An executor whose scheduler is checked before every step."""
+
+    def __init__(self, executor: Any, scheduler: Scheduler) -> None:
+        self.executor, self.scheduler = executor, scheduler
+
+    def execute(self, batch: Any) -> Any:
+        self.scheduler.check_integrity()
+        return self.executor.execute(batch)
+
+
+def run(
+    loaded: LoadedModel,
+    requests: list[Request],
+    chunk_tokens: int = 64,
+    num_blocks: int = 200,
+    block_tokens: int = 4,
+    policy: Policy = POLICIES["vasuki"],
+    max_num_seqs: int = 16,
+    native: bool = False,
+) -> tuple[Rows, Scheduler, RunStats]:
+    scheduler = Scheduler(policy, Limits(chunk_tokens, max_num_seqs), BlockPool(num_blocks, block_tokens))
+    cache = KVCache(loaded.kv_layout, num_blocks, block_tokens, loaded.device)
+    for layer in cache.layers:
+        layer.fill_(1e4)  # finite, and ruinous wherever a stale value is read
+    kernel = load_kernel(loaded.kv_layout.head_dim, loaded.kv_layout.dtype) if native else None
+    assert bool(kernel) == native
+    executor = RaggedExecutor(loaded, cache, kernel=kernel)
+    rows = Rows()
+    stats = drain(requests, scheduler, Checked(executor, scheduler), rows)
+    assert scheduler.pool.num_held == 0
+    return rows, scheduler, stats
+
+
+def requests_of(token_lists: list[list[int]], max_tokens: int = 14, **sampling: Any) -> list[Request]:
+    params = SamplingParams(max_tokens=max_tokens, **sampling)
+    return [
+        Request(i, f"row-{i}", len(ids), max_tokens, np.array(ids, dtype=np.int32), params)
+        for i, ids in enumerate(token_lists)
+    ]

@@ -1,0 +1,53 @@
+"""Greedy tokens equal `model.generate` row by row, in float32, however the engine cuts and packs the work."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+
+import pytest
+
+from models import ARCHITECTURES, load, prompts, reference, requests_of, run
+from vasuki.scheduler import POLICIES
+
+needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 64, 10_000])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_greedy_equals_generate(name: str, chunk_tokens: int) -> None:
+    expected = reference(name)
+    rows, _, _ = run(load(name), requests_of(prompts()), chunk_tokens)
+    assert rows.outputs == expected
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_compiled_attention_equals_its_plain_twin(name: str) -> None:
+    rows, _, _ = run(load(name), requests_of(prompts()), chunk_tokens=20, native=True)
+    assert rows.outputs == reference(name)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+def test_greedy_equals_generate_under_preemption(name: str) -> None:
+    expected = reference(name)
+    hopeful = [dataclasses.replace(request, estimated_tokens=1) for request in requests_of(prompts())]
+    rows, scheduler, _ = run(load(name), hopeful, chunk_tokens=16, num_blocks=24)
+    assert scheduler.counters.preemptions_recompute > 0
+    assert rows.outputs == expected
+
+
+@pytest.mark.parametrize("policy", ["sarathi", "orca", "vllm", "static"])
+def test_greedy_equals_generate_under_every_policy(policy: str) -> None:
+    rows, _, _ = run(load("llama"), requests_of(prompts()), policy=POLICIES[policy])
+    assert rows.outputs == reference("llama")
+
+
+def test_shared_prefixes_change_nothing() -> None:
+    loaded = load("llama")
+    base = prompts()[1]
+    forked = [base[:cut] + tail for cut in (8, 21, 32) for tail in ([5], [6, 7], [])] + [base, base]
+    alone = [run(loaded, requests_of([row]))[0].outputs[0] for row in forked]
+    rows, scheduler, _ = run(loaded, requests_of(forked))
+    assert scheduler.counters.shared_tokens > 100
+    assert rows.outputs == alone

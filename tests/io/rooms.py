@@ -1,0 +1,73 @@
+"""What the tests of the room share: a tokenizer, and a run of a whole job without a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vasuki.config import JobConfig
+from vasuki.io.answers import answer_schema
+from vasuki.io.manifest import Manifest
+from vasuki.io.output_folder import OutputFolder
+from vasuki.io.requests import RequestStream
+from vasuki.io.selection import WHOLE, Shard
+from vasuki.io.sink import RowSink
+from vasuki.io.tables import open_table
+from vasuki.sequence import FinishReason, Request, Sequence
+
+MAX_CONTEXT, VOCAB = 64, 300
+
+
+class ByteTokenizer:
+    """One token a byte. Refuses conversations in which somebody shouts, as chat templates refuse odd roles."""
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        return [list(text.encode()) for text in texts]
+
+    def encode_messages(self, conversations: list[list[dict[str, Any]]]) -> list[list[int]]:
+        if any(message["role"] == "SHOUTER" for messages in conversations for message in messages):
+            raise ValueError("roles must alternate")
+        return [list("|".join(m["role"] + ":" + m["content"] for m in messages).encode()) for messages in conversations]
+
+
+def text_of(sequence: Sequence) -> str:
+    """The 'answer' of a sequence: its prompt in capitals."""
+    return bytes(sequence.request.prompt_token_ids.tolist()).decode().upper()
+
+
+def finished(request: Request) -> Sequence:
+    """The request as if the model had answered, or as the scheduler would reject it."""
+    if request.error:
+        return Sequence(request, error=request.error, finish_reason=FinishReason.ERROR)
+    return Sequence(request, output_token_ids=[1, 2, 3], finish_reason=FinishReason.STOP, logprob=-1.5)
+
+
+def run(job: JobConfig, shard: Shard = WHOLE, fresh: bool = False, step_s: float = 1.0, stop_after: int = -1) -> int:
+    """Run a job as `vasuki run` does, each row taking one step. Returns how many rows were worked on."""
+    table = open_table(job)
+    options = {"num_rows": table.num_rows, "config_hash": job.config_hash, "input_fingerprint": table.fingerprint}
+    with OutputFolder.open(job.output.path, **options, shard=shard, fresh=fresh) as folder:
+        if folder.is_finished:
+            return 0
+        folder.begin()
+        sink = RowSink(folder.writer(answer_schema(job, table)), text_of)
+        limits = {"max_context_tokens": MAX_CONTEXT, "vocab_size": VOCAB}
+        with RequestStream(table, job, ByteTokenizer(), **limits, selection=folder.selection) as requests:
+            for step, request in enumerate(requests):
+                if step == stop_after:
+                    break
+                sink.write(finished(request))
+                sink.commit_if_due(step * step_s)
+        sink.close()
+        folder.finish(Manifest(job={}, config_hash=job.config_hash, input_fingerprint=table.fingerprint))
+        return sink.written.rows
+
+
+def output(job: JobConfig) -> pa.Table:
+    """Everything in the output folder."""
+    from pathlib import Path
+
+    parts = sorted(Path(job.output.path).glob("part-*.parquet"))
+    return pa.concat_tables([pq.read_table(part) for part in parts])

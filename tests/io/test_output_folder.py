@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+from rooms import output, run
+
+from vasuki.errors import JobFileError, OutputInUse, UnreadableError
+from vasuki.io.location import Location
+from vasuki.io.manifest import read_manifest
+from vasuki.io.output_folder import OutputFolder
+from vasuki.io.selection import WHOLE, Shard
+
+
+def open_folder(path, **options):
+    options = {"num_rows": 10, "config_hash": "c", "input_fingerprint": "f", **options}
+    return OutputFolder.open(str(path), **options)
+
+
+def rows_in(config):
+    return sorted(output(config)["id"].to_pylist())
+
+
+def out(config):
+    return Path(config.output.path)
+
+
+# --- running, stopping, running again --------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_the_contract(job, parquet):
+    config = job(parquet(text=["a"] * 20 + [None]))
+    assert run(config) == 21, "one second each, a commit every five"
+    assert sorted(path.name for path in out(config).iterdir() if not path.name.startswith(".")) == [
+        "_SUCCESS", "manifest.json", *(f"part-{i:05d}.parquet" for i in range(4))
+    ]  # fmt: skip
+    assert rows_in(config) == list(range(21))
+    manifest = read_manifest(Location.parse(config.output.path))
+    assert (manifest.rows.total, manifest.rows.succeeded, manifest.rows.failed) == (21, 20, 1)
+    assert (manifest.tokens.prompt, manifest.tokens.output) == (20, 60)
+
+
+def test_a_finished_job_is_left_alone(job, parquet):
+    config = job(parquet(text=["a"] * 20))
+    run(config)
+    before = {path: path.stat().st_mtime_ns for path in out(config).iterdir()}
+    assert run(config) == 0
+    after = {path: path.stat().st_mtime_ns for path in out(config).iterdir()}
+    del before[out(config) / ".vasuki.lock"], after[out(config) / ".vasuki.lock"]
+    assert before == after
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_stopped_run_goes_on(job, parquet, n):
+    config = job(parquet(text=["a"] * 30), sampling={"n": n})
+    assert run(config, stop_after=11 * n + n // 2) == 11
+    assert not (out(config) / "_SUCCESS").exists()
+    assert rows_in(config) == [row for row in range(11) for _ in range(n)]
+    assert run(config) == 19
+    assert (out(config) / "_SUCCESS").exists()
+    assert rows_in(config) == [row for row in range(30) for _ in range(n)]
+    assert read_manifest(Location.parse(config.output.path)).rows.succeeded == 30
+
+
+def test_a_run_that_died_before_its_manifest_is_finished(job, parquet):
+    config = job(parquet(text=["a"] * 5))
+    run(config)
+    (out(config) / "_SUCCESS").unlink()
+    assert run(config) == 0
+    assert (out(config) / "_SUCCESS").exists()
+
+
+def test_success_is_taken_back_when_there_is_work(job, parquet):
+    config = job(parquet(text=["a"] * 20))
+    run(config)
+    (out(config) / "part-00001.parquet").unlink()
+    assert run(config, stop_after=1) == 1
+    assert not (out(config) / "_SUCCESS").exists()
+    run(config)
+    assert rows_in(config) == list(range(20))
+
+
+def test_an_empty_input(job, parquet):
+    config = job(parquet(text=pa.array([], pa.string())))
+    assert run(config) == 0
+    assert output(config).num_rows == 0
+    assert output(config).schema.names[0] == "id"
+    assert (out(config) / "_SUCCESS").exists()
+    run(config)
+    assert len(list(out(config).glob("part-*"))) == 1
+
+
+# --- whose folder is it ----------------------------------------------------------------------------------------------
+
+
+def test_another_job_is_refused(job, parquet):
+    path = parquet(text=["a"] * 5)
+    run(job(path))
+    with pytest.raises(
+        OutputInUse, match="a job with another model, input, sampling or output columns; run with --fresh"
+    ):
+        run(job(path, sampling={"temperature": 0.5}))
+    assert run(job(path, plan={"solver": "fifo"})) == 0, "speed settings may change"
+    assert run(job(path, sampling={"temperature": 0.5}), fresh=True) == 5
+
+
+def test_a_changed_input_is_refused(job, parquet):
+    config = job(parquet(text=["a"] * 5))
+    run(config)
+    parquet(text=["a"] * 4 + ["b"])
+    with pytest.raises(OutputInUse, match="for an input that has changed since; run with --fresh"):
+        run(config)
+
+
+def test_foreign_parquet_is_refused_and_kept(job, parquet):
+    config = job(parquet(text=["a"] * 5))
+    foreign = ["part-00000.parquet", "data.parquet"]
+    for name in foreign:
+        out(config).mkdir(exist_ok=True)
+        pq.write_table(pa.table({"x": [1]}), out(config) / name)
+        for fresh in (False, True):
+            with pytest.raises(OutputInUse, match="is not ours"):
+                run(config, fresh=fresh)
+        assert (out(config) / name).exists()
+        (out(config) / name).unlink()
+
+
+def test_fresh_deletes_our_files_alone(job, parquet):
+    config = job(parquet(text=["a"] * 20))
+    run(config)
+    (out(config) / "notes.txt").write_text("keep")
+    (out(config) / "trace.jsonl").write_text("{}\n")
+    assert run(config, fresh=True, stop_after=3) == 3
+    assert rows_in(config) == [0, 1, 2]
+    assert (out(config) / "notes.txt").exists()
+    assert not (out(config) / "trace.jsonl").exists()
+
+
+def test_a_damaged_part_is_named(job, parquet):
+    config = job(parquet(text=["a"] * 20))
+    run(config)
+    part = out(config) / "part-00001.parquet"
+    part.write_bytes(part.read_bytes()[:-4])
+    with pytest.raises(UnreadableError, match=r"part-00001\.parquet is damaged; delete it"):
+        run(config)
+    part.unlink()
+    assert run(config) == 5
+    assert rows_in(config) == list(range(20))
+
+
+def test_parts_that_overlap_are_refused(job, parquet):
+    config = job(parquet(text=["a"] * 20))
+    run(config)
+    (out(config) / "part-00009.parquet").write_bytes((out(config) / "part-00001.parquet").read_bytes())
+    with pytest.raises(UnreadableError, match=r"part-00009\.parquet overlaps with other parts: row 6 is there twice"):
+        run(config)
+
+
+def test_half_written_files_are_removed(job, parquet):
+    config = job(parquet(text=["a"] * 5))
+    out(config).mkdir()
+    for name in (".part-00003.parquet.tmp", ".part-00003-0-of-2.parquet.tmp"):
+        (out(config) / name).write_bytes(b"half")
+    run(config, shard=Shard(1, 2))
+    assert len(list(out(config).glob(".*.tmp"))) == 2, "another shard may be writing them"
+    run(config)
+    assert list(out(config).glob(".*.tmp")) == []
+
+
+def test_bad_output_paths(job, parquet, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JobFileError, match="is a file; name a folder"):
+        open_folder(tmp_path / "file")
+    with pytest.raises(JobFileError, match=r"cannot write to output\.path"):
+        open_folder(tmp_path / "file" / "below")
+    with pytest.raises(JobFileError, match=r"cannot write to output\.path ftp"):
+        open_folder("ftp://host/out")
+
+
+# --- locks -----------------------------------------------------------------------------------------------------------
+
+HOLDER = """
+import sys, time
+from vasuki.io.output_folder import OutputFolder
+folder = OutputFolder.open(sys.argv[1], num_rows=10, config_hash="c", input_fingerprint="f")
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_lock_of_another_process(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE)
+    with holder:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(OutputInUse, match=rf"is in use by process {holder.pid} on .*; wait for it"):
+            open_folder(tmp_path)
+        os.kill(holder.pid, signal.SIGKILL)
+    open_folder(tmp_path).close()
+
+
+def test_who_may_run_beside_whom(tmp_path):
+    def refused(shard):
+        try:
+            open_folder(tmp_path, shard=shard).close()
+        except OutputInUse:
+            return True
+        return False
+
+    with open_folder(tmp_path):
+        assert refused(WHOLE)
+        assert refused(Shard(0, 2))
+    with open_folder(tmp_path, shard=Shard(0, 2)):
+        assert refused(WHOLE)
+        assert refused(Shard(0, 2))
+        assert refused(Shard(2, 4)), "shards of another count would do the same rows"
+        assert not refused(Shard(1, 2))
+    assert not refused(WHOLE)
+
+
+def test_a_refused_run_holds_no_lock(job, parquet):
+    path = parquet(text=["a"] * 5)
+    run(job(path))
+    with pytest.raises(OutputInUse, match="another model"):
+        run(job(path, sampling={"seed": 1}))
+    assert run(job(path)) == 0
+
+
+# --- shards ----------------------------------------------------------------------------------------------------------
+
+
+def test_shards_share_a_folder(job, parquet):
+    config = job(parquet(text=["a"] * 21 + [None]))
+    for index in (2, 0):
+        run(config, shard=Shard(index, 3))
+        assert not (out(config) / "_SUCCESS").exists()
+    assert run(config, shard=Shard(1, 3)) == 7
+    assert (out(config) / "_SUCCESS").exists()
+    assert rows_in(config) == list(range(22))
+    assert run(config, shard=Shard(1, 3)) == 0
+    assert run(config) == 0
+    of_a_shard = json.loads((out(config) / "manifest-0-of-3.json").read_text())
+    assert (of_a_shard["rows"], of_a_shard["shard"]) == ({"total": 8, "succeeded": 7, "failed": 1}, "0/3")
+    summed = json.loads((out(config) / "manifest.json").read_text())
+    assert (summed["rows"], summed["shard"]) == ({"total": 22, "succeeded": 21, "failed": 1}, "")
+
+
+def test_a_whole_run_goes_on_where_shards_stopped(job, parquet):
+    config = job(parquet(text=["a"] * 20))
+    run(config, shard=Shard(1, 2))
+    run(config, stop_after=3)
+    assert run(config, shard=Shard(0, 4)) == 3, "rows 0, 2 and 4 are done; of 0, 4, ..., 16 three are left"
+    assert run(config) == 4
+    assert rows_in(config) == list(range(20))
+
+
+def test_a_fresh_shard_leaves_its_siblings(job, parquet):
+    config = job(parquet(text=["a"] * 20))
+    run(config, shard=Shard(0, 2))
+    run(config, shard=Shard(1, 2))
+    assert run(config, shard=Shard(0, 2), fresh=True) == 10
+    assert rows_in(config) == list(range(20))
+
+
+# --- elsewhere -------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_url(job, parquet, tmp_path):
+    config = job(parquet(text=["a"] * 5), output={"path": f"file://{tmp_path}/elsewhere"})
+    run(config)
+    assert len(list((tmp_path / "elsewhere").glob("part-*"))) == 1
+
+
+def test_an_object_store(job, parquet, monkeypatch, tmp_path):
+    """A store without locks and renames: input and output go through the same calls as on s3://."""
+    store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    local = Location.parse.__func__
+    monkeypatch.setattr(
+        Location,
+        "parse",
+        classmethod(
+            lambda cls, text: Location(store, text[5:], text) if text.startswith("st://") else local(cls, text)
+        ),
+    )
+    parquet("bucket/in/a.parquet", text=["a"] * 10)
+    parquet("bucket/in/b.parquet", text=["b"] * 10)
+    config = job("st://bucket/in/*.parquet", output={"path": "st://bucket/out"})
+    assert run(config, stop_after=12) == 12
+    assert run(config) == 8
+    assert run(config) == 0
+    folder = tmp_path / "bucket/out"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "_SUCCESS", "manifest.json", *(f"part-{i:05d}.parquet" for i in range(5))
+    ]  # fmt: skip
+    assert sum(pq.read_metadata(part).num_rows for part in folder.glob("part-*")) == 20

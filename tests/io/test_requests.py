@@ -1,0 +1,389 @@
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rooms import MAX_CONTEXT, VOCAB, ByteTokenizer
+
+from vasuki.errors import InputError, JobFileError, ModelError
+from vasuki.io.prefetch import Prefetch
+from vasuki.io.requests import RequestStream
+from vasuki.io.rows import RowError
+from vasuki.io.tables import open_table
+from vasuki.io.templates import Template
+from vasuki.sequence import SamplingParams
+
+
+def text(request):
+    return bytes(np.asarray(request.prompt_token_ids, dtype=np.uint8)).decode()
+
+
+# --- templates -------------------------------------------------------------------------------------------------------
+
+
+def test_templates():
+    template = Template.parse("{{x}} {a} and {b c}: {a}")
+    assert template.columns == ("a", "b c")
+    assert template.render({"a": "{b c}", "b c": 3}) == "{x} {b c} and 3: {b c}"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{a.b}", "only a plain column name"),
+        ("{a[0]}", "only a plain column name"),
+        ("{a!r}", "only a plain column name"),
+        ("{a:>3}", "only a plain column name"),
+        ('{"text": "{a}"}', "only a plain column name.*double the braces"),
+        ("{}", "names no column"),
+        ("text", "put a column in braces"),
+        ("{a", "expected '}'"),
+        ("a}", "double the braces"),
+    ],
+)
+def test_bad_templates(template, message):
+    with pytest.raises(JobFileError, match=message):
+        Template.parse(template)
+
+
+@given(st.lists(st.one_of(st.text(), st.sampled_from("abc").map(lambda name: (name,))), min_size=1))
+def test_templates_render_what_they_say(pieces):
+    values = {"a": "A{a}", "b": 7, "c": True}
+    source = "".join(
+        "{" + piece[0] + "}" if isinstance(piece, tuple) else piece.replace("{", "{{").replace("}", "}}")
+        for piece in [*pieces, ("a",)]
+    )
+    rendered = {"a": "A{a}", "b": "7", "c": "true"}
+    expected = "".join(rendered[piece[0]] if isinstance(piece, tuple) else piece for piece in [*pieces, ("a",)])
+    assert Template.parse(source).render(values) == expected
+
+
+def test_values_in_templates():
+    template = Template.parse("{v}")
+    cases = {"1.5": 1.5, "false": False, "é": "é".encode(), '{"a": ["é"]}': {"a": ["é"]}}
+    for expected, value in cases.items():
+        assert template.render({"v": value}) == expected
+    assert template.render({"v": pa.scalar(1, pa.timestamp("ns"))}) == "1970-01-01 00:00:00.000000001"
+    for value, message in [(None, "column 'v' is null"), (b"\xff", "cannot be written as text")]:
+        with pytest.raises(RowError, match=message):
+            template.render({"v": value})
+
+
+# --- prompts ---------------------------------------------------------------------------------------------------------
+
+
+def test_requests_of_a_table(job, parquet, read):
+    path = parquet(text=["a", "bc"], key=["x", "y"], extra=[1.5, None])
+    first, second = read(job(path, id="key", prompt="<{text}>", output={"columns": ["extra"]}))
+    assert (first.row, first.id, text(first), first.num_prompt_tokens, first.error) == (0, "x", "<a>", 3, "")
+    assert (second.row, second.id, text(second), second.carried) == (1, "y", "<bc>", {"extra": None})
+    assert first.max_tokens == MAX_CONTEXT - 3, "256 does not fit"
+    assert first.prompt_token_ids.dtype == np.int32
+    assert first.carried == {"extra": 1.5}
+
+
+def test_row_numbers_are_ids(job, parquet, read):
+    assert [request.id for request in read(job(parquet(text=["a", "b"])))] == [0, 1]
+
+
+def test_bad_prompts_fail_alone(job, parquet, read):
+    long = "x" * MAX_CONTEXT
+    requests = read(job(parquet(text=["ok", None, "", long, "x" * (MAX_CONTEXT - 1)])))
+    assert [request.error for request in requests] == [
+        "",
+        "column 'text' is null",
+        "prompt is empty",
+        f"prompt has {MAX_CONTEXT} tokens: no room is left in the model's context of {MAX_CONTEXT}",
+        "",
+    ]
+    assert requests[3].num_prompt_tokens == MAX_CONTEXT
+    assert requests[4].max_tokens == 1
+    assert len(requests[3].prompt_token_ids) == 0
+
+
+def test_a_prompt_without_tokens(job, parquet, read):
+    class Forgetful(ByteTokenizer):
+        def encode_batch(self, texts):
+            return [[] for _ in texts]
+
+    (request,) = read(job(parquet(text=["a"])), tokenizer=Forgetful())
+    assert request.error == "prompt is empty"
+
+
+def test_messages(job, parquet, read, tmp_path):
+    good = [{"role": "user", "content": "hi", "name": None}]
+    column = pa.array([good, [], None, [{"role": None, "content": "x", "name": None}]])
+    expected = [
+        "",
+        "chat must be a list of messages with at least one entry",
+        "column 'chat' is null",
+        "chat[0] needs a role and a content, both text",
+    ]
+    requests = read(job(parquet(chat=column), messages="chat"))
+    assert [request.error for request in requests] == expected
+    assert text(requests[0]) == "user:hi"
+    as_json = [json.dumps(good), "nonsense", '"text"', '[{"role": "user", "content": [{"type": "image"}]}]']
+    requests = read(job(parquet(chat=as_json), messages="chat"))
+    assert [request.error for request in requests] == [
+        "",
+        "chat is text but not JSON",
+        "chat must be a list of messages with at least one entry",
+        "chat[0] has content of type 'image'; only text is supported",
+    ]
+
+
+def test_a_row_that_the_template_refuses_fails_alone(job, parquet, read):
+    chats = [json.dumps([{"role": role, "content": "x"}]) for role in ("user", "SHOUTER", "user")]
+    requests = read(job(parquet(chat=chats), messages="chat"))
+    assert [request.error for request in requests] == [
+        "", "the chat template refuses the prompt: roles must alternate", ""
+    ]  # fmt: skip
+
+
+def test_token_ids(job, parquet, read, tmp_path):
+    path = parquet(ids=pa.array([[1, 2], [], None, [1, None], [1, VOCAB], [-1]], pa.list_(pa.int64())))
+    requests = read(job(path, prompt_token_ids="ids"))
+    assert requests[0].prompt_token_ids.tolist() == [1, 2]
+    assert [request.error for request in requests] == [
+        "",
+        "prompt is empty",
+        "column 'ids' is null",
+        "prompt_token_ids holds None, which is not an integer",
+        f"prompt_token_ids holds {VOCAB}, outside the vocabulary of {VOCAB} tokens",
+        f"prompt_token_ids holds -1, outside the vocabulary of {VOCAB} tokens",
+    ]
+    (tmp_path / "a.jsonl").write_text('{"ids": [1, 2]}\n{"ids": [1.5]}\n{"ids": "[3]"}\n{"ids": 3}\n{"ids": [true]}\n')
+    errors = [request.error for request in read(job(tmp_path / "a.jsonl", prompt_token_ids="ids"))]
+    assert errors[0] == errors[2] == ""
+    assert "1.5, which is not an integer" in errors[1]
+    assert "must be a list of integers" in errors[3]
+    assert "True, which is not an integer" in errors[4]
+
+
+def test_malformed_rows_become_requests(job, tmp_path, read):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\nnonsense\n')
+    good, bad = read(job(tmp_path / "a.jsonl", output={"columns": ["text"]}))
+    assert not good.error
+    assert "line 2 is not JSON" in bad.error
+    assert bad.carried == {"text": None}
+
+
+@pytest.mark.parametrize("trouble", [RuntimeError("already borrowed"), ModelError("the model has no chat template")])
+def test_trouble_that_is_no_prompts_fault_ends_the_stream(job, parquet, read, trouble):
+    class Busy(ByteTokenizer):
+        def encode_batch(self, texts):
+            raise trouble
+
+    with pytest.raises(type(trouble), match=str(trouble)):
+        read(job(parquet(text=["a"])), tokenizer=Busy())
+
+
+# --- sampling --------------------------------------------------------------------------------------------------------
+
+
+def test_settings_from_columns(job, parquet, read):
+    path = parquet(
+        text=["a", "b", "c"], m=[3, None, 5], t=pa.array([0.5, None, 1]), s=[["x"], None, []], stops=["\n", None, ""]
+    )
+    sampling = {"max_tokens": {"column": "m"}, "temperature": {"column": "t"}, "stop": {"column": "s"}, "seed": 9}
+    requests = read(job(path, sampling=sampling))
+    assert [request.sampling for request in requests] == [
+        SamplingParams(max_tokens=3, temperature=0.5, stop=("x",), seed=9),
+        SamplingParams(max_tokens=256, temperature=0.0, stop=(), seed=9),
+        SamplingParams(max_tokens=5, temperature=1.0, stop=(), seed=9),
+    ]
+    assert [request.max_tokens for request in requests] == [3, MAX_CONTEXT - 1, 5]
+    assert [r.sampling.stop for r in read(job(path, sampling={"stop": {"column": "stops"}}))] == [("\n",), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("max_tokens", 0, "max_tokens is 0; it must be at least 1"),
+        ("max_tokens", 1.5, "max_tokens should be a valid integer"),
+        ("max_tokens", "many", "max_tokens should be a valid integer"),
+        ("temperature", -0.1, "temperature should be greater than or equal to 0, not -0.1"),
+        ("temperature", float("inf"), "temperature cannot be inf"),
+        ("temperature", float("nan"), "temperature cannot be nan"),
+        ("top_p", 0.0, "top_p should be greater than 0, not 0.0"),
+        ("top_p", 1.1, "top_p should be less than or equal to 1, not 1.1"),
+        ("top_k", -1, "top_k should be greater than or equal to 0, not -1"),
+        ("n", 0, "n should be greater than or equal to 1, not 0"),
+        ("stop", ["a", ""], "stop holds an empty string"),
+        ("stop", [None], "stop should be a valid string"),
+        ("ignore_eos", "perhaps", "ignore_eos should be a valid boolean"),
+    ],
+)
+def test_bad_settings_fail_their_row(job, parquet, read, setting, value, message):
+    (request,) = read(job(parquet(text=["a"], v=[value]), sampling={setting: {"column": "v"}}))
+    assert request.error.startswith(message)
+
+
+def test_settings_in_csv(job, tmp_path, read):
+    (tmp_path / "a.csv").write_text("text,m,t,e\na,7,0.25,true\nb,,,\n")
+    sampling = {"max_tokens": {"column": "m"}, "temperature": {"column": "t"}, "ignore_eos": {"column": "e"}}
+    first, second = read(job(tmp_path / "a.csv", sampling=sampling))
+    assert first.sampling == SamplingParams(max_tokens=7, temperature=0.25, ignore_eos=True)
+    assert second.sampling == SamplingParams(max_tokens=256)
+
+
+def test_rows_share_the_settings_of_the_job(job, parquet, read):
+    first, second = read(job(parquet(text=["a", "b"])))
+    assert first.sampling is second.sampling
+
+
+def test_samples(job, parquet, read):
+    requests = read(job(parquet(text=["a", "", "c"], n=[2, 2, 1]), sampling={"n": {"column": "n"}}))
+    assert [(request.row, request.sample_index) for request in requests] == [(0, 0), (0, 1), (1, 0), (2, 0)]
+    assert requests[0].prompt_token_ids is requests[1].prompt_token_ids
+
+
+def test_estimates(job, parquet, read):
+    path = parquet(text=list("abcd"), e=[5.6, None, -3.0, float("inf")])
+    requests = read(job(path, plan={"output_length": {"column": "e"}}, sampling={"max_tokens": 9}))
+    assert [request.estimated_tokens for request in requests] == [5, 0, 0, 0]
+    assert [request.expected_tokens for request in requests] == [5, 9, 9, 9]
+
+
+# --- openai-batch ----------------------------------------------------------------------------------------------------
+
+
+def batch_rows(tmp_path, bodies, **more):
+    rows = [
+        {"custom_id": f"r{i}", "method": "POST", "url": "/v1/chat/completions", "body": body, **more}
+        for i, body in enumerate(bodies)
+    ]
+    path = tmp_path / "batch.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_openai_batch(job, tmp_path, read):
+    chat = [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}]
+    bodies = [
+        {
+            "model": "m",
+            "messages": chat,
+            "max_tokens": 5,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "seed": 4,
+            "stop": "x",
+            "n": 2,
+        },
+        {"prompt": "hello", "max_tokens": None, "max_completion_tokens": 6, "presence_penalty": 0, "tools": None},
+        {"prompt": [1, 2, 3]},
+    ]
+    config = job(batch_rows(tmp_path, bodies), format="openai-batch", sampling={"max_tokens": 8, "temperature": 1})
+    first, again, second, third = read(config)
+    assert first.sampling == SamplingParams(max_tokens=5, temperature=0.5, top_p=0.9, seed=4, stop=("x",), n=2)
+    assert (first.id, text(first), again.sample_index) == ("r0", "user:hi", 1)
+    assert (text(second), second.max_tokens, second.sampling.temperature) == ("hello", 6, 1.0)
+    assert (third.prompt_token_ids.tolist(), third.max_tokens) == ([1, 2, 3], 8)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (None, "body is missing or not an object"),
+        ({}, "body needs either messages or prompt"),
+        ({"prompt": "a", "messages": []}, "body needs either messages or prompt"),
+        ({"prompt": ""}, "prompt is empty"),
+        ({"prompt": {"a": 1}}, "body.prompt must be text or a list of token ids"),
+        ({"prompt": "a", "tools": [{}]}, "body.tools is not supported"),
+        ({"prompt": "a", "frequency_penalty": 0.5}, "body.frequency_penalty is not supported"),
+        ({"prompt": "a", "temperature": -1}, "temperature should be greater than or equal to 0"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens is 0"),
+        ({"prompt": "a", "temperature": {"column": "x"}}, "temperature cannot be"),
+    ],
+)
+def test_bad_batch_rows_fail_alone(job, tmp_path, read, body, message):
+    good, bad = read(job(batch_rows(tmp_path, [{"prompt": "ok"}, body]), format="openai-batch"))
+    assert not good.error
+    assert bad.error.startswith(message)
+
+
+def test_batch_rows_of_other_kinds(job, tmp_path, read):
+    path = batch_rows(tmp_path, [{"input": "x"}], url="/v1/embeddings")
+    (request,) = read(job(path, format="openai-batch"))
+    assert request.error == "url '/v1/embeddings' is not supported; only chat completions and completions are"
+    path.write_text('{"body": {"prompt": "a"}}\n')
+    with pytest.raises(JobFileError, match="names column 'custom_id'"):
+        open_table(job(path, format="openai-batch"))
+
+
+# --- running ahead ---------------------------------------------------------------------------------------------------
+
+
+def test_prefetch_keeps_order_and_bound():
+    made = []
+
+    def source():
+        for item in range(100):
+            made.append(item)
+            yield item
+
+    items = Prefetch(source(), depth=3)
+    assert next(items) == 0
+    for _ in range(100):
+        time.sleep(0.002)
+    assert len(made) <= 5, "one taken, three queued, one waiting for room"
+    assert list(items) == list(range(1, 100))
+    assert list(items) == []
+
+
+def test_prefetch_raises_where_the_source_did():
+    def source():
+        yield 1
+        raise InputError("gone")
+
+    items = Prefetch(source(), depth=3)
+    assert next(items) == 1
+    with pytest.raises(InputError, match="gone"):
+        next(items)
+    assert list(items) == []
+
+
+def test_prefetch_closes_its_source():
+    closed = threading.Event()
+
+    def source():
+        try:
+            while True:
+                yield 1
+        finally:
+            closed.set()
+
+    items = Prefetch(source(), depth=2)
+    next(items)
+    items.close()
+    assert closed.is_set()
+    assert list(items) == []
+
+
+def test_a_stream_closed_early_leaves_no_thread(job, parquet):
+    config = job(parquet(text=["a"] * 20_000))
+    before = threading.active_count()
+    with RequestStream(
+        open_table(config), config, ByteTokenizer(), max_context_tokens=MAX_CONTEXT, vocab_size=VOCAB
+    ) as requests:
+        assert next(requests).row == 0
+    assert threading.active_count() == before
+    assert list(requests) == []
+
+
+def test_an_unreadable_file_ends_the_stream(job, parquet, tmp_path):
+    config = job(parquet(text=["a"] * 10))
+    table = open_table(config)
+    (tmp_path / "in.parquet").unlink()
+    with (
+        RequestStream(table, config, ByteTokenizer(), max_context_tokens=9, vocab_size=VOCAB) as requests,
+        pytest.raises(InputError, match=r"in\.parquet"),
+    ):
+        next(requests)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pyarrow.parquet as pq
+import pytest
+from rooms import finished
+
+from vasuki.io.answers import answer_schema
+from vasuki.io.location import Location
+from vasuki.io.parts import PartWriter, Totals
+from vasuki.io.sink import RowSink
+from vasuki.io.tables import open_table
+from vasuki.sequence import FinishReason, Request, SamplingParams, Sequence
+
+
+@pytest.fixture
+def sink(job, parquet, tmp_path):
+    config = job(parquet(text=["a"]), sampling={"n": 2})
+    numbers = iter(range(100))
+    place = Location.parse(str(tmp_path))
+    schema = answer_schema(config, open_table(config))
+    writer = PartWriter(lambda: place / f"part-{next(numbers)}.parquet", schema, config_hash="c", input_fingerprint="f")
+    commits = []
+    sink = RowSink(writer, lambda sequence: f"row {sequence.request.row}", on_commit=lambda: commits.append(1))
+    sink.commits = commits
+    sink.rows = lambda: [row for part in sorted(tmp_path.glob("part-*")) for row in pq.read_table(part).to_pylist()]
+    return sink
+
+
+def request(row, n=1, sample_index=0, **fields):
+    return Request(row, row, 5, 9, sampling=SamplingParams(n=n), sample_index=sample_index, **fields)
+
+
+def test_rows_wait_for_their_samples(sink):
+    sink.write(finished(request(1, n=2, sample_index=1)))
+    sink.write(finished(request(2)))
+    sink.commit_if_due(10.0)
+    assert [row["id"] for row in sink.rows()] == [2]
+    sink.write(finished(request(1, n=2, sample_index=0)))
+    sink.close()
+    assert [(row["id"], row["sample"]) for row in sink.rows()] == [(2, 0), (1, 0), (1, 1)]
+    assert sink.written == Totals(rows=2, failed=0, prompt_tokens=15, output_tokens=9)
+    assert len(sink.commits) == 2
+
+
+def test_samples_of_an_unfinished_row_are_left_to_the_next_run(sink):
+    sink.write(finished(request(1, n=2)))
+    sink.close()
+    assert sink.rows() == []
+    assert sink.written.rows == 0
+
+
+def test_failed_rows(sink):
+    sink.write(finished(request(1, n=2, error="bad row")))
+    sink.write(Sequence(request(2), error="too long", finish_reason=FinishReason.ERROR, output_token_ids=[4]))
+    sink.write(Sequence(request(3), finish_reason=FinishReason.ERROR))
+    sink.close()
+    assert [(row["error"], row["output"], row["prompt_tokens"], row["output_tokens"]) for row in sink.rows()] == [
+        ("bad row", "", 5, 0),
+        ("too long", "", 5, 0),
+        ("failed without a reason", "", 5, 0),
+    ]
+    assert {row["finish_reason"] for row in sink.rows()} == {"error"}
+    assert (sink.succeeded, sink.failed) == (0, 3)
+
+
+def test_a_row_fails_with_one_of_its_samples(sink):
+    sink.write(finished(request(1, n=2)))
+    sink.write(Sequence(request(1, n=2, sample_index=1), error="no", finish_reason=FinishReason.ERROR))
+    assert (sink.succeeded, sink.failed) == (0, 1)

@@ -1,0 +1,433 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from vasuki.errors import InputError, JobFileError
+from vasuki.io import parquet as parquet_module
+from vasuki.io.ids import IdHashes, refuse_duplicates
+from vasuki.io.selection import DoneRows, Selection, Shard
+from vasuki.io.tables import open_table
+
+
+def rows_of(table, selection=None):
+    blocks = table.blocks(selection) if selection else table.blocks()
+    return [
+        (row, {name: values[i] for name, values in block.columns.items()})
+        for block in blocks
+        for i, row in enumerate(block.rows)
+    ]
+
+
+def jsonl(path: Path, rows) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+# --- finding files ---------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_read_in_path_order_without_hidden_files(job, tmp_path):
+    for name in ("b.jsonl", "a.jsonl", "sub/c.jsonl", "_SUCCESS", ".hidden.jsonl", "_tmp/d.jsonl"):
+        jsonl(tmp_path / "in" / name, [{"text": name}])
+    table = open_table(job(tmp_path / "in"))
+    assert [(row, values["text"]) for row, values in rows_of(table)] == [
+        (0, "a.jsonl"), (1, "b.jsonl"), (2, "sub/c.jsonl")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("*.jsonl", ["a", "b"]),
+        ("[a].jsonl", ["a"]),
+        ("?.jsonl", ["a", "b"]),
+        ("**/*.jsonl", ["a", "b", "c"]),
+        ("s*", ["c"]),
+    ],
+)
+def test_globs(job, tmp_path, pattern, expected):
+    for name in ("a.jsonl", "b.jsonl", "sub/c.jsonl"):
+        jsonl(tmp_path / "in" / name, [{"text": Path(name).stem}])
+    table = open_table(job(f"{tmp_path}/in/{pattern}"))
+    assert [values["text"] for _, values in rows_of(table)] == expected
+
+
+def test_a_file_url_and_a_glob_in_it(job, tmp_path):
+    jsonl(tmp_path / "a.jsonl", [{"text": "a"}])
+    assert open_table(job(f"file://{tmp_path}/a.jsonl")).num_rows == 1
+    assert open_table(job(f"file://{tmp_path}/*.jsonl")).num_rows == 1
+
+
+def test_a_file_whose_name_looks_like_a_glob(job, tmp_path):
+    assert open_table(job(jsonl(tmp_path / "a[1].jsonl", [{"text": "a"}]))).num_rows == 1
+
+
+def test_missing_input(job, tmp_path):
+    for path in (tmp_path / "none.parquet", tmp_path / "*.parquet"):
+        with pytest.raises(InputError, match="does not exist, or holds no files"):
+            open_table(job(path))
+
+
+def test_unknown_url(job):
+    with pytest.raises(InputError, match=r"cannot read input\.path ftp"):
+        open_table(job("ftp://host/a.parquet"))
+
+
+def test_mixed_formats_are_refused(job, tmp_path):
+    jsonl(tmp_path / "in/a.jsonl", [])
+    (tmp_path / "in/b.csv").write_text("text\nx\n")
+    with pytest.raises(JobFileError, match="mixes formats"):
+        open_table(job(tmp_path / "in"))
+
+
+def test_unknown_extension(job, tmp_path):
+    jsonl(tmp_path / "a.data", [{"text": "a"}])
+    with pytest.raises(JobFileError, match=r"a\.data does not tell its format"):
+        open_table(job(tmp_path / "a.data"))
+    assert open_table(job(tmp_path / "a.data", format="jsonl")).num_rows == 1
+
+
+def test_packed_text(job, tmp_path):
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        file.write('{"text": "x"}\n' * 3)
+    assert open_table(job(tmp_path / "a.jsonl.gz")).num_rows == 3
+    data = (tmp_path / "a.jsonl.gz").read_bytes()
+    (tmp_path / "cut.jsonl.gz").write_bytes(data[:-12])
+    with pytest.raises(InputError, match=r"cut\.jsonl\.gz"):
+        open_table(job(tmp_path / "cut.jsonl.gz"))
+
+
+# --- columns ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"prompt": "{txt}"}, "input.prompt names column 'txt'"),
+        ({"id": "idd"}, "input.id names column 'idd'"),
+        ({"sampling": {"max_tokens": {"column": "lenght"}}}, "sampling.max_tokens names column 'lenght'"),
+        ({"plan": {"output_length": {"column": "lenght"}}}, "plan.output_length names column 'lenght'"),
+        ({"output": {"columns": ["tex"]}}, "output.columns names column 'tex'"),
+    ],
+)
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
+def test_a_column_that_does_not_exist(job, parquet, tmp_path, keys, named, form):
+    path = parquet(text=["a"], id=[1], length=[3])
+    if form == "jsonl":
+        path = jsonl(tmp_path / "a.jsonl", [{"text": "a", "id": 1, "length": 3}])
+    if form == "csv":
+        path = tmp_path / "a.csv"
+        path.write_text("text,id,length\na,1,3\n")
+    with pytest.raises(JobFileError, match=rf"{named}.*did you mean '(text|id|length)'"):
+        open_table(job(path, **keys))
+
+
+def test_reserved_and_repeated_output_columns(job, parquet):
+    path = parquet(text=["a"], output=["b"], id=[1])
+    with pytest.raises(JobFileError, match="'output' is a column of the answer"):
+        open_table(job(path, output={"columns": ["output"]}))
+    with pytest.raises(JobFileError, match="names 'text' twice"):
+        open_table(job(path, output={"columns": ["text", "text"]}))
+    assert not open_table(job(path, id="id", output={"columns": ["id"]})).carried_types
+
+
+def test_repeated_input_columns(job, tmp_path):
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"]), tmp_path / "a.parquet")
+    (tmp_path / "a.csv").write_text("text,text\na,b\n")
+    for name in ("a.parquet", "a.csv"):
+        with pytest.raises(InputError, match="several columns named 'text'"):
+            open_table(job(tmp_path / name))
+
+
+# --- Parquet ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_corrupt_parquet_file(job, tmp_path, parquet):
+    good = parquet(text=["a"] * 1000).read_bytes()
+    for name, data in {"cut": good[:-9], "empty": b"", "text": b"hello"}.items():
+        (tmp_path / f"{name}.parquet").write_bytes(data)
+        with pytest.raises(InputError, match=rf"cannot read .*{name}\.parquet as Parquet"):
+            open_table(job(tmp_path / f"{name}.parquet"))
+
+
+def test_damaged_pages_are_named_when_met(job, parquet):
+    path = parquet(text=[f"row {i}" for i in range(1000)])
+    table = open_table(job(path))
+    data = bytearray(path.read_bytes())
+    data[4:2000] = bytes(1996)
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=r"in\.parquet as Parquet"):
+        rows_of(table)
+
+
+def test_files_whose_types_disagree(job, parquet, tmp_path):
+    parquet("in/a.parquet", text=["a"], extra=pa.array([1], pa.int32()))
+    parquet("in/b.parquet", text=["b"], extra=pa.array([2**40], pa.int64()))
+    table = open_table(job(tmp_path / "in", output={"columns": ["extra"]}))
+    assert table.carried_types == {"extra": pa.int64()}
+    parquet("in/c.parquet", text=["c"], extra=["x"])
+    with pytest.raises(InputError, match=r"column 'extra' is string in .*c\.parquet but int64"):
+        open_table(job(tmp_path / "in", output={"columns": ["extra"]}))
+
+
+def test_long_rows_come_in_small_blocks(job, parquet, monkeypatch):
+    monkeypatch.setattr(parquet_module, "BLOCK_BYTES", 100_000)
+    rng = np.random.default_rng(0)
+    path = parquet(text=[rng.bytes(5000).hex() for _ in range(100)])
+    sizes = [len(block.rows) for block in open_table(job(path)).blocks()]
+    assert sum(sizes) == 100
+    assert max(sizes) <= 10
+
+
+# --- JSON Lines ------------------------------------------------------------------------------------------------------
+
+
+def test_ragged_json_lines(job, tmp_path):
+    rows = [{"text": "a"}, {"other": [1, {"x": 2}], "text": "b"}, {"text": None}, {}, {"text": "é" * 3_000_000}]
+    path = jsonl(tmp_path / "a.jsonl", rows)
+    path.write_text("\ufeff" + path.read_text().replace("\n", "\r\n\r\n"))
+    table = open_table(job(path, output={"columns": ["other"]}))
+    assert table.num_rows == 5
+    assert table.carried_types == {"other": pa.string()}
+    (first, *rest) = list(table.blocks())
+    assert (first.columns["text"] + [v for b in rest for v in b.columns["text"]]) == [
+        "a",
+        "b",
+        None,
+        None,
+        "é" * 3_000_000,
+    ]
+    assert table.carried(first)["other"][:2] == [None, '[1, {"x": 2}]']
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1, 2, None], pa.int64()),
+        ([1, 2.5], pa.float64()),
+        ([True, False], pa.bool_()),
+        (["a", None], pa.string()),
+        ([None], pa.string()),
+        ([1, "a"], pa.string()),
+        ([2**70], pa.string()),
+        ([[1], [2]], pa.string()),
+        ([True, 1], pa.string()),
+    ],
+)
+def test_types_of_carried_json(job, tmp_path, values, expected):
+    path = jsonl(tmp_path / "a.jsonl", [{"text": "x", "extra": value} for value in values])
+    table = open_table(job(path, output={"columns": ["extra"]}))
+    assert table.carried_types["extra"] == expected
+    (block,) = table.blocks()
+    pa.array(table.carried(block)["extra"], type=expected)
+
+
+def test_malformed_lines_fail_alone(job, tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(
+        b'{"text": "a"}\n{"text": \n[1]\n{"text": "\xff"}\n{"text": "\\ud800"}\n'
+        + b"[" * 100_000
+        + b'\n{"text": "b"}\n'
+    )
+    (block,) = open_table(job(tmp_path / "a.jsonl")).blocks()
+    assert block.columns["text"] == ["a", None, None, None, None, None, "b"]
+    assert "line 2 is not JSON" in block.malformed[1]
+    assert block.malformed[2] == "line 3 is not a JSON object"
+    assert block.malformed[3] == "line 4 is not UTF-8 text"
+    assert block.malformed[4] == "line 5 is not UTF-8 text"
+    assert set(block.malformed) == {1, 2, 3, 4, 5}
+
+
+def test_a_malformed_line_has_no_id(job, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "id": 1}\n{"text"\n')
+    with pytest.raises(InputError, match=r"a\.jsonl: line 2 is not JSON.*has no id"):
+        open_table(job(tmp_path / "a.jsonl", id="id"))
+
+
+# --- CSV -------------------------------------------------------------------------------------------------------------
+
+
+def test_csv_is_text(job, tmp_path):
+    (tmp_path / "a.csv").write_text('\ufeffid,text,when\n007,"two\nlines, ""quoted""",2024-01-02\n\n1e3,,\n')
+    table = open_table(job(tmp_path / "a.csv", id="id", output={"columns": ["when"]}))
+    (block,) = table.blocks()
+    assert block.columns == {"id": ["007", "1e3"], "text": ['two\nlines, "quoted"', ""], "when": ["2024-01-02", ""]}
+    assert table.id_type == pa.string()
+    assert table.carried_types == {"when": pa.string()}
+
+
+def test_csv_rows_of_the_wrong_width_fail_alone(job, tmp_path):
+    (tmp_path / "a.csv").write_text("text,b\nx,1\ny\nz,1,2\nw,2\n")
+    (block,) = open_table(job(tmp_path / "a.csv")).blocks()
+    assert block.columns["text"] == ["x", None, None, "w"]
+    assert block.malformed[1] == "the row that ends in line 3 has 1 cells, the header 2"
+
+
+def test_tsv_and_a_huge_cell(job, tmp_path):
+    (tmp_path / "a.tsv").write_text("text\tb\n" + "x" * 1_000_000 + "\t1\n")
+    (block,) = open_table(job(tmp_path / "a.tsv")).blocks()
+    assert len(block.columns["text"][0]) == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is empty"),
+        (b"text\nna\xefve\n", "is not UTF-8 .byte 0xef"),
+        (b'text\n"never closed\nand so on\n', "cannot read .*unexpected end of data"),
+    ],
+)
+def test_bad_csv(job, tmp_path, data, message):
+    (tmp_path / "a.csv").write_bytes(data)
+    with pytest.raises(InputError, match=message):
+        open_table(job(tmp_path / "a.csv"))
+
+
+# --- ids -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
+def test_duplicate_and_missing_ids(job, tmp_path, parquet, form):
+    def write(ids):
+        if form == "parquet":
+            return parquet(text=["t"] * len(ids), id=ids, row_group_size=2)
+        if form == "jsonl":
+            return jsonl(tmp_path / "a.jsonl", [{"text": "t", "id": value} for value in ids])
+        (tmp_path / "a.csv").write_text("text,id\n" + "".join(f"t,{'' if v is None else v}\n" for v in ids))
+        return tmp_path / "a.csv"
+
+    assert open_table(job(write(["a", "b", "c"]), id="id")).num_rows == 3
+    with pytest.raises(JobFileError, match=r"input\.id 'id' is not unique: rows 1 and 3 are both 'b'"):
+        open_table(job(write(["a", "b", "c", "b", "a"]), id="id"))
+    with pytest.raises(JobFileError, match="row 2 has no id"):
+        open_table(job(write(["a", "b", None]), id="id"))
+
+
+def test_ids_of_several_files_are_compared(job, parquet, tmp_path):
+    parquet("in/a.parquet", text=["x"], id=[7])
+    parquet("in/b.parquet", text=["y", "z"], id=[8, 7])
+    with pytest.raises(JobFileError, match="rows 0 and 2 are both '7'"):
+        open_table(job(tmp_path / "in", id="id"))
+
+
+def test_json_ids_that_are_not_all_integers_become_text(job, tmp_path):
+    table = open_table(job(jsonl(tmp_path / "a.jsonl", [{"text": "t", "id": 1}, {"text": "t", "id": "b"}]), id="id"))
+    assert table.ids(next(table.blocks())) == ["1", "b"]
+    path = jsonl(tmp_path / "b.jsonl", [{"text": "t", "id": 1}, {"text": "t", "id": "1"}])
+    with pytest.raises(JobFileError, match="both '1'"):
+        open_table(job(path, id="id"))
+
+
+def test_integer_ids_keep_their_type(job, parquet):
+    table = open_table(job(parquet(text=["a"], id=pa.array([2**63], pa.uint64())), id="id"))
+    assert table.id_type == pa.uint64()
+    assert table.ids(next(table.blocks())) == [2**63]
+
+
+@given(st.lists(st.integers(0, 40), max_size=60))
+def test_the_first_duplicate_is_found(ids):
+    hashes = IdHashes("id")
+    for value in ids:
+        hashes.add(value)
+    suspects = hashes.suspects()
+    assert len(suspects) == len({value for value in ids if ids.count(value) > 1})
+    first = next((row for row, value in enumerate(ids) if value in ids[:row]), None)
+    if first is None:
+        refuse_duplicates("id", suspects, enumerate(ids))
+    else:
+        with pytest.raises(JobFileError, match=f"rows {ids.index(ids[first])} and {first} are both"):
+            refuse_duplicates("id", suspects, enumerate(ids))
+
+
+def test_equal_hashes_are_only_a_suspicion():
+    from vasuki.io.ids import _hash
+
+    suspects = np.array(sorted([_hash("a"), _hash("b")]))
+    refuse_duplicates("id", suspects, [(0, "a"), (1, "b"), (2, "c")])
+
+
+# --- selection -------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    num_rows=st.integers(0, 50),
+    count=st.integers(1, 4),
+    done=st.sets(st.integers(0, 49)),
+    row_group_size=st.integers(1, 20),
+    text=st.booleans(),
+)
+def test_every_wanted_row_is_read_once(job, tmp_path, num_rows, count, done, row_group_size, text):
+    path = tmp_path / ("a.jsonl" if text else "a.parquet")
+    if text:
+        jsonl(path, [{"text": f"t{i}"} for i in range(num_rows)])
+    else:
+        table = pa.table({"text": pa.array([f"t{i}" for i in range(num_rows)], pa.string())})
+        pq.write_table(table, path, row_group_size=row_group_size)
+    done_rows = DoneRows(num_rows)
+    done_rows.add(sorted(row for row in done if row < num_rows))
+    opened = open_table(job(path))
+    found = [pair for i in range(count) for pair in rows_of(opened, Selection(Shard(i, count), done_rows))]
+    assert sorted(row for row, _ in found) == [row for row in range(num_rows) if row not in done]
+    assert all(values["text"] == f"t{row}" for row, values in found)
+
+
+def test_shards():
+    assert Shard.parse("1/4") == Shard(1, 4)
+    assert Shard(1, 4).label == "-1-of-4"
+    assert [Shard(i, 4).num_rows(10) for i in range(4)] == [3, 3, 2, 2]
+    for text in ("4/4", "x", "1", "0/0", "-1/3"):
+        with pytest.raises(JobFileError, match="write it as I/N"):
+            Shard.parse(text)
+
+
+def test_done_rows_refuse_a_row_twice():
+    done = DoneRows(5)
+    done.add([1, 3])
+    for rows in ([3], [2, 2], [5], [-1]):
+        with pytest.raises(ValueError, match="row"):
+            done.add(rows)
+    assert done.count == 2
+    assert done.count_in(Shard(1, 2)) == 2
+
+
+# --- fingerprint -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
+def test_the_fingerprint_follows_the_content(job, tmp_path, form):
+    def write(folder, texts):
+        path = tmp_path / folder / f"a.{form}"
+        path.parent.mkdir(exist_ok=True)
+        if form == "parquet":
+            pq.write_table(pa.table({"text": texts}), path)
+        elif form == "jsonl":
+            jsonl(path, [{"text": text} for text in texts])
+        else:
+            path.write_text("text\n" + "".join(text + "\n" for text in texts))
+        return open_table(job(path)).fingerprint
+
+    texts = [f"text {i}" for i in range(2000)]
+    first = write("one", texts)
+    assert write("two", texts) == first, "a copy is the same input"
+    assert write("one", [*texts[:1000], "text X", *texts[1001:]]) != first
+    assert write("one", texts[:-1]) != first
+    assert write("one", texts[::-1]) != first
+
+
+def test_output_among_the_input_is_refused(job, parquet, tmp_path):
+    parquet("data/a.parquet", text=["a"])
+    for path in (tmp_path / "data", f"file://{tmp_path}/data"):
+        with pytest.raises(JobFileError, match=r"holds the input file a\.parquet"):
+            open_table(job(path, output={"path": str(path)}))
+    assert open_table(job(tmp_path / "data", output={"path": str(tmp_path / "data2")})).num_rows == 1
+    assert open_table(job(tmp_path / "data/a.parquet", output={"path": str(tmp_path)})).num_rows == 1

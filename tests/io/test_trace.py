@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+from pyarrow import fs
+
+from vasuki.errors import InputError
+from vasuki.io.location import Location
+from vasuki.io.trace import StepRecord, TraceWriter, read_trace
+
+
+def step(t_s, **fields):
+    return StepRecord(t_s=t_s, elapsed_s=0.1, prefill_tokens=5, decode_tokens=3, seqs=4, waiting=2, **fields)
+
+
+@pytest.fixture(params=["local", "object store"])
+def place(request, tmp_path):
+    if request.param == "local":
+        return Location.parse(str(tmp_path))
+    return Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "", "st://")
+
+
+def test_a_resumed_trace_counts_its_runs(place):
+    for run in range(3):
+        with TraceWriter(place / "trace.jsonl") as trace:
+            assert trace.run == run
+            for index in range(run + 1):
+                trace.record(step(index / 3, finished=index))
+    steps = list(read_trace(place))
+    assert [record.run for record in steps] == [0, 1, 1, 2, 2, 2]
+    assert steps[-1] == step(0.6666667, finished=2, run=2)
+
+
+def test_lines_are_on_disk_after_a_flush(tmp_path):
+    trace = TraceWriter(Location.parse(str(tmp_path)) / "trace.jsonl")
+    trace.record(step(1.0))
+    assert (tmp_path / "trace.jsonl").read_bytes() == b""
+    trace.flush()
+    assert (tmp_path / "trace.jsonl").read_bytes().count(b"\n") == 1
+    trace.close()
+    trace.close()
+
+
+def test_a_line_cut_off_by_a_kill(tmp_path):
+    place = Location.parse(str(tmp_path))
+    with TraceWriter(place / "trace.jsonl") as trace:
+        trace.record(step(1.0))
+        trace.record(step(2.0))
+    file = tmp_path / "trace.jsonl"
+    file.write_bytes(file.read_bytes()[:-5])
+    assert [record.t_s for record in read_trace(place)] == [1.0]
+    with TraceWriter(place / "trace.jsonl") as trace:
+        trace.record(step(0.5))
+    assert [(record.run, record.t_s) for record in read_trace(place)] == [(0, 1.0), (1, 0.5)]
+
+
+def test_traces_of_shards_and_no_trace(tmp_path):
+    place = Location.parse(str(tmp_path))
+    with pytest.raises(InputError, match=r"has no trace\.jsonl"):
+        list(read_trace(place))
+    for index in range(2):
+        with TraceWriter(place / f"trace-{index}-of-2.jsonl") as trace:
+            trace.record(step(float(index)))
+    assert [record.t_s for record in read_trace(place)] == [0.0, 1.0]
+    (tmp_path / "trace.jsonl").write_text("[]\n")
+    with pytest.raises(InputError, match="a line that is not a step"):
+        list(read_trace(place))

@@ -1,0 +1,99 @@
+"""The bounds by hand, and against schedules that the cost model times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vasuki.cost_model import CostModel
+from vasuki.layout import Layout
+from vasuki.lower_bound import (
+    compute_bound_s,
+    job_lower_bound,
+    kv_area_bound_s,
+    longest_request_bound_s,
+    memory_bound_s,
+)
+from vasuki.model_shape import named_shape
+from vasuki.profile import find_profile
+
+LLAMA = named_shape("llama-3-8b")
+TINY = replace(LLAMA, num_layers=4)
+
+
+lengths = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 60)), min_size=1, max_size=30)
+
+
+@given(lengths, st.sampled_from(["a10", "h100", "cpu"]), st.integers(500, 5000))
+def test_no_schedule_beats_the_lower_bound(work: list[tuple[int, int]], card: str, capacity: int) -> None:
+    """A greedy schedule that never exceeds the capacity, timed by the cost model."""
+    cost = CostModel(TINY, find_profile(card))
+    prompts, outputs = zip(*work, strict=True)
+    bound = job_lower_bound(TINY, cost.profile, prompts, outputs, capacity)
+    waiting, running, elapsed_s = list(work), [], 0.0
+    while waiting or running:
+        held = sum(prompt + output for prompt, output, _ in running)
+        tokens, contexts = [1] * len(running), [prompt + done for prompt, _, done in running]
+        running = [(prompt, output, done + 1) for prompt, output, done in running]
+        while waiting and held + sum(waiting[-1]) <= capacity:
+            prompt, output = waiting.pop()
+            held += prompt + output
+            tokens.append(prompt)
+            contexts.append(prompt)
+            running.append((prompt, output, 1))
+        elapsed_s += cost.step_time_s(cost.work(tokens, contexts))
+        running = [entry for entry in running if entry[2] < entry[1]]
+    assert bound.seconds <= elapsed_s
+    assert bound.seconds == getattr(bound, f"{bound.binding}_s")
+
+
+def test_each_bound_by_hand() -> None:
+    profile, layout = find_profile("a10"), Layout()
+    prompts, outputs = np.array([10, 20]), np.array([3, 1])
+    weights = (LLAMA.layer_parameters + LLAMA.hidden_size * LLAMA.vocab_size) * 2
+    reads = (11 + 12) * LLAMA.kv_bytes_per_token
+    tokens, pairs = 12 + 20, 12 * 13 / 2 + 20 * 21 / 2
+    flops = 2 * LLAMA.layer_parameters * tokens + 4 * LLAMA.head_flops_per_sample + LLAMA.attention_flops(pairs)
+    assert compute_bound_s(LLAMA, profile, prompts, outputs, layout) == pytest.approx(flops / 125e12)
+    assert memory_bound_s(LLAMA, profile, prompts, outputs, layout) == pytest.approx((3 * weights + reads) / 600e9)
+    area = 10 + 11 + 12 + 20
+    assert kv_area_bound_s(LLAMA, profile, prompts, outputs, area // 5, layout) == pytest.approx(
+        (6 * weights + reads) / 600e9
+    )
+    assert longest_request_bound_s(LLAMA, profile, prompts, outputs, layout) == pytest.approx(
+        (3 * weights + reads) / 600e9
+    )
+
+
+def test_each_argument_can_bind() -> None:
+    profile = find_profile("a100")
+
+    def binding(prompt: int, output: int, requests: int, capacity: int) -> str:
+        return job_lower_bound(LLAMA, profile, [prompt] * requests, [output] * requests, capacity).binding
+
+    assert binding(2000, 1, 1000, 500_000) == "compute"
+    assert binding(10, 1000, 100, 10_000_000) == "memory"
+    assert binding(10, 100, 2000, 2_000) == "kv_area"
+    assert binding(3000, 10, 1, 500_000) in ("compute", "longest_request")
+
+
+def test_windowed_attention_lowers_the_bound() -> None:
+    shape = named_shape("gemma-2-9b")
+    full = replace(shape, sliding_window=0, num_windowed_layers=0)
+    profile, long = find_profile("a100"), ([8000], [500])
+    windowed_bound = job_lower_bound(shape, profile, *long, 500_000)
+    full_bound = job_lower_bound(full, profile, *long, 500_000)
+    assert windowed_bound.memory_s < full_bound.memory_s
+    assert windowed_bound.compute_s < full_bound.compute_s
+
+
+def test_bounds_of_nothing_and_of_nonsense() -> None:
+    assert job_lower_bound(LLAMA, find_profile("a10"), [], [], 1000).seconds == 0
+    with pytest.raises(ValueError, match="at least one prompt token"):
+        job_lower_bound(LLAMA, find_profile("a10"), [1], [0], 1000)
+    with pytest.raises(ValueError, match="differ in shape"):
+        job_lower_bound(LLAMA, find_profile("a10"), [1, 2], [1], 1000)

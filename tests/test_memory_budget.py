@@ -1,0 +1,48 @@
+"""What a device has room for, and what is said when a model has none."""
+
+from __future__ import annotations
+
+import pytest
+
+from vasuki.errors import ModelError
+from vasuki.layout import Layout
+from vasuki.memory_budget import memory_budget
+from vasuki.model_shape import named_shape
+from vasuki.profile import find_profile
+
+LLAMA = named_shape("llama-3-8b")
+
+
+def test_memory_budget_adds_up() -> None:
+    budget = memory_budget(LLAMA, find_profile("a10"))
+    usable = int(0.9 * find_profile("a10").memory_bytes)
+    assert budget.weight_bytes + budget.activation_bytes + budget.kv_bytes == usable
+    assert budget.kv_tokens == 16 * budget.num_blocks
+    assert budget.kv_tokens * LLAMA.kv_bytes_per_token <= budget.kv_bytes
+    assert 35_000 < budget.kv_tokens < 45_000
+
+
+def test_memory_budget_of_a_given_pool() -> None:
+    assert memory_budget(LLAMA, find_profile("a10"), device_memory=2**30).kv_tokens == 8192
+    with pytest.raises(ModelError, match=r"10\.0 GiB of KV is too much"):
+        memory_budget(LLAMA, find_profile("a10"), device_memory=10 * 2**30)
+
+
+def test_memory_budget_of_layouts() -> None:
+    one = memory_budget(LLAMA, find_profile("a100"))
+    two = memory_budget(LLAMA, find_profile("a100"), layout=Layout(tensor_parallel=2))
+    staged = memory_budget(LLAMA, find_profile("a100"), layout=Layout(pipeline_parallel=2))
+    assert two.kv_bytes_per_token == staged.kv_bytes_per_token == one.kv_bytes_per_token / 2
+    assert two.kv_tokens > 2 * one.kv_tokens
+
+
+def test_too_large_a_model_says_what_would_fit() -> None:
+    with pytest.raises(
+        ModelError, match=r"131\.4 GiB for weights.*what would fit: 4 such GPUs or weights quantised to 7 bits"
+    ):
+        memory_budget(named_shape("llama-3-70b"), find_profile("a100"))
+    assert (
+        memory_budget(named_shape("llama-3-70b"), find_profile("a100"), layout=Layout(tensor_parallel=4)).kv_tokens > 0
+    )
+    with pytest.raises(ModelError, match="or bfloat16 weights"):
+        memory_budget(LLAMA.with_dtype("float32"), find_profile("a10"))

@@ -1,0 +1,177 @@
+"""Model shapes: exact parameter counts of published models, and what configs of many architectures mean."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vasuki.errors import ModelError
+from vasuki.model_shape import NAMED_CONFIGS, ModelShape, named_shape
+
+# As the models' own pages and checkpoints count them.
+PARAMETERS = {
+    "llama-2-7b": 6_738_415_616,
+    "llama-13b": 13_015_864_320,
+    "llama-33b": 32_528_943_616,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3.2-1b": 1_235_814_400,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "gemma-2-9b": 9_241_705_984,
+    "phi-3-mini": 3_821_079_552,
+    "gpt-oss-20b": 20_914_757_184,
+    "opt-6.7b": 6_658_473_984,
+    "opt-30b": 29_974_540_288,
+    "pythia-1.4b": 1_414_647_808,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameter_counts_are_exact(name: str) -> None:
+    assert named_shape(name).num_parameters == PARAMETERS[name]
+
+
+def test_gpt_3_is_175_billion() -> None:
+    assert named_shape("gpt-3").num_parameters == pytest.approx(175e9, rel=0.005)
+
+
+def test_llama_3_8b_kv() -> None:
+    shape = named_shape("llama-3-8b")
+    assert shape.kv_bytes_per_token == 128 * 1024
+    assert shape.kv_bytes_per_token_per_layer == 4096
+    assert shape.weight_bytes == 2 * shape.num_parameters
+    assert shape.with_dtype("float32").kv_bytes_per_token == 256 * 1024
+
+
+@pytest.mark.parametrize("name", NAMED_CONFIGS)
+def test_flops_follow_from_active_parameters(name: str) -> None:
+    shape = named_shape(name)
+    assert shape.linear_flops_per_token == 2 * shape.active_layer_parameters
+    assert shape.active_parameters <= shape.num_parameters
+    assert (shape.active_parameters < shape.num_parameters) == bool(shape.num_experts)
+    assert shape.layer_parameters + shape.embedding_parameters > 0.99 * shape.num_parameters
+
+
+def test_active_parameters_of_mixtures() -> None:
+    assert named_shape("mixtral-8x7b").active_parameters == pytest.approx(12.9e9, rel=0.01)
+    assert named_shape("qwen3-30b-a3b").active_parameters == pytest.approx(3.3e9, rel=0.02)
+
+
+def test_attention_flops_count_windowed_layers_apart() -> None:
+    shape = named_shape("gemma-2-9b")
+    per_pair = 4 * 16 * 256
+    assert shape.attention_flops(100) == per_pair * 42 * 100
+    assert shape.attention_flops(100, 10) == per_pair * (21 * 100 + 21 * 10)
+
+
+def config(**more: Any) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "num_hidden_layers": 12,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "vocab_size": 100,
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "windowed"),
+    [
+        ({"model_type": "mistral", "sliding_window": 16}, 12),
+        ({"model_type": "mistral", "sliding_window": None}, 0),
+        ({"model_type": "qwen2", "sliding_window": 16}, 0),
+        ({"model_type": "qwen2", "sliding_window": 16, "use_sliding_window": True, "max_window_layers": 8}, 4),
+        ({"model_type": "gemma2", "sliding_window": 16}, 6),
+        ({"model_type": "gemma3_text", "sliding_window": 16}, 10),
+        ({"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "full_attention"] * 4}, 4),
+    ],
+)
+def test_windowed_layers(more: dict[str, Any], windowed: int) -> None:
+    shape = ModelShape.from_config_json(config(**more))
+    assert shape.num_windowed_layers == windowed
+    assert bool(shape.sliding_window) == bool(windowed)
+
+
+def test_architecture_decides_what_a_config_leaves_out() -> None:
+    llama, gemma = ModelShape.from_config_json(config()), ModelShape.from_config_json(config(model_type="gemma"))
+    neox = ModelShape.from_config_json(config(model_type="gpt_neox"))
+    assert (llama.tied_embeddings, gemma.tied_embeddings) == (False, True)
+    assert (llama.gated_mlp, neox.gated_mlp) == (True, False)
+    assert llama.num_kv_heads == 4
+    assert llama.dtype == "bfloat16"
+    assert ModelShape.from_config_json(config(torch_dtype="float32")).dtype == "float32"
+    assert ModelShape.from_config_json(config(head_dim=32)).head_dim == 32
+
+
+def test_multimodal_wrapper_is_read_through() -> None:
+    wrapped = ModelShape.from_config_json({"model_type": "gemma3", "text_config": config(model_type="gemma3_text")})
+    assert wrapped.num_layers == 12
+    assert wrapped.norms_per_layer == 4
+
+
+def test_dense_layers_among_experts() -> None:
+    shape = ModelShape.from_config_json(
+        config(
+            model_type="qwen3_moe", num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, mlp_only_layers=[0]
+        )
+    )
+    assert (shape.num_expert_layers, shape.num_dense_layers) == (11, 1)
+    assert sum(matrix.k * matrix.n * matrix.copies for matrix in shape.expert_matrices) == 64 * 8 + 8 * 3 * 64 * 32
+
+
+def test_gpt_2_spelling() -> None:
+    shape = ModelShape.from_config_json(
+        {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+    )
+    assert shape.num_parameters == 124_439_808
+
+
+def test_read_from_folder_and_file(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config()), encoding="utf-8")
+    assert ModelShape.from_config_json(folder).name == "tiny"
+    assert ModelShape.from_config_json(folder / "config.json", name="mine").name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"kv_lora_rank": 512}, "compressed KV"),
+        ({"layer_types": ["linear_attention"]}, "linear_attention"),
+        ({"mamba_d_state": 16}, "state-space"),
+        ({"num_hidden_layers": None}, "no num_hidden_layers"),
+        ({"vocab_size": None}, "no vocab_size"),
+        ({"num_experts": 8}, "no num_experts_per_tok"),
+    ],
+)
+def test_what_cannot_be_costed_is_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        ModelShape.from_config_json(config(**more))
+
+
+def test_unreadable_configs(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot read model config"):
+        ModelShape.from_config_json(tmp_path / "nothing")
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ModelError, match="is not valid JSON"):
+        ModelShape.from_config_json(tmp_path)
+    (tmp_path / "config.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(ModelError, match="does not describe a model"):
+        ModelShape.from_config_json(tmp_path)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ModelError, match=r"unknown model shape 'llama-3-8'.*did you mean 'llama-3-8b'"):
+        named_shape("llama-3-8")
+    with pytest.raises(ModelError, match=r"unknown dtype 'bfloat'.*did you mean 'bfloat16'"):
+        named_shape("llama-3-8b").with_dtype("bfloat")

@@ -1,0 +1,318 @@
+"""`vasuki run` as its users meet it: files in, files out, exit codes, one line for each mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from tiny import WORDS
+
+from vasuki.cli import main
+
+Job = Callable[..., Path]
+
+
+@pytest.fixture
+def job(tmp_path: Path, tiny_model: Path) -> Job:
+    """Writes a job file over rows and returns its path."""
+
+    def write(rows: list[dict[str, Any]] | None = None, **changes: Any) -> Path:
+        rows = texts(12) if rows is None else rows
+        if rows:
+            pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
+        tree: dict[str, Any] = {
+            "model": {"path": str(tiny_model)},
+            "input": {"path": str(tmp_path / "in.parquet"), "id": "id", "prompt": "{text}"},
+            "output": {"path": str(tmp_path / "out"), "token_ids": True},
+            "sampling": {"max_tokens": 8},
+            "engine": {"max_num_seqs": 8, "chunk_tokens": 16},
+            "kv": {"device_memory": "4MiB"},
+        }
+        for dotted, value in changes.items():
+            section, _, key = dotted.partition("__")
+            tree[section] = {**tree.get(section, {}), key: value} if key else value
+        path = tmp_path / "job.yaml"
+        path.write_text(yaml.safe_dump(tree))
+        return path
+
+    return write
+
+
+def texts(count: int) -> list[dict[str, Any]]:
+    return [{"id": f"r{i}", "text": " ".join(WORDS[: 1 + i * 7 % 17])} for i in range(count)]
+
+
+def run(path: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["run", str(path), "--quiet", *arguments])
+
+
+def output(path: Path) -> list[dict[str, Any]]:
+    folder = Path(yaml.safe_load(path.read_text())["output"]["path"])
+    parts = sorted(folder.glob("part-*.parquet"))
+    return [row for part in parts for row in pq.read_table(part).to_pylist()]
+
+
+def by_id(path: Path) -> dict[Any, dict[str, Any]]:
+    rows = output(path)
+    assert len({row["id"] for row in rows}) == len(rows), "a row appears twice"
+    return {row["id"]: row for row in rows}
+
+
+def test_greedy_output_equals_generate(job: Job, tiny_model: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = job()
+    result = run(path)
+    assert result.exit_code == 0, result.stderr
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    rows = by_id(path)
+    for row in texts(12):
+        ids = tokenizer(row["text"])["input_ids"]
+        expected = model.generate(
+            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=8, do_sample=False
+        )[0, len(ids) :].tolist()
+        got = rows[row["id"]]
+        assert got["output_token_ids"] == expected
+        assert got["output"] == tokenizer.decode(expected, skip_special_tokens=True)
+        assert got["finish_reason"] == ("stop" if expected[-1] == 1 else "length")
+        assert (got["prompt_tokens"], got["output_tokens"]) == (len(ids), len(expected))
+        assert got["error"] == ""
+
+
+def test_manifest_counts_and_success_marker(job: Job) -> None:
+    path = job()
+    result = run(path, "--json")
+    manifest = json.loads(result.stdout)
+    folder = path.parent / "out"
+    assert manifest == json.loads((folder / "manifest.json").read_text())
+    assert manifest["rows"] == {"total": 12, "succeeded": 12, "failed": 0}
+    assert manifest["tokens"]["output"] == sum(row["output_tokens"] for row in output(path))
+    assert manifest["steps"] == len((folder / "trace.jsonl").read_text().splitlines())
+    assert manifest["input_fingerprint"]
+    assert (folder / "_SUCCESS").exists()
+
+
+@pytest.mark.parametrize("name", ["jsonl", "csv"])
+def test_formats_agree(job: Job, tmp_path: Path, name: str) -> None:
+    import csv
+
+    rows = texts(6)
+    path = job(rows)
+    run(path)
+    expected = {row["id"]: row["output"] for row in output(path)}
+    file = tmp_path / f"in.{name}"
+    if name == "jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        with file.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, ["id", "text"])
+            writer.writeheader()
+            writer.writerows(rows)
+    path = job([], input__path=str(file), output__path=str(tmp_path / "out2"))
+    assert run(path).exit_code == 0
+    assert {row["id"]: row["output"] for row in output(path)} == expected
+
+
+def test_messages_and_token_ids(job: Job, tmp_path: Path, tiny_model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    messages = [{"role": "user", "content": "two dogs run"}]
+    ids = AutoTokenizer.from_pretrained(tiny_model).apply_chat_template(messages, add_generation_prompt=True)[
+        "input_ids"
+    ]
+    source = {"path": str(tmp_path / "in.parquet")}
+    path = job([{"m": messages}], input={**source, "messages": "m"})
+    assert run(path).exit_code == 0
+    chat = output(path)
+    path = job([{"t": ids}], input={**source, "prompt_token_ids": "t"}, output__path=str(tmp_path / "out2"))
+    assert run(path).exit_code == 0
+    assert chat[0]["output"] == output(path)[0]["output"]
+    assert chat[0]["prompt_tokens"] == len(ids)
+
+
+def test_sampled_rows_do_not_depend_on_their_neighbours(job: Job, tmp_path: Path) -> None:
+    settings = {"max_tokens": 10, "temperature": 1.3, "top_p": 0.9, "top_k": 40, "seed": 5, "n": 2}
+    path = job(texts(12), sampling=settings)
+    assert run(path).exit_code == 0
+    together = {(row["id"], row["sample"]): row["output_token_ids"] for row in output(path)}
+    path = job(texts(12)[3:5], sampling=settings, output__path=str(tmp_path / "out2"))
+    assert run(path).exit_code == 0
+    apart = {(row["id"], row["sample"]): row["output_token_ids"] for row in output(path)}
+    assert apart.items() <= together.items()
+    assert together["r3", 0] != together["r3", 1]
+
+
+def test_stop_strings_end_the_answer(job: Job, tmp_path: Path) -> None:
+    path = job(sampling__ignore_eos=True)
+    run(path)
+    full = by_id(path)["r3"]["output"]
+    stop = full[5:7]
+    path = job(sampling={"max_tokens": 8, "stop": [stop]}, output__path=str(tmp_path / "out2"))
+    run(path)
+    row = by_id(path)["r3"]
+    assert row["finish_reason"] == "stop"
+    assert row["output"] == full[: full.index(stop)]
+
+
+def test_settings_come_from_columns(job: Job) -> None:
+    rows = [row | {"limit": 1 + i} for i, row in enumerate(texts(5))]
+    path = job(rows, sampling={"max_tokens": {"column": "limit"}, "ignore_eos": True})
+    assert run(path).exit_code == 0
+    assert [by_id(path)[f"r{i}"]["output_tokens"] for i in range(5)] == [1, 2, 3, 4, 5]
+
+
+def test_bad_rows_become_error_rows_and_the_job_goes_on(job: Job) -> None:
+    rows = [
+        {"id": "null", "text": None, "limit": 4},
+        {"id": "empty", "text": "", "limit": 4},
+        {"id": "long", "text": "cat " * 200, "limit": 4},
+        {"id": "zero", "text": "the cat", "limit": 0},
+        {"id": "good", "text": "the cat", "limit": 4},
+    ]
+    path = job(rows, sampling={"max_tokens": {"column": "limit"}})
+    result = run(path)
+    assert result.exit_code == 3
+    assert "4 of 5 rows failed" in result.stderr
+    answers = by_id(path)
+    reasons = {name: row["error"] for name, row in answers.items() if row["finish_reason"] == "error"}
+    assert set(reasons) == {"null", "empty", "long", "zero"}
+    assert all(reasons.values())
+    assert answers["good"]["output_tokens"] > 0
+    assert run(path, "--fresh", "--set", "errors.max_fraction=0.9").exit_code == 0
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], int, str]] = {
+    "no input": ({"input__path": "/nowhere/in.parquet"}, 4, "/nowhere/in.parquet"),
+    "unknown key": ({"sampling__max_token": 3}, 2, "did you mean 'max_tokens'"),
+    "no such column": ({"input__prompt": "{txt}"}, 2, "did you mean 'text'"),
+    "no model": ({"model__path": "/nowhere/model"}, 4, "/nowhere/model"),
+    "bad policy": ({"engine__policy": "fastest"}, 2, "engine.policy"),
+    "two prompts": ({"input__messages": "text"}, 2, "exactly one"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_gets_one_line_and_its_exit_code(job: Job, name: str) -> None:
+    changes, exit_code, words = MISTAKES[name]
+    result = run(job(**changes))
+    assert result.exit_code == exit_code
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in result.stderr
+
+
+def test_duplicate_ids_are_refused(job: Job) -> None:
+    result = run(job([*texts(3), {"id": "r1", "text": "again"}]))
+    assert result.exit_code == 2
+    assert "r1" in result.stderr
+
+
+def test_a_corrupt_file_is_named(job: Job, tmp_path: Path) -> None:
+    path = job()
+    data = (tmp_path / "in.parquet").read_bytes()
+    (tmp_path / "in.parquet").write_bytes(data[:-20])
+    result = run(path)
+    assert result.exit_code == 4
+    assert "in.parquet" in result.stderr
+
+
+def test_a_model_without_tokenizer_is_refused(job: Job, tmp_path: Path, tiny_model: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((tiny_model / name).read_bytes())
+    result = run(job(model__path=str(bare)))
+    assert result.exit_code == 4
+    assert "tokenizer" in result.stderr
+
+
+def test_another_job_in_the_output_folder_is_refused(job: Job) -> None:
+    assert run(job()).exit_code == 0
+    result = run(job(sampling__max_tokens=3))
+    assert result.exit_code == 5
+    assert "--fresh" in result.stderr
+    assert run(job(sampling__max_tokens=3), "--fresh").exit_code == 0
+
+
+def test_a_finished_job_does_nothing(job: Job) -> None:
+    path = job()
+    assert run(path).exit_code == 0
+    before = sorted((file, file.stat().st_mtime_ns) for file in (path.parent / "out").glob("part-*"))
+    assert run(path).exit_code == 0
+    assert before == sorted((file, file.stat().st_mtime_ns) for file in (path.parent / "out").glob("part-*"))
+
+
+def test_shards_fill_one_folder(job: Job) -> None:
+    path = job()
+    assert run(path, "--shard", "0/2").exit_code == 0
+    assert not (path.parent / "out" / "_SUCCESS").exists()
+    assert run(path, "--shard", "1/2").exit_code == 0
+    assert len(by_id(path)) == 12
+    assert (path.parent / "out" / "_SUCCESS").exists()
+
+
+def start(path: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "vasuki", "run", str(path), "--quiet", *arguments]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str], timeout_s: float = 120) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def test_killed_interrupted_and_continued(job: Job) -> None:
+    """Kill -9, then SIGTERM, then to the end: every row once, and the same as in a run without accidents."""
+    rows = [{"id": i, "text": " ".join(WORDS[: 1 + i % 15])} for i in range(1500)]
+    path = job(rows, sampling={"max_tokens": 60, "ignore_eos": True})
+    folder = path.parent / "out"
+
+    process = start(path)
+    wait_for(lambda: list(folder.glob("part-*.parquet")), process)
+    process.kill()
+    process.communicate()
+    survived = len(output(path))
+    assert 0 < survived < len(rows)
+
+    process = start(path)
+    wait_for(lambda: len(list(folder.glob("part-*.parquet"))) > 1, process)
+    second = start(path)
+    assert second.wait(timeout=60) == 5
+    assert "in use by process" in second.communicate()[1]
+    process.send_signal(signal.SIGTERM)
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert "run the same command again" in message
+    assert len(output(path)) > survived
+    assert not (folder / "_SUCCESS").exists()
+
+    assert run(path).exit_code == 0
+    continued = {i: row["output"] for i, row in by_id(path).items()}
+    assert sorted(continued) == list(range(len(rows)))
+    assert run(path, "--fresh").exit_code == 0
+    assert {i: row["output"] for i, row in by_id(path).items()} == continued
+
+
+def test_planning_needs_no_torch() -> None:
+    code = (
+        "import sys, vasuki.cli, vasuki.job, vasuki.simulator, vasuki.planner, vasuki.report\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

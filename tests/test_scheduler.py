@@ -1,0 +1,165 @@
+"""Random workloads through every policy: each row ends once, memory is never over-committed, nothing starves."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vasuki.batch import Batch, StepResult
+from vasuki.blocks import BlockPool
+from vasuki.engine import drain
+from vasuki.scheduler import POLICIES, Admission, Limits, Policy, Scheduler, peak_blocks
+from vasuki.sequence import FinishReason, Request, Sequence
+
+BLOCK_TOKENS = 4
+
+
+class FakeExecutor:
+    """Ends row i after `lengths[i]` tokens and checks every batch as it comes."""
+
+    def __init__(self, lengths: list[int], scheduler: Scheduler) -> None:
+        self.lengths = lengths
+        self.scheduler = scheduler
+        self.batches: list[Batch] = []
+
+    def execute(self, batch: Batch) -> StepResult:
+        self.scheduler.check_integrity()
+        seen = set()
+        for chunk in batch.chunks:
+            assert chunk.num_tokens >= 1
+            assert chunk.sequence not in seen, "a sequence is in the batch twice"
+            seen.add(chunk.sequence)
+            assert chunk.start == chunk.sequence.num_computed_tokens
+            assert chunk.samples == (chunk.end == chunk.sequence.num_tokens)
+            assert len(chunk.sequence.block_table.device) * BLOCK_TOKENS >= chunk.end
+        if self.scheduler.policy.chunked:
+            assert sum(c.num_tokens for c in batch.chunks if c.num_tokens > 1) <= self.scheduler.limits.chunk_tokens
+        assert len(batch.chunks) <= self.scheduler.limits.max_num_seqs
+        self.batches.append(batch)
+        sampled = [chunk.sequence for chunk in batch.chunks if chunk.samples]
+        stopped = [s.num_output_tokens + 1 >= self.lengths[s.request.row] for s in sampled]
+        return StepResult([7] * len(sampled), stopped, elapsed_s=1.0)
+
+
+class ListSink:
+    def __init__(self) -> None:
+        self.rows: list[Sequence] = []
+
+    def write(self, sequence: Sequence) -> None:
+        self.rows.append(sequence)
+
+    def commit_if_due(self, now_s: float) -> None: ...
+
+
+def run(rows: list[tuple[int, int, int]], policy: Policy, limits: Limits, num_blocks: int, host_blocks: int = 0):  # type: ignore[no-untyped-def]
+    """Drain rows of (prompt tokens, actual output, max_tokens)."""
+    requests = [
+        Request(i, i, prompt, maximum, prompt_token_ids=[t // 3 for t in range(prompt)])
+        for i, (prompt, _, maximum) in enumerate(rows)
+    ]
+    pool = BlockPool(num_blocks, BLOCK_TOKENS)
+    scheduler = Scheduler(policy, limits, pool, BlockPool(host_blocks, BLOCK_TOKENS) if host_blocks else None)
+    executor, sink = FakeExecutor([actual for _, actual, _ in rows], scheduler), ListSink()
+    stats = drain(requests, scheduler, executor, sink)
+    scheduler.check_integrity()
+    assert scheduler.pool.num_held == 0, "blocks leaked"
+    return stats, scheduler, executor, sink
+
+
+row = st.tuples(st.integers(1, 30), st.integers(1, 25), st.integers(1, 25))
+
+
+@given(
+    rows=st.lists(row, max_size=25),
+    policy=st.sampled_from(list(POLICIES.values())),
+    chunk_tokens=st.sampled_from([1, 3, 8, 64]),
+    max_num_seqs=st.integers(1, 8),
+    num_blocks=st.integers(6, 40),
+    host_blocks=st.sampled_from([0, 4, 30]),
+    lookahead=st.integers(1, 8),
+)
+@settings(max_examples=300, deadline=None)
+def test_every_row_ends_once_and_blocks_are_accounted_for(  # type: ignore[no-untyped-def]
+    rows, policy, chunk_tokens, max_num_seqs, num_blocks, host_blocks, lookahead
+):
+    limits = Limits(chunk_tokens, max_num_seqs, lookahead, swap_min_tokens=4)
+    _, scheduler, _, sink = run(rows, policy, limits, num_blocks, host_blocks)
+    assert sorted(sequence.request.row for sequence in sink.rows) == list(range(len(rows)))
+    for sequence in sink.rows:
+        prompt, actual, maximum = rows[sequence.request.row]
+        if sequence.finish_reason is FinishReason.ERROR:
+            assert scheduler.pool.blocks_for(prompt + maximum - 1) > num_blocks
+        else:
+            assert sequence.num_output_tokens == min(actual, maximum)
+            assert sequence.finish_reason is (FinishReason.STOP if actual <= maximum else FinishReason.LENGTH)
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=12))
+def test_peak_bounds_the_step_by_step_maximum(rows: list[tuple[int, int]]) -> None:
+    sequences = [Sequence(Request(i, i, prompt, maximum)) for i, (prompt, maximum) in enumerate(rows)]
+    held = [
+        sum(-(-(prompt + step) // BLOCK_TOKENS) for prompt, maximum in rows if step < maximum)
+        for step in range(max(maximum for _, maximum in rows))
+    ]
+    peak = peak_blocks(sequences, BLOCK_TOKENS)
+    assert max(held) <= peak <= max(held) + len(rows)
+
+
+def test_peak_admission_with_known_lengths_never_preempts() -> None:
+    rows = [(5 + i % 7, 3 + (i * 5) % 17, 3 + (i * 5) % 17) for i in range(200)]
+    _, scheduler, _, _ = run(rows, POLICIES["vasuki"], Limits(16, 16), 60)
+    assert scheduler.counters.preemptions_recompute == 0
+
+
+def test_a_decode_never_waits_for_a_prompt_when_mixed() -> None:
+    rows = [(3, 20, 20), (30, 5, 5)]
+    _, _, executor, _ = run(rows, POLICIES["sarathi"], Limits(4, 8), 60)
+    first_row_steps = [b for b in executor.batches if any(c.sequence.request.row == 0 for c in b.chunks)]
+    assert first_row_steps == executor.batches[:20]
+
+
+def test_vllm_policy_never_mixes() -> None:
+    rows = [(5, 4, 9)] * 10
+    _, _, executor, _ = run(rows, POLICIES["vllm"], Limits(16, 4), 60)
+    for batch in executor.batches:
+        assert len({chunk.sequence.num_output_tokens > 0 or chunk.num_tokens == 1 for chunk in batch.chunks}) == 1
+
+
+def test_static_batches_do_not_refill() -> None:
+    rows = [(4, 1 + 5 * (i % 2), 6) for i in range(8)]
+    _, _, executor, _ = run(rows, POLICIES["static"], Limits(64, 4), 60)
+    first = {chunk.sequence.request.row for chunk in executor.batches[0].chunks}
+    assert first == {0, 1, 2, 3}
+    assert {c.sequence.request.row for b in executor.batches[:6] for c in b.chunks} == first
+
+
+def test_shared_prefixes_are_computed_once() -> None:
+    rows = [(20, 2, 2)] * 5
+    _, scheduler, executor, _ = run(rows, POLICIES["vasuki"], Limits(64, 8), 60)
+    assert scheduler.counters.shared_tokens == 4 * 16  # all but the last, partial block
+    assert sum(batch.num_tokens for batch in executor.batches) == 20 + 4 * 4 + 5 * 1
+
+
+def test_optimistic_admission_recovers_from_rows_that_outlive_their_estimate() -> None:
+    requests = [Request(i, i, 4, 40, estimated_tokens=2) for i in range(12)]
+    scheduler = Scheduler(POLICIES["vasuki"], Limits(16, 12), BlockPool(24, BLOCK_TOKENS))
+    sink = ListSink()
+    drain(requests, scheduler, FakeExecutor([40] * 12, scheduler), sink)
+    assert len(sink.rows) == 12
+    assert scheduler.counters.preemptions_recompute > 0
+    assert scheduler.counters.recomputed_tokens > 0
+
+
+def test_a_row_that_can_never_fit_is_named_with_the_room_it_needs() -> None:
+    scheduler = Scheduler(POLICIES["vasuki"], Limits(16, 4), BlockPool(4, BLOCK_TOKENS))
+    rejected = scheduler.add(Request(0, "long", 40, 10))
+    assert rejected is not None
+    assert "52 tokens" in rejected.error
+    assert "16" in rejected.error
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_policies_are_found_by_name(name: str) -> None:
+    assert POLICIES[name].name == name
+    assert POLICIES[name].admission in Admission

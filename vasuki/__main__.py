@@ -1,0 +1,5 @@
+"""`python -m vasuki`."""
+
+from vasuki.cli import main
+
+main()

@@ -1,0 +1,737 @@
+"""The one predictor of step time.
+
+A step multiplies its tokens with every weight once, attends over the KV of its sequences once, and pays fixed costs:
+
+    total = max(device, launches) + step overhead + exposed copies
+    device = layers x (matmuls + attention + elementwise + all-reduces) + embedding + head
+
+Each operator is a roofline: with c seconds of computing at the achievable rate and m seconds of memory traffic at the
+achievable bandwidth it takes (c^3 + m^3)^(1/3), which is max(c, m) except near the ridge. The constants below hold for
+every card; what differs between cards stands in the hardware profile. docs/cost-model.md derives and checks them.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from vasuki.errors import ModelError
+from vasuki.layout import Layout
+from vasuki.model_shape import DTYPE_BYTES, Matrix, ModelShape
+from vasuki.profile import AttentionPoints, ElementwiseOperator, HardwareProfile
+
+if TYPE_CHECKING:
+    from vasuki.batch import Batch
+
+ROOFLINE_SHARPNESS = 3.0  # exponent of the roofline; infinity is max(compute, memory)
+TILE_COLUMNS = (2.0, 1.0, 0.5, 0.25)  # widths of output tiles to choose from, in units of the profile's tile rows
+SHORTEST_TILE = 1 / 8  # fewer tokens than a tile are padded to a power of two, down to this share of a tile
+# Share of the memory bandwidth that each elementwise operator reaches (unfused kernels; kv_write is assumed like rope).
+ELEMENTWISE_SHARE: dict[ElementwiseOperator, float] = {
+    "norm": 0.34,
+    "rope": 0.45,
+    "kv_write": 0.45,
+    "activation": 0.50,
+    "residual": 0.95,
+    "embedding": 0.15,
+}
+# norm, qkv, rope, KV write, attention, o, residual, norm, up, activation, down, residual
+KERNELS_PER_LAYER = 12
+KERNELS_PER_STEP = 6  # embedding, final norm, gather, head, sampling, copy of the tokens
+
+
+def roofline(compute_s: float, memory_s: float) -> float:
+    """Time of an operator from the times that computing and memory traffic would take alone."""
+    high, low = (compute_s, memory_s) if compute_s > memory_s else (memory_s, compute_s)
+    if high == 0.0:
+        return 0.0
+    return float(high * (1.0 + (low / high) ** ROOFLINE_SHARPNESS) ** (1.0 / ROOFLINE_SHARPNESS))
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """KV that a step moves between device and host, per device."""
+
+    to_device_bytes: float = 0.0
+    to_host_bytes: float = 0.0
+    copy_bytes: float = 0.0  # size of one contiguous copy; 0 for one copy in each direction
+    overlapped: bool = True  # runs beside the step's kernels; otherwise the kernels wait for it
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step computes, as sums over its chunks: all that the cost model needs to know.
+
+    A chunk of n tokens that ends at context e counts n to `num_tokens`. If n is 1 it is a decode and counts e to
+    `decode_context_tokens`; otherwise it counts e to `chunk_context_tokens` and its n * e - n * (n - 1) / 2 causal
+    (query, key) pairs to `chunk_pairs`. The windowed sums are the same for layers with a sliding window.
+    """
+
+    num_tokens: int
+    num_samples: int
+    num_decodes: int = 0
+    num_chunks: int = 0  # of more than one token
+    decode_context_tokens: int = 0
+    chunk_context_tokens: int = 0
+    chunk_pairs: float = 0
+    windowed_decode_context_tokens: int = 0
+    windowed_chunk_context_tokens: int = 0
+    windowed_chunk_pairs: float = 0
+    copies: tuple[Copies, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Iterable[int],
+        contexts: Iterable[int],
+        num_samples: int | None = None,
+        window: int = 0,
+        copies: tuple[Copies, ...] = (),
+    ) -> StepWork:
+        """Sum over chunks.
+
+        Args:
+            tokens: tokens of each chunk.
+            contexts: context length after each chunk.
+            num_samples: sampled tokens; one for each chunk if not given.
+            window: the model's sliding window in tokens, 0 for none.
+            copies: KV that moves meanwhile.
+        """
+        sizes = list(zip(tokens, contexts, strict=True))
+        decodes = [end for count, end in sizes if count == 1]
+        chunks = [size for size in sizes if size[0] != 1]
+        decode_context, chunk_context = sum(decodes), sum([end for _, end in chunks])
+        pairs = sum([causal_pairs(count, end) for count, end in chunks])
+        return cls(
+            num_tokens=len(decodes) + sum([count for count, _ in chunks]),
+            num_samples=len(sizes) if num_samples is None else num_samples,
+            num_decodes=len(decodes),
+            num_chunks=len(chunks),
+            decode_context_tokens=decode_context,
+            chunk_context_tokens=chunk_context,
+            chunk_pairs=pairs,
+            windowed_decode_context_tokens=sum([min(end, window) for end in decodes]) if window else decode_context,
+            windowed_chunk_context_tokens=sum([min(end, window + n) for n, end in chunks]) if window else chunk_context,
+            windowed_chunk_pairs=sum([windowed_causal_pairs(n, end, window) for n, end in chunks]) if window else pairs,
+            copies=copies,
+        )
+
+    @classmethod
+    def from_batch(cls, batch: Batch, window: int = 0, copies: tuple[Copies, ...] = ()) -> StepWork:
+        """The work of a scheduled batch."""
+        chunks = batch.chunks
+        tokens = [chunk.num_tokens for chunk in chunks]
+        contexts = [chunk.start + chunk.num_tokens for chunk in chunks]
+        return cls.of(tokens, contexts, sum([chunk.samples for chunk in chunks]), window, copies)
+
+
+def causal_pairs(num_tokens: int, context: int) -> float:
+    """(query, key) pairs of the last `num_tokens` of `context` positions under a causal mask."""
+    return num_tokens * context - num_tokens * (num_tokens - 1) / 2
+
+
+def windowed_causal_pairs(num_tokens: int, context: int, window: int) -> float:
+    """The same where a position sees itself and at most `window - 1` before it."""
+    start = context - num_tokens
+    growing = max(0, min(context, window) - start)  # leading queries whose window is not full yet
+    return growing * start + growing * (growing + 1) / 2 + (num_tokens - growing) * window
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Predicted time of a step. The parts marked (+) add up to `total_s`; the others look into them."""
+
+    total_s: float
+    linear_s: float  # (+) matmuls of all layers
+    attention_s: float  # (+)
+    elementwise_s: float  # (+) norms, rope, KV write, activation, residuals
+    outside_s: float  # (+) outside the layers: embedding, output head, sampling
+    network_s: float  # (+) all-reduces and sends between stages
+    launch_s: float  # (+) kernel launches that the device waits for
+    overhead_s: float  # (+) once a step
+    exposed_copy_s: float  # (+) KV copies that the step waits for
+    hidden_copy_s: float  # KV copies behind kernels
+    weights_read_s: float  # memory side of linear_s
+    matmul_compute_s: float  # compute side of linear_s
+    kv_read_s: float  # memory side of attention_s
+    attention_compute_s: float  # compute side of attention_s
+    flops: float  # useful ones, without padding
+    memory_bytes: float
+    energy_j: float  # of all devices that take part
+
+    @property
+    def device_s(self) -> float:
+        """Time in kernels and on the network: what overlapped copies can hide behind."""
+        return self.linear_s + self.attention_s + self.elementwise_s + self.outside_s + self.network_s
+
+    def explain(self) -> str:
+        """A table of the parts, longest first, for `--explain`."""
+        parts = {
+            f"matmuls ({_side(self.matmul_compute_s, self.weights_read_s, 'weights read')})": self.linear_s,
+            f"attention ({_side(self.attention_compute_s, self.kv_read_s, 'KV read')})": self.attention_s,
+            "elementwise (memory)": self.elementwise_s,
+            "embedding, head, sampling": self.outside_s,
+            "network": self.network_s,
+            "launches not hidden": self.launch_s,
+            "step overhead": self.overhead_s,
+            "copies not hidden": self.exposed_copy_s,
+        }
+        width = max(map(len, parts))
+        lines = [f"{'part':<{width}}  {'ms':>9}  {'share':>6}"]
+        for part, seconds in sorted(parts.items(), key=lambda item: -item[1]):
+            if seconds:
+                lines.append(f"{part:<{width}}  {seconds * 1e3:9.3f}  {seconds / self.total_s:6.1%}")
+        lines.append(f"{'step':<{width}}  {self.total_s * 1e3:9.3f}  {1:6.1%}")
+        lines.append(
+            f"{self.flops / self.total_s / 1e12:.1f} TFLOP/s, {self.memory_bytes / self.total_s / 1e9:.0f} GB/s, "
+            f"{self.energy_j:.2f} J; copies hidden {self.hidden_copy_s * 1e3:.3f} ms"
+        )
+        return "\n".join(lines)
+
+
+def _side(compute_s: float, memory_s: float, memory_name: str) -> str:
+    return "compute" if compute_s > memory_s else memory_name
+
+
+class StepTime(NamedTuple):
+    """What `CostModel.repeated` says of one step."""
+
+    total_s: float
+    exposed_copy_s: float = 0.0
+    hidden_copy_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Operator:
+    """Accumulated times of one class of operators."""
+
+    total_s: float = 0.0
+    compute_s: float = 0.0
+    memory_s: float = 0.0
+    memory_bytes: float = 0.0
+
+    def __add__(self, other: _Operator) -> _Operator:
+        return _Operator(
+            self.total_s + other.total_s,
+            self.compute_s + other.compute_s,
+            self.memory_s + other.memory_s,
+            self.memory_bytes + other.memory_bytes,
+        )
+
+    def scaled(self, factor: float) -> _Operator:
+        return _Operator(
+            factor * self.total_s, factor * self.compute_s, factor * self.memory_s, factor * self.memory_bytes
+        )
+
+
+class RatioCurve:
+    """Measured over analytical time, by size: interpolated in log-log between points, constant beyond the ends.
+
+    The roofline times this curve passes through every measured point and keeps the roofline's steps in between.
+    """
+
+    def __init__(self, sizes: Sequence[float], ratios: Sequence[float]) -> None:
+        self._log_sizes = [math.log(size) for size in sizes]
+        self._log_ratios = [math.log(ratio) for ratio in ratios]
+
+    def __call__(self, size: float) -> float:
+        sizes, ratios = self._log_sizes, self._log_ratios
+        position = math.log(size)
+        index = bisect_right(sizes, position)
+        if index == 0:
+            return math.exp(ratios[0])
+        if index == len(sizes):
+            return math.exp(ratios[-1])
+        low, high = sizes[index - 1], sizes[index]
+        share = (position - low) / (high - low)
+        return math.exp(ratios[index - 1] + share * (ratios[index] - ratios[index - 1]))
+
+    @classmethod
+    def mean(cls, curves: Sequence[RatioCurve]) -> RatioCurve:
+        """Geometric mean, at the sizes of all curves."""
+        sizes = sorted({size for curve in curves for size in curve._log_sizes})
+        means = [sum(math.log(curve(math.exp(size))) for curve in curves) / len(curves) for size in sizes]
+        return cls([math.exp(size) for size in sizes], [math.exp(mean) for mean in means])
+
+
+class OperatorModel:
+    """Seconds of single operators on one device: analytical rooflines, corrected by the profile's measured points.
+
+    A matrix that was measured follows its own points; any other follows the geometric mean of the measured ones.
+    """
+
+    def __init__(self, profile: HardwareProfile, dtype: str) -> None:
+        self.profile = profile
+        self.dtype_bytes = DTYPE_BYTES[dtype]
+        self._peak = profile.peak_flops(dtype)
+        self._bandwidth = profile.memory_bytes_per_s
+        self._kernel_s = profile.overheads.kernel_us * 1e-6
+        self._rate = self._peak * profile.efficiency.matmul
+        self._attention_rate = self._peak * profile.efficiency.attention
+        self._kv_bandwidth = self._bandwidth * profile.efficiency.kv_read
+        self._tile_columns = [max(1, round(profile.tile_rows * share)) for share in TILE_COLUMNS]
+        self._load_measured(dtype)
+
+    def matmul(self, tokens: float, k: int, n: int, copies: int = 1) -> _Operator:
+        """`copies` products `[tokens / copies, k] x [k, n]` with different weights, as one kernel.
+
+        Rows and columns are padded to tiles, and tiles run in waves of one for each processor, so time rises in steps.
+        Of the tile widths the best is taken, as matmul libraries do.
+        """
+        rows = tokens / copies
+        tile_rows = self._tile_rows(rows)
+        row_tiles, processors = copies * math.ceil(rows / tile_rows), self.profile.processors
+        padded_elements = min(
+            math.ceil(row_tiles * math.ceil(n / columns) / processors) * processors * tile_rows * columns
+            for columns in self._tile_columns
+        )
+        compute_s = 2.0 * padded_elements * k / self._rate
+        memory_bytes = self.dtype_bytes * (copies * k * n + tokens * (k + n))
+        memory_s = memory_bytes / (self._bandwidth * self.profile.efficiency.bandwidth)
+        curve = self._matmul_ratio.get((k, n)) or self._any_matmul_ratio
+        ratio = curve(rows) if curve else 1.0
+        return _Operator(
+            ratio * (self._kernel_s + roofline(compute_s, memory_s)), ratio * compute_s, ratio * memory_s, memory_bytes
+        )
+
+    def _tile_rows(self, rows: float) -> int:
+        """Rows of the tile for so many tokens."""
+        tile = self.profile.tile_rows
+        power_of_two = 1 << math.ceil(math.log2(rows)) if rows > 1 else 1
+        return min(tile, max(1, round(tile * SHORTEST_TILE), power_of_two))
+
+    def elementwise(self, operator: ElementwiseOperator, tokens: float, bytes_per_token: float) -> _Operator:
+        """A memory-bound operator."""
+        memory_bytes = tokens * bytes_per_token
+        memory_s = memory_bytes / (self._bandwidth * ELEMENTWISE_SHARE[operator])
+        total_s = max(self._kernel_s, memory_s)
+        curve = self._elementwise_ratio.get(operator)
+        if curve:
+            total_s *= curve(memory_bytes)
+        return _Operator(total_s, 0.0, memory_s, memory_bytes)
+
+    def decode_attention(self, context_tokens: float, heads: float, kv_heads: float, head_dim: int) -> _Operator:
+        """One layer of attention for single-token chunks, given the sum of their contexts."""
+        return self._attention(context_tokens, context_tokens, heads, kv_heads, head_dim, self._decode_ratio)
+
+    def chunk_attention(
+        self, pairs: float, context_tokens: float, heads: float, kv_heads: float, head_dim: int
+    ) -> _Operator:
+        """One layer of attention for longer chunks, given the sums of their (query, key) pairs and contexts."""
+        return self._attention(pairs, context_tokens, heads, kv_heads, head_dim, self._chunk_ratio)
+
+    def _attention(
+        self,
+        pairs: float,
+        context_tokens: float,
+        heads: float,
+        kv_heads: float,
+        head_dim: int,
+        curve: RatioCurve | None,
+    ) -> _Operator:
+        if not pairs:
+            return _Operator()
+        compute_s = 4 * heads * head_dim * pairs / self._attention_rate
+        memory_bytes = 2 * kv_heads * head_dim * self.dtype_bytes * context_tokens
+        memory_s = memory_bytes / self._kv_bandwidth
+        ratio = curve(pairs * heads) if curve else 1.0
+        return _Operator(
+            ratio * (self._kernel_s + roofline(compute_s, memory_s)), ratio * compute_s, ratio * memory_s, memory_bytes
+        )
+
+    def _load_measured(self, dtype: str) -> None:
+        """Turn measured points into ratios to the rooflines, which are still uncorrected here."""
+        self._matmul_ratio: dict[tuple[int, int], RatioCurve] = {}
+        self._any_matmul_ratio: RatioCurve | None = None
+        self._elementwise_ratio: dict[ElementwiseOperator, RatioCurve] = {}
+        self._decode_ratio: RatioCurve | None = None
+        self._chunk_ratio: RatioCurve | None = None
+        measured = self.profile.measured
+        if measured is None:
+            return
+        matmul_ratios = {
+            (series.k, series.n): RatioCurve(
+                series.tokens,
+                [
+                    us * 1e-6 / self.matmul(t, series.k, series.n).total_s
+                    for t, us in zip(series.tokens, series.us, strict=True)
+                ],
+            )
+            for series in measured.matmul
+            if DTYPE_BYTES.get(series.dtype) == self.dtype_bytes
+        }
+        elementwise_ratios = {
+            series.operator: RatioCurve(
+                [t * series.bytes_per_token for t in series.tokens],
+                [
+                    us * 1e-6 / self.elementwise(series.operator, t, series.bytes_per_token).total_s
+                    for t, us in zip(series.tokens, series.us, strict=True)
+                ],
+            )
+            for series in measured.elementwise
+        }
+        self._decode_ratio, self._chunk_ratio = self._attention_ratios(
+            [series for series in measured.attention if DTYPE_BYTES.get(series.dtype) == self.dtype_bytes]
+        )
+        self._matmul_ratio, self._elementwise_ratio = matmul_ratios, elementwise_ratios
+        if matmul_ratios:
+            self._any_matmul_ratio = RatioCurve.mean(list(matmul_ratios.values()))
+
+    def _attention_ratios(self, series: Iterable[AttentionPoints]) -> tuple[RatioCurve | None, RatioCurve | None]:
+        """Ratios by size (pairs x heads) for decodes and for longer chunks; equal sizes are averaged."""
+        ratios: dict[bool, dict[float, list[float]]] = {True: defaultdict(list), False: defaultdict(list)}
+        for layout in series:
+            heads = (layout.heads, layout.kv_heads, layout.head_dim)
+            for point in layout.points:
+                pairs = point.sequences * causal_pairs(point.tokens, point.context)
+                contexts = point.sequences * point.context
+                is_decode = point.tokens == 1
+                analytical = (
+                    self.decode_attention(contexts, *heads)
+                    if is_decode
+                    else self.chunk_attention(pairs, contexts, *heads)
+                )
+                ratios[is_decode][pairs * layout.heads].append(point.us * 1e-6 / analytical.total_s)
+        curves = [
+            RatioCurve(sizes, [math.exp(np.mean(np.log(by_size[size]))) for size in sizes])
+            if (sizes := sorted(by_size := ratios[is_decode]))
+            else None
+            for is_decode in (True, False)
+        ]
+        return curves[0], curves[1]
+
+
+class CostModel:
+    """Predicts the time of a step of one replica of a model on one kind of device.
+
+    Args:
+        shape: the model; its dtype decides the rates.
+        profile: the device.
+        layout: how the model is spread over devices.
+        kernels_per_layer: launches that a layer takes; more in eager execution, where norms are several kernels.
+
+    Raises:
+        ModelError: the layout does not divide the model.
+        ProfileError: the profile has no rate for the dtype.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        profile: HardwareProfile,
+        layout: Layout | None = None,
+        kernels_per_layer: int = KERNELS_PER_LAYER,
+    ) -> None:
+        self.shape = shape
+        self.profile = profile
+        self.layout = layout or Layout()
+        self.layout.check(shape)
+        self.operators = OperatorModel(profile, shape.dtype)
+        self.kernels_per_layer = kernels_per_layer
+        self._flops_per_token = shape.linear_flops_per_token
+        self._linear_cache: dict[int, tuple[_Operator, _Operator]] = {}
+        self._outside_cache: dict[tuple[int, int], _Operator] = {}
+
+    def work(self, tokens: Iterable[int], contexts: Iterable[int], num_samples: int | None = None) -> StepWork:
+        """The work of chunks of so many tokens that end at these contexts, with this model's sliding window."""
+        return StepWork.of(tokens, contexts, num_samples, self.shape.sliding_window)
+
+    def batch_work(self, batch: Batch, copies: tuple[Copies, ...] = ()) -> StepWork:
+        """The work of a scheduled batch, with this model's sliding window."""
+        return StepWork.from_batch(batch, self.shape.sliding_window, copies)
+
+    def step(self, work: StepWork) -> StepCost:
+        """Cost of one step: through all pipeline stages, one after the other."""
+        stages = self.layout.pipeline_parallel
+        sends_s = (stages - 1) * self.send_s(work.num_tokens)
+        return self._cost(work, self.shape.num_layers, stages, embedding=True, head=True, sends_s=sends_s)
+
+    def step_time_s(self, work: StepWork) -> float:
+        """Seconds of one step."""
+        return self.step(work).total_s
+
+    def repeated(
+        self, work: StepWork, num_steps: int, streamed_layers: int = 0, copy_bytes: float = 0.0
+    ) -> Iterator[StepTime]:
+        """Times of `num_steps` steps that follow one another, of which `work` is the first.
+
+        Each decode's context grows by one token a step, and the longer chunk, of which there is at most one, moves on by
+        its size. Windowed layers are taken to see all of it, so contexts must stay within the window. The same times as
+        `step` gives one by one, without the parts: a simulation asks for millions.
+
+        Args:
+            work: the first step's.
+            num_steps: how many.
+            streamed_layers: layers whose KV comes back from the host in every step, and whose new KV goes there.
+            copy_bytes: size of a contiguous copy of theirs; 0 for one copy in each direction.
+        """
+        layers, stages = self.shape.num_layers, self.layout.pipeline_parallel
+        tokens = work.num_tokens
+        linear, elementwise = self._linear(tokens)
+        outside_s = self._outside_layers(work, embedding=True, head=True).total_s
+        network_s = (stages - 1) * self.send_s(tokens) + 2 * layers * self.all_reduce_s(tokens)
+        fixed_s = layers * (linear.total_s + elementwise.total_s) + outside_s + network_s
+        overheads, on_cpu = self.profile.overheads, self.profile.kind == "cpu"
+        host_s = (layers * self.kernels_per_layer + KERNELS_PER_STEP) * overheads.launch_us * 1e-6
+        overhead_s = stages * overheads.step_us * 1e-6
+        decodes, chunk_tokens = work.num_decodes, tokens - work.num_decodes
+        decode_context, chunk_context, pairs = (
+            work.decode_context_tokens,
+            work.chunk_context_tokens,
+            work.chunk_pairs,
+        )
+        for _ in range(num_steps):
+            device_s = fixed_s + layers * self._layer_attention(decode_context, pairs, chunk_context).total_s
+            busy_s = device_s + host_s if on_cpu else max(device_s, host_s)
+            exposed_s = hidden_s = 0.0
+            if streamed_layers or work.copies:
+                streamed = self.stream_copies(streamed_layers, decode_context + chunk_context, tokens, copy_bytes)
+                hidden_s, exposed_s = self._copy_times((*work.copies, streamed), busy_s)
+            yield StepTime(busy_s + overhead_s + exposed_s, exposed_s, hidden_s)
+            decode_context += decodes
+            chunk_context += chunk_tokens
+            pairs += chunk_tokens * chunk_tokens
+
+    def stage(self, work: StepWork, stage: int) -> StepCost:
+        """Cost of one micro-batch on one pipeline stage, with the send to the next.
+
+        Layers are dealt out evenly, earlier stages taking the remainder; the first stage has the embedding, the last
+        the head.
+        """
+        stages = self.layout.pipeline_parallel
+        if not 0 <= stage < stages:
+            raise ValueError(f"stage {stage} of {stages}")
+        layers, more = divmod(self.shape.num_layers, stages)
+        is_last = stage == stages - 1
+        sends_s = 0.0 if is_last else self.send_s(work.num_tokens)
+        return self._cost(work, layers + (stage < more), 1, embedding=stage == 0, head=is_last, sends_s=sends_s)
+
+    def layer_time_s(self, work: StepWork) -> float:
+        """Mean device time of one layer: `exec_time` of the paper's Algorithms 1 and 2."""
+        linear, elementwise = self._linear(work.num_tokens)
+        layers = self.shape.num_layers
+        per_layer_s = linear.total_s + elementwise.total_s + self._attention(work, layers).total_s / layers
+        return per_layer_s + 2 * self.all_reduce_s(work.num_tokens)
+
+    def all_reduce_s(self, num_tokens: int) -> float:
+        """Ring all-reduce of the hidden states over the tensor-parallel group; a layer needs two."""
+        group = self.layout.tensor_parallel
+        if group == 1:
+            return 0.0
+        bandwidth, latency_s = self._interconnect()
+        num_bytes = num_tokens * self.shape.hidden_size * self.shape.dtype_bytes
+        return 2 * (group - 1) * (num_bytes / group / bandwidth + latency_s)
+
+    def send_s(self, num_tokens: int) -> float:
+        """Hidden states from one pipeline stage to the next."""
+        if self.layout.pipeline_parallel == 1:
+            return 0.0
+        bandwidth, latency_s = self._interconnect()
+        num_bytes = num_tokens * self.shape.hidden_size * self.shape.dtype_bytes
+        return latency_s + num_bytes / self.layout.tensor_parallel / bandwidth
+
+    def stream_copies(self, layers: int, context_tokens: int, new_tokens: int, copy_bytes: float = 0) -> Copies:
+        """What streaming the KV of `layers` layers moves in a step, on each device.
+
+        Everything comes back in every step; only the new tokens' KV goes out, since KV is append-only.
+        """
+        per_token = layers * self.shape.kv_bytes_per_token_per_layer * self._kv_share()
+        return Copies(context_tokens * per_token, new_tokens * per_token, copy_bytes, overlapped=True)
+
+    def swap_copies(self, batch: Batch, block_tokens: int) -> tuple[Copies, ...]:
+        """What a batch's swaps move on each device, one copy for a block of a layer.
+
+        Blocks that leave are copied before kernels write to their place; blocks that return have until the next step.
+        """
+        layer_block_bytes = block_tokens * self.shape.kv_bytes_per_token_per_layer * self._kv_share()
+        block_bytes = layer_block_bytes * self.shape.num_layers / self.layout.pipeline_parallel
+        out = block_bytes * sum(len(swap.device) for swap in batch.swaps if swap.to_host)
+        back = block_bytes * sum(len(swap.device) for swap in batch.swaps if not swap.to_host)
+        copies = (Copies(0.0, out, layer_block_bytes, overlapped=False), Copies(back, 0.0, layer_block_bytes))
+        return tuple(copy for copy in copies if copy.to_host_bytes or copy.to_device_bytes)
+
+    def _cost(self, work: StepWork, layers: int, stages: int, embedding: bool, head: bool, sends_s: float) -> StepCost:
+        linear, elementwise = self._linear(work.num_tokens)
+        attention = self._attention(work, layers)
+        outside = self._outside_layers(work, embedding, head)
+        linear_s, elementwise_s = layers * linear.total_s, layers * elementwise.total_s
+        network_s = sends_s + 2 * layers * self.all_reduce_s(work.num_tokens)
+        device_s = linear_s + elementwise_s + attention.total_s + outside.total_s + network_s
+
+        overheads = self.profile.overheads
+        launches = layers * self.kernels_per_layer + KERNELS_PER_STEP
+        host_s = launches * overheads.launch_us * 1e-6
+        launch_s = host_s if self.profile.kind == "cpu" else max(0.0, host_s - device_s)
+        overhead_s = stages * overheads.step_us * 1e-6
+        hidden_s, exposed_s = self._copy_times(work.copies, device_s + launch_s)
+        total_s = device_s + launch_s + overhead_s + exposed_s
+
+        flops = self._flops(work, layers, head)
+        devices = self.layout.tensor_parallel
+        layer_bytes = linear.memory_bytes + elementwise.memory_bytes
+        memory_bytes = devices * (layers * layer_bytes + attention.memory_bytes + outside.memory_bytes)
+        return StepCost(
+            total_s=total_s,
+            linear_s=linear_s,
+            attention_s=attention.total_s,
+            elementwise_s=elementwise_s,
+            outside_s=outside.total_s,
+            network_s=network_s,
+            launch_s=launch_s,
+            overhead_s=overhead_s,
+            exposed_copy_s=exposed_s,
+            hidden_copy_s=hidden_s,
+            weights_read_s=layers * linear.memory_s,
+            matmul_compute_s=layers * linear.compute_s,
+            kv_read_s=attention.memory_s,
+            attention_compute_s=attention.compute_s,
+            flops=flops,
+            memory_bytes=memory_bytes,
+            energy_j=self._energy_j(flops / devices, memory_bytes / devices, total_s) * devices,
+        )
+
+    def _linear(self, num_tokens: int) -> tuple[_Operator, _Operator]:
+        """Mean matmuls and elementwise operators of one layer, on each device of the tensor-parallel group."""
+        cached = self._linear_cache.get(num_tokens)
+        if cached is None:
+            cached = self._linear_cache[num_tokens] = (self._matmuls(num_tokens), self._elementwise(num_tokens))
+        return cached
+
+    def _matmuls(self, num_tokens: int) -> _Operator:
+        shape, total = self.shape, _Operator()
+        dense_share = shape.num_dense_layers / shape.num_layers
+        for matrices, share in (
+            (shape.attention_matrices, 1.0),
+            (shape.dense_matrices, dense_share),
+            (shape.expert_matrices, 1.0 - dense_share),
+        ):
+            for matrix in matrices if share else ():
+                total += self._matmul(matrix, num_tokens).scaled(share)
+        return total
+
+    def _matmul(self, matrix: Matrix, num_tokens: int) -> _Operator:
+        """One matrix of a layer. Experts that no token chose are not read: with T tokens that each choose k of E at
+        random, E (1 - (1 - k/E)^T) of them are."""
+        k, n = self._shard(matrix)
+        if matrix.copies == 1:
+            return self.operators.matmul(num_tokens, k, n)
+        used = matrix.copies * (1.0 - (1.0 - matrix.used / matrix.copies) ** num_tokens)
+        return self.operators.matmul(num_tokens * matrix.used, k, n, max(1, round(used)))
+
+    def _shard(self, matrix: Matrix) -> tuple[int, int]:
+        """Sizes on one device: the first matrix of a pair is cut by columns, the second by rows."""
+        group = self.layout.tensor_parallel
+        if group == 1 or matrix.name == "router":
+            return matrix.k, matrix.n
+        if matrix.name in ("o", "down", "shared_down"):
+            return math.ceil(matrix.k / group), matrix.n
+        if matrix.name == "qkv":
+            return matrix.k, (self._local_heads() + 2 * self._local_kv_heads()) * self.shape.head_dim
+        return matrix.k, math.ceil(matrix.n / group)
+
+    def _elementwise(self, num_tokens: int) -> _Operator:
+        shape, group = self.shape, self.layout.tensor_parallel
+        item, hidden = shape.dtype_bytes, shape.hidden_size
+        heads, kv_heads = self._local_heads(), self._local_kv_heads()
+        mlp_width = (
+            shape.num_dense_layers * shape.intermediate_size
+            + shape.num_expert_layers
+            * (shape.experts_per_token * shape.expert_intermediate_size + shape.shared_intermediate_size)
+        ) / (shape.num_layers * group)
+        operators = self.operators
+        return (
+            operators.elementwise("norm", num_tokens, 2 * hidden * item).scaled(shape.norms_per_layer)
+            + operators.elementwise("rope", num_tokens, 2 * (heads + kv_heads) * shape.head_dim * item)
+            + operators.elementwise("kv_write", num_tokens, 4 * kv_heads * shape.head_dim * item)
+            + operators.elementwise("activation", num_tokens, (3 if shape.gated_mlp else 2) * mlp_width * item)
+            + operators.elementwise("residual", num_tokens, 3 * hidden * item).scaled(2)
+        )
+
+    def _attention(self, work: StepWork, layers: int) -> _Operator:
+        """Attention of `layers` layers, windowed ones in proportion."""
+        shape = self.shape
+        full = self._layer_attention(work.decode_context_tokens, work.chunk_pairs, work.chunk_context_tokens)
+        if not shape.num_windowed_layers:
+            return full.scaled(layers)
+        windowed = self._layer_attention(
+            work.windowed_decode_context_tokens, work.windowed_chunk_pairs, work.windowed_chunk_context_tokens
+        )
+        share = shape.num_windowed_layers / shape.num_layers
+        return full.scaled(layers * (1 - share)) + windowed.scaled(layers * share)
+
+    def _layer_attention(self, decode_context: float, chunk_pairs: float, chunk_context: float) -> _Operator:
+        """Decodes and longer chunks run as two kernels, one bound by memory, the other by compute (Sarathi, 4.3.1)."""
+        heads = (self._local_heads(), self._local_kv_heads(), self.shape.head_dim)
+        decodes = self.operators.decode_attention(decode_context, *heads)
+        if not chunk_pairs:
+            return decodes
+        if not decode_context:
+            return self.operators.chunk_attention(chunk_pairs, chunk_context, *heads)
+        return decodes + self.operators.chunk_attention(chunk_pairs, chunk_context, *heads)
+
+    def _outside_layers(self, work: StepWork, embedding: bool, head: bool) -> _Operator:
+        """Embedding of every token; output head over sampled tokens, and three passes over float32 logits to sample."""
+        key = (work.num_tokens if embedding else 0, work.num_samples if head else 0)
+        cached = self._outside_cache.get(key)
+        if cached is None:
+            num_tokens, num_samples = key
+            cached = _Operator()
+            if num_tokens:
+                row_bytes = 2 * self.shape.hidden_size * self.shape.dtype_bytes
+                cached += self.operators.elementwise("embedding", num_tokens, row_bytes)
+            if num_samples:
+                vocab = math.ceil(self.shape.vocab_size / self.layout.tensor_parallel)
+                cached += self.operators.matmul(num_samples, self.shape.hidden_size, vocab)
+                cached += self.operators.elementwise("activation", num_samples, 3 * 4 * vocab)
+            self._outside_cache[key] = cached
+        return cached
+
+    def _copy_times(self, step_copies: Iterable[Copies], busy_s: float) -> tuple[float, float]:
+        """Hidden and exposed seconds of the step's copies; overlapped ones share the time that kernels leave them."""
+        hidden_s = exposed_s = 0.0
+        for copies in step_copies:
+            copy_s = self.profile.link.transfer_s(copies.to_device_bytes, copies.to_host_bytes, copies.copy_bytes)
+            behind_s = min(copy_s, busy_s - hidden_s) if copies.overlapped else 0.0
+            hidden_s += behind_s
+            exposed_s += copy_s - behind_s
+        return hidden_s, exposed_s
+
+    def _flops(self, work: StepWork, layers: int, head: bool) -> float:
+        shape = self.shape
+        attention = shape.attention_flops(
+            work.decode_context_tokens + work.chunk_pairs,
+            work.windowed_decode_context_tokens + work.windowed_chunk_pairs,
+        )
+        flops = (work.num_tokens * self._flops_per_token + attention) * layers / shape.num_layers
+        return flops + head * work.num_samples * shape.head_flops_per_sample
+
+    def _energy_j(self, flops: float, memory_bytes: float, seconds: float) -> float:
+        """Between idle and peak power by the busier of compute and memory, against what is achievable. An estimate."""
+        efficiency, power = self.profile.efficiency, self.profile.power
+        compute = flops / (self.profile.peak_flops(self.shape.dtype) * efficiency.matmul)
+        memory = memory_bytes / (self.profile.memory_bytes_per_s * efficiency.bandwidth)
+        utilisation = min(1.0, max(compute, memory) / seconds)
+        return seconds * (power.idle_w + (power.peak_w - power.idle_w) * utilisation)
+
+    def _local_heads(self) -> int:
+        return self.shape.num_heads // self.layout.tensor_parallel
+
+    def _local_kv_heads(self) -> int:
+        """At least one: KV heads are replicated where there are fewer than devices."""
+        return max(1, self.shape.num_kv_heads // self.layout.tensor_parallel)
+
+    def _kv_share(self) -> float:
+        return self._local_kv_heads() / self.shape.num_kv_heads
+
+    def _interconnect(self) -> tuple[float, float]:
+        """Bytes a second in each direction, and seconds of a hop."""
+        interconnect = self.profile.interconnect
+        if interconnect is None:
+            raise ModelError(f"profile {self.profile.name} has no interconnect; several GPUs need one")
+        return interconnect.gb_per_s * 1e9, interconnect.latency_us * 1e-6

@@ -1,0 +1,118 @@
+"""THE loop: schedule, execute, update. Real and simulated runs share it.
+
+    requests --> scheduler.add --> schedule --> executor.execute --> scheduler.update --> sink.write
+                                      ^                                   |
+                                      +-----------------------------------+
+
+Everything that differs between a GPU, a CPU and a simulation is behind `Executor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from vasuki.batch import Batch, StepResult
+from vasuki.errors import Interrupted, SchedulerStalled
+from vasuki.scheduler import Scheduler
+from vasuki.sequence import Request, Sequence
+
+
+class Executor(Protocol):
+    """Computes batches: with kernels, or with a cost model in their place."""
+
+    def execute(self, batch: Batch) -> StepResult:
+        """Compute every chunk of the batch and sample where a chunk asks for it."""
+        ...
+
+
+class Sink(Protocol):
+    """Takes finished rows and makes them durable."""
+
+    def write(self, sequence: Sequence) -> None: ...
+
+    def commit_if_due(self, now_s: float) -> None: ...
+
+
+class Observer(Protocol):
+    """Sees every step after it happened: the trace, the progress bar, the plan's running correction."""
+
+    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None: ...
+
+
+@dataclass(slots=True)
+class RunStats:
+    """What the loop itself can say about a run."""
+
+    now_s: float = 0.0  # virtual or real seconds spent in steps
+    steps: int = 0
+    sequence_steps: int = 0  # sum over steps of sequences in the batch
+    max_seqs: int = 0
+    peak_device_blocks: int = 0
+    peak_host_blocks: int = 0
+    swapped_blocks: int = 0
+    exposed_copy_s: float = 0.0
+    hidden_copy_s: float = 0.0
+
+    @property
+    def mean_seqs(self) -> float:
+        return self.sequence_steps / self.steps if self.steps else 0.0
+
+    def count(self, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
+        """Add the steps of one batch."""
+        num_steps, num_seqs = result.num_steps, batch.num_seqs
+        self.now_s += result.elapsed_s
+        self.steps += num_steps
+        self.sequence_steps += num_steps * num_seqs
+        self.max_seqs = max(self.max_seqs, num_seqs)
+        self.peak_device_blocks = scheduler.pool.peak_held
+        if scheduler.host_pool is not None:
+            self.peak_host_blocks = scheduler.host_pool.peak_held
+        for swap in batch.swaps:
+            self.swapped_blocks += len(swap.device)
+        self.exposed_copy_s += result.exposed_copy_s
+        self.hidden_copy_s += result.hidden_copy_s
+
+
+def drain(
+    requests: Iterable[Request],
+    scheduler: Scheduler,
+    executor: Executor,
+    sink: Sink,
+    observers: Iterable[Observer] = (),
+    should_stop: Callable[[], bool] = lambda: False,
+    stats: RunStats | None = None,
+) -> RunStats:
+    """Run every request to its end.
+
+    Args:
+        requests: in the order in which they should start.
+        stats: counted into, so that they survive an exception.
+
+    Raises:
+        Interrupted: `should_stop` said so between two steps. Finished rows are with the sink.
+        SchedulerStalled: work is left but no batch can be formed.
+    """
+    source = iter(requests)
+    observers = list(observers)
+    stats = RunStats() if stats is None else stats
+    while True:
+        while scheduler.wants_more() and (request := next(source, None)) is not None:
+            if rejected := scheduler.add(request):
+                sink.write(rejected)
+        batch = scheduler.schedule()
+        if batch is None:
+            if scheduler.is_empty():
+                return stats
+            raise SchedulerStalled(f"{len(list(scheduler.live()))} sequences are left and none can run")
+        result = executor.execute(batch)
+        finished = scheduler.update(batch, result)
+        stats.count(batch, result, scheduler)
+        for sequence in finished:
+            sink.write(sequence)
+        for observer in observers:
+            observer.record(stats.now_s, batch, result, scheduler)
+        sink.commit_if_due(stats.now_s)
+        if should_stop():
+            raise Interrupted("stopped by a signal")

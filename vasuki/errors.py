@@ -1,0 +1,78 @@
+"""Every error a user can meet, with the exit code it ends the process with.
+
+    VasukiError                 1   (never raised itself)
+    ├── JobFileError            2   job.yaml or the command line is wrong
+    ├── TooManyRowErrors        3   the output is complete, but too many rows failed
+    ├── UnreadableError         4   something named in the job cannot be read
+    │   ├── InputError              the input table
+    │   ├── ModelError              the model folder, its tokenizer, or a feature the backend lacks
+    │   └── ProfileError            the hardware profile
+    ├── OutputInUse             5   another run holds the output folder
+    ├── Interrupted            75   stopped early, state kept: run the same command again
+    └── SchedulerStalled        1   nothing can run although work is left: a bug of ours
+
+A message is one line that says what is wrong and what to do; it is printed as it stands, without a traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class VasukiError(Exception):
+    """Base of all errors that end a command with a message instead of a traceback."""
+
+    exit_code = 1
+
+
+class JobFileError(VasukiError):
+    """The job file or the arguments are wrong."""
+
+    exit_code = 2
+
+
+class TooManyRowErrors(VasukiError):
+    """More rows failed than `errors.max_fraction` allows. The output holds every row all the same."""
+
+    exit_code = 3
+
+
+class UnreadableError(VasukiError):
+    """Input, model or profile cannot be read."""
+
+    exit_code = 4
+
+
+class InputError(UnreadableError):
+    """The input table is missing, corrupt, or lacks a column."""
+
+
+class ModelError(UnreadableError):
+    """The model cannot be loaded, or needs a feature that the chosen backend does not have."""
+
+
+class ProfileError(UnreadableError):
+    """The hardware profile is unknown or malformed."""
+
+
+class OutputInUse(VasukiError):
+    """Another run holds this output folder, or it belongs to a different job."""
+
+    exit_code = 5
+
+
+class Interrupted(VasukiError):
+    """Stopped by a signal or by a resource that ran out; finished rows are kept."""
+
+    exit_code = 75
+
+
+class SchedulerStalled(VasukiError):
+    """Work is left but no step can be formed. Always a bug, never the user's doing."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `" (did you mean 'x'?)"` for the closest known word, or an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean '{close[0]}'?)" if close else ""

@@ -1,0 +1,16 @@
+"""The real executor: Hugging Face models on torch. The only room that imports torch and transformers.
+
+model       a folder or hub id -> LoadedModel, or a refusal that names what is missing
+tokenizer   text and messages -> token ids -> text
+inputs      a Batch -> the tensors of one packed forward
+attention   attention of packed chunks over paged blocks, called by the model's own layers
+kv_cache    the tensors behind the block pools, on the device and on the host
+sampler     logits -> token ids
+executor    puts these together behind `engine.Executor`
+"""
+
+import os
+
+# Before torch loads its thread pool: threads that wait for work sleep instead of spinning. Spinning gains microseconds
+# on a machine of one's own and loses whole time slices on one that is shared, tenfold in a job with a small model.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,0 +1,78 @@
+"""The tensors behind a block pool.
+
+    layers[l]   [num_blocks, 2, block_tokens, num_kv_heads, head_dim]
+                 ^           ^ keys, then values
+
+One block of one layer is contiguous, so moving it between tiers is one copy. A position's *slot* is
+`block * block_tokens + offset`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Shape of what one token leaves in the KV cache."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token_layer(self) -> int:
+        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize  # keys and values
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.num_layers * self.bytes_per_token_layer
+
+
+class KVCache:
+    """Keys and values of every layer in one tier of memory."""
+
+    def __init__(
+        self, layout: KVLayout, num_blocks: int, block_tokens: int, device: torch.device, pinned: bool = False
+    ) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        shape = (num_blocks, 2, block_tokens, layout.num_kv_heads, layout.head_dim)
+        # Zeroed, because kernels may read the unused tail of a block and a stray NaN would spread through 0 x NaN.
+        self.layers = [
+            torch.zeros(shape, dtype=layout.dtype, device=device, pin_memory=pinned) for _ in range(layout.num_layers)
+        ]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(layer.numel() * layer.element_size() for layer in self.layers)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        return self.block_tokens * self.layout.bytes_per_token
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor) -> None:
+        """Store keys and values `[num_tokens, num_kv_heads, head_dim]` at `rows`, as made by `rows_of_slots`."""
+        width = self.layout.num_kv_heads * self.layout.head_dim
+        flat = self.layers[layer].view(-1, width)
+        flat.index_copy_(0, rows, keys.reshape(-1, width))
+        flat.index_copy_(0, rows + self.block_tokens, values.reshape(-1, width))
+
+    def rows_of_slots(self, slots: torch.Tensor) -> torch.Tensor:
+        """Row of each slot's key in the `[num_blocks * 2 * block_tokens, ...]` view of a layer."""
+        return slots + torch.div(slots, self.block_tokens, rounding_mode="floor") * self.block_tokens
+
+    def gather(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of whole blocks, in order: each `[..., num_tokens, num_kv_heads, head_dim]`.
+
+        `blocks` is `[..., blocks_per_row]`, and `num_tokens = blocks_per_row * block_tokens`.
+        """
+        picked = self.layers[layer].index_select(0, blocks.reshape(-1))
+        picked = picked.view(*blocks.shape, 2, *picked.shape[2:])
+        keys, values = picked.unbind(blocks.dim())
+        return keys.flatten(-4, -3), values.flatten(-4, -3)

@@ -1,0 +1,40 @@
+"""How much memory a device has left."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+
+def total_bytes(device: torch.device) -> int:
+    """Memory of the device; for a CPU, of the machine or of the container, whichever is smaller."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(machine, _control_group("memory.max") or machine)
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that this process can still take without pushing anybody out."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    limit, used = _control_group("memory.max"), _control_group("memory.current")
+    available = _meminfo("MemAvailable")
+    return min(available, limit - (used or 0)) if limit else available
+
+
+def _meminfo(key: str) -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _control_group(name: str) -> int | None:
+    try:
+        return int(Path("/sys/fs/cgroup", name).read_text())
+    except (OSError, ValueError):
+        return None

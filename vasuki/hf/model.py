@@ -1,0 +1,149 @@
+"""A folder or hub id -> LoadedModel, or a refusal that names what is missing.
+
+The model runs as its authors wrote it. Only its attention is ours, through transformers' attention interface, so that
+one forward serves packed chunks over paged blocks. Whatever a model asks of its attention is honoured or refused at
+load time, by a probe that runs it once; nothing is ignored.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from vasuki.config import ModelConfig
+from vasuki.errors import ModelError
+from vasuki.hf import attention
+from vasuki.hf.kv_cache import KVLayout
+from vasuki.hf.tokenizer import Tokenizer
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+# Rotary embeddings whose frequencies depend on the longest position of the forward, so on a row's neighbours.
+_BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+_ATTENTION_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to run."""
+
+    model: Any  # a transformers causal LM
+    tokenizer: Tokenizer
+    config: Any  # the text model's configuration
+    eos_token_ids: frozenset[int]
+    kv_layout: KVLayout
+    device: torch.device
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.config.vocab_size)
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and output together."""
+        return int(getattr(self.config, "max_position_embeddings", 0) or 2**31 - 1)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+
+def resolve_device(wanted: str) -> torch.device:
+    """`auto` is CUDA where there is one. Raises ModelError if CUDA is wanted and absent."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ModelError("engine.device is cuda, but torch sees no CUDA device here")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def resolve_dtype(wanted: str, saved: Any, device: torch.device) -> torch.dtype:
+    """`auto` keeps the type the model was saved in, unless the device has no fast arithmetic for it.
+
+    A CPU without bfloat16 instructions multiplies bfloat16 matrices several times slower than float32 ones.
+    """
+    if wanted != "auto":
+        return getattr(torch, wanted)  # type: ignore[no-any-return]
+    dtype = saved if isinstance(saved, torch.dtype) else torch.float32
+    if device.type == "cpu":
+        fast_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return dtype if dtype is torch.bfloat16 and fast_bf16 else torch.float32
+    return dtype
+
+
+def load_model(model: ModelConfig, device_name: str = "auto") -> LoadedModel:
+    """Load weights, tokenizer and generation defaults.
+
+    Raises:
+        ModelError: the model or its tokenizer cannot be read, or it needs what the ragged backend does not have.
+    """
+    path = model.path
+    if not path:
+        raise ModelError("model.shape describes a model without weights; `run` needs model.path")
+    looks_local = path.startswith((".", "/", "~")) or os.path.exists(path)
+    if looks_local and not os.path.isfile(os.path.join(os.path.expanduser(path), "config.json")):
+        missing = "no config.json in it" if os.path.isdir(os.path.expanduser(path)) else "no such folder"
+        raise ModelError(f"cannot read model {path}: {missing}")
+    path = os.path.expanduser(path)
+    options: dict[str, Any] = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
+    device = resolve_device(device_name)
+    try:
+        config = AutoConfig.from_pretrained(path, **options)
+    except Exception as error:
+        raise ModelError(f"cannot read model {path}: {_first_line(error)}") from None
+    text_config = config.get_text_config()
+    _refuse_config(path, text_config)
+    tokenizer = Tokenizer(path, **options)
+    dtype = resolve_dtype(model.dtype, getattr(text_config, "dtype", None), device)
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention.NAME, **options)
+        generation = getattr(loaded, "generation_config", None) or GenerationConfig()
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"cannot load model {path}: {_first_line(error)}") from None
+    return prepare(loaded.eval().to(device), tokenizer, generation, path)
+
+
+def prepare(model: Any, tokenizer: Tokenizer, generation: Any, name: str) -> LoadedModel:
+    """Check a model in memory and describe it. The model must have been built with our attention."""
+    config = model.config.get_text_config()
+    _refuse_config(name, config)
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ModelError(
+            f"{name}: {type(model).__name__} does not use transformers' attention interface; "
+            "the ragged backend cannot serve it"
+        )
+    try:
+        layout = attention.probe(model, config.num_hidden_layers)
+    except attention.Unsupported as error:
+        raise ModelError(f"{name}: the ragged backend cannot serve {type(model).__name__}: {error}") from None
+    eos = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
+    if eos is None:
+        eos = tokenizer.eos_token_id
+    eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
+    return LoadedModel(model, tokenizer, config, eos_ids, layout, model.device)
+
+
+def _refuse_config(name: str, config: Any) -> None:
+    """Refuse what a configuration announces and the backend lacks."""
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    if odd := sorted(layer_types - _ATTENTION_LAYER_TYPES):
+        raise ModelError(f"{name}: the ragged backend cannot serve {config.model_type}: it has {', '.join(odd)} layers")
+    rope = getattr(config, "rope_parameters", None) or {}
+    per_layer = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    for parameters in per_layer:
+        kind = parameters.get("rope_type", "default")
+        if kind in _BATCH_DEPENDENT_ROPE:
+            raise ModelError(
+                f"{name}: the ragged backend cannot serve {config.model_type} with '{kind}' rotary embeddings, "
+                "which depend on the longest row of a batch"
+            )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,77 @@
+"""Logits to token ids.
+
+A sampled token is the inverse of the cumulative distribution at a number between 0 and 1 that is a hash of the row's
+seed, id, sample index and position. There is no generator whose state neighbours could advance, so a row draws the same
+numbers alone, in any batch, and after a restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+
+from vasuki.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One entry for each row of logits."""
+
+    token_ids: list[int]
+    logprobs: list[float]  # empty unless asked for
+
+
+def sample(logits: torch.Tensor, sequences: list[Sequence], want_logprobs: bool = False) -> Sampled:
+    """Choose the next token of each sequence.
+
+    Shapes: logits `[num_sequences, vocab_size]`.
+    """
+    token_ids = logits.argmax(dim=-1)
+    drawn = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.temperature > 0]
+    if drawn:
+        rows = torch.tensor(drawn, device=logits.device)
+        token_ids[rows] = _draw(logits[rows].float(), [sequences[row] for row in drawn])
+    logprobs: list[float] = []
+    if want_logprobs:
+        chosen = torch.log_softmax(logits.float(), dim=-1).gather(-1, token_ids.unsqueeze(-1))
+        logprobs = chosen.squeeze(-1).tolist()
+    return Sampled(token_ids.tolist(), logprobs)
+
+
+def uniform(sequence: Sequence) -> float:
+    """The number in [0, 1) that decides the sequence's next token."""
+    request = sequence.request
+    key = f"{request.sampling.seed}\0{request.id!r}\0{request.sample_index}\0{sequence.num_output_tokens}"
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
+
+
+def _draw(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+    params = [sequence.request.sampling for sequence in sequences]
+    device = logits.device
+    temperature = torch.tensor([p.temperature for p in params], device=device)
+    probabilities = torch.softmax(logits / temperature.unsqueeze(-1), dim=-1)
+    filtered = [row for row, p in enumerate(params) if p.top_k > 0 or p.top_p < 1]
+    if filtered:
+        rows = torch.tensor(filtered, device=device)
+        top_k = torch.tensor([params[row].top_k or logits.shape[-1] for row in filtered], device=device)
+        top_p = torch.tensor([params[row].top_p for row in filtered], device=device)
+        probabilities[rows] = _keep_top(probabilities[rows], top_k, top_p)
+    cumulative = probabilities.double().cumsum(dim=-1)
+    targets = torch.tensor([uniform(sequence) for sequence in sequences], dtype=torch.double, device=device)
+    # Scaled by the total instead of normalised; the last token with any probability absorbs rounding.
+    targets = targets.unsqueeze(-1) * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, targets, right=True).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
+
+
+def _keep_top(probabilities: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Zero all but the k likeliest tokens, and of those all behind the smallest set that reaches p."""
+    ordered, order = probabilities.sort(dim=-1, descending=True)
+    ranks = torch.arange(ordered.shape[-1], device=ordered.device)
+    ordered = ordered.masked_fill(ranks >= top_k.unsqueeze(-1), 0.0)
+    before = ordered.cumsum(dim=-1) - ordered
+    threshold = top_p.unsqueeze(-1) * ordered.sum(dim=-1, keepdim=True)
+    ordered = ordered.masked_fill(before >= threshold, 0.0)
+    return torch.zeros_like(probabilities).scatter_(-1, order, ordered)

@@ -1,0 +1,178 @@
+"""A file or folder, here or on an object store: path and file system in one value.
+
+Local files are replaced in one motion (write beside, fsync, rename, fsync the folder). Object stores publish an object
+when its upload completes, so there a plain put already is all or nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any, cast
+
+import pyarrow as pa
+from pyarrow import fs
+
+TEMPORARY_SUFFIX = ".tmp"
+_MAGIC = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A place in a file system. Nothing is touched until a method is called."""
+
+    filesystem: Any  # pyarrow.fs.FileSystem
+    path: str
+    url: str  # as the user would write it
+
+    @classmethod
+    def parse(cls, text: str) -> Location:
+        """A local path, or a URL such as `s3://bucket/key`, `gs://...`, `file:///...`.
+
+        Raises:
+            OSError, ValueError: no file system serves the URL, or its bucket cannot be reached.
+        """
+        if "://" not in text:
+            path = os.path.abspath(os.path.expanduser(text))
+            return cls(fs.LocalFileSystem(), path, text)
+        filesystem, path = fs.FileSystem.from_uri(text)
+        return cls(filesystem, path, text)
+
+    def __truediv__(self, name: str) -> Location:
+        return Location(self.filesystem, _join(self.path, name), _join(self.url, name))
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def name(self) -> str:
+        return self.path.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self.filesystem, fs.LocalFileSystem)
+
+    def is_file(self) -> bool:
+        return bool(self.filesystem.get_file_info(self.path).type == fs.FileType.File)
+
+    def is_folder(self) -> bool:
+        return bool(self.filesystem.get_file_info(self.path).type == fs.FileType.Directory)
+
+    def exists(self) -> bool:
+        return bool(self.filesystem.get_file_info(self.path).type != fs.FileType.NotFound)
+
+    def size_bytes(self) -> int:
+        return int(self.filesystem.get_file_info(self.path).size)
+
+    def children(self) -> list[Location]:
+        """Files and folders directly below, by name. Empty when there is no such folder."""
+        selector = fs.FileSelector(self.path, allow_not_found=True)
+        names = sorted(info.base_name for info in self.filesystem.get_file_info(selector))
+        return [self / name for name in names]
+
+    def files_below(self) -> Iterator[Location]:
+        """Every file in the folder and its subfolders, by path. Names that start with `.` or `_` are skipped."""
+        selector = fs.FileSelector(self.path, recursive=True, allow_not_found=True)
+        for info in sorted(self.filesystem.get_file_info(selector), key=lambda info: info.path):
+            inner = info.path[len(self.path.rstrip("/")) + 1 :]
+            if info.type == fs.FileType.File and not any(part.startswith((".", "_")) for part in inner.split("/")):
+                yield self / inner
+
+    def make_folder(self) -> None:
+        self.filesystem.create_dir(self.path, recursive=True)
+
+    def delete(self) -> None:
+        """Remove a file; fine if it is already gone."""
+        if self.exists():
+            self.filesystem.delete_file(self.path)
+
+    def open(self) -> Any:
+        """The raw file as a seekable `pyarrow.NativeFile`."""
+        return self.filesystem.open_input_file(self.path)
+
+    def open_stream(self) -> IO[bytes]:
+        """The file's content from the start, unpacked if its name ends in .gz, .bz2, .zst or .lz4."""
+        return cast(IO[bytes], self.filesystem.open_input_stream(self.path))
+
+    def read_bytes(self) -> bytes:
+        with self.filesystem.open_input_stream(self.path, compression=None) as stream:
+            return bytes(stream.read())
+
+    def write_bytes(self, data: bytes | pa.Buffer) -> None:
+        """Replace the file's content: readers see the old one or the new one, never a half."""
+        if not self.is_local:
+            with self.filesystem.open_output_stream(self.path) as stream:
+                stream.write(data)
+            return
+        folder, name = os.path.split(self.path)
+        temporary = os.path.join(folder, f".{name}{TEMPORARY_SUFFIX}")
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+        _fsync_folder(folder)
+
+
+def find_files(text: str) -> list[Location]:
+    """The files that `text` names: a file, a folder (with its subfolders) or a glob (`*`, `?`, `[ab]`, `**`).
+
+    Sorted by path. Hidden files and files that start with `_` are skipped unless they are named outright.
+    """
+    if not _MAGIC.search(text):
+        return _files_at(Location.parse(text))
+    if "://" not in text and (literal := Location.parse(text)).exists():
+        return _files_at(literal)
+    parts = text.split("/")
+    first_magic = next(index for index, part in enumerate(parts) if _MAGIC.search(part))
+    base = "/".join(parts[:first_magic])
+    root = Location.parse(base or ("/" if text.startswith("/") else "."))
+    found = {file.path: file for match in _expand(root, parts[first_magic:]) for file in _files_at(match)}
+    return [found[path] for path in sorted(found)]
+
+
+def _files_at(place: Location) -> list[Location]:
+    return [place] if place.is_file() else list(place.files_below())
+
+
+def _expand(place: Location, parts: list[str]) -> Iterator[Location]:
+    """Walk a glob one path segment at a time, listing only the folders that can match."""
+    if not parts:
+        yield place
+        return
+    head, *rest = parts
+    if not _MAGIC.search(head):
+        if (place / head).exists():
+            yield from _expand(place / head, rest)
+        return
+    if head == "**":
+        yield from _expand(place, rest) if rest else iter([place])
+    for child in place.children():
+        if child.name.startswith((".", "_")) and not head.startswith((".", "_")):
+            continue
+        if head == "**":
+            if child.is_folder():
+                yield from _expand(child, parts)
+        elif fnmatch.fnmatchcase(child.name, head):
+            yield from _expand(child, rest)
+
+
+def _join(base: str, name: str) -> str:
+    return base.rstrip("/") + "/" + name
+
+
+def _fsync_folder(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,64 @@
+"""The sampling settings of a row: from the job, from its columns, or from its openai-batch body, in rising order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+import pydantic
+
+from vasuki.config import Column, SamplingConfig
+from vasuki.io.rows import RowError
+from vasuki.sequence import SamplingParams
+
+
+class SamplingReader:
+    """Reads rows' settings, checked by the same rules as the job file's."""
+
+    def __init__(self, config: SamplingConfig) -> None:
+        self._settings: dict[str, Any] = {}
+        self._columns: dict[str, str] = {}
+        for name, value in config:
+            if isinstance(value, Column):
+                self._columns[name] = value.column
+                value = SamplingConfig.model_fields[name].default
+            self._settings[name] = value
+        self._of_the_job = SamplingParams(**self._settings)
+
+    def read(self, values: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> SamplingParams:
+        """The settings of one row.
+
+        Args:
+            values: the row, by column. A null (in text formats also an empty cell) means the setting's default.
+            overrides: settings that go before those of the job; null leaves the job's.
+
+        Raises:
+            RowError: a value is of the wrong type or out of range.
+        """
+        params = self._of_the_job
+        if self._columns or overrides:
+            given = {name: values[column] for name, column in self._columns.items()} | dict(overrides or {})
+            settings = {name: _checked(name, value) for name, value in given.items() if value not in (None, "")}
+            params = SamplingParams(**(self._settings | settings))
+        if params.max_tokens < 1:
+            raise RowError(f"max_tokens is {params.max_tokens}; it must be at least 1")
+        return params
+
+
+def _checked(name: str, value: Any) -> Any:
+    """`value` as the setting's type. Text is read as a number where the setting is one."""
+    if isinstance(value, Decimal):
+        value = float(value)
+    if name == "stop" and isinstance(value, str):
+        value = (value,)
+    if isinstance(value, Mapping) or (isinstance(value, float) and not math.isfinite(value)):
+        raise RowError(f"{name} cannot be {value!r}")
+    if name == "stop" and "" in value:
+        raise RowError("stop holds an empty string")
+    try:
+        return getattr(SamplingConfig.model_validate({name: value}), name)
+    except pydantic.ValidationError as error:
+        problem = error.errors(include_url=False)[0]["msg"].replace("Input should", "should")
+        raise RowError(f"{name} {problem}, not {value!r}") from None

@@ -1,0 +1,195 @@
+"""The input table of a job: one or many files of one format, checked at the start and then streamed.
+
+Opening it costs one look at every Parquet footer and one pass over the id column, or one pass over a text file. After
+that the table is known to be readable, to have every column the job names and to have unique ids, so that nothing of
+the kind can end a job half way. Rows are numbered from 0 over all files in the order of their paths.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from vasuki.config import InputConfig, JobConfig
+from vasuki.errors import InputError, JobFileError, did_you_mean
+from vasuki.io.columns import BATCH_URL, carried_columns, id_column, needed_columns
+from vasuki.io.delimited import CsvSource
+from vasuki.io.ids import IdHashes, refuse_duplicates
+from vasuki.io.jsonl import JsonlSource, common_type
+from vasuki.io.location import Location, find_files
+from vasuki.io.parquet import ParquetSource
+from vasuki.io.selection import EVERY_ROW, Selection
+from vasuki.io.sources import Block, Source
+from vasuki.io.values import as_text, storable_type
+
+Format = Literal["parquet", "jsonl", "csv", "openai-batch"]
+
+_SUFFIXES: dict[str, Format] = {
+    ".parquet": "parquet", ".pq": "parquet",
+    ".jsonl": "jsonl", ".ndjson": "jsonl",
+    ".csv": "csv", ".tsv": "csv",
+}  # fmt: skip
+_PACKED = (".gz", ".bz2", ".zst", ".lz4")
+_SOURCES: dict[Format, type[Any]] = {
+    "parquet": ParquetSource, "jsonl": JsonlSource, "openai-batch": JsonlSource, "csv": CsvSource,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class InputTable:
+    """An input that was checked and counted. Made by `open_table`."""
+
+    files: tuple[Source, ...]
+    first_rows: tuple[int, ...]  # number of each file's first row
+    num_rows: int
+    columns: tuple[str, ...]  # those the job reads
+    id_column: str  # empty: the row number is the id
+    id_type: Any  # pyarrow type of the output's `id`: an integer type or string
+    carried_types: dict[str, Any]  # pyarrow types of the columns copied to the output, in their order there
+    fingerprint: str
+
+    def blocks(self, selection: Selection = EVERY_ROW) -> Iterator[Block]:
+        """Stream the wanted rows in order, a bounded number at a time.
+
+        Raises:
+            InputError: a file has become unreadable since the table was opened.
+        """
+        for file, first_row in zip(self.files, self.first_rows, strict=True):
+            yield from file.blocks(self.columns, first_row, selection)
+
+    def ids(self, block: Block) -> list[Any]:
+        """The ids of a block's rows, in the type they have in the output."""
+        if not self.id_column:
+            return list(block.rows)
+        values = block.columns[self.id_column]
+        return values if pa.types.is_integer(self.id_type) else [as_text(value) for value in values]
+
+    def carried(self, block: Block) -> dict[str, list[Any]]:
+        """The values to copy to the output, in the types they have there."""
+        columns = {name: block.columns[name] for name in self.carried_types}
+        for name, arrow_type in self.carried_types.items():
+            if pa.types.is_string(arrow_type):
+                columns[name] = [_stored_text(value) for value in columns[name]]
+        return columns
+
+
+def open_table(job: JobConfig) -> InputTable:
+    """Find, check and count the input of a job.
+
+    Raises:
+        JobFileError: a column does not exist, ids are not unique or missing, or the format cannot be told.
+        InputError: a file is missing, unreadable or corrupt, or files disagree.
+    """
+    needed = needed_columns(job)
+    stored = carried_columns(job)
+    id_name = id_column(job)
+    files = _find(job.input)
+    _refuse_output_among(files, job)
+    ids = IdHashes(id_name) if id_name else None
+    digest = hashlib.blake2b(digest_size=16)
+    first_rows: list[int] = []
+    num_rows = 0
+    types: dict[str, Any] = {}
+    for file in files:
+        survey = file.survey(needed, {*stored, id_name} - {""}, ids)
+        first_rows.append(num_rows)
+        num_rows += survey.num_rows
+        if not isinstance(file, JsonlSource):  # a file with a schema has to have every column itself
+            _check_columns(needed, survey.types, file.location)
+        types = _merge(types, survey.types, file)
+        digest.update(f"{file.location.name}\0{survey.num_rows}\0".encode() + survey.digest)
+    if num_rows:
+        _check_columns(needed, types, job.input.path)
+    columns = tuple(needed) + ((BATCH_URL,) if job.input.format == "openai-batch" else ())
+    id_type = pa.int64()
+    if id_name:
+        id_type = storable_type(types.get(id_name, pa.string()))
+        id_type = id_type if pa.types.is_integer(id_type) else pa.string()
+    carried_types = {name: storable_type(types.get(name, pa.string())) for name in stored}
+    table = InputTable(
+        tuple(files), tuple(first_rows), num_rows, columns, id_name, id_type, carried_types, digest.hexdigest()
+    )
+    if ids is not None and len(suspects := ids.suspects()):
+        refuse_duplicates(id_name, suspects, _numbered_ids(table))
+    return table
+
+
+def _find(config: InputConfig) -> list[Source]:
+    try:
+        locations = find_files(config.path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read input.path {config.path}: {' '.join(str(error).split())}") from None
+    if not locations:
+        raise InputError(f"input.path {config.path} does not exist, or holds no files")
+    if config.format != "auto":
+        return [_SOURCES[config.format](location) for location in locations]
+    formats = {_format_of(location): location for location in reversed(locations)}
+    if len(formats) > 1:
+        names = " and ".join(location.name for location in list(formats.values())[-2:])
+        raise JobFileError(
+            f"input.path {config.path} mixes formats ({names}); name one kind with a glob such as *.parquet"
+        )
+    (only,) = formats
+    return [_SOURCES[only](location) for location in locations]
+
+
+def _refuse_output_among(files: list[Source], job: JobConfig) -> None:
+    """A folder or glob that takes in the output would make the next run read what this one writes."""
+    output_path = job.output.path
+    folder = output_path if "://" in output_path else os.path.abspath(os.path.expanduser(output_path))
+    for file in files:
+        own = file.location.url if "://" in output_path else file.location.path
+        if file.location.url != job.input.path and own.startswith(folder.rstrip("/") + "/"):
+            raise JobFileError(
+                f"output.path {output_path} holds the input file {file.location.name}; choose another folder"
+            )
+
+
+def _format_of(location: Location) -> Format:
+    stem = location.name.lower()
+    for suffix in _PACKED:
+        stem = stem.removesuffix(suffix)
+    for suffix, known in _SUFFIXES.items():
+        if stem.endswith(suffix):
+            return known
+    raise JobFileError(f"the name {location.name} does not tell its format; set input.format to parquet, jsonl or csv")
+
+
+def _check_columns(needed: dict[str, str], known: dict[str, Any], where: Location | str) -> None:
+    for column, setting in needed.items():
+        if column not in known:
+            hint = did_you_mean(column, known) or f"; it has {', '.join(list(known)[:8]) or 'no columns'}"
+            raise JobFileError(f"{setting} names column '{column}', which {where} does not have{hint}")
+
+
+def _merge(types: dict[str, Any], more: dict[str, Any], file: Source) -> dict[str, Any]:
+    """The types of the columns over all files so far. Only Parquet files can disagree."""
+    if isinstance(file, JsonlSource):
+        return types | {name: common_type(types.get(name, pa.null()), other) for name, other in more.items()}
+    merged = dict(more)
+    for name, known in types.items():
+        if name not in more or more[name] == known:
+            continue
+        try:
+            pair = [pa.schema([(name, known)]), pa.schema([(name, more[name])])]
+            merged[name] = pa.unify_schemas(pair, promote_options="permissive").field(name).type
+        except pa.ArrowException:
+            raise InputError(
+                f"column '{name}' is {more[name]} in {file.location} but {known} in files before it"
+            ) from None
+    return merged
+
+
+def _numbered_ids(table: InputTable) -> Iterator[tuple[int, Any]]:
+    for file, first_row in zip(table.files, table.first_rows, strict=True):
+        for block in file.blocks([table.id_column], first_row, EVERY_ROW):
+            yield from zip(block.rows, block.columns[table.id_column], strict=True)
+
+
+def _stored_text(value: Any) -> Any:
+    return value if value is None or isinstance(value, (str, pa.Scalar)) else as_text(value)

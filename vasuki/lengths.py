@@ -1,0 +1,116 @@
+"""A LENGTHS.csv: prompt and output lengths of requests, recorded somewhere or made up, and when they arrived.
+
+    num_prefill_tokens,num_decode_tokens,arrived_at
+    3772,54,0.0
+
+`arrived_at` (seconds) may be absent; other columns are ignored.
+"""
+
+from __future__ import annotations
+
+import csv
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from vasuki.errors import InputError, did_you_mean
+from vasuki.sequence import Request
+
+PROMPT_COLUMN, OUTPUT_COLUMN, ARRIVAL_COLUMN = "num_prefill_tokens", "num_decode_tokens", "arrived_at"
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lengths:
+    """Lengths of the requests of a job, row by row.
+
+    Args:
+        prompt_tokens: `[rows]`, each at least 1.
+        output_tokens: `[rows]`, each at least 1: recorded, or what a plan expects.
+        arrived_at_s: `[rows]`, never falling; None if all rows are there from the start.
+    """
+
+    prompt_tokens: Ints
+    output_tokens: Ints
+    arrived_at_s: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
+
+    def take(self, rows: Ints) -> Lengths:
+        """Some of the rows, as if all were there from the start."""
+        return Lengths(self.prompt_tokens[rows], self.output_tokens[rows])
+
+    def requests(self, max_tokens: int | None = None, known: bool = False) -> Iterator[Request]:
+        """A request for each row, in order.
+
+        Args:
+            max_tokens: what the scheduler is told an output may have at most; None for the longest of the job.
+            known: also tell it, as its estimate, how long each output is.
+        """
+        limit = int(self.output_tokens.max(initial=1)) if max_tokens is None else max_tokens
+        for row, (prompt, output) in enumerate(zip(self.prompt_tokens, self.output_tokens, strict=True)):
+            yield Request(row, row, int(prompt), limit, estimated_tokens=min(int(output), limit) if known else 0)
+
+
+def read_lengths(path: str | Path) -> Lengths:
+    """Read a LENGTHS.csv.
+
+    Raises:
+        InputError: it cannot be read, lacks a column or has no rows, or a value is not a length.
+    """
+    prompts, outputs, arrivals = array("q"), array("q"), array("d")
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            header = [name.strip() for name in next(reader, [])]
+            for name in (PROMPT_COLUMN, OUTPUT_COLUMN):
+                if name not in header:
+                    raise InputError(
+                        f"{path} has no column {name}{did_you_mean(name, header)}; a file of lengths starts with "
+                        f"{PROMPT_COLUMN},{OUTPUT_COLUMN} and may have {ARRIVAL_COLUMN}"
+                    )
+            prompt, output = header.index(PROMPT_COLUMN), header.index(OUTPUT_COLUMN)
+            arrival = header.index(ARRIVAL_COLUMN) if ARRIVAL_COLUMN in header else None
+            for cells in reader:
+                if not cells:
+                    continue
+                try:
+                    prompts.append(int(cells[prompt]))
+                    outputs.append(int(cells[output]))
+                    if arrival is not None:
+                        arrivals.append(float(cells[arrival]))
+                except (ValueError, IndexError, OverflowError):
+                    raise InputError(f"{path}, line {reader.line_num}: not a row of lengths: {','.join(cells)}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path} is not a CSV file: {error}") from None
+    if not prompts:
+        raise InputError(f"{path} has no rows")
+    return _checked(path, Lengths(_ints(prompts), _ints(outputs), np.array(arrivals) if arrival is not None else None))
+
+
+def _checked(path: str | Path, lengths: Lengths) -> Lengths:
+    """Raises InputError for a length below 1 or times that fall. Rows are counted from 1, without the header."""
+    for name, values in ((PROMPT_COLUMN, lengths.prompt_tokens), (OUTPUT_COLUMN, lengths.output_tokens)):
+        if values.min() < 1:
+            raise InputError(f"{path}, row {int(np.argmax(values < 1)) + 1}: {name} must be at least 1")
+    arrivals = lengths.arrived_at_s
+    if arrivals is not None:
+        if not np.isfinite(arrivals).all() or arrivals[0] < 0:
+            raise InputError(f"{path}: {ARRIVAL_COLUMN} must be seconds from 0 on")
+        falls = np.diff(arrivals) < 0
+        if falls.any():
+            raise InputError(f"{path}, row {int(np.argmax(falls)) + 2}: {ARRIVAL_COLUMN} falls; sort the file by it")
+    return lengths
+
+
+def _ints(values: array[int]) -> Ints:
+    return np.array(values, dtype=np.int64)

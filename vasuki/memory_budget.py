@@ -1,0 +1,108 @@
+"""How much KV fits on a device beside weights and activations."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from vasuki.errors import ModelError
+from vasuki.layout import Layout
+from vasuki.model_shape import ModelShape
+from vasuki.profile import HardwareProfile
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """How the memory of one device divides."""
+
+    total_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    kv_bytes: int
+    kv_bytes_per_token: float
+    block_tokens: int
+
+    @property
+    def num_blocks(self) -> int:
+        return int(self.kv_bytes / (self.kv_bytes_per_token * self.block_tokens))
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the whole blocks hold."""
+        return self.num_blocks * self.block_tokens
+
+
+def activation_bytes(shape: ModelShape, max_step_tokens: int, max_num_seqs: int, tensor_parallel: int = 1) -> int:
+    """Most bytes that live at once beside weights and KV: the larger of the MLP's and the head's moments.
+
+    MLP: two hidden states, the product of `up` and the activation for every token. Head: float32 logits of every
+    sampled token, twice, since sampling sorts or normalises a copy.
+    """
+    item, hidden = shape.dtype_bytes, shape.hidden_size
+    experts = shape.experts_per_token * shape.expert_intermediate_size + shape.shared_intermediate_size
+    width = max(shape.intermediate_size, experts) / tensor_parallel
+    mlp = max_step_tokens * item * (2 * hidden + ((2 if shape.gated_mlp else 1) + 1) * width)
+    head = max_num_seqs * shape.vocab_size * 4 * 2 + 2 * max_step_tokens * hidden * item
+    return math.ceil(max(mlp, head))
+
+
+def memory_budget(
+    shape: ModelShape,
+    profile: HardwareProfile,
+    *,
+    device_memory: float | int = 0.9,
+    block_tokens: int = 16,
+    max_step_tokens: int = 2048,
+    max_num_seqs: int = 256,
+    layout: Layout | None = None,
+) -> MemoryBudget:
+    """KV that fits on each device of the layout.
+
+    `device_memory` is as in the job file: up to 1 it is a share of the device for weights, activations and KV together,
+    above 1 the KV pool's size in bytes. Activations are those of steps of `max_step_tokens` that sample `max_num_seqs`.
+
+    Raises:
+        ModelError: not even one block fits; the message says what would.
+    """
+    layout = layout or Layout()
+    layout.check(shape)
+    layers = math.ceil(shape.num_layers / layout.pipeline_parallel)
+    kv_heads = max(1, shape.num_kv_heads // layout.tensor_parallel)
+    per_token = layers * shape.kv_bytes_per_token_per_layer * kv_heads / shape.num_kv_heads
+    weights = math.ceil(shape.weight_bytes / layout.gpus_per_replica)
+    activations = activation_bytes(shape, max_step_tokens, max_num_seqs, layout.tensor_parallel)
+    if device_memory <= 1:
+        usable = int(profile.memory_bytes * device_memory)
+        kv = usable - weights - activations
+    else:
+        usable, kv = profile.memory_bytes, int(device_memory)
+    if kv < per_token * block_tokens or weights + activations + kv > usable:
+        raise ModelError(_too_large(shape, profile, usable, weights, activations, kv, layout))
+    return MemoryBudget(profile.memory_bytes, weights, activations, kv, per_token, block_tokens)
+
+
+def _too_large(
+    shape: ModelShape, profile: HardwareProfile, usable: int, weights: int, activations: int, kv: int, layout: Layout
+) -> str:
+    need = (
+        f"{shape.name} in {shape.dtype} needs {_gib(weights)} for weights and {_gib(activations)} for activations "
+        f"on each of {layout.gpus_per_replica} {profile.name}, which offers {_gib(usable)}"
+    )
+    if weights + activations < usable:
+        return f"{need}; {_gib(max(0, kv))} of KV is too much beside it or too little for a block"
+    ways = []
+    gpus = layout.gpus_per_replica
+    while gpus < 1024 and shape.weight_bytes / gpus + activations > 0.9 * usable:
+        gpus *= 2
+    ways.append(f"{gpus} such GPUs")
+    room = usable - activations
+    bits = 8 * room * layout.gpus_per_replica * 0.9 / shape.num_parameters
+    if shape.dtype_bytes == 4 and bits >= 16:
+        ways.append("bfloat16 weights")
+    elif bits >= 4:
+        ways.append(f"weights quantised to {int(bits)} bits")
+    return f"{need}; what would fit: {' or '.join(ways)}, or a smaller model"
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"

@@ -1,0 +1,447 @@
+"""A hardware profile: what one accelerator can do, as data that says where each figure comes from.
+
+A profile is a YAML file in `profiles/`, checked against the schema below when it is read. Files carry the units that
+datasheets use (GB/s, TFLOP/s, microseconds), each in the key's name; properties convert to bytes, seconds and FLOP/s.
+
+Profiles are found by name in this order; the first folder that holds `NAME.yaml` wins:
+
+    $VASUKI_PROFILES                 folders of the user's own, separated like $PATH
+    ~/.config/vasuki/profiles        where `vasuki profile` leaves what it measured
+    vasuki/profiles                  inside an installed wheel
+    ../profiles                      beside the package, in a checkout
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import sys
+import typing
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import Self
+
+from vasuki.errors import ProfileError, did_you_mean
+
+Direction = Literal["h2d", "d2h", "both"]
+ElementwiseOperator = Literal["norm", "rope", "kv_write", "activation", "residual", "embedding"]
+
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+SATURATED = 0.95  # share of the best bandwidth from which a copy size counts as saturating the link
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Efficiency(_Section):
+    """Achievable shares of the datasheet's rates. They multiply the peak rates in the cost model's rooflines."""
+
+    matmul: Fraction = 0.75
+    """Share of the dense matmul peak that full tiles reach under sustained load."""
+    bandwidth: Fraction = 0.85
+    """Share of the memory bandwidth at which weights are read."""
+    attention: Fraction = 0.50
+    """Share of the dense matmul peak that attention over prompt chunks reaches."""
+    kv_read: Fraction = 0.70
+    """Share of the memory bandwidth at which decodes read paged keys and values."""
+    source: str
+    """Where the shares come from: fitted to which measurements, or assumed by what argument."""
+
+
+class Overheads(_Section):
+    """Fixed costs that no roofline shows."""
+
+    step_us: NonNegative
+    """Once a step, outside kernels: forming inputs, fetching sampled tokens."""
+    launch_us: NonNegative
+    """Host time of one kernel launch. On an accelerator launches run ahead and only show when kernels are shorter."""
+    kernel_us: NonNegative
+    """Shortest time of a kernel on the device."""
+    source: str
+    """Where the figures come from."""
+
+
+class LinkPoint(_Section):
+    """Rates of copies of one size."""
+
+    bytes: Count
+    """Size of one contiguous copy."""
+    h2d: Positive
+    """GB/s from host to device, alone."""
+    d2h: Positive
+    """GB/s from device to host, alone."""
+    both: Positive
+    """GB/s in each direction while both directions run."""
+
+    def copy_s(self, direction: Direction) -> float:
+        """Seconds of one copy of this size."""
+        rate: float = getattr(self, direction)
+        return self.bytes / (rate * 1e9)
+
+
+class Link(_Section):
+    """The path between host and device memory: bandwidth by direction and copy size.
+
+    A copy takes a fixed time plus its bytes at the saturated rate, so the time between two points is interpolated
+    linearly in bytes. That keeps time monotone in size, which the binary searches of `offload_policy` rely on.
+    """
+
+    kind: str
+    """For example "PCIe 4.0 x16"."""
+    copy_engines: Annotated[int, Field(ge=1, le=8)] = 2
+    """With two, the directions overlap; with one, they take turns."""
+    curve: Annotated[tuple[LinkPoint, ...], Field(min_length=1)]
+    """Points by rising size. Below the first a copy takes as long as the first; beyond the last the rate stays."""
+    source: str
+    """Measured (date, driver, script) or derived from what."""
+
+    @model_validator(mode="after")
+    def _monotone(self) -> Link:
+        for before, after in itertools.pairwise(self.curve):
+            if after.bytes <= before.bytes:
+                raise ValueError(f"curve must rise in bytes, but {after.bytes} follows {before.bytes}")
+            for direction in typing.get_args(Direction):
+                if after.copy_s(direction) < before.copy_s(direction):
+                    raise ValueError(f"a {direction} copy of {after.bytes} bytes is faster than one of {before.bytes}")
+        return self
+
+    @property
+    def saturation_bytes(self) -> int:
+        """Smallest copy size within 5 % of the best rate in both directions: the paper's saturation point (5.1)."""
+        h2d, d2h = (SATURATED * max(getattr(point, way) for point in self.curve) for way in ("h2d", "d2h"))
+        return next((p.bytes for p in self.curve if p.h2d >= h2d and p.d2h >= d2h), self.curve[-1].bytes)
+
+    def copy_s(self, copy_bytes: float, direction: Direction) -> float:
+        """Seconds of one contiguous copy of pinned memory. `both`: of one direction while the other is busy too."""
+        if copy_bytes <= 0:
+            return 0.0
+        index = bisect_right(self.curve, copy_bytes, key=lambda point: point.bytes)
+        if index == 0:
+            return self.curve[0].copy_s(direction)
+        low = self.curve[index - 1]
+        low_s = low.copy_s(direction)
+        if index == len(self.curve):
+            return low_s * copy_bytes / low.bytes
+        high = self.curve[index]
+        return low_s + (high.copy_s(direction) - low_s) * (copy_bytes - low.bytes) / (high.bytes - low.bytes)
+
+    def bandwidth_bytes_per_s(self, copy_bytes: float, direction: Direction) -> float:
+        """Rate of copies of this size."""
+        return copy_bytes / self.copy_s(copy_bytes, direction)
+
+    def transfer_s(self, h2d_bytes: float, d2h_bytes: float, copy_bytes: float = 0) -> float:
+        """Seconds to move both amounts in copies of `copy_bytes` each (0: one copy for each direction).
+
+        With two copy engines the directions run together at the `both` rate until the shorter is done, and the rest of
+        the longer goes on alone; with one engine they take turns.
+        """
+        h2d_alone_s = self._one_way_s(h2d_bytes, copy_bytes, "h2d")
+        d2h_alone_s = self._one_way_s(d2h_bytes, copy_bytes, "d2h")
+        if not h2d_bytes or not d2h_bytes or self.copy_engines == 1:
+            return h2d_alone_s + d2h_alone_s
+        h2d_both_s = self._one_way_s(h2d_bytes, copy_bytes, "both")
+        d2h_both_s = self._one_way_s(d2h_bytes, copy_bytes, "both")
+        if h2d_both_s < d2h_both_s:
+            return h2d_both_s + d2h_alone_s * (1 - h2d_both_s / d2h_both_s)
+        return d2h_both_s + h2d_alone_s * (1 - d2h_both_s / h2d_both_s)
+
+    def _one_way_s(self, num_bytes: float, copy_bytes: float, direction: Direction) -> float:
+        if not copy_bytes or num_bytes <= copy_bytes:
+            return self.copy_s(num_bytes, direction)
+        return num_bytes / copy_bytes * self.copy_s(copy_bytes, direction)
+
+
+class Interconnect(_Section):
+    """The path between devices of one machine."""
+
+    kind: str
+    """NVLink generation, or PCIe through the host."""
+    gb_per_s: Positive
+    """GB/s in each direction, achieved."""
+    latency_us: NonNegative
+    """Of one hop."""
+    source: str
+    """Where the figures come from."""
+
+
+class Power(_Section):
+    """What the device draws."""
+
+    idle_w: NonNegative
+    """With a model loaded and nothing running."""
+    peak_w: Positive
+    """The board's limit."""
+
+
+class Price(_Section):
+    """What renting the device costs. `cost.price_per_hour` in the job file takes precedence."""
+
+    per_hour: NonNegative
+    """For one device."""
+    currency: str = "USD"
+    """Of `per_hour`."""
+    date: str
+    """Month that the figure stands for, YYYY-MM."""
+    source: str
+    """What kind of price: list, on demand, spot, amortised."""
+
+
+class _TokenSeries(_Section):
+    """Times by the number of tokens."""
+
+    tokens: tuple[Count, ...]
+    """Rows, rising."""
+    us: tuple[Positive, ...]
+    """Microseconds, one for each entry of `tokens`."""
+
+    @model_validator(mode="after")
+    def _aligned(self) -> Self:
+        if len(self.tokens) != len(self.us) or not self.tokens:
+            raise ValueError(f"tokens has {len(self.tokens)} entries and us has {len(self.us)}; they come in pairs")
+        if any(after <= before for before, after in itertools.pairwise(self.tokens)):
+            raise ValueError("tokens must rise")
+        return self
+
+
+class MatmulPoints(_TokenSeries):
+    """Measured times of `[tokens, k] x [k, n]`."""
+
+    k: Count
+    """Inner size."""
+    n: Count
+    """Output columns."""
+    dtype: str
+    """Of inputs and weights."""
+
+
+class ElementwisePoints(_TokenSeries):
+    """Measured times of one memory-bound operator."""
+
+    operator: ElementwiseOperator
+    """Which one."""
+    bytes_per_token: Count
+    """What it reads and writes for a token."""
+
+
+class AttentionPoint(_Section):
+    """One measured attention call of one layer."""
+
+    sequences: Count
+    """In the call, all alike."""
+    tokens: Count
+    """Query tokens of each; 1 is a decode."""
+    context: Count
+    """Context of each after the call."""
+    us: Positive
+    """Microseconds."""
+
+
+class AttentionPoints(_Section):
+    """Measured attention of one head layout."""
+
+    heads: Count
+    """Query heads."""
+    kv_heads: Count
+    """Key and value heads."""
+    head_dim: Count
+    """Size of a head."""
+    dtype: str
+    """Of queries, keys and values."""
+    points: Annotated[tuple[AttentionPoint, ...], Field(min_length=1)]
+    """In any order."""
+
+
+class Measured(_Section):
+    """Operator times that take precedence over the analytical rooflines, which then only fill in between."""
+
+    source: str
+    """Date, device, driver, script; or whose public measurements."""
+    matmul: tuple[MatmulPoints, ...] = ()
+    """Matrix products, by size."""
+    elementwise: tuple[ElementwisePoints, ...] = ()
+    """Memory-bound operators."""
+    attention: tuple[AttentionPoints, ...] = ()
+    """Attention calls."""
+
+
+class HardwareProfile(_Section):
+    """One accelerator, or a CPU."""
+
+    name: str
+    """As the file is called."""
+    title: str
+    """As the maker calls it."""
+    kind: Literal["gpu", "cpu"] = "gpu"
+    """A GPU runs behind the host; a CPU is the host."""
+    device_names: tuple[str, ...] = ()
+    """Names under which drivers report it."""
+    memory_mib: Count
+    """Memory that the driver reports as total."""
+    memory_gb_per_s: Positive
+    """Peak memory bandwidth."""
+    peak_tflops: Annotated[dict[str, Positive], Field(min_length=1)]
+    """Peak dense matmul rate by dtype, accumulating in float32. Never the sparse figure."""
+    fp32_gflops: Positive
+    """Peak of the float32 units, for the paper's cost metric."""
+    processors: Count
+    """Streaming multiprocessors, or cores: how many output tiles are computed at once."""
+    tile_rows: Count = 128
+    """Rows of the matmul tile. Tokens in a step are padded to it."""
+    efficiency: Efficiency
+    overheads: Overheads
+    link: Link
+    interconnect: Interconnect | None = None
+    power: Power
+    price: Price
+    dollars_per_fp32_gflop_per_watt: Positive | None = None
+    """The paper's hardware cost figure (Vasuki, table 1), where it gives one."""
+    sources: dict[str, str] = {}
+    """Where the remaining figures come from, by key."""
+    measured: Measured | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.memory_mib * 2**20
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        return self.memory_gb_per_s * 1e9
+
+    @property
+    def gflops_per_watt(self) -> float:
+        """FP32 gigaflops for each watt of board power."""
+        return self.fp32_gflops / self.power.peak_w
+
+    def peak_flops(self, dtype: str) -> float:
+        """Peak dense matmul rate in FLOP/s. Raises ProfileError for a dtype that the profile does not list."""
+        try:
+            return self.peak_tflops[dtype] * 1e12
+        except KeyError:
+            known = ", ".join(self.peak_tflops)
+            raise ProfileError(f"profile {self.name} has no peak_tflops for {dtype}; it lists {known}") from None
+
+    def datasheet_only(self) -> HardwareProfile:
+        """The same profile without its measured points."""
+        return self.model_copy(update={"measured": None})
+
+
+def find_profile(name_or_path: str | Path) -> HardwareProfile:
+    """Read the profile of that name, or the file at that path.
+
+    Raises:
+        ProfileError: nothing goes by that name (the message names the nearest), or the file is malformed.
+    """
+    text = str(name_or_path)
+    if text.endswith((".yaml", ".yml")) or os.sep in text:
+        return load_profile(Path(text))
+    known = _profile_files()
+    key = text.lower().replace("_", "-").replace(" ", "-")
+    if key not in known:
+        raise ProfileError(f"unknown GPU '{text}'{did_you_mean(key, known)}; known: {', '.join(sorted(known))}")
+    return load_profile(known[key])
+
+
+def available_profiles() -> tuple[str, ...]:
+    """Names that `find_profile` knows, sorted."""
+    return tuple(sorted(_profile_files()))
+
+
+def profile_for_device(device_name: str) -> HardwareProfile | None:
+    """The profile that lists this driver-reported name, such as "NVIDIA A10"; None if there is none."""
+    for name in available_profiles():
+        profile = find_profile(name)
+        if device_name in profile.device_names:
+            return profile
+    return None
+
+
+def load_profile(path: Path) -> HardwareProfile:
+    """Read and check one file. `measured` may name a file beside it that holds that section."""
+    tree = _read_yaml(path)
+    measured = tree.get("measured")
+    if isinstance(measured, str):
+        tree["measured"] = _read_yaml(path.parent / measured)
+    try:
+        profile = HardwareProfile.model_validate(tree)
+    except pydantic.ValidationError as error:
+        raise ProfileError(f"{path}: " + "; ".join(_explain(error))) from None
+    if profile.name != path.stem:
+        raise ProfileError(f"{path}: name is '{profile.name}' but the file is called '{path.stem}'")
+    return profile
+
+
+def _profile_files() -> dict[str, Path]:
+    """Name -> file. Folders that come first win."""
+    files: dict[str, Path] = {}
+    for folder in _folders():
+        for file in sorted(folder.glob("*.yaml")):
+            files.setdefault(file.stem, file)
+    return files
+
+
+def _folders() -> Iterator[Path]:
+    yield from (Path(folder) for folder in os.environ.get("VASUKI_PROFILES", "").split(os.pathsep) if folder)
+    yield Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "vasuki" / "profiles"
+    yield Path(__file__).resolve().parents[1] / "profiles"  # of a checkout
+    yield Path(sys.prefix) / "share" / "vasuki" / "profiles"  # of an installed wheel
+
+
+@functools.lru_cache(maxsize=64)
+def _parse_yaml(path: Path, modified_ns: int) -> Any:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        tree = _parse_yaml(path, path.stat().st_mtime_ns)
+    except OSError as error:
+        raise ProfileError(f"cannot read hardware profile {path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, Mapping):
+        raise ProfileError(f"{path} does not describe a hardware profile: expected keys such as name and memory_mib")
+    return dict(tree)
+
+
+def _explain(error: pydantic.ValidationError) -> Iterator[str]:
+    """One phrase for each mistake."""
+    for detail in error.errors(include_url=False):
+        where = ".".join(str(part) for part in detail["loc"])
+        if detail["type"] == "extra_forbidden":
+            *section, key = detail["loc"]
+            yield f"unknown key '{where}'{did_you_mean(str(key), _known_keys(section))}"
+        elif detail["type"] == "missing":
+            yield f"'{where}' is missing"
+        else:
+            message = detail["msg"].removeprefix("Value error, ").replace("Input should", "should")
+            given = detail["input"]
+            yield f"{where}: {message}" + ("" if isinstance(given, (Mapping, BaseModel)) else f", not {given!r}")
+
+
+def _known_keys(section: list[int | str]) -> list[str]:
+    model: type[BaseModel] | None = HardwareProfile
+    for part in section:
+        if model is not None and isinstance(part, str):
+            field = model.model_fields.get(part)
+            model = next(_models_in(field.annotation), None) if field else None
+    return list(model.model_fields) if model else []
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _models_in(argument)

@@ -1,0 +1,17 @@
+"""Reports: one run, or several side by side, or the runs of a cron job over time.
+
+runs        run folders -> Run; timeline: a trace of any length in 512 bins
+prices      what an hour of a card costs, and who says so
+comparison  Runs -> Comparison: figures, who was first, who cheaper, at what price that flips
+words       a Comparison in sentences; table: on a terminal; page: as HTML, with figures (they need matplotlib)
+history     the runs of one job over time: the trend, and those that were slow
+summary     one run in six lines
+units       numbers as people read them
+"""
+
+from vasuki.report.comparison import Comparison, compare
+from vasuki.report.runs import Run, load_runs
+from vasuki.report.summary import summary_lines
+from vasuki.report.table import terminal_table
+
+__all__ = ["Comparison", "Run", "compare", "load_runs", "summary_lines", "terminal_table"]

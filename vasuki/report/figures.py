@@ -1,0 +1,516 @@
+"""Figures of a comparison, for the eye and for print: told apart by dashes and hatches as well as by colour.
+
+Colours are those of Okabe and Ito, which colour-blind readers can tell apart. What was binned shows the mean as a line
+and the maximum as the top of a shade. Whatever is simulated says so.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from vasuki.report.comparison import Result, Workload
+from vasuki.report.table import PAPER_METRIC
+from vasuki.report.timeline import Counts, Timeline
+from vasuki.report.units import money_text, time_text
+
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+)
+_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+_DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
+_HATCHES = ("", "///", "...", "xxx")
+_TAIL_SHARE = 0.2  # how much of the end the tail's figure shows
+_WIDTH_IN = 7.6
+_DPI = 100
+_STYLE = {
+    "font.size": 10.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "hatch.linewidth": 0.6,
+    "svg.hashsalt": "vasuki",
+    "figure.dpi": _DPI,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One figure with its words."""
+
+    name: str  # for a file
+    title: str
+    caption: str
+    figure: Figure
+
+    def svg(self) -> bytes:
+        with matplotlib.rc_context(_STYLE):
+            return _saved(self.figure, "svg", metadata={"Date": None})
+
+    def png(self) -> bytes:
+        """At 100 dots an inch."""
+        with matplotlib.rc_context(_STYLE):
+            return _saved(self.figure, "png", dpi=_DPI)
+
+
+def plots_of(workload: Workload) -> list[Plot]:
+    """All figures that have something to show."""
+    results = workload.results
+    makers: list[Callable[[Sequence[Result]], Plot | None]] = [
+        makespan_plot,
+        cost_plot,
+        price_plot,
+        timeline_plot,
+        tail_plot,
+        kv_plot,
+        cdf_plot,
+        copy_plot,
+        prediction_plot,
+    ]
+    with matplotlib.rc_context(_STYLE):
+        return [plot for maker in makers if (plot := maker(results)) is not None]
+
+
+def makespan_plot(results: Sequence[Result]) -> Plot:
+    """A bar for each run, with the prediction and the lower bound on it."""
+    scale_s, unit = _time_unit(max(max(r.makespan_s, r.predicted_s or 0.0, r.lower_bound_s or 0.0) for r in results))
+    figure, (axes,) = _panels("Makespan, prediction and lower bound", results, 1, _bars_height(results))
+    positions = _bars(
+        axes, results, [r.makespan_s / scale_s for r in results], [time_text(r.makespan_s) for r in results]
+    )
+    for name, marker, values in (
+        ("predicted", "D", [r.predicted_s for r in results]),
+        ("lower bound", "|", [r.lower_bound_s for r in results]),
+    ):
+        known = [(value / scale_s, y) for value, y in zip(values, positions, strict=True) if value]
+        if known:
+            is_line = marker == "|"
+            axes.plot(
+                *zip(*known, strict=True),
+                linestyle="none",
+                marker=marker,
+                markersize=26 if is_line else 7,
+                markeredgewidth=2.5 if is_line else 1.2,
+                markeredgecolor=BLACK,
+                markerfacecolor="white",
+                label=name,
+            )
+    if axes.get_legend_handles_labels()[1]:
+        _legend_above(axes, markerscale=0.45 if any(r.lower_bound_s for r in results) else 1.0)
+    axes.set_xlabel(f"time ({unit})")
+    return Plot(
+        "makespan",
+        "Makespan, prediction and lower bound",
+        "From the first row read to the last row durable. No schedule can beat the lower bound on this card.",
+        figure,
+    )
+
+
+def cost_plot(results: Sequence[Result]) -> Plot | None:
+    """What people pay, and the paper's metric beside it."""
+    panels: list[tuple[str, list[float | None], Callable[[float], str]]] = []
+    currencies = {result.price.currency for result in results if result.price is not None}
+    if len(currencies) == 1:
+        (currency,) = currencies
+        panels += [
+            (f"{currency} a million tokens", [r.per_million_tokens for r in results], money_text),
+            (f"{currency} a thousand rows", [r.per_thousand_rows for r in results], money_text),
+        ]
+    if any(result.paper_metric is not None for result in results):
+        panels.append((f"{PAPER_METRIC}\n(more is better)", [r.paper_metric for r in results], lambda v: f"{v:#.3g}"))
+    if not panels:
+        return None
+    figure, all_axes = _panels("Cost by card", results, len(panels), _bars_height(results), abreast=True)
+    for index, (axes, (name, values, text)) in enumerate(zip(all_axes, panels, strict=True)):
+        labels = ["" if value is None else text(value) for value in values]
+        _bars(axes, results, [value or 0.0 for value in values], labels, named=index == 0)
+        axes.set_xlabel(name)
+        axes.locator_params(axis="x", nbins=4)
+    return Plot(
+        "cost",
+        "Cost by card",
+        "Tokens are prompt and output tokens. The last panel, where there is one, is the cost metric of the Vasuki paper "
+        "(section 3.2): rows a second over dollars per FP32 gigaflop per watt.",
+        figure,
+    )
+
+
+def price_plot(results: Sequence[Result]) -> Plot | None:
+    """Cost as a function of the price of each card: where another card's cost is crossed, the answer flips."""
+    priced = [result for result in results if result.price is not None and result.per_million_tokens]
+    if len({result.run.gpu for result in priced}) < 2 or len({r.price.currency for r in priced if r.price}) > 1:
+        return None
+    cheapest = min(priced, key=lambda result: result.per_million_tokens or 0.0)
+    cost = cheapest.per_million_tokens or 0.0
+    assert cheapest.price is not None, "only priced runs are left"
+    currency = cheapest.price.currency
+    hours = {result.label: result.gpu_hours_per_million_tokens or 0.0 for result in priced}
+    prices_now = [result.price.per_hour for result in priced if result.price is not None]
+    right = 1.25 * max(prices_now)
+    figure, (axes,) = _panels("Cost against the price of an hour", results, 1, 3.4)
+    for result, price_now in zip(priced, prices_now, strict=True):
+        look = _line_look(list(results).index(result))
+        axes.plot([0, right], [0, hours[result.label] * right], label=result.full_label, **look)
+        axes.plot(price_now, hours[result.label] * price_now, "o", color=look["color"], markersize=7)
+    axes.axhline(cost, color="#666666", linewidth=0.9, linestyle=(0, (1, 2)))
+    for result in priced:
+        at = cost / hours[result.label]
+        if result is not cheapest and at < right:
+            axes.plot(at, cost, "X", color=BLACK, markersize=8, zorder=5)
+            axes.annotate(
+                f"{result.label}: {money_text(at)}",
+                (at, cost),
+                xytext=(6, -12),
+                textcoords="offset points",
+                fontsize=9,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85},
+            )
+    axes.set_xlim(0, right)
+    axes.set_ylim(0)
+    axes.set_xlabel(f"price ({currency} an hour)")
+    axes.set_ylabel(f"cost ({currency} a million tokens)")
+    axes.legend(loc="upper left")
+    return Plot(
+        "price",
+        "Cost against the price of an hour",
+        "Dots are prices now. The dotted line is the lowest cost now; a cross marks the price below which that card would "
+        "be the cheaper one.",
+        figure,
+    )
+
+
+def timeline_plot(results: Sequence[Result]) -> Plot | None:
+    """Tokens of a step over time, one panel for each run."""
+    traced = _traced(results)
+    if not traced:
+        return None
+    title = "Prefill and decode tokens in a step"
+    scale_s, unit = _time_unit(max(timeline.total_s for _, timeline in traced))
+    figure, all_axes = _panels(title, [result for result, _ in traced], len(traced), 0.6 + 1.75 * len(traced))
+    for axes, (result, timeline) in zip(all_axes, traced, strict=True):
+        edges = np.arange(timeline.covered_s.size + 1) * timeline.bin_s / scale_s
+        decode, prefill = timeline.mean["decode_tokens"], timeline.mean["prefill_tokens"]
+        axes.stairs(decode, edges, fill=True, color=BLUE, label="decode, mean")
+        axes.stairs(
+            decode + prefill,
+            edges,
+            baseline=decode,
+            fill=True,
+            facecolor=ORANGE,
+            edgecolor="white",
+            linewidth=0,
+            hatch="////",
+            label="prefill, mean on top of it",
+        )
+        axes.stairs(timeline.peak["tokens"], edges, baseline=None, color=BLACK, linewidth=0.9, label="both, maximum")
+        axes.set_ylabel("tokens a step")
+        axes.set_title(result.full_label, loc="left", fontsize=10)
+        axes.set_ylim(0, 1.08 * max(float(each.peak["tokens"].max()) for _, each in traced))
+        axes.set_xlim(0, max(each.total_s for _, each in traced) / scale_s)
+    handles, labels = all_axes[0].get_legend_handles_labels()
+    all_axes[0].legend(handles, labels, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 0.97), borderpad=0.1)
+    all_axes[-1].set_xlabel(f"time ({unit})")
+    return Plot("timeline", title, _bin_words(traced), figure)
+
+
+def tail_plot(results: Sequence[Result]) -> Plot | None:
+    """Running sequences over the last part of each run."""
+    traced = _traced(results)
+    if not traced:
+        return None
+    title = f"The tail: sequences in the last {_TAIL_SHARE:.0%} of each run"
+    figure, (axes,) = _panels(title, [result for result, _ in traced], 1, 3.2)
+    for index, (result, timeline) in enumerate(traced):
+        shown = timeline.t_s >= (1 - _TAIL_SHARE) * timeline.total_s
+        look = _line_look(index)
+        share = 100 * timeline.t_s[shown] / timeline.total_s
+        axes.plot(share, timeline.mean["seqs"][shown], label=result.full_label, **look)
+        axes.fill_between(
+            share, timeline.mean["seqs"][shown], timeline.peak["seqs"][shown], color=look["color"], alpha=0.2
+        )
+    axes.set_xlim(100 * (1 - _TAIL_SHARE), 100)
+    axes.set_ylim(0)
+    axes.set_xlabel("share of the time in steps (%)")
+    axes.set_ylabel("sequences in a step")
+    axes.legend(loc="best")
+    return Plot(
+        "tail",
+        title,
+        "A line that falls early means that the card waited for a few long rows. The shade reaches to the maximum.",
+        figure,
+    )
+
+
+def kv_plot(results: Sequence[Result]) -> Plot | None:
+    """Bytes of keys and values on the device and on the host."""
+    traced = [(result, timeline) for result, timeline in _traced(results) if result.run.block_bytes]
+    tiers = [
+        (name, field)
+        for name, field in (("device", "kv_device_blocks"), ("host", "kv_host_blocks"))
+        if any(timeline.peak[field].any() for _, timeline in traced)
+    ]
+    if not tiers:
+        return None
+    title = f"KV cache on the {' and on the '.join(name for name, _ in tiers)}"
+    scale_s, unit = _time_unit(max(timeline.total_s for _, timeline in traced))
+    scale_bytes, byte_unit = _byte_unit(
+        max(float(timeline.peak[field].max()) * r.run.block_bytes for r, timeline in traced for _, field in tiers)
+    )
+    figure, all_axes = _panels(title, [result for result, _ in traced], len(tiers), 0.7 + 2.1 * len(tiers))
+    for axes, (tier, field) in zip(all_axes, tiers, strict=True):
+        for index, (result, timeline) in enumerate(traced):
+            if not timeline.peak[field].any():
+                continue
+            scale = result.run.block_bytes / scale_bytes
+            look = _line_look(index)
+            mean, peak, t = timeline.mean[field] * scale, timeline.peak[field] * scale, timeline.t_s / scale_s
+            axes.plot(t, mean, label=result.full_label, **look)
+            axes.fill_between(t, mean, peak, color=look["color"], alpha=0.2)
+        axes.set_ylabel(f"{tier} ({byte_unit})")
+        axes.set_ylim(0)
+        axes.set_xlim(0, max(timeline.total_s for _, timeline in traced) / scale_s)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    all_axes[-1].set_xlabel(f"time ({unit})")
+    return Plot("kv", title, f"Blocks that hold keys and values. {_bin_words(traced)}", figure)
+
+
+def cdf_plot(results: Sequence[Result]) -> Plot | None:
+    """Figures 3 and 2 of the Vasuki paper: the batch size of a step, and the bytes that the host holds for it."""
+    traced = _traced(results)
+    if not traced:
+        return None
+    scale_bytes, byte_unit = _byte_unit(
+        max(float(timeline.host_blocks.values.max()) * result.run.block_bytes for result, timeline in traced)
+    )
+    panels: list[tuple[str, list[tuple[int, Result, Counts, float]]]] = [
+        ("sequences in a step", [(i, result, timeline.seqs, 1.0) for i, (result, timeline) in enumerate(traced)])
+    ]
+    offloaded = [
+        (i, result, timeline.host_blocks, result.run.block_bytes / scale_bytes)
+        for i, (result, timeline) in enumerate(traced)
+        if timeline.host_blocks.values.any()
+    ]
+    if offloaded:
+        panels.append((f"KV offloaded to the host ({byte_unit})", offloaded))
+    title = "Batch size" + (" and offloaded memory" if offloaded else "") + ", cumulative over steps"
+    figure, all_axes = _panels(title, [result for result, _ in traced], len(panels), 3.4, abreast=True)
+    for axes, (name, lines) in zip(all_axes, panels, strict=True):
+        for index, result, counts, scale in lines:
+            share = np.cumsum(counts.counts) / counts.counts.sum()
+            axes.step(
+                np.append(counts.values[:1], counts.values) * scale,
+                np.append(0.0, share),
+                where="post",
+                label=result.full_label,
+                **_line_look(index),
+            )
+        axes.set_xlim(0)
+        axes.set_ylim(0, 1.02)
+        axes.set_xlabel(name)
+    all_axes[0].set_ylabel("share of steps")
+    all_axes[0].legend(loc="lower right" if _leans_left(panels[0][1]) else "upper left")
+    return Plot(
+        "cdf",
+        title,
+        "The share of steps with at most so many sequences (figure 3 of the Vasuki paper)"
+        + (", and with at most so much KV cache held by the host (its figure 2)." if offloaded else "."),
+        figure,
+    )
+
+
+def copy_plot(results: Sequence[Result]) -> Plot | None:
+    """Copy time that compute hid, and copy time that steps waited for."""
+    if not any(r.run.manifest.kv.hidden_copy_s + r.run.manifest.kv.exposed_copy_s for r in results):
+        return None
+    title = "Copies between device and host"
+    kvs = [result.run.manifest.kv for result in results]
+    scale_s, unit = _time_unit(max(kv.hidden_copy_s + kv.exposed_copy_s for kv in kvs))
+    figure, (axes,) = _panels(title, results, 1, _bars_height(results))
+    positions = list(range(len(results)))
+    hidden = [kv.hidden_copy_s / scale_s for kv in kvs]
+    exposed = [kv.exposed_copy_s / scale_s for kv in kvs]
+    axes.barh(positions, hidden, 0.55, color=SKY, edgecolor=BLACK, linewidth=0.8, label="hidden behind compute")
+    axes.barh(
+        positions,
+        exposed,
+        0.55,
+        left=hidden,
+        color=VERMILION,
+        edgecolor=BLACK,
+        linewidth=0.8,
+        hatch="///",
+        label="exposed: steps waited",
+    )
+    for y, kv, end in zip(positions, kvs, np.add(hidden, exposed), strict=True):
+        text = f"{time_text(kv.hidden_copy_s)} hidden, {time_text(kv.exposed_copy_s)} exposed" if end else "none"
+        axes.annotate(text, (end, y), xytext=(5, 0), textcoords="offset points", va="center")
+    axes.set_xlim(0, 1.6 * float(np.max(np.add(hidden, exposed))))
+    _name_bars(axes, results)
+    axes.set_xlabel(f"copy time ({unit})")
+    _legend_above(axes)
+    return Plot("copies", title, "Copy time of the whole run. Only the exposed part made it longer.", figure)
+
+
+def prediction_plot(results: Sequence[Result]) -> Plot | None:
+    """Predicted against measured step times of the runs that were measured."""
+    measured = [
+        (index, result, timeline)
+        for index, (result, timeline) in enumerate(_traced(results))
+        if not result.simulated and timeline.predicted_s.any()
+    ]
+    if not measured:
+        return None
+    title = "Step time, predicted against measured"
+    figure, (axes,) = _panels(title, [result for _, result, _ in measured], 1, 4.4)
+    highest = 0.0
+    for index, result, timeline in measured:
+        known = (timeline.predicted_s > 0) & (timeline.elapsed_s > 0)
+        x, y = 1e3 * timeline.predicted_s[known], 1e3 * timeline.elapsed_s[known]
+        error = f", median error of a step {timeline.median_step_error:.1%}" if timeline.median_step_error else ""
+        marker = "o^sDv"[index % 5]
+        axes.plot(
+            x,
+            y,
+            linestyle="none",
+            marker=marker,
+            markersize=4,
+            alpha=0.6,
+            markeredgewidth=0,
+            color=_COLOURS[index % len(_COLOURS)],
+            label=result.full_label + error,
+        )
+        highest = max(highest, float(x.max()), float(np.quantile(y, 0.995)))
+    limit = 1.08 * highest
+    axes.fill_between(
+        [0, limit], [0, 0.9 * limit], [0, 1.1 * limit], color="#999999", alpha=0.25, linewidth=0, label="±10 %"
+    )
+    axes.plot([0, limit], [0, limit], color=BLACK, linewidth=0.9)
+    axes.set_xlim(0, limit)
+    axes.set_ylim(0, limit)
+    axes.set_xlabel("predicted (ms)")
+    axes.set_ylabel("measured (ms)")
+    axes.legend(loc="upper left")
+    return Plot(
+        "prediction",
+        title,
+        "Each point is the mean of the steps that ended in one bin of time. Points above the line took longer than the "
+        "cost model said.",
+        figure,
+    )
+
+
+def _panels(
+    title: str, results: Sequence[Result], num_panels: int, height_in: float, abreast: bool = False
+) -> tuple[Figure, list[Any]]:
+    """A figure with a title, and a note of what in it is simulated."""
+    figure = Figure(figsize=(_WIDTH_IN, height_in), dpi=_DPI)
+    head_in = 0.36
+    figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head_in / height_in))
+    figure.text(0.01, 1 - 0.06 / height_in, title, fontsize=11, fontweight="bold", va="top")
+    if note := _simulated_note(results):
+        figure.text(0.99, 1 - 0.08 / height_in, note, fontsize=9, fontstyle="italic", va="top", ha="right")
+    rows, columns = (1, num_panels) if abreast else (num_panels, 1)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=False)
+    return figure, list(grid.flat)
+
+
+def _simulated_note(results: Sequence[Result]) -> str:
+    simulated = [result for result in results if result.simulated]
+    if not simulated:
+        return ""
+    return "simulated" if len(simulated) == len(results) else "partly simulated"
+
+
+def _bars(
+    axes: Any, results: Sequence[Result], values: Sequence[float], texts: Sequence[str], named: bool = True
+) -> list[int]:
+    """Horizontal bars, the first run on top, each with its text at the end. Returns their positions."""
+    positions = list(range(len(results)))
+    for index, (result, value, text) in enumerate(zip(results, values, texts, strict=True)):
+        axes.barh(
+            index,
+            value,
+            0.55,
+            color=_COLOURS[index % len(_COLOURS)],
+            alpha=0.75,
+            edgecolor=BLACK,
+            linewidth=0.8,
+            hatch=_HATCHES[1] if result.simulated else "",
+        )
+        axes.annotate(text, (value, index), xytext=(8, 0), textcoords="offset points", va="center")
+    axes.set_xlim(0, 1.32 * max(values) if any(values) else 1.0)
+    _name_bars(axes, results, named)
+    return positions
+
+
+def _name_bars(axes: Any, results: Sequence[Result], named: bool = True) -> None:
+    labels = ["\n".join(textwrap.wrap(result.full_label, 22)) if named else "" for result in results]
+    axes.set_yticks(range(len(results)), labels)
+    axes.set_ylim(len(results) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+
+
+def _bars_height(results: Sequence[Result]) -> float:
+    return 1.35 + 0.5 * len(results)
+
+
+def _legend_above(axes: Any, **keywords: Any) -> None:
+    axes.legend(ncols=3, loc="lower right", bbox_to_anchor=(1.0, 0.98), borderpad=0.1, **keywords)
+
+
+def _line_look(index: int) -> dict[str, Any]:
+    return {"color": _COLOURS[index % len(_COLOURS)], "linestyle": _DASHES[index % len(_DASHES)]}
+
+
+def _traced(results: Sequence[Result]) -> list[tuple[Result, Timeline]]:
+    return [(result, result.run.timeline) for result in results if result.run.timeline is not None]
+
+
+def _leans_left(lines: Sequence[tuple[int, Result, Counts, float]]) -> bool:
+    """Whether most of the curves rise in the left half of the panel."""
+    widest = max(counts.values[-1] for _, _, counts, _ in lines)
+    return bool(np.mean([counts.quantile(0.5) < 0.5 * widest for _, _, counts, _ in lines]) >= 0.5)
+
+
+def _time_unit(longest_s: float) -> tuple[float, str]:
+    """(seconds in the unit, its name)."""
+    if longest_s < 180:
+        return 1.0, "s"
+    return (60.0, "min") if longest_s < 3 * 3600 else (3600.0, "h")
+
+
+def _byte_unit(most_bytes: float) -> tuple[float, str]:
+    return next(
+        ((2.0**power, name) for power, name in ((30, "GiB"), (20, "MiB")) if most_bytes >= 2**power), (1024.0, "KiB")
+    )
+
+
+def _bin_words(traced: Sequence[tuple[Result, Timeline]]) -> str:
+    """How long a bin is, in words."""
+    lengths = [f"{time_text(timeline.bin_s)} on {result.label}" for result, timeline in traced]
+    return f"Means over bins of {', '.join(lengths)}; the maximum within each bin is shown too."
+
+
+def _saved(figure: Figure, kind: str, **keywords: Any) -> bytes:
+    with BytesIO() as buffer:
+        figure.savefig(buffer, format=kind, facecolor="white", **keywords)
+        return buffer.getvalue()

@@ -1,0 +1,67 @@
+"""What an hour of a card costs, and who says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vasuki.errors import JobFileError, did_you_mean
+from vasuki.report.runs import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Price of one device for one hour."""
+
+    per_hour: float
+    currency: str
+    origin: str  # who says so, in words
+    date: str = ""  # YYYY-MM; empty where nobody said
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def price_of(run: Run, given: Mapping[str, float]) -> Price | None:
+    """The price to reckon with: the one given now, the job file's, the one the run recorded, or the profile's.
+
+    Args:
+        given: price per hour by card, profile or folder name; case does not matter.
+    """
+    cost = run.manifest.cost
+    known = run.profile.price if run.profile is not None else None
+    of_job = run.setting("cost", "price_per_hour")
+    job_currency = str(run.setting("cost", "currency") or cost.currency)
+    wanted = {name.casefold(): price for name, price in given.items()}
+    for name in _names(run):
+        if name in wanted:
+            currency = known.currency if known is not None and of_job is None else job_currency
+            return Price(wanted[name], currency, "given for this report")
+    if isinstance(of_job, (int, float)):
+        return Price(float(of_job), job_currency, "set in the job")
+    recorded = cost.amount / cost.gpu_hours if cost.amount is not None and cost.gpu_hours else None
+    if recorded is not None and (known is None or abs(recorded - known.per_hour) > 0.005 * known.per_hour):
+        return Price(recorded, cost.currency, "recorded by the run")
+    if known is None:
+        return None
+    return Price(known.per_hour, known.currency, f"hardware profile: {known.source}", known.date)
+
+
+def check_prices(runs: list[Run], given: Mapping[str, float]) -> None:
+    """Raises JobFileError for a name that no run goes by, and for a price that cannot be one."""
+    known = {name for run in runs for name in _names(run)}
+    for name, price in given.items():
+        if name.casefold() not in known:
+            raise JobFileError(
+                f"a price is given for '{name}', but no run goes by that name{did_you_mean(name.casefold(), known)}; "
+                f"there are {', '.join(sorted(known))}"
+            )
+        if not 0 <= price < float("inf"):
+            raise JobFileError(f"the price of '{name}' is {price}; give an amount per hour")
+
+
+def _names(run: Run) -> list[str]:
+    """What a price can be given for: this folder, or this card."""
+    names = [run.name, run.gpu, run.profile.title if run.profile is not None else ""]
+    return [name.casefold() for name in names if name]

@@ -1,0 +1,181 @@
+"""Run folders, read: the manifest, the trace in bins, and the hardware profile of the card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from vasuki.errors import InputError, ProfileError
+from vasuki.io.location import Location
+from vasuki.io.manifest import MANIFEST, Manifest, read_manifest
+from vasuki.profile import HardwareProfile, find_profile, profile_for_device
+from vasuki.report.timeline import Timeline, read_timeline
+
+_MAX_DEPTH = 4  # simulate writes DIR/<gpu>, cron jobs DIR/<year>/<month>/<day>
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One run folder, real or simulated."""
+
+    place: Location
+    manifest: Manifest
+    timeline: Timeline | None  # None without a trace, or where the trace was not wanted
+    profile: HardwareProfile | None  # None for a device that no profile describes
+    finished_at: datetime  # UTC
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.place.name
+
+    @property
+    def gpu(self) -> str:
+        """The card, shortly: the profile's name, else what the driver calls it."""
+        if self.profile is not None:
+            return self.profile.name.upper()
+        device = str(self.manifest.device.get("name") or self.manifest.device.get("type") or "unknown device")
+        return device.removeprefix("NVIDIA ")
+
+    @property
+    def num_devices(self) -> int:
+        count = self.manifest.device.get("count", 1)
+        return count if isinstance(count, int) and count > 0 else 1
+
+    @property
+    def rows_done(self) -> int:
+        return self.manifest.rows.succeeded + self.manifest.rows.failed
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and output tokens of the rows that are done. What preemptions computed again is not counted."""
+        return self.manifest.tokens.prompt + self.manifest.tokens.output
+
+    @property
+    def earlier_s(self) -> float:
+        """Step time of runs that were stopped before this one finished the job, which the manifest leaves out."""
+        is_left_out = self.timeline is not None and self.timeline.num_steps > self.manifest.steps
+        return self.timeline.earlier_s if self.timeline is not None and is_left_out else 0.0
+
+    @property
+    def makespan_s(self) -> float:
+        """First row read to last row durable, the earlier runs' steps included."""
+        return self.manifest.timings.makespan_s + self.earlier_s
+
+    @property
+    def gpu_hours(self) -> float:
+        """Paid time of all devices."""
+        recorded = self.manifest.cost.gpu_hours or self.manifest.timings.makespan_s / 3600 * self.num_devices
+        return recorded * self.makespan_s / self.manifest.timings.makespan_s
+
+    @property
+    def block_bytes(self) -> float:
+        """Bytes of a KV block: the peak in bytes over the peak in blocks. 0 where nothing was held."""
+        kv, timeline = self.manifest.kv, self.timeline
+        if timeline is None:
+            return 0.0
+        for num_bytes, name in ((kv.peak_device_bytes, "kv_device_blocks"), (kv.peak_host_bytes, "kv_host_blocks")):
+            blocks = float(timeline.peak[name].max())
+            if num_bytes and blocks:
+                return num_bytes / blocks
+        return 0.0
+
+    def setting(self, section: str, key: str) -> Any:
+        """A key of the job as the manifest holds it, None where it is absent."""
+        values = self.manifest.job.get(section)
+        return values.get(key) if isinstance(values, dict) else None
+
+    @property
+    def job(self) -> str:
+        return str(self.manifest.job.get("name") or "job")
+
+    @property
+    def model(self) -> str:
+        """The model's shape, or the last part of its path."""
+        name = self.setting("model", "shape") or self.setting("model", "path") or ""
+        return str(name).rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def policy(self) -> str:
+        return str(self.setting("engine", "policy") or "vasuki")
+
+
+def load_runs(paths: Iterable[str], with_trace: bool = True) -> list[Run]:
+    """Read run folders. A folder without a manifest stands for the runs below it, by name.
+
+    Args:
+        paths: folders, manifest files or URLs.
+        with_trace: read traces too, which takes seconds for a million steps.
+
+    Raises:
+        InputError: a path holds no run, a manifest or trace cannot be read, or a run has done no rows.
+    """
+    return [_load(place, with_trace) for path in paths for place in _run_folders(path)]
+
+
+def _run_folders(path: str) -> list[Location]:
+    try:
+        place = Location.parse(path.removesuffix(MANIFEST) or ".")
+        if not place.exists():
+            raise InputError(f"{path} does not exist")
+        found = list(_below(place, _MAX_DEPTH))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+    if not found:
+        raise InputError(f"{path} has no {MANIFEST}: no run has ended there")
+    return found
+
+
+def _below(place: Location, depth: int) -> Iterator[Location]:
+    if place.is_file() or (place / MANIFEST).exists():
+        yield place
+    elif depth:
+        for child in place.children():
+            if child.is_folder() and not child.name.startswith("."):
+                yield from _below(child, depth - 1)
+
+
+def _load(place: Location, with_trace: bool) -> Run:
+    manifest = read_manifest(place)
+    rows = manifest.rows
+    if not rows.succeeded + rows.failed:
+        raise InputError(f"{place} has no finished rows, so there is nothing to compare")
+    if manifest.timings.makespan_s <= 0:
+        raise InputError(f"{place} has a manifest without timings.makespan_s, so there is nothing to compare")
+    return Run(
+        place=place,
+        manifest=manifest,
+        timeline=_trace(place) if with_trace and place.is_folder() else None,
+        profile=_profile(manifest),
+        finished_at=_finished_at(place, manifest),
+    )
+
+
+def _trace(place: Location) -> Timeline | None:
+    try:
+        return read_timeline(place)
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
+
+
+def _profile(manifest: Manifest) -> HardwareProfile | None:
+    """The profile that the run names, else the one of its device."""
+    named = manifest.device.get("profile")
+    device = str(manifest.device.get("name") or "")
+    try:
+        return find_profile(str(named)) if named else profile_for_device(device) or find_profile(device)
+    except ProfileError:
+        return None
+
+
+def _finished_at(place: Location, manifest: Manifest) -> datetime:
+    """When the run ended: `finished_at` of the manifest (ISO 8601), else when the file was written."""
+    try:
+        stated = datetime.fromisoformat(str(getattr(manifest, "finished_at", "")).replace("Z", "+00:00"))
+        return stated if stated.tzinfo else stated.replace(tzinfo=timezone.utc)
+    except ValueError:
+        file = place / MANIFEST if place.is_folder() else place
+        written: datetime | None = file.filesystem.get_file_info(file.path).mtime
+        return written or datetime.fromtimestamp(0, timezone.utc)

@@ -1,0 +1,90 @@
+"""The picture of a run in at most six lines, the same after `plan`, after `run`, and in a report."""
+
+from __future__ import annotations
+
+from vasuki.io.manifest import Manifest
+from vasuki.report.units import bytes_text, count_text, money_text, percent_text, time_text
+
+
+def summary_lines(manifest: Manifest) -> list[str]:
+    """Rows, tokens, time against prediction and bound, batch, KV memory, cost. What is not known is left out.
+
+    A manifest without a makespan is that of a plan: its rows and tokens are still to come.
+    """
+    is_plan = not manifest.timings.makespan_s
+    lines = {
+        "rows": _rows(manifest, is_plan),
+        "tokens": _tokens(manifest, is_plan),
+        "time": _time(manifest),
+        "batch": _batch(manifest),
+        "KV": _kv(manifest),
+        "cost": _cost(manifest),
+    }
+    return [f"{name:<7}{text}" for name, text in lines.items() if text]
+
+
+def _rows(manifest: Manifest, is_plan: bool) -> str:
+    rows = manifest.rows
+    if is_plan:
+        return f"{rows.total:,} to do"
+    left = rows.total - rows.succeeded - rows.failed
+    return f"{rows.succeeded:,} of {rows.total:,} succeeded, {rows.failed:,} failed" + f", {left:,} left" * (left > 0)
+
+
+def _tokens(manifest: Manifest, is_plan: bool) -> str:
+    tokens = manifest.tokens
+    if not tokens.prompt + tokens.output:
+        return ""
+    output = f"{count_text(tokens.output)} output" + " expected" * is_plan
+    again = f"; {count_text(tokens.recomputed)} computed again after preemption" if tokens.recomputed else ""
+    return f"{count_text(tokens.prompt)} prompt, {output}{again}"
+
+
+def _time(manifest: Manifest) -> str:
+    taken_s, predicted = manifest.timings.makespan_s, manifest.predicted
+    parts = []
+    if taken_s:
+        loading = f" (loading {time_text(manifest.timings.load_s)})" if manifest.timings.load_s else ""
+        parts.append(f"{time_text(taken_s)}{loading}" + " simulated" * manifest.simulated)
+    if predicted.makespan_s:
+        off = f" ({percent_text(taken_s / predicted.makespan_s - 1, signed=True)})" if taken_s else ""
+        parts.append(f"predicted {time_text(predicted.makespan_s)}{off}")
+    if predicted.lower_bound_s:
+        reference_s = taken_s or predicted.makespan_s
+        times = f" ({reference_s / predicted.lower_bound_s:.2f} times that)" if reference_s else ""
+        parts.append(f"lower bound {time_text(predicted.lower_bound_s)}{times}")
+    return ", ".join(parts)
+
+
+def _batch(manifest: Manifest) -> str:
+    batch = manifest.batch
+    if not batch.max_seqs:
+        return ""
+    steps = f" over {manifest.steps:,} steps" if manifest.steps else ""
+    return f"{batch.mean_seqs:,.1f} sequences on average, {batch.max_seqs:,} at most{steps}"
+
+
+def _kv(manifest: Manifest) -> str:
+    kv = manifest.kv
+    if not kv.peak_device_bytes:
+        return ""
+    text = f"peak {bytes_text(kv.peak_device_bytes)} on the device"
+    if kv.peak_host_bytes:
+        text += f", {bytes_text(kv.peak_host_bytes)} on the host"
+    if kv.offloaded_bytes:
+        text += f"; {bytes_text(kv.offloaded_bytes)} moved, {time_text(kv.exposed_copy_s)} waited for copies"
+    return text
+
+
+def _cost(manifest: Manifest) -> str:
+    cost, rows = manifest.cost, manifest.rows
+    if cost.amount is None:
+        return ""
+    text = money_text(cost.amount, cost.currency)
+    tokens = manifest.tokens.prompt + manifest.tokens.output
+    per_million = cost.per_million_tokens or (cost.amount / tokens * 1e6 if tokens else None)
+    if per_million is not None:
+        text += f": {money_text(per_million)} a million tokens"
+    if counted := rows.succeeded + rows.failed or rows.total:
+        text += f", {money_text(cost.amount / counted * 1e3)} a thousand rows"
+    return text

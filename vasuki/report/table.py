@@ -1,0 +1,116 @@
+"""Comparisons as text for a terminal, at most 100 columns wide."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+
+from vasuki.report.comparison import Comparison, Result, Workload
+from vasuki.report.units import bytes_text, count_text, money_text, percent_text, time_text
+from vasuki.report.words import answer, caveats
+
+WIDTH = 100
+PAPER_METRIC = "QPS / ($/FP32 GFLOP/W)"
+_NAME_WIDTH = 26
+_RUN_WIDTH = 18
+_RUNS_ABREAST = (WIDTH - _NAME_WIDTH) // _RUN_WIDTH
+
+Rows = list[tuple[str, list[str]]]
+
+
+def terminal_table(comparison: Comparison) -> str:
+    """For each workload the answer, the figures of each run, and what to keep in mind."""
+    return "\n\n".join(_workload_text(workload) for workload in comparison.workloads)
+
+
+def _workload_text(workload: Workload) -> str:
+    lines = [workload.name, "=" * len(workload.name), *(_wrapped(sentence) for sentence in answer(workload))]
+    for first in range(0, len(workload.results), _RUNS_ABREAST):
+        lines += ["", *_block(workload.results[first : first + _RUNS_ABREAST])]
+    if notes := caveats(workload):
+        lines += ["", *(_wrapped(note) for note in notes)]
+    return "\n".join(lines)
+
+
+def _wrapped(sentence: str) -> str:
+    return textwrap.fill(sentence, WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _block(results: Sequence[Result]) -> list[str]:
+    headings = [textwrap.wrap(result.label, _RUN_WIDTH - 2) or [""] for result in results]
+    height = max(map(len, headings))
+    lines = [_line("", [heading[row] if row < len(heading) else "" for heading in headings]) for row in range(height)]
+    return [*lines, "-" * (_NAME_WIDTH + _RUN_WIDTH * len(results)), *(_line(*row) for row in figures_of(results))]
+
+
+def _line(name: str, cells: Sequence[str]) -> str:
+    return (f"{name:<{_NAME_WIDTH}}" + "".join(f"{cell:>{_RUN_WIDTH}}" for cell in cells)).rstrip()
+
+
+def figures_of(results: Sequence[Result]) -> Rows:
+    """(name, one cell for each run) of everything that is known of at least one of them."""
+    cells: list[tuple[str, Callable[[Result], str | None]]] = [
+        ("how", lambda r: "simulated" if r.simulated else "measured"),
+        ("makespan", lambda r: time_text(r.makespan_s)),
+        ("  predicted", lambda r: _if_known(r.predicted_s, time_text)),
+        ("  took, against predicted", lambda r: _if_known(r.prediction_error, lambda e: percent_text(e, signed=True))),
+        ("  lower bound", lambda r: _if_known(r.lower_bound_s, time_text)),
+        ("  took, in lower bounds", lambda r: _if_known(r.times_lower_bound, lambda times: f"{times:.2f}")),
+        ("rows", lambda r: count_text(r.run.rows_done)),
+        ("tokens, prompt", lambda r: count_text(r.run.manifest.tokens.prompt)),
+        ("tokens, output", lambda r: count_text(r.run.manifest.tokens.output)),
+        ("tokens a second", lambda r: count_text(r.tokens_per_s)),
+        ("price an hour", lambda r: None if r.price is None else money_text(r.price.per_hour, r.price.currency)),
+        ("cost of the job", lambda r: _money(r, r.amount)),
+        ("  a million tokens", lambda r: _money(r, r.per_million_tokens)),
+        ("  a thousand rows", lambda r: _money(r, r.per_thousand_rows)),
+        (PAPER_METRIC, lambda r: _if_known(r.paper_metric, lambda metric: f"{metric:#.3g}")),
+        ("energy", _energy),
+        ("batch, mean / most", lambda r: f"{r.run.manifest.batch.mean_seqs:,.1f} / {r.run.manifest.batch.max_seqs:,}"),
+        ("steps", lambda r: f"{r.run.manifest.steps:,}"),
+        ("tail, under half a batch", _tail),
+        ("KV peak, device", lambda r: _if_any(r.run.manifest.kv.peak_device_bytes, bytes_text)),
+        ("KV peak, host", lambda r: _if_any(r.run.manifest.kv.peak_host_bytes, bytes_text)),
+        ("KV moved", lambda r: _if_any(r.run.manifest.kv.offloaded_bytes, bytes_text)),
+        ("copies hidden / waited", _copies),
+        ("preempted, swap / again", _preemptions),
+        ("policy", lambda r: r.run.policy),
+        ("model", lambda r: textwrap.shorten(r.run.model, _RUN_WIDTH - 2, placeholder="...")),
+    ]
+    rows = [(name, [cell(result) for result in results]) for name, cell in cells]
+    return [(name, [text or "-" for text in texts]) for name, texts in rows if any(texts)]
+
+
+def _if_known(value: float | None, text: Callable[[float], str]) -> str | None:
+    return None if value is None else text(value)
+
+
+def _if_any(value: float, text: Callable[[float], str]) -> str | None:
+    return text(value) if value else None
+
+
+def _money(result: Result, amount: float | None) -> str | None:
+    return None if amount is None or result.price is None else money_text(amount, result.price.currency)
+
+
+def _energy(result: Result) -> str | None:
+    if result.energy_kwh is not None:
+        return f"{result.energy_kwh:#.3g} kWh"
+    return None if result.energy_limit_kwh is None else f"< {result.energy_limit_kwh:#.3g} kWh"
+
+
+def _tail(result: Result) -> str | None:
+    timeline = result.run.timeline
+    return None if timeline is None else f"{timeline.tail_s / timeline.total_s:.0%} of the time"
+
+
+def _copies(result: Result) -> str | None:
+    kv = result.run.manifest.kv
+    if not kv.hidden_copy_s and not kv.exposed_copy_s:
+        return None
+    return f"{kv.hidden_copy_s:,.1f} / {kv.exposed_copy_s:,.1f} s"
+
+
+def _preemptions(result: Result) -> str | None:
+    counts = result.run.manifest.preemptions
+    return f"{counts.swap:,} / {counts.recompute:,}" if counts.swap or counts.recompute else None

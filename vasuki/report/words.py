@@ -1,0 +1,201 @@
+"""The answer in words: who finished first, who was cheaper, what would flip that, and how sure it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vasuki.report.units import count_text, listing, money_text, percent_text, plural, time_text
+
+if TYPE_CHECKING:
+    from vasuki.report.comparison import Result, Workload
+
+_TOGETHER = 1.02  # closer than this is called a draw, whatever the reason
+
+
+def answer(workload: Workload) -> list[str]:
+    """Sentences, the most important first."""
+    if len(workload.contenders) == 1:
+        sentences = [_alone(workload.contenders[0])]
+    else:
+        sentences = [_first(workload), _cheaper(workload), _flips(workload)]
+    return [sentence for sentence in (*sentences, _certainty(workload), _prices(workload)) if sentence]
+
+
+def caveats(workload: Workload) -> list[str]:
+    """What else a reader has to know before they rely on the answer."""
+    contenders = workload.contenders
+    found = []
+    if len(contenders) > 1 and not workload.is_same_work:
+        work = [f"{r.label} {plural(r.run.rows_done, 'row')} and {count_text(r.run.tokens)} tokens" for r in contenders]
+        found.append(f"The runs did not do the same work ({', '.join(work)}), so compare speed and cost per token.")
+    if len(models := sorted({result.run.model for result in contenders})) > 1:
+        found.append(f"The runs used different models: {listing(models)}.")
+    for result in workload.results:
+        found += _caveats_of(result)
+    return found
+
+
+def _caveats_of(result: Result) -> list[str]:
+    rows, label = result.run.manifest.rows, result.full_label
+    found = []
+    if rows.failed:
+        found.append(f"{label}: {rows.failed:,} of {plural(rows.total, 'row')} failed; they count as done.")
+    if left := rows.total - result.run.rows_done:
+        found.append(f"{label}: {left:,} of {plural(rows.total, 'row')} are not done yet.")
+    if result.run.earlier_s:
+        found.append(
+            f"{label}: the job was stopped and went on; {time_text(result.run.earlier_s)} in steps of earlier runs are "
+            "counted, their loading is not."
+        )
+    if (times := result.times_lower_bound) is not None and times < 1:
+        found.append(f"{label}: it beat the lower bound, so the hardware profile understates this card.")
+    if result.run.timeline is None:
+        found.append(f"{label}: there is no trace, so some figures leave it out.")
+    return found
+
+
+def _alone(result: Result) -> str:
+    cost = ""
+    if result.per_million_tokens is not None:
+        cost = f" and {'would cost' if result.simulated else 'cost'} {_unit_costs(result)}"
+    return f"{result.label} {'would take' if result.simulated else 'took'} {time_text(result.makespan_s)}{cost}."
+
+
+def _first(workload: Workload) -> str:
+    first, *others = workload.by_time
+    if workload.is_same_work:
+        ratio = others[0].makespan_s / first.makespan_s
+        rest = listing([f"{time_text(other.makespan_s)} on {other.label}" for other in others])
+        if ratio < _TOGETHER:
+            labels = listing([first.label, others[0].label])
+            return f"{labels} finish together: {time_text(first.makespan_s)} against {rest}."
+        times = "" if len(others) > 1 else f", {_factor(ratio)} times as fast"
+        verb = "would finish" if _is_hypothetical(workload) else "finished"
+        return f"{first.label} {verb} first: {time_text(first.makespan_s)} against {rest}{times}."
+    rest = listing([f"{count_text(other.tokens_per_s)} on {other.label}" for other in others])
+    verb = "would be" if _is_hypothetical(workload) else "was"
+    return f"{first.label} {verb} faster: {count_text(first.tokens_per_s)} tokens a second against {rest}."
+
+
+def _cheaper(workload: Workload) -> str:
+    if not workload.by_cost:
+        return _why_no_cost(workload)
+    cheapest, *others = workload.by_cost
+    if _cost_ratio(workload) < _TOGETHER:
+        return (
+            f"{listing([cheapest.label, others[0].label])} cost the same: {_unit_costs(cheapest)} against "
+            f"{_unit_costs(others[0])}."
+        )
+    rest = listing([f"{_unit_costs(other)} on {other.label}" for other in others])
+    saving = f" ({percent_text(1 - 1 / _cost_ratio(workload))} less a token)" if len(others) == 1 else ""
+    best = "cheaper" if len(others) == 1 else "cheapest"
+    verb = "would be" if _is_hypothetical(workload) else "was"
+    return f"{cheapest.label} {verb} {best}: {_unit_costs(cheapest)}, against {rest}{saving}."
+
+
+def _why_no_cost(workload: Workload) -> str:
+    unpriced = [result.run.gpu for result in workload.contenders if result.price is None]
+    if unpriced:
+        example = unpriced[0].replace(" ", "-").lower()
+        return (
+            f"Which was cheaper is not known: there is no price for {listing(sorted(set(unpriced)))}. "
+            f"Give one, for example --price {example}=0.50 an hour."
+        )
+    currencies = sorted({result.price.currency for result in workload.contenders if result.price is not None})
+    if len(currencies) > 1:
+        return f"Which was cheaper cannot be said: prices are in {listing(currencies)}."
+    return "Which was cheaper cannot be said: no tokens were counted."
+
+
+def _flips(workload: Workload) -> str:
+    if not workload.break_evens:
+        return ""
+    *others, cheapest = workload.break_evens
+    phrases = [
+        f"{other.label} costs less than {money_text(other.price, other.currency)} an hour "
+        f"(now {money_text(other.price_now)})"
+        for other in others
+    ]
+    phrases.append(
+        f"{cheapest.label} more than {money_text(cheapest.price, cheapest.currency)} (now {money_text(cheapest.price_now)})"
+    )
+    return f"The answer on cost flips if {', or '.join(phrases)}."
+
+
+def _certainty(workload: Workload) -> str:
+    contenders = workload.contenders
+    simulated = [result for result in contenders if result.simulated]
+    measured = [result for result in contenders if not result.simulated]
+    sentences = []
+    if not measured:
+        sentences.append("This is simulated: no card ran, and no run in this report says how far off it is.")
+    elif simulated:
+        sentences.append(f"{_labels(measured)} measured; {_labels(simulated)} simulated.")
+    else:
+        sentences.append("This was measured." if len(measured) == 1 else f"{_labels(measured)} all measured.")
+    off = [
+        f"{result.label} took {_longer(result.prediction_error)} than predicted"
+        for result in workload.results
+        if not result.simulated and result.prediction_error is not None
+    ]
+    off += [f"{m.label} took {_longer(error)} than simulated" for m, _, error in workload.simulation_errors]
+    if off:
+        sentences.append(f"{listing(off)}.")
+    if simulated and workload.by_cost and len(contenders) > 1:
+        sentences.append(_margin(workload))
+    return " ".join(sentences)
+
+
+def _margin(workload: Workload) -> str:
+    """Whether the answer on cost would survive errors of the simulated times."""
+    ratio = _cost_ratio(workload)
+    worst = max(map(abs, workload.known_errors), default=None)
+    if worst is not None and ratio <= 1 + worst:
+        return (
+            f"Costs differ by {percent_text(ratio - 1)}, no more than the error of {percent_text(worst)} seen here: "
+            "call it a draw."
+        )
+    return f"The answer on cost holds unless simulation misjudges one card against the other by a factor of {_factor(ratio)}."
+
+
+def _prices(workload: Workload) -> str:
+    by_origin: dict[str, dict[str, str]] = {}
+    for result in workload.contenders:
+        if (price := result.price) is not None:
+            origin = ", ".join(filter(None, [price.date, price.origin]))
+            by_origin.setdefault(origin, {})[result.run.gpu] = (
+                f"{result.run.gpu} {money_text(price.per_hour, price.currency)}"
+            )
+    groups = [f"{listing(list(cards.values()))} ({origin})" for origin, cards in by_origin.items()]
+    return f"Prices an hour: {'; '.join(groups)}." if groups else ""
+
+
+def _unit_costs(result: Result) -> str:
+    currency = result.price.currency if result.price is not None else ""
+    return (
+        f"{money_text(result.per_million_tokens, currency)} a million tokens "
+        f"({money_text(result.per_thousand_rows)} a thousand rows)"
+    )
+
+
+def _cost_ratio(workload: Workload) -> float:
+    """What the second cheapest costs over what the cheapest costs, per token."""
+    cheapest, second = (result.per_million_tokens or 0.0 for result in workload.by_cost[:2])
+    return second / cheapest if cheapest else float("inf")
+
+
+def _is_hypothetical(workload: Workload) -> bool:
+    """Whether nothing that the answer is about has happened."""
+    return all(result.simulated for result in workload.contenders)
+
+
+def _labels(results: list[Result]) -> str:
+    return f"{listing([result.label for result in results])} {'was' if len(results) == 1 else 'were'}"
+
+
+def _longer(error: float | None) -> str:
+    return f"{percent_text(abs(error or 0.0))} {'longer' if (error or 0.0) >= 0 else 'less'}"
+
+
+def _factor(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"

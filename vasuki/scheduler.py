@@ -1,0 +1,510 @@
+"""Who runs in the next step.
+
+Integers only: the scheduler sees lengths, blocks and a token budget, never a clock, a tensor or a price. Real runs and
+simulated ones use it unchanged. Each call to `schedule` forms one batch under one token budget (Sarathi, section 4):
+
+    1. decodes            every running sequence that is past its prompt computes one token
+    2. running prefills   sequences in the middle of their prompt take what is left of the budget
+    3. waiting rows       are admitted while budget, sequence slots and memory last
+
+How a baseline differs from vasuki is said by a `Policy`, a handful of switches over this one core.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from vasuki.batch import Batch, ScheduledChunk, StepResult, Swap
+from vasuki.blocks import BlockPool
+from vasuki.errors import JobFileError, did_you_mean
+from vasuki.sequence import FinishReason, Request, Sequence, Status
+
+
+class Mixing(enum.Enum):
+    """How prompts and decodes share steps."""
+
+    MIXED = "mixed"  # both in one step
+    PREFILL_FIRST = "prefill first"  # prompts alone whenever one fits, else decodes alone
+    EXCLUSIVE = "exclusive"  # as above, but a prefill phase starts only when enough memory is free
+
+
+class Admission(enum.Enum):
+    """Memory that must be available before a waiting row starts."""
+
+    PROMPT = "prompt"  # its prompt; growth is met by preemption
+    MAXIMUM = "maximum"  # prompt and max_tokens, beside those of all that run
+    PEAK = "peak"  # so that the sum of all expected growth never exceeds the pool
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What tells one scheduler from another."""
+
+    name: str
+    mixing: Mixing = Mixing.MIXED
+    chunked: bool = True  # a prompt may be split over steps
+    admission: Admission = Admission.PEAK
+    refill: bool = True  # False: rows join only an empty batch, as in request-level serving
+    padded: bool = False  # the executor pads rows to the longest, and finished rows keep their slot
+    sorted_prompts: bool = False  # rows are taken in order of prompt length
+    shares_prefixes: bool = False
+    evicts_least_computed: bool = False  # False: the victim is the row that came last
+
+
+POLICIES = {
+    policy.name: policy
+    for policy in (
+        Policy("vasuki", shares_prefixes=True, evicts_least_computed=True),
+        Policy("sarathi", admission=Admission.PROMPT),
+        Policy("orca", chunked=False, admission=Admission.MAXIMUM),
+        Policy("vllm", Mixing.PREFILL_FIRST, chunked=False, admission=Admission.PROMPT),
+        Policy("static", Mixing.PREFILL_FIRST, False, Admission.MAXIMUM, refill=False, padded=True),
+        Policy("static-sorted", Mixing.PREFILL_FIRST, False, Admission.MAXIMUM, False, True, sorted_prompts=True),
+    )
+}
+
+
+def find_policy(name: str) -> Policy:
+    """Look a policy up by name. Raises JobFileError with the nearest known one."""
+    try:
+        return POLICIES[name]
+    except KeyError:
+        raise JobFileError(f"unknown policy '{name}'{did_you_mean(name, POLICIES)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a step may hold."""
+
+    chunk_tokens: int  # token budget of a step
+    max_num_seqs: int
+    lookahead: int = 64  # waiting rows kept at hand
+    prefill_threshold: float = 0.5  # share of the pool that must be free to start a prefill phase, when exclusive
+    swap_min_tokens: int | None = None  # preempted rows with at least this much computed are parked on the host
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened so far, for the manifest."""
+
+    recomputed_tokens: int = 0
+    preemptions_recompute: int = 0
+    preemptions_swap: int = 0
+    shared_tokens: int = 0  # prompt tokens found in blocks of another row
+
+
+class Scheduler:
+    """Forms batches from waiting and running sequences, and owns their blocks."""
+
+    def __init__(self, policy: Policy, limits: Limits, pool: BlockPool, host_pool: BlockPool | None = None) -> None:
+        self.policy = policy
+        self.limits = limits
+        self.pool = pool
+        self.host_pool = host_pool
+        self.waiting: deque[Sequence] = deque()
+        self.prefilling: list[Sequence] = []  # in order of admission
+        self.decoding: list[Sequence] = []  # past their prompt, in the order in which they got there
+        self.parked: deque[Sequence] = deque()
+        self.counters = Counters()
+        self._swaps: list[Swap] = []  # of the batch being formed
+        self._maximum_blocks = 0  # what the running sequences would hold if all grew to max_tokens
+        self._memory_is_tight = False  # admission was refused for lack of memory, and nothing was freed since
+        self._filling = True  # in a prefill phase, when exclusive
+
+    # --- rows in, rows out -------------------------------------------------------------------------------------------
+
+    def wants_more(self) -> bool:
+        """Whether another request can be taken without holding more than the window."""
+        return len(self.waiting) < self.limits.lookahead
+
+    def add(self, request: Request) -> Sequence | None:
+        """Queue a request. Returns a finished sequence instead if the request can never run."""
+        sequence = Sequence(request)
+        reason = request.error
+        if not reason:
+            needed = self._maximum(sequence)
+            if needed > self.pool.num_blocks:
+                bt = self.pool.block_tokens
+                reason = (
+                    f"needs KV memory for {needed * bt} tokens (prompt {request.num_prompt_tokens}, max_tokens "
+                    f"{request.max_tokens}), the device has room for {self.pool.num_blocks * bt}"
+                )
+        if reason:
+            sequence.error, sequence.finish_reason, sequence.status = reason, FinishReason.ERROR, Status.FINISHED
+            return sequence
+        self.waiting.append(sequence)
+        return None
+
+    def is_empty(self) -> bool:
+        return not (self.waiting or self.prefilling or self.decoding or self.parked)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.decoding) + len(self.prefilling)
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Every sequence that holds device blocks, those that came last at the end."""
+        return self.decoding + self.prefilling
+
+    def live(self) -> Iterator[Sequence]:
+        """Every sequence that is not finished."""
+        yield from self.running
+        yield from self.parked
+        yield from self.waiting
+
+    # --- one step ----------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Batch | None:
+        """Form the next batch, or return None if nothing can run."""
+        self._swaps = []
+        budget = self.limits.chunk_tokens if self.policy.refill else sys.maxsize  # a static batch starts as a whole
+        decodes: list[Sequence] = []
+        prefills: list[ScheduledChunk] = []
+        if self.policy.mixing is Mixing.MIXED:
+            decodes = self._decodes()
+            budget = self._prefills(prefills, budget - len(decodes))
+        else:
+            if self.policy.mixing is Mixing.PREFILL_FIRST or self._in_prefill_phase():
+                budget = self._prefills(prefills, budget)
+            else:
+                budget = 0  # no row starts before memory is free for a whole phase
+            if not prefills:
+                self._filling = False
+                decodes = self._decodes()
+        returned = self._unpark()
+        if not decodes and not prefills and not returned:
+            return None
+        starts = [sequence.num_computed_tokens for sequence in decodes]
+        max_steps = self._max_steps(decodes, starts, prefills, budget)
+        for sequence in returned:
+            self._join(sequence)
+        return Batch(decodes, starts, prefills, self._swaps, max_steps)
+
+    def update(self, batch: Batch, result: StepResult) -> list[Sequence]:
+        """Record what the step, or several of them, computed. Returns the sequences that ended with it."""
+        steps, tokens, stopped = result.num_steps, result.token_ids, result.stopped
+        if steps > 1:
+            self._grow(batch, steps)
+        for sequence, logprob in zip(_sampling(batch), result.logprobs, strict=False):
+            sequence.logprob += logprob
+        finished: list[Sequence] = []
+        first = 0
+        for sequence, stops in zip(batch.decodes, stopped, strict=False):
+            sequence.num_computed_tokens += steps
+            output = sequence.output_token_ids
+            output += tokens[first : first + steps]
+            first += steps
+            if stops or len(output) >= sequence.request.max_tokens:
+                self._finish(sequence, stops, finished)
+        sample = len(batch.decodes)
+        for sequence, start, num_tokens, samples in batch.prefills:
+            sequence.num_computed_tokens = start + steps * num_tokens
+            if samples:
+                sequence.output_token_ids.append(tokens[first])
+                first += 1
+                self.prefilling.remove(sequence)
+                self.decoding.append(sequence)
+                if stopped[sample] or len(sequence.output_token_ids) >= sequence.request.max_tokens:
+                    self._finish(sequence, stopped[sample], finished)
+                sample += 1
+        if finished:
+            self.decoding = [sequence for sequence in self.decoding if sequence.finish_reason is None]
+            self._memory_is_tight = False
+        return finished
+
+    def _finish(self, sequence: Sequence, stops: bool, finished: list[Sequence]) -> None:
+        sequence.finish_reason = FinishReason.STOP if stops else FinishReason.LENGTH
+        self._leave(sequence)
+        self._release(sequence)
+        sequence.status = Status.FINISHED
+        finished.append(sequence)
+
+    # --- several steps at once ---------------------------------------------------------------------------------------
+
+    def _max_steps(
+        self, decodes: list[Sequence], starts: list[int], prefills: list[ScheduledChunk], budget: int
+    ) -> int:
+        """How often the batch can run before anything could be decided differently, if no sequence ends.
+
+        Not the most there could be, but nothing short of a decision ever depends on where a run of steps is cut.
+        """
+        pool = self.pool
+        may_admit = bool(self.waiting) and budget > 0 and self._may_admit()
+        may_return = bool(self.parked) and not self._memory_is_tight
+        if may_admit or may_return or self._swaps or len(prefills) > 1 or (prefills and prefills[0].samples):
+            return 1
+        steps, chunk_tokens = sys.maxsize, 0
+        if prefills:
+            sequence, start, chunk_tokens, _ = prefills[0]
+            if budget > 0:  # memory, not the budget, cut the chunk
+                return 1
+            steps = (sequence.num_tokens - start - 1) // chunk_tokens
+        # A block lasts for block_tokens steps of a decode, so that `rounds` x block_tokens steps need at most this many.
+        rounds = (pool.num_available - 1) // max(1, len(decodes) + chunk_tokens)
+        if rounds > 0:
+            return max(1, min(steps, rounds * pool.block_tokens))
+        if prefills:
+            return 1
+        # Fewer blocks are left than there are decodes: the step in which they are used up follows from the places left
+        # in the last blocks.
+        block_tokens = pool.block_tokens
+        places = sorted([-(start + 1) % block_tokens for start in starts])
+        return max(1, 1 + places[pool.num_available]) if pool.num_available < len(places) else 1
+
+    def _grow(self, batch: Batch, steps: int) -> None:
+        """Take the blocks for the steps after the first, which `schedule` provided for."""
+        pool, block_tokens = self.pool, self.pool.block_tokens
+        for sequence, start in zip(batch.decodes, batch.starts, strict=True):
+            table = sequence.block_table.device
+            if start + steps > len(table) * block_tokens:
+                table += pool.allocate(pool.blocks_for(start + steps) - len(table))
+        for sequence, start, num_tokens, _ in batch.prefills:
+            table = sequence.block_table.device
+            table += pool.allocate(pool.blocks_for(start + steps * num_tokens) - len(table))
+            self._register_prefix(sequence, start + steps * num_tokens)
+
+    # --- decodes -----------------------------------------------------------------------------------------------------
+
+    def _decodes(self) -> list[Sequence]:
+        """Every sequence past its prompt. Makes room for their tokens, by preempting when the pool is exhausted."""
+        pool, block_tokens = self.pool, self.pool.block_tokens
+        growing = [
+            sequence
+            for sequence in self.decoding
+            if sequence.num_computed_tokens >= len(sequence.block_table.device) * block_tokens
+        ]
+        while len(growing) > pool.num_available:
+            victim = self._victim()
+            self._preempt(victim)
+            if victim in growing:
+                growing.remove(victim)
+        for sequence in growing:
+            sequence.block_table.device += pool.allocate(1)
+        return self.decoding[:]
+
+    # --- prefills ----------------------------------------------------------------------------------------------------
+
+    def _prefills(self, chunks: list[ScheduledChunk], budget: int) -> int:
+        """Add prompt chunks to the batch, of running sequences first, then of waiting ones. Returns the budget left."""
+        may_start = not self._memory_is_tight and self._may_admit()
+        for sequence in self.prefilling:
+            if budget <= 0:
+                return budget
+            budget -= self._add_chunk(chunks, sequence, budget)
+        while may_start and self.waiting and budget > 0 and self.num_running < self.limits.max_num_seqs:
+            sequence = self.waiting[0]
+            if not self.policy.chunked and sequence.num_tokens > budget and chunks:
+                break  # a whole prompt larger than the budget gets a step of its own
+            if not self._fits(sequence):
+                self._memory_is_tight = True
+                break
+            self.waiting.popleft()
+            self._admit(sequence)
+            budget -= self._add_chunk(chunks, sequence, budget)
+        return budget
+
+    def _may_admit(self) -> bool:
+        """Whether a waiting row could start, as far as policy, slots and what is known about memory say."""
+        if self._memory_is_tight or self.parked or self.num_running >= self.limits.max_num_seqs:
+            return False
+        return self.policy.refill or not self.num_running
+
+    def _add_chunk(self, chunks: list[ScheduledChunk], sequence: Sequence, budget: int) -> int:
+        """Schedule as much of the sequence's prompt as budget and free blocks allow. Returns the tokens taken."""
+        start = sequence.num_computed_tokens
+        left = sequence.num_tokens - start
+        table = sequence.block_table.device
+        room = (len(table) + self.pool.num_available) * self.pool.block_tokens - start
+        take = min(left, room, budget if self.policy.chunked else left)
+        if take <= 0:
+            return 0
+        table += self.pool.allocate(self.pool.blocks_for(start + take) - len(table))
+        chunks.append(ScheduledChunk(sequence, start, take, take == left))
+        self._register_prefix(sequence, start + take)
+        return take
+
+    def _in_prefill_phase(self) -> bool:
+        if not self._filling:
+            self._filling = self.pool.num_available >= self.limits.prefill_threshold * self.pool.num_blocks
+        return self._filling or not self.num_running
+
+    # --- admission ---------------------------------------------------------------------------------------------------
+
+    def _admit(self, sequence: Sequence) -> None:
+        sequence.status = Status.RUNNING
+        self._maximum_blocks += self._maximum(sequence)
+        self.prefilling.append(sequence)
+        if self.policy.shares_prefixes:
+            self._share_prefix(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        self._maximum_blocks -= self._maximum(sequence)
+
+    def _maximum(self, sequence: Sequence) -> int:
+        """Blocks the sequence holds in the step that samples its last possible token, which itself is never stored."""
+        return self.pool.blocks_for(sequence.request.num_prompt_tokens + sequence.request.max_tokens - 1)
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Whether memory allows the sequence to start now. An empty batch takes any row, `add` having checked it."""
+        pool = self.pool
+        if not self.num_running or self._maximum_blocks + self._maximum(sequence) <= pool.num_blocks:
+            return True
+        if self.policy.admission is Admission.PROMPT:
+            promised = sum(pool.blocks_for(other.num_tokens) - len(other.block_table.device) for other in self.running)
+            watermark = max(1, pool.num_blocks // 100)
+            return pool.blocks_for(sequence.num_tokens) + max(0, promised) + watermark <= pool.num_available
+        if self.policy.admission is Admission.MAXIMUM:
+            return False
+        return peak_blocks([*self.running, sequence], pool.block_tokens) <= pool.num_blocks
+
+    # --- prefix sharing ----------------------------------------------------------------------------------------------
+
+    def _share_prefix(self, sequence: Sequence) -> None:
+        """Take over blocks that already hold the beginning of the prompt. At least one token is left to compute.
+
+        A block counts as soon as the chunk that fills it is scheduled: within a step every layer writes the keys and
+        values of all chunks before any chunk attends.
+        """
+        table = sequence.block_table
+        if not sequence.prefix_keys:
+            sequence.prefix_keys = prefix_keys(sequence.request, self.pool.block_tokens)
+        usable = (sequence.num_tokens - 1) // self.pool.block_tokens
+        for key in sequence.prefix_keys[:usable]:
+            block = self.pool.acquire(key)
+            if block is None:
+                break
+            table.device.append(block)
+        table.num_keyed = len(table.device)
+        sequence.num_computed_tokens = len(table.device) * self.pool.block_tokens
+        self.counters.shared_tokens += sequence.num_computed_tokens
+
+    def _register_prefix(self, sequence: Sequence, computed: int) -> None:
+        table = sequence.block_table
+        full = min(computed // self.pool.block_tokens, len(sequence.prefix_keys))
+        while table.num_keyed < full:
+            self.pool.register(table.device[table.num_keyed], sequence.prefix_keys[table.num_keyed])
+            table.num_keyed += 1
+
+    # --- preemption --------------------------------------------------------------------------------------------------
+
+    def _victim(self) -> Sequence:
+        """The running sequence to give up: the cheapest to bring back, or simply the last that came."""
+        if self.policy.evicts_least_computed:
+            return min(reversed(self.running), key=lambda sequence: sequence.num_computed_tokens)
+        return (self.prefilling or self.decoding)[-1]
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Free a sequence's device blocks, keeping its KV on the host if that is worth it and there is room."""
+        (self.prefilling if sequence in self.prefilling else self.decoding).remove(sequence)
+        self._leave(sequence)
+        sequence.num_preemptions += 1
+        self._memory_is_tight = True
+        threshold, host = self.limits.swap_min_tokens, self.host_pool
+        table = sequence.block_table
+        worth_it = threshold is not None and sequence.num_computed_tokens >= threshold
+        if worth_it and host is not None and len(table.device) <= host.num_available:
+            table.host = host.allocate(len(table.device))
+            self._swaps.append(Swap(sequence, True, table.device, table.host))
+            self.pool.release(table.device)
+            table.device, table.num_keyed = [], 0
+            sequence.status = Status.PARKED
+            self.parked.append(sequence)
+            self.counters.preemptions_swap += 1
+        else:
+            self.counters.preemptions_recompute += 1
+            self.counters.recomputed_tokens += sequence.num_computed_tokens
+            self._release(sequence)
+            sequence.num_computed_tokens = 0
+            sequence.status = Status.WAITING
+            self.waiting.appendleft(sequence)
+
+    def _unpark(self) -> list[Sequence]:
+        """Bring parked sequences back while they fit. They run from the next step on: the copy has this one to hide."""
+        returned: list[Sequence] = []
+        if self._memory_is_tight and self.num_running:
+            return returned  # it cannot have become better
+        while self.parked and self.host_pool is not None:
+            sequence = self.parked[0]
+            table = sequence.block_table
+            needed = self.pool.blocks_for(sequence.num_tokens + 1)
+            if self.num_running or returned:
+                peak = peak_blocks([*self.running, *returned, sequence], self.pool.block_tokens)
+                if peak > self.pool.num_blocks or needed > self.pool.num_available:
+                    self._memory_is_tight = True
+                    break
+            self.parked.popleft()
+            table.device = self.pool.allocate(len(table.host))
+            self._swaps.append(Swap(sequence, False, table.device, table.host))
+            self.host_pool.release(table.host)
+            table.host = []
+            sequence.status = Status.RUNNING
+            self._maximum_blocks += self._maximum(sequence)
+            returned.append(sequence)
+        return returned
+
+    def _join(self, sequence: Sequence) -> None:
+        (self.prefilling if sequence.num_uncomputed_tokens > 1 else self.decoding).append(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        table = sequence.block_table
+        self.pool.release(table.device)
+        table.device, table.num_keyed = [], 0
+
+    # --- checks ------------------------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Assert that blocks and sequences agree. Called after every step in tests."""
+        self.pool.check_integrity(sequence.block_table.device for sequence in self.live())
+        if self.host_pool is not None:
+            self.host_pool.check_integrity(sequence.block_table.host for sequence in self.live())
+        for sequence in self.running:
+            assert sequence.status is Status.RUNNING
+            held = len(sequence.block_table.device) * self.pool.block_tokens
+            assert sequence.num_computed_tokens <= held, "computed tokens without a block"
+        assert self._maximum_blocks == sum(map(self._maximum, self.running))
+        assert all(not s.block_table.device and s.num_computed_tokens == 0 for s in self.waiting)
+
+
+def _sampling(batch: Batch) -> Iterator[Sequence]:
+    yield from batch.decodes
+    yield from (chunk.sequence for chunk in batch.prefills if chunk.samples)
+
+
+def peak_blocks(sequences: list[Sequence], block_tokens: int) -> int:
+    """Most blocks that the sequences will hold together, if each grows a token a step and ends when expected.
+
+    Between two ends the total only grows, so it peaks in the last step of one of them. With the sequences ordered by
+    remaining steps r_1 >= r_2 >= ..., the j longest-lived are all there in step r_j and hold
+
+        sum(i <= j) ceil((tokens_i + r_j) / block_tokens)
+
+    of which the blocks' rounding is bounded by block_tokens - 1 each.
+    """
+    outputs = np.array([len(sequence.output_token_ids) for sequence in sequences])
+    tokens = outputs + np.array([sequence.request.num_prompt_tokens for sequence in sequences])
+    expected = np.array([sequence.request.expected_tokens for sequence in sequences])
+    remaining = np.maximum(1, expected - outputs)
+    order = np.argsort(-remaining)
+    alive = np.arange(1, len(sequences) + 1)
+    totals = np.cumsum(tokens[order]) + alive * (remaining[order] - 1 + block_tokens - 1)
+    return int(totals.max()) // block_tokens
+
+
+def prefix_keys(request: Request, block_tokens: int) -> list[bytes]:
+    """A digest for each full block of the prompt that covers all tokens up to its end."""
+    token_ids = request.prompt_token_ids
+    keys: list[bytes] = []
+    previous = b""
+    for end in range(block_tokens, len(token_ids) + 1, block_tokens):
+        block = np.asarray(token_ids[end - block_tokens : end], dtype=np.int32).tobytes()
+        previous = hashlib.blake2b(previous + block, digest_size=16).digest()
+        keys.append(previous)
+    return keys

@@ -1,0 +1,250 @@
+"""Virtual time: an executor that asks the cost model how long a batch takes, instead of computing it.
+
+Scheduler, ordering and loop are those of real runs; only what stands behind `engine.Executor` differs. The recorded
+output lengths are known here and nowhere else: a sequence stops when it has as many tokens as its record says.
+
+Runs of steps in which nothing is decided (`Batch.max_steps`) are executed together, up to the first sequence that ends
+or the next row that arrives. Each of them is still priced by itself, with its own contexts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Vector
+from dataclasses import dataclass
+
+from vasuki.batch import Batch, StepResult
+from vasuki.cost_model import Copies, CostModel, StepTime, StepWork, causal_pairs
+from vasuki.engine import Observer, RunStats, drain
+from vasuki.plan import EngineSettings
+from vasuki.scheduler import Counters
+from vasuki.sequence import Request, Sequence
+
+
+class VirtualClock:
+    """Seconds since the job began, and when the next row comes."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.next_arrival_s = math.inf
+
+
+class SimulatedExecutor:
+    """Prices batches.
+
+    Padded policies are charged as request-level serving pays: every prompt of a wave is as long as the longest, and
+    rows that have ended compute on until the last of their wave ends.
+
+    Args:
+        cost_model: says how long a step takes.
+        output_tokens: recorded length of each row, by `Request.row`.
+        settings: what the scheduler was built from.
+        clock: moved on by every batch.
+        one_by_one: run single steps, so that observers see each of them.
+    """
+
+    def __init__(
+        self,
+        cost_model: CostModel,
+        output_tokens: Vector[int],
+        settings: EngineSettings,
+        clock: VirtualClock | None = None,
+        one_by_one: bool = False,
+    ) -> None:
+        self.cost_model = cost_model
+        self.clock = clock or VirtualClock()
+        self._output_tokens = output_tokens
+        self._one_by_one = one_by_one
+        self._padded = settings.policy.padded
+        self._block_tokens = settings.block_tokens
+        self._streamed_layers = settings.streamed_layers
+        shape = cost_model.shape
+        self._window = shape.sliding_window if shape.num_windowed_layers else 0
+        self._stream_copy_bytes = settings.block_tokens * shape.kv_bytes_per_token_per_layer
+        self._last_end_s = 0.0
+        self._wave_rows = self._wave_context = 0  # of the running padded batch
+
+    def execute(self, batch: Batch) -> StepResult:
+        """Let the batch's time pass, up to the first sequence that ends. Waiting for an arrival counts to the step."""
+        lengths, clock = self._output_tokens, self.clock
+        left = [
+            lengths[sequence.request.row] - len(sequence.output_token_ids) for sequence in batch.decodes
+        ]  # at least 1 each
+        most_steps = 1 if self._one_by_one else min(left, default=batch.max_steps)
+        steps, exposed_s, hidden_s = 0, 0.0, 0.0
+        for step in self._times(batch, min(most_steps, batch.max_steps)):
+            clock.now_s += step.total_s
+            exposed_s += step.exposed_copy_s
+            hidden_s += step.hidden_copy_s
+            steps += 1
+            if clock.now_s >= clock.next_arrival_s:
+                break
+        self._wave_context += steps
+        stopped = [remaining <= steps for remaining in left]
+        for sequence, _, _, samples in batch.prefills:
+            if samples:
+                stopped.append(lengths[sequence.request.row] <= len(sequence.output_token_ids) + 1)
+        elapsed_s = clock.now_s - self._last_end_s
+        self._last_end_s = clock.now_s
+        return StepResult([0] * (steps * len(stopped)), stopped, elapsed_s, (), exposed_s, hidden_s, steps)
+
+    def _times(self, batch: Batch, most_steps: int) -> Iterator[StepTime]:
+        cost = self.cost_model
+        copies = cost.swap_copies(batch, self._block_tokens) if batch.swaps else ()
+        if self._padded:
+            work = self._padded_work(batch)
+        else:
+            contexts = [start + 1 for start in batch.starts]
+            if self._window and max([*contexts, *[chunk.end for chunk in batch.prefills]]) > self._window:
+                step = cost.step(cost.batch_work(batch, copies))
+                return iter([StepTime(step.total_s, step.exposed_copy_s, step.hidden_copy_s)])
+            if self._window:
+                most_steps = 1
+            work = _work(batch, copies)
+        return cost.repeated(work, most_steps, self._streamed_layers, self._stream_copy_bytes)
+
+    def _padded_work(self, batch: Batch) -> StepWork:
+        if batch.prefills:
+            self._wave_rows = len(batch.prefills)
+            self._wave_context = longest = max([chunk.num_tokens for chunk in batch.prefills])
+            return StepWork.of([longest] * self._wave_rows, [longest] * self._wave_rows)
+        rows = self._wave_rows
+        return StepWork(rows, rows, rows, decode_context_tokens=rows * (self._wave_context + 1))
+
+
+def _work(batch: Batch, copies: tuple[Copies, ...]) -> StepWork:
+    """What the batch's first step computes, in one pass."""
+    num_decodes = len(batch.decodes)
+    num_tokens = num_samples = num_decodes
+    context, pairs = 0, 0.0
+    for _, start, count, samples in batch.prefills:
+        num_tokens += count
+        num_samples += samples
+        context += start + count
+        pairs += causal_pairs(count, start + count)
+    return StepWork(
+        num_tokens=num_tokens,
+        num_samples=num_samples,
+        num_decodes=num_decodes,
+        num_chunks=len(batch.prefills),
+        decode_context_tokens=sum(batch.starts) + num_decodes,
+        chunk_context_tokens=context,
+        chunk_pairs=pairs,
+        copies=copies,
+    )
+
+
+class Arrivals:
+    """Requests as they arrive: an iterator that has nothing more to give until the clock reaches the next arrival.
+
+    It moves the clock on to that arrival when nothing else is left to do.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        arrived_at_s: Vector[float],
+        clock: VirtualClock,
+        is_idle: Callable[[], bool],
+    ) -> None:
+        self._requests = iter(requests)
+        self._arrived_at_s = arrived_at_s
+        self._clock = clock
+        self._is_idle = is_idle
+        self._next = next(self._requests, None)
+
+    def __iter__(self) -> Iterator[Request]:
+        return self
+
+    def __next__(self) -> Request:
+        request, clock = self._next, self._clock
+        if request is None:
+            clock.next_arrival_s = math.inf
+            raise StopIteration
+        clock.next_arrival_s = self._arrived_at_s[request.row]
+        if clock.now_s < clock.next_arrival_s:
+            if not self._is_idle():
+                raise StopIteration
+            clock.now_s = clock.next_arrival_s
+        self._next = next(self._requests, None)
+        return request
+
+
+@dataclass(slots=True)
+class CountingSink:
+    """Counts rows instead of keeping them."""
+
+    rows: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    first_error: str = ""
+
+    def write(self, sequence: Sequence) -> None:
+        self.rows += 1
+        if sequence.error:
+            self.failed += 1
+            self.first_error = self.first_error or sequence.error
+            return
+        self.prompt_tokens += sequence.num_prompt_tokens
+        self.output_tokens += sequence.num_output_tokens
+
+    def commit_if_due(self, now_s: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """How a simulated run went."""
+
+    makespan_s: float
+    stats: RunStats
+    counters: Counters
+    written: CountingSink
+
+
+def simulate(
+    requests: Iterable[Request],
+    output_tokens: Vector[int],
+    settings: EngineSettings,
+    cost_model: CostModel,
+    *,
+    arrived_at_s: Vector[float] | None = None,
+    observers: Iterable[Observer] = (),
+    on_finished: Callable[[Sequence], None] | None = None,
+    one_by_one: bool = False,
+) -> SimulationResult:
+    """Run requests to their recorded ends in virtual time. The same arguments give the same result to the last digit.
+
+    Args:
+        requests: in the order in which they should start; in order of arrival where there are arrivals.
+        output_tokens: recorded length of each row, by `Request.row`.
+        settings: policy, limits and memory.
+        cost_model: model and device.
+        arrived_at_s: by `Request.row`; None if all rows are there from the start.
+        observers: see the steps, several at a time unless `one_by_one`.
+        on_finished: told of every row that ends, such as `PlannedOrder.observe`.
+        one_by_one: run single steps.
+    """
+    scheduler = settings.build()
+    executor = SimulatedExecutor(cost_model, output_tokens, settings, one_by_one=one_by_one)
+    if arrived_at_s is not None:
+        requests = Arrivals(requests, arrived_at_s, executor.clock, scheduler.is_empty)
+    sink = CountingSink()
+    told = sink if on_finished is None else _Telling(sink, on_finished)
+    stats = drain(requests, scheduler, executor, told, observers)
+    return SimulationResult(executor.clock.now_s, stats, scheduler.counters, sink)
+
+
+class _Telling:
+    """A sink that also tells somebody."""
+
+    def __init__(self, sink: CountingSink, tell: Callable[[Sequence], None]) -> None:
+        self._sink = sink
+        self._tell = tell
+
+    def write(self, sequence: Sequence) -> None:
+        self._tell(sequence)
+        self._sink.write(sequence)
+
+    def commit_if_due(self, now_s: float) -> None: ...
