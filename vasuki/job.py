@@ -283,16 +283,15 @@ class _Tracer:
         self._preempted = 0
 
     def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
-        decodes = batch.num_decode_tokens
         counters = scheduler.counters
         preempted = counters.preemptions_recompute + counters.preemptions_swap
         self._trace.record(
             StepRecord(
                 t_s=now_s,
                 elapsed_s=result.elapsed_s,
-                prefill_tokens=batch.num_tokens - decodes,
-                decode_tokens=decodes,
-                seqs=len(batch.chunks),
+                prefill_tokens=batch.num_prefill_tokens,
+                decode_tokens=batch.num_decode_tokens,
+                seqs=batch.num_seqs,
                 waiting=len(scheduler.waiting) + len(scheduler.parked),
                 kv_device_blocks=scheduler.pool.num_held,
                 kv_host_blocks=scheduler.host_pool.num_held if scheduler.host_pool else 0,

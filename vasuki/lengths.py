@@ -34,29 +34,35 @@ class Lengths:
         prompt_tokens: `[rows]`, each at least 1.
         output_tokens: `[rows]`, each at least 1: recorded, or what a plan expects.
         arrived_at_s: `[rows]`, never falling; None if all rows are there from the start.
+        max_tokens: `[rows]` what each output may have at most; None where nothing is known but the longest of them.
     """
 
     prompt_tokens: Ints
     output_tokens: Ints
     arrived_at_s: Floats | None = None
+    max_tokens: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
 
+    @property
+    def limits(self) -> Ints:
+        """`[rows]` what each output may have at most."""
+        if self.max_tokens is not None:
+            return self.max_tokens
+        return np.full(len(self), self.output_tokens.max(initial=1), dtype=np.int64)
+
     def take(self, rows: Ints) -> Lengths:
         """Some of the rows, as if all were there from the start."""
-        return Lengths(self.prompt_tokens[rows], self.output_tokens[rows])
+        return Lengths(self.prompt_tokens[rows], self.output_tokens[rows], None, self.limits[rows])
 
-    def requests(self, max_tokens: int | None = None, known: bool = False) -> Iterator[Request]:
-        """A request for each row, in order.
-
-        Args:
-            max_tokens: what the scheduler is told an output may have at most; None for the longest of the job.
-            known: also tell it, as its estimate, how long each output is.
-        """
-        limit = int(self.output_tokens.max(initial=1)) if max_tokens is None else max_tokens
-        for row, (prompt, output) in enumerate(zip(self.prompt_tokens, self.output_tokens, strict=True)):
-            yield Request(row, row, int(prompt), limit, estimated_tokens=min(int(output), limit) if known else 0)
+    def requests(self, known: bool = False) -> Iterator[Request]:
+        """A request for each row, in order. If lengths are `known`, the scheduler is told them as its estimate."""
+        limits = self.limits
+        for row in range(len(self)):
+            limit = int(limits[row])
+            estimate = min(int(self.output_tokens[row]), limit) if known else 0
+            yield Request(row, row, int(self.prompt_tokens[row]), limit, estimated_tokens=estimate)
 
 
 def read_lengths(path: str | Path) -> Lengths:
@@ -87,7 +93,9 @@ def read_lengths(path: str | Path) -> Lengths:
                     if arrival is not None:
                         arrivals.append(float(cells[arrival]))
                 except (ValueError, IndexError, OverflowError):
-                    raise InputError(f"{path}, line {reader.line_num}: not a row of lengths: {','.join(cells)}") from None
+                    raise InputError(
+                        f"{path}, line {reader.line_num}: not a row of lengths: {','.join(cells)}"
+                    ) from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except (UnicodeDecodeError, csv.Error) as error:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from vasuki.blocks import BlockPool
 from vasuki.scheduler import Limits, Policy, Scheduler
+
+OffloadMode = Literal["none", "stream", "park"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,91 @@ class EngineSettings:
     host_blocks: int = 0
     streamed_layers: int = 0  # layers whose KV passes through shared device buffers in every step
 
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose KV the device has room for."""
+        return self.num_blocks * self.block_tokens
+
     def build(self) -> Scheduler:
         """A fresh scheduler with empty pools."""
         host_pool = BlockPool(self.host_blocks, self.block_tokens) if self.host_blocks else None
         return Scheduler(self.policy, self.limits, BlockPool(self.num_blocks, self.block_tokens), host_pool)
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """What moves to host memory, and why that or nothing."""
+
+    mode: OffloadMode
+    layers: int  # streamed in every step
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CostEstimate:
+    """Money. Amounts are None where no price is known."""
+
+    gpu_hours: float
+    amount: float | None
+    currency: str
+    per_million_tokens: float | None
+
+    @classmethod
+    def of(
+        cls, seconds: float, num_gpus: int, price_per_hour: float | None, currency: str, tokens: int
+    ) -> CostEstimate:
+        """What so many seconds on so many GPUs cost, also for a million of the prompt and output tokens."""
+        hours = seconds * num_gpus / 3600
+        amount = None if price_per_hour is None else hours * price_per_hour
+        return cls(hours, amount, currency, amount / tokens * 1e6 if amount is not None and tokens else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a job will run on one kind of GPU, and how long that takes."""
+
+    gpu: str
+    requests: int
+    prompt_tokens: int
+    output_tokens_estimate: int
+    makespan_s: float
+    lower_bound_s: float
+    solver: str
+    optimal: bool  # proved: no order takes fewer steps, and the plan takes as many
+    policy: str
+    chunk_tokens: int
+    max_num_seqs: int
+    offload: Offload
+    cost: CostEstimate
+    plan_s: float
+    settings: EngineSettings
+    mixing: str  # `mixed`, `exclusive` or `prefill first`, and why
+    bound_by: str  # what the lower bound counts: compute, memory, kv_area or longest_request
+    simulated_requests: int  # as many were simulated; the rest is scaled up if there are more
+    misfits: int = 0  # requests that can never run
+    misfit: str = ""  # the first of them, with the capacity that it needs
+
+    @property
+    def gap(self) -> float:
+        """How far the makespan lies above the lower bound: 0.2 is 20 %."""
+        return self.makespan_s / self.lower_bound_s - 1 if self.lower_bound_s else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `plan --json` prints."""
+        return {
+            "gpu": self.gpu,
+            "requests": self.requests,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens_estimate": self.output_tokens_estimate,
+            "makespan_s": self.makespan_s,
+            "lower_bound_s": self.lower_bound_s,
+            "gap": self.gap,
+            "solver": self.solver,
+            "optimal": self.optimal,
+            "policy": self.policy,
+            "chunk_tokens": self.chunk_tokens,
+            "max_num_seqs": self.max_num_seqs,
+            "offload": asdict(self.offload),
+            "cost": asdict(self.cost),
+            "plan_s": self.plan_s,
+        }

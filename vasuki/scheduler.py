@@ -53,6 +53,7 @@ class Policy:
     admission: Admission = Admission.PEAK
     refill: bool = True  # False: rows join only an empty batch, as in request-level serving
     padded: bool = False  # the executor pads rows to the longest, and finished rows keep their slot
+    ordered: bool = False  # rows are taken in a planned order, by estimated output lengths
     sorted_prompts: bool = False  # rows are taken in order of prompt length
     shares_prefixes: bool = False
     evicts_least_computed: bool = False  # False: the victim is the row that came last
@@ -61,7 +62,7 @@ class Policy:
 POLICIES = {
     policy.name: policy
     for policy in (
-        Policy("vasuki", shares_prefixes=True, evicts_least_computed=True),
+        Policy("vasuki", ordered=True, shares_prefixes=True, evicts_least_computed=True),
         Policy("sarathi", admission=Admission.PROMPT),
         Policy("orca", chunked=False, admission=Admission.MAXIMUM),
         Policy("vllm", Mixing.PREFILL_FIRST, chunked=False, admission=Admission.PROMPT),
@@ -85,7 +86,7 @@ class Limits:
 
     chunk_tokens: int  # token budget of a step
     max_num_seqs: int
-    lookahead: int = 64  # waiting rows kept at hand
+    lookahead: int = 16  # waiting rows kept at hand; the fewer, the later the order is fixed
     prefill_threshold: float = 0.5  # share of the pool that must be free to start a prefill phase, when exclusive
     swap_min_tokens: int | None = None  # preempted rows with at least this much computed are parked on the host
 
@@ -247,7 +248,7 @@ class Scheduler:
             if budget > 0:  # memory, not the budget, cut the chunk
                 return 1
             steps = (sequence.num_tokens - start - 1) // chunk_tokens
-        # A block lasts for block_tokens steps of a decode, so that `rounds` x block_tokens steps need at most this many.
+        # A decode fills a block in block_tokens steps: so many rounds of as many steps find their blocks.
         rounds = (pool.num_available - 1) // max(1, len(decodes) + chunk_tokens)
         if rounds > 0:
             return max(1, min(steps, rounds * pool.block_tokens))

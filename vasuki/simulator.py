@@ -213,6 +213,7 @@ def simulate(
     observers: Iterable[Observer] = (),
     on_finished: Callable[[Sequence], None] | None = None,
     one_by_one: bool = False,
+    clock: VirtualClock | None = None,
 ) -> SimulationResult:
     """Run requests to their recorded ends in virtual time. The same arguments give the same result to the last digit.
 
@@ -225,9 +226,10 @@ def simulate(
         observers: see the steps, several at a time unless `one_by_one`.
         on_finished: told of every row that ends, such as `PlannedOrder.observe`.
         one_by_one: run single steps.
+        clock: to read the time from meanwhile.
     """
     scheduler = settings.build()
-    executor = SimulatedExecutor(cost_model, output_tokens, settings, one_by_one=one_by_one)
+    executor = SimulatedExecutor(cost_model, output_tokens, settings, clock, one_by_one)
     if arrived_at_s is not None:
         requests = Arrivals(requests, arrived_at_s, executor.clock, scheduler.is_empty)
     sink = CountingSink()

@@ -1,0 +1,82 @@
+"""Ordering and packing items that grow while they run, so that the last one ends as early as possible.
+
+    items           Item, Instance: what has to run and what it has to fit into; the model, in one formula
+    occupancy       the growth-aware peak of what runs, and the profile of a plan
+    bounds          lower bounds on the makespan, each with its argument
+    plan, verify    Plan: start steps, makespan and gap; a referee that replays it step by step
+    forward         list scheduling in the present: what an online step scheduler makes of an order
+    reverse         list scheduling backwards in time, where items shrink: the decoder behind the next two
+    greedy          orders and plans for any number of items; first come, first served as the baseline
+    local_search    better plans for hundreds to thousands of items
+    milp            best plans, and proofs, for tens of items (import it by name: it alone needs PuLP)
+    packing         lengths into the fewest bins
+    prefix          groups of prompts that begin alike, and whether to run them together
+    errors          what all of these raise
+
+Plain Python and numpy. Nothing here knows what an item computes: its prompt is a size, its duration a number of steps.
+"""
+
+from __future__ import annotations
+
+from vasuki_solvers.bounds import Bound, lower_bound
+from vasuki_solvers.errors import (
+    HorizonTooLong,
+    InfeasibleItem,
+    InvalidItem,
+    InvalidPlan,
+    SolverError,
+    UnsupportedLimit,
+)
+from vasuki_solvers.forward import forward_schedule
+from vasuki_solvers.greedy import fifo_plan, greedy_order, greedy_plan
+from vasuki_solvers.items import Instance, Item
+from vasuki_solvers.local_search import local_search
+from vasuki_solvers.occupancy import future_peak, occupancy_profile
+from vasuki_solvers.packing import (
+    Packing,
+    best_fit,
+    best_fit_decreasing,
+    bins_bound,
+    first_fit,
+    first_fit_decreasing,
+    pack_exact,
+)
+from vasuki_solvers.plan import Plan
+from vasuki_solvers.prefix import Grouping, PrefixGroup, group_together, prefix_groups, weigh_grouping
+from vasuki_solvers.reverse import reverse_schedule
+from vasuki_solvers.verify import verify
+
+__all__ = [
+    "Bound",
+    "Grouping",
+    "HorizonTooLong",
+    "InfeasibleItem",
+    "Instance",
+    "InvalidItem",
+    "InvalidPlan",
+    "Item",
+    "Packing",
+    "Plan",
+    "PrefixGroup",
+    "SolverError",
+    "UnsupportedLimit",
+    "best_fit",
+    "best_fit_decreasing",
+    "bins_bound",
+    "fifo_plan",
+    "first_fit",
+    "first_fit_decreasing",
+    "forward_schedule",
+    "future_peak",
+    "greedy_order",
+    "greedy_plan",
+    "group_together",
+    "local_search",
+    "lower_bound",
+    "occupancy_profile",
+    "pack_exact",
+    "prefix_groups",
+    "reverse_schedule",
+    "verify",
+    "weigh_grouping",
+]

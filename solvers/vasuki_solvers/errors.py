@@ -1,11 +1,11 @@
 """What this library raises.
 
-    SolverError
-    ├── InvalidItem(ValueError)          a length or a limit that makes no sense
-    ├── InfeasibleItem(ValueError)       an item that does not fit even when it runs alone
-    ├── InvalidPlan(ValueError)          a plan that breaks a rule of its instance
-    ├── HorizonTooLong(ValueError)       more steps than a step-by-step computation will hold
-    └── UnsupportedLimit(ValueError)     a limit that this algorithm does not model
+SolverError
+├── InvalidItem(ValueError)          a length or a limit that makes no sense
+├── InfeasibleItem(ValueError)       an item that does not fit even when it runs alone
+├── InvalidPlan(ValueError)          a plan that breaks a rule of its instance
+├── HorizonTooLong(ValueError)       more steps than a step-by-step computation will hold
+└── UnsupportedLimit(ValueError)     a limit that this algorithm does not model
 """
 
 from __future__ import annotations

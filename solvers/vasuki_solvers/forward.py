@@ -19,8 +19,8 @@ def forward_schedule(instance: Instance, order: Iterable[int], *, lookahead: int
     hold at the same time, and not the sum of their maxima. Prompts go through the prefill budget first come, first
     served, and a new one is admitted while the step has some budget left.
 
-    order: a permutation of the items. lookahead: the item admitted next is the first of this many that fits (1: strictly
-    in order). Returns starts and waits, [num_items] each.
+    order: a permutation of the items. lookahead: the item admitted next is the first of this many that fits (1:
+    strictly in order). Returns starts and waits, [num_items] each.
     """
     prompts, durations = instance.prompts, instance.durations
     max_parallel = instance.max_parallel or len(instance)

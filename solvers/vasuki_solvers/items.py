@@ -119,8 +119,9 @@ class Instance:
     @property
     def areas(self) -> Ints:
         """[num_items] the fewest token-steps each item takes: its growing part, and its prompt held while waiting."""
-        growing = self.durations * self.prompts + self.durations * (self.durations - 1) // 2
-        return growing + self.prompts * self.min_waits
+        growth = self.durations * (self.durations - 1) // 2
+        areas: Ints = self.prompts * (self.min_waits + self.durations) + growth
+        return areas
 
 
 def _positive(values: Sequence[int] | NDArray[Any], name: str) -> Ints:
@@ -133,6 +134,6 @@ def _positive(values: Sequence[int] | NDArray[Any], name: str) -> Ints:
     if len(array) and int(array.min()) < 1:
         index = int(np.argmax(array < 1))
         raise InvalidItem(f"item {index}: {name} holds {array[index]}, and must be positive")
-    array = array.astype(np.int64)
-    array.setflags(write=False)
-    return array
+    vector: Ints = array.astype(np.int64)
+    vector.setflags(write=False)
+    return vector

@@ -16,6 +16,7 @@ import importlib.util
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -225,7 +226,10 @@ class _Model:
         self.makespan: Any = None
         # x[i, s] in {0, 1}: item i starts at step s. No s lets it end after the horizon.
         x = self.x = [
-            [self.problem.add_variable(f"x_{i}_{s}", cat=pulp.LpBinary) for s in range(horizon - table.durations[i] + 1)]
+            [
+                self.problem.add_variable(f"x_{i}_{s}", cat=pulp.LpBinary)
+                for s in range(horizon - table.durations[i] + 1)
+            ]
             for i in items
         ]
 
@@ -253,7 +257,7 @@ class _Model:
         for i in items:
             identical[table.holdings[i].tobytes()].append(i)
         for group in identical.values():
-            for i, j in zip(group, group[1:], strict=False):
+            for i, j in pairwise(group):
                 self.problem += start_of(i) <= start_of(j)
 
         # minimise M,   M >= sum over s of s * x[i, s] + duration[i]       for all i
@@ -288,15 +292,22 @@ def _backend(solver: SolverName | Literal["auto", "none"]) -> SolverName | None:
     """The solver to use, if it is installed."""
     if solver in ("auto", "highs") and importlib.util.find_spec("highspy") is not None:
         return "highs"
-    if solver in ("auto", "cbc") and pulp.PULP_CBC_CMD(msg=False).available():
+    if solver in ("auto", "cbc") and _cbc().available():
         return "cbc"
     return None
+
+
+def _cbc(**options: Any) -> Any:
+    """CBC from the search path, or else the one that comes with PuLP (before 4.0)."""
+    installed = pulp.COIN_CMD(msg=False, **options)
+    bundled = getattr(getattr(pulp, "PULP_CBC_CMD", None), "pulp_cbc_path", None)
+    return installed if installed.available() or bundled is None else pulp.COIN_CMD(path=bundled, msg=False, **options)
 
 
 def _pulp_solver(backend: SolverName, threads: int, time_limit_s: float, *, warm: bool) -> Any:
     """A PuLP solver. With `warm` it starts from the initial values of the variables."""
     if backend == "cbc":
-        return pulp.PULP_CBC_CMD(msg=False, threads=threads, timeLimit=time_limit_s, warmStart=warm)
+        return _cbc(threads=threads, timeLimit=time_limit_s, warmStart=warm)
 
     import highspy
 

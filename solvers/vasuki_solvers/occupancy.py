@@ -24,8 +24,8 @@ def future_peak(held: ArrayLike, remaining: ArrayLike, waits: ArrayLike | None =
         occupancy(k) = sum over { j : w_j + r_j > k } of  h_j + max(0, k - w_j),
         peak         = max over i of  occupancy(w_i + r_i - 1).
 
-    The sum of the single maxima, sum of h_j + r_j - 1, is never smaller: it reserves memory for items that will never be
-    large at the same time. O(n log n).
+    The sum of the single maxima, sum of h_j + r_j - 1, is never smaller: it reserves memory for items that will never
+    be large at the same time. O(n log n).
     """
     return int(last_step_occupancy(held, remaining, waits)[1].max(initial=0))
 
@@ -39,7 +39,7 @@ def last_step_occupancy(held: ArrayLike, remaining: ArrayLike, waits: ArrayLike 
     held, remaining = np.asarray(held, np.int64), np.asarray(remaining, np.int64)
     waiting = np.zeros(len(held), np.int64) if waits is None else np.asarray(waits, np.int64)
     last_steps = waiting + remaining - 1
-    # Sorted by end, latest first, the items present in a last step are a prefix of the list: prefix sums give all terms.
+    # Sorted by end, latest first, the items present in a last step are a prefix of the list: a prefix sum does it.
     latest_first = np.argsort(-last_steps, kind="stable")
     steps = last_steps[latest_first]
     occupancy = np.cumsum((held - waiting)[latest_first]) + np.arange(1, len(held) + 1) * steps

@@ -1,11 +1,11 @@
 """Packing lengths into the fewest bins of one capacity.
 
-Prepacking (3.1) packs prompts into rows with first-fit decreasing; Dynamic Prefill Packing (3.3) asks for the optimum,
-with a recurrence (its eq. 3) that indexes prefixes of the list but subtracts arbitrary subsets of it, and whose value is
-the same for every packing that places all items. What is wanted is the fewest bins, and `pack_exact` finds it.
+Prepacking (3.1) packs prompts into rows with first-fit decreasing. Dynamic Prefill Packing (3.3) asks for the optimum,
+with a recurrence (its eq. 3) that indexes prefixes of the list but subtracts arbitrary subsets of it, and whose value
+is the same for every packing that places all items. What is wanted is the fewest bins, and `pack_exact` finds it.
 
-Every packer takes `lengths`, positive integers, the `capacity` of a bin in the same unit, and optionally `max_items` per
-bin, and raises InfeasibleItem for a length above the capacity.
+Every packer takes `lengths`, positive integers, the `capacity` of a bin in the same unit, and optionally `max_items`
+per bin. It raises InvalidItem for what is not positive, and InfeasibleItem for a length above the capacity.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def pack_exact(
         if len(chosen) == len(stack):  # back at a node whose last choice is still in place
             b = chosen.pop()
             rooms[b] += sizes[bins[b].pop()]
-            if not bins[b]:
-                bins.pop(), rooms.pop()
+            if not bins[b]:  # only the newest bin can be left empty
+                del bins[b], rooms[b]
         following = next(stack[-1], None)
         if following is None:
             stack.pop()
@@ -141,7 +141,8 @@ def pack_exact(
         nodes += 1
         k = len(chosen)
         if following == len(bins):
-            bins.append([]), rooms.append(capacity)
+            bins.append([])
+            rooms.append(capacity)
         bins[following].append(k)
         rooms[following] -= sizes[k]
         chosen.append(following)
@@ -174,6 +175,7 @@ def bins_bound(lengths: Sequence[int], capacity: int, *, max_items: int | None =
 
 
 def _decreasing(pack: Callable[..., Packing], lengths: Sequence[int], capacity: int, max_items: int | None) -> Packing:
+    _check(lengths, capacity, max_items)  # in the caller's order, to name the right item
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     packing = pack([lengths[i] for i in order], capacity, max_items=max_items)
     bins = tuple(tuple(order[k] for k in content) for content in packing.bins)

@@ -15,6 +15,7 @@ from vasuki.hf.executor import RaggedExecutor
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.model import LoadedModel, prepare
 from vasuki.hf.native import load_kernel
+from vasuki.hf.offload import Offload, StreamedLayers, ThreadCopyEngine
 from vasuki.scheduler import POLICIES, Limits, Policy, Scheduler
 from vasuki.sequence import Request, SamplingParams, Sequence
 
@@ -141,14 +142,26 @@ def run(
     policy: Policy = POLICIES["vasuki"],
     max_num_seqs: int = 16,
     native: bool = False,
+    host_blocks: int = 0,
+    num_streamed: int = 0,
+    bytes_per_s: float | None = None,
 ) -> tuple[Rows, Scheduler, RunStats]:
-    scheduler = Scheduler(policy, Limits(chunk_tokens, max_num_seqs), BlockPool(num_blocks, block_tokens))
+    limits = Limits(chunk_tokens, max_num_seqs, swap_min_tokens=1)
+    host_pool = BlockPool(host_blocks, block_tokens) if host_blocks else None
+    scheduler = Scheduler(policy, limits, BlockPool(num_blocks, block_tokens), host_pool)
     cache = KVCache(loaded.kv_layout, num_blocks, block_tokens, loaded.device)
     for layer in cache.layers:
         layer.fill_(1e4)  # finite, and ruinous wherever a stale value is read
     kernel = load_kernel(loaded.kv_layout.head_dim, loaded.kv_layout.dtype) if native else None
     assert bool(kernel) == native
-    executor = RaggedExecutor(loaded, cache, kernel=kernel)
+    offload = None
+    if host_blocks or num_streamed:
+        host = KVCache(loaded.kv_layout, host_blocks, block_tokens, loaded.device) if host_blocks else None
+        streamed = StreamedLayers.spread(loaded.kv_layout.num_layers, num_streamed) if num_streamed else None
+        offload = Offload(cache, ThreadCopyEngine(bytes_per_s), host, streamed)
+        for layer in [*cache.layers, *(host.layers if host else ())]:
+            layer.fill_(1e4)
+    executor = RaggedExecutor(loaded, cache, kernel=kernel, offload=offload)
     rows = Rows()
     stats = drain(requests, scheduler, Checked(executor, scheduler), rows)
     assert scheduler.pool.num_held == 0

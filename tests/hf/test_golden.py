@@ -37,6 +37,32 @@ def test_greedy_equals_generate_under_preemption(name: str) -> None:
     assert rows.outputs == expected
 
 
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_parked_sequences_return_unharmed(name: str) -> None:
+    hopeful = [dataclasses.replace(request, estimated_tokens=1) for request in requests_of(prompts())]
+    rows, scheduler, stats = run(load(name), hopeful, chunk_tokens=16, num_blocks=24, host_blocks=60)
+    assert scheduler.counters.preemptions_swap > 0
+    assert stats.swapped_blocks > 0
+    assert rows.outputs == reference(name)
+
+
+@pytest.mark.parametrize("num_streamed", [1, 2])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_streamed_layers_change_nothing(name: str, num_streamed: int) -> None:
+    rows, _, _ = run(load(name), requests_of(prompts()), chunk_tokens=16, num_streamed=num_streamed)
+    assert rows.outputs == reference(name)
+
+
+def test_streaming_and_parking_together_over_a_slow_link() -> None:
+    hopeful = [dataclasses.replace(request, estimated_tokens=1) for request in requests_of(prompts())]
+    rows, scheduler, stats = run(
+        load("llama"), hopeful, chunk_tokens=16, num_blocks=24, host_blocks=60, num_streamed=2, bytes_per_s=5e6
+    )
+    assert scheduler.counters.preemptions_swap > 0
+    assert stats.exposed_copy_s > 0
+    assert rows.outputs == reference("llama")
+
+
 @pytest.mark.parametrize("policy", ["sarathi", "orca", "vllm", "static"])
 def test_greedy_equals_generate_under_every_policy(policy: str) -> None:
     rows, _, _ = run(load("llama"), requests_of(prompts()), policy=POLICIES[policy])

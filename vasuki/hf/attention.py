@@ -128,6 +128,8 @@ def attend(
     Shapes: query `[num_tokens, num_heads, head_dim]`, key and value `[num_tokens, num_kv_heads, head_dim]`.
     Returns `[num_tokens, num_heads, head_dim]`.
     """
+    if step.offload is not None:
+        step.offload.before_layer(layer)
     step.cache.write(layer, key, value, step.rows)
     query = query.contiguous()
     output = torch.empty_like(query)
@@ -153,6 +155,8 @@ def attend(
         chunk_query = query[chunk.first : chunk.last]
         function = _sdpa if variant.is_plain else _eager
         output[chunk.first : chunk.last] = function(chunk_query, keys[: chunk.end], values[: chunk.end], variant)
+    if step.offload is not None:
+        step.offload.after_layer(layer)
     return output
 
 

@@ -11,7 +11,9 @@ from vasuki.hf.inputs import build_inputs
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.model import LoadedModel
 from vasuki.hf.native import PagedKernel
-from vasuki.hf.sampler import sample
+from vasuki.hf.offload import Offload
+from vasuki.hf.sampler import Sampled, sample
+from vasuki.sequence import Sequence
 
 
 class RaggedExecutor:
@@ -23,30 +25,51 @@ class RaggedExecutor:
         cache: KVCache,
         want_logprobs: bool = False,
         kernel: PagedKernel | None = None,
+        offload: Offload | None = None,
     ) -> None:
         self.loaded = loaded
         self.cache = cache
         self.want_logprobs = want_logprobs
         self.kernel = kernel
+        self.offload = offload
+        self._copies_seen = (0.0, 0.0)  # (exposed_s, busy_s) of the copy engine so far
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:
         """Compute every chunk, and the next token of those that reach their last known one."""
-        started = time.perf_counter()
-        step = build_inputs(batch, self.cache, self.loaded.device, self.kernel)
-        logits = self.loaded.model(
+        started_s = time.perf_counter()
+        if self.offload is not None:
+            self.offload.begin_step(batch)
+        sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
+        sampled = sample(self._logits(batch), sequences, self.want_logprobs) if batch.chunks else Sampled([], [])
+        stopped = list(map(self._stops, sequences, sampled.token_ids))
+        exposed_s, hidden_s = self._copy_times()
+        elapsed_s = time.perf_counter() - started_s
+        return StepResult(sampled.token_ids, stopped, elapsed_s, sampled.logprobs, exposed_s, hidden_s)
+
+    def _logits(self, batch: Batch) -> torch.Tensor:
+        """One packed forward: `[num_samples, vocab_size]`."""
+        step = build_inputs(batch, self.cache, self.loaded.device, self.kernel, self.offload)
+        output = self.loaded.model(
             input_ids=step.input_ids,
             position_ids=step.position_ids,
             use_cache=False,
             logits_to_keep=step.sample_positions,
             step=step,
-        ).logits[0]
-        sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
-        sampled = sample(logits, sequences, self.want_logprobs)
-        eos = self.loaded.eos_token_ids
-        stopped = [
-            (token_id in eos and not sequence.request.sampling.ignore_eos)
-            or self.loaded.tokenizer.meets_stop_string(sequence, token_id)
-            for sequence, token_id in zip(sequences, sampled.token_ids, strict=True)
-        ]
-        return StepResult(sampled.token_ids, stopped, time.perf_counter() - started, logprobs=sampled.logprobs)
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _stops(self, sequence: Sequence, token_id: int) -> bool:
+        if token_id in self.loaded.eos_token_ids and not sequence.request.sampling.ignore_eos:
+            return True
+        return self.loaded.tokenizer.meets_stop_string(sequence, token_id)
+
+    def _copy_times(self) -> tuple[float, float]:
+        """Copy seconds since the last step: those that compute waited for, and those that ran behind it."""
+        if self.offload is None:
+            return 0.0, 0.0
+        engine = self.offload.engine
+        exposed_s, busy_s = engine.exposed_s - self._copies_seen[0], engine.busy_s - self._copies_seen[1]
+        self._copies_seen = (engine.exposed_s, engine.busy_s)
+        return exposed_s, max(0.0, busy_s - exposed_s)

@@ -10,6 +10,7 @@ import torch
 from vasuki.batch import Batch
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.native import PagedKernel
+from vasuki.hf.offload import Offload
 from vasuki.sequence import Sequence
 
 
@@ -51,6 +52,7 @@ class StepInputs:
     rows: torch.Tensor  # int64 [num_tokens], where each token's key goes, see KVCache
     sample_positions: torch.Tensor  # int64 [num_samples], tokens whose logits are wanted
     cache: KVCache
+    offload: Offload | None  # moves KV beside the compute
     long_chunks: list[LongChunk]
     # The rest of the chunks, in one of two forms: for the compiled kernel, or for torch operators.
     kernel: PagedKernel | None
@@ -64,7 +66,13 @@ _KERNEL_CHUNK = 48
 _GROUP_PADDING = 1.3
 
 
-def build_inputs(batch: Batch, cache: KVCache, device: torch.device, kernel: PagedKernel | None = None) -> StepInputs:
+def build_inputs(
+    batch: Batch,
+    cache: KVCache,
+    device: torch.device,
+    kernel: PagedKernel | None = None,
+    offload: Offload | None = None,
+) -> StepInputs:
     """Lay the chunks of a batch end to end."""
     lengths = np.array([chunk.num_tokens for chunk in batch.chunks])
     lasts = np.cumsum(lengths)
@@ -105,6 +113,7 @@ def build_inputs(batch: Batch, cache: KVCache, device: torch.device, kernel: Pag
         rows=cache.rows_of_slots(torch.from_numpy(slots).to(device)),
         sample_positions=torch.from_numpy(samples).to(device),
         cache=cache,
+        offload=offload,
         long_chunks=long_chunks,
         kernel=kernel,
         paged_tokens=paged_tokens,

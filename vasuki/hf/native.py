@@ -77,13 +77,13 @@ def load_kernel(head_dim: int, dtype: torch.dtype) -> PagedKernel | None:
     """The kernel for this head size and type, compiled if it is not on disk yet; None if it cannot be had."""
     element = _ELEMENTS.get(dtype)
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if element is None or compiler is None:
+    if element is None or compiler is None or head_dim % 4:
         return None
     source = resources.files("vasuki.hf").joinpath("paged_attention.cpp").read_bytes()
     flags = [*_COMPILE, f"-DHEAD_DIM={head_dim}", f"-DELEMENT={element}"]
     # `-march=native` ties the library to the processor, and a cache folder may be shared between machines.
-    key = hashlib.sha256(b"\0".join([source, " ".join(flags + _LINK).encode(), compiler.encode(), _processor().encode()]))
-    library = _cache_folder() / f"paged_attention-{key.hexdigest()[:20]}.so"
+    recipe = "\0".join([source.decode(), *flags, *_LINK, compiler, _processor()])
+    library = _cache_folder() / f"paged_attention-{hashlib.sha256(recipe.encode()).hexdigest()[:20]}.so"
     try:
         if not library.exists():
             _compile(compiler, flags, source, library)

@@ -10,8 +10,24 @@ units       numbers as people read them
 """
 
 from vasuki.report.comparison import Comparison, compare
+from vasuki.report.history import History, history, history_table
+from vasuki.report.page import write_history_html, write_html
+from vasuki.report.prices import parse_prices
 from vasuki.report.runs import Run, load_runs
 from vasuki.report.summary import summary_lines
 from vasuki.report.table import terminal_table
 
-__all__ = ["Comparison", "Run", "compare", "load_runs", "summary_lines", "terminal_table"]
+__all__ = [
+    "Comparison",
+    "History",
+    "Run",
+    "compare",
+    "history",
+    "history_table",
+    "load_runs",
+    "parse_prices",
+    "summary_lines",
+    "terminal_table",
+    "write_history_html",
+    "write_html",
+]

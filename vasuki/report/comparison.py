@@ -163,18 +163,20 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """The price at which a card costs as much for the same work as the card that is cheapest now."""
+    """The price at which one card costs as much for the same work as another, at the other's price now."""
 
     label: str
     against: str
+    is_cheapest_now: bool  # loses above the price; the others win below theirs
     price_now: float
-    price: float  # cheaper than `against` below it
+    price: float
     currency: str
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "label": self.label,
             "against": self.against,
+            "is_cheapest_now": self.is_cheapest_now,
             "price_now": self.price_now,
             "break_even_price": self.price,
             "currency": self.currency,
@@ -195,9 +197,19 @@ class Workload:
         return tuple(result for result in self.results if not result.simulated or _setup(result) not in measured)
 
     @property
+    def finalists(self) -> tuple[Result, ...]:
+        """The contenders that the answer names: the fastest of each card, or all where there is one card alone."""
+        best: dict[tuple[str, float | None], Result] = {}
+        for result in self.contenders:
+            card = (result.run.gpu, None if result.price is None else result.price.per_hour)
+            if card not in best or result.tokens_per_s > best[card].tokens_per_s:
+                best[card] = result
+        return tuple(best.values()) if len(best) > 1 else self.contenders
+
+    @property
     def is_same_work(self) -> bool:
-        """Whether all contenders did as many rows and, within 2 %, as many prompt and output tokens."""
-        runs = [result.run for result in self.contenders]
+        """Whether all finalists did as many rows and, within 2 %, as many prompt and output tokens."""
+        runs = [result.run for result in self.finalists]
         return (
             len({run.rows_done for run in runs}) == 1
             and _spread([run.manifest.tokens.prompt for run in runs]) <= SAME_WORK
@@ -206,20 +218,20 @@ class Workload:
 
     @property
     def by_time(self) -> tuple[Result, ...]:
-        """Contenders, the fastest first: by makespan, or by tokens per second where the work was not the same."""
+        """Finalists, the fastest first: by makespan, or by tokens per second where the work was not the same."""
         key: Callable[[Result], float]
         key = (lambda result: result.makespan_s) if self.is_same_work else (lambda result: -result.tokens_per_s)
-        return tuple(sorted(self.contenders, key=key))
+        return tuple(sorted(self.finalists, key=key))
 
     @property
     def by_cost(self) -> tuple[Result, ...]:
-        """Contenders, the cheapest per token first. Empty if a price is unknown, or the currencies differ."""
-        prices = [result.price for result in self.contenders]
-        if any(result.per_million_tokens is None for result in self.contenders):
+        """Finalists, the cheapest per token first. Empty if a price is unknown, or the currencies differ."""
+        prices = [result.price for result in self.finalists]
+        if any(result.per_million_tokens is None for result in self.finalists):
             return ()
         if len({price.currency for price in prices if price is not None}) > 1:
             return ()
-        return tuple(sorted(self.contenders, key=lambda result: result.per_million_tokens or 0.0))
+        return tuple(sorted(self.finalists, key=lambda result: result.per_million_tokens or 0.0))
 
     @property
     def break_evens(self) -> tuple[BreakEven, ...]:
@@ -323,7 +335,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
             if len({part(run) for run, label in zip(runs, labels, strict=True) if (run.job, label) == key}) > 1
         }
         labels = [
-            f"{label}, {part(run)}" if (run.job, label) in tells_apart else label
+            f"{label} {part(run)}" if (run.job, label) in tells_apart else label
             for run, label in zip(runs, labels, strict=True)
         ]
     return labels
@@ -341,5 +353,10 @@ def _break_even(result: Result, against: Result) -> BreakEven | None:
     hours, other_hours = result.gpu_hours_per_million_tokens, against.gpu_hours_per_million_tokens
     if result.price is None or against.price is None or not hours or not other_hours:
         return None
+    if (result.run.gpu, result.price.per_hour) == (against.run.gpu, against.price.per_hour):
+        return None  # one card under two policies: its price is the same for both
+    several_cards = result.run.gpu != against.run.gpu
+    name, other_name = (each.run.gpu if several_cards else each.label for each in (result, against))
+    is_cheapest_now = (result.per_million_tokens or 0.0) <= (against.per_million_tokens or 0.0)
     price = against.price.per_hour * other_hours / hours
-    return BreakEven(result.label, against.label, result.price.per_hour, price, result.price.currency)
+    return BreakEven(name, other_name, is_cheapest_now, result.price.per_hour, price, result.price.currency)

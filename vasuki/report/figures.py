@@ -17,9 +17,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from vasuki.report.comparison import Result, Workload
+from vasuki.report.history import Series, Usual
 from vasuki.report.table import PAPER_METRIC
 from vasuki.report.timeline import Counts, Timeline
-from vasuki.report.units import money_text, time_text
+from vasuki.report.units import money_text, percent_text, time_text
 
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK = (
     "#0072B2",
@@ -73,8 +74,7 @@ class Plot:
 
 def plots_of(workload: Workload) -> list[Plot]:
     """All figures that have something to show."""
-    results = workload.results
-    makers: list[Callable[[Sequence[Result]], Plot | None]] = [
+    makers: list[Callable[[Workload], Plot | None]] = [
         makespan_plot,
         cost_plot,
         price_plot,
@@ -86,11 +86,12 @@ def plots_of(workload: Workload) -> list[Plot]:
         prediction_plot,
     ]
     with matplotlib.rc_context(_STYLE):
-        return [plot for maker in makers if (plot := maker(results)) is not None]
+        return [plot for maker in makers if (plot := maker(workload)) is not None]
 
 
-def makespan_plot(results: Sequence[Result]) -> Plot:
+def makespan_plot(workload: Workload) -> Plot:
     """A bar for each run, with the prediction and the lower bound on it."""
+    results = workload.results
     scale_s, unit = _time_unit(max(max(r.makespan_s, r.predicted_s or 0.0, r.lower_bound_s or 0.0) for r in results))
     figure, (axes,) = _panels("Makespan, prediction and lower bound", results, 1, _bars_height(results))
     positions = _bars(
@@ -124,8 +125,9 @@ def makespan_plot(results: Sequence[Result]) -> Plot:
     )
 
 
-def cost_plot(results: Sequence[Result]) -> Plot | None:
+def cost_plot(workload: Workload) -> Plot | None:
     """What people pay, and the paper's metric beside it."""
+    results = workload.results
     panels: list[tuple[str, list[float | None], Callable[[float], str]]] = []
     currencies = {result.price.currency for result in results if result.price is not None}
     if len(currencies) == 1:
@@ -147,15 +149,15 @@ def cost_plot(results: Sequence[Result]) -> Plot | None:
     return Plot(
         "cost",
         "Cost by card",
-        "Tokens are prompt and output tokens. The last panel, where there is one, is the cost metric of the Vasuki paper "
-        "(section 3.2): rows a second over dollars per FP32 gigaflop per watt.",
+        "Tokens are prompt and output tokens. The last panel, where there is one, is the cost metric of the Vasuki "
+        "paper (section 3.2): rows a second over dollars per FP32 gigaflop per watt.",
         figure,
     )
 
 
-def price_plot(results: Sequence[Result]) -> Plot | None:
+def price_plot(workload: Workload) -> Plot | None:
     """Cost as a function of the price of each card: where another card's cost is crossed, the answer flips."""
-    priced = [result for result in results if result.price is not None and result.per_million_tokens]
+    priced = [result for result in workload.finalists if result.price is not None and result.per_million_tokens]
     if len({result.run.gpu for result in priced}) < 2 or len({r.price.currency for r in priced if r.price}) > 1:
         return None
     cheapest = min(priced, key=lambda result: result.per_million_tokens or 0.0)
@@ -165,24 +167,21 @@ def price_plot(results: Sequence[Result]) -> Plot | None:
     hours = {result.label: result.gpu_hours_per_million_tokens or 0.0 for result in priced}
     prices_now = [result.price.per_hour for result in priced if result.price is not None]
     right = 1.25 * max(prices_now)
-    figure, (axes,) = _panels("Cost against the price of an hour", results, 1, 3.4)
+    figure, (axes,) = _panels("Cost against the price of an hour", priced, 1, 3.4)
     for result, price_now in zip(priced, prices_now, strict=True):
-        look = _line_look(list(results).index(result))
+        look = _line_look(workload.results.index(result))
         axes.plot([0, right], [0, hours[result.label] * right], label=result.full_label, **look)
         axes.plot(price_now, hours[result.label] * price_now, "o", color=look["color"], markersize=7)
     axes.axhline(cost, color="#666666", linewidth=0.9, linestyle=(0, (1, 2)))
+    crossings = 0
     for result in priced:
         at = cost / hours[result.label]
         if result is not cheapest and at < right:
-            axes.plot(at, cost, "X", color=BLACK, markersize=8, zorder=5)
-            axes.annotate(
-                f"{result.label}: {money_text(at)}",
-                (at, cost),
-                xytext=(6, -12),
-                textcoords="offset points",
-                fontsize=9,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85},
+            name = f"{result.label} is cheaper below {money_text(at, currency)}"
+            axes.plot(
+                at, cost, "Xs^vDP"[crossings % 6], color=BLACK, markersize=8, zorder=5, linestyle="none", label=name
             )
+            crossings += 1
     axes.set_xlim(0, right)
     axes.set_ylim(0)
     axes.set_xlabel(f"price ({currency} an hour)")
@@ -191,14 +190,15 @@ def price_plot(results: Sequence[Result]) -> Plot | None:
     return Plot(
         "price",
         "Cost against the price of an hour",
-        "Dots are prices now. The dotted line is the lowest cost now; a cross marks the price below which that card would "
-        "be the cheaper one.",
+        "Dots are prices now. The dotted line is the lowest cost now; where it crosses the line of another card lies "
+        " the price below which that card would be the cheaper one.",
         figure,
     )
 
 
-def timeline_plot(results: Sequence[Result]) -> Plot | None:
+def timeline_plot(workload: Workload) -> Plot | None:
     """Tokens of a step over time, one panel for each run."""
+    results = workload.results
     traced = _traced(results)
     if not traced:
         return None
@@ -208,6 +208,7 @@ def timeline_plot(results: Sequence[Result]) -> Plot | None:
     for axes, (result, timeline) in zip(all_axes, traced, strict=True):
         edges = np.arange(timeline.covered_s.size + 1) * timeline.bin_s / scale_s
         decode, prefill = timeline.mean["decode_tokens"], timeline.mean["prefill_tokens"]
+        axes.stairs(timeline.peak["tokens"], edges, fill=True, color="#d0d0d0", label="both, maximum")
         axes.stairs(decode, edges, fill=True, color=BLUE, label="decode, mean")
         axes.stairs(
             decode + prefill,
@@ -220,7 +221,6 @@ def timeline_plot(results: Sequence[Result]) -> Plot | None:
             hatch="////",
             label="prefill, mean on top of it",
         )
-        axes.stairs(timeline.peak["tokens"], edges, baseline=None, color=BLACK, linewidth=0.9, label="both, maximum")
         axes.set_ylabel("tokens a step")
         axes.set_title(result.full_label, loc="left", fontsize=10)
         axes.set_ylim(0, 1.08 * max(float(each.peak["tokens"].max()) for _, each in traced))
@@ -231,12 +231,13 @@ def timeline_plot(results: Sequence[Result]) -> Plot | None:
     return Plot("timeline", title, _bin_words(traced), figure)
 
 
-def tail_plot(results: Sequence[Result]) -> Plot | None:
+def tail_plot(workload: Workload) -> Plot | None:
     """Running sequences over the last part of each run."""
+    results = workload.results
     traced = _traced(results)
     if not traced:
         return None
-    title = f"The tail: sequences in the last {_TAIL_SHARE:.0%} of each run"
+    title = f"The tail: sequences in the last {percent_text(_TAIL_SHARE)} of each run"
     figure, (axes,) = _panels(title, [result for result, _ in traced], 1, 3.2)
     for index, (result, timeline) in enumerate(traced):
         shown = timeline.t_s >= (1 - _TAIL_SHARE) * timeline.total_s
@@ -250,7 +251,7 @@ def tail_plot(results: Sequence[Result]) -> Plot | None:
     axes.set_ylim(0)
     axes.set_xlabel("share of the time in steps (%)")
     axes.set_ylabel("sequences in a step")
-    axes.legend(loc="best")
+    _legend(figure, axes, "upper right")
     return Plot(
         "tail",
         title,
@@ -259,8 +260,9 @@ def tail_plot(results: Sequence[Result]) -> Plot | None:
     )
 
 
-def kv_plot(results: Sequence[Result]) -> Plot | None:
+def kv_plot(workload: Workload) -> Plot | None:
     """Bytes of keys and values on the device and on the host."""
+    results = workload.results
     traced = [(result, timeline) for result, timeline in _traced(results) if result.run.block_bytes]
     tiers = [
         (name, field)
@@ -292,8 +294,9 @@ def kv_plot(results: Sequence[Result]) -> Plot | None:
     return Plot("kv", title, f"Blocks that hold keys and values. {_bin_words(traced)}", figure)
 
 
-def cdf_plot(results: Sequence[Result]) -> Plot | None:
+def cdf_plot(workload: Workload) -> Plot | None:
     """Figures 3 and 2 of the Vasuki paper: the batch size of a step, and the bytes that the host holds for it."""
+    results = workload.results
     traced = _traced(results)
     if not traced:
         return None
@@ -326,7 +329,7 @@ def cdf_plot(results: Sequence[Result]) -> Plot | None:
         axes.set_ylim(0, 1.02)
         axes.set_xlabel(name)
     all_axes[0].set_ylabel("share of steps")
-    all_axes[0].legend(loc="lower right" if _leans_left(panels[0][1]) else "upper left")
+    _legend(figure, all_axes[0], "lower right" if _leans_left(panels[0][1]) else "upper left")
     return Plot(
         "cdf",
         title,
@@ -336,8 +339,9 @@ def cdf_plot(results: Sequence[Result]) -> Plot | None:
     )
 
 
-def copy_plot(results: Sequence[Result]) -> Plot | None:
+def copy_plot(workload: Workload) -> Plot | None:
     """Copy time that compute hid, and copy time that steps waited for."""
+    results = workload.results
     if not any(r.run.manifest.kv.hidden_copy_s + r.run.manifest.kv.exposed_copy_s for r in results):
         return None
     title = "Copies between device and host"
@@ -369,8 +373,9 @@ def copy_plot(results: Sequence[Result]) -> Plot | None:
     return Plot("copies", title, "Copy time of the whole run. Only the exposed part made it longer.", figure)
 
 
-def prediction_plot(results: Sequence[Result]) -> Plot | None:
+def prediction_plot(workload: Workload) -> Plot | None:
     """Predicted against measured step times of the runs that were measured."""
+    results = workload.results
     measured = [
         (index, result, timeline)
         for index, (result, timeline) in enumerate(_traced(results))
@@ -384,7 +389,8 @@ def prediction_plot(results: Sequence[Result]) -> Plot | None:
     for index, result, timeline in measured:
         known = (timeline.predicted_s > 0) & (timeline.elapsed_s > 0)
         x, y = 1e3 * timeline.predicted_s[known], 1e3 * timeline.elapsed_s[known]
-        error = f", median error of a step {timeline.median_step_error:.1%}" if timeline.median_step_error else ""
+        step_error = timeline.median_step_error
+        error = "" if step_error is None else f", median error of a step {percent_text(step_error)}"
         marker = "o^sDv"[index % 5]
         axes.plot(
             x,
@@ -415,6 +421,61 @@ def prediction_plot(results: Sequence[Result]) -> Plot | None:
         "cost model said.",
         figure,
     )
+
+
+def history_plots(series: Series) -> list[Plot]:
+    """Seconds per million tokens and per thousand rows, run by run, with what was usual and what was predicted."""
+    entries = series.entries
+    results = [entry.result for entry in entries]
+    panels: list[tuple[str, list[float], list[Usual | None]]] = [
+        ("s a million tokens", [e.s_per_million_tokens for e in entries], [e.per_token for e in entries]),
+        ("s a thousand rows", [e.s_per_thousand_rows for e in entries], [e.per_row for e in entries]),
+    ]
+    x = np.arange(len(entries))
+    with matplotlib.rc_context(_STYLE):
+        figure, all_axes = _panels(f"Rates of {series.name}", results, 2, 5.2)
+        for axes, (name, rates, usual) in zip(all_axes, panels, strict=True):
+            known = [(i, each.median, each.limit) for i, each in enumerate(usual) if each is not None]
+            if known:
+                at, medians, limits = (np.array(column, float) for column in zip(*known, strict=True))
+                axes.fill_between(at, medians, limits, color="#bbbbbb", alpha=0.4, linewidth=0, label="usual to limit")
+            predicted = [
+                rate * (r.predicted_s or np.nan) / r.makespan_s for rate, r in zip(rates, results, strict=True)
+            ]
+            if not np.all(np.isnan(predicted)):
+                axes.plot(x, predicted, color=ORANGE, linestyle=_DASHES[1], label="predicted")
+            axes.plot(x, rates, color=BLUE, marker="o", markersize=4, label="taken")
+            for flag, marker, wanted in (
+                ("slow", "X", [e.is_slow for e in entries]),
+                ("late", "o", [e.is_late for e in entries]),
+            ):
+                marked = [i for i in x if wanted[i]]
+                if marked:
+                    axes.plot(
+                        marked,
+                        [rates[i] for i in marked],
+                        linestyle="none",
+                        marker=marker,
+                        markersize=9 if marker == "X" else 15,
+                        markerfacecolor=VERMILION if marker == "X" else "none",
+                        markeredgecolor=BLACK,
+                        label=flag,
+                    )
+            axes.set_ylabel(name)
+            axes.set_ylim(0, 1.12 * max(rates))
+            every = -(-len(entries) // 7)
+            ticks = [int(i) for i in x[::every]] if axes is all_axes[-1] else []
+            axes.set_xticks(ticks, [textwrap.shorten(results[i].label, 12, placeholder="...") for i in ticks])
+        handles, labels = all_axes[0].get_legend_handles_labels()
+        all_axes[0].legend(
+            handles, labels, ncols=5, loc="lower right", bbox_to_anchor=(1.0, 0.98), borderpad=0.1, markerscale=0.7
+        )
+        all_axes[-1].set_xlabel("run, by the time it ended")
+    caption = (
+        "The shade reaches from the median of the runs before to the limit above which a rate is unusual. A run is "
+        "slow when both rates are unusual, late when it took 15 % longer than predicted."
+    )
+    return [Plot("history", f"Rates of {series.name}", caption, figure)]
 
 
 def _panels(
@@ -475,6 +536,15 @@ def _bars_height(results: Sequence[Result]) -> float:
 
 def _legend_above(axes: Any, **keywords: Any) -> None:
     axes.legend(ncols=3, loc="lower right", bbox_to_anchor=(1.0, 0.98), borderpad=0.1, **keywords)
+
+
+def _legend(figure: Figure, axes: Any, place: str) -> None:
+    """Inside the panel while it is short, else below it."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) <= 3:
+        axes.legend(loc=place)
+    else:
+        figure.legend(handles, labels, loc="outside lower center", ncols=3 if max(map(len, labels)) < 30 else 2)
 
 
 def _line_look(index: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +21,21 @@ class Price:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def parse_prices(texts: Iterable[str]) -> dict[str, float]:
+    """`["a10=0.60"]` -> `{"a10": 0.6}`. Raises JobFileError for anything else."""
+    prices: dict[str, float] = {}
+    for text in texts:
+        name, _, price = text.rpartition("=")
+        try:
+            if not name:
+                raise ValueError(text)
+            prices[name] = float(price)
+        except ValueError:
+            message = f"--price {text!r}: write it as NAME=PRICE_PER_HOUR, for example a10=0.60"
+            raise JobFileError(message) from None
+    return prices
 
 
 def price_of(run: Run, given: Mapping[str, float]) -> Price | None:

@@ -55,9 +55,11 @@ class Run:
 
     @property
     def earlier_s(self) -> float:
-        """Step time of runs that were stopped before this one finished the job, which the manifest leaves out."""
-        is_left_out = self.timeline is not None and self.timeline.num_steps > self.manifest.steps
-        return self.timeline.earlier_s if self.timeline is not None and is_left_out else 0.0
+        """Step time of runs that were stopped before this one ended the job, which the manifest leaves out."""
+        if self.timeline is None:
+            return 0.0
+        own_s = self.manifest.timings.generate_s or self.manifest.timings.makespan_s
+        return self.timeline.earlier_s if self.timeline.total_s > 1.01 * own_s else 0.0
 
     @property
     def makespan_s(self) -> float:
@@ -112,10 +114,15 @@ def load_runs(paths: Iterable[str], with_trace: bool = True) -> list[Run]:
     Raises:
         InputError: a path holds no run, a manifest or trace cannot be read, or a run has done no rows.
     """
-    return [_load(place, with_trace) for path in paths for place in _run_folders(path)]
+    return [load_run(place, with_trace) for path in paths for place in run_folders(path)]
 
 
-def _run_folders(path: str) -> list[Location]:
+def run_folders(path: str) -> list[Location]:
+    """The folder itself if it holds a manifest, else the folders below it that do, by name.
+
+    Raises:
+        InputError: there is none.
+    """
     try:
         place = Location.parse(path.removesuffix(MANIFEST) or ".")
         if not place.exists():
@@ -137,7 +144,8 @@ def _below(place: Location, depth: int) -> Iterator[Location]:
                 yield from _below(child, depth - 1)
 
 
-def _load(place: Location, with_trace: bool) -> Run:
+def load_run(place: Location, with_trace: bool = True) -> Run:
+    """Read one run folder. Raises InputError as `load_runs` does."""
     manifest = read_manifest(place)
     rows = manifest.rows
     if not rows.succeeded + rows.failed:

@@ -115,8 +115,9 @@ class _Tally:
 
     counts: dict[int, int] = field(default_factory=dict)
 
-    def add(self, values: Array) -> None:
-        for value, number in zip(*np.unique(values, return_counts=True), strict=True):
+    def add(self, values: Array, weights: Array) -> None:
+        distinct, inverse = np.unique(values, return_inverse=True)
+        for value, number in zip(distinct, np.bincount(inverse, weights), strict=True):
             self.counts[int(value)] = self.counts.get(int(value), 0) + int(number)
 
     def build(self) -> Counts:
@@ -147,7 +148,7 @@ class _Builder:
         columns = attrgetter(*_COLUMNS)
         run, run_start_s, end_s, run_steps, runs = None, 0.0, 0.0, 0, 0
         earlier_s, earlier_steps = 0.0, 0
-        while chunk := [columns(step) for step in islice(steps, _STEPS_AT_ONCE)]:
+        while chunk := [(*columns(step), _num_steps(step)) for step in islice(steps, _STEPS_AT_ONCE)]:
             table = np.array(chunk, float).T
             for first, last in _stretches(table[_COLUMNS.index("run")]):
                 part = table[:, first:last]
@@ -156,14 +157,15 @@ class _Builder:
                     earlier_s, earlier_steps = end_s, earlier_steps + run_steps
                     run_steps, runs = 0, runs + 1
                 end_s = self._add(part, run_start_s, end_s)
-                run_steps += last - first
+                run_steps += int(part[-1].sum())
         self._total_s = max(self._total_s, end_s)
         self._num_runs = max(self._num_runs, runs)
         self._earlier_s = max(self._earlier_s, earlier_s)
         self._earlier_steps += earlier_steps
 
     def _add(self, table: Array, run_start_s: float, after_s: float) -> float:
-        column = dict(zip(_COLUMNS, table, strict=True))
+        column = dict(zip((*_COLUMNS, "num_steps"), table, strict=True))
+        num_steps = column["num_steps"]
         ends = column["t_s"] + run_start_s
         if np.any(np.diff(ends, prepend=after_s) < -1e-6):
             raise InputError("the trace is damaged: its time runs backwards")
@@ -173,14 +175,14 @@ class _Builder:
         values = np.vstack([*(column[name] for name in _BINNED), column["prefill_tokens"] + column["decode_tokens"]])
         self._spread(starts, ends, values)
         last = np.clip(np.ceil(ends / self._bin_s).astype(int) - 1, 0, self._num_bins - 1)
-        for row, weight in enumerate((None, column["elapsed_s"], column["predicted_s"])):
+        for row, weight in enumerate((num_steps, column["elapsed_s"], column["predicted_s"])):
             self._ended[row] += np.bincount(last, weight, self._num_bins)
-        self._seqs.add(column["seqs"])
-        self._host_blocks.add(column["kv_host_blocks"])
+        self._seqs.add(column["seqs"], num_steps)
+        self._host_blocks.add(column["kv_host_blocks"], num_steps)
         known = (column["predicted_s"] > 0) & (column["elapsed_s"] > 0)
         errors = np.abs(column["predicted_s"][known] / column["elapsed_s"][known] - 1)
-        self._errors += np.histogram(errors, _ERROR_EDGES)[0]
-        self.num_steps += ends.size
+        self._errors += np.histogram(errors, _ERROR_EDGES, weights=num_steps[known])[0]
+        self.num_steps += int(num_steps.sum())
         return float(ends[-1])
 
     def _spread(self, starts: Array, ends: Array, values: Array) -> None:
@@ -238,6 +240,11 @@ class _Builder:
             return None
         index = int(np.searchsorted(np.cumsum(self._errors), 0.5 * self._errors.sum()))
         return float(_ERROR_EDGES[index])
+
+
+def _num_steps(step: StepRecord) -> int:
+    """Steps that a record stands for: equal ones may share a record, and its times are then those of all of them."""
+    return getattr(step, "num_steps", 1)
 
 
 def _stretches(runs: Array) -> Iterator[tuple[int, int]]:

@@ -14,8 +14,8 @@ _TOGETHER = 1.02  # closer than this is called a draw, whatever the reason
 
 def answer(workload: Workload) -> list[str]:
     """Sentences, the most important first."""
-    if len(workload.contenders) == 1:
-        sentences = [_alone(workload.contenders[0])]
+    if len(workload.finalists) == 1:
+        sentences = [_alone(workload.finalists[0])]
     else:
         sentences = [_first(workload), _cheaper(workload), _flips(workload)]
     return [sentence for sentence in (*sentences, _certainty(workload), _prices(workload)) if sentence]
@@ -23,13 +23,19 @@ def answer(workload: Workload) -> list[str]:
 
 def caveats(workload: Workload) -> list[str]:
     """What else a reader has to know before they rely on the answer."""
-    contenders = workload.contenders
+    finalists = workload.finalists
     found = []
-    if len(contenders) > 1 and not workload.is_same_work:
-        work = [f"{r.label} {plural(r.run.rows_done, 'row')} and {count_text(r.run.tokens)} tokens" for r in contenders]
+    if len(finalists) > 1 and not workload.is_same_work:
+        work = [f"{r.label} {plural(r.run.rows_done, 'row')} and {count_text(r.run.tokens)} tokens" for r in finalists]
         found.append(f"The runs did not do the same work ({', '.join(work)}), so compare speed and cost per token.")
-    if len(models := sorted({result.run.model for result in contenders})) > 1:
+    if len(models := sorted({result.run.model for result in finalists})) > 1:
         found.append(f"The runs used different models: {listing(models)}.")
+    if len(finalists) < len(workload.contenders):
+        chosen = []
+        for result in finalists:
+            rivals = sum(other.run.gpu == result.run.gpu for other in workload.contenders)
+            chosen.append(f"{result.label}" + f" (fastest of {rivals})" * (rivals > 1))
+        found.append(f"Each card stands for its fastest run: {listing(chosen)}.")
     for result in workload.results:
         found += _caveats_of(result)
     return found
@@ -68,12 +74,12 @@ def _first(workload: Workload) -> str:
         rest = listing([f"{time_text(other.makespan_s)} on {other.label}" for other in others])
         if ratio < _TOGETHER:
             labels = listing([first.label, others[0].label])
-            return f"{labels} finish together: {time_text(first.makespan_s)} against {rest}."
+            return f"{labels} finish within 2 % of each other: {time_text(first.makespan_s)} against {rest}."
         times = "" if len(others) > 1 else f", {_factor(ratio)} times as fast"
-        verb = "would finish" if _is_hypothetical(workload) else "finished"
+        verb = "would finish" if first.simulated else "finished"
         return f"{first.label} {verb} first: {time_text(first.makespan_s)} against {rest}{times}."
     rest = listing([f"{count_text(other.tokens_per_s)} on {other.label}" for other in others])
-    verb = "would be" if _is_hypothetical(workload) else "was"
+    verb = "would be" if first.simulated else "was"
     return f"{first.label} {verb} faster: {count_text(first.tokens_per_s)} tokens a second against {rest}."
 
 
@@ -83,25 +89,25 @@ def _cheaper(workload: Workload) -> str:
     cheapest, *others = workload.by_cost
     if _cost_ratio(workload) < _TOGETHER:
         return (
-            f"{listing([cheapest.label, others[0].label])} cost the same: {_unit_costs(cheapest)} against "
+            f"{listing([cheapest.label, others[0].label])} cost the same within 2 %: {_unit_costs(cheapest)} against "
             f"{_unit_costs(others[0])}."
         )
     rest = listing([f"{_unit_costs(other)} on {other.label}" for other in others])
     saving = f" ({percent_text(1 - 1 / _cost_ratio(workload))} less a token)" if len(others) == 1 else ""
     best = "cheaper" if len(others) == 1 else "cheapest"
-    verb = "would be" if _is_hypothetical(workload) else "was"
+    verb = "would be" if cheapest.simulated else "was"
     return f"{cheapest.label} {verb} {best}: {_unit_costs(cheapest)}, against {rest}{saving}."
 
 
 def _why_no_cost(workload: Workload) -> str:
-    unpriced = [result.run.gpu for result in workload.contenders if result.price is None]
+    unpriced = [result.run.gpu for result in workload.finalists if result.price is None]
     if unpriced:
         example = unpriced[0].replace(" ", "-").lower()
         return (
             f"Which was cheaper is not known: there is no price for {listing(sorted(set(unpriced)))}. "
             f"Give one, for example --price {example}=0.50 an hour."
         )
-    currencies = sorted({result.price.currency for result in workload.contenders if result.price is not None})
+    currencies = sorted({result.price.currency for result in workload.finalists if result.price is not None})
     if len(currencies) > 1:
         return f"Which was cheaper cannot be said: prices are in {listing(currencies)}."
     return "Which was cheaper cannot be said: no tokens were counted."
@@ -110,22 +116,18 @@ def _why_no_cost(workload: Workload) -> str:
 def _flips(workload: Workload) -> str:
     if not workload.break_evens:
         return ""
-    *others, cheapest = workload.break_evens
-    phrases = [
-        f"{other.label} costs less than {money_text(other.price, other.currency)} an hour "
-        f"(now {money_text(other.price_now)})"
-        for other in others
-    ]
-    phrases.append(
-        f"{cheapest.label} more than {money_text(cheapest.price, cheapest.currency)} (now {money_text(cheapest.price_now)})"
-    )
+    phrases = []
+    for each in workload.break_evens:
+        limit = money_text(each.price, each.currency)
+        side = f"more than {limit}" if each.is_cheapest_now else f"costs less than {limit} an hour"
+        phrases.append(f"{each.label} {side} (now {money_text(each.price_now)})")
     return f"The answer on cost flips if {', or '.join(phrases)}."
 
 
 def _certainty(workload: Workload) -> str:
-    contenders = workload.contenders
-    simulated = [result for result in contenders if result.simulated]
-    measured = [result for result in contenders if not result.simulated]
+    finalists = workload.finalists
+    simulated = [result for result in finalists if result.simulated]
+    measured = [result for result in finalists if not result.simulated]
     sentences = []
     if not measured:
         sentences.append("This is simulated: no card ran, and no run in this report says how far off it is.")
@@ -141,7 +143,7 @@ def _certainty(workload: Workload) -> str:
     off += [f"{m.label} took {_longer(error)} than simulated" for m, _, error in workload.simulation_errors]
     if off:
         sentences.append(f"{listing(off)}.")
-    if simulated and workload.by_cost and len(contenders) > 1:
+    if simulated and workload.by_cost and len(finalists) > 1:
         sentences.append(_margin(workload))
     return " ".join(sentences)
 
@@ -155,12 +157,15 @@ def _margin(workload: Workload) -> str:
             f"Costs differ by {percent_text(ratio - 1)}, no more than the error of {percent_text(worst)} seen here: "
             "call it a draw."
         )
-    return f"The answer on cost holds unless simulation misjudges one card against the other by a factor of {_factor(ratio)}."
+    return (
+        "The answer on cost holds unless simulation misjudges one card against the other by a factor of "
+        f"{_factor(ratio)}."
+    )
 
 
 def _prices(workload: Workload) -> str:
     by_origin: dict[str, dict[str, str]] = {}
-    for result in workload.contenders:
+    for result in workload.finalists:
         if (price := result.price) is not None:
             origin = ", ".join(filter(None, [price.date, price.origin]))
             by_origin.setdefault(origin, {})[result.run.gpu] = (
@@ -182,11 +187,6 @@ def _cost_ratio(workload: Workload) -> float:
     """What the second cheapest costs over what the cheapest costs, per token."""
     cheapest, second = (result.per_million_tokens or 0.0 for result in workload.by_cost[:2])
     return second / cheapest if cheapest else float("inf")
-
-
-def _is_hypothetical(workload: Workload) -> bool:
-    """Whether nothing that the answer is about has happened."""
-    return all(result.simulated for result in workload.contenders)
 
 
 def _labels(results: list[Result]) -> str:

@@ -1,0 +1,178 @@
+"""How fast a model runs on this machine, how far that is from the floor, and where the time goes.
+
+    bench.py --model DIR --workload FILE.parquet ... [--repeats 5] [--peer 'COMMAND {workload}']
+
+A workload is Parquet with `id`, `prompt_token_ids` and `max_tokens`; every row generates exactly max_tokens. A peer is
+any command that prints `... SECONDS s ...` for the same work; it is run in turn with vasuki, A B A B, because machines
+drift, and the ratio is taken pair by pair. The floor is what the arithmetic and the memory traffic would take at the
+rates that this machine reaches on one large matmul and one long read, measured in the same minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+import yaml
+
+from vasuki.hf import attention, executor
+from vasuki.scheduler import Scheduler
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--workload", required=True, nargs="+", type=Path)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--peer", help="command with {workload}, whose output holds `SECONDS s`")
+    parser.add_argument("--set", action="append", default=[], help="as in `vasuki run`")
+    options = parser.parse_args()
+    report = {path.stem: _bench(options, path) for path in options.workload}
+    print(json.dumps(report))
+
+
+def _bench(options: argparse.Namespace, workload: Path) -> dict[str, Any]:
+    ours, peers = [], []
+    manifest: dict[str, Any] = {}
+    split: dict[str, float] = {}
+    for _ in range(options.repeats):
+        manifest, split = _run(options, workload)
+        ours.append(manifest["timings"]["generate_s"])
+        if options.peer:
+            peers.append(_run_peer(options.peer, workload))
+        print(f"{workload.stem}: vasuki {ours[-1]:.2f} s" + (f", peer {peers[-1]:.2f} s" if peers else ""), flush=True)
+    floor_s = _floor_s(options.model, workload, manifest["steps"])
+    seconds = statistics.median(ours)
+    result = {
+        "generate_s": [round(value, 3) for value in ours],
+        "floor_s": round(floor_s, 3),
+        "share_of_floor": round(floor_s / seconds, 3),
+        "steps": manifest["steps"],
+        "output_tokens_per_s": round(manifest["tokens"]["output"] / seconds, 1),
+        "split": {name: round(value / sum(split.values()), 4) for name, value in split.items()},
+    }
+    if peers:
+        result["peer_s"] = [round(value, 3) for value in peers]
+        result["ratio"] = round(statistics.median(a / b for a, b in zip(ours, peers, strict=True)), 3)
+    print(json.dumps(result, indent=1), flush=True)
+    return result
+
+
+def _run(options: argparse.Namespace, workload: Path) -> tuple[dict[str, Any], dict[str, float]]:
+    """One run in this process, with clocks around its parts."""
+    from vasuki.config import load_job
+    from vasuki.job import run_job
+
+    with tempfile.TemporaryDirectory() as folder:
+        job = Path(folder, "job.yaml")
+        tree = {
+            "model": {"path": options.model},
+            "input": {"path": str(workload), "id": "id", "prompt_token_ids": "prompt_token_ids"},
+            "output": {"path": folder + "/out"},
+            "sampling": {"max_tokens": {"column": "max_tokens"}, "ignore_eos": True},
+        }
+        job.write_text(yaml.safe_dump(tree))
+        clocks = _Clocks()
+        with clocks:
+            outcome = run_job(load_job(job, options.set), quiet=True)
+    manifest = outcome.manifest.to_dict()
+    spent = clocks.seconds
+    forward = spent["forward"] - spent["attention"]
+    total = manifest["timings"]["generate_s"]
+    split = {"linear and elementwise": forward}
+    split |= {name: spent[name] for name in ("attention", "inputs", "sampling", "scheduling")}
+    return manifest, split | {"other": max(0.0, total - sum(split.values()))}
+
+
+class _Clocks:
+    """Times functions from outside, so that the engine carries no instruments."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._places: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> None:
+        self._watch(attention, "attend", "attention")
+        self._watch(executor.RaggedExecutor, "_logits", "forward")
+        self._watch(executor, "build_inputs", "inputs")
+        self._watch(executor, "sample", "sampling")
+        self._watch(Scheduler, "schedule", "scheduling")
+        self._watch(Scheduler, "update", "scheduling")
+
+    def _watch(self, owner: Any, name: str, label: str) -> None:
+        function: Callable[..., Any] = getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started_s = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds[label] += time.perf_counter() - started_s
+
+        self._places.append((owner, name, function))
+        setattr(owner, name, timed)
+
+    def __exit__(self, *_: object) -> None:
+        for owner, name, function in self._places:
+            setattr(owner, name, function)
+        self.seconds["forward"] -= self.seconds["inputs"]
+
+
+def _run_peer(command: str, workload: Path) -> float:
+    done = subprocess.run(shlex.split(command.format(workload=workload)), capture_output=True, text=True)
+    found = re.findall(r"([0-9.]+) s\b", done.stdout)
+    if not found:
+        sys.exit(f"the peer printed no seconds: {done.stdout[-300:]} {done.stderr[-300:]}")
+    return float(found[-1])
+
+
+def _floor_s(model: str, workload: Path, steps: int) -> float:
+    """Seconds that the workload's arithmetic and memory traffic take at this machine's best rates."""
+    from vasuki.hf.model import resolve_dtype
+    from vasuki.model_shape import ModelShape
+
+    shape = ModelShape.from_config_json(Path(model))
+    dtype = resolve_dtype("auto", getattr(torch, shape.dtype), torch.device("cpu"))
+    shape = shape.with_dtype(str(dtype).removeprefix("torch."))
+    flops = kv_bytes = 0.0
+    for row in pq.read_table(workload).to_pylist():
+        prompt, output = len(row["prompt_token_ids"]), row["max_tokens"]
+        tokens = prompt + output - 1
+        flops += tokens * shape.linear_flops_per_token + output * shape.head_flops_per_sample
+        flops += shape.attention_flops(tokens * (tokens + 1) / 2)
+        kv_bytes += shape.kv_bytes_per_token * (output * prompt + output * (output - 1) / 2)
+    flops_per_s, bytes_per_s = _rates(dtype)
+    return max(flops / flops_per_s, (steps * shape.weight_bytes + kv_bytes) / bytes_per_s)
+
+
+def _rates(dtype: torch.dtype) -> tuple[float, float]:
+    """(FLOP/s of a large matmul, bytes/s of a long read), the best of several."""
+    size = 1536
+    a, b = torch.randn(size, size, dtype=dtype), torch.randn(size, size, dtype=dtype)
+    long = torch.randn(64 * 2**20)
+    matmul_s = min(_seconds(lambda: a @ b) for _ in range(5))
+    read_s = min(_seconds(lambda: long.sum()) for _ in range(5))
+    return 2 * size**3 / matmul_s, long.numel() * 4 / read_s
+
+
+def _seconds(function: Callable[[], Any]) -> float:
+    started_s = time.perf_counter()
+    function()
+    return time.perf_counter() - started_s
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What cannot be served is refused by name, and types are chosen by what the device does well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from models import NoTokenizer, random_config
+from vasuki.errors import ModelError
+from vasuki.hf.model import prepare, resolve_device, resolve_dtype
+
+SMALL: dict[str, Any] = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+LATENT: dict[str, Any] = dict(
+    **dict(intermediate_size=32, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2),
+    **dict(n_group=1, topk_group=1, first_k_dense_replace=1, kv_lora_rank=8, q_lora_rank=8),
+    **dict(qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=6, num_key_value_heads=4),
+)
+REFUSED = {
+    "dynamic rope": (
+        lambda: random_config("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
+        "'dynamic' rotary",
+    ),
+    "alibi": (lambda: transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4), "Bloom"),
+    "no interface": (
+        lambda: transformers.GPTJConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=4, rotary_dim=4),
+        "GPTJ",
+    ),
+    "latent attention": (
+        lambda: transformers.DeepseekV3Config(**SMALL, **LATENT),
+        "value heads",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_feature_that_is_missing_is_named(name: str) -> None:
+    make_config, words = REFUSED[name]
+    model = transformers.AutoModelForCausalLM.from_config(make_config())
+    with pytest.raises(ModelError, match=words):
+        _prepare(model)
+
+
+def _prepare(model: Any) -> None:
+    try:
+        model.set_attn_implementation("vasuki_ragged")
+    except Exception as error:  # models outside the interface may say so themselves
+        raise ModelError(f"{type(model).__name__}: {error}") from None
+    prepare(model.eval(), NoTokenizer(), model.generation_config, type(model).__name__)  # type: ignore[arg-type]
+
+
+def test_bfloat16_is_kept_where_the_processor_has_it() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert resolve_dtype("auto", torch.bfloat16, cpu) is (torch.bfloat16 if fast else torch.float32)
+    assert resolve_dtype("auto", torch.float16, cpu) is torch.float32
+    assert resolve_dtype("auto", torch.bfloat16, cuda) is torch.bfloat16
+    assert resolve_dtype("bfloat16", torch.float32, cpu) is torch.bfloat16
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_cuda_is_refused_where_there_is_none() -> None:
+    with pytest.raises(ModelError, match="no CUDA device"):
+        resolve_device("cuda")

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from run_folders import simulate_run, write_run
+
+from vasuki.io.location import Location
+from vasuki.io.manifest import Cost, Manifest, Prediction, RowCounts, TokenCounts, read_manifest
+from vasuki.report import summary_lines
+from vasuki.report.units import bytes_text, count_text, listing, money_text, percent_text, plural, time_text
+
+
+def test_a_run_in_six_lines(tmp_path: Path) -> None:
+    simulate_run(tmp_path, "a10", num_rows=30, parks=True, simulated=False, noise=0.05)
+    lines = summary_lines(read_manifest(Location.parse(str(tmp_path))))
+    assert [line.split()[0] for line in lines] == ["rows", "tokens", "time", "batch", "KV", "cost"]
+    assert "30 of 30 succeeded, 0 failed" in lines[0]
+    assert "predicted" in lines[2]
+    assert "lower bound" in lines[2]
+
+
+def test_figures_of_a_run(tmp_path: Path) -> None:
+    write_run(tmp_path, makespan_s=3300, predicted_s=3000, lower_bound_s=2200, failed=2, left=5, price_per_hour=1.2)
+    rows, tokens, time, cost = summary_lines(read_manifest(Location.parse(str(tmp_path))))
+    assert rows == "rows   998 of 1,005 succeeded, 2 failed, 5 left"
+    assert tokens == "tokens 1.50 million prompt, 0.50 million output"
+    assert time == "time   55 min 00 s, predicted 50 min 00 s (+10 %), lower bound 36 min 40 s (1.50 times that)"
+    assert cost == "cost   1.10 USD: 0.55 a million tokens, 1.10 a thousand rows"
+
+
+def test_a_plan_has_the_same_lines() -> None:
+    plan = Manifest(
+        job={},
+        config_hash="",
+        input_fingerprint="",
+        rows=RowCounts(total=2000),
+        tokens=TokenCounts(5_000_000, 400_000),
+        predicted=Prediction(600.0, 400.0),
+        cost=Cost(amount=0.12),
+    )
+    assert summary_lines(plan) == [
+        "rows   2,000 to do",
+        "tokens 5.00 million prompt, 0.40 million output expected",
+        "time   predicted 10 min 00 s, lower bound 6 min 40 s (1.50 times that)",
+        "cost   0.12 USD: 0.0222 a million tokens, 0.06 a thousand rows",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0, "0.00"), (12.3, "12.30"), (1234.5, "1,234.50"), (0.75, "0.75"), (0.0512, "0.0512"), (0.00001234, "0.0000123")],
+)
+def test_money(amount: float, text: str) -> None:
+    assert money_text(amount) == text
+    assert money_text(amount, "EUR") == f"{text} EUR"
+
+
+def test_other_units() -> None:
+    assert [time_text(s) for s in (None, 0.0523, 3.21, 245, 7620)] == [
+        "-",
+        "0.052 s",
+        "3.2 s",
+        "4 min 05 s",
+        "2 h 07 min",
+    ]
+    assert [bytes_text(b) for b in (0, 1536, 5 * 2**30, 2**41)] == ["0 B", "1.5 KiB", "5.0 GiB", "2.0 TiB"]
+    assert [count_text(n) for n in (950, 12_345, 1_234_567, 2.5e9)] == ["950", "12,345", "1.23 million", "2.50 billion"]
+    assert [percent_text(p, signed=True) for p in (0.041, -0.02, 0.004)] == ["+4 %", "-2 %", "+0.4 %"]
+    assert [listing(list(words)) for words in ("", "a", "ab", "abc")] == ["", "a", "a and b", "a, b and c"]
+    assert [plural(n, "row") for n in (1, 2000)] == ["1 row", "2,000 rows"]

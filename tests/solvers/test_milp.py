@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from brute_force import random_items, shortest_makespan
+
+from vasuki_solvers import Instance, greedy_plan, verify
+from vasuki_solvers import milp as milp_module
+from vasuki_solvers.milp import milp_plan
+
+pytest.importorskip("pulp")
+
+EIGHT = [(5, 4), (3, 6), (7, 2), (2, 8), (2, 8), (4, 4), (4, 4), (6, 5)]
+
+
+def needs(solver: str) -> None:
+    if milp_module._backend(solver) is None:  # type: ignore[arg-type]
+        pytest.skip(f"{solver} is not installed")
+
+
+@pytest.mark.parametrize("max_parallel", [None, 2])
+def test_it_proves_the_optimum_of_brute_force(max_parallel: int | None) -> None:
+    needs("highs")
+    rng = np.random.default_rng(7)
+    by_the_solver = 0
+    for _ in range(120):
+        items = random_items(rng, int(rng.integers(2, 6)), max_prompt=8, max_duration=5)
+        capacity = int(rng.integers(12, 22))
+        plan = milp_plan(Instance.of(items, capacity, max_parallel=max_parallel), threads=1)
+        verify(plan)
+        assert plan.optimal
+        assert plan.makespan == shortest_makespan(items, capacity, max_parallel)
+        by_the_solver += plan.bound.reason == "milp"
+    assert by_the_solver > 10
+
+
+@pytest.mark.parametrize("solver", ["highs", "cbc"])
+def test_either_solver_proves_what_bounds_alone_do_not(solver: str) -> None:
+    needs(solver)
+    instance = Instance.of(EIGHT, 20)
+    assert not greedy_plan(instance).optimal
+    plan = milp_plan(instance, solver=solver, threads=1)  # type: ignore[arg-type]
+    verify(plan)
+    assert plan.optimal
+    assert plan.bound.reason == "milp"
+
+
+@pytest.mark.parametrize("solver", ["highs", "cbc"])
+def test_it_finds_what_a_bad_start_missed(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Minimising from above, with the start given to the solver: refutation from below is switched off."""
+    needs(solver)
+    monkeypatch.setattr(
+        milp_module,
+        "local_search",
+        lambda plan, **_: milp_module.Plan.build(
+            plan.instance, np.cumsum([0, *plan.instance.durations[:-1]]), None, "one by one", plan.bound
+        ),
+    )
+    monkeypatch.setattr(milp_module, "REFUTATION_SHARE", 0.0)
+    items = EIGHT[:5]
+    plan = milp_plan(Instance.of(items, 16), solver=solver, threads=1)  # type: ignore[arg-type]
+    verify(plan)
+    assert plan.method == f"milp ({solver})"
+    assert plan.optimal
+    assert plan.makespan == shortest_makespan(items, 16)
+
+
+def test_identical_items_do_not_confuse_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("highs")
+    monkeypatch.setattr(milp_module, "REFUTATION_SHARE", 0.0)
+    plan = milp_plan(Instance.of([(4, 4)] * 5 + [(2, 3)] * 3, 14), threads=1)
+    verify(plan)
+    assert plan.optimal
+
+
+def test_the_form_of_the_paper_is_never_shorter() -> None:
+    needs("highs")
+    instance = Instance.of(EIGHT, 20)
+    growing = milp_plan(instance, threads=1)
+    static = milp_plan(instance, threads=1, formulation="static")
+    verify(static)
+    assert static.method == "milp, static (highs)"
+    assert static.makespan > growing.makespan
+
+
+def test_coarse_steps_give_a_plan_that_holds_in_fine_ones() -> None:
+    needs("highs")
+    rng = np.random.default_rng(9)
+    for _ in range(5):
+        instance = Instance.of(random_items(rng, 8, max_prompt=40, max_duration=60), 130)
+        plan = milp_plan(instance, max_variables=200, time_limit_s=5.0, threads=1)
+        verify(plan)
+        assert plan.makespan <= greedy_plan(instance).makespan
+
+
+def test_coarse_steps_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("highs")
+    monkeypatch.setattr(
+        milp_module,
+        "local_search",
+        lambda plan, **_: milp_module.Plan.build(
+            plan.instance, np.cumsum([0, *plan.instance.durations[:-1]]), None, "one by one", plan.bound
+        ),
+    )
+    instance = Instance.of([(10, 20), (12, 16), (8, 24), (20, 9)], 60)
+    plan = milp_plan(instance, max_variables=80, threads=1)
+    verify(plan)
+    assert plan.method.startswith("milp in steps of ")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"solver": "none"}, {"time_limit_s": 0.0}, {"max_variables": 4}],
+    ids=["no solver", "no time", "too many items"],
+)
+def test_greedy_stands_when_the_solver_can_not_help(options: dict[str, object]) -> None:
+    plan = milp_plan(Instance.of(EIGHT, 20), **options)  # type: ignore[arg-type]
+    verify(plan)
+    assert plan.method.startswith("greedy")
+    assert plan.bound.reason != "milp"
+
+
+def test_a_solver_that_breaks_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("highs")
+
+    def broken(*_: object, **__: object) -> object:
+        raise milp_module.pulp.PulpSolverError("out of order")
+
+    monkeypatch.setattr(milp_module, "_pulp_solver", broken)
+    plan = milp_plan(Instance.of(EIGHT, 20))
+    verify(plan)
+    assert plan.method.startswith("greedy")
+    assert not plan.optimal
+
+
+def test_twenty_items_of_up_to_forty_steps_are_proved() -> None:
+    needs("highs")
+    rng = np.random.default_rng(100 + 60)
+    durations, prompts = rng.integers(1, 41, 20), rng.integers(1, 61, 20)
+    plan = milp_plan(Instance(prompts, durations, 366))
+    verify(plan)
+    assert plan.optimal
+    assert plan.bound.reason == "milp"
+
+
+def test_no_items() -> None:
+    assert milp_plan(Instance.of([], 5)).makespan == 0

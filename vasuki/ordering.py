@@ -1,0 +1,266 @@
+"""The order in which rows start, planned over a bounded window of what is still to come.
+
+    requests --> window (rows read, not started) --> ordered --> scheduler
+                      ^                                 |
+                      +--- half is handed out: refill --+
+
+The solver sees each row as an item: its prompt, the tokens it is expected to produce, the KV capacity
+(`vasuki_solvers`). In a window of known lengths long rows start early enough to end with the others, and in between
+lengths are mixed, so that memory stays evenly full. Rows with an error are passed on at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from vasuki.config import OutputLength, Quantile
+from vasuki.output_length import ENOUGH_ROWS, OutputLengths
+from vasuki.plan import EngineSettings
+from vasuki.sequence import Request, Sequence
+from vasuki_solvers import (
+    Instance,
+    PrefixGroup,
+    greedy_order,
+    greedy_plan,
+    group_together,
+    local_search,
+    lower_bound,
+    prefix_groups,
+    weigh_grouping,
+)
+from vasuki_solvers.greedy import spread_order
+
+Ints = npt.NDArray[np.int64]
+Solver = Literal["greedy", "local_search", "milp", "fifo", "prompt_length"]
+
+WINDOW_ROWS = 32_768
+WINDOW_TOKENS = 16_000_000  # of prompts, whatever the number of rows
+LOCAL_SEARCH_ROWS = 2_000
+LOCAL_SEARCH_WORK = 400_000  # rows x moves
+MILP_ROWS = 32
+MILP_TIME_S = 10.0
+WEIGHED_ROWS = 2_000
+PREFIX_TOKENS = 2_048  # how deep a window's prompts are compared
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What rows are ordered for."""
+
+    kv_tokens: int
+    max_num_seqs: int
+    chunk_tokens: int
+    block_tokens: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """An order and how good it is known to be."""
+
+    order: list[int]  # indices into the rows given
+    solver: Solver
+    steps: int | None = None  # that the solver's own plan takes, where it made one
+    optimal: bool = False  # proved: no plan takes fewer steps
+
+
+def solve_order(
+    prompts: Ints, outputs: Ints, capacity: Capacity, solver: Solver, seed: int = 0, uncertain: bool = False
+) -> Ordered:
+    """Order rows of these lengths.
+
+    A solver that would take too long for so many rows is replaced by the next faster one. For `uncertain` outputs the
+    greedy one sorts without trying variants, which would fit the order to lengths that will not come true.
+    """
+    rows = len(prompts)
+    if solver == "fifo" or rows < 2:
+        return Ordered(list(range(rows)), solver)
+    if solver == "prompt_length":
+        return Ordered(np.argsort(prompts, kind="stable").tolist(), solver)
+    instance = _instance(prompts, outputs, capacity)
+    if solver == "milp" and rows <= MILP_ROWS:
+        from vasuki_solvers.milp import milp_plan  # PuLP takes a while to import
+
+        plan = milp_plan(
+            replace(instance, prefill_tokens_per_step=None), time_limit_s=MILP_TIME_S, threads=1, seed=seed
+        )
+        return Ordered(plan.order.tolist(), solver, plan.makespan, plan.optimal)
+    if solver in ("milp", "local_search") and rows <= LOCAL_SEARCH_ROWS:
+        plan = local_search(greedy_plan(instance), iterations=LOCAL_SEARCH_WORK // rows, seed=seed)
+        return Ordered(plan.order.tolist(), "local_search", plan.makespan, plan.optimal)
+    if uncertain:
+        return Ordered(spread_order(instance, lower_bound(instance).steps).tolist(), "greedy")
+    return Ordered(greedy_order(instance).tolist(), "greedy")
+
+
+def _instance(prompts: Ints, outputs: Ints, capacity: Capacity) -> Instance:
+    """Rows as items. Blocks are filled to half of the last one on average, so that much is added to a prompt."""
+    prompts = np.maximum(1, prompts) + capacity.block_tokens // 2
+    limit = max(int(prompts.max()), capacity.kv_tokens)
+    outputs = np.clip(outputs, 1, np.maximum(1, limit - prompts + 1))
+    running = min(capacity.max_num_seqs, int(limit / float(np.mean(prompts + outputs / 2))))
+    budget = max(1, capacity.chunk_tokens - min(running, capacity.chunk_tokens // 2))  # what decodes leave
+    return Instance(prompts, outputs, limit, capacity.max_num_seqs, budget)
+
+
+class PlannedOrder:
+    """An iterator of requests in the order in which they should start.
+
+    Args:
+        requests: in any order; read as far as the window reaches.
+        capacity: what they are ordered for.
+        solver: see `solve_order`; `fifo` reads nothing ahead.
+        lengths: learns from rows that end and estimates those that wait; None leaves the requests' own estimates.
+        window_rows: rows held at most.
+        window_tokens: prompt tokens held at most, though always one row.
+        seed: of local search.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        capacity: Capacity,
+        *,
+        solver: Solver = "greedy",
+        lengths: OutputLengths | None = None,
+        window_rows: int = WINDOW_ROWS,
+        window_tokens: int = WINDOW_TOKENS,
+        seed: int = 0,
+    ) -> None:
+        self._source = iter(requests)
+        self._capacity = capacity
+        self._solver: Solver = solver
+        self._lengths = lengths
+        self._window_rows = window_rows
+        self._window_tokens = window_tokens
+        self._seed = seed
+        self._failed: deque[Request] = deque()
+        self._ordered: deque[Request] = deque()
+        self._held_tokens = 0
+        self._refill_below = 0  # rows left in the window at which it is filled up
+        self._learn_again_at = ENOUGH_ROWS
+        self._is_exhausted = False
+        self.solved = Ordered([], solver)  # the solver's latest answer, for the rows that the window held then
+
+    def __iter__(self) -> Iterator[Request]:
+        return self
+
+    def __next__(self) -> Request:
+        if self._solver == "fifo" and self._lengths is None:
+            return next(self._source)
+        if self._failed:
+            return self._failed.popleft()
+        learned = self._lengths is not None and self._lengths.rows >= self._learn_again_at
+        if learned or (len(self._ordered) <= self._refill_below and not self._is_exhausted):
+            self._refill()
+            if self._failed:
+                return self._failed.popleft()
+        if not self._ordered:
+            raise StopIteration
+        request = self._ordered.popleft()
+        self._held_tokens -= request.num_prompt_tokens
+        return request
+
+    def observe(self, sequence: Sequence) -> None:
+        """Learn from a row that ended."""
+        if self._lengths is not None and not sequence.error:
+            self._lengths.observe(sequence.num_prompt_tokens, sequence.num_output_tokens)
+
+    def _refill(self) -> None:
+        """Read up to a full window and order all of it anew."""
+        rows = list(self._ordered)
+        while len(rows) < self._window_rows and (not rows or self._held_tokens < self._window_tokens):
+            request = next(self._source, None)
+            if request is None:
+                self._is_exhausted = True
+                break
+            if request.error:
+                self._failed.append(request)
+                if len(self._failed) >= self._window_rows:
+                    break
+                continue
+            rows.append(request)
+            self._held_tokens += request.num_prompt_tokens
+        if self._lengths is not None:
+            while self._learn_again_at <= self._lengths.rows:
+                self._learn_again_at *= 2
+            rows = [self._estimated(request, self._lengths) for request in rows]
+        self._ordered = deque(self._in_order(rows))
+        self._refill_below = len(rows) // 2
+
+    @staticmethod
+    def _estimated(request: Request, lengths: OutputLengths) -> Request:
+        estimate = lengths.estimate(request.num_prompt_tokens, request.max_tokens)
+        return request if estimate == request.estimated_tokens else replace(request, estimated_tokens=estimate)
+
+    def _in_order(self, rows: list[Request]) -> Iterable[Request]:
+        prompts, outputs = _sizes(rows)
+        uncertain = self._lengths is not None
+        self.solved = solve_order(prompts, outputs, self._capacity, self._solver, self._seed, uncertain)
+        order = self.solved.order
+        return [rows[index] for index in self._together(rows, order)]
+
+    def _together(self, rows: list[Request], order: list[int]) -> list[int]:
+        """Bring rows together whose prompts begin alike, so that the common part is computed and held once.
+
+        What all rows share needs no bringing together. A token saved is worth its part of a step; for a large window
+        the few steps that a less even mix costs are not worth computing.
+        """
+        if self._solver in ("fifo", "prompt_length") or not any(len(request.prompt_token_ids) for request in rows[:1]):
+            return order
+        groups: list[PrefixGroup] = []
+        shared_by_all = 0
+        while not groups:
+            found = prefix_groups(
+                (np.asarray(request.prompt_token_ids[:PREFIX_TOKENS]).tolist() for request in rows),
+                min_shared=shared_by_all + self._capacity.block_tokens,
+            )
+            if len(found) == 1 and len(found[0].members) == len(rows):
+                shared_by_all = found[0].shared
+                continue
+            if not found:
+                return order
+            groups = found
+        if len(rows) > WEIGHED_ROWS:
+            return group_together(order, groups)
+        instance = _instance(*_sizes(rows), self._capacity)
+        weighed = weigh_grouping(instance, groups, cost_per_token=1 / self._capacity.chunk_tokens, cost_per_step=1.0)
+        return group_together(order, groups) if weighed.pays else order
+
+
+def _sizes(rows: list[Request]) -> tuple[Ints, Ints]:
+    """Prompt and expected output tokens, `[rows]` each."""
+    prompts = np.array([request.num_prompt_tokens for request in rows], dtype=np.int64)
+    return prompts, np.array([request.expected_tokens for request in rows], dtype=np.int64)
+
+
+def order_requests(
+    requests: Iterable[Request],
+    settings: EngineSettings,
+    *,
+    solver: Solver = "greedy",
+    output_length: OutputLength = "auto",
+    window_rows: int = WINDOW_ROWS,
+    seed: int = 0,
+) -> PlannedOrder:
+    """Requests in the order that the policy wants: vasuki's is planned, the others take rows as they come.
+
+    Tell the result of every row that ends (`PlannedOrder.observe`), which is how it learns output lengths.
+    """
+    policy, limits = settings.policy, settings.limits
+    capacity = Capacity(settings.kv_tokens, limits.max_num_seqs, limits.chunk_tokens, settings.block_tokens)
+    lengths: OutputLengths | None = None
+    if policy.sorted_prompts:
+        solver = "prompt_length"
+    elif not policy.ordered:
+        solver = "fifo"
+    elif output_length == "auto":
+        lengths = OutputLengths()
+    elif isinstance(output_length, Quantile):
+        lengths = OutputLengths(output_length.quantile)
+    return PlannedOrder(requests, capacity, solver=solver, lengths=lengths, window_rows=window_rows, seed=seed)

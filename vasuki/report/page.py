@@ -1,0 +1,155 @@
+"""A comparison or a history as one HTML file: figures, style and words are inside, and nothing is fetched."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from html import escape
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from vasuki.errors import JobFileError
+from vasuki.io.location import Location
+from vasuki.report.comparison import Comparison, Result, Workload
+from vasuki.report.history import History, entry_cells, findings
+from vasuki.report.table import figures_of
+from vasuki.report.units import listing
+from vasuki.report.words import answer, caveats
+
+if TYPE_CHECKING:
+    from vasuki.report.figures import Plot
+
+_CSS = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 52rem; margin: 2rem auto;
+       padding: 0 1rem; }
+h1 { font-size: 1.6rem; line-height: 1.25; } h2 { font-size: 1.3rem; margin-top: 2.5rem; } h3 { font-size: 1.05rem; }
+.answer { border-left: 4px solid #0072B2; background: #f2f7fb; padding: .6rem 1rem; }
+.answer p { margin: .4rem 0; } .answer p:first-child { font-size: 1.15rem; font-weight: 600; }
+.caveats { border-left: 4px solid #E69F00; background: #fdf7ea; padding: .3rem 1rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; margin: 1rem 0; }
+th, td { padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: right; white-space: pre; }
+th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #666; white-space: normal; }
+tr.slow td { background: #fbe9e1; font-weight: 600; }
+figure { margin: 1.5rem 0; } figure img { max-width: 100%; height: auto; } figcaption { font-size: .9rem; color: #444; }
+dt { font-weight: 600; } dd { margin: 0 0 .5rem 1.2rem; }
+@media print { body { margin: 0; max-width: none; } figure, tr { break-inside: avoid; } }
+"""
+
+_GLOSSARY = {
+    "makespan": "From the first row read to the last row durable.",
+    "lower bound": "The least time that the card's datasheet allows for this work, whatever the schedule.",
+    "tokens": "Prompt and output tokens of the finished rows. Those computed again after preemption cost time, but are "
+    "not counted as work.",
+    "cost": "Paid hours times the price of an hour, loading of the model included.",
+    "QPS / ($/FP32 GFLOP/W)": "The cost metric of the Vasuki paper (section 3.2): rows a second over dollars per FP32 "
+    "gigaflop per watt (A10 12, A40 52). Higher is better. It rates the hardware; it is not what anybody pays.",
+    "energy": "Where a run recorded none, the limit is the board's power limit over all paid hours.",
+    "tail": "The end of the run, from when fewer than half of the mean number of sequences were in a step.",
+}
+
+
+def write_html(comparison: Comparison, path: str) -> None:
+    """Write the page of a comparison.
+
+    Raises:
+        JobFileError: matplotlib is not installed, or the file cannot be written.
+    """
+    figures = _figures()
+    names = listing([workload.name for workload in comparison.workloads])
+    cards = listing(sorted({result.run.gpu for workload in comparison.workloads for result in workload.results}))
+    body = [f"<h1>{escape(names)} on {escape(cards)}</h1>"]
+    several = len(comparison.workloads) > 1
+    for workload in comparison.workloads:
+        body += _workload_parts(workload, figures.plots_of(workload), several)
+    _write(path, f"{names}: cost report", [*body, *_glossary()])
+
+
+def write_history_html(history: History, path: str) -> None:
+    """Write the page of a history.
+
+    Raises:
+        JobFileError: matplotlib is not installed, or the file cannot be written.
+    """
+    figures = _figures()
+    body = [f"<h1>Runs in {escape(history.path)}</h1>", _box("answer", findings(history))]
+    for series in history.series:
+        body.append(f"<h2>{escape(series.name)}</h2>")
+        body += [_figure(plot) for plot in figures.history_plots(series)]
+        headings, rows = entry_cells(series)
+        slow = {index for index, entry in enumerate(series.entries) if entry.flags}
+        body.append(_table(headings, rows, slow))
+    _write(path, f"{history.path}: history", body)
+
+
+def _figures() -> ModuleType:
+    try:
+        from vasuki.report import figures
+    except ImportError:
+        raise JobFileError("the HTML report needs matplotlib: pip install 'vasuki[report]'") from None
+    return figures
+
+
+def _workload_parts(workload: Workload, plots: Sequence[Plot], named: bool) -> Iterable[str]:
+    if named:
+        yield f"<h2>{escape(workload.name)}</h2>"
+    yield _box("answer", answer(workload))
+    if notes := caveats(workload):
+        yield _box("caveats", notes)
+    headings = ["", *(result.label for result in workload.results)]
+    yield _table(headings, [[name, *cells] for name, cells in figures_of(workload.results)])
+    yield from map(_figure, plots)
+    yield "<h3>Where this comes from</h3>"
+    yield _table(["run", "folder", "ended (UTC)", "config", "vasuki"], [_origin(result) for result in workload.results])
+
+
+def _origin(result: Result) -> list[str]:
+    run = result.run
+    ended = f"{run.finished_at:%Y-%m-%d %H:%M}"
+    version = run.manifest.versions.get("vasuki", "-")
+    return [result.full_label, str(run.place), ended, run.manifest.config_hash or "-", version]
+
+
+def _glossary() -> list[str]:
+    terms = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in _GLOSSARY.items())
+    return ["<h2>What the words mean</h2>", f"<dl>{terms}</dl>"]
+
+
+def _box(kind: str, sentences: Iterable[str]) -> str:
+    return f'<div class="{kind}">' + "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences) + "</div>"
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], slow: Iterable[int] = ()) -> str:
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    marked = set(slow)
+    lines = "".join(
+        f"<tr{' class=slow' if index in marked else ''}>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
+        for index, row in enumerate(rows)
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
+
+
+def _figure(plot: Plot) -> str:
+    """An SVG image in the page itself; as an image, its ids cannot clash with those of others."""
+    data = base64.b64encode(plot.svg()).decode()
+    alt = escape(f"{plot.title}. {plot.caption}")
+    caption = escape(plot.caption)
+    return (
+        f'<figure><img alt="{alt}" src="data:image/svg+xml;base64,{data}"><figcaption>{caption}</figcaption></figure>'
+    )
+
+
+def _write(path: str, title: str, body: Iterable[str]) -> None:
+    page = "\n".join(
+        [
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)}</title>\n<style>{_CSS}</style>\n</head>\n<body>",
+            *body,
+            "</body>\n</html>\n",
+        ]
+    )
+    try:
+        Location.parse(path).write_bytes(page.encode())
+    except (OSError, ValueError) as error:
+        raise JobFileError(f"cannot write {path}: {' '.join(str(error).split())}") from None

@@ -1,0 +1,97 @@
+"""Seconds a request takes in the long run, by arithmetic alone: enough to tell good step sizes from bad ones.
+
+While a job runs, as many requests start as end. With B sequences running, each of P prompt and D output tokens, B / D
+of them end in a step, so that prompts must pass at P B / D tokens a step. B is what memory holds, unless the steps are
+too small for that flow: then prompts fill every step and B settles where P B / D = chunk - B (Sarathi, section 4.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from vasuki.cost_model import CostModel, StepWork, causal_pairs
+from vasuki.lengths import Lengths
+from vasuki.scheduler import Mixing
+
+PACKED = 0.97  # share of the KV memory that running sequences fill on average
+PACKED_IN_PHASES = 0.75  # the same where prompts and decodes take turns: memory empties before it is filled again
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Means over the requests of a job."""
+
+    requests: int
+    prompt_tokens: float
+    output_tokens: float
+    held_tokens: float  # by a sequence, averaged over the steps in which it decodes
+    chunk_context_tokens: float  # at the end of a prompt chunk
+
+    @classmethod
+    def of(cls, lengths: Lengths) -> Workload:
+        prompts, outputs = lengths.prompt_tokens.astype(float), lengths.output_tokens.astype(float)
+        area = outputs * prompts + outputs * (outputs - 1) / 2
+        return cls(
+            requests=len(lengths),
+            prompt_tokens=float(prompts.mean()),
+            output_tokens=float(outputs.mean()),
+            held_tokens=float(area.sum() / outputs.sum()),
+            chunk_context_tokens=float(np.square(prompts).sum() / prompts.sum() / 2),
+        )
+
+    def most_sequences(self, kv_tokens: int) -> float:
+        """Sequences that run side by side when memory is full."""
+        return max(1.0, min(float(self.requests), PACKED * kv_tokens / self.held_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyState:
+    """What a job settles at."""
+
+    request_s: float
+    sequences: float
+    decode_step_s: float  # of a step without prompts
+    mixed_step_s: float  # of a full step
+
+
+def steady_state(
+    cost: CostModel,
+    work: Workload,
+    kv_tokens: int,
+    chunk_tokens: int,
+    max_num_seqs: int,
+    mixing: Mixing,
+    streamed_layers: int = 0,
+) -> SteadyState:
+    """The state that a job settles at under these limits."""
+
+    def step_s(decodes: float, chunk: float) -> float:
+        count, size = max(0, round(decodes)), max(0, round(chunk))
+        context = max(size, round(work.chunk_context_tokens))
+        step = StepWork(
+            num_tokens=count + size,
+            num_samples=max(1, count),
+            num_decodes=count,
+            num_chunks=bool(size),
+            decode_context_tokens=round(count * work.held_tokens),
+            chunk_context_tokens=context if size else 0,
+            chunk_pairs=causal_pairs(size, context) if size else 0.0,
+        )
+        return next(cost.repeated(step, 1, streamed_layers)).total_s
+
+    prompt, output = work.prompt_tokens, work.output_tokens
+    sequences = min(float(max_num_seqs), work.most_sequences(kv_tokens))
+    if mixing is not Mixing.MIXED:
+        sequences = max(1.0, sequences * PACKED_IN_PHASES / PACKED)
+        decode_s, prefill_s = step_s(sequences, 0), step_s(0, chunk_tokens)
+        request_s = prompt / chunk_tokens * prefill_s + output / sequences * decode_s
+        return SteadyState(request_s, sequences, decode_s, prefill_s)
+    wanted, room = prompt * sequences / output, chunk_tokens - sequences
+    if wanted > room:
+        sequences = max(1.0, chunk_tokens * output / (prompt + output))
+        wanted = room = max(1.0, chunk_tokens - sequences)
+    decode_s, mixed_s = step_s(sequences, 0), step_s(sequences, room)
+    share = wanted / room  # of steps that carry prompts
+    return SteadyState(output / sequences * (share * mixed_s + (1 - share) * decode_s), sequences, decode_s, mixed_s)
