@@ -54,6 +54,9 @@ _SET = click.option(
 )
 _QUIET = click.option("--quiet", is_flag=True, help="No progress; warnings and errors only.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there.")
+_GPUS = click.option(
+    "--gpu", "gpus", multiple=True, metavar="NAME_OR_PATH", help="Hardware profile, such as a10 or a40. Repeatable."
+)
 _LOG_FORMAT = click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Log lines on stderr."
 )
@@ -84,15 +87,17 @@ def main() -> None:
 @main.command()
 @click.argument("job_file", metavar="JOB")
 @_options(_SET, _SHARD, _QUIET, _JSON, _LOG_FORMAT)
+@click.option("--gpu", default=None, metavar="NAME_OR_PATH", help="Plan with this hardware profile.")
 @click.option("--fresh", is_flag=True, help="Delete what earlier runs of this job wrote, and start over.")
 def run(
     job_file: str,
     overrides: tuple[str, ...],
     shard: str,
-    fresh: bool,
     quiet: bool,
     as_json: bool,
     log_format: str,
+    gpu: str | None,
+    fresh: bool,
 ) -> None:
     """Run a job, or go on with it where the last run ended.
 
@@ -102,13 +107,152 @@ def run(
     _set_up_logs(quiet, log_format)
     from vasuki.config import load_job
     from vasuki.job import run_job
+    from vasuki.report import summary_lines
 
+    if gpu is not None:
+        overrides = (*overrides, f"plan.gpu={gpu}")
     outcome = run_job(load_job(job_file, overrides), shard=shard, fresh=fresh, quiet=quiet)
     if as_json:
         click.echo(json.dumps(outcome.manifest.to_dict()))
     elif not quiet:
-        click.echo(outcome.summary(), err=True)
+        click.echo("\n".join(summary_lines(outcome.manifest)), err=True)
     outcome.raise_for_errors()
+
+
+@main.command()
+@click.argument("job_or_lengths", metavar="JOB|LENGTHS.csv")
+@_options(_SET, _GPUS, _QUIET, _JSON, _LOG_FORMAT)
+def plan(
+    job_or_lengths: str,
+    overrides: tuple[str, ...],
+    gpus: tuple[str, ...],
+    quiet: bool,
+    as_json: bool,
+    log_format: str,
+) -> None:
+    """Say what a job will take and cost, and how far that is from the physical bound.
+
+    \b
+    Example:  vasuki plan jobs/quickstart.yaml --gpu a10 --gpu a40
+              vasuki plan lengths.csv --set model.shape=llama-3-8b --gpu l4
+    """
+    _set_up_logs(quiet, log_format)
+    from vasuki.forecast import plan_workload, profiles_of, workload_of
+    from vasuki.plan_table import plan_table
+
+    workload = workload_of(job_or_lengths, overrides)
+    plans = plan_workload(workload, profiles_of(gpus, workload.config))
+    if as_json:
+        click.echo(json.dumps([made.to_dict() for made in plans]))
+    else:
+        click.echo(plan_table(plans))
+
+
+@main.command()
+@click.argument("job_or_lengths", metavar="JOB|LENGTHS.csv")
+@_options(_SET, _GPUS, _QUIET, _JSON, _LOG_FORMAT)
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Scheduler to simulate. Repeatable.")
+@click.option("--explain", is_flag=True, help="Say where a typical step's time goes.")
+def simulate(
+    job_or_lengths: str,
+    overrides: tuple[str, ...],
+    gpus: tuple[str, ...],
+    quiet: bool,
+    as_json: bool,
+    log_format: str,
+    policies: tuple[str, ...],
+    explain: bool,
+) -> None:
+    """Run a job in virtual time on machines you do not have.
+
+    With `--set output.path=DIR` it writes run folders that `vasuki report` reads.
+
+    \b
+    Example:  vasuki simulate lengths.csv --set model.shape=llama-3-8b --gpu a10 --gpu a40 --policy vasuki --policy vllm
+    """
+    _set_up_logs(quiet, log_format)
+    from vasuki.forecast import explain_step, output_of, profiles_of, simulate_workload, workload_of
+    from vasuki.plan_table import plan_table
+
+    workload = workload_of(job_or_lengths, overrides)
+    profiles = profiles_of(gpus, workload.config)
+    results = simulate_workload(workload, profiles, policies, output_of(overrides))
+    if as_json:
+        click.echo(json.dumps([result.to_dict() for result in results]))
+        return
+    click.echo(plan_table(result.plan for result in results))
+    if explain:
+        for profile in profiles:
+            click.echo("\n" + explain_step(workload, profile))
+
+
+@main.command()
+@click.argument("run_dirs", metavar="RUN_DIR...", nargs=-1)
+@_JSON
+@click.option("--html", "html_path", metavar="FILE", help="Write one self-contained page.")
+@click.option("--price", "prices", multiple=True, metavar="NAME=PER_HOUR", help="Price of a card's hour. Repeatable.")
+@click.option("--history", "history_dir", metavar="DIR", help="The runs of a cron job below DIR, over time.")
+def report(
+    run_dirs: tuple[str, ...],
+    as_json: bool,
+    html_path: str | None,
+    prices: tuple[str, ...],
+    history_dir: str | None,
+) -> None:
+    """Compare runs, real or simulated: who was first, who was cheaper, at what price that flips.
+
+    \b
+    Example:  vasuki report out/a10 out/a40 --html compare.html
+              vasuki report --history out/nightly
+    """
+    from vasuki import report as reports
+    from vasuki.errors import JobFileError
+
+    if bool(run_dirs) == bool(history_dir):
+        raise JobFileError("give run folders to compare, or --history DIR")
+    result: Any
+    if history_dir:
+        result = reports.history(history_dir)
+        text, write = reports.history_table, reports.write_history_html
+    else:
+        result = reports.compare(reports.load_runs(run_dirs), reports.parse_prices(prices))
+        text, write = reports.terminal_table, reports.write_html  # type: ignore[assignment]
+    if html_path:
+        write(result, html_path)
+        click.echo(f"wrote {html_path}", err=True)
+    click.echo(json.dumps(result.to_dict()) if as_json else text(result))
+
+
+@main.command()
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--model", default="", metavar="FOLDER_OR_SHAPE", help="Measure with this model's matrices.")
+@click.option("--name", default=None, help="Name of the profile. Default: made from the device's.")
+@click.option("--output", default=None, metavar="FILE", help="Default: where --gpu NAME finds it.")
+@click.option("--quick", is_flag=True, help="Seconds instead of minutes, and coarser.")
+@_JSON
+def profile(device: str, model: str, name: str | None, output: str | None, quick: bool, as_json: bool) -> None:
+    """Measure this machine and write its hardware profile.
+
+    \b
+    Example:  vasuki profile --model models/dates --name this-machine
+    """
+    from pathlib import Path
+
+    from vasuki.hf.profiler import profile_machine, profile_table, write_profile
+    from vasuki.model_shape import ModelShape, named_shape
+    from vasuki.profile import user_profile_path
+
+    shape = None
+    if model:
+        shape = ModelShape.from_config_json(Path(model)) if Path(model).is_dir() else named_shape(model)
+    measured = profile_machine(device, shape, name, quick)
+    path = Path(output) if output else user_profile_path(measured.name)
+    write_profile(measured, path)
+    if as_json:
+        click.echo(measured.model_dump_json())
+    else:
+        click.echo(profile_table(measured))
+        click.echo(f"wrote {path}; use it with --gpu {measured.name if not output else path}", err=True)
 
 
 @main.command()
@@ -121,7 +265,7 @@ def check(job_file: str, overrides: tuple[str, ...], as_json: bool) -> None:
     Example:  vasuki check jobs/quickstart.yaml
     """
     from vasuki.config import load_job
-    from vasuki.job import check_job
+    from vasuki.forecast import check_job
 
     findings = check_job(load_job(job_file, overrides))
     if as_json:

@@ -181,8 +181,8 @@ class EngineConfig(_Section):
     """Token budget of a step: decodes first, then prompt chunks up to this many tokens."""
     max_num_seqs: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Most sequences in a step."""
-    attention: Literal["auto", "ragged", "padded"] = "auto"
-    """Backend. `ragged` packs chunks without padding; `padded` serves models outside the attention interface."""
+    attention: Literal["auto", "ragged"] = "auto"
+    """Backend. `ragged` packs chunks without padding, for every model on transformers' attention interface."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the model. `auto` weighs the predicted saving against the compile time."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -258,9 +258,14 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
         raise JobFileError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
         raise JobFileError(f"{path} does not describe a job: expected keys such as model, input and output")
+    return parse_overrides(overrides, tree, source=str(path))
+
+
+def parse_overrides(overrides: Iterable[str], tree: dict[str, Any], source: str = "--set") -> JobConfig:
+    """Apply `key.path=value` overrides to a tree and check it."""
     for override in overrides:
         _apply_override(tree, override)
-    return parse_job(tree, source=str(path))
+    return parse_job(tree, source)
 
 
 def parse_job(tree: Mapping[str, Any], source: str = "job") -> JobConfig:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -316,6 +316,35 @@ class OperatorModel:
             total_s *= curve(memory_bytes)
         return _Operator(total_s, 0.0, memory_s, memory_bytes)
 
+    def pair_s(self, heads: float, head_dim: int) -> float:
+        """Compute side of attention, a (query, key) pair."""
+        return 4 * heads * head_dim / self._attention_rate
+
+    def kv_read_s(self, kv_heads: float, head_dim: int) -> float:
+        """Memory side of attention, a token of context."""
+        return 2 * kv_heads * head_dim * self.dtype_bytes / self._kv_bandwidth
+
+    def attention_seconds(self, heads: float, kv_heads: float, head_dim: int) -> Callable[[float, float, float], float]:
+        """A function of decode contexts, chunk pairs and chunk contexts: one layer of both kinds of attention.
+
+        `decode_attention` and `chunk_attention` without the parts, for those who ask a million times.
+        """
+        pair_s, read_s, kernel_s = self.pair_s(heads, head_dim), self.kv_read_s(kv_heads, head_dim), self._kernel_s
+        decode_s = roofline(pair_s, read_s)  # a decode has as many pairs as context, so its roofline is linear
+        decode_ratio, chunk_ratio = self._decode_ratio, self._chunk_ratio
+
+        def seconds(decode_context: float, pairs: float, chunk_context: float) -> float:
+            total_s = 0.0
+            if decode_context:
+                ratio = decode_ratio(decode_context * heads) if decode_ratio else 1.0
+                total_s = ratio * (kernel_s + decode_context * decode_s)
+            if pairs:
+                ratio = chunk_ratio(pairs * heads) if chunk_ratio else 1.0
+                total_s += ratio * (kernel_s + roofline(pairs * pair_s, chunk_context * read_s))
+            return total_s
+
+        return seconds
+
     def decode_attention(self, context_tokens: float, heads: float, kv_heads: float, head_dim: int) -> _Operator:
         """One layer of attention for single-token chunks, given the sum of their contexts."""
         return self._attention(context_tokens, context_tokens, heads, kv_heads, head_dim, self._decode_ratio)
@@ -337,9 +366,9 @@ class OperatorModel:
     ) -> _Operator:
         if not pairs:
             return _Operator()
-        compute_s = 4 * heads * head_dim * pairs / self._attention_rate
+        compute_s = pairs * self.pair_s(heads, head_dim)
+        memory_s = context_tokens * self.kv_read_s(kv_heads, head_dim)
         memory_bytes = 2 * kv_heads * head_dim * self.dtype_bytes * context_tokens
-        memory_s = memory_bytes / self._kv_bandwidth
         ratio = curve(pairs * heads) if curve else 1.0
         return _Operator(
             ratio * (self._kernel_s + roofline(compute_s, memory_s)), ratio * compute_s, ratio * memory_s, memory_bytes
@@ -437,6 +466,10 @@ class CostModel:
         self._flops_per_token = shape.linear_flops_per_token
         self._linear_cache: dict[int, tuple[_Operator, _Operator]] = {}
         self._outside_cache: dict[tuple[int, int], _Operator] = {}
+        self._fixed_cache: dict[tuple[int, int], float] = {}
+        self._attention_seconds = self.operators.attention_seconds(
+            self._local_heads(), self._local_kv_heads(), shape.head_dim
+        )
 
     def work(self, tokens: Iterable[int], contexts: Iterable[int], num_samples: int | None = None) -> StepWork:
         """The work of chunks of so many tokens that end at these contexts, with this model's sliding window."""
@@ -471,32 +504,41 @@ class CostModel:
             streamed_layers: layers whose KV comes back from the host in every step, and whose new KV goes there.
             copy_bytes: size of a contiguous copy of theirs; 0 for one copy in each direction.
         """
-        layers, stages = self.shape.num_layers, self.layout.pipeline_parallel
-        tokens = work.num_tokens
-        linear, elementwise = self._linear(tokens)
-        outside_s = self._outside_layers(work, embedding=True, head=True).total_s
-        network_s = (stages - 1) * self.send_s(tokens) + 2 * layers * self.all_reduce_s(tokens)
-        fixed_s = layers * (linear.total_s + elementwise.total_s) + outside_s + network_s
-        overheads, on_cpu = self.profile.overheads, self.profile.kind == "cpu"
+        layers, tokens = self.shape.num_layers, work.num_tokens
+        overheads = self.profile.overheads
         host_s = (layers * self.kernels_per_layer + KERNELS_PER_STEP) * overheads.launch_us * 1e-6
-        overhead_s = stages * overheads.step_us * 1e-6
+        overhead_s = self.layout.pipeline_parallel * overheads.step_us * 1e-6
+        on_cpu = self.profile.kind == "cpu"
+        fixed_s, attention_s = self._fixed_s(tokens, work.num_samples), self._attention_seconds
         decodes, chunk_tokens = work.num_decodes, tokens - work.num_decodes
-        decode_context, chunk_context, pairs = (
-            work.decode_context_tokens,
-            work.chunk_context_tokens,
-            work.chunk_pairs,
-        )
+        decode_context, chunk_context = work.decode_context_tokens, work.chunk_context_tokens
+        pairs, more_pairs = work.chunk_pairs, chunk_tokens * chunk_tokens
         for _ in range(num_steps):
-            device_s = fixed_s + layers * self._layer_attention(decode_context, pairs, chunk_context).total_s
+            device_s = fixed_s + layers * attention_s(decode_context, pairs, chunk_context)
             busy_s = device_s + host_s if on_cpu else max(device_s, host_s)
-            exposed_s = hidden_s = 0.0
             if streamed_layers or work.copies:
                 streamed = self.stream_copies(streamed_layers, decode_context + chunk_context, tokens, copy_bytes)
                 hidden_s, exposed_s = self._copy_times((*work.copies, streamed), busy_s)
-            yield StepTime(busy_s + overhead_s + exposed_s, exposed_s, hidden_s)
+                yield StepTime(busy_s + overhead_s + exposed_s, exposed_s, hidden_s)
+            else:
+                yield StepTime(busy_s + overhead_s)
             decode_context += decodes
             chunk_context += chunk_tokens
-            pairs += chunk_tokens * chunk_tokens
+            pairs += more_pairs
+
+    def _fixed_s(self, num_tokens: int, num_samples: int) -> float:
+        """Device time of a step outside attention: it depends on these two counts alone."""
+        fixed_s = self._fixed_cache.get((num_tokens, num_samples))
+        if fixed_s is None:
+            layers = self.shape.num_layers
+            linear, elementwise = self._linear(num_tokens)
+            sizes = StepWork(num_tokens, num_samples)
+            fixed_s = layers * (linear.total_s + elementwise.total_s)
+            fixed_s += self._outside_layers(sizes, embedding=True, head=True).total_s
+            fixed_s += (self.layout.pipeline_parallel - 1) * self.send_s(num_tokens)
+            fixed_s += 2 * layers * self.all_reduce_s(num_tokens)
+            self._fixed_cache[num_tokens, num_samples] = fixed_s
+        return fixed_s
 
     def stage(self, work: StepWork, stage: int) -> StepCost:
         """Cost of one micro-batch on one pipeline stage, with the send to the next.

@@ -1,6 +1,6 @@
-"""The composition root: a JobConfig becomes a run.
+"""The composition root of `vasuki run`: a JobConfig becomes a run.
 
-    open_table ─ OutputFolder ─ load_model ─ plan ─ RequestStream ─ engine.drain ─ RowSink ─ manifest
+    open_table ─ OutputFolder ─ load_model ─ RequestStream ─ make_plan ─ order_requests ─ drain ─ RowSink ─ manifest
 
 Whatever can be refused is refused before the weights are loaded.
 """
@@ -8,48 +8,60 @@ Whatever can be refused is refused before the weights are loaded.
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import logging
 import platform
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vasuki.batch import Batch, StepResult
-from vasuki.blocks import BlockPool
+import numpy as np
+
 from vasuki.config import JobConfig
-from vasuki.engine import RunStats, drain
-from vasuki.errors import Interrupted, ModelError, TooManyRowErrors
+from vasuki.engine import Observer, RunStats, drain
+from vasuki.errors import Interrupted, TooManyRowErrors
+from vasuki.forecast import lengths_of, repeat, shape_of
 from vasuki.io.answers import answer_schema
 from vasuki.io.manifest import (
     BatchStats,
     Cost,
     KVStats,
     Manifest,
+    Prediction,
     PreemptionCounts,
     Timings,
     TokenCounts,
+    now_utc,
     read_manifest,
 )
 from vasuki.io.output_folder import OutputFolder
-from vasuki.io.parts import Totals
+from vasuki.io.parts import PartWriter
 from vasuki.io.requests import RequestStream
 from vasuki.io.selection import Shard
 from vasuki.io.sink import RowSink
-from vasuki.io.tables import open_table
-from vasuki.io.trace import StepRecord, TraceWriter
-from vasuki.model_shape import ModelShape, named_shape
-from vasuki.profile import find_profile
-from vasuki.progress import Progress, duration
-from vasuki.scheduler import Limits, Scheduler, find_policy
+from vasuki.io.tables import InputTable, open_table
+from vasuki.io.trace import TraceWriter
+from vasuki.lengths import Lengths
+from vasuki.ordering import PlannedOrder, order_requests
+from vasuki.plan import CostEstimate, Plan
+from vasuki.planner import OFFLOAD_MODES, make_plan
+from vasuki.profile import HardwareProfile, find_profile, profile_for_device
+from vasuki.progress import Progress
+from vasuki.scheduler import Counters
+from vasuki.sequence import Request, Sequence
+from vasuki.steps import StepTracer
+from vasuki.units import duration
 
 if TYPE_CHECKING:
     from vasuki.hf.model import LoadedModel
 
 log = logging.getLogger(__name__)
+
+NOTHING_TO_RUN = Lengths(np.ones(1, np.int64), np.ones(1, np.int64))  # stands in where the first rows all have errors
+PLANNED_ROWS = 4096  # rows read before the first step to plan from; a larger input is taken to go on like them
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +80,6 @@ class Outcome:
                 "the column `error` says why"
             )
 
-    def summary(self) -> str:
-        """The lines that end a run."""
-        manifest = self.manifest
-        rows, tokens, timings = manifest.rows, manifest.tokens, manifest.timings
-        lines = [
-            f"{rows.succeeded:,} of {rows.total:,} rows done, {rows.failed:,} failed, "
-            f"in {duration(timings.makespan_s)} (loading {duration(timings.load_s)})",
-            f"{tokens.prompt:,} prompt and {tokens.output:,} output tokens in {manifest.steps:,} steps "
-            f"of {manifest.batch.mean_seqs:.1f} sequences",
-        ]
-        if manifest.cost.amount is not None:
-            lines.append(
-                f"cost {manifest.cost.amount:.4f} {manifest.cost.currency}"
-                + (
-                    f", {manifest.cost.per_million_tokens:.4f} a million tokens"
-                    * bool(manifest.cost.per_million_tokens)
-                )
-            )
-        return "\n".join(lines)
-
 
 def run_job(config: JobConfig, shard: str = "0/1", fresh: bool = False, quiet: bool = False) -> Outcome:
     """Run what is left of a job.
@@ -95,6 +87,7 @@ def run_job(config: JobConfig, shard: str = "0/1", fresh: bool = False, quiet: b
     Raises:
         VasukiError: as described in `vasuki.errors`; finished rows are durable whatever is raised.
     """
+    started_s = time.perf_counter()
     own_shard = Shard.parse(shard)
     table = open_table(config)
     with ExitStack() as stack:
@@ -111,146 +104,173 @@ def run_job(config: JobConfig, shard: str = "0/1", fresh: bool = False, quiet: b
         if folder.is_finished:
             log.info("nothing to do: %s is complete", config.output.path)
             return Outcome(read_manifest(folder.manifest), config.errors.max_fraction)
-        rows_left = own_shard.num_rows(table.num_rows) - folder.done.count_in(own_shard)
-        run = _Run(config, folder, table.fingerprint, rows_left, quiet)
         should_stop = stack.enter_context(_stop_signals())
-        loaded = run.load()
-        requests = stack.enter_context(
-            RequestStream(
-                table,
-                config,
-                loaded.tokenizer,
-                max_context_tokens=loaded.max_context,
-                vocab_size=loaded.vocab_size,
-                selection=folder.selection,
-            )
-        )
-        folder.begin()
-        writer = folder.writer(answer_schema(config, table))
-        manifest = run.generate(loaded, requests, writer, should_stop)
+        rows_left = own_shard.num_rows(table.num_rows) - folder.done.count_in(own_shard)
+        run = _Run(config, table, folder, rows_left, quiet, started_s)
+        manifest = run.to_end(should_stop)
     return Outcome(manifest, config.errors.max_fraction)
 
 
-def check_job(config: JobConfig) -> dict[str, Any]:
-    """Look at everything that a run would need, without torch and without changing anything.
-
-    Raises:
-        VasukiError: the same that the run would raise, as far as it can be known without loading weights.
-    """
-    table = open_table(config)
-    shape = shape_of(config)
-    if config.plan.gpu != "auto":
-        find_profile(config.plan.gpu)
-    return {
-        "job": config.name,
-        "rows": table.num_rows,
-        "model": shape.name,
-        "parameters": shape.num_parameters,
-        "kv_bytes_per_token": shape.kv_bytes_per_token,
-        "output": config.output.path,
-    }
-
-
-def shape_of(config: JobConfig) -> ModelShape:
-    """The shape of the job's model: a named one, or read from its folder or from the hub's cache."""
-    model = config.model
-    if model.shape:
-        return named_shape(model.shape)
-    folder = Path(model.path).expanduser()
-    if not folder.is_dir():
-        raise ModelError(f"cannot read model {model.path}: no such folder; for a hub id give model.shape beside --gpu")
-    return ModelShape.from_config_json(folder)
-
-
 class _Run:
-    """One run and what is measured of it."""
+    """One run, and what is measured of it."""
 
     def __init__(
-        self, config: JobConfig, folder: OutputFolder, input_fingerprint: str, rows_left: int, quiet: bool
+        self, config: JobConfig, table: InputTable, folder: OutputFolder, rows_left: int, quiet: bool, started_s: float
     ) -> None:
         self.config = config
+        self.table = table
         self.folder = folder
-        self.input_fingerprint = input_fingerprint
         self.rows_left = rows_left
         self.quiet = quiet
-        self.started_s = time.perf_counter()
+        self.started_s = started_s
         self.load_s = 0.0
+        self.stats = RunStats()
 
-    def load(self) -> LoadedModel:
+    def to_end(self, should_stop: Callable[[], bool]) -> Manifest:
+        """Load, plan, generate, and write the manifest, also when interrupted."""
+        loaded = self._load()
+        stream = RequestStream(
+            self.table,
+            self.config,
+            loaded.tokenizer,
+            max_context_tokens=loaded.max_context,
+            vocab_size=loaded.vocab_size,
+            selection=self.folder.selection,
+        )
+        with stream as requests:
+            first = list(itertools.islice(requests, PLANNED_ROWS))
+            plan = self._plan(loaded, first)
+            self.folder.begin()
+            writer = self.folder.writer(answer_schema(self.config, self.table))
+            return self._generate(loaded, plan, itertools.chain(first, requests), writer, should_stop)
+
+    def _load(self) -> LoadedModel:
+        started_s = time.perf_counter()
         from vasuki.hf.model import load_model  # torch and transformers take seconds to import
 
         loaded = load_model(self.config.model, self.config.engine.device)
-        self.load_s = time.perf_counter() - self.started_s
+        self.load_s = time.perf_counter() - started_s
         log.info("loaded %s on %s in %s", self.config.model.path, loaded.device, duration(self.load_s))
         return loaded
 
-    def generate(self, loaded: LoadedModel, requests: RequestStream, writer: Any, should_stop: Any) -> Manifest:
-        from vasuki.hf.executor import RaggedExecutor
-        from vasuki.hf.kv_cache import KVCache
-        from vasuki.hf.native import load_kernel
+    # --- plan --------------------------------------------------------------------------------------------------------
 
-        scheduler = self._scheduler(loaded)
-        cache = KVCache(loaded.kv_layout, scheduler.pool.num_blocks, scheduler.pool.block_tokens, loaded.device)
-        kernel = None
-        if loaded.device.type == "cpu":
-            kernel = load_kernel(loaded.kv_layout.head_dim, loaded.kv_layout.dtype)
-        executor = RaggedExecutor(loaded, cache, self.config.output.logprobs, kernel)
+    def _plan(self, loaded: LoadedModel, first: list[Request]) -> Plan:
+        """Plan from the first rows, and take the others to go on like them."""
+        from vasuki.hf.memory import kv_budget_bytes
+
+        config = self.config
+        lengths = lengths_of(first)
+        if not len(lengths):
+            lengths = NOTHING_TO_RUN
+        elif len(first) == PLANNED_ROWS:
+            lengths = repeat(lengths, max(len(lengths), self.rows_left))
+        on_cpu = loaded.device.type == "cpu"
+        plan = make_plan(
+            lengths,
+            shape_of(config).with_dtype(str(loaded.kv_layout.dtype).removeprefix("torch.")),
+            self._profile(loaded),
+            plan=config.plan,
+            engine=config.engine,
+            kv=config.kv,
+            cost=config.cost,
+            kv_bytes=kv_budget_bytes(loaded, config.kv.device_memory),
+            # On a CPU both tiers are the same memory: moving gains nothing, unless somebody asks for it.
+            offload_modes=("none",) if on_cpu and config.kv.offload == "auto" else OFFLOAD_MODES,
+        )
+        log.info(
+            "planned in %s: %s for %d requests, at least %s; steps of %d tokens, at most %d sequences; offload %s",
+            duration(plan.plan_s),
+            duration(plan.makespan_s),
+            plan.requests,
+            duration(plan.lower_bound_s),
+            plan.chunk_tokens,
+            plan.max_num_seqs,
+            plan.offload.mode,
+        )
+        return plan
+
+    def _profile(self, loaded: LoadedModel) -> HardwareProfile:
+        if self.config.plan.gpu != "auto":
+            return find_profile(self.config.plan.gpu)
+        from vasuki.hf.memory import total_bytes
+
+        known = profile_for_device(loaded.device_name)
+        if known is None and loaded.device.type != "cpu":
+            log.warning(
+                "no profile for %s; `vasuki profile` measures one. Planning as for an A100.", loaded.device_name
+            )
+        profile = known or find_profile("cpu" if loaded.device.type == "cpu" else "a100")
+        return profile.model_copy(update={"memory_mib": total_bytes(loaded.device) // 2**20})
+
+    # --- generate ----------------------------------------------------------------------------------------------------
+
+    def _generate(
+        self,
+        loaded: LoadedModel,
+        plan: Plan,
+        requests: Iterable[Request],
+        writer: PartWriter,
+        should_stop: Callable[[], bool],
+    ) -> Manifest:
+        from vasuki.hf.executor import build_executor
+
         generate_started_s = time.perf_counter()
+        predicted_s = generate_started_s - self.started_s + plan.makespan_s
         interrupted: Interrupted | None = None
+        scheduler = plan.settings.build()
+        executor = build_executor(loaded, plan.settings, self.config.output.logprobs)
+        order = order_requests(
+            requests,
+            plan.settings,
+            solver=plan.solver,
+            output_length=self.config.plan.output_length,
+            window_rows=self.config.plan.window_rows,
+        )
         with TraceWriter(self.folder.trace) as trace:
             sink = RowSink(writer, loaded.tokenizer.decode, on_commit=trace.flush)
-            progress = Progress(self.rows_left, lambda: sink.written.rows, quiet=self.quiet)
-            stats = RunStats()
+            progress = Progress(self.rows_left, lambda: sink.written.rows, plan.makespan_s, self.quiet)
+            observers: list[Observer] = [StepTracer(trace), progress]
             try:
-                drain(requests, scheduler, executor, sink, [_Tracer(trace), progress], should_stop, stats)
+                drain(order, scheduler, executor, _LearningSink(sink, order), observers, should_stop, self.stats)
             except Interrupted as error:
                 interrupted = error
             finally:
                 progress.close()
                 sink.close()
         generate_s = time.perf_counter() - generate_started_s
-        manifest = self.folder.finish(
-            self._manifest(loaded, scheduler, cache.block_bytes, stats, sink.written, generate_s)
-        )
+        tokens = sink.written.prompt_tokens + sink.written.output_tokens
+        manifest = self._manifest(loaded, plan, scheduler.counters, tokens, predicted_s, generate_s)
+        manifest = self.folder.finish(manifest)
         if interrupted is not None:
             left = self.rows_left - sink.written.rows
             raise Interrupted(f"{interrupted}; {left} rows are left, run the same command again to go on")
         return manifest
 
-    def _scheduler(self, loaded: LoadedModel) -> Scheduler:
-        from vasuki.hf.memory import available_bytes, total_bytes
-
-        config = self.config
-        block_tokens = 32 if config.kv.block_tokens == "auto" else config.kv.block_tokens
-        max_num_seqs = 256 if config.engine.max_num_seqs == "auto" else config.engine.max_num_seqs
-        chunk_tokens = 512 if config.engine.chunk_tokens == "auto" else config.engine.chunk_tokens
-        device_memory = config.kv.device_memory
-        if device_memory <= 1:
-            unusable = (1 - device_memory) * total_bytes(loaded.device)
-            device_memory = max(0.0, available_bytes(loaded.device) - unusable)
-        block_bytes = block_tokens * loaded.kv_layout.bytes_per_token
-        most_useful = max_num_seqs * -(-loaded.max_context // block_tokens)
-        num_blocks = min(int(device_memory / block_bytes), most_useful)
-        pool = BlockPool(max(1, num_blocks), block_tokens)
-        return Scheduler(find_policy(config.engine.policy), Limits(chunk_tokens, max_num_seqs), pool)
-
     def _manifest(
         self,
         loaded: LoadedModel,
-        scheduler: Scheduler,
-        block_bytes: int,
-        stats: RunStats,
-        written: Totals,
+        plan: Plan,
+        counters: Counters,
+        tokens: int,
+        predicted_s: float,
         generate_s: float,
     ) -> Manifest:
         makespan_s = time.perf_counter() - self.started_s
-        counters = scheduler.counters
+        stats = self.stats
+        block_bytes = plan.settings.block_tokens * loaded.kv_layout.bytes_per_token
         return Manifest(
             job=self.config.model_dump(mode="json"),
             config_hash=self.config.config_hash,
-            input_fingerprint=self.input_fingerprint,
+            input_fingerprint=self.table.fingerprint,
             tokens=TokenCounts(recomputed=counters.recomputed_tokens),
-            timings=Timings(load_s=self.load_s, generate_s=generate_s, makespan_s=makespan_s),
+            timings=Timings(
+                load_s=self.load_s,
+                plan_s=plan.plan_s,
+                generate_s=generate_s,
+                makespan_s=makespan_s,
+            ),
+            predicted=Prediction(predicted_s, plan.lower_bound_s),
             steps=stats.steps,
             batch=BatchStats(stats.mean_seqs, stats.max_seqs),
             kv=KVStats(
@@ -261,52 +281,36 @@ class _Run:
                 hidden_copy_s=stats.hidden_copy_s,
             ),
             preemptions=PreemptionCounts(counters.preemptions_swap, counters.preemptions_recompute),
-            device=_device(loaded),
-            cost=self._cost(makespan_s, written.prompt_tokens + written.output_tokens),
+            device=_device(loaded, plan),
+            cost=self._cost(plan, makespan_s, tokens),
             versions=_versions(),
+            finished_at=now_utc(),
         )
 
-    def _cost(self, makespan_s: float, tokens: int) -> Cost:
-        hours = makespan_s / 3600
-        price, currency = self.config.cost.price_per_hour, self.config.cost.currency
-        if price is None:
-            return Cost(hours, None, currency)
-        amount = hours * price
-        return Cost(hours, amount, currency, amount / tokens * 1e6 if tokens else None)
+    def _cost(self, plan: Plan, makespan_s: float, tokens: int) -> Cost:
+        """At the plan's price by the hour, for the time that was really taken."""
+        price = None if plan.cost.amount is None else plan.cost.amount / plan.cost.gpu_hours
+        estimate = CostEstimate.of(makespan_s, 1, price, plan.cost.currency, tokens)
+        return Cost(estimate.gpu_hours, estimate.amount, estimate.currency, estimate.per_million_tokens)
 
 
-class _Tracer:
-    """Writes each step to the trace."""
+class _LearningSink:
+    """Hands rows on, and tells the order how long they became."""
 
-    def __init__(self, trace: TraceWriter) -> None:
-        self._trace = trace
-        self._preempted = 0
+    def __init__(self, sink: RowSink, order: PlannedOrder) -> None:
+        self._sink = sink
+        self._order = order
 
-    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
-        counters = scheduler.counters
-        preempted = counters.preemptions_recompute + counters.preemptions_swap
-        self._trace.record(
-            StepRecord(
-                t_s=now_s,
-                elapsed_s=result.elapsed_s,
-                prefill_tokens=batch.num_prefill_tokens,
-                decode_tokens=batch.num_decode_tokens,
-                seqs=batch.num_seqs,
-                waiting=len(scheduler.waiting) + len(scheduler.parked),
-                kv_device_blocks=scheduler.pool.num_held,
-                kv_host_blocks=scheduler.host_pool.num_held if scheduler.host_pool else 0,
-                swapped_blocks=sum(len(swap.device) for swap in batch.swaps),
-                preempted=preempted - self._preempted,
-                exposed_copy_s=result.exposed_copy_s,
-                hidden_copy_s=result.hidden_copy_s,
-                finished=sum(chunk.sequence.is_finished for chunk in batch.chunks),
-            )
-        )
-        self._preempted = preempted
+    def write(self, sequence: Sequence) -> None:
+        self._order.observe(sequence)
+        self._sink.write(sequence)
+
+    def commit_if_due(self, now_s: float) -> None:
+        self._sink.commit_if_due(now_s)
 
 
 @contextmanager
-def _stop_signals() -> Iterator[Any]:
+def _stop_signals() -> Iterator[Callable[[], bool]]:
     """Turns SIGTERM and SIGINT into a question that is asked between two steps. A second signal ends at once."""
     asked: list[int] = []
 
@@ -323,12 +327,11 @@ def _stop_signals() -> Iterator[Any]:
             signal.signal(number, handler)
 
 
-def _device(loaded: LoadedModel) -> dict[str, Any]:
+def _device(loaded: LoadedModel, plan: Plan) -> dict[str, Any]:
     import torch
 
-    if loaded.device.type == "cuda":
-        return {"type": "cuda", "name": torch.cuda.get_device_name(loaded.device)}
-    return {"type": "cpu", "name": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
+    device = {"type": loaded.device.type, "name": loaded.device_name, "profile": plan.gpu, "policy": plan.policy}
+    return device | ({"threads": torch.get_num_threads()} if loaded.device.type == "cpu" else {})
 
 
 def _versions() -> dict[str, str]:

@@ -65,6 +65,15 @@ class Lengths:
             yield Request(row, row, int(self.prompt_tokens[row]), limit, estimated_tokens=estimate)
 
 
+def is_lengths_file(path: str) -> bool:
+    """Whether a local file is a CSV whose header has the columns of a LENGTHS.csv."""
+    if not path.endswith(".csv") or not Path(path).is_file():
+        return False
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        header = [name.strip() for name in file.readline().split(",")]
+    return PROMPT_COLUMN in header and OUTPUT_COLUMN in header
+
+
 def read_lengths(path: str | Path) -> Lengths:
     """Read a LENGTHS.csv.
 

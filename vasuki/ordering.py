@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from vasuki.config import OutputLength, Quantile
 from vasuki.output_length import ENOUGH_ROWS, OutputLengths
-from vasuki.plan import EngineSettings
+from vasuki.plan import EngineSettings, Solver
 from vasuki.sequence import Request, Sequence
 from vasuki_solvers import (
     Instance,
@@ -37,7 +36,6 @@ from vasuki_solvers import (
 from vasuki_solvers.greedy import spread_order
 
 Ints = npt.NDArray[np.int64]
-Solver = Literal["greedy", "local_search", "milp", "fifo", "prompt_length"]
 
 WINDOW_ROWS = 32_768
 WINDOW_TOKENS = 16_000_000  # of prompts, whatever the number of rows

@@ -9,6 +9,7 @@ from vasuki.blocks import BlockPool
 from vasuki.scheduler import Limits, Policy, Scheduler
 
 OffloadMode = Literal["none", "stream", "park"]
+Solver = Literal["greedy", "local_search", "milp", "fifo", "prompt_length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class CostEstimate:
     amount: float | None
     currency: str
     per_million_tokens: float | None
+    price_per_hour: float | None = None  # of one GPU
+    num_gpus: int = 1
 
     @classmethod
     def of(
@@ -58,7 +61,21 @@ class CostEstimate:
         """What so many seconds on so many GPUs cost, also for a million of the prompt and output tokens."""
         hours = seconds * num_gpus / 3600
         amount = None if price_per_hour is None else hours * price_per_hour
-        return cls(hours, amount, currency, amount / tokens * 1e6 if amount is not None and tokens else None)
+        per_million = amount / tokens * 1e6 if amount is not None and tokens else None
+        return cls(hours, amount, currency, per_million, price_per_hour, num_gpus)
+
+    def scaled(self, seconds: float, tokens: int) -> CostEstimate:
+        """The same machine for another time."""
+        return CostEstimate.of(seconds, self.num_gpus, self.price_per_hour, self.currency, tokens)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in a manifest."""
+        return {
+            "gpu_hours": self.gpu_hours,
+            "amount": self.amount,
+            "currency": self.currency,
+            "per_million_tokens": self.per_million_tokens,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +88,7 @@ class Plan:
     output_tokens_estimate: int
     makespan_s: float
     lower_bound_s: float
-    solver: str
+    solver: Solver
     optimal: bool  # proved: no order takes fewer steps, and the plan takes as many
     policy: str
     chunk_tokens: int
@@ -82,6 +99,7 @@ class Plan:
     settings: EngineSettings
     mixing: str  # `mixed`, `exclusive` or `prefill first`, and why
     bound_by: str  # what the lower bound counts: compute, memory, kv_area or longest_request
+    prompt_steps_share: float  # of the time, in steps that carry prompts
     simulated_requests: int  # as many were simulated; the rest is scaled up if there are more
     misfits: int = 0  # requests that can never run
     misfit: str = ""  # the first of them, with the capacity that it needs
@@ -107,6 +125,6 @@ class Plan:
             "chunk_tokens": self.chunk_tokens,
             "max_num_seqs": self.max_num_seqs,
             "offload": asdict(self.offload),
-            "cost": asdict(self.cost),
+            "cost": self.cost.to_dict(),
             "plan_s": self.plan_s,
         }

@@ -1,18 +1,17 @@
 """Requests -> Plan: step size, mixing, offload, and what the job will take.
 
-    lengths --> steady state of each candidate --> the best few simulated on a sample --> the best one --> makespan
+    lengths --> steady state of each candidate --> (a small job: the best few simulated) --> simulation --> makespan
 
-Arithmetic tells bad candidates from good ones, and the simulator, which is the real scheduler in virtual time, decides
-among these. Offload is priced the same way: nothing, streamed layers, parked sequences, and the cheapest is taken.
+Step size and mixing are chosen by arithmetic (`steady_state`), where start and end of the job hardly matter, and by
+simulation, which is the real scheduler in virtual time, where they do: in jobs so small that all of it can be simulated
+several times in a second. Offload is priced too: nothing, streamed layers, parked sequences, and the cheapest is taken.
 
-Jobs beyond a certain size are predicted from a sample: rows evenly spaced in the order of their work, simulated as a
-job of their own. The seconds a row takes between the first and the last quarter of the sample hold for all rows that
-the sample lacks; start and end are the sample's.
+Larger jobs are predicted from a sample: rows evenly spaced in the order of their work, simulated as a job of their own,
+which gives start and end. For every row that the sample lacks, the steady state's time is added.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Collection, Iterator
@@ -20,6 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from vasuki.batch import Batch, StepResult
 from vasuki.config import Column, CostConfig, EngineConfig, KVConfig, PlanConfig
 from vasuki.cost_model import CostModel
 from vasuki.errors import InputError, ModelError
@@ -29,12 +29,13 @@ from vasuki.lower_bound import job_lower_bound
 from vasuki.memory_budget import memory_budget
 from vasuki.model_shape import ModelShape
 from vasuki.offload_policy import LayerTraffic, StreamPlan, choose_stream
-from vasuki.ordering import MILP_ROWS, Solver, order_requests
-from vasuki.plan import CostEstimate, EngineSettings, Offload, OffloadMode, Plan
+from vasuki.ordering import MILP_ROWS, order_requests
+from vasuki.plan import CostEstimate, EngineSettings, Offload, OffloadMode, Plan, Solver
 from vasuki.profile import HardwareProfile
-from vasuki.scheduler import Limits, Mixing, Policy, find_policy
+from vasuki.scheduler import Limits, Mixing, Policy, Scheduler, find_policy
 from vasuki.sequence import Sequence
-from vasuki.simulator import SimulationResult, VirtualClock, simulate
+from vasuki.simulation import SimulationResult, simulate
+from vasuki.simulator import VirtualClock
 from vasuki.steady_state import SteadyState, Workload, steady_state
 
 OFFLOAD_MODES: tuple[OffloadMode, ...] = ("none", "stream", "park")
@@ -47,11 +48,13 @@ NUM_SEQS = 256
 MOST_SEQS = 2048
 SHORT_ROW_TOKENS = 512  # rows shorter than that get small blocks
 SHORTLIST = 3
-WORTHWHILE = 0.99  # a candidate with more moving parts must be this much faster
-# A simulation takes about SIMULATED_ROW x (SIMULATED_BASE + sequences) microseconds a row, on one core.
-SIMULATED_ROW, SIMULATED_BASE = 6, 50
-CANDIDATE_US, PREDICTION_US = 150_000, 700_000
-SAMPLE_WAVES = 3  # rows of a sample, at least, in units of what runs side by side
+WORTHWHILE = 0.995  # a candidate with more moving parts must be this much faster
+UNEVEN = 1.03  # what rows of different lengths take beyond the steady state of equal ones; fitted to whole simulations
+PREFILL_THRESHOLD = 0.1  # share of memory that starts a prefill phase: small ones keep the batch large
+# About what a simulation takes on one core: for each run of steps, and in it for each sequence; and for each step.
+RUN_US, SEQUENCE_US, STEP_US = 40.0, 1.2, 1.5
+SIMULATION_US = 400_000
+SAMPLE_WAVES = 2.5  # rows of a sample, at least, in units of what runs side by side
 
 
 def make_plan(
@@ -120,6 +123,7 @@ class Prediction:
 
     makespan_s: float
     simulated_requests: int
+    prompt_steps_share: float
     result: SimulationResult
     solver: Solver
     optimal: bool
@@ -159,9 +163,7 @@ class _Planner:
         candidates = sorted(self._without_offload(), key=lambda candidate: candidate.state.request_s)
         fits, misfit = self._fitting(candidates[0].settings)
         job = self.lengths if fits.all() else self.lengths.take(np.flatnonzero(fits))
-        chosen = self._best(candidates, job)
-        chosen = self._with_offload(chosen, job)
-        prediction = self._solve(chosen.settings, job)
+        chosen, prediction = self._with_offload(*self._best(candidates, job), job)
         settings, limits = chosen.settings, chosen.settings.limits
         bound = job_lower_bound(
             self.shape, self.profile, job.prompt_tokens, job.output_tokens, settings.kv_tokens, self.layout
@@ -186,6 +188,7 @@ class _Planner:
             settings=settings,
             mixing=self._mixing_reason(chosen, candidates),
             bound_by=bound.binding,
+            prompt_steps_share=prediction.prompt_steps_share,
             simulated_requests=prediction.simulated_requests,
             misfits=int((~fits).sum()),
             misfit=misfit,
@@ -233,7 +236,7 @@ class _Planner:
             roomy = self.work.most_sequences(self._num_blocks(chunk_tokens, 1) * self.block_tokens)
             max_num_seqs = min(MOST_SEQS, 8 * math.ceil((1.5 * roomy + 8) / 8))
         num_blocks = self._num_blocks(chunk_tokens, max_num_seqs)
-        limits = Limits(chunk_tokens, max_num_seqs)
+        limits = Limits(chunk_tokens, max_num_seqs, prefill_threshold=PREFILL_THRESHOLD)
         return EngineSettings(self.policy, limits, num_blocks, self.block_tokens)
 
     def _num_blocks(self, chunk_tokens: int, max_num_seqs: int) -> int:
@@ -280,51 +283,46 @@ class _Planner:
 
     # --- choices -----------------------------------------------------------------------------------------------------
 
-    def _best(self, candidates: list[_Candidate], job: Lengths) -> _Candidate:
-        """The fastest on a sample, of the best few by arithmetic; the best of the other mixing is among them."""
+    def _best(self, candidates: list[_Candidate], job: Lengths) -> tuple[_Candidate, Prediction]:
+        """The fastest, and what it will take. `candidates` come in the order of their steady states."""
+        best = candidates[0]
+        if len(job) > self._affordable_rows(best.state.sequences):
+            return best, self._predict(best, job)
         shortlist = candidates[:SHORTLIST]
         mixings = {candidate.settings.policy.mixing for candidate in shortlist}
         shortlist += [c for c in candidates if c.settings.policy.mixing not in mixings][:1]
-        if len(shortlist) == 1:
-            return shortlist[0]
-        return min(shortlist, key=lambda candidate: self._try(candidate, job).makespan_s)
+        tried = [(candidate, self._predict(candidate, job)) for candidate in shortlist]
+        return min(tried, key=lambda pair: pair[1].makespan_s)
 
-    def _try(self, candidate: _Candidate, job: Lengths) -> Prediction:
-        rows = self._affordable_rows(CANDIDATE_US, candidate.state.sequences)
-        return self._predict(candidate.settings, job, rows, "greedy")
-
-    def _with_offload(self, candidate: _Candidate, job: Lengths) -> _Candidate:
+    def _with_offload(self, candidate: _Candidate, base: Prediction, job: Lengths) -> tuple[_Candidate, Prediction]:
         """The candidate with what pays best of no offload, parking and streaming, and the reason in words."""
-        base = self._try(candidate, job)
-        options = [(base.makespan_s, candidate)]
         reasons = []
+        options: list[tuple[_Candidate, Prediction]] = []
         for mode, other in (("park", self._parking), ("stream", self._streaming)):
             if mode in self.offload_modes:
                 found, reason = other(candidate, base)
-                reasons.append(reason)
                 if found is not None:
-                    options.append((self._try(found, job).makespan_s, found))
-        forced = [option for option in options if option[1].offload.mode == self.kv.offload]
-        best_s, best = min(forced or options, key=lambda option: option[0])
-        if best.offload.mode == "none" or (not forced and best_s > WORTHWHILE * base.makespan_s):
-            return replace(candidate, offload=Offload("none", 0, self._why_none(options, reasons)))
-        saved = 1 - best_s / base.makespan_s
-        gain = f"saves {saved:.1%}" if saved > 0 else f"costs {-saved:.1%}"
-        return replace(best, offload=replace(best.offload, reason=f"{best.offload.reason}; {gain} on a sample"))
-
-    def _why_none(self, options: list[tuple[float, _Candidate]], reasons: list[str]) -> str:
-        if not self.offload_modes or self.kv.offload == "none":
-            return "as the job asks"
-        base_s = options[0][0]
-        reasons += [f"{c.offload.mode} would take {s / base_s - 1:+.1%} on a sample" for s, c in options[1:]]
-        return "; ".join(reason for reason in reasons if reason) or "nothing else is available"
+                    prediction = self._predict(found, job)
+                    if mode == "park":  # arithmetic, which makes up for rows that the sample lacks, knows no preemption
+                        ratio = prediction.result.makespan_s / base.result.makespan_s
+                        prediction = replace(prediction, makespan_s=ratio * base.makespan_s)
+                    options.append((found, prediction))
+                    reason = f"{mode} would change the makespan by {prediction.makespan_s / base.makespan_s - 1:+.1%}"
+                reasons.append(reason)
+        best, prediction = min(options, key=lambda option: option[1].makespan_s, default=(candidate, base))
+        is_forced = self.kv.offload not in ("auto", "none")
+        if not options or (prediction.makespan_s > WORTHWHILE * base.makespan_s and not is_forced):
+            why = "; ".join(reasons) if reasons else "as the job asks"
+            return replace(candidate, offload=Offload("none", 0, why)), base
+        change = f"the makespan changes by {prediction.makespan_s / base.makespan_s - 1:+.1%}"
+        return replace(best, offload=replace(best.offload, reason=f"{best.offload.reason}; {change}")), prediction
 
     def _parking(self, candidate: _Candidate, base: Prediction) -> tuple[_Candidate | None, str]:
         """Preempted sequences wait in host memory instead of being computed again."""
         if self.policy.name != "vasuki":
             return None, "only vasuki parks sequences"
         if not base.result.counters.preemptions_recompute and self.kv.offload != "park":
-            return None, "no sequence has to make room, so none would be parked"
+            return None, "no sequence has to make room, so that there is none to park"
         settings = candidate.settings
         host_blocks = int(self.kv.host_memory / (self.shape.kv_bytes_per_token * settings.block_tokens))
         threshold = self._swap_min_tokens(settings, candidate.state)
@@ -367,9 +365,12 @@ class _Planner:
         num_blocks = min(num_blocks, max(candidate.settings.num_blocks, int(self.kv.host_memory / streamed_bytes)))
         settings = replace(candidate.settings, num_blocks=num_blocks, streamed_layers=stream.streamed_layers)
         found = self._candidate(settings, Offload("stream", stream.streamed_layers, stream.reason))
-        if found.state.request_s >= candidate.state.request_s and self.kv.offload != "stream":
-            slower = found.state.request_s / candidate.state.request_s - 1
-            return None, f"streaming {stream.streamed_layers} layers would be {slower:.0%} slower: {stream.reason}"
+        change = found.state.request_s / candidate.state.request_s
+        if change > WORTHWHILE and self.kv.offload != "stream":
+            return (
+                None,
+                f"streaming {stream.streamed_layers} layers would change it by {change - 1:+.1%} ({stream.reason})",
+            )
         return found, ""
 
     def _stream_plan(self, candidate: _Candidate) -> tuple[StreamPlan | None, str]:
@@ -407,23 +408,20 @@ class _Planner:
 
     # --- prediction --------------------------------------------------------------------------------------------------
 
-    def _solve(self, settings: EngineSettings, job: Lengths) -> Prediction:
-        """The whole job, in the order that the run will have."""
-        rows = self._affordable_rows(PREDICTION_US, self.work.most_sequences(settings.kv_tokens))
-        wanted = self.plan_config.solver
-        if wanted == "auto":
-            wanted = "milp" if self.known and len(job) <= MILP_ROWS else "greedy"
-        return self._predict(settings, job, rows, wanted)
-
-    def _affordable_rows(self, budget_us: float, sequences: float) -> int:
+    def _affordable_rows(self, sequences: float) -> int:
         """Rows that a simulation may have, so that planning stays a matter of a second or two."""
-        affordable = budget_us / (SIMULATED_ROW * (SIMULATED_BASE + sequences))
-        return round(max(affordable, SAMPLE_WAVES * sequences))
+        runs = 4 + self.work.output_tokens / 200  # a row
+        row_us = runs * (RUN_US + SEQUENCE_US * sequences) + STEP_US * self.work.output_tokens / sequences
+        return round(max(SIMULATION_US / row_us, SAMPLE_WAVES * sequences))
 
-    def _predict(self, settings: EngineSettings, job: Lengths, most_rows: int, solver: Solver = "greedy") -> Prediction:
-        """Simulate the job, or a sample of it that is scaled up."""
+    def _predict(self, candidate: _Candidate, job: Lengths) -> Prediction:
+        """Simulate the job, or a sample of it to which the missing rows are added."""
+        settings = candidate.settings
+        most_rows = self._affordable_rows(candidate.state.sequences)
         sample = job if len(job) <= most_rows else job.take(sample_rows(job, most_rows))
-        progress = _Progress()
+        solver = self.plan_config.solver
+        if solver == "auto":
+            solver = "milp" if self.known and len(job) <= MILP_ROWS else "greedy"
         order = order_requests(
             sample.requests(self.known),
             settings,
@@ -432,20 +430,23 @@ class _Planner:
             window_rows=self.plan_config.window_rows,
             seed=self.seed,
         )
+        clock = VirtualClock()
+        ends_s: list[float] = []
 
         def finished(sequence: Sequence) -> None:
             order.observe(sequence)
-            progress.ends_s.append(clock.now_s)
+            ends_s.append(clock.now_s)
 
-        clock = VirtualClock()
         outputs = np.minimum(sample.output_tokens, sample.limits).tolist()
-        result = simulate(order, outputs, settings, self.cost, on_finished=finished, clock=clock)
-        makespan_s = result.makespan_s
-        if len(sample) < len(job):
-            makespan_s += (len(job) - len(sample)) * progress.steady_s()
+        shares = _Shares()
+        result = simulate(order, outputs, settings, self.cost, observers=[shares], on_finished=finished, clock=clock)
+        missing = len(job) - len(sample)
+        # The arithmetic knows how vasuki fills memory; of the other policies it takes what the sample shows.
+        row_s = UNEVEN * candidate.state.request_s if self.policy.ordered else _steady_s(ends_s)
         solved = order.solved
-        proved = self.known and len(sample) == len(job) and solved.optimal and result.stats.steps == solved.steps
-        return Prediction(makespan_s, len(sample), result, solved.solver, proved)
+        proved = self.known and not missing and solved.optimal and result.stats.steps == solved.steps
+        makespan_s = result.makespan_s + missing * row_s
+        return Prediction(makespan_s, len(sample), shares.prompts_s / shares.all_s, result, solved.solver, proved)
 
     def _price(self) -> tuple[float | None, str]:
         if self.cost_config.price_per_hour is not None:
@@ -454,15 +455,21 @@ class _Planner:
 
 
 @dataclass(slots=True)
-class _Progress:
-    """When rows ended."""
+class _Shares:
+    """An engine observer that tells steps with prompts from steps without."""
 
-    ends_s: list[float] = dataclasses.field(default_factory=list)
+    all_s: float = 0.0
+    prompts_s: float = 0.0
 
-    def steady_s(self) -> float:
-        """Seconds a row, between the first and the last quarter."""
-        first, last = len(self.ends_s) // 4, len(self.ends_s) * 3 // 4
-        return (self.ends_s[last] - self.ends_s[first]) / max(1, last - first)
+    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
+        self.all_s += result.elapsed_s
+        self.prompts_s += result.elapsed_s if batch.prefills else 0.0
+
+
+def _steady_s(ends_s: list[float]) -> float:
+    """Seconds a row, between the first and the last quarter of those that ended."""
+    first, last = len(ends_s) // 4, len(ends_s) * 3 // 4
+    return (ends_s[last] - ends_s[first]) / max(1, last - first)
 
 
 def sample_rows(lengths: Lengths, rows: int) -> Ints:

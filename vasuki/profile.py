@@ -358,6 +358,12 @@ def available_profiles() -> tuple[str, ...]:
     return tuple(sorted(_profile_files()))
 
 
+def user_profile_path(name: str) -> Path:
+    """Where a measured profile goes, so that `find_profile` finds it by name."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "vasuki" / "profiles" / f"{name}.yaml"
+
+
 def profile_for_device(device_name: str) -> HardwareProfile | None:
     """The profile that lists this driver-reported name, such as "NVIDIA A10"; None if there is none."""
     for name in available_profiles():
@@ -393,7 +399,7 @@ def _profile_files() -> dict[str, Path]:
 
 def _folders() -> Iterator[Path]:
     yield from (Path(folder) for folder in os.environ.get("VASUKI_PROFILES", "").split(os.pathsep) if folder)
-    yield Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "vasuki" / "profiles"
+    yield user_profile_path("").parent
     yield Path(__file__).resolve().parents[1] / "profiles"  # of a checkout
     yield Path(sys.prefix) / "share" / "vasuki" / "profiles"  # of an installed wheel
 

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from vasuki.batch import Batch, StepResult
 from vasuki.scheduler import Scheduler
+from vasuki.units import duration
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Progress:
         wall_s = time.perf_counter()
         if wall_s - self._shown_s >= (_BAR_EVERY_S if self._bar else _LINE_EVERY_S):
             self._shown_s = wall_s
-            self._show(len(scheduler.running), scheduler.pool.num_held / scheduler.pool.num_blocks)
+            self._show(scheduler.num_running, scheduler.pool.num_held / scheduler.pool.num_blocks)
 
     def _show(self, running: int, kv_share: float) -> None:
         rows, elapsed_s = self._rows_done(), time.perf_counter() - self._started_s
@@ -88,13 +89,3 @@ class Progress:
             self._bar.n = self._rows_done()
             self._bar.refresh()
             self._bar.close()
-
-
-def duration(seconds: float) -> str:
-    """`3.2 s`, `4 min 05 s`, `2 h 07 min`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"

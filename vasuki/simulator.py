@@ -12,14 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Vector
-from dataclasses import dataclass
 
 from vasuki.batch import Batch, StepResult
 from vasuki.cost_model import Copies, CostModel, StepTime, StepWork, causal_pairs
-from vasuki.engine import Observer, RunStats, drain
 from vasuki.plan import EngineSettings
-from vasuki.scheduler import Counters
-from vasuki.sequence import Request, Sequence
+from vasuki.sequence import Request
 
 
 class VirtualClock:
@@ -169,84 +166,3 @@ class Arrivals:
             clock.now_s = clock.next_arrival_s
         self._next = next(self._requests, None)
         return request
-
-
-@dataclass(slots=True)
-class CountingSink:
-    """Counts rows instead of keeping them."""
-
-    rows: int = 0
-    failed: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    first_error: str = ""
-
-    def write(self, sequence: Sequence) -> None:
-        self.rows += 1
-        if sequence.error:
-            self.failed += 1
-            self.first_error = self.first_error or sequence.error
-            return
-        self.prompt_tokens += sequence.num_prompt_tokens
-        self.output_tokens += sequence.num_output_tokens
-
-    def commit_if_due(self, now_s: float) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class SimulationResult:
-    """How a simulated run went."""
-
-    makespan_s: float
-    stats: RunStats
-    counters: Counters
-    written: CountingSink
-
-
-def simulate(
-    requests: Iterable[Request],
-    output_tokens: Vector[int],
-    settings: EngineSettings,
-    cost_model: CostModel,
-    *,
-    arrived_at_s: Vector[float] | None = None,
-    observers: Iterable[Observer] = (),
-    on_finished: Callable[[Sequence], None] | None = None,
-    one_by_one: bool = False,
-    clock: VirtualClock | None = None,
-) -> SimulationResult:
-    """Run requests to their recorded ends in virtual time. The same arguments give the same result to the last digit.
-
-    Args:
-        requests: in the order in which they should start; in order of arrival where there are arrivals.
-        output_tokens: recorded length of each row, by `Request.row`.
-        settings: policy, limits and memory.
-        cost_model: model and device.
-        arrived_at_s: by `Request.row`; None if all rows are there from the start.
-        observers: see the steps, several at a time unless `one_by_one`.
-        on_finished: told of every row that ends, such as `PlannedOrder.observe`.
-        one_by_one: run single steps.
-        clock: to read the time from meanwhile.
-    """
-    scheduler = settings.build()
-    executor = SimulatedExecutor(cost_model, output_tokens, settings, clock, one_by_one)
-    if arrived_at_s is not None:
-        requests = Arrivals(requests, arrived_at_s, executor.clock, scheduler.is_empty)
-    sink = CountingSink()
-    told = sink if on_finished is None else _Telling(sink, on_finished)
-    stats = drain(requests, scheduler, executor, told, observers)
-    return SimulationResult(executor.clock.now_s, stats, scheduler.counters, sink)
-
-
-class _Telling:
-    """A sink that also tells somebody."""
-
-    def __init__(self, sink: CountingSink, tell: Callable[[Sequence], None]) -> None:
-        self._sink = sink
-        self._tell = tell
-
-    def write(self, sequence: Sequence) -> None:
-        self._tell(sequence)
-        self._sink.write(sequence)
-
-    def commit_if_due(self, now_s: float) -> None: ...

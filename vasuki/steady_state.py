@@ -16,7 +16,7 @@ from vasuki.lengths import Lengths
 from vasuki.scheduler import Mixing
 
 PACKED = 0.97  # share of the KV memory that running sequences fill on average
-PACKED_IN_PHASES = 0.75  # the same where prompts and decodes take turns: memory empties before it is filled again
+PACKED_IN_PHASES = 0.85  # the same where prompts and decodes take turns: memory empties before it is filled again
 
 
 @dataclass(frozen=True, slots=True)

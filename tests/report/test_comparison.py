@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_folders import simulate_run, write_run, write_trace
 
@@ -63,6 +63,7 @@ def test_prices_given_now_change_the_answer(cards: list[str]) -> None:
     assert "A10 0.20 USD (given for this report)" in said(comparison)
 
 
+@settings(max_examples=25)
 @given(st.floats(60, 1e5), st.floats(60, 1e5), st.floats(0.01, 50))
 def test_at_the_break_even_price_both_cost_the_same(
     tmp_path_factory: pytest.TempPathFactory, a10_s: float, a40_s: float, price: float

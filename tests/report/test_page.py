@@ -12,7 +12,8 @@ from run_folders import simulate_run, write_run
 
 from vasuki.errors import JobFileError
 from vasuki.report import compare, history, load_runs, write_history_html, write_html
-from vasuki.report.figures import Plot, plots_of
+from vasuki.report.canvas import Plot
+from vasuki.report.figures import plots_of
 
 ALL = {"makespan", "cost", "price", "timeline", "tail", "kv", "cdf", "copies", "prediction"}
 VOID = {"meta", "img", "br"}
@@ -65,6 +66,7 @@ def plots(runs: Path) -> list[Plot]:
 def words_on(plot: Plot) -> str:
     figure = plot.figure
     texts = [text.get_text() for text in figure.texts]
+    texts += [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     for axes in figure.axes:
         texts += [axes.get_title(loc="left"), *(label.get_text() for label in axes.get_yticklabels())]
         if axes.get_legend() is not None:

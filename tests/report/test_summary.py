@@ -66,6 +66,11 @@ def test_other_units() -> None:
     ]
     assert [bytes_text(b) for b in (0, 1536, 5 * 2**30, 2**41)] == ["0 B", "1.5 KiB", "5.0 GiB", "2.0 TiB"]
     assert [count_text(n) for n in (950, 12_345, 1_234_567, 2.5e9)] == ["950", "12,345", "1.23 million", "2.50 billion"]
-    assert [percent_text(p, signed=True) for p in (0.041, -0.02, 0.004)] == ["+4 %", "-2 %", "+0.4 %"]
+    assert [percent_text(p, signed=True) for p in (0.041, -0.02, 0.004, -0.0001)] == [
+        "+4 %",
+        "-2 %",
+        "+0.4 %",
+        "+0 %",
+    ]
     assert [listing(list(words)) for words in ("", "a", "ab", "abc")] == ["", "a", "a and b", "a, b and c"]
     assert [plural(n, "row") for n in (1, 2000)] == ["1 row", "2,000 rows"]

@@ -7,12 +7,14 @@ import time
 import torch
 
 from vasuki.batch import Batch, StepResult
+from vasuki.errors import Interrupted
 from vasuki.hf.inputs import build_inputs
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.model import LoadedModel
-from vasuki.hf.native import PagedKernel
-from vasuki.hf.offload import Offload
+from vasuki.hf.native import PagedKernel, load_kernel
+from vasuki.hf.offload import CudaCopyEngine, Offload, StreamedLayers, ThreadCopyEngine
 from vasuki.hf.sampler import Sampled, sample
+from vasuki.plan import EngineSettings
 from vasuki.sequence import Sequence
 
 
@@ -41,7 +43,15 @@ class RaggedExecutor:
         if self.offload is not None:
             self.offload.begin_step(batch)
         sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
-        sampled = sample(self._logits(batch), sequences, self.want_logprobs) if batch.chunks else Sampled([], [])
+        try:
+            sampled = sample(self._logits(batch), sequences, self.want_logprobs) if batch.chunks else Sampled([], [])
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise Interrupted(
+                f"{self.loaded.device.type} memory ran out in a step of {batch.num_tokens} tokens; "
+                "lower kv.device_memory or engine.chunk_tokens"
+            ) from None
         stopped = list(map(self._stops, sequences, sampled.token_ids))
         exposed_s, hidden_s = self._copy_times()
         elapsed_s = time.perf_counter() - started_s
@@ -73,3 +83,25 @@ class RaggedExecutor:
         exposed_s, busy_s = engine.exposed_s - self._copies_seen[0], engine.busy_s - self._copies_seen[1]
         self._copies_seen = (engine.exposed_s, engine.busy_s)
         return exposed_s, max(0.0, busy_s - exposed_s)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch failed to allocate. On a CPU it has no exception of its own for that."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def build_executor(loaded: LoadedModel, settings: EngineSettings, want_logprobs: bool = False) -> RaggedExecutor:
+    """An executor with the memory that the settings ask for, on the device that the model is on."""
+    layout, device, block_tokens = loaded.kv_layout, loaded.device, settings.block_tokens
+    on_gpu = device.type == "cuda"
+    cache = KVCache(layout, settings.num_blocks, block_tokens, device)
+    offload = None
+    if settings.host_blocks or settings.streamed_layers:
+        host = streamed = None
+        if settings.host_blocks:
+            host = KVCache(layout, settings.host_blocks, block_tokens, torch.device("cpu"), pinned=on_gpu)
+        if settings.streamed_layers:
+            streamed = StreamedLayers.spread(layout.num_layers, settings.streamed_layers)
+        offload = Offload(cache, CudaCopyEngine(device) if on_gpu else ThreadCopyEngine(), host, streamed)
+    kernel = None if on_gpu else load_kernel(layout.head_dim, layout.dtype)
+    return RaggedExecutor(loaded, cache, want_logprobs, kernel, offload)

@@ -7,6 +7,11 @@ from pathlib import Path
 
 import torch
 
+from vasuki.hf.model import LoadedModel
+
+# Rows that a step may sample and tokens that it may hold, for the activations to leave room for.
+_STEP_SEQS, _STEP_TOKENS = 1024, 4096
+
 
 def total_bytes(device: torch.device) -> int:
     """Memory of the device; for a CPU, of the machine or of the container, whichever is smaller."""
@@ -23,6 +28,20 @@ def available_bytes(device: torch.device) -> int:
     limit, used = _control_group("memory.max"), _control_group("memory.current")
     available = _meminfo("MemAvailable")
     return min(available, limit - (used or 0)) if limit else available
+
+
+def kv_budget_bytes(loaded: LoadedModel, device_memory: float | int) -> int:
+    """Bytes for the KV pool, once the weights are loaded: what `kv.device_memory` asks for, if it is free.
+
+    No more than the longest sequences side by side could use.
+    """
+    layout, device = loaded.kv_layout, loaded.device
+    most = 2 * _STEP_SEQS * loaded.max_context * layout.bytes_per_token
+    if device_memory > 1:
+        return min(int(device_memory), most)
+    activations = _STEP_SEQS * loaded.vocab_size * 8 + _STEP_TOKENS * loaded.config.hidden_size * 64
+    spared = (1 - device_memory) * total_bytes(device)
+    return max(0, min(int(available_bytes(device) - spared - activations), most))
 
 
 def _meminfo(key: str) -> int:

@@ -8,7 +8,9 @@ load time, by a probe that runs it once; nothing is ignored.
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,6 +50,13 @@ class LoadedModel:
     def max_context(self) -> int:
         """Most tokens of prompt and output together."""
         return int(getattr(self.config, "max_position_embeddings", 0) or 2**31 - 1)
+
+    @property
+    def device_name(self) -> str:
+        """As the driver or the kernel reports it."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return _processor_name()
 
     @property
     def weight_bytes(self) -> int:
@@ -143,6 +152,14 @@ def _refuse_config(name: str, config: Any) -> None:
                 f"{name}: the ragged backend cannot serve {config.model_type} with '{kind}' rotary embeddings, "
                 "which depend on the longest row of a batch"
             )
+
+
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def _first_line(error: Exception) -> str:

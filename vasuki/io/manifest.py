@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from typing import Any
 
 import pydantic
@@ -113,6 +114,7 @@ class Manifest:
     cost: Cost = Cost()
     versions: dict[str, str] = field(default_factory=dict)
     simulated: bool = False
+    finished_at: str = ""  # ISO 8601, UTC
     shard: str = ""  # `I/N`; empty for the whole input
     schema_version: int = SCHEMA_VERSION
 
@@ -125,6 +127,11 @@ class Manifest:
         """Replace the file at `place`. Raises OSError."""
         text = pydantic.TypeAdapter(dict).dump_json(self.to_dict(), indent=2)
         place.write_bytes(text + b"\n")
+
+
+def now_utc() -> str:
+    """The time for `Manifest.finished_at`."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 _ADAPTER = TypeAdapter(Manifest)

@@ -3,7 +3,8 @@
 runs        run folders -> Run; timeline: a trace of any length in 512 bins
 prices      what an hour of a card costs, and who says so
 comparison  Runs -> Comparison: figures, who was first, who cheaper, at what price that flips
-words       a Comparison in sentences; table: on a terminal; page: as HTML, with figures (they need matplotlib)
+words       a Comparison in sentences; table: on a terminal; page: as HTML
+    figures     what the page shows, drawn on a canvas; they alone need matplotlib
 history     the runs of one job over time: the trend, and those that were slow
 summary     one run in six lines
 units       numbers as people read them

@@ -1,75 +1,40 @@
-"""Figures of a comparison, for the eye and for print: told apart by dashes and hatches as well as by colour.
-
-Colours are those of Okabe and Ito, which colour-blind readers can tell apart. What was binned shows the mean as a line
-and the maximum as the top of a shade. Whatever is simulated says so.
-"""
+"""The figures of a comparison and of a history. What was binned shows the mean as a line and the maximum as a shade."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from io import BytesIO
-from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
+from vasuki.report.canvas import (
+    BLACK,
+    BLUE,
+    COLOURS,
+    DASHES,
+    ORANGE,
+    SKY,
+    STYLE,
+    VERMILION,
+    Plot,
+    bars,
+    bars_height,
+    byte_unit,
+    legend_above,
+    legend_below,
+    line_look,
+    name_bars,
+    panels,
+    time_unit,
+)
 from vasuki.report.comparison import Result, Workload
 from vasuki.report.history import Series, Usual
 from vasuki.report.table import PAPER_METRIC
 from vasuki.report.timeline import Counts, Timeline
 from vasuki.report.units import money_text, percent_text, time_text
 
-BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-)
-_COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
-_DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
-_HATCHES = ("", "///", "...", "xxx")
 _TAIL_SHARE = 0.2  # how much of the end the tail's figure shows
-_WIDTH_IN = 7.6
-_DPI = 100
-_STYLE = {
-    "font.size": 10.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "hatch.linewidth": 0.6,
-    "svg.hashsalt": "vasuki",
-    "figure.dpi": _DPI,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """One figure with its words."""
-
-    name: str  # for a file
-    title: str
-    caption: str
-    figure: Figure
-
-    def svg(self) -> bytes:
-        with matplotlib.rc_context(_STYLE):
-            return _saved(self.figure, "svg", metadata={"Date": None})
-
-    def png(self) -> bytes:
-        """At 100 dots an inch."""
-        with matplotlib.rc_context(_STYLE):
-            return _saved(self.figure, "png", dpi=_DPI)
 
 
 def plots_of(workload: Workload) -> list[Plot]:
@@ -85,16 +50,16 @@ def plots_of(workload: Workload) -> list[Plot]:
         copy_plot,
         prediction_plot,
     ]
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         return [plot for maker in makers if (plot := maker(workload)) is not None]
 
 
 def makespan_plot(workload: Workload) -> Plot:
     """A bar for each run, with the prediction and the lower bound on it."""
     results = workload.results
-    scale_s, unit = _time_unit(max(max(r.makespan_s, r.predicted_s or 0.0, r.lower_bound_s or 0.0) for r in results))
-    figure, (axes,) = _panels("Makespan, prediction and lower bound", results, 1, _bars_height(results))
-    positions = _bars(
+    scale_s, unit = time_unit(max(max(r.makespan_s, r.predicted_s or 0.0, r.lower_bound_s or 0.0) for r in results))
+    figure, (axes,) = panels("Makespan, prediction and lower bound", results, 1, bars_height(results))
+    positions = bars(
         axes, results, [r.makespan_s / scale_s for r in results], [time_text(r.makespan_s) for r in results]
     )
     for name, marker, values in (
@@ -115,7 +80,7 @@ def makespan_plot(workload: Workload) -> Plot:
                 label=name,
             )
     if axes.get_legend_handles_labels()[1]:
-        _legend_above(axes, markerscale=0.45 if any(r.lower_bound_s for r in results) else 1.0)
+        legend_above(axes, markerscale=0.45 if any(r.lower_bound_s for r in results) else 1.0)
     axes.set_xlabel(f"time ({unit})")
     return Plot(
         "makespan",
@@ -128,22 +93,22 @@ def makespan_plot(workload: Workload) -> Plot:
 def cost_plot(workload: Workload) -> Plot | None:
     """What people pay, and the paper's metric beside it."""
     results = workload.results
-    panels: list[tuple[str, list[float | None], Callable[[float], str]]] = []
+    parts: list[tuple[str, list[float | None], Callable[[float], str]]] = []
     currencies = {result.price.currency for result in results if result.price is not None}
     if len(currencies) == 1:
         (currency,) = currencies
-        panels += [
+        parts += [
             (f"{currency} a million tokens", [r.per_million_tokens for r in results], money_text),
             (f"{currency} a thousand rows", [r.per_thousand_rows for r in results], money_text),
         ]
     if any(result.paper_metric is not None for result in results):
-        panels.append((f"{PAPER_METRIC}\n(more is better)", [r.paper_metric for r in results], lambda v: f"{v:#.3g}"))
-    if not panels:
+        parts.append((f"{PAPER_METRIC}\n(more is better)", [r.paper_metric for r in results], lambda v: f"{v:#.3g}"))
+    if not parts:
         return None
-    figure, all_axes = _panels("Cost by card", results, len(panels), _bars_height(results), abreast=True)
-    for index, (axes, (name, values, text)) in enumerate(zip(all_axes, panels, strict=True)):
+    figure, all_axes = panels("Cost by card", results, len(parts), bars_height(results), abreast=True)
+    for index, (axes, (name, values, text)) in enumerate(zip(all_axes, parts, strict=True)):
         labels = ["" if value is None else text(value) for value in values]
-        _bars(axes, results, [value or 0.0 for value in values], labels, named=index == 0)
+        bars(axes, results, [value or 0.0 for value in values], labels, named=index == 0)
         axes.set_xlabel(name)
         axes.locator_params(axis="x", nbins=4)
     return Plot(
@@ -167,9 +132,9 @@ def price_plot(workload: Workload) -> Plot | None:
     hours = {result.label: result.gpu_hours_per_million_tokens or 0.0 for result in priced}
     prices_now = [result.price.per_hour for result in priced if result.price is not None]
     right = 1.25 * max(prices_now)
-    figure, (axes,) = _panels("Cost against the price of an hour", priced, 1, 3.4)
+    figure, (axes,) = panels("Cost against the price of an hour", priced, 1, 3.4)
     for result, price_now in zip(priced, prices_now, strict=True):
-        look = _line_look(workload.results.index(result))
+        look = line_look(workload.results.index(result))
         axes.plot([0, right], [0, hours[result.label] * right], label=result.full_label, **look)
         axes.plot(price_now, hours[result.label] * price_now, "o", color=look["color"], markersize=7)
     axes.axhline(cost, color="#666666", linewidth=0.9, linestyle=(0, (1, 2)))
@@ -203,8 +168,8 @@ def timeline_plot(workload: Workload) -> Plot | None:
     if not traced:
         return None
     title = "Prefill and decode tokens in a step"
-    scale_s, unit = _time_unit(max(timeline.total_s for _, timeline in traced))
-    figure, all_axes = _panels(title, [result for result, _ in traced], len(traced), 0.6 + 1.75 * len(traced))
+    scale_s, unit = time_unit(max(timeline.total_s for _, timeline in traced))
+    figure, all_axes = panels(title, [result for result, _ in traced], len(traced), 0.6 + 1.75 * len(traced))
     for axes, (result, timeline) in zip(all_axes, traced, strict=True):
         edges = np.arange(timeline.covered_s.size + 1) * timeline.bin_s / scale_s
         decode, prefill = timeline.mean["decode_tokens"], timeline.mean["prefill_tokens"]
@@ -238,10 +203,10 @@ def tail_plot(workload: Workload) -> Plot | None:
     if not traced:
         return None
     title = f"The tail: sequences in the last {percent_text(_TAIL_SHARE)} of each run"
-    figure, (axes,) = _panels(title, [result for result, _ in traced], 1, 3.2)
+    figure, (axes,) = panels(title, [result for result, _ in traced], 1, 3.2)
     for index, (result, timeline) in enumerate(traced):
         shown = timeline.t_s >= (1 - _TAIL_SHARE) * timeline.total_s
-        look = _line_look(index)
+        look = line_look(index)
         share = 100 * timeline.t_s[shown] / timeline.total_s
         axes.plot(share, timeline.mean["seqs"][shown], label=result.full_label, **look)
         axes.fill_between(
@@ -251,7 +216,7 @@ def tail_plot(workload: Workload) -> Plot | None:
     axes.set_ylim(0)
     axes.set_xlabel("share of the time in steps (%)")
     axes.set_ylabel("sequences in a step")
-    _legend(figure, axes, "upper right")
+    legend_below(figure, axes)
     return Plot(
         "tail",
         title,
@@ -272,21 +237,21 @@ def kv_plot(workload: Workload) -> Plot | None:
     if not tiers:
         return None
     title = f"KV cache on the {' and on the '.join(name for name, _ in tiers)}"
-    scale_s, unit = _time_unit(max(timeline.total_s for _, timeline in traced))
-    scale_bytes, byte_unit = _byte_unit(
+    scale_s, unit = time_unit(max(timeline.total_s for _, timeline in traced))
+    scale_bytes, size_unit = byte_unit(
         max(float(timeline.peak[field].max()) * r.run.block_bytes for r, timeline in traced for _, field in tiers)
     )
-    figure, all_axes = _panels(title, [result for result, _ in traced], len(tiers), 0.7 + 2.1 * len(tiers))
+    figure, all_axes = panels(title, [result for result, _ in traced], len(tiers), 0.7 + 2.1 * len(tiers))
     for axes, (tier, field) in zip(all_axes, tiers, strict=True):
         for index, (result, timeline) in enumerate(traced):
             if not timeline.peak[field].any():
                 continue
             scale = result.run.block_bytes / scale_bytes
-            look = _line_look(index)
+            look = line_look(index)
             mean, peak, t = timeline.mean[field] * scale, timeline.peak[field] * scale, timeline.t_s / scale_s
             axes.plot(t, mean, label=result.full_label, **look)
             axes.fill_between(t, mean, peak, color=look["color"], alpha=0.2)
-        axes.set_ylabel(f"{tier} ({byte_unit})")
+        axes.set_ylabel(f"{tier} ({size_unit})")
         axes.set_ylim(0)
         axes.set_xlim(0, max(timeline.total_s for _, timeline in traced) / scale_s)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -300,10 +265,10 @@ def cdf_plot(workload: Workload) -> Plot | None:
     traced = _traced(results)
     if not traced:
         return None
-    scale_bytes, byte_unit = _byte_unit(
+    scale_bytes, size_unit = byte_unit(
         max(float(timeline.host_blocks.values.max()) * result.run.block_bytes for result, timeline in traced)
     )
-    panels: list[tuple[str, list[tuple[int, Result, Counts, float]]]] = [
+    parts: list[tuple[str, list[tuple[int, Result, Counts, float]]]] = [
         ("sequences in a step", [(i, result, timeline.seqs, 1.0) for i, (result, timeline) in enumerate(traced)])
     ]
     offloaded = [
@@ -312,10 +277,10 @@ def cdf_plot(workload: Workload) -> Plot | None:
         if timeline.host_blocks.values.any()
     ]
     if offloaded:
-        panels.append((f"KV offloaded to the host ({byte_unit})", offloaded))
+        parts.append((f"KV offloaded to the host ({size_unit})", offloaded))
     title = "Batch size" + (" and offloaded memory" if offloaded else "") + ", cumulative over steps"
-    figure, all_axes = _panels(title, [result for result, _ in traced], len(panels), 3.4, abreast=True)
-    for axes, (name, lines) in zip(all_axes, panels, strict=True):
+    figure, all_axes = panels(title, [result for result, _ in traced], len(parts), 3.4, abreast=True)
+    for axes, (name, lines) in zip(all_axes, parts, strict=True):
         for index, result, counts, scale in lines:
             share = np.cumsum(counts.counts) / counts.counts.sum()
             axes.step(
@@ -323,13 +288,13 @@ def cdf_plot(workload: Workload) -> Plot | None:
                 np.append(0.0, share),
                 where="post",
                 label=result.full_label,
-                **_line_look(index),
+                **line_look(index),
             )
         axes.set_xlim(0)
         axes.set_ylim(0, 1.02)
         axes.set_xlabel(name)
     all_axes[0].set_ylabel("share of steps")
-    _legend(figure, all_axes[0], "lower right" if _leans_left(panels[0][1]) else "upper left")
+    legend_below(figure, all_axes[0])
     return Plot(
         "cdf",
         title,
@@ -346,8 +311,8 @@ def copy_plot(workload: Workload) -> Plot | None:
         return None
     title = "Copies between device and host"
     kvs = [result.run.manifest.kv for result in results]
-    scale_s, unit = _time_unit(max(kv.hidden_copy_s + kv.exposed_copy_s for kv in kvs))
-    figure, (axes,) = _panels(title, results, 1, _bars_height(results))
+    scale_s, unit = time_unit(max(kv.hidden_copy_s + kv.exposed_copy_s for kv in kvs))
+    figure, (axes,) = panels(title, results, 1, bars_height(results))
     positions = list(range(len(results)))
     hidden = [kv.hidden_copy_s / scale_s for kv in kvs]
     exposed = [kv.exposed_copy_s / scale_s for kv in kvs]
@@ -366,10 +331,10 @@ def copy_plot(workload: Workload) -> Plot | None:
     for y, kv, end in zip(positions, kvs, np.add(hidden, exposed), strict=True):
         text = f"{time_text(kv.hidden_copy_s)} hidden, {time_text(kv.exposed_copy_s)} exposed" if end else "none"
         axes.annotate(text, (end, y), xytext=(5, 0), textcoords="offset points", va="center")
-    axes.set_xlim(0, 1.6 * float(np.max(np.add(hidden, exposed))))
-    _name_bars(axes, results)
+    axes.set_xlim(0, 1.7 * float(np.max(np.add(hidden, exposed))))
+    name_bars(axes, results)
     axes.set_xlabel(f"copy time ({unit})")
-    _legend_above(axes)
+    legend_above(axes)
     return Plot("copies", title, "Copy time of the whole run. Only the exposed part made it longer.", figure)
 
 
@@ -384,7 +349,7 @@ def prediction_plot(workload: Workload) -> Plot | None:
     if not measured:
         return None
     title = "Step time, predicted against measured"
-    figure, (axes,) = _panels(title, [result for _, result, _ in measured], 1, 4.4)
+    figure, (axes,) = panels(title, [result for _, result, _ in measured], 1, 4.4)
     highest = 0.0
     for index, result, timeline in measured:
         known = (timeline.predicted_s > 0) & (timeline.elapsed_s > 0)
@@ -400,7 +365,7 @@ def prediction_plot(workload: Workload) -> Plot | None:
             markersize=4,
             alpha=0.6,
             markeredgewidth=0,
-            color=_COLOURS[index % len(_COLOURS)],
+            color=COLOURS[index % len(COLOURS)],
             label=result.full_label + error,
         )
         highest = max(highest, float(x.max()), float(np.quantile(y, 0.995)))
@@ -427,14 +392,14 @@ def history_plots(series: Series) -> list[Plot]:
     """Seconds per million tokens and per thousand rows, run by run, with what was usual and what was predicted."""
     entries = series.entries
     results = [entry.result for entry in entries]
-    panels: list[tuple[str, list[float], list[Usual | None]]] = [
+    parts: list[tuple[str, list[float], list[Usual | None]]] = [
         ("s a million tokens", [e.s_per_million_tokens for e in entries], [e.per_token for e in entries]),
         ("s a thousand rows", [e.s_per_thousand_rows for e in entries], [e.per_row for e in entries]),
     ]
     x = np.arange(len(entries))
-    with matplotlib.rc_context(_STYLE):
-        figure, all_axes = _panels(f"Rates of {series.name}", results, 2, 5.2)
-        for axes, (name, rates, usual) in zip(all_axes, panels, strict=True):
+    with matplotlib.rc_context(STYLE):
+        figure, all_axes = panels(f"Rates of {series.name}", results, 2, 5.2)
+        for axes, (name, rates, usual) in zip(all_axes, parts, strict=True):
             known = [(i, each.median, each.limit) for i, each in enumerate(usual) if each is not None]
             if known:
                 at, medians, limits = (np.array(column, float) for column in zip(*known, strict=True))
@@ -443,7 +408,7 @@ def history_plots(series: Series) -> list[Plot]:
                 rate * (r.predicted_s or np.nan) / r.makespan_s for rate, r in zip(rates, results, strict=True)
             ]
             if not np.all(np.isnan(predicted)):
-                axes.plot(x, predicted, color=ORANGE, linestyle=_DASHES[1], label="predicted")
+                axes.plot(x, predicted, color=ORANGE, linestyle=DASHES[1], label="predicted")
             axes.plot(x, rates, color=BLUE, marker="o", markersize=4, label="taken")
             for flag, marker, wanted in (
                 ("slow", "X", [e.is_slow for e in entries]),
@@ -478,109 +443,11 @@ def history_plots(series: Series) -> list[Plot]:
     return [Plot("history", f"Rates of {series.name}", caption, figure)]
 
 
-def _panels(
-    title: str, results: Sequence[Result], num_panels: int, height_in: float, abreast: bool = False
-) -> tuple[Figure, list[Any]]:
-    """A figure with a title, and a note of what in it is simulated."""
-    figure = Figure(figsize=(_WIDTH_IN, height_in), dpi=_DPI)
-    head_in = 0.36
-    figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head_in / height_in))
-    figure.text(0.01, 1 - 0.06 / height_in, title, fontsize=11, fontweight="bold", va="top")
-    if note := _simulated_note(results):
-        figure.text(0.99, 1 - 0.08 / height_in, note, fontsize=9, fontstyle="italic", va="top", ha="right")
-    rows, columns = (1, num_panels) if abreast else (num_panels, 1)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=False)
-    return figure, list(grid.flat)
-
-
-def _simulated_note(results: Sequence[Result]) -> str:
-    simulated = [result for result in results if result.simulated]
-    if not simulated:
-        return ""
-    return "simulated" if len(simulated) == len(results) else "partly simulated"
-
-
-def _bars(
-    axes: Any, results: Sequence[Result], values: Sequence[float], texts: Sequence[str], named: bool = True
-) -> list[int]:
-    """Horizontal bars, the first run on top, each with its text at the end. Returns their positions."""
-    positions = list(range(len(results)))
-    for index, (result, value, text) in enumerate(zip(results, values, texts, strict=True)):
-        axes.barh(
-            index,
-            value,
-            0.55,
-            color=_COLOURS[index % len(_COLOURS)],
-            alpha=0.75,
-            edgecolor=BLACK,
-            linewidth=0.8,
-            hatch=_HATCHES[1] if result.simulated else "",
-        )
-        axes.annotate(text, (value, index), xytext=(8, 0), textcoords="offset points", va="center")
-    axes.set_xlim(0, 1.32 * max(values) if any(values) else 1.0)
-    _name_bars(axes, results, named)
-    return positions
-
-
-def _name_bars(axes: Any, results: Sequence[Result], named: bool = True) -> None:
-    labels = ["\n".join(textwrap.wrap(result.full_label, 22)) if named else "" for result in results]
-    axes.set_yticks(range(len(results)), labels)
-    axes.set_ylim(len(results) - 0.5, -0.5)
-    axes.grid(visible=False, axis="y")
-    axes.tick_params(axis="y", length=0)
-
-
-def _bars_height(results: Sequence[Result]) -> float:
-    return 1.35 + 0.5 * len(results)
-
-
-def _legend_above(axes: Any, **keywords: Any) -> None:
-    axes.legend(ncols=3, loc="lower right", bbox_to_anchor=(1.0, 0.98), borderpad=0.1, **keywords)
-
-
-def _legend(figure: Figure, axes: Any, place: str) -> None:
-    """Inside the panel while it is short, else below it."""
-    handles, labels = axes.get_legend_handles_labels()
-    if len(labels) <= 3:
-        axes.legend(loc=place)
-    else:
-        figure.legend(handles, labels, loc="outside lower center", ncols=3 if max(map(len, labels)) < 30 else 2)
-
-
-def _line_look(index: int) -> dict[str, Any]:
-    return {"color": _COLOURS[index % len(_COLOURS)], "linestyle": _DASHES[index % len(_DASHES)]}
-
-
 def _traced(results: Sequence[Result]) -> list[tuple[Result, Timeline]]:
     return [(result, result.run.timeline) for result in results if result.run.timeline is not None]
-
-
-def _leans_left(lines: Sequence[tuple[int, Result, Counts, float]]) -> bool:
-    """Whether most of the curves rise in the left half of the panel."""
-    widest = max(counts.values[-1] for _, _, counts, _ in lines)
-    return bool(np.mean([counts.quantile(0.5) < 0.5 * widest for _, _, counts, _ in lines]) >= 0.5)
-
-
-def _time_unit(longest_s: float) -> tuple[float, str]:
-    """(seconds in the unit, its name)."""
-    if longest_s < 180:
-        return 1.0, "s"
-    return (60.0, "min") if longest_s < 3 * 3600 else (3600.0, "h")
-
-
-def _byte_unit(most_bytes: float) -> tuple[float, str]:
-    return next(
-        ((2.0**power, name) for power, name in ((30, "GiB"), (20, "MiB")) if most_bytes >= 2**power), (1024.0, "KiB")
-    )
 
 
 def _bin_words(traced: Sequence[tuple[Result, Timeline]]) -> str:
     """How long a bin is, in words."""
     lengths = [f"{time_text(timeline.bin_s)} on {result.label}" for result, timeline in traced]
     return f"Means over bins of {', '.join(lengths)}; the maximum within each bin is shown too."
-
-
-def _saved(figure: Figure, kind: str, **keywords: Any) -> bytes:
-    with BytesIO() as buffer:
-        figure.savefig(buffer, format=kind, facecolor="white", **keywords)
-        return buffer.getvalue()

@@ -17,7 +17,7 @@ from vasuki.report.units import listing
 from vasuki.report.words import answer, caveats
 
 if TYPE_CHECKING:
-    from vasuki.report.figures import Plot
+    from vasuki.report.canvas import Plot
 
 _CSS = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 52rem; margin: 2rem auto;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from vasuki.progress import duration
+from vasuki.units import duration
 
 UNKNOWN = "-"
 
@@ -52,7 +52,7 @@ def percent_text(share: float | None, signed: bool = False) -> str:
     """`4 %`, `0.4 %`; signed: `+4 %`."""
     if share is None:
         return UNKNOWN
-    percent = 100 * share
+    percent = round(100 * share, 1) or 0.0  # never a negative zero
     digits = 1 if abs(percent) < 0.95 and percent else 0
     return f"{percent:{'+' if signed else ''},.{digits}f} %"
 

@@ -1,0 +1,45 @@
+"""The executor between scheduler and model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from models import load, prompts, requests_of, run
+
+from vasuki.errors import Interrupted
+from vasuki.hf.executor import RaggedExecutor
+from vasuki.hf.sampler import sample
+
+
+def test_memory_that_runs_out_stops_the_run_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def greedy_for_memory(self: Any, batch: Any) -> torch.Tensor:
+        return torch.empty(2**60)
+
+    monkeypatch.setattr(RaggedExecutor, "_logits", greedy_for_memory)
+    with pytest.raises(Interrupted, match="memory ran out"):
+        run(load("llama"), requests_of(prompts()))
+
+
+def test_other_failures_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Any, batch: Any) -> torch.Tensor:
+        return torch.ones(2, 3) @ torch.ones(2, 3)
+
+    monkeypatch.setattr(RaggedExecutor, "_logits", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        run(load("llama"), requests_of(prompts()))
+
+
+def test_only_tokens_that_need_a_logit_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def watch(logits: torch.Tensor, sequences: list[Any], want_logprobs: bool = False) -> Any:
+        sizes.append((logits.shape[0], len(sequences)))
+        return sample(logits, sequences, want_logprobs)
+
+    monkeypatch.setattr("vasuki.hf.executor.sample", watch)
+    _, _, stats = run(load("llama"), requests_of(prompts()), chunk_tokens=7)
+    assert all(rows == wanted for rows, wanted in sizes)
+    assert 0 in {rows for rows, _ in sizes}  # a step in the middle of a prompt samples nothing
+    assert len(sizes) == stats.steps

@@ -1,0 +1,271 @@
+"""What a job will take, without running it: the composition root of `vasuki plan` and `vasuki simulate`.
+
+Prompt lengths come from the job's input or from a LENGTHS.csv, the machine from a profile. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from vasuki.config import JobConfig, load_job, parse_overrides
+from vasuki.cost_model import CostModel
+from vasuki.errors import InputError, JobFileError, ModelError
+from vasuki.io.location import Location
+from vasuki.io.manifest import (
+    BatchStats,
+    Cost,
+    KVStats,
+    Manifest,
+    Prediction,
+    PreemptionCounts,
+    RowCounts,
+    Timings,
+    TokenCounts,
+    now_utc,
+)
+from vasuki.io.requests import RequestStream
+from vasuki.io.tables import open_table
+from vasuki.io.trace import TraceWriter
+from vasuki.lengths import Lengths, is_lengths_file, read_lengths
+from vasuki.model_shape import ModelShape, named_shape
+from vasuki.plan import Plan
+from vasuki.planner import make_plan
+from vasuki.profile import HardwareProfile, find_profile
+from vasuki.sequence import Request
+from vasuki.simulation import Simulated, simulate_plan
+from vasuki.steps import StepTracer
+from vasuki.token_counter import TokenCounter
+
+log = logging.getLogger(__name__)
+
+COUNTED_ROWS = 20_000  # rows of a larger input are planned from its first so many
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is to be planned."""
+
+    config: JobConfig
+    shape: ModelShape
+    lengths: Lengths
+    fingerprint: str = ""
+
+
+def workload_of(job_or_lengths: str, overrides: tuple[str, ...] = ()) -> Workload:
+    """A workload from a job file, or from a LENGTHS.csv and `--set` alone.
+
+    Raises:
+        VasukiError: as the run would, as far as it can be known without weights.
+    """
+    if not job_or_lengths.endswith(".csv"):
+        return job_workload(load_job(job_or_lengths, overrides))
+    config = parse_overrides(
+        overrides, {"input": {"path": job_or_lengths, "prompt_token_ids": "-"}, "output": {"path": "-"}}
+    )
+    return Workload(config, shape_of(config), read_lengths(job_or_lengths))
+
+
+def output_of(overrides: tuple[str, ...]) -> str:
+    """The folder that `--set output.path=DIR` names; a job's own output is for its real runs."""
+    given = [text.partition("=")[2] for text in overrides if text.startswith("output.path=")]
+    return given[-1] if given else ""
+
+
+def job_workload(config: JobConfig) -> Workload:
+    """Count the tokens of a job's prompts.
+
+    Raises:
+        InputError, JobFileError, ModelError: as the run would, as far as it can be known without weights.
+    """
+    shape = shape_of(config)
+    if is_lengths_file(config.input.path):
+        return Workload(config, shape, read_lengths(config.input.path))
+    table = open_table(config)
+    counter = TokenCounter(Path(config.model.path).expanduser() if config.model.path else None)
+    stream = RequestStream(
+        table,
+        config,
+        counter,
+        max_context_tokens=shape.max_context_tokens,
+        vocab_size=shape.vocab_size,
+    )
+    with stream as requests:
+        lengths = lengths_of(itertools.islice(requests, COUNTED_ROWS))
+    if not len(lengths):
+        raise InputError(f"{config.input.path} has no row that can be run")
+    if table.num_rows > COUNTED_ROWS:
+        log.info("planning %d rows from the first %d", table.num_rows, COUNTED_ROWS)
+        lengths = repeat(lengths, table.num_rows)
+    return Workload(config, shape, lengths, table.fingerprint)
+
+
+def lengths_of(requests: Iterable[Request]) -> Lengths:
+    """Lengths of requests that can run: prompts, what is expected of outputs, and their limits."""
+    rows = [(r.num_prompt_tokens, r.expected_tokens, r.max_tokens) for r in requests if not r.error]
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), 3)
+    return Lengths(table[:, 0], table[:, 1], None, table[:, 2])
+
+
+def repeat(lengths: Lengths, num_rows: int) -> Lengths:
+    """The same rows again and again, up to a number."""
+    return lengths.take(np.arange(num_rows, dtype=np.int64) % len(lengths))
+
+
+def shape_of(config: JobConfig) -> ModelShape:
+    """The shape of the job's model: a named one, or read from its folder. `model.dtype` overrides its own.
+
+    Raises:
+        ModelError: there is no such shape or folder.
+    """
+    model = config.model
+    if model.shape:
+        shape = named_shape(model.shape)
+    else:
+        folder = Path(model.path).expanduser()
+        if not folder.is_dir():
+            raise ModelError(
+                f"cannot read model {model.path}: no such folder; to plan for a hub id, set model.shape instead of path"
+            )
+        shape = ModelShape.from_config_json(folder)
+    return shape if model.dtype == "auto" else shape.with_dtype(model.dtype)
+
+
+def check_job(config: JobConfig) -> dict[str, str | int]:
+    """Look at everything that a run would need, without changing anything.
+
+    Raises:
+        VasukiError: the same that the run would raise, as far as it can be known without loading weights.
+    """
+    table = open_table(config)
+    shape = shape_of(config)
+    if config.model.path:
+        TokenCounter(Path(config.model.path).expanduser())
+    if config.plan.gpu != "auto":
+        find_profile(config.plan.gpu)
+    return {
+        "job": config.name,
+        "rows": table.num_rows,
+        "model": shape.name,
+        "parameters": shape.num_parameters,
+        "kv_bytes_per_token": shape.kv_bytes_per_token,
+        "output": config.output.path,
+    }
+
+
+def profiles_of(names: Iterable[str], config: JobConfig) -> list[HardwareProfile]:
+    """The profiles asked for on the command line, else the job's, else the generic CPU's."""
+    wanted = list(names) or ([config.plan.gpu] if config.plan.gpu != "auto" else ["cpu"])
+    return [find_profile(name) for name in wanted]
+
+
+def plan_workload(workload: Workload, profiles: Iterable[HardwareProfile]) -> list[Plan]:
+    """One plan for each machine."""
+    return [_plan(workload, profile) for profile in profiles]
+
+
+def simulate_workload(
+    workload: Workload, profiles: list[HardwareProfile], policies: Iterable[str], output: str = ""
+) -> list[Simulated]:
+    """One simulated run for each machine and policy.
+
+    Args:
+        workload: lengths are taken as recorded: rows end when they say, whatever the plan expects.
+        profiles: the machines.
+        policies: names of policies; the job's own where there are none.
+        output: write a run folder below this one for each run, such as `DIR/a10`, which `report` reads.
+    """
+    wanted = list(policies) or [workload.config.engine.policy]
+    runs = list(itertools.product(profiles, wanted))
+    return [
+        _simulate(workload, profile, policy, _folder_of(output, profile, policy, len(wanted)))
+        for profile, policy in runs
+    ]
+
+
+def explain_step(workload: Workload, profile: HardwareProfile) -> str:
+    """Where the time of a typical full step goes: decodes of half-done rows, and prompts up to the token budget."""
+    plan = _plan(workload, profile)
+    lengths, settings = workload.lengths, plan.settings
+    context = int((lengths.prompt_tokens + lengths.output_tokens / 2).mean())
+    decodes = max(1, min(settings.limits.max_num_seqs, settings.kv_tokens // max(1, context)))
+    chunk = max(0, settings.limits.chunk_tokens - decodes)
+    cost_model = CostModel(workload.shape, profile)
+    work = cost_model.work([1] * decodes + [chunk] * bool(chunk), [context] * decodes + [chunk] * bool(chunk))
+    title = f"{profile.name}: a step of {decodes} decodes at {context} tokens of context and {chunk} prompt tokens"
+    return f"{title}\n{cost_model.step(work).explain()}"
+
+
+def _folder_of(output: str, profile: HardwareProfile, policy: str, num_policies: int) -> str:
+    return output and f"{output.rstrip('/')}/{profile.name}{'-' + policy if num_policies > 1 else ''}"
+
+
+def _plan(workload: Workload, profile: HardwareProfile) -> Plan:
+    config = workload.config
+    return make_plan(
+        workload.lengths,
+        workload.shape,
+        profile,
+        plan=config.plan,
+        engine=config.engine,
+        kv=config.kv,
+        cost=config.cost,
+    )
+
+
+def _simulate(workload: Workload, profile: HardwareProfile, policy: str, folder: str) -> Simulated:
+    engine = workload.config.engine.model_copy(update={"policy": policy})
+    workload = replace(workload, config=workload.config.model_copy(update={"engine": engine}))
+    plan = _plan(workload, profile)
+    if not folder:
+        return simulate_plan(plan, workload.lengths, workload.shape, profile, plan_config=workload.config.plan)
+    place = Location.parse(folder)
+    try:
+        place.make_folder()
+    except OSError as error:
+        raise JobFileError(f"cannot write to output.path {folder}: {error}") from None
+    (place / "trace.jsonl").delete()
+    with TraceWriter(place / "trace.jsonl") as trace:
+        simulated = simulate_plan(
+            plan,
+            workload.lengths,
+            workload.shape,
+            profile,
+            plan_config=workload.config.plan,
+            observers=[StepTracer(trace)],
+            one_by_one=True,
+        )
+    _manifest(workload, plan, simulated, profile).write(place / "manifest.json")
+    return simulated
+
+
+def _manifest(workload: Workload, plan: Plan, simulated: Simulated, profile: HardwareProfile) -> Manifest:
+    result = simulated.to_dict()
+    rows = len(workload.lengths)
+    failed = plan.misfits
+    return Manifest(
+        job=workload.config.model_dump(mode="json"),
+        config_hash=workload.config.config_hash,
+        input_fingerprint=workload.fingerprint,
+        rows=RowCounts(rows, rows - failed, failed),
+        tokens=TokenCounts(
+            int(workload.lengths.prompt_tokens.sum()),
+            int(workload.lengths.output_tokens.sum()),
+            simulated.recomputed_tokens,
+        ),
+        timings=Timings(plan_s=plan.plan_s, generate_s=result["makespan_s"], makespan_s=result["makespan_s"]),
+        predicted=Prediction(plan.makespan_s, plan.lower_bound_s),
+        steps=result["steps"],
+        batch=BatchStats(**result["batch"]),
+        kv=KVStats(**result["kv"]),
+        preemptions=PreemptionCounts(**result["preemptions"]),
+        device={"type": profile.kind, "name": profile.title, "profile": profile.name, "policy": plan.policy},
+        cost=Cost(**result["cost"]),
+        simulated=True,
+        finished_at=now_utc(),
+    )

@@ -1,0 +1,15 @@
+"""Measures the machine at hand and writes down what it finds as a hardware profile.
+
+timing      seconds of calls that a busy machine disturbs
+machine     names, memory and power of the device
+operators   matrix products, attention and elementwise operators, as the engine runs them
+links       copies between host and device, and memory bandwidth
+steps       what whole steps take beyond their operators
+build       puts these together as a HardwareProfile
+output      writes it to a file, and prints it
+"""
+
+from vasuki.hf.profiler.build import profile_machine
+from vasuki.hf.profiler.output import default_path, profile_table, write_profile
+
+__all__ = ["default_path", "profile_machine", "profile_table", "write_profile"]

@@ -1,0 +1,201 @@
+"""What a step takes beyond its operators: Python, dispatch, forming inputs, fetching tokens, scheduling.
+
+Two models with random weights, the shape's own layers but fewer of them, run side by side under the real scheduler and
+executor. What they take beyond the operators that the cost model knows is a line in the number of layers:
+
+    rest(layers) = step_us + (kernels_per_layer x layers + kernels_per_step) x launch_us
+
+On a GPU the launches run ahead of the device, so what counts is the time of the host alone. There the models are
+narrow: their kernels are shorter than their launches, and a step takes as long as the host needs for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Qwen3MoeConfig, Starcoder2Config
+
+from vasuki.blocks import BlockPool
+from vasuki.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel, StepWork
+from vasuki.hf.attention import NAME
+from vasuki.hf.executor import RaggedExecutor
+from vasuki.hf.kv_cache import KVCache
+from vasuki.hf.memory import available_bytes
+from vasuki.hf.model import LoadedModel, prepare
+from vasuki.hf.native import PagedKernel
+from vasuki.hf.profiler.operators import BLOCK_TOKENS, Bench, dtype_name
+from vasuki.hf.profiler.timing import measure_timed
+from vasuki.hf.tokenizer import Tokenizer
+from vasuki.model_shape import ModelShape
+from vasuki.scheduler import Limits, Scheduler, find_policy
+from vasuki.sequence import Request, SamplingParams
+
+_LAYERS = (2, 6)
+_PROMPT_TOKENS = 24
+_MOST_STEPS = 400
+_MEMORY_SHARE = 0.25  # of what is free may be taken for the two models
+_NARROW = dict(hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=512)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOverheads:
+    """Fixed costs in seconds."""
+
+    step_s: float  # once a step
+    launch_s: float  # each of the kernels that the cost model counts
+
+
+def measure_overheads(
+    bench: Bench, kernel: PagedKernel | None, cost_model_of: Callable[[ModelShape], CostModel]
+) -> StepOverheads:
+    """Run steps, and fit what their operators do not explain.
+
+    Args:
+        bench: the device, and the shape to imitate.
+        kernel: the compiled attention kernel, on a CPU that has it.
+        cost_model_of: the cost model of a shape on this device, with measured operators and without overheads.
+    """
+    shape = bench.shape
+    model_bytes = sum(replace(shape, num_layers=count, num_expert_layers=0).weight_bytes for count in _LAYERS)
+    own_size = bench.device.type == "cpu" and model_bytes < _MEMORY_SHARE * available_bytes(bench.device)
+    if not own_size:
+        shape = narrow(shape)
+        kernel = None if kernel is None or shape.head_dim != bench.shape.head_dim else kernel
+    models = {layers: stand_in(shape, layers, bench.dtype, bench.device) for layers in _LAYERS}
+    runs = [
+        _Decoding(models[layers], kernel, rows, cost_model_of(_cut(shape, layers)))
+        for layers in _LAYERS
+        for rows in bench.effort.decode_rows
+    ]
+    timed = [run.rest_of_step if bench.device.type == "cpu" else run.whole_step for run in runs]
+    for function in timed:
+        function()
+    with torch.inference_mode():
+        rests = np.array(measure_timed(timed, bench.effort)).reshape(len(_LAYERS), -1).mean(axis=1)
+    return fit_overheads(_LAYERS, rests.tolist())
+
+
+def fit_overheads(layers: tuple[int, ...], rests_s: list[float]) -> StepOverheads:
+    """The line through the rests of steps of models with so many layers. Neither part is negative."""
+    slope, intercept = np.polyfit(layers, rests_s, 1)
+    launch_s = max(0.0, float(slope)) / KERNELS_PER_LAYER
+    return StepOverheads(step_s=max(0.0, float(intercept) - KERNELS_PER_STEP * launch_s), launch_s=launch_s)
+
+
+def narrow(shape: ModelShape) -> ModelShape:
+    """The same layers with next to nothing in them."""
+    experts = bool(shape.num_experts)
+    return replace(
+        shape,
+        **_NARROW,  # type: ignore[arg-type]
+        intermediate_size=128 if shape.intermediate_size else 0,
+        expert_intermediate_size=32 if experts else 0,
+        shared_intermediate_size=0,
+        sliding_window=0,
+        num_windowed_layers=0,
+    )
+
+
+def _cut(shape: ModelShape, layers: int) -> ModelShape:
+    expert_layers = layers if shape.num_expert_layers else 0
+    return replace(shape, num_layers=layers, num_expert_layers=expert_layers, num_windowed_layers=0, sliding_window=0)
+
+
+def stand_in(shape: ModelShape, layers: int, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+    """A model of that shape with random weights: layers of Llama, or of a family with experts or without gates."""
+    common: dict[str, Any] = dict(
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab_size,
+        tie_word_embeddings=shape.tied_embeddings,
+        max_position_embeddings=_PROMPT_TOKENS + _MOST_STEPS + 1,
+        pad_token_id=None,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    if shape.num_expert_layers:
+        config: Any = Qwen3MoeConfig(
+            **common,
+            num_experts=shape.num_experts,
+            num_experts_per_tok=shape.experts_per_token,
+            moe_intermediate_size=shape.expert_intermediate_size,
+            intermediate_size=max(shape.intermediate_size, 1),
+            norm_topk_prob=True,
+        )
+    elif shape.gated_mlp:
+        config = LlamaConfig(**common, intermediate_size=shape.intermediate_size)
+    else:
+        config = Starcoder2Config(**common, intermediate_size=shape.intermediate_size, sliding_window=None)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME).eval().to(device)
+    return prepare(model, cast(Tokenizer, _NoText()), GenerationConfig(eos_token_id=0), shape.name)
+
+
+class _NoText:
+    """Stands where text plays no part."""
+
+    eos_token_id = None
+
+    def meets_stop_string(self, sequence: object, token_id: int) -> bool:
+        return False
+
+
+class _Decoding:
+    """One model that decodes so many rows for ever: each call is one step of the loop."""
+
+    def __init__(self, loaded: LoadedModel, kernel: PagedKernel | None, rows: int, cost_model: CostModel) -> None:
+        blocks_each = -(-(_PROMPT_TOKENS + _MOST_STEPS + 1) // BLOCK_TOKENS)
+        pool = BlockPool(rows * blocks_each, BLOCK_TOKENS)
+        cache = KVCache(loaded.kv_layout, pool.num_blocks, BLOCK_TOKENS, loaded.device)
+        self._executor = RaggedExecutor(loaded, cache, kernel=kernel)
+        self._scheduler = Scheduler(find_policy("vasuki"), Limits(_PROMPT_TOKENS * rows, rows), pool)
+        self._cost_model = cost_model
+        self._rows = rows
+        self._rng = np.random.default_rng(0)
+        self._vocab_size = loaded.vocab_size
+        self._work = StepWork(0, 0)
+
+    def whole_step(self) -> float:
+        """Seconds of one step in which every row decodes."""
+        if self._scheduler.is_empty():
+            self._fill()
+        started_s = time.perf_counter()
+        batch = self._scheduler.schedule()
+        assert batch is not None
+        result = self._executor.execute(batch)
+        self._scheduler.update(batch, result)
+        seconds = time.perf_counter() - started_s
+        self._work = self._cost_model.batch_work(batch)
+        return seconds
+
+    def rest_of_step(self) -> float:
+        """The same, less what the cost model says its operators take."""
+        seconds = self.whole_step()
+        return seconds - self._cost_model.step_time_s(self._work)
+
+    def _fill(self) -> None:
+        sampling = SamplingParams(max_tokens=_MOST_STEPS, ignore_eos=True)
+        for row in range(self._rows):
+            prompt = self._rng.integers(1, self._vocab_size, _PROMPT_TOKENS).astype(np.int32)
+            self._scheduler.add(Request(row, row, _PROMPT_TOKENS, _MOST_STEPS, prompt, sampling))
+        while any(not sequence.is_decoding for sequence in self._scheduler.live()):
+            batch = self._scheduler.schedule()
+            assert batch is not None
+            self._scheduler.update(batch, self._executor.execute(batch))
+
+
+def describe(overheads: StepOverheads, bench: Bench, dispatch_s: float) -> str:
+    """How the overheads came about, for the profile."""
+    rows = ", ".join(map(str, bench.effort.decode_rows))
+    return (
+        f"steps of {rows} decodes of {_LAYERS[0]} and {_LAYERS[1]} layers shaped like {bench.shape.name} in "
+        f"{dtype_name(bench.dtype)}, less their operators; launch_us is the rest of a layer over {KERNELS_PER_LAYER}; "
+        f"an eager operator alone takes {dispatch_s * 1e6:.3g} us of the host"
+    )

@@ -1,0 +1,78 @@
+"""The plan's makespan, corrected by the steps of the run itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vasuki.batch import Batch, StepResult
+from vasuki.cost_model import CostModel
+from vasuki.plan import Plan
+from vasuki.scheduler import Scheduler
+
+WARM_UP_STEPS = 3  # allocation and compilation fall into the first steps
+ENOUGH_STEPS = 20  # of a kind, before it is trusted fully
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Steps with prompts, or steps without."""
+
+    steps: int = 0
+    predicted_s: float = 0.0
+    measured_s: float = 0.0
+
+    def add(self, predicted_s: float, measured_s: float) -> None:
+        self.steps += 1
+        self.predicted_s += predicted_s
+        self.measured_s += measured_s
+
+    def ratio(self, otherwise: float) -> float:
+        """Measured over predicted; with few steps it is drawn to `otherwise`."""
+        if not self.predicted_s:
+            return otherwise
+        trust = min(1.0, self.steps / ENOUGH_STEPS)
+        return trust * self.measured_s / self.predicted_s + (1 - trust) * otherwise
+
+
+class RunningPrediction:
+    """An engine observer that compares steps with the cost model, by kind, and corrects the plan with the ratios.
+
+    A job begins with prompts and ends with decodes. Weighing both kinds by the time that the plan gives them keeps the
+    first minutes, which are nearly all prompts, from speaking for the whole.
+
+    Args:
+        plan: what was predicted.
+        cost_model: the one the plan was made with.
+    """
+
+    def __init__(self, plan: Plan, cost_model: CostModel) -> None:
+        self.plan = plan
+        self._cost_model = cost_model
+        self._steps = 0
+        self._with_prompts, self._decodes_only, self._all = _Kind(), _Kind(), _Kind()
+
+    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
+        """Compare a step."""
+        self._steps += result.num_steps
+        if self._steps <= WARM_UP_STEPS or not (batch.decodes or batch.prefills):
+            return
+        work = self._cost_model.batch_work(batch)
+        predicted_s = sum(step.total_s for step in self._cost_model.repeated(work, result.num_steps))
+        for kind in (self._all, self._with_prompts if batch.prefills else self._decodes_only):
+            kind.add(predicted_s, result.elapsed_s)
+
+    @property
+    def ratio(self) -> float:
+        """Measured time over predicted time, expected for the whole job; 1 before anything was measured."""
+        overall = self._all.ratio(1.0)
+        share = self.plan.prompt_steps_share
+        return share * self._with_prompts.ratio(overall) + (1 - share) * self._decodes_only.ratio(overall)
+
+    @property
+    def makespan_s(self) -> float:
+        """The plan's makespan at the pace of this run."""
+        return self.plan.makespan_s * self.ratio
+
+    def time_left_s(self, now_s: float) -> float:
+        """Seconds until the end, at `now_s` seconds of generating."""
+        return max(0.0, self.makespan_s - now_s)

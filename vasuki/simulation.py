@@ -1,0 +1,186 @@
+"""A whole job in virtual time: the loop of real runs over the executor of `simulator`, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Vector
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from vasuki.config import Column, PlanConfig
+from vasuki.cost_model import CostModel
+from vasuki.engine import Observer, RunStats, drain
+from vasuki.layout import Layout
+from vasuki.lengths import Lengths
+from vasuki.model_shape import ModelShape
+from vasuki.ordering import order_requests
+from vasuki.plan import EngineSettings, Plan
+from vasuki.profile import HardwareProfile
+from vasuki.scheduler import Counters
+from vasuki.sequence import Request, Sequence
+from vasuki.simulator import Arrivals, SimulatedExecutor, VirtualClock
+
+
+@dataclass(slots=True)
+class CountingSink:
+    """Counts rows instead of keeping them."""
+
+    rows: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    first_error: str = ""
+
+    def write(self, sequence: Sequence) -> None:
+        self.rows += 1
+        if sequence.error:
+            self.failed += 1
+            self.first_error = self.first_error or sequence.error
+            return
+        self.prompt_tokens += sequence.num_prompt_tokens
+        self.output_tokens += sequence.num_output_tokens
+
+    def commit_if_due(self, now_s: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """How a simulated run went."""
+
+    makespan_s: float
+    stats: RunStats
+    counters: Counters
+    written: CountingSink
+
+
+def simulate(
+    requests: Iterable[Request],
+    output_tokens: Vector[int],
+    settings: EngineSettings,
+    cost_model: CostModel,
+    *,
+    arrived_at_s: Vector[float] | None = None,
+    observers: Iterable[Observer] = (),
+    on_finished: Callable[[Sequence], None] | None = None,
+    one_by_one: bool = False,
+    clock: VirtualClock | None = None,
+) -> SimulationResult:
+    """Run requests to their recorded ends in virtual time. The same arguments give the same result to the last digit.
+
+    Args:
+        requests: in the order in which they should start; in order of arrival where there are arrivals.
+        output_tokens: recorded length of each row, by `Request.row`.
+        settings: policy, limits and memory.
+        cost_model: model and device.
+        arrived_at_s: by `Request.row`; None if all rows are there from the start.
+        observers: see the steps, several at a time unless `one_by_one`.
+        on_finished: told of every row that ends, such as `PlannedOrder.observe`.
+        one_by_one: run single steps.
+        clock: to read the time from meanwhile.
+    """
+    scheduler = settings.build()
+    executor = SimulatedExecutor(cost_model, output_tokens, settings, clock, one_by_one)
+    if arrived_at_s is not None:
+        requests = Arrivals(requests, arrived_at_s, executor.clock, scheduler.is_empty)
+    sink = CountingSink()
+    told = sink if on_finished is None else _Telling(sink, on_finished)
+    stats = drain(requests, scheduler, executor, told, observers)
+    return SimulationResult(executor.clock.now_s, stats, scheduler.counters, sink)
+
+
+class _Telling:
+    """A sink that also tells somebody."""
+
+    def __init__(self, sink: CountingSink, tell: Callable[[Sequence], None]) -> None:
+        self._sink = sink
+        self._tell = tell
+
+    def write(self, sequence: Sequence) -> None:
+        self._tell(sequence)
+        self._sink.write(sequence)
+
+    def commit_if_due(self, now_s: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A plan, and what its simulation on every request gave."""
+
+    plan: Plan  # with makespan, cost and solver of the simulation
+    result: SimulationResult
+    block_bytes: int  # KV of a block, all layers
+
+    @property
+    def recomputed_tokens(self) -> int:
+        """Computed again after preemptions."""
+        return self.result.counters.recomputed_tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `simulate --json` prints: the plan's fields, and what happened, as in a manifest."""
+        stats, counters = self.result.stats, self.result.counters
+        return {
+            **self.plan.to_dict(),
+            "steps": stats.steps,
+            "batch": {"mean_seqs": stats.mean_seqs, "max_seqs": stats.max_seqs},
+            "kv": {
+                "peak_device_bytes": stats.peak_device_blocks * self.block_bytes,
+                "peak_host_bytes": stats.peak_host_blocks * self.block_bytes,
+                "offloaded_bytes": stats.swapped_blocks * self.block_bytes,
+                "exposed_copy_s": stats.exposed_copy_s,
+                "hidden_copy_s": stats.hidden_copy_s,
+            },
+            "preemptions": {"swap": counters.preemptions_swap, "recompute": counters.preemptions_recompute},
+        }
+
+
+def simulate_plan(
+    plan: Plan,
+    lengths: Lengths,
+    shape: ModelShape,
+    profile: HardwareProfile,
+    *,
+    plan_config: PlanConfig | None = None,
+    layout: Layout | None = None,
+    observers: Iterable[Observer] = (),
+    one_by_one: bool = False,
+    seed: int = 0,
+) -> Simulated:
+    """Run every request of a job as planned. The same arguments give the same result to the last digit.
+
+    Args:
+        plan: from `make_plan`, for the same job.
+        lengths: recorded lengths; rows start no earlier than they arrive.
+        shape: the model.
+        profile: the device.
+        plan_config: what is known of outputs, and the ordering window; the plan says which solver.
+        layout: over several devices.
+        observers: see the steps, several at a time unless `one_by_one`.
+        one_by_one: run single steps.
+        seed: of local search.
+    """
+    config = plan_config or PlanConfig()
+    settings = plan.settings
+    arrivals = lengths.arrived_at_s
+    order = order_requests(
+        lengths.requests(isinstance(config.output_length, Column)),
+        settings,
+        solver=plan.solver if arrivals is None else "fifo",  # what has not arrived cannot be ordered
+        output_length=config.output_length,
+        window_rows=config.window_rows,
+        seed=seed,
+    )
+    result = simulate(
+        order,
+        np.minimum(lengths.output_tokens, lengths.limits).data,
+        settings,
+        CostModel(shape, profile, layout),
+        arrived_at_s=None if arrivals is None else np.ascontiguousarray(arrivals).data,
+        observers=observers,
+        on_finished=order.observe,
+        one_by_one=one_by_one,
+    )
+    tokens = result.written.prompt_tokens + result.written.output_tokens
+    simulated = replace(plan, makespan_s=result.makespan_s, cost=plan.cost.scaled(result.makespan_s, tokens))
+    return Simulated(simulated, result, int(shape.kv_bytes_per_token * settings.block_tokens))
