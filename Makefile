@@ -13,11 +13,11 @@ demo: $(SETUP)
 
 test: check
 
-check: lint types architecture pytest
+check: lint types architecture docs pytest
 
 $(SETUP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,docs]'
 	touch $@
 
 lint: $(SETUP)
@@ -34,8 +34,8 @@ pytest: $(SETUP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 docs: $(SETUP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	$(BIN)/mkdocs build --strict
+	$(BIN)/python scripts/job_reference.py --check
+	$(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) out site build dist

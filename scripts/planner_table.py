@@ -3,14 +3,14 @@
 Two workloads on three cards for Llama-3-8B:
 
     arxiv   prompt and output lengths of a summarisation trace, a LENGTHS.csv given by --lengths
-    books   translation of book chapters, made up: prompts log-normal around 900 tokens (sigma 0.5, 50 to 2,500), outputs
-            1.5 times as long, give or take 15 % (log-normal), prompt and output together at most 4,096 tokens
+    books   translation of book chapters, made up: prompts log-normal around 900 tokens (sigma 0.5, 50 to 2,500),
+            outputs 1.5 times as long, give or take 15 % (log-normal), together at most 4,096 tokens
 
 No scheduler knows how long an output will be, only that a row has at most 4,096 tokens; `vasuki, known` is told. Other
 policies take 512 tokens a step (whole prompts where they don't split them), `sarathi, tuned` what vasuki's plan chose.
 
-    python scripts/planner_table.py --lengths shared/data/arxiv_summarization_lengths.csv     # the table in docs/planner.md
-    python scripts/planner_table.py --lengths ... --quick
+    python scripts/planner_table.py --lengths arxiv_summarization_lengths.csv      # the table in docs/planner.md
+    python scripts/planner_table.py --lengths arxiv_summarization_lengths.csv --quick
 
 The last line printed is one JSON object.
 """
@@ -36,7 +36,7 @@ from vasuki.units import duration
 MODEL = "llama-3-8b"
 CARDS = ("a10", "a40", "rtx4090")
 CONTEXT = 4096
-KNOWN = PlanConfig(output_length=Column(column="recorded"))
+LEARNED, KNOWN = PlanConfig(), PlanConfig(output_length=Column(column="recorded"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Entry:
 
     name: str
     policy: str
-    plan: PlanConfig = PlanConfig()
+    plan: PlanConfig = LEARNED
     tuned: bool = False  # with the step size of vasuki's plan
 
 
@@ -107,7 +107,7 @@ def main() -> None:
             vasuki: Simulated | None = None
             for entry in ENTRIES:
                 started_s = time.process_time()
-                simulated = run(lengths, card, entry, vasuki and vasuki.plan.chunk_tokens)
+                simulated = run(lengths, card, entry, vasuki.plan.chunk_tokens if vasuki else None)
                 vasuki = vasuki or simulated
                 plan, result = simulated.plan, simulated.to_dict()
                 preempted = sum(result["preemptions"].values())

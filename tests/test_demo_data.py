@@ -84,7 +84,7 @@ def test_data_only_writes_the_same_table_without_torch(tmp_path: Path, rows: lis
 def test_training_sees_neither_the_texts_nor_the_spelled_dates(rows: list[dict[str, str]]) -> None:
     evaluation = list(islice(evaluation_examples(0), ROWS))
     for max_chars in (48, MAX_TEXT_CHARS):
-        training = list(islice(training_examples(0, max_chars), 20_000))
+        training = list(islice(training_examples(0, max_chars), 10_000))
         assert {example.text for example in training}.isdisjoint(row["text"] for row in rows)
         assert {example.spelled for example in training}.isdisjoint(example.spelled for example in evaluation)
 
@@ -92,7 +92,7 @@ def test_training_sees_neither_the_texts_nor_the_spelled_dates(rows: list[dict[s
 def test_a_spelled_date_means_one_date() -> None:
     rng = Random(1)
     meaning: dict[str, str] = {}
-    for _ in range(20_000):
+    for _ in range(10_000):
         example = draw_example(rng, held_out=rng.random() < 0.5, max_chars=0)
         assert example.text == example.spelled
         assert meaning.setdefault(example.spelled, example.iso) == example.iso

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vasuki.config import JobConfig
+from vasuki.cost_model import CostModel
 from vasuki.engine import Observer, RunStats, drain
 from vasuki.errors import Interrupted, TooManyRowErrors
-from vasuki.forecast import lengths_of, repeat, shape_of
+from vasuki.forecast import lengths_of, repeat
 from vasuki.io.answers import answer_schema
 from vasuki.io.manifest import (
     BatchStats,
@@ -45,11 +46,13 @@ from vasuki.io.sink import RowSink
 from vasuki.io.tables import InputTable, open_table
 from vasuki.io.trace import TraceWriter
 from vasuki.lengths import Lengths
+from vasuki.model_shape import ModelShape
 from vasuki.ordering import PlannedOrder, order_requests
 from vasuki.plan import CostEstimate, Plan
 from vasuki.planner import OFFLOAD_MODES, make_plan
 from vasuki.profile import HardwareProfile, find_profile, profile_for_device
 from vasuki.progress import Progress
+from vasuki.refine import RunningPrediction
 from vasuki.scheduler import Counters
 from vasuki.sequence import Request, Sequence
 from vasuki.steps import StepTracer
@@ -168,7 +171,7 @@ class _Run:
         on_cpu = loaded.device.type == "cpu"
         plan = make_plan(
             lengths,
-            shape_of(config).with_dtype(str(loaded.kv_layout.dtype).removeprefix("torch.")),
+            self._shape(loaded),
             self._profile(loaded),
             plan=config.plan,
             engine=config.engine,
@@ -189,6 +192,12 @@ class _Run:
             plan.offload.mode,
         )
         return plan
+
+    def _shape(self, loaded: LoadedModel) -> ModelShape:
+        """The model's shape, in the type that it really runs in."""
+        return ModelShape.from_config_json(loaded.config.to_dict(), self.config.model.path).with_dtype(
+            str(loaded.kv_layout.dtype).removeprefix("torch.")
+        )
 
     def _profile(self, loaded: LoadedModel) -> HardwareProfile:
         if self.config.plan.gpu != "auto":
@@ -215,6 +224,7 @@ class _Run:
     ) -> Manifest:
         from vasuki.hf.executor import build_executor
 
+        prediction = RunningPrediction(plan, CostModel(self._shape(loaded), self._profile(loaded)))
         generate_started_s = time.perf_counter()
         predicted_s = generate_started_s - self.started_s + plan.makespan_s
         interrupted: Interrupted | None = None
@@ -229,8 +239,8 @@ class _Run:
         )
         with TraceWriter(self.folder.trace) as trace:
             sink = RowSink(writer, loaded.tokenizer.decode, on_commit=trace.flush)
-            progress = Progress(self.rows_left, lambda: sink.written.rows, plan.makespan_s, self.quiet)
-            observers: list[Observer] = [StepTracer(trace), progress]
+            progress = Progress(self.rows_left, lambda: sink.written.rows, lambda: prediction.makespan_s, self.quiet)
+            observers: list[Observer] = [prediction, StepTracer(trace, prediction), progress]
             try:
                 drain(order, scheduler, executor, _LearningSink(sink, order), observers, should_stop, self.stats)
             except Interrupted as error:

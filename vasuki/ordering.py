@@ -18,9 +18,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from vasuki.batch import Batch, StepResult
 from vasuki.config import OutputLength, Quantile
 from vasuki.output_length import ENOUGH_ROWS, OutputLengths
 from vasuki.plan import EngineSettings, Solver
+from vasuki.scheduler import Scheduler
 from vasuki.sequence import Request, Sequence
 from vasuki_solvers import (
     Instance,
@@ -143,6 +145,7 @@ class PlannedOrder:
         self._refill_below = 0  # rows left in the window at which it is filled up
         self._learn_again_at = ENOUGH_ROWS
         self._is_exhausted = False
+        self._scheduler: Scheduler | None = None
         self.solved = Ordered([], solver)  # the solver's latest answer, for the rows that the window held then
 
     def __iter__(self) -> Iterator[Request]:
@@ -169,6 +172,10 @@ class PlannedOrder:
         if self._lengths is not None and not sequence.error:
             self._lengths.observe(sequence.num_prompt_tokens, sequence.num_output_tokens)
 
+    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
+        """As an engine observer it also sees rows that still run, which keeps its estimates from being too short."""
+        self._scheduler = scheduler
+
     def _refill(self) -> None:
         """Read up to a full window and order all of it anew."""
         rows = list(self._ordered)
@@ -187,14 +194,21 @@ class PlannedOrder:
         if self._lengths is not None:
             while self._learn_again_at <= self._lengths.rows:
                 self._learn_again_at *= 2
-            rows = [self._estimated(request, self._lengths) for request in rows]
+            rows = self._estimated(rows, self._lengths)
         self._ordered = deque(self._in_order(rows))
         self._refill_below = len(rows) // 2
 
-    @staticmethod
-    def _estimated(request: Request, lengths: OutputLengths) -> Request:
-        estimate = lengths.estimate(request.num_prompt_tokens, request.max_tokens)
-        return request if estimate == request.estimated_tokens else replace(request, estimated_tokens=estimate)
+    def _estimated(self, rows: list[Request], lengths: OutputLengths) -> list[Request]:
+        if self._scheduler is not None:
+            live = list(self._scheduler.live())
+            lengths.watch((s.num_prompt_tokens, s.num_output_tokens) for s in live)
+            for sequence in live:
+                sequence.expected_tokens = lengths.estimate(sequence.num_prompt_tokens, sequence.request.max_tokens)
+        estimates = [lengths.estimate(request.num_prompt_tokens, request.max_tokens) for request in rows]
+        return [
+            request if request.estimated_tokens == estimate else replace(request, estimated_tokens=estimate)
+            for request, estimate in zip(rows, estimates, strict=True)
+        ]
 
     def _in_order(self, rows: list[Request]) -> Iterable[Request]:
         prompts, outputs = _sizes(rows)

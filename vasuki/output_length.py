@@ -1,80 +1,96 @@
-"""How long an output will be: `max_tokens` at first, then what finished rows of similar prompt length took.
+"""How long an output will be: `max_tokens` at first, then what rows of similar prompt length have shown.
 
-Finished rows tell too little at the start, because short outputs end first. Two imagined rows that ran to `max_tokens`
-stand against that; with a few dozen real ones they no longer count.
+Rows that ended tell too little, because short outputs end first: of a thousand rows that have run for 50 steps, those
+that ended all have at most 50 tokens. So rows that still run count with what they have produced. If outputs end at a
+constant rate, the most likely mean is all tokens produced, divided by the number of rows that ended.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 BUCKETS_PER_OCTAVE = 4  # of prompt lengths
 BINS_PER_OCTAVE = 8  # of output lengths: quantiles are exact to 9 %
-ENOUGH_ROWS = 16  # before a bucket speaks for itself
-IMAGINED_ROWS = 2
+ENOUGH_ROWS = 16  # that ended, before neighbouring buckets need not be asked
+IMAGINED_ROWS = 1  # in every estimate: a row that ran to max_tokens
 
 
 @dataclass(slots=True)
-class _Histogram:
-    """Lengths seen, in logarithmic bins."""
+class _Bucket:
+    """Rows of one range of prompt lengths."""
 
-    rows: int = 0
-    tokens: int = 0
-    bins: dict[int, int] = field(default_factory=dict)
+    ended: int = 0
+    tokens: int = 0  # of rows that ended
+    running_tokens: int = 0  # of rows that still run
+    bins: dict[int, int] = field(default_factory=dict)  # rows that ended, by the logarithm of their length
 
     def add(self, num_tokens: int) -> None:
-        self.rows += 1
+        self.ended += 1
         self.tokens += num_tokens
         index = int(BINS_PER_OCTAVE * math.log2(num_tokens))
         self.bins[index] = self.bins.get(index, 0) + 1
 
-    def mean(self, limit: int) -> float:
-        return (self.tokens + IMAGINED_ROWS * limit) / (self.rows + IMAGINED_ROWS)
-
-    def quantile(self, share: float, limit: int) -> float:
-        """The upper end of the bin that holds the quantile."""
-        wanted = share * (self.rows + IMAGINED_ROWS)
-        for index in sorted(self.bins):
-            wanted -= self.bins[index]
-            if wanted <= 0:
-                return float(2 ** ((index + 1) / BINS_PER_OCTAVE))
-        return limit
-
 
 class OutputLengths:
-    """Learns from rows that ended. Memory is that of a few histograms.
+    """Learns from rows while they run and when they end. Memory is that of a few histograms.
 
     Args:
         quantile: what to estimate; None for the mean.
     """
 
     def __init__(self, quantile: float | None = None) -> None:
+        self.rows = 0  # that ended
         self._quantile = quantile
-        self._buckets: dict[int, _Histogram] = {}
-        self._all = _Histogram()
-
-    @property
-    def rows(self) -> int:
-        """Rows learned from."""
-        return self._all.rows
+        self._buckets: dict[int, _Bucket] = {}
 
     def observe(self, prompt_tokens: int, output_tokens: int) -> None:
         """Learn from a row that ended."""
         if output_tokens > 0:
-            self._all.add(output_tokens)
-            self._buckets.setdefault(_bucket(prompt_tokens), _Histogram()).add(output_tokens)
+            self.rows += 1
+            self._buckets.setdefault(_index(prompt_tokens), _Bucket()).add(output_tokens)
+
+    def watch(self, running: Iterable[tuple[int, int]]) -> None:
+        """Prompt and output tokens so far of all rows that run now."""
+        for bucket in self._buckets.values():
+            bucket.running_tokens = 0
+        for prompt_tokens, output_tokens in running:
+            self._buckets.setdefault(_index(prompt_tokens), _Bucket()).running_tokens += output_tokens
 
     def estimate(self, prompt_tokens: int, max_tokens: int) -> int:
         """Tokens to expect, from 1 to `max_tokens`; `max_tokens` while too little is known."""
-        seen = self._buckets.get(_bucket(prompt_tokens), self._all)
-        if seen.rows < ENOUGH_ROWS:
-            seen = self._all
-        if seen.rows < ENOUGH_ROWS:
+        if self.rows < ENOUGH_ROWS:
             return max_tokens
-        expected = seen.mean(max_tokens) if self._quantile is None else seen.quantile(self._quantile, max_tokens)
+        near = list(self._near(_index(prompt_tokens)))
+        ended = sum([bucket.ended for bucket in near])
+        if self._quantile is None:
+            tokens = sum([bucket.tokens + bucket.running_tokens for bucket in near])
+            expected = (tokens + IMAGINED_ROWS * max_tokens) / (ended + IMAGINED_ROWS)
+        else:
+            expected = self._quantile_of(near, self._quantile * (ended + IMAGINED_ROWS), max_tokens)
         return max(1, min(max_tokens, round(expected)))
 
+    def _near(self, index: int) -> Iterator[_Bucket]:
+        """The bucket and its neighbours, as far as it takes to have enough rows that ended."""
+        ended = 0
+        for distance in range(64 * BUCKETS_PER_OCTAVE):
+            for neighbour in {index - distance, index + distance}:
+                if neighbour in self._buckets:
+                    ended += self._buckets[neighbour].ended
+                    yield self._buckets[neighbour]
+            if ended >= ENOUGH_ROWS:
+                return
 
-def _bucket(prompt_tokens: int) -> int:
+    @staticmethod
+    def _quantile_of(near: list[_Bucket], rows_below: float, max_tokens: int) -> float:
+        """The upper end of the bin in which the wanted number of rows is reached."""
+        for index in sorted({index for bucket in near for index in bucket.bins}):
+            rows_below -= sum([bucket.bins.get(index, 0) for bucket in near])
+            if rows_below <= 0:
+                return float(2 ** ((index + 1) / BINS_PER_OCTAVE))
+        return max_tokens
+
+
+def _index(prompt_tokens: int) -> int:
     return int(BUCKETS_PER_OCTAVE * math.log2(max(1, prompt_tokens)))

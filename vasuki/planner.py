@@ -356,6 +356,8 @@ class _Planner:
 
     def _streaming(self, candidate: _Candidate, base: Prediction) -> tuple[_Candidate | None, str]:
         """Layers whose KV passes through the device, so that more sequences have room."""
+        if not self.policy.ordered:
+            return None, "only vasuki streams layers"
         stream, why_not = self._stream_plan(candidate)
         if stream is None:
             return None, why_not
@@ -439,7 +441,9 @@ class _Planner:
 
         outputs = np.minimum(sample.output_tokens, sample.limits).tolist()
         shares = _Shares()
-        result = simulate(order, outputs, settings, self.cost, observers=[shares], on_finished=finished, clock=clock)
+        result = simulate(
+            order, outputs, settings, self.cost, observers=[shares, order], on_finished=finished, clock=clock
+        )
         missing = len(job) - len(sample)
         # The arithmetic knows how vasuki fills memory; of the other policies it takes what the sample shows.
         row_s = UNEVEN * candidate.state.request_s if self.policy.ordered else _steady_s(ends_s)

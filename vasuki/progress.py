@@ -25,7 +25,8 @@ class Progress:
     Args:
         total_rows: of this run, those that are already done left out.
         rows_done: rows finished so far in this run.
-        predicted_s: the plan's makespan; time left is read off it at first, and off the rows more and more.
+        predicted_s: the makespan by the plan and the pace so far; time left is read off it at first, and off the rows
+            more and more.
         quiet: say nothing.
     """
 
@@ -33,7 +34,7 @@ class Progress:
         self,
         total_rows: int,
         rows_done: Callable[[], int],
-        predicted_s: float | None = None,
+        predicted_s: Callable[[], float],
         quiet: bool = False,
     ) -> None:
         self._total_rows = total_rows
@@ -76,12 +77,9 @@ class Progress:
 
     def _time_left(self, rows: int, elapsed_s: float) -> str:
         done = rows / self._total_rows if self._total_rows else 1.0
-        if not done and self._predicted_s is None:
-            return "?"
         by_rows = elapsed_s / done - elapsed_s if done else 0.0
-        by_plan = max(0.0, (self._predicted_s or 0.0) - elapsed_s)
-        trust = 1.0 if self._predicted_s is None else done
-        return duration(trust * by_rows + (1 - trust) * by_plan)
+        by_plan = max(0.0, self._predicted_s() - elapsed_s)
+        return duration(done * by_rows + (1 - done) * by_plan)
 
     def close(self) -> None:
         """Leave the last state on the screen."""

@@ -48,18 +48,21 @@ class RunningPrediction:
     def __init__(self, plan: Plan, cost_model: CostModel) -> None:
         self.plan = plan
         self._cost_model = cost_model
+        self.step_s = 0.0  # what the cost model says of the step recorded last
         self._steps = 0
         self._with_prompts, self._decodes_only, self._all = _Kind(), _Kind(), _Kind()
 
     def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
         """Compare a step."""
         self._steps += result.num_steps
-        if self._steps <= WARM_UP_STEPS or not (batch.decodes or batch.prefills):
+        self.step_s = 0.0
+        if not (batch.decodes or batch.prefills):
             return
         work = self._cost_model.batch_work(batch)
-        predicted_s = sum(step.total_s for step in self._cost_model.repeated(work, result.num_steps))
-        for kind in (self._all, self._with_prompts if batch.prefills else self._decodes_only):
-            kind.add(predicted_s, result.elapsed_s)
+        self.step_s = sum(step.total_s for step in self._cost_model.repeated(work, result.num_steps))
+        if self._steps > WARM_UP_STEPS:
+            for kind in (self._all, self._with_prompts if batch.prefills else self._decodes_only):
+                kind.add(self.step_s, result.elapsed_s)
 
     @property
     def ratio(self) -> float:

@@ -491,7 +491,7 @@ def peak_blocks(sequences: list[Sequence], block_tokens: int) -> int:
     """
     outputs = np.array([len(sequence.output_token_ids) for sequence in sequences])
     tokens = outputs + np.array([sequence.request.num_prompt_tokens for sequence in sequences])
-    expected = np.array([sequence.request.expected_tokens for sequence in sequences])
+    expected = np.array([sequence.expected_tokens for sequence in sequences])
     remaining = np.maximum(1, expected - outputs)
     order = np.argsort(-remaining)
     alive = np.arange(1, len(sequences) + 1)

@@ -95,6 +95,10 @@ class Sequence:
     logprob: float = 0.0  # sum over output tokens, if asked for; set by Scheduler.update
     num_preemptions: int = 0  # set by Scheduler
     prefix_keys: list[bytes] = field(default_factory=list)  # of the prompt's full blocks, set by Scheduler on admission
+    expected_tokens: int = field(init=False)  # of output, in all; from the request, sharpened by PlannedOrder
+
+    def __post_init__(self) -> None:
+        self.expected_tokens = self.request.expected_tokens
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -121,7 +125,7 @@ class Sequence:
     @property
     def num_expected_remaining(self) -> int:
         """Decode steps the planner still expects of it, at least one."""
-        return max(1, self.request.expected_tokens - self.num_output_tokens)
+        return max(1, self.expected_tokens - self.num_output_tokens)
 
     @property
     def is_finished(self) -> bool:

@@ -177,7 +177,7 @@ def simulate_plan(
         settings,
         CostModel(shape, profile, layout),
         arrived_at_s=None if arrivals is None else np.ascontiguousarray(arrivals).data,
-        observers=observers,
+        observers=[*observers, order],
         on_finished=order.observe,
         one_by_one=one_by_one,
     )

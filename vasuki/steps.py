@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from vasuki.batch import Batch, StepResult
 from vasuki.io.trace import StepRecord, TraceWriter
+from vasuki.refine import RunningPrediction
 from vasuki.scheduler import Scheduler
 
 
 class StepTracer:
-    """An engine observer that writes each step to a trace."""
+    """An engine observer that writes each step to a trace.
 
-    def __init__(self, trace: TraceWriter) -> None:
+    Args:
+        trace: where to.
+        prediction: what was predicted of a step; it has to see the step first. None in a simulation, which is one.
+    """
+
+    def __init__(self, trace: TraceWriter, prediction: RunningPrediction | None = None) -> None:
         self._trace = trace
+        self._prediction = prediction
         self._preempted = 0
 
     def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
@@ -32,6 +39,7 @@ class StepTracer:
                 preempted=preempted - self._preempted,
                 exposed_copy_s=result.exposed_copy_s,
                 hidden_copy_s=result.hidden_copy_s,
+                predicted_s=self._prediction.step_s if self._prediction else 0.0,
                 finished=sum(chunk.sequence.is_finished for chunk in batch.chunks),
             )
         )
