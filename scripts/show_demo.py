@@ -1,4 +1,4 @@
-"""Show what the demo job answered: show_demo.py OUTPUT_FOLDER. The rate of exact matches comes from the true answers."""
+"""Show what the demo job answered, and how often it is right: show_demo.py OUTPUT_FOLDER."""
 
 from __future__ import annotations
 

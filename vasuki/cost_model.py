@@ -494,9 +494,9 @@ class CostModel:
     ) -> Iterator[StepTime]:
         """Times of `num_steps` steps that follow one another, of which `work` is the first.
 
-        Each decode's context grows by one token a step, and the longer chunk, of which there is at most one, moves on by
-        its size. Windowed layers are taken to see all of it, so contexts must stay within the window. The same times as
-        `step` gives one by one, without the parts: a simulation asks for millions.
+        Each decode's context grows by one token a step, and the longer chunk moves on by its size; more than one such
+        chunk is fine for a single step only. Windowed layers are taken to see all of it, so contexts must stay within
+        the window. The same times as `step` gives one by one, without the parts: a simulation asks for millions.
 
         Args:
             work: the first step's.

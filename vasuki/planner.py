@@ -260,6 +260,7 @@ class _Planner:
             limits.max_num_seqs,
             settings.policy.mixing,
             settings.streamed_layers,
+            settings.block_tokens * self.shape.kv_bytes_per_token_per_layer,
         )
         return _Candidate(settings, state, offload)
 

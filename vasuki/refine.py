@@ -59,7 +59,10 @@ class RunningPrediction:
         if not (batch.decodes or batch.prefills):
             return
         work = self._cost_model.batch_work(batch)
-        self.step_s = sum(step.total_s for step in self._cost_model.repeated(work, result.num_steps))
+        if result.num_steps == 1:
+            self.step_s = self._cost_model.step_time_s(work)
+        else:
+            self.step_s = sum(step.total_s for step in self._cost_model.repeated(work, result.num_steps))
         if self._steps > WARM_UP_STEPS:
             for kind in (self._all, self._with_prompts if batch.prefills else self._decodes_only):
                 kind.add(self.step_s, result.elapsed_s)

@@ -64,8 +64,9 @@ def steady_state(
     max_num_seqs: int,
     mixing: Mixing,
     streamed_layers: int = 0,
+    copy_bytes: float = 0.0,
 ) -> SteadyState:
-    """The state that a job settles at under these limits."""
+    """The state that a job settles at under these limits. Streaming is as in `CostModel.repeated`."""
 
     def step_s(decodes: float, chunk: float) -> float:
         count, size = max(0, round(decodes)), max(0, round(chunk))
@@ -79,7 +80,7 @@ def steady_state(
             chunk_context_tokens=context if size else 0,
             chunk_pairs=causal_pairs(size, context) if size else 0.0,
         )
-        return next(cost.repeated(step, 1, streamed_layers)).total_s
+        return next(cost.repeated(step, 1, streamed_layers, copy_bytes)).total_s
 
     prompt, output = work.prompt_tokens, work.output_tokens
     sequences = min(float(max_num_seqs), work.most_sequences(kv_tokens))

@@ -9,8 +9,10 @@ One block of one layer is contiguous, so moving it between tiers is one copy. A 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 
@@ -43,9 +45,13 @@ class KVCache:
         self.block_tokens = block_tokens
         shape = (num_blocks, 2, block_tokens, layout.num_kv_heads, layout.head_dim)
         # Zeroed, because kernels may read the unused tail of a block and a stray NaN would spread through 0 x NaN.
-        self.layers = [
-            torch.zeros(shape, dtype=layout.dtype, device=device, pin_memory=pinned) for _ in range(layout.num_layers)
-        ]
+        if device.type == "cpu" and not pinned:
+            self.layers = [_lazy_zeros(shape, layout.dtype) for _ in range(layout.num_layers)]
+        else:
+            self.layers = [
+                torch.zeros(shape, dtype=layout.dtype, device=device, pin_memory=pinned)
+                for _ in range(layout.num_layers)
+            ]
 
     @property
     def num_bytes(self) -> int:
@@ -76,3 +82,9 @@ class KVCache:
         picked = picked.view(*blocks.shape, 2, *picked.shape[2:])
         keys, values = picked.unbind(blocks.dim())
         return keys.flatten(-4, -3), values.flatten(-4, -3)
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that take memory page by page, as they are written. `torch.zeros` would touch a large pool at once."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)

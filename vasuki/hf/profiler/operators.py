@@ -326,7 +326,8 @@ def _step(
 def shortest_kernel_s(bench: Bench) -> float:
     """Device time of the smallest operator; on a CPU its dispatch is part of it."""
     one = torch.zeros(1, device=bench.device)
-    (seconds,) = measure([lambda: one.add_(1.0)], bench.clock, bench.effort)
+    clock = bench.clock if bench.device.type == "cuda" else HostClock()
+    (seconds,) = measure([lambda: one.add_(1.0)], clock, bench.effort)
     return seconds
 
 
