@@ -1,7 +1,7 @@
 """Record the pictures of the README: record_demo.py [OUTPUT_FOLDER]. Needs rich and matplotlib.
 
-demo.svg      a terminal session: plan, run, report of the shipped job
-compare.svg   makespan and cost of a translating job on two cards, simulated
+demo.svg      a terminal session: a plan for two cards, then the shipped job
+compare-*.svg makespan and cost of a translating job on two cards, simulated
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from rich.console import Console
 from rich.text import Text
 
 SESSION = [
-    "vasuki plan jobs/quickstart.yaml --gpu l4 --gpu a10",
+    "vasuki plan jobs/compare/translate.yaml --gpu a10 --gpu a40",
     "vasuki run jobs/quickstart.yaml --fresh",
-    "vasuki report out/dates",
 ]
 COMPARE = "vasuki simulate jobs/compare/translate.yaml --gpu a10 --gpu a40"
 

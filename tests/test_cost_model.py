@@ -243,12 +243,12 @@ def test_copies_hide_behind_kernels_up_to_their_time() -> None:
     work = cost.work([1] * 64, [1000] * 64)
     plain = cost.step(work)
     room_bytes = plain.device_s * 25e9
-    hidden = cost.step(replace(work, copies=(Copies(to_device_bytes=0.5 * room_bytes),)))
+    hidden = cost.step(work._replace(copies=(Copies(to_device_bytes=0.5 * room_bytes),)))
     assert hidden.total_s == plain.total_s
     assert hidden.hidden_copy_s == pytest.approx(0.5 * plain.device_s, rel=0.01)
-    twice = cost.step(replace(work, copies=(Copies(to_device_bytes=2 * room_bytes),)))
+    twice = cost.step(work._replace(copies=(Copies(to_device_bytes=2 * room_bytes),)))
     assert twice.total_s == pytest.approx(plain.total_s + plain.device_s, rel=0.02)
-    swap = cost.step(replace(work, copies=(Copies(to_host_bytes=2**28, overlapped=False),)))
+    swap = cost.step(work._replace(copies=(Copies(to_host_bytes=2**28, overlapped=False),)))
     assert (swap.hidden_copy_s, swap.exposed_copy_s) == (0, pytest.approx(swap.total_s - plain.total_s))
 
 
@@ -256,8 +256,8 @@ def test_decode_step_hides_five_thousand_streamed_tokens_on_pcie_4() -> None:
     """An 8B decode step of 27 ms on a 25 GB/s link: 0.67 GB, about 5k tokens of KV over all layers."""
     cost = model("a10")
     work = cost.work([1] * 16, [320] * 16)
-    fits = cost.step(replace(work, copies=(cost.stream_copies(32, 5000, 16),)))
-    exceeds = cost.step(replace(work, copies=(cost.stream_copies(32, 8000, 16),)))
+    fits = cost.step(work._replace(copies=(cost.stream_copies(32, 5000, 16),)))
+    exceeds = cost.step(work._replace(copies=(cost.stream_copies(32, 8000, 16),)))
     assert fits.exposed_copy_s == 0
     assert exceeds.exposed_copy_s > 0
 

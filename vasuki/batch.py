@@ -87,8 +87,7 @@ class Batch:
         return len(self.decodes) + sum([chunk.samples for chunk in self.prefills])
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     """One entry for each chunk that samples, in batch order."""
 
     token_ids: list[int]  # where several steps were run, `num_steps` tokens for each entry, one entry after the other

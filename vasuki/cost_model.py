@@ -64,8 +64,7 @@ class Copies:
     overlapped: bool = True  # runs beside the step's kernels; otherwise the kernels wait for it
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
+class StepWork(NamedTuple):
     """What a step computes, as sums over its chunks: all that the cost model needs to know.
 
     A chunk of n tokens that ends at context e counts n to `num_tokens`. If n is 1 it is a decode and counts e to

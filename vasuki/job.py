@@ -182,13 +182,11 @@ class _Run:
             offload_modes=("none",) if on_cpu and config.kv.offload == "auto" else OFFLOAD_MODES,
         )
         log.info(
-            "planned in %s: %s for %d requests, at least %s; steps of %d tokens, at most %d sequences; offload %s",
-            duration(plan.plan_s),
-            duration(plan.makespan_s),
+            "planned: %d requests in %s, at least %s; steps of %d tokens, offload %s",
             plan.requests,
+            duration(plan.makespan_s),
             duration(plan.lower_bound_s),
             plan.chunk_tokens,
-            plan.max_num_seqs,
             plan.offload.mode,
         )
         return plan

@@ -141,6 +141,7 @@ class PlannedOrder:
         self._seed = seed
         self._failed: deque[Request] = deque()
         self._ordered: deque[Request] = deque()
+        self._expected: deque[int] = deque()  # output tokens of each of them
         self._held_tokens = 0
         self._refill_below = 0  # rows left in the window at which it is filled up
         self._learn_again_at = ENOUGH_ROWS
@@ -163,9 +164,9 @@ class PlannedOrder:
                 return self._failed.popleft()
         if not self._ordered:
             raise StopIteration
-        request = self._ordered.popleft()
+        request, expected = self._ordered.popleft(), self._expected.popleft()
         self._held_tokens -= request.num_prompt_tokens
-        return request
+        return request if expected == request.expected_tokens else replace(request, estimated_tokens=expected)
 
     def observe(self, sequence: Sequence) -> None:
         """Learn from a row that ended."""
@@ -191,38 +192,44 @@ class PlannedOrder:
                 continue
             rows.append(request)
             self._held_tokens += request.num_prompt_tokens
-        if self._lengths is not None:
-            while self._learn_again_at <= self._lengths.rows:
-                self._learn_again_at *= 2
-            rows = self._estimated(rows, self._lengths)
-        self._ordered = deque(self._in_order(rows))
-        self._refill_below = len(rows) // 2
-
-    def _estimated(self, rows: list[Request], lengths: OutputLengths) -> list[Request]:
-        if self._scheduler is not None:
-            live = list(self._scheduler.live())
-            lengths.watch((s.num_prompt_tokens, s.num_output_tokens) for s in live)
-            for sequence in live:
-                sequence.expected_tokens = lengths.estimate(sequence.num_prompt_tokens, sequence.request.max_tokens)
-        estimates = [lengths.estimate(request.num_prompt_tokens, request.max_tokens) for request in rows]
-        return [
-            request if request.estimated_tokens == estimate else replace(request, estimated_tokens=estimate)
-            for request, estimate in zip(rows, estimates, strict=True)
-        ]
-
-    def _in_order(self, rows: list[Request]) -> Iterable[Request]:
-        prompts, outputs = _sizes(rows)
+        while self._lengths is not None and self._learn_again_at <= self._lengths.rows:
+            self._learn_again_at *= 2
+        prompts, outputs = self._sizes(rows)
         uncertain = self._lengths is not None
         self.solved = solve_order(prompts, outputs, self._capacity, self._solver, self._seed, uncertain)
-        order = self.solved.order
-        return [rows[index] for index in self._together(rows, order)]
+        order = self._together(rows, prompts, outputs)
+        self._ordered = deque([rows[index] for index in order])
+        self._expected = deque(outputs[order].tolist())
+        self._refill_below = len(rows) // 2
 
-    def _together(self, rows: list[Request], order: list[int]) -> list[int]:
-        """Bring rows together whose prompts begin alike, so that the common part is computed and held once.
+    def _sizes(self, rows: list[Request]) -> tuple[Ints, Ints]:
+        """Prompt and expected output tokens, `[rows]` each; sharpens what is expected of sequences on the way."""
+        prompts = np.array([request.num_prompt_tokens for request in rows], dtype=np.int64)
+        if self._lengths is None:
+            return prompts, np.array([request.expected_tokens for request in rows], dtype=np.int64)
+        if self._scheduler is not None:
+            live = list(self._scheduler.live())
+            self._lengths.watch((sequence.num_prompt_tokens, sequence.num_output_tokens) for sequence in live)
+            sharpened = self._estimates([sequence.request for sequence in live])
+            for sequence, expected in zip(live, sharpened.tolist(), strict=True):
+                sequence.expected_tokens = expected
+        return prompts, self._estimates(rows)
+
+    def _estimates(self, rows: list[Request]) -> Ints:
+        assert self._lengths is not None
+        return self._lengths.estimates(
+            np.array([request.num_prompt_tokens for request in rows], dtype=np.int64),
+            np.array([request.max_tokens for request in rows], dtype=np.int64),
+        )
+
+    def _together(self, rows: list[Request], prompts: Ints, outputs: Ints) -> list[int]:
+        """The solved order, where rows stand together whose prompts begin alike, so that what they share is computed
+        and held once.
 
         What all rows share needs no bringing together. A token saved is worth its part of a step; for a large window
         the few steps that a less even mix costs are not worth computing.
         """
+        order = self.solved.order
         if self._solver in ("fifo", "prompt_length") or not any(len(request.prompt_token_ids) for request in rows[:1]):
             return order
         groups: list[PrefixGroup] = []
@@ -240,15 +247,9 @@ class PlannedOrder:
             groups = found
         if len(rows) > WEIGHED_ROWS:
             return group_together(order, groups)
-        instance = _instance(*_sizes(rows), self._capacity)
+        instance = _instance(prompts, outputs, self._capacity)
         weighed = weigh_grouping(instance, groups, cost_per_token=1 / self._capacity.chunk_tokens, cost_per_step=1.0)
         return group_together(order, groups) if weighed.pays else order
-
-
-def _sizes(rows: list[Request]) -> tuple[Ints, Ints]:
-    """Prompt and expected output tokens, `[rows]` each."""
-    prompts = np.array([request.num_prompt_tokens for request in rows], dtype=np.int64)
-    return prompts, np.array([request.expected_tokens for request in rows], dtype=np.int64)
 
 
 def order_requests(

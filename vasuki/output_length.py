@@ -11,6 +11,12 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
 BUCKETS_PER_OCTAVE = 4  # of prompt lengths
 BINS_PER_OCTAVE = 8  # of output lengths: quantiles are exact to 9 %
 ENOUGH_ROWS = 16  # that ended, before neighbouring buckets need not be asked
@@ -58,18 +64,28 @@ class OutputLengths:
         for prompt_tokens, output_tokens in running:
             self._buckets.setdefault(_index(prompt_tokens), _Bucket()).running_tokens += output_tokens
 
-    def estimate(self, prompt_tokens: int, max_tokens: int) -> int:
-        """Tokens to expect, from 1 to `max_tokens`; `max_tokens` while too little is known."""
+    def estimates(self, prompt_tokens: Ints, max_tokens: Ints) -> Ints:
+        """`[rows]` tokens to expect, from 1 to `max_tokens`; `max_tokens` while too little is known."""
         if self.rows < ENOUGH_ROWS:
             return max_tokens
-        near = list(self._near(_index(prompt_tokens)))
+        indices = np.floor(BUCKETS_PER_OCTAVE * np.log2(np.maximum(1, prompt_tokens))).astype(np.int64)
+        expected = np.zeros(len(indices))
+        for index in np.unique(indices).tolist():
+            rows = indices == index
+            expected[rows] = self._expected(list(self._near(index)), max_tokens[rows])
+        return np.clip(np.rint(expected).astype(np.int64), 1, max_tokens)
+
+    def _expected(self, near: list[_Bucket], max_tokens: Ints) -> Floats:
         ended = sum([bucket.ended for bucket in near])
         if self._quantile is None:
             tokens = sum([bucket.tokens + bucket.running_tokens for bucket in near])
-            expected = (tokens + IMAGINED_ROWS * max_tokens) / (ended + IMAGINED_ROWS)
-        else:
-            expected = self._quantile_of(near, self._quantile * (ended + IMAGINED_ROWS), max_tokens)
-        return max(1, min(max_tokens, round(expected)))
+            return (tokens + IMAGINED_ROWS * max_tokens) / (ended + IMAGINED_ROWS)
+        rows_below = self._quantile * (ended + IMAGINED_ROWS)
+        for index in sorted({index for bucket in near for index in bucket.bins}):
+            rows_below -= sum([bucket.bins.get(index, 0) for bucket in near])
+            if rows_below <= 0:  # the upper end of the bin in which the wanted number of rows is reached
+                return np.full(len(max_tokens), 2 ** ((index + 1) / BINS_PER_OCTAVE))
+        return max_tokens.astype(np.float64)
 
     def _near(self, index: int) -> Iterator[_Bucket]:
         """The bucket and its neighbours, as far as it takes to have enough rows that ended."""
@@ -81,15 +97,6 @@ class OutputLengths:
                     yield self._buckets[neighbour]
             if ended >= ENOUGH_ROWS:
                 return
-
-    @staticmethod
-    def _quantile_of(near: list[_Bucket], rows_below: float, max_tokens: int) -> float:
-        """The upper end of the bin in which the wanted number of rows is reached."""
-        for index in sorted({index for bucket in near for index in bucket.bins}):
-            rows_below -= sum([bucket.bins.get(index, 0) for bucket in near])
-            if rows_below <= 0:
-                return float(2 ** ((index + 1) / BINS_PER_OCTAVE))
-        return max_tokens
 
 
 def _index(prompt_tokens: int) -> int:

@@ -47,9 +47,8 @@ class Progress:
         self._bar = (
             tqdm(
                 total=total_rows,
-                unit="row",
                 dynamic_ncols=True,
-                bar_format="{l_bar}{bar:20}{n_fmt}/{total_fmt}{postfix}",
+                bar_format="{l_bar}{bar:20} {n_fmt}/{total_fmt} rows{postfix}",
             )
             if on_terminal
             else None
@@ -85,5 +84,5 @@ class Progress:
         """Leave the last state on the screen."""
         if self._bar is not None:
             self._bar.n = self._rows_done()
-            self._bar.refresh()
+            self._bar.set_postfix_str(f"{self._tokens / (time.perf_counter() - self._started_s):,.0f} tok/s")
             self._bar.close()

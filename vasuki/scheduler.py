@@ -197,15 +197,19 @@ class Scheduler:
         for sequence, logprob in zip(_sampling(batch), result.logprobs, strict=False):
             sequence.logprob += logprob
         finished: list[Sequence] = []
-        first = 0
-        for sequence, stops in zip(batch.decodes, stopped, strict=False):
-            sequence.num_computed_tokens += steps
-            output = sequence.output_token_ids
-            output += tokens[first : first + steps]
-            first += steps
-            if stops or len(output) >= sequence.request.max_tokens:
-                self._finish(sequence, stops, finished)
         sample = len(batch.decodes)
+        first = sample * steps
+        if steps == 1:
+            for sequence, token in zip(batch.decodes, tokens, strict=False):
+                sequence.num_computed_tokens += 1
+                sequence.output_token_ids.append(token)
+        else:
+            for index, sequence in enumerate(batch.decodes):
+                sequence.num_computed_tokens += steps
+                sequence.output_token_ids.extend(tokens[index * steps : (index + 1) * steps])
+        for sequence, stops in zip(batch.decodes, stopped, strict=False):
+            if stops or len(sequence.output_token_ids) >= sequence.request.max_tokens:
+                self._finish(sequence, stops, finished)
         for sequence, start, num_tokens, samples in batch.prefills:
             sequence.num_computed_tokens = start + steps * num_tokens
             if samples:
@@ -248,17 +252,18 @@ class Scheduler:
             if budget > 0:  # memory, not the budget, cut the chunk
                 return 1
             steps = (sequence.num_tokens - start - 1) // chunk_tokens
-        # A decode fills a block in block_tokens steps: so many rounds of as many steps find their blocks.
-        rounds = (pool.num_available - 1) // max(1, len(decodes) + chunk_tokens)
-        if rounds > 0:
-            return max(1, min(steps, rounds * pool.block_tokens))
-        if prefills:
-            return 1
+        # A decode fills a block in block_tokens steps, and a chunk of c tokens fills c of them: so many rounds of as many
+        # steps find their blocks. In the last one every decode may need a block at once, and chunks take what is left.
+        available, block_tokens = pool.num_available, pool.block_tokens
+        rounds = (available - 1) // max(1, len(decodes) + chunk_tokens)
+        spare = available - 1 - rounds * (len(decodes) + chunk_tokens) - len(decodes)
+        sure = rounds * block_tokens + (max(0, spare) * block_tokens // chunk_tokens if chunk_tokens else 0)
+        if sure or prefills:
+            return max(1, min(steps, sure))
         # Fewer blocks are left than there are decodes: the step in which they are used up follows from the places left
         # in the last blocks.
-        block_tokens = pool.block_tokens
         places = sorted([-(start + 1) % block_tokens for start in starts])
-        return max(1, 1 + places[pool.num_available]) if pool.num_available < len(places) else 1
+        return 1 + places[available] if available < len(places) else 1
 
     def _grow(self, batch: Batch, steps: int) -> None:
         """Take the blocks for the steps after the first, which `schedule` provided for."""
@@ -363,6 +368,8 @@ class Scheduler:
             watermark = max(1, pool.num_blocks // 100)
             return pool.blocks_for(sequence.num_tokens) + max(0, promised) + watermark <= pool.num_available
         if self.policy.admission is Admission.MAXIMUM:
+            return False
+        if pool.num_held + pool.blocks_for(sequence.num_tokens) > pool.num_blocks:
             return False
         return peak_blocks([*self.running, sequence], pool.block_tokens) <= pool.num_blocks
 

@@ -9,6 +9,7 @@ or the next row that arrives. Each of them is still priced by itself, with its o
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Vector
@@ -16,7 +17,7 @@ from collections.abc import Sequence as Vector
 from vasuki.batch import Batch, StepResult
 from vasuki.cost_model import Copies, CostModel, StepTime, StepWork, causal_pairs
 from vasuki.plan import EngineSettings
-from vasuki.sequence import Request
+from vasuki.sequence import Request, Sequence
 
 
 class VirtualClock:
@@ -60,17 +61,17 @@ class SimulatedExecutor:
         self._window = shape.sliding_window if shape.num_windowed_layers else 0
         self._stream_copy_bytes = settings.block_tokens * shape.kv_bytes_per_token_per_layer
         self._last_end_s = 0.0
+        self._decode_steps = 0  # steps with decodes so far
+        self._ends: list[tuple[int, int, Sequence]] = []  # heap: decode step in which a sequence ends
+        self._num_entries = 0  # breaks ties
         self._wave_rows = self._wave_context = 0  # of the running padded batch
 
     def execute(self, batch: Batch) -> StepResult:
         """Let the batch's time pass, up to the first sequence that ends. Waiting for an arrival counts to the step."""
-        lengths, clock = self._output_tokens, self.clock
-        left = [
-            lengths[sequence.request.row] - len(sequence.output_token_ids) for sequence in batch.decodes
-        ]  # at least 1 each
-        most_steps = 1 if self._one_by_one else min(left, default=batch.max_steps)
+        clock = self.clock
+        most_steps = 1 if self._one_by_one else min(batch.max_steps, self._steps_to_next_end(batch))
         steps, exposed_s, hidden_s = 0, 0.0, 0.0
-        for step in self._times(batch, min(most_steps, batch.max_steps)):
+        for step in self._times(batch, most_steps):
             clock.now_s += step.total_s
             exposed_s += step.exposed_copy_s
             hidden_s += step.hidden_copy_s
@@ -78,13 +79,42 @@ class SimulatedExecutor:
             if clock.now_s >= clock.next_arrival_s:
                 break
         self._wave_context += steps
-        stopped = [remaining <= steps for remaining in left]
+        stopped = self._stopped_decodes(batch, steps)
         for sequence, _, _, samples in batch.prefills:
             if samples:
-                stopped.append(lengths[sequence.request.row] <= len(sequence.output_token_ids) + 1)
+                stopped.append(self._expect_end(sequence, sampled=1) == 0)
+        for swap in batch.swaps:
+            if not swap.to_host:
+                self._expect_end(swap.sequence)
         elapsed_s = clock.now_s - self._last_end_s
         self._last_end_s = clock.now_s
         return StepResult([0] * (steps * len(stopped)), stopped, elapsed_s, (), exposed_s, hidden_s, steps)
+
+    # Whoever decodes does so in every step with decodes, so that a heap of such steps says who ends next. A sequence
+    # that is preempted leaves an entry behind: at worst it cuts a run of steps short.
+
+    def _expect_end(self, sequence: Sequence, sampled: int = 0) -> int:
+        """Note when a sequence that is about to decode will end. Returns the tokens that it lacks."""
+        left = self._output_tokens[sequence.request.row] - sequence.num_output_tokens - sampled
+        if left > 0:
+            self._num_entries += 1
+            heapq.heappush(self._ends, (self._decode_steps + left, self._num_entries, sequence))
+        return left
+
+    def _steps_to_next_end(self, batch: Batch) -> int:
+        return self._ends[0][0] - self._decode_steps if batch.decodes and self._ends else batch.max_steps
+
+    def _stopped_decodes(self, batch: Batch, steps: int) -> list[bool]:
+        """For each decode, whether it has ended after so many steps."""
+        stopped = [False] * len(batch.decodes)
+        if batch.decodes:
+            self._decode_steps += steps
+        while self._ends and self._ends[0][0] <= self._decode_steps:
+            _, _, sequence = heapq.heappop(self._ends)
+            lacking = self._output_tokens[sequence.request.row] - sequence.num_output_tokens
+            if lacking == steps and sequence in batch.decodes:
+                stopped[batch.decodes.index(sequence)] = True
+        return stopped
 
     def _times(self, batch: Batch, most_steps: int) -> Iterator[StepTime]:
         cost = self.cost_model
@@ -92,12 +122,9 @@ class SimulatedExecutor:
         if self._padded:
             work = self._padded_work(batch)
         else:
-            contexts = [start + 1 for start in batch.starts]
-            if self._window and max([*contexts, *[chunk.end for chunk in batch.prefills]]) > self._window:
+            if self._window:  # what windowed layers see of a batch depends on each of its contexts
                 step = cost.step(cost.batch_work(batch, copies))
                 return iter([StepTime(step.total_s, step.exposed_copy_s, step.hidden_copy_s)])
-            if self._window:
-                most_steps = 1
             work = _work(batch, copies)
         return cost.repeated(work, most_steps, self._streamed_layers, self._stream_copy_bytes)
 

@@ -10,6 +10,6 @@ output      writes it to a file, and prints it
 """
 
 from vasuki.hf.profiler.build import profile_machine
-from vasuki.hf.profiler.output import default_path, profile_table, write_profile
+from vasuki.hf.profiler.output import profile_table, write_profile
 
-__all__ = ["default_path", "profile_machine", "profile_table", "write_profile"]
+__all__ = ["profile_machine", "profile_table", "write_profile"]

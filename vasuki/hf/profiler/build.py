@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import datetime
 import logging
+import re
 import statistics
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from tqdm import tqdm
 
 from vasuki.cost_model import CostModel
+from vasuki.errors import ProfileError
 from vasuki.hf.model import resolve_device, resolve_dtype
 from vasuki.hf.native import load_kernel
 from vasuki.hf.profiler import links, machine, operators, steps
@@ -43,8 +45,19 @@ from vasuki.profile import (
 log = logging.getLogger(__name__)
 
 _FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
-_PEAK_SIZE = {"cpu": 768, "cuda": 8192}
-_PEAK_SIZE_QUICK = {"cpu": 256, "cuda": 2048}
+_PEAK_SIZES = {"cpu": (256, 768), "cuda": (2048, 8192)}
+_LOAD_SIZE = 8192  # of the matmul that shows the power under load
+_SMALL_LLAMA = ModelShape(
+    name="a small Llama",
+    num_layers=16,
+    hidden_size=1024,
+    intermediate_size=2816,
+    num_heads=16,
+    num_kv_heads=4,
+    head_dim=64,
+    vocab_size=32000,
+)
+_NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 
 def profile_machine(
@@ -58,13 +71,17 @@ def profile_machine(
 
     Args:
         device: `cpu`, `cuda`, or `auto` for CUDA where there is one.
-        model: the sizes to measure with; predictions are best for this model. Without one, a mid-sized Llama's.
+        model: the sizes to measure with; predictions are best for this model. Without one, those of Llama-3-8B on a GPU
+            and of a small Llama on a CPU.
         name: of the profile and its file; made from the device's name if not given.
         progress: show a bar on stderr.
 
     Raises:
         ModelError: CUDA is wanted and absent.
+        ProfileError: the name is none that `find_profile` would find.
     """
+    if name is not None and not _NAME.fullmatch(name):
+        raise ProfileError(f"'{name}' cannot name a profile: use lower case letters, digits, dots and dashes")
     where = resolve_device(device)
     shape = model or _default_shape(where)
     saved = getattr(torch, shape.dtype, torch.bfloat16)
@@ -76,7 +93,7 @@ def profile_machine(
 
 
 def _default_shape(device: torch.device) -> ModelShape:
-    return named_shape("llama-3-8b" if device.type == "cuda" else "qwen3-0.6b")
+    return named_shape("llama-3-8b") if device.type == "cuda" else _SMALL_LLAMA
 
 
 class _Stages:
@@ -154,9 +171,9 @@ class _Profiler:
 
     def _rates(self) -> _Rates:
         self.stages.begin("peak rates and memory bandwidth")
-        sizes = _PEAK_SIZE if self.effort is FULL else _PEAK_SIZE_QUICK
+        sizes = _PEAK_SIZES[self.device.type]
         best = {
-            operators.dtype_name(dtype): _digits(operators.peak_rate(self._in(dtype), sizes[self.device.type]) / 1e12)
+            operators.dtype_name(dtype): _digits(operators.peak_rate(self._in(dtype), sizes) / 1e12)
             for dtype in _FLOAT_TYPES
         }
         bandwidth = _digits(links.memory_bytes_per_s(self.device, self.effort) / 1e9)
@@ -247,11 +264,11 @@ class _Profiler:
         if board is None:
             return None, None, None
         self.stages.begin("power")
-        size = _PEAK_SIZE["cuda"]
-        left, right = self.bench.tensor(size, size), self.bench.tensor(size, size)
+        left, right = (self.bench.tensor(_LOAD_SIZE, _LOAD_SIZE) for _ in range(2))
         idle_w = board.idle_w(self.effort.load_s)
-        call: Callable[[], object] = lambda: left @ right  # noqa: E731
-        loaded_w = board.loaded_w(lambda: measure_load(call, self.bench), self.effort.load_s)
+        # The clock waits for the twenty products that it times.
+        load = partial(self.bench.clock.seconds, partial(torch.matmul, left, right), 20)
+        loaded_w = board.loaded_w(load, self.effort.load_s)
         return idle_w, loaded_w, board.limit_w
 
     def _power_section(self, idle_w: float | None, limit_w: float | None) -> Power:
@@ -293,11 +310,6 @@ class _Profiler:
         elif self.kind == "cpu" or not self.known:
             sources["power"] = "assumed"
         return sources
-
-
-def measure_load(call: Callable[[], object], bench: Bench) -> None:
-    """Keep the device busy for a while and wait until it is done."""
-    bench.clock.seconds(call, 20)
 
 
 def _matmul_rate(series: MatmulPoints) -> float:

@@ -124,7 +124,7 @@ class Board:
             time.sleep(_POWER_EVERY_S)
         return min((power for power in readings if power is not None), default=None)
 
-    def loaded_w(self, load: Callable[[], None], seconds: float) -> float | None:
+    def loaded_w(self, load: Callable[[], object], seconds: float) -> float | None:
         """Highest power while `load`, which waits for its kernels, is called again and again."""
         readings: list[float] = []
         done = threading.Event()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 
@@ -111,11 +112,15 @@ def measure_matmul(bench: Bench, k: int, n: int, widths: tuple[int, ...], sample
     )
 
 
-def peak_rate(bench: Bench, size: int) -> float:
-    """FLOP/s of a large square product: near the best that the device can do in this type."""
-    left, right = bench.tensor(size, size), bench.tensor(size, size)
-    (seconds,) = measure([lambda: left @ right], bench.clock, bench.effort)
-    return 2 * size**3 / seconds
+def peak_rate(bench: Bench, sizes: Seq[int]) -> float:
+    """FLOP/s of the largest of some square products that does not take too long: near the best of this type."""
+
+    def product(size: int) -> Call:
+        return partial(torch.matmul, bench.tensor(size, size), bench.tensor(size, size))
+
+    calls = affordable([product(size) for size in sizes], bench.clock, bench.effort)
+    (seconds,) = measure(calls[-1:], bench.clock, bench.effort)
+    return 2 * sizes[len(calls) - 1] ** 3 / seconds
 
 
 def measure_tile_rows(bench: Bench, processors: int, default: int) -> int:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from vasuki.errors import ProfileError
 from vasuki.profile import HardwareProfile
 
-_SHOWN_TOKENS = 6
-_WIDTH = 100
+_CELLS = 5  # of a row
 
-
-def default_path(profile: HardwareProfile) -> Path:
-    """Where `find_profile` finds it by name, before the profiles that come with the package."""
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return config / "vasuki" / "profiles" / f"{profile.name}.yaml"
+Item = TypeVar("Item")
 
 
 def write_profile(profile: HardwareProfile, path: Path) -> None:
@@ -93,27 +88,33 @@ def profile_table(profile: HardwareProfile) -> str:
         lines.append(f"allocation    {profile.sources['allocation']}")
     measured = profile.measured
     if measured is not None:
-        series = [(f"matmul {each.k} x {each.n} {each.dtype}", each.tokens, each.us) for each in measured.matmul]
+        series = [(f"{each.k} x {each.n} {each.dtype}", each.tokens, each.us) for each in measured.matmul]
         series += [(each.operator, each.tokens, each.us) for each in measured.elementwise]
         for name, tokens, us in series:
-            shown = range(0, len(tokens), -(-len(tokens) // _SHOWN_TOKENS))
-            lines.append(_row(f"{name}, us", [f"{tokens[i]}: {us[i]:.4g}" for i in shown]))
+            cells = [f"{count}: {_short(time)}" for count, time in _spread(list(zip(tokens, us, strict=True)))]
+            lines.append(_row(f"{name}, us", cells))
         for attention in measured.attention:
-            heads = f"{attention.heads}/{attention.kv_heads} heads of {attention.head_dim}"
-            for title, points in (
-                (f"decodes, {heads}, us", [p for p in attention.points if p.tokens == 1]),
-                (f"chunks, {heads}, us", [p for p in attention.points if p.tokens > 1]),
-            ):
-                points = points[:: -(-len(points) // 4)] if points else []
-                cells = [
-                    f"{p.sequences}x{p.context}: {p.us:.4g}" if p.tokens == 1 else f"{p.tokens}@{p.context}: {p.us:.4g}"
-                    for p in points
-                ]
-                lines.append(_row(title, cells))
+            heads = f"{attention.heads}/{attention.kv_heads} heads, us"
+            decodes = [point for point in attention.points if point.tokens == 1]
+            chunks = [point for point in attention.points if point.tokens > 1]
+            cells = [f"{p.sequences}@{p.context}: {_short(p.us)}" for p in _spread(decodes)]
+            lines.append(_row(f"decodes, {heads}", cells))
+            cells = [f"{p.tokens}@{p.context}: {_short(p.us)}" for p in _spread(chunks)]
+            lines.append(_row(f"chunks, {heads}", cells))
     lines.append(f"copies, GB/s  {'bytes':>11} {'h2d':>8} {'d2h':>8} {'both':>8}")
     lines += [f"{'':13} {p.bytes:>11,} {p.h2d:>8.3g} {p.d2h:>8.3g} {p.both:>8.3g}" for p in profile.link.curve]
-    return "\n".join(line[:_WIDTH].rstrip() for line in lines)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _spread(items: Sequence[Item]) -> list[Item]:
+    """Some of many, the first and the last among them."""
+    count = min(_CELLS, len(items))
+    return [items[round(i * (len(items) - 1) / max(1, count - 1))] for i in range(count)]
+
+
+def _short(us: float) -> str:
+    return f"{us / 1e3:.4g}k" if us >= 1e4 else f"{us:.0f}" if us >= 100 else f"{us:.3g}"
 
 
 def _row(name: str, cells: Iterable[str]) -> str:
-    return f"{name:<34}" + " ".join(f"{cell:>10}" for cell in cells)
+    return f"{name:<29}" + "".join(f" {cell:>13}" for cell in cells)

@@ -61,7 +61,7 @@ def measure_overheads(
         cost_model_of: the cost model of a shape on this device, with measured operators and without overheads.
     """
     shape = bench.shape
-    model_bytes = sum(replace(shape, num_layers=count, num_expert_layers=0).weight_bytes for count in _LAYERS)
+    model_bytes = sum(_cut(shape, count).weight_bytes for count in _LAYERS)
     own_size = bench.device.type == "cpu" and model_bytes < _MEMORY_SHARE * available_bytes(bench.device)
     if not own_size:
         shape = narrow(shape)

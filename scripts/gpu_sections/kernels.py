@@ -1,0 +1,169 @@
+"""Ceilings of the card, attention kernels against their plain twin, and the hardware profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from gpu_sections.setting import Ceilings, Finding, Setting
+from vasuki.batch import Batch, ScheduledChunk
+from vasuki.blocks import BlockTable
+from vasuki.hf.attention import Variant, _eager, attend
+from vasuki.hf.cuda_attention import PAGE_TOKENS, PagedVarlen, can_page, is_available
+from vasuki.hf.inputs import build_inputs
+from vasuki.hf.kv_cache import KVCache, KVLayout
+from vasuki.hf.native import load_kernel
+from vasuki.hf.profiler import profile_machine, write_profile
+from vasuki.hf.profiler.timing import QUICK, clock_for, measure
+from vasuki.sequence import Request, Sequence
+
+_TOLERANCE = 2e-2  # of bfloat16 against float64, by norms
+
+
+def ceilings(setting: Setting, share_s: float) -> Finding:
+    """The best that a large matmul and a long copy reach: what other sections measure themselves by."""
+    size = 256 if setting.toy else 8192
+    length = 2**20 if setting.toy else 2**30
+    left, right = (torch.randn(size, size, device=setting.device).to(setting.dtype) for _ in range(2))
+    source = torch.randn(length, device=setting.device)
+    target = torch.empty_like(source)
+    clock = clock_for(setting.device)
+    matmul_s, copy_s = measure([lambda: left @ right, lambda: target.copy_(source)], clock, QUICK)
+    found = Ceilings(2 * size**3 / matmul_s, 2 * source.numel() * 4 / copy_s)
+    setting.ceilings = found
+    dtype = str(setting.dtype).removeprefix("torch.")
+    return Finding(
+        rows=[
+            {"ceiling": f"{dtype} matmul of {size} x {size}", "measured": f"{found.flops_per_s / 1e12:.4g} TFLOP/s"},
+            {"ceiling": f"copy of {length * 4 >> 20} MiB", "measured": f"{found.bytes_per_s / 1e9:.4g} GB/s"},
+        ],
+        notes=[f"profile until measured: {setting.profile.name}"],
+    )
+
+
+def profile(setting: Setting, share_s: float) -> Finding:
+    """What `vasuki profile` measures; the sections after this one predict with it."""
+    measured = profile_machine(
+        setting.device.type, setting.shape(setting.large), name="this-machine", quick=setting.toy or share_s < 150
+    )
+    write_profile(measured, setting.out / "this-machine.yaml")
+    setting.profile = measured
+    known = measured.datasheet_only()
+    return Finding(
+        rows=[
+            {"figure": "matmul, share of peak", "measured": known.efficiency.matmul},
+            {"figure": "weights read, share of bandwidth", "measured": known.efficiency.bandwidth},
+            {"figure": "attention, share of peak", "measured": known.efficiency.attention},
+            {"figure": "KV read, share of bandwidth", "measured": known.efficiency.kv_read},
+            {"figure": "step overhead, us", "measured": known.overheads.step_us},
+            {"figure": "launch, us", "measured": known.overheads.launch_us},
+            *(
+                {"figure": f"copies of {point.bytes >> 10} KiB to / from the device, GB/s",
+                 "measured": f"{point.h2d:.3g} / {point.d2h:.3g}"}
+                for point in known.link.curve[:: max(1, len(known.link.curve) // 4)]
+            ),
+        ],
+        notes=["the whole profile is in this-machine.yaml beside this report"],
+    )  # fmt: skip
+
+
+def attention(setting: Setting, share_s: float) -> Finding:
+    """One layer's attention of a batch of decodes, of a prompt chunk, and of both, by every way that there is."""
+    shape, finding = setting.shape(setting.large), Finding()
+    decodes, context, chunk = (4, 48, 16) if setting.toy else (64, 1024, 512)
+    batches = {
+        f"{decodes} decodes at {context}": ([1] * decodes, [context] * decodes),
+        f"chunk of {chunk} at {context}": ([chunk], [context]),
+        "both": ([1] * decodes + [chunk], [context] * (decodes + 1)),
+    }
+    for title, (lengths, ends) in batches.items():
+        for block_tokens in (32, PAGE_TOKENS):
+            _compare(setting, finding, title, lengths, ends, block_tokens)
+    if reason := is_available(setting.dtype, setting.device, shape.head_dim):
+        finding.notes.append(f"no packed kernel: {reason}")
+    elif not can_page(PAGE_TOKENS):
+        finding.notes.append(f"the packed kernel of torch {torch.__version__} does not walk block tables")
+    return finding
+
+
+def _compare(
+    setting: Setting, finding: Finding, title: str, lengths: list[int], ends: list[int], block_tokens: int
+) -> None:
+    """Time every way for one batch and check it against float64."""
+    shape, device = setting.shape(setting.large), setting.device
+    layout = KVLayout(1, shape.num_kv_heads, shape.head_dim, setting.dtype)
+    width = -(-max(ends) // block_tokens)
+    cache = KVCache(layout, width * len(ends), block_tokens, device)
+    cache.layers[0].normal_()
+    blocks = torch.randperm(cache.num_blocks).numpy().reshape(len(ends), width)
+    batch = _batch(lengths, ends, blocks)
+    total = sum(lengths)
+    query = torch.randn(total, shape.num_heads, shape.head_dim, device=device).to(setting.dtype)
+    key, value = (torch.randn(total, shape.num_kv_heads, shape.head_dim, device=device).to(setting.dtype)
+                  for _ in range(2))  # fmt: skip
+    variant = Variant(scaling=shape.head_dim**-0.5)
+    kernel = None if setting.on_gpu else load_kernel(shape.head_dim, setting.dtype)
+    step = build_inputs(batch, cache, device, kernel)
+    ways: dict[str, Callable[[], torch.Tensor]] = {"engine": lambda: attend(query, key, value, 0, step, variant)}
+    plain = build_inputs(batch, cache, device)
+    ways["torch operators"] = lambda: attend(query, key, value, 0, plain, variant)
+    if not is_available(setting.dtype, device, shape.head_dim):
+        sizes = np.array(lengths), np.array(ends)
+        for paged in (False, True) if can_page(block_tokens) else (False,):
+            packed = PagedVarlen(*sizes, blocks, block_tokens, device, paged)
+            ways["paged kernel" if paged else "gathered kernel"] = (
+                lambda packed=packed: packed(query, cache.layers[0], variant)  # type: ignore[misc]
+            )
+    with torch.inference_mode():
+        ways["engine"]()  # writes the step's keys and values, which all ways read
+        reference = _reference(query, cache, lengths, ends, blocks, variant)
+        seconds = measure(list(ways.values()), clock_for(device), QUICK)
+        for (way, call), took_s in zip(ways.items(), seconds, strict=True):
+            error = float((call().double() - reference).norm() / reference.norm())
+            if not error < _TOLERANCE:
+                finding.failures.append(f"{way}, {title}, blocks of {block_tokens}: error {error:.3g}")
+            read_bytes = sum(ends) * layout.bytes_per_token_layer
+            finding.rows.append(
+                {
+                    "batch": title,
+                    "block": block_tokens,
+                    "way": way,
+                    "us": round(took_s * 1e6, 1),
+                    "KV GB/s": round(read_bytes / took_s / 1e9, 1),
+                    "error": float(f"{error:.2g}"),
+                }
+            )
+
+
+def _batch(lengths: list[int], ends: list[int], blocks: np.ndarray) -> Batch:
+    sequences = [
+        Sequence(
+            Request(row, row, end, 1, np.zeros(end, dtype=np.int32)),
+            num_computed_tokens=end - length,
+            block_table=BlockTable(device=blocks[row].tolist()),
+        )
+        for row, (length, end) in enumerate(zip(lengths, ends, strict=True))
+    ]
+    decodes = [sequence for sequence, length in zip(sequences, lengths, strict=True) if length == 1]
+    prefills = [
+        ScheduledChunk(sequence, sequence.num_computed_tokens, length, True)
+        for sequence, length in zip(sequences, lengths, strict=True)
+        if length > 1
+    ]
+    return Batch(decodes, [sequence.num_computed_tokens for sequence in decodes], prefills, [])
+
+
+def _reference(
+    query: torch.Tensor, cache: KVCache, lengths: list[int], ends: list[int], blocks: np.ndarray, variant: Variant
+) -> torch.Tensor:
+    """In float64, chunk by chunk."""
+    outputs, first = [], 0
+    for row, (length, end) in enumerate(zip(lengths, ends, strict=True)):
+        keys, values = cache.gather(0, torch.from_numpy(blocks[row]).to(query.device))
+        outputs.append(
+            _eager(query[first : first + length].double(), keys[:end].double(), values[:end].double(), variant)
+        )
+        first += length
+    return torch.cat(outputs)

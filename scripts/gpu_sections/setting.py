@@ -1,0 +1,280 @@
+"""What all sections share: the device, models with random weights, workloads, and a planned run of one."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from vasuki.batch import Batch, StepResult
+from vasuki.config import EngineConfig, KVConfig, PlanConfig
+from vasuki.engine import Observer, RunStats, drain
+from vasuki.forecast import lengths_of
+from vasuki.hf import attention
+from vasuki.hf.executor import build_executor
+from vasuki.hf.memory import kv_budget_bytes, total_bytes
+from vasuki.hf.model import LoadedModel, prepare
+from vasuki.hf.tokenizer import Tokenizer
+from vasuki.memory_budget import activation_bytes
+from vasuki.model_shape import NAMED_CONFIGS, ModelShape
+from vasuki.ordering import PlannedOrder, order_requests
+from vasuki.plan import Plan
+from vasuki.planner import OFFLOAD_MODES, make_plan
+from vasuki.profile import HardwareProfile, find_profile, profile_for_device
+from vasuki.scheduler import Scheduler
+from vasuki.sequence import Request, SamplingParams, Sequence
+
+Record = dict[str, Any]
+
+_TOY_CONFIG = dict(
+    model_type="llama",
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=512,
+    max_position_embeddings=4096,
+)
+_TOY_KV_BYTES = 2**24
+_TOY_SHRINKS = 16  # lengths of toy workloads are divided by it
+
+
+@dataclass(slots=True)
+class Finding:
+    """What a section has to say."""
+
+    rows: list[Record] = field(default_factory=list)  # a table; every row has the keys that it needs
+    notes: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)  # checks that did not hold
+
+
+class NoText:
+    """A tokenizer's place where text plays no part."""
+
+    eos_token_id = None
+
+    def meets_stop_string(self, sequence: Sequence, token_id: int) -> bool:
+        return False
+
+
+@dataclass(slots=True)
+class Ceilings:
+    """Best rates found on this device."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+
+class Setting:
+    """Where and with what the sections run.
+
+    Args:
+        device: where models run.
+        toy: small everything, to see that every path works.
+        out: folder for what sections leave behind.
+        seed: of weights and workloads.
+    """
+
+    def __init__(self, device: torch.device, toy: bool, out: Path, seed: int = 0) -> None:
+        self.device = device
+        self.toy = toy
+        self.out = out
+        self.seed = seed
+        self.on_gpu = device.type == "cuda"
+        self.dtype = torch.bfloat16 if self.on_gpu else torch.float32
+        self.small, self.large = ("toy", "toy") if toy else ("llama-3.2-1b", "llama-3-8b")
+        self.profile = self._known_profile()
+        self.ceilings: Ceilings | None = None  # set by kernels.ceilings
+        self._model: tuple[str, Any] | None = None
+
+    def _known_profile(self) -> HardwareProfile:
+        """Until the card is measured. Predictions are those of an A100 if it is an unknown one."""
+        known = profile_for_device(torch.cuda.get_device_name(self.device)) if self.on_gpu else None
+        return known or find_profile("a100" if self.on_gpu else "cpu")
+
+    def config(self, name: str) -> Any:
+        """Of a model: transformers' own class."""
+        tree = dict(_TOY_CONFIG if name == "toy" else NAMED_CONFIGS[name])
+        return AutoConfig.for_model(tree.pop("model_type"), **tree)
+
+    def shape(self, name: str) -> ModelShape:
+        """What the planner and the cost model know of a model."""
+        tree = _TOY_CONFIG if name == "toy" else NAMED_CONFIGS[name]
+        return ModelShape.from_config_json(tree, name).with_dtype(str(self.dtype).removeprefix("torch."))
+
+    def model(self, name: str, implementation: str = "sdpa") -> Any:
+        """A model with random weights, built on the device. Only the last one is kept."""
+        if self._model is None or self._model[0] != name:
+            self._model = None
+            self.free()
+            torch.manual_seed(self.seed)
+            with torch.device(self.device):
+                model = AutoModelForCausalLM.from_config(self.config(name), dtype=self.dtype)
+            self._model = (name, model.eval())
+        model = self._model[1]
+        model.set_attn_implementation(implementation)
+        return model
+
+    def loaded(self, name: str) -> LoadedModel:
+        """The same, ready for the engine."""
+        model = self.model(name, attention.NAME)
+        return prepare(model, cast(Tokenizer, NoText()), GenerationConfig(eos_token_id=0), name)
+
+    def free(self) -> None:
+        """Give memory back that nobody refers to."""
+        gc.collect()
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+
+    def synchronize(self) -> None:
+        """Wait for the device, once a measurement is over."""
+        if self.on_gpu:
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, call: Callable[[], object]) -> float:
+        """How long a call takes, with everything that it started on the device."""
+        self.synchronize()
+        started_s = time.perf_counter()
+        call()
+        self.synchronize()
+        return time.perf_counter() - started_s
+
+    def workload(self, name: str, rows: int) -> list[Request]:
+        """Requests of `sum`, `trans` or `mixed`, which all generate exactly max_tokens."""
+        rng = np.random.default_rng([self.seed, len(name)])
+        prompts, outputs = _LENGTHS[name](rng, rows)
+        shrink = _TOY_SHRINKS if self.toy else 1
+        vocab_size = 512 if self.toy else 15_000
+        requests = []
+        for row, (prompt, output) in enumerate(zip(prompts // shrink + 1, outputs // shrink + 1, strict=True)):
+            ids = rng.integers(5, vocab_size, int(prompt)).astype(np.int32)
+            sampling = SamplingParams(max_tokens=int(output), ignore_eos=True)
+            requests.append(Request(row, row, len(ids), int(output), ids, sampling))
+        return requests
+
+
+# --- workloads -------------------------------------------------------------------------------------------------------
+
+Ints = Any  # int64 [rows]
+
+
+def _drawn(rng: np.random.Generator, rows: int, median: float, sigma: float, low: int, high: int) -> Ints:
+    return np.clip(rng.lognormal(np.log(median), sigma, rows).astype(np.int64), low, high)
+
+
+def _summaries(rng: np.random.Generator, rows: int) -> tuple[Ints, Ints]:
+    """Long prompts, short answers."""
+    return _drawn(rng, rows, 350, 0.7, 32, 1500), _drawn(rng, rows, 40, 0.6, 8, 128)
+
+
+def _translations(rng: np.random.Generator, rows: int) -> tuple[Ints, Ints]:
+    """Answers somewhat longer than prompts."""
+    return _drawn(rng, rows, 110, 0.6, 16, 400), _drawn(rng, rows, 140, 0.6, 16, 400)
+
+
+def _mixture(rng: np.random.Generator, rows: int) -> tuple[Ints, Ints]:
+    """One row long in and short out, one short in and long out, two short both ways (the mix of the Baton paper)."""
+    quarter = max(1, rows // 4)
+    rest = rows - 2 * quarter
+    prompts = [_drawn(rng, quarter, 900, 0.3, 400, 1500), _drawn(rng, rows - quarter, 60, 0.5, 16, 200)]
+    outputs = [_drawn(rng, quarter, 24, 0.4, 8, 64), _drawn(rng, quarter, 220, 0.4, 100, 400)]
+    outputs.append(_drawn(rng, rest, 24, 0.4, 8, 64))
+    order = rng.permutation(rows)
+    return np.concatenate(prompts)[order], np.concatenate(outputs)[order]
+
+
+_LENGTHS = {"sum": _summaries, "trans": _translations, "mixed": _mixture}
+WORKLOADS = tuple(_LENGTHS)
+
+
+# --- a planned run ---------------------------------------------------------------------------------------------------
+
+
+class Rows:
+    """A sink that keeps what each row became, and lets the order learn from it."""
+
+    def __init__(self, order: PlannedOrder | None = None) -> None:
+        self.sequences: dict[int, Sequence] = {}
+        self._order = order
+
+    def write(self, sequence: Sequence) -> None:
+        self.sequences[sequence.request.row] = sequence
+        if self._order is not None:
+            self._order.observe(sequence)
+
+    def commit_if_due(self, now_s: float) -> None: ...
+
+    @property
+    def outputs(self) -> list[list[int]]:
+        """Tokens of each row, in order of rows."""
+        return [self.sequences[row].output_token_ids for row in sorted(self.sequences)]
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(len(sequence.output_token_ids) for sequence in self.sequences.values())
+
+
+@dataclass(slots=True)
+class StepLog:
+    """An engine observer that keeps every step."""
+
+    batches: list[Batch] = field(default_factory=list)
+    elapsed_s: list[float] = field(default_factory=list)
+
+    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
+        self.batches.append(batch)
+        self.elapsed_s.append(result.elapsed_s)
+
+
+@dataclass(slots=True)
+class PlannedRun:
+    """A job run as planned."""
+
+    plan: Plan
+    seconds: float  # first step to last, without loading and planning
+    rows: Rows
+    stats: RunStats
+    log: StepLog
+    peak_bytes: int  # of device memory that torch held; 0 on a CPU
+    planned_bytes: int  # weights, KV and activations
+
+
+def plan_for(setting: Setting, name: str, requests: list[Request], loaded: LoadedModel | None = None) -> Plan:
+    """The plan of `vasuki run` for these requests on this device."""
+    profile = setting.profile.model_copy(update={"memory_mib": total_bytes(setting.device) // 2**20})
+    kv_bytes = _TOY_KV_BYTES if setting.toy else None if loaded is None else kv_budget_bytes(loaded, 0.9)
+    return make_plan(
+        lengths_of(requests),
+        setting.shape(name),
+        profile,
+        plan=PlanConfig(output_length="max"),
+        engine=EngineConfig(),
+        kv=KVConfig(),
+        kv_bytes=kv_bytes,
+        offload_modes=OFFLOAD_MODES if setting.on_gpu else ("none",),
+    )
+
+
+def run_planned(setting: Setting, name: str, requests: list[Request], observers: Iterable[Observer] = ()) -> PlannedRun:
+    """Plan and run, as the command does, without files."""
+    loaded = setting.loaded(name)
+    plan = plan_for(setting, name, requests, loaded)
+    if setting.on_gpu:
+        torch.cuda.reset_peak_memory_stats(setting.device)
+    executor = build_executor(loaded, plan.settings)
+    order = order_requests(iter(requests), plan.settings, solver=plan.solver, output_length="max")
+    rows, log, scheduler, stats = Rows(order), StepLog(), plan.settings.build(), RunStats()
+    seconds = setting.seconds(lambda: drain(order, scheduler, executor, rows, [log, *observers], stats=stats))
+    limits = plan.settings.limits
+    activations = activation_bytes(setting.shape(name), limits.chunk_tokens, limits.max_num_seqs)
+    kv = plan.settings.num_blocks * plan.settings.block_tokens * loaded.kv_layout.bytes_per_token
+    peak = torch.cuda.max_memory_allocated(setting.device) if setting.on_gpu else 0
+    return PlannedRun(plan, seconds, rows, stats, log, peak, loaded.weight_bytes + kv + activations)

@@ -1,0 +1,219 @@
+"""Step times against the roofline, the device's idle share, and copies beside compute."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+
+from gpu_sections.setting import Finding, Record, Rows, Setting, StepLog, run_planned
+from vasuki.batch import Batch, StepResult
+from vasuki.cost_model import CostModel, StepWork
+from vasuki.engine import drain
+from vasuki.hf.executor import build_executor
+from vasuki.hf.offload import CopyEngine, CudaCopyEngine, Done, ThreadCopyEngine
+from vasuki.model_shape import ModelShape
+from vasuki.plan import EngineSettings
+from vasuki.scheduler import Limits, Scheduler, find_policy
+from vasuki.sequence import Request
+
+_WATCHED_STEPS = 24  # whose kernels are counted
+_MOST_ROWS = 512
+
+
+def steps(setting: Setting, share_s: float) -> Finding:
+    """A job of mixed rows, run twice: undisturbed for step times, and with some of its steps watched for kernels."""
+    finding = Finding()
+    for name in dict.fromkeys((setting.small, setting.large)):
+        requests = setting.workload("mixed", 16 if setting.toy else _MOST_ROWS)
+        run_planned(setting, name, requests[: len(requests) // 8])  # loads kernels
+        run = run_planned(setting, name, requests)
+        first = len(run.log.batches) // 3
+        watcher = _KernelWatcher(setting, first, first + _WATCHED_STEPS)
+        run_planned(setting, name, requests, [watcher])
+        wall_s = sum(run.log.elapsed_s[first : first + _WATCHED_STEPS])
+        setting.free()
+        finding.rows += _step_rows(setting, name, run.log)
+        outside_s = run.seconds - sum(run.log.elapsed_s)
+        finding.notes.append(
+            f"{name}: {len(run.log.batches)} steps in {run.seconds:.3g} s, of which {outside_s / run.seconds:.1%} "
+            f"between steps (scheduling, rows out)"
+        )
+        if watcher.busy_s is None:
+            finding.notes.append(f"{name}: no idle share, the device is the host" if not setting.on_gpu else
+                                 f"{name}: no idle share, the profiler saw no kernel")  # fmt: skip
+        else:
+            idle = max(0.0, 1 - watcher.busy_s / wall_s)
+            finding.notes.append(
+                f"{name}: kernels take {watcher.busy_s / _WATCHED_STEPS * 1e3:.3g} ms of a step of "
+                f"{wall_s / _WATCHED_STEPS * 1e3:.3g} ms in steps {first} to {first + _WATCHED_STEPS}: "
+                f"the device idles {idle:.1%}, waiting for the host"
+            )
+    return finding
+
+
+def _step_rows(setting: Setting, name: str, log: StepLog) -> list[Record]:
+    """Steps with prompts and steps without: measured, predicted, and at the ceilings."""
+    shape = setting.shape(name)
+    cost = CostModel(shape, setting.profile)
+    rows = []
+    for title, prefills in (("decodes", False), ("with prompts", True)):
+        chosen = [i for i, batch in enumerate(log.batches) if batch.chunks and bool(batch.prefills) == prefills]
+        if not chosen:
+            continue
+        works = [cost.batch_work(log.batches[i]) for i in chosen]
+        measured_s = statistics.median(log.elapsed_s[i] for i in chosen)
+        row: Record = {
+            "model": name,
+            "steps": f"{len(chosen)} {title}",
+            "tokens": round(statistics.mean(work.num_tokens for work in works)),
+            "measured_ms": _ms(measured_s),
+            "predicted_ms": _ms(statistics.median(cost.step_time_s(work) for work in works)),
+        }
+        if setting.ceilings is not None:
+            floors = [_floor_s(setting, shape, work) for work in works]
+            total_s = sum(log.elapsed_s[i] for i in chosen)
+            row |= {"floor_ms": _ms(statistics.median(floors)), "share_of_floor": round(sum(floors) / total_s, 3)}
+        rows.append(row)
+    return rows
+
+
+def _floor_s(setting: Setting, shape: ModelShape, work: StepWork) -> float:
+    """The longer of the arithmetic at the best matmul's rate and the traffic at the best copy's."""
+    assert setting.ceilings is not None
+    flops: float = work.num_tokens * shape.linear_flops_per_token + work.num_samples * shape.head_flops_per_sample
+    flops += shape.attention_flops(work.decode_context_tokens + work.chunk_pairs)
+    weights = (shape.active_layer_parameters + shape.hidden_size * shape.vocab_size) * shape.dtype_bytes
+    context = work.decode_context_tokens + work.chunk_context_tokens
+    traffic = weights + context * shape.kv_bytes_per_token
+    return max(flops / setting.ceilings.flops_per_s, traffic / setting.ceilings.bytes_per_s)
+
+
+class _KernelWatcher:
+    """An engine observer that has torch's profiler running between two steps."""
+
+    def __init__(self, setting: Setting, first: int, last: int) -> None:
+        self.busy_s: float | None = None  # the device was at work; None where nothing was seen
+        self._setting = setting
+        self._first, self._last = first, last
+        self._step = 0
+        self._profiler: Any = None
+
+    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
+        self._step += 1
+        if not self._setting.on_gpu:
+            return
+        if self._step == self._first:
+            self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+            self._profiler.start()
+        elif self._step == self._last:
+            self._setting.synchronize()
+            self._profiler.stop()
+            spans = [
+                (event.time_range.start, event.time_range.end)
+                for event in self._profiler.events()
+                if event.device_type == DeviceType.CUDA
+            ]
+            if spans:
+                self.busy_s = union_length(spans) * 1e-6
+
+
+def union_length(spans: Iterable[tuple[float, float]]) -> float:
+    """Length that the spans cover together."""
+    total, covered_to = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, covered_to))
+        covered_to = max(covered_to, end)
+    return total
+
+
+# --- copies beside compute -------------------------------------------------------------------------------------------
+
+
+class _TimedCopyEngine(CudaCopyEngine):
+    """Measures what the compute stream waits for, by events on both sides of each wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._waits: list[tuple[Any, Any]] = []
+
+    def require(self, done: Done) -> None:
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        before.record()
+        super().require(done)
+        after.record()
+        self._waits.append((before, after))
+
+    def waited_s(self) -> float:
+        """Seconds of all waits so far, the device being idle or not asked for anything else."""
+        torch.cuda.synchronize()
+        self.settle()
+        return float(sum(before.elapsed_time(after) for before, after in self._waits)) / 1e3
+
+
+def copy_engine(device: torch.device) -> CopyEngine:
+    """As the executor has it on such a device, with a clock on its waits."""
+    return _TimedCopyEngine(device) if device.type == "cuda" else ThreadCopyEngine()
+
+
+def overlap(setting: Setting, share_s: float) -> Finding:
+    """The same job in memory that is too small, without and with each kind of offload."""
+    name = setting.small
+    loaded, layers = setting.loaded(name), setting.shape(name).num_layers
+    requests = setting.workload("trans", 24 if setting.toy else 256)
+    hopeful = [dataclasses.replace(request, estimated_tokens=1) for request in requests]
+    longest = max(request.num_prompt_tokens + request.max_tokens for request in requests)
+    block_tokens = 4 if setting.toy else 32
+    num_blocks = (1 if setting.toy else 8) * -(-longest // block_tokens)
+    tight = EngineSettings(
+        find_policy("vasuki"), Limits(32 if setting.toy else 512, 256, swap_min_tokens=1), num_blocks, block_tokens
+    )
+    runs: dict[str, tuple[EngineSettings, list[Request]]] = {
+        "recompute": (tight, hopeful),
+        "park": (dataclasses.replace(tight, host_blocks=4 * num_blocks), hopeful),
+        "resident": (tight, requests),
+        "stream": (dataclasses.replace(tight, streamed_layers=max(1, layers // 4)), requests),
+    }
+    finding = Finding()
+    for mode, (settings, rows) in runs.items():
+        for _ in range(2):  # the second one counts
+            executor = build_executor(loaded, settings)
+            if executor.offload is not None:
+                executor.offload.engine = copy_engine(setting.device)
+            scheduler, sink = settings.build(), Rows()
+            seconds = setting.seconds(lambda: drain(rows, scheduler, executor, sink))  # noqa: B023
+        row: Record = {"mode": mode, "seconds": round(seconds, 3), "swaps": scheduler.counters.preemptions_swap,
+                       "recomputed": scheduler.counters.recomputed_tokens}  # fmt: skip
+        if executor.offload is not None:
+            row |= _copies(executor.offload.engine, executor.offload.copied_bytes)
+            if not executor.offload.copied_bytes:
+                finding.failures.append(f"{mode}: nothing was moved")
+        finding.rows.append(row)
+        if len(sink.sequences) != len(rows):
+            finding.failures.append(f"{mode}: {len(sink.sequences)} of {len(rows)} rows came out")
+    finding.notes.append(
+        f"{name}, {len(requests)} rows of trans, KV memory of {num_blocks * block_tokens} tokens; exposed: compute "
+        "waited between the events around each wait, also where the host had nothing else to give it, so an upper bound; "
+        "recompute and park run rows whose lengths are unknown, resident and stream the same rows with known lengths"
+    )
+    return finding
+
+
+def _copies(engine: CopyEngine, copied_bytes: int) -> Record:
+    exposed_s = engine.waited_s() if isinstance(engine, _TimedCopyEngine) else engine.exposed_s
+    busy_s = engine.busy_s
+    return {
+        "copied_MB": round(copied_bytes / 1e6, 1),
+        "copy_s": round(busy_s, 4),
+        "exposed_s": round(min(exposed_s, busy_s), 4),
+        "hidden_share": round(1 - min(1.0, exposed_s / busy_s), 3) if busy_s else 1.0,
+        "GB_per_s": round(copied_bytes / busy_s / 1e9, 2) if busy_s else 0.0,
+    }
+
+
+def _ms(seconds: float) -> float:
+    return float(f"{seconds * 1e3:.4g}")

@@ -1,0 +1,159 @@
+"""Sarathi, section 5.3: GPT-3 on 64 A100s, 8-way tensor parallel, with and without an 8-stage pipeline.
+
+10,000 requests of 1,024 to 4,096 tokens, the k-th shortest length drawn with weight k^-0.4 (Zipf), ten prompt tokens
+for each output token. As in the paper a micro-batch holds at most 27 sequences in the pipeline and 11 on a replica
+without one; memory for so many of the longest requests is set aside.
+
+    Orca          a step holds the decodes and one whole prompt: the paper's best case
+    Sarathi       decodes and prompt chunks share 256 tokens; the next prompt fills up what the last chunk of one leaves
+    one chunk     the same, but a step has a chunk of one prompt only, as the paper forms batches (4.3)
+    256 beside    one chunk, of up to 256 tokens besides the decodes, so that steps reach into a third tile
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from reproduce_table import Options, Table
+
+from vasuki.batch import ScheduledChunk
+from vasuki.blocks import BlockPool
+from vasuki.cost_model import CostModel
+from vasuki.layout import Layout
+from vasuki.lengths import Lengths
+from vasuki.memory_budget import memory_budget
+from vasuki.model_shape import named_shape
+from vasuki.pipeline import PipelineResult, simulate_pipelines
+from vasuki.plan import EngineSettings
+from vasuki.profile import find_profile
+from vasuki.scheduler import Limits, Scheduler, find_policy
+from vasuki.sequence import Request, Sequence
+
+REQUESTS = 10_000
+SHORTEST, LONGEST = 1024, 4096
+THETA, P_D_RATIO = 0.4, 10
+CHUNK_TOKENS, BLOCK_TOKENS = 256, 16
+PIPELINE, REPLICAS = Layout(tensor_parallel=8, pipeline_parallel=8), Layout(tensor_parallel=8, data_parallel=8)
+SEQUENCES = {PIPELINE: 27, REPLICAS: 11}
+
+
+class OneChunkScheduler(Scheduler):
+    """A step computes a chunk of one prompt and no more."""
+
+    def _add_chunk(self, chunks: list[ScheduledChunk], sequence: Sequence, budget: int) -> int:
+        return budget if super()._add_chunk(chunks, sequence, budget) else 0
+
+
+class OneChunkSettings(EngineSettings):
+    """Settings that build it."""
+
+    def build(self) -> Scheduler:
+        return OneChunkScheduler(self.policy, self.limits, BlockPool(self.num_blocks, self.block_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """A line of the table."""
+
+    name: str
+    policy: str
+    layout: Layout
+    step_tokens: int
+    one_chunk: bool = False
+
+    def settings(self) -> EngineSettings:
+        kind = OneChunkSettings if self.one_chunk else EngineSettings
+        sequences = SEQUENCES[self.layout]
+        limits = Limits(self.step_tokens, sequences)
+        return kind(find_policy(self.policy), limits, sequences * LONGEST // BLOCK_TOKENS, BLOCK_TOKENS)
+
+
+SYSTEMS = (
+    System("Orca, pipeline", "orca", PIPELINE, SEQUENCES[PIPELINE]),  # a budget that is spent by the first prompt
+    System("Sarathi, pipeline", "sarathi", PIPELINE, CHUNK_TOKENS),
+    System("Sarathi, pipeline, one chunk", "sarathi", PIPELINE, CHUNK_TOKENS, one_chunk=True),
+    System("Sarathi, pipeline, 256 beside", "sarathi", PIPELINE, CHUNK_TOKENS + 26, one_chunk=True),
+    System("Orca, 8 replicas", "orca", REPLICAS, SEQUENCES[REPLICAS]),
+)
+
+
+def zipf_lengths(rows: int, seed: int = 0) -> Lengths:
+    """`[rows]` lengths as the paper describes them."""
+    sizes = np.arange(SHORTEST, LONGEST + 1)
+    weights = np.arange(1, len(sizes) + 1) ** -THETA
+    tokens = np.random.default_rng(seed).choice(sizes, rows, p=weights / weights.sum())
+    outputs = np.maximum(1, np.round(tokens / (P_D_RATIO + 1))).astype(np.int64)
+    return Lengths(tokens - outputs, outputs)
+
+
+def requests(lengths: Lengths) -> Iterator[Request]:
+    """Requests whose memory is set aside by their own lengths."""
+    for row, (prompt, output) in enumerate(zip(lengths.prompt_tokens, lengths.output_tokens, strict=True)):
+        yield Request(row, row, int(prompt), int(output))
+
+
+def run(system: System, lengths: Lengths) -> PipelineResult:
+    """Simulate one line."""
+    cost = CostModel(named_shape("gpt-3").with_dtype("float16"), find_profile("a100"), system.layout)
+    return simulate_pipelines(requests(lengths), lengths.output_tokens.tolist(), system.settings(), cost)
+
+
+def section_5_3(options: Options) -> Table:
+    """Bubbles and makespan of each way to use the 64 GPUs."""
+    lengths = zipf_lengths(options.rows(REQUESTS, least=40))
+    table = Table(
+        f"Sarathi, section 5.3: GPT-3 on 64 A100s, {len(lengths):,} requests",
+        (
+            "system",
+            "makespan, s",
+            "bubbles a request, median, s",
+            "bubbles, share of GPU time",
+            "sequences a step",
+            "bubbles against Orca, paper",
+            "ours",
+            "speed-up over Orca, paper",
+            "ours",
+        ),
+    )
+    paper = {"Sarathi, pipeline": ("1/6.29", "1.91"), "Orca, 8 replicas": ("", "1.28")}
+    orca_s = orca_bubble_s = 0.0
+    for system in SYSTEMS:
+        result = run(system, lengths)
+        bubble_s = median(result.bubble_s)
+        orca_s, orca_bubble_s = orca_s or result.makespan_s, orca_bubble_s or bubble_s
+        paper_bubbles, paper_speedup = paper.get(system.name, ("", ""))
+        table.add(
+            system.name,
+            f"{result.makespan_s:,.0f}",
+            f"{bubble_s:.2f}",
+            f"{result.bubble_share:.0%}",
+            f"{result.mean_seqs:.1f}",
+            paper_bubbles,
+            f"1/{orca_bubble_s / bubble_s:.0f}" if bubble_s and system is not SYSTEMS[0] else "",
+            paper_speedup,
+            f"{orca_s / result.makespan_s:.2f}" if system is not SYSTEMS[0] else "",
+            system=system.name,
+            makespan_s=result.makespan_s,
+            median_bubble_s=bubble_s,
+            bubble_share=result.bubble_share,
+            mean_seqs=result.mean_seqs,
+            steps=result.steps,
+        )
+    return table
+
+
+def batch_sizes(options: Options) -> Table:
+    """Sequences of the greatest length that memory holds, for each micro-batch."""
+    table = Table(
+        f"Sarathi, section 5.3: sequences of {LONGEST:,} tokens that fit, for each micro-batch",
+        ("layout", "paper", "ours, 90 % of memory"),
+    )
+    shape, profile = named_shape("gpt-3").with_dtype("float16"), find_profile("a100")
+    for name, layout in (("8 tensor x 8 pipeline", PIPELINE), ("8 tensor, 8 replicas", REPLICAS)):
+        budget = memory_budget(shape, profile, layout=layout, max_step_tokens=LONGEST, max_num_seqs=SEQUENCES[layout])
+        ours = budget.kv_tokens // LONGEST // layout.pipeline_parallel
+        table.add(name, str(SEQUENCES[layout]), str(ours), layout=name, paper=SEQUENCES[layout], ours=ours)
+    return table

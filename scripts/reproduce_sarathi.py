@@ -1,0 +1,317 @@
+"""Sarathi (arXiv 2308.16369) on one GPU: decode cost, peak gains, P:D ratio, tiles, Orca, cost of chunking.
+
+Nothing is fitted to the paper: the A6000 profile takes its efficiencies from layer times of other cards. Steps are
+priced by the cost model; whole runs are simulated with the project's own scheduler. As in the paper (5.1), all requests
+of a run are alike, P prompt and D output tokens with P + D the sequence length; B of them run at a time, and as many
+are run that start and end hardly count. The baseline computes the prompts of a whole batch in one step and then its
+decodes. A chunk and the decodes beside it share C tokens, so that together they are whole tiles (4.4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reproduce_table import Options, Table
+
+from vasuki.cost_model import CostModel, StepWork
+from vasuki.model_shape import named_shape
+from vasuki.plan import EngineSettings
+from vasuki.profile import find_profile
+from vasuki.scheduler import Limits, Policy, find_policy
+from vasuki.sequence import Request
+from vasuki.simulation import simulate
+
+BLOCK_TOKENS = 16
+WAVES = 40  # requests of a run, in units of the batch
+P_D_RATIOS = (2, 5, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 50, 64, 80, 100, 200)
+
+
+def llama_13b() -> CostModel:
+    """On the A6000, in half precision."""
+    return CostModel(named_shape("llama-13b").with_dtype("float16"), find_profile("rtx-a6000"))
+
+
+def llama_33b() -> CostModel:
+    """On the A100, in half precision."""
+    return CostModel(named_shape("llama-33b").with_dtype("float16"), find_profile("a100"))
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """A workload of equal requests."""
+
+    sequence_tokens: int
+    p_d_ratio: float
+    batch: int
+
+    @property
+    def output_tokens(self) -> int:
+        return max(2, round(self.sequence_tokens / (self.p_d_ratio + 1)))
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.sequence_tokens - self.output_tokens
+
+
+BASELINE = find_policy("static")
+SARATHI = find_policy("sarathi")
+ORCA = find_policy("orca")  # with a budget below a prompt, it starts one whole prompt a step: the paper's best case
+
+
+def tokens_per_s(policy: Policy, chunk_tokens: int, work: Alike, cost: CostModel, options: Options) -> float:
+    """Throughput, prompts and outputs together."""
+    rows = work.batch * options.rows(WAVES, least=2)
+    limits = Limits(chunk_tokens, work.batch, lookahead=2 * work.batch)
+    blocks = (work.batch + 1) * -(-work.sequence_tokens // BLOCK_TOKENS)
+    settings = EngineSettings(policy, limits, blocks, BLOCK_TOKENS)
+    requests = (Request(row, row, work.prompt_tokens, work.output_tokens) for row in range(rows))
+    result = simulate(requests, [work.output_tokens] * rows, settings, cost)
+    return rows * work.sequence_tokens / result.makespan_s
+
+
+def gain(chunk_tokens: int, work: Alike, cost: CostModel, options: Options) -> float:
+    """Sarathi's throughput over the baseline's."""
+    baseline = tokens_per_s(BASELINE, chunk_tokens, work, cost, options)
+    return tokens_per_s(SARATHI, chunk_tokens, work, cost, options) / baseline
+
+
+def decode_costs(cost: CostModel, chunk_tokens: int, batch: int, context: int) -> tuple[float, float]:
+    """Seconds a decode token: in a step of `batch` decodes, and as what `batch - 1` add to a chunk's step (5.1.1).
+
+    A chunk of the same size alone is subtracted, at the same context.
+    """
+    decodes = batch - 1
+    chunk = chunk_tokens - decodes
+    alone_s = cost.step_time_s(StepWork.of([1] * batch, [context] * batch)) / batch
+    mixed = StepWork.of([chunk] + [1] * decodes, [context] * batch)
+    added_s = cost.step_time_s(mixed) - cost.step_time_s(StepWork.of([chunk], [context]))
+    return alone_s, added_s / decodes
+
+
+def table_2(options: Options) -> Table:
+    """A decode token alone and beside a prompt."""
+    cost = llama_13b()
+    prefill = cost.step(StepWork.of([1024], [1024]))
+    decodes = cost.step(StepWork.of([1] * 4, [1024] * 4))
+    mixed = cost.step(StepWork.of([1021, 1, 1, 1], [1024] * 4))
+    table = Table(
+        "Sarathi, table 2: LLaMA-13B on A6000, milliseconds",
+        ("step", "linear, paper", "linear, ours", "attention, paper", "attention, ours", "a decode, paper", "ours"),
+    )
+    added_s = (mixed.total_s - prefill.total_s) / 3
+    for name, step, linear, attention, decode, decode_s in (
+        ("1,024 prompt tokens", prefill, 224.8, 10.0, None, 0.0),
+        ("4 decodes", decodes, 44.28, 5.68, 12.49, decodes.total_s / 4),
+        ("1,021 prompt tokens and 3 decodes", mixed, 223.2, 15.2, 1.2, added_s),
+    ):
+        table.add(
+            name,
+            f"{linear:.1f}",
+            f"{step.linear_s * 1e3:.1f}",
+            f"{attention:.1f}",
+            f"{step.attention_s * 1e3:.1f}",
+            f"{decode:.2f}" if decode else "",
+            f"{decode_s * 1e3:.2f}" if decode else "",
+            step=name,
+            linear_ms=step.linear_s * 1e3,
+            attention_ms=step.attention_s * 1e3,
+            decode_ms=decode_s * 1e3,
+        )
+    return table
+
+
+def figure_3(options: Options) -> Table:
+    """How many times a prompt token's cost a decode costs."""
+    cost = llama_13b()
+    prefill_s = cost.step_time_s(StepWork.of([1024], [1024])) / 1024
+    table = Table(
+        "Sarathi, figure 3: a decode's cost over a prompt token's, LLaMA-13B on A6000, 1,024 tokens",
+        ("batch", "paper", "ours"),
+    )
+    for batch, paper in ((1, 200.0), (2, 100.0), (18, 16.7)):
+        ratio = cost.step_time_s(StepWork.of([1] * batch, [1024] * batch)) / batch / prefill_s
+        table.add(str(batch), f"{paper:.4g}", f"{ratio:.3g}", batch=batch, paper=paper, ratio=ratio)
+    return table
+
+
+def figure_7(options: Options) -> Table:
+    """Tile quantisation."""
+    cost = llama_13b()
+    table = Table(
+        "Sarathi, figure 7: tile quantisation, LLaMA-13B on A6000",
+        ("tokens", "paper, ms", "ours, ms", "paper, against the row above", "ours"),
+    )
+    previous: tuple[float, float] | None = None
+    for tokens, paper_ms in ((128, 55.0), (256, 69.8), (257, 92.33)):
+        ms = cost.step_time_s(StepWork.of([tokens], [tokens])) * 1e3
+        steps = (f"{paper_ms / previous[0] - 1:+.0%}", f"{ms / previous[1] - 1:+.0%}") if previous else ("", "")
+        table.add(str(tokens), f"{paper_ms:.1f}", f"{ms:.1f}", *steps, tokens=tokens, paper_ms=paper_ms, ms=ms)
+        previous = paper_ms, ms
+    return table
+
+
+def figure_8(options: Options) -> Table:
+    """Decode speed-up against batch and sequence length."""
+    cost = llama_13b()
+    table = Table(
+        "Sarathi, figure 8: decode speed-up, LLaMA-13B on A6000, chunk 256 (paper: 2.8 to 10 over all)",
+        ("sequence tokens", "batch", "alone, ms", "beside a chunk, ms", "speed-up"),
+    )
+    for tokens, batches in ((1024, (2, 4, 6, 10, 18)), (2048, (2, 4, 6, 10)), (3072, (2, 4, 6))):
+        for batch in batches:
+            alone_s, added_s = decode_costs(cost, 256, batch, tokens)
+            table.add(
+                f"{tokens:,}",
+                str(batch),
+                f"{alone_s * 1e3:.2f}",
+                f"{added_s * 1e3:.2f}",
+                f"{alone_s / added_s:.1f}",
+                tokens=tokens,
+                batch=batch,
+                speedup=alone_s / added_s,
+            )
+    return table
+
+
+def table_4(options: Options) -> Table:
+    """Peak gains."""
+    table = Table(
+        "Sarathi, table 4: peak gains, chunk 256",
+        (
+            "model, GPU",
+            "sequence tokens",
+            "batch",
+            "P:D",
+            "decode speed-up, paper",
+            "ours",
+            "throughput gain, paper",
+            "ours",
+        ),
+    )
+    small, large = llama_13b(), llama_33b()
+    for name, cost, tokens, batch, ratio, paper_decode, paper_gain in (
+        ("LLaMA-13B, A6000", small, 1024, 6, 50, 5.45, 1.33),
+        ("LLaMA-13B, A6000", small, 2048, 6, 50, 3.26, 1.26),
+        ("LLaMA-13B, A6000", small, 3072, 6, 50, 2.51, 1.22),
+        ("LLaMA-33B, A100", large, 1024, 10, 28, 3.83, 1.25),
+        ("LLaMA-33B, A100", large, 2048, 5, 63, 4.25, 1.22),
+        ("LLaMA-33B, A100", large, 3072, 3, 127, 3.51, 1.14),
+    ):
+        alone_s, added_s = decode_costs(cost, 256, batch, tokens)
+        ours = gain(256, Alike(tokens, ratio, batch), cost, options)
+        table.add(
+            name,
+            f"{tokens:,}",
+            str(batch),
+            f"{ratio}:1",
+            f"{paper_decode:.2f}",
+            f"{alone_s / added_s:.2f}",
+            f"{paper_gain:.2f}",
+            f"{ours:.2f}",
+            model=name,
+            tokens=tokens,
+            batch=batch,
+            decode_speedup=alone_s / added_s,
+            paper_gain=paper_gain,
+            gain=ours,
+        )
+    return table
+
+
+def figure_9(options: Options) -> Table:
+    """Where the gain peaks: at P:D = C / (B - 1), says 5.1.3."""
+    cost = llama_13b()
+    table = Table(
+        "Sarathi, figure 9: P:D ratio of the largest gain, LLaMA-13B on A6000",
+        ("sequence tokens", "batch", "chunk C", "C / (B - 1)", "peak at P:D", "gain there, paper", "ours", "gain at 200:1"),
+    )
+    for tokens, batch, chunk, paper in (
+        (1024, 18, 128, ""),
+        (1024, 18, 256, "1.27"),
+        (1024, 18, 512, "1.23"),
+        (2048, 10, 256, "1.25"),
+        (3072, 6, 256, "1.23"),
+    ):
+        gains = {ratio: gain(chunk, Alike(tokens, ratio, batch), cost, options) for ratio in P_D_RATIOS}
+        peak = max(gains, key=lambda ratio: gains[ratio])
+        table.add(
+            f"{tokens:,}",
+            str(batch),
+            str(chunk),
+            f"{chunk / (batch - 1):.1f}",
+            str(peak),
+            paper,
+            f"{gains[peak]:.2f}",
+            f"{gains[200]:.2f}",
+            tokens=tokens,
+            batch=batch,
+            chunk=chunk,
+            formula=chunk / (batch - 1),
+            peak=peak,
+            gain=gains[peak],
+        )
+    return table
+
+
+def figure_11(options: Options) -> Table:
+    """Iteration-level scheduling at best, against the same baseline."""
+    cost = llama_13b()
+    table = Table(
+        "Sarathi, figure 11: gains over the baseline at P:D = C / (B - 1), C = 256, LLaMA-13B on A6000",
+        ("sequence tokens", "batch", "Orca at best, paper", "ours", "Sarathi, paper", "ours"),
+    )
+    for tokens, batch, paper_orca, paper_sarathi in (
+        (1024, 18, "1.11", 1.27),
+        (2048, 10, "near 1", 1.25),
+        (3072, 6, "near 1", 1.23),
+    ):
+        work = Alike(tokens, 256 / (batch - 1), batch)
+        baseline = tokens_per_s(BASELINE, 256, work, cost, options)
+        orca = tokens_per_s(ORCA, batch, work, cost, options) / baseline
+        sarathi = tokens_per_s(SARATHI, 256, work, cost, options) / baseline
+        table.add(
+            f"{tokens:,}",
+            str(batch),
+            paper_orca,
+            f"{orca:.2f}",
+            f"{paper_sarathi:.2f}",
+            f"{sarathi:.2f}",
+            tokens=tokens,
+            batch=batch,
+            orca=orca,
+            sarathi=sarathi,
+        )
+    return table
+
+
+def figure_13(options: Options) -> Table:
+    """What chunks cost a prompt."""
+    cost = llama_13b()
+    table = Table(
+        "Sarathi, figure 13: time of a 1,024-token prompt in chunks, against whole, LLaMA-13B on A6000",
+        ("chunk", "attention, paper", "ours", "whole step, paper", "ours"),
+    )
+    prompt = 1024
+    whole = cost.step(StepWork.of([prompt], [prompt]))
+    for chunk, paper_attention, paper in (
+        (64, "3", "about 5"),
+        (128, "", "more than 2"),
+        (256, "", "at most 1.2"),
+        (512, "", "at most 1.1"),
+    ):
+        steps = [cost.step(StepWork.of([chunk], [end])) for end in range(chunk, prompt + 1, chunk)]
+        attention = sum(step.attention_s for step in steps) / whole.attention_s
+        total = sum(step.total_s for step in steps) / whole.total_s
+        table.add(
+            str(chunk),
+            paper_attention,
+            f"{attention:.2f}",
+            paper,
+            f"{total:.2f}",
+            chunk=chunk,
+            attention=attention,
+            total=total,
+        )
+    return table
+
+
