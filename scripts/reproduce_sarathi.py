@@ -223,7 +223,16 @@ def figure_9(options: Options) -> Table:
     cost = llama_13b()
     table = Table(
         "Sarathi, figure 9: P:D ratio of the largest gain, LLaMA-13B on A6000",
-        ("sequence tokens", "batch", "chunk C", "C / (B - 1)", "peak at P:D", "gain there, paper", "ours", "gain at 200:1"),
+        (
+            "sequence tokens",
+            "batch",
+            "chunk C",
+            "C / (B - 1)",
+            "peak at P:D",
+            "gain there, paper",
+            "ours",
+            "gain at 200:1",
+        ),
     )
     for tokens, batch, chunk, paper in (
         (1024, 18, 128, ""),
@@ -313,5 +322,3 @@ def figure_13(options: Options) -> Table:
             total=total,
         )
     return table
-
-

@@ -9,6 +9,8 @@ simulates it (6.1.2). Systems:
     order          vasuki's ordering and admission alone
     stream         beside that, as many layers streamed over the profile's PCIe link as the planner finds hidden
     free copies    the same over a link that takes no time: what offloading could give if it cost nothing
+    outputs free   the same where prompts stay on the device, as the paper allocates (5.2), and only what sequences grow
+                   by is off it: Sarathi with as much more memory as that is in the mean
     no limit       Sarathi with a terabyte of device memory: what any saving of memory could give
     plan           what vasuki plans if it is free to choose step size, mixing and offload
 """
@@ -28,7 +30,7 @@ from vasuki.batch import Batch, StepResult
 from vasuki.config import EngineConfig, KVConfig
 from vasuki.cost_model import CostModel, StepWork
 from vasuki.lengths import Lengths
-from vasuki.memory_budget import memory_budget
+from vasuki.memory_budget import MemoryBudget, memory_budget
 from vasuki.model_shape import named_shape
 from vasuki.offload_policy import LayerTraffic, max_layers_first_last, ring_layers, spread_layers
 from vasuki.plan import OffloadMode
@@ -59,6 +61,7 @@ class System:
     policy: str
     offload: OffloadMode = "none"
     free_copies: bool = False
+    outputs_free: bool = False
     no_limit: bool = False
     planned: bool = False
 
@@ -68,6 +71,7 @@ SYSTEMS = {
     "order": System("vasuki"),
     "stream": System("vasuki", "stream"),
     "free copies": System("vasuki", "stream", free_copies=True),
+    "outputs free": System("sarathi", outputs_free=True),
     "no limit": System("sarathi", no_limit=True),
     "plan": System("vasuki", planned=True),
 }
@@ -99,6 +103,7 @@ class Outcome:
         return self.simulated.plan.makespan_s
 
 
+@cache
 def workloads(options: Options) -> dict[str, Lengths]:
     """Summarisation and translation, by name."""
     rows = options.rows(ROWS, least=16)
@@ -120,7 +125,8 @@ def card(name: str) -> HardwareProfile:
 def run(options: Options, workload: str, card_name: str, system_name: str) -> Outcome:
     """Plan and simulate all rows of a workload."""
     lengths, system, profile = workloads(options)[workload], SYSTEMS[system_name], card(card_name)
-    if system.no_limit:
+    kv_bytes = kv_bytes_with_outputs_free(lengths, profile) if system.outputs_free else None
+    if system.no_limit or system.outputs_free:
         profile = profile.model_copy(update={"memory_mib": NO_LIMIT_MIB})
     if system.free_copies:
         profile = profile.model_copy(update={"link": FREE})
@@ -128,9 +134,24 @@ def run(options: Options, workload: str, card_name: str, system_name: str) -> Ou
     kv = KVConfig(block_tokens=BLOCK_TOKENS, offload=system.offload, host_memory=HOST_MEMORY)
     if system.planned:
         engine, kv = EngineConfig(), KVConfig()
-    plan = make_plan(lengths, SHAPE, profile, engine=engine, kv=kv)
+    plan = make_plan(lengths, SHAPE, profile, engine=engine, kv=kv, kv_bytes=kv_bytes)
     seen = Distributions([], [], [])
     return Outcome(simulate_plan(plan, lengths, SHAPE, profile, observers=[seen]), seen)
+
+
+def kv_budget(profile: HardwareProfile) -> MemoryBudget:
+    """KV memory of a card beside 512-token steps."""
+    return memory_budget(
+        SHAPE, profile, block_tokens=BLOCK_TOKENS, max_step_tokens=CHUNK_TOKENS, max_num_seqs=MAX_NUM_SEQS
+    )
+
+
+def kv_bytes_with_outputs_free(lengths: Lengths, profile: HardwareProfile) -> int:
+    """The card's KV memory, larger by what outputs add to prompts, summed over all decode steps of all rows."""
+    prompts, outputs = lengths.prompt_tokens, lengths.output_tokens
+    prompt_steps = float((outputs * prompts).sum())
+    growth = 1 + float((outputs * (outputs - 1) / 2).sum()) / prompt_steps
+    return round(kv_budget(profile).kv_bytes * growth)
 
 
 def makespan(options: Options) -> Table:
@@ -249,9 +270,7 @@ def layers(options: Options) -> Table:
     for card_name in ("rtx4090", PAPER_A10, "a10"):
         profile = card(card_name)
         cost = CostModel(SHAPE, profile)
-        budget = memory_budget(
-            SHAPE, profile, block_tokens=BLOCK_TOKENS, max_step_tokens=CHUNK_TOKENS, max_num_seqs=MAX_NUM_SEQS
-        )
+        budget = kv_budget(profile)
         decodes = 16
         chunk, context = CHUNK_TOKENS - decodes, budget.kv_tokens // (decodes + 1)
         work = StepWork.of([chunk] + [1] * decodes, [context] * (decodes + 1))
@@ -296,7 +315,10 @@ def cost(options: Options) -> Table:
     for workload in workloads(options):
         sarathi_s = run(options, workload, "a40", "Sarathi").makespan_s
         paper = "3.4" if workload == "translation" else "about 10"
-        for card_name, names in ((PAPER_A10, ("Sarathi", "stream", "free copies", "plan")), ("a10", ("Sarathi", "plan"))):
+        for card_name, names in (
+            (PAPER_A10, ("Sarathi", "stream", "outputs free", "free copies", "plan")),
+            ("a10", ("Sarathi", "plan")),
+        ):
             for name in names:
                 slower = run(options, workload, card_name, name).makespan_s / sarathi_s
                 table.add(

@@ -143,7 +143,7 @@ def test_parts_add_up(work: list[tuple[int, int]], card: str, shape: str) -> Non
     cost = model(card, shape)
     tokens, contexts = zip(*work, strict=True)
     step = cost.step(
-        replace(cost.work(tokens, contexts), copies=(Copies(2**28, 2**20), Copies(2**24, overlapped=False)))
+        cost.work(tokens, contexts)._replace(copies=(Copies(2**28, 2**20), Copies(2**24, overlapped=False)))
     )
     assert step.total_s == pytest.approx(step.device_s + step.launch_s + step.overhead_s + step.exposed_copy_s)
     assert step.energy_j >= step.total_s * cost.profile.power.idle_w

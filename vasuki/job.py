@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vasuki.config import JobConfig
+from vasuki.config import JobConfig, KVConfig
 from vasuki.cost_model import CostModel
 from vasuki.engine import Observer, RunStats, drain
 from vasuki.errors import Interrupted, TooManyRowErrors
@@ -175,7 +175,7 @@ class _Run:
             self._profile(loaded),
             plan=config.plan,
             engine=config.engine,
-            kv=config.kv,
+            kv=self._kv(loaded),
             cost=config.cost,
             kv_bytes=kv_budget_bytes(loaded, config.kv.device_memory),
             # On a CPU both tiers are the same memory: moving gains nothing, unless somebody asks for it.
@@ -190,6 +190,15 @@ class _Run:
             plan.offload.mode,
         )
         return plan
+
+    def _kv(self, loaded: LoadedModel) -> KVConfig:
+        """Blocks as large as torch's CUDA kernel wants them for walking block tables, unless the job says otherwise."""
+        from vasuki.hf import cuda_attention
+
+        kv, layout = self.config.kv, loaded.kv_layout
+        if kv.block_tokens != "auto" or cuda_attention.is_available(layout.dtype, loaded.device, layout.head_dim):
+            return kv
+        return kv.model_copy(update={"block_tokens": cuda_attention.PAGE_TOKENS})
 
     def _shape(self, loaded: LoadedModel) -> ModelShape:
         """The model's shape, in the type that it really runs in."""

@@ -40,6 +40,7 @@ from vasuki_solvers.greedy import spread_order
 Ints = npt.NDArray[np.int64]
 
 WINDOW_ROWS = 32_768
+FIRST_ROWS = 4_096
 WINDOW_TOKENS = 16_000_000  # of prompts, whatever the number of rows
 LOCAL_SEARCH_ROWS = 2_000
 LOCAL_SEARCH_WORK = 400_000  # rows x moves
@@ -143,6 +144,7 @@ class PlannedOrder:
         self._ordered: deque[Request] = deque()
         self._expected: deque[int] = deque()  # output tokens of each of them
         self._held_tokens = 0
+        self._fill_rows = min(FIRST_ROWS, window_rows)  # the window opens step by step: the first rows must not wait
         self._refill_below = 0  # rows left in the window at which it is filled up
         self._learn_again_at = ENOUGH_ROWS
         self._is_exhausted = False
@@ -157,8 +159,7 @@ class PlannedOrder:
             return next(self._source)
         if self._failed:
             return self._failed.popleft()
-        learned = self._lengths is not None and self._lengths.rows >= self._learn_again_at
-        if learned or (len(self._ordered) <= self._refill_below and not self._is_exhausted):
+        if len(self._ordered) <= self._refill_below and not self._is_exhausted:
             self._refill()
             if self._failed:
                 return self._failed.popleft()
@@ -170,57 +171,59 @@ class PlannedOrder:
 
     def observe(self, sequence: Sequence) -> None:
         """Learn from a row that ended."""
-        if self._lengths is not None and not sequence.error:
-            self._lengths.observe(sequence.num_prompt_tokens, sequence.num_output_tokens)
+        if self._lengths is None or sequence.error:
+            return
+        self._lengths.observe(sequence.num_prompt_tokens, sequence.num_output_tokens)
+        if self._lengths.rows >= self._learn_again_at:
+            self._learn_again_at *= 2
+            if self._scheduler is not None:
+                self._sharpen(self._lengths, list(self._scheduler.live()))
+            self._order(list(self._ordered))
 
     def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
         """As an engine observer it also sees rows that still run, which keeps its estimates from being too short."""
         self._scheduler = scheduler
 
+    def _sharpen(self, lengths: OutputLengths, live: list[Sequence]) -> None:
+        """Learn from rows that still run, and revise what is expected of them and of those that the scheduler holds."""
+        lengths.watch((sequence.num_prompt_tokens, sequence.num_output_tokens) for sequence in live)
+        expected = self._expect([sequence.request for sequence in live])
+        for sequence, tokens in zip(live, expected.tolist(), strict=True):
+            sequence.expected_tokens = tokens
+
     def _refill(self) -> None:
         """Read up to a full window and order all of it anew."""
         rows = list(self._ordered)
-        while len(rows) < self._window_rows and (not rows or self._held_tokens < self._window_tokens):
+        while len(rows) < self._fill_rows and (not rows or self._held_tokens < self._window_tokens):
             request = next(self._source, None)
             if request is None:
                 self._is_exhausted = True
                 break
             if request.error:
                 self._failed.append(request)
-                if len(self._failed) >= self._window_rows:
+                if len(self._failed) >= self._fill_rows:
                     break
                 continue
             rows.append(request)
             self._held_tokens += request.num_prompt_tokens
-        while self._lengths is not None and self._learn_again_at <= self._lengths.rows:
-            self._learn_again_at *= 2
-        prompts, outputs = self._sizes(rows)
+        self._fill_rows = min(2 * self._fill_rows, self._window_rows)
+        self._order(rows)
+        self._refill_below = len(rows) // 2
+
+    def _order(self, rows: list[Request]) -> None:
+        prompts, outputs = _prompts(rows), self._expect(rows)
         uncertain = self._lengths is not None
         self.solved = solve_order(prompts, outputs, self._capacity, self._solver, self._seed, uncertain)
         order = self._together(rows, prompts, outputs)
         self._ordered = deque([rows[index] for index in order])
         self._expected = deque(outputs[order].tolist())
-        self._refill_below = len(rows) // 2
 
-    def _sizes(self, rows: list[Request]) -> tuple[Ints, Ints]:
-        """Prompt and expected output tokens, `[rows]` each; sharpens what is expected of sequences on the way."""
-        prompts = np.array([request.num_prompt_tokens for request in rows], dtype=np.int64)
+    def _expect(self, rows: list[Request]) -> Ints:
+        """`[rows]` output tokens."""
         if self._lengths is None:
-            return prompts, np.array([request.expected_tokens for request in rows], dtype=np.int64)
-        if self._scheduler is not None:
-            live = list(self._scheduler.live())
-            self._lengths.watch((sequence.num_prompt_tokens, sequence.num_output_tokens) for sequence in live)
-            sharpened = self._estimates([sequence.request for sequence in live])
-            for sequence, expected in zip(live, sharpened.tolist(), strict=True):
-                sequence.expected_tokens = expected
-        return prompts, self._estimates(rows)
-
-    def _estimates(self, rows: list[Request]) -> Ints:
-        assert self._lengths is not None
-        return self._lengths.estimates(
-            np.array([request.num_prompt_tokens for request in rows], dtype=np.int64),
-            np.array([request.max_tokens for request in rows], dtype=np.int64),
-        )
+            return np.array([request.expected_tokens for request in rows], dtype=np.int64)
+        limits = np.array([request.max_tokens for request in rows], dtype=np.int64)
+        return self._lengths.estimates(_prompts(rows), limits)
 
     def _together(self, rows: list[Request], prompts: Ints, outputs: Ints) -> list[int]:
         """The solved order, where rows stand together whose prompts begin alike, so that what they share is computed
@@ -250,6 +253,10 @@ class PlannedOrder:
         instance = _instance(prompts, outputs, self._capacity)
         weighed = weigh_grouping(instance, groups, cost_per_token=1 / self._capacity.chunk_tokens, cost_per_step=1.0)
         return group_together(order, groups) if weighed.pays else order
+
+
+def _prompts(rows: list[Request]) -> Ints:
+    return np.array([request.num_prompt_tokens for request in rows], dtype=np.int64)
 
 
 def order_requests(

@@ -30,7 +30,7 @@ from vasuki.sequence import Request
 
 @dataclass(slots=True)
 class PipelineResult:
-    """How a job went. Requests are listed in the order in which they ended."""
+    """How a job went. Requests are listed in the order in which their last steps began."""
 
     completed_s: list[float] = field(default_factory=list)  # `[requests]` when each ended
     bubble_s: list[float] = field(default_factory=list)  # `[requests]` bubbles of every step that each took part in

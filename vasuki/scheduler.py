@@ -252,8 +252,8 @@ class Scheduler:
             if budget > 0:  # memory, not the budget, cut the chunk
                 return 1
             steps = (sequence.num_tokens - start - 1) // chunk_tokens
-        # A decode fills a block in block_tokens steps, and a chunk of c tokens fills c of them: so many rounds of as many
-        # steps find their blocks. In the last one every decode may need a block at once, and chunks take what is left.
+        # In block_tokens steps a decode fills one block and a chunk of c tokens c of them: so many rounds of as many
+        # steps find their blocks. After them every decode may need a block at once, and chunks take what is left.
         available, block_tokens = pool.num_available, pool.block_tokens
         rounds = (available - 1) // max(1, len(decodes) + chunk_tokens)
         spare = available - 1 - rounds * (len(decodes) + chunk_tokens) - len(decodes)

@@ -14,9 +14,9 @@ from gpu_sections.setting import WORKLOADS, Finding, Record, Setting, plan_for, 
 from vasuki.sequence import Request
 
 _PAD = 2
-_PROBE_ROWS = 64  # warm up, and tell how many rows there is time for
-_ROUNDS = 2
-_MOST_ROWS = 1024  # of the comparison
+_PROBE_ROWS = 256  # warm up, and tell how many rows and rounds there is time for
+_MOST_ROUNDS = 3
+_MOST_ROWS = 2048  # of the comparison
 _MOST_PLANNED_ROWS = 8192  # of the job that vasuki runs alone
 _MOST_PADDED_ROWS = 256
 _PADDED_PREFILL_TOKENS = 131_072
@@ -31,10 +31,7 @@ def contest(setting: Setting, share_s: float, name: str) -> Finding:
     finding = Finding()
     ways: dict[str, Way] = {
         "vasuki": lambda rows: run_planned(setting, name, rows).rows.output_tokens,
-        "generate, padded": partial(_padded, setting, name),
-        "generate, padded and sorted": lambda rows: _padded(
-            setting, name, sorted(rows, key=lambda request: request.num_prompt_tokens)
-        ),
+        "generate, padded and sorted": partial(_padded, setting, name),
         "generate_batch": partial(_continuous, setting, name),
     }
     workloads = WORKLOADS[-1:] if setting.toy else WORKLOADS
@@ -58,31 +55,30 @@ def _compare(
 ) -> None:
     """The same rows by every way in turn. A way that fails, or is too slow for its time, is dropped from `ways`."""
     probe_rows = 8 if setting.toy else _PROBE_ROWS
-    probe = setting.workload(workload, probe_rows)
-    probed_s = 0.0
+    rows = setting.workload(workload, probe_rows)
+    probed: dict[str, float] = {}
+    rates: dict[str, list[float]] = {}
     for way in list(ways):
         try:
-            took_s, tokens = _timed(setting, ways[way], probe)
+            probed[way], tokens = _timed(setting, ways[way], rows)
         except Exception as error:
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
             (finding.failures if way == "vasuki" else finding.notes).append(f"{workload}, {way}: {why}")
             del ways[way]
             continue
-        if way != "vasuki" and took_s > _SLOWEST_PROBE * share_s:
-            finding.notes.append(
-                f"{workload}, {way}: {tokens / took_s:.4g} output tokens/s on the first {probe_rows} rows, "
-                "too slow for the time there is"
-            )
+        rates[way] = [tokens / probed[way]]
+        if way != "vasuki" and probed[way] > _SLOWEST_PROBE * share_s:
+            finding.notes.append(f"{workload}, {way}: too slow for more than its first {probe_rows} rows")
             del ways[way]
-        else:
-            probed_s += took_s
-    left_s = (1 - _ALONE_SHARE) * share_s - probed_s
-    fitting = max(1.0, left_s / (_ROUNDS * max(probed_s, 1e-9)))
-    num_rows = probe_rows if setting.toy else min(_MOST_ROWS, int(fitting) * probe_rows)
-    rows = setting.workload(workload, num_rows)
+    left_s = (1 - _ALONE_SHARE) * share_s - sum(probed.values())
+    passes = int(left_s / max(1e-9, sum(probed[way] for way in ways)))
+    rounds = 1 if setting.toy else min(_MOST_ROUNDS, passes)
+    if rounds > 0:
+        num_rows = probe_rows if setting.toy else min(_MOST_ROWS, passes // rounds * probe_rows)
+        rows = setting.workload(workload, num_rows)
+        rates = {way: [] for way in ways}
     expected = sum(request.max_tokens for request in rows)
-    rates: dict[str, list[float]] = {way: [] for way in ways}
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         for way, run in ways.items():
             seconds, tokens = _timed(setting, run, rows)
             rates[way].append(tokens / seconds)
@@ -92,12 +88,13 @@ def _compare(
         row: Record = {
             "model": name,
             "workload": workload,
-            "rows": num_rows,
+            "rows": len(rows),
+            "rounds": f"{rounds}" if rounds > 0 else "first run",
             "way": way,
             "output_tokens_per_s": [round(rate, 1) for rate in measured],
         }
         if "vasuki" in rates:
-            pairs = zip(rates["vasuki"], measured, strict=True)
+            pairs = zip(rates["vasuki"], measured, strict=True)  # of the same round
             row["ratio"] = round(statistics.median(ours / theirs for ours, theirs in pairs), 2)
         finding.rows.append(row)
 
@@ -153,9 +150,10 @@ def _alone(setting: Setting, name: str, workload: str, share_s: float) -> Record
 
 @torch.inference_mode()
 def _padded(setting: Setting, name: str, rows: list[Request]) -> int:
-    """`generate` on left-padded batches in the order given; a batch runs until its longest answer is there."""
+    """`generate` on left-padded batches of rows of like length; a batch runs until its longest answer is there."""
     model = setting.model(name)
     tokens = 0
+    rows = sorted(rows, key=lambda request: request.num_prompt_tokens)
     for batch in _batches(setting, name, rows):
         longest = max(request.num_prompt_tokens for request in batch)
         most = max(request.max_tokens for request in batch)

@@ -154,7 +154,8 @@ class Setting:
         shrink = _TOY_SHRINKS if self.toy else 1
         vocab_size = 512 if self.toy else 15_000
         requests = []
-        for row, (prompt, output) in enumerate(zip(prompts // shrink + 1, outputs // shrink + 1, strict=True)):
+        shrunk = [np.maximum(1, lengths // shrink) for lengths in (prompts, outputs)]
+        for row, (prompt, output) in enumerate(zip(*shrunk, strict=True)):
             ids = rng.integers(5, vocab_size, int(prompt)).astype(np.int32)
             sampling = SamplingParams(max_tokens=int(output), ignore_eos=True)
             requests.append(Request(row, row, len(ids), int(output), ids, sampling))

@@ -17,7 +17,7 @@ from vasuki.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel
 from vasuki.errors import ModelError, ProfileError
 from vasuki.hf.profiler import profile_machine, profile_table, write_profile
 from vasuki.hf.profiler.links import link_of, saturation_bytes
-from vasuki.hf.profiler.machine import describe, device_name
+from vasuki.hf.profiler.machine import _without_noise, describe, device_name
 from vasuki.hf.profiler.operators import Bench, mlp_width, products, tile_of
 from vasuki.hf.profiler.steps import StepOverheads, fit_overheads, measure_overheads, narrow, stand_in
 from vasuki.hf.profiler.timing import QUICK, HostClock, affordable, low_quantile, measure
@@ -70,7 +70,7 @@ def test_a_profile_names_its_machine(profile: HardwareProfile) -> None:
     machine = describe(CPU)
     assert profile.kind == "cpu"
     assert re.fullmatch(r"cpu-[a-z0-9-]+-\d+-cores?", profile.name)
-    assert profile.device_names == (machine.name,)
+    assert profile.device_names[0] == machine.name == device_name(CPU)
     assert profile.processors == torch.get_num_threads()
     assert profile.memory_mib == machine.memory_bytes // 2**20
     assert set(profile.peak_tflops) == {"float32", "bfloat16", "float16"}
@@ -116,6 +116,18 @@ def test_the_table_is_narrow_and_complete(profile: HardwareProfile) -> None:
 
 def test_tables_of_big_models_are_narrow_too() -> None:
     assert max(map(len, profile_table(find_profile("h100")).splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("model", "short"),
+    [
+        ("Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz", "Intel Xeon Platinum 8375C"),
+        ("AMD EPYC 7B13 64-Core Processor", "AMD EPYC 7B13"),
+        ("AMD EPYC", "AMD EPYC"),
+    ],
+)
+def test_processors_go_by_short_names(model: str, short: str) -> None:
+    assert _without_noise(model) == short
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

@@ -132,6 +132,17 @@ def attend(
         step.offload.before_layer(layer)
     step.cache.write(layer, key, value, step.rows)
     query = query.contiguous()
+    if step.varlen is not None and variant.is_plain:
+        output = step.varlen(query, step.cache.layers[layer], variant)
+    else:
+        output = _attend_chunks(query, layer, step, variant)
+    if step.offload is not None:
+        step.offload.after_layer(layer)
+    return output
+
+
+def _attend_chunks(query: torch.Tensor, layer: int, step: StepInputs, variant: Variant) -> torch.Tensor:
+    """Short chunks through the compiled kernel or in padded groups, long ones in a fused call each."""
     output = torch.empty_like(query)
     if step.kernel is not None and (paged := step.paged_tokens) is not None:
         step.kernel(
@@ -155,8 +166,6 @@ def attend(
         chunk_query = query[chunk.first : chunk.last]
         function = _sdpa if variant.is_plain else _eager
         output[chunk.first : chunk.last] = function(chunk_query, keys[: chunk.end], values[: chunk.end], variant)
-    if step.offload is not None:
-        step.offload.after_layer(layer)
     return output
 
 

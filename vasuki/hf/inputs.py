@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from vasuki.batch import Batch
+from vasuki.hf import cuda_attention
+from vasuki.hf.cuda_attention import PagedVarlen
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.native import PagedKernel
 from vasuki.hf.offload import Offload
@@ -58,6 +60,7 @@ class StepInputs:
     kernel: PagedKernel | None
     paged_tokens: PagedTokens | None
     decode_groups: list[DecodeGroup]
+    varlen: PagedVarlen | None  # serves all chunks in one or two calls, where a layer's attention is plain
 
 
 # Up to this length a chunk's tokens go through the compiled kernel one by one; beyond it a fused call is faster.
@@ -118,7 +121,16 @@ def build_inputs(
         kernel=kernel,
         paged_tokens=paged_tokens,
         decode_groups=decode_groups,
+        varlen=_varlen(lengths, starts + lengths, tables, cache, device),
     )
+
+
+def _varlen(
+    lengths: np.ndarray, ends: np.ndarray, tables: np.ndarray, cache: KVCache, device: torch.device
+) -> PagedVarlen | None:
+    if cuda_attention.is_available(cache.layout.dtype, device, cache.layout.head_dim):
+        return None
+    return PagedVarlen(lengths, ends, tables, cache.block_tokens, device)
 
 
 def _tables(batch: Batch, block_tokens: int) -> np.ndarray:

@@ -148,7 +148,7 @@ class _Profiler:
             name=name or (self.known.name if self.known else self.machine.slug),
             title=self.known.title if self.known else self.machine.name,
             kind=self.kind,
-            device_names=self.known.device_names if self.known else (self.machine.name,),
+            device_names=self.known.device_names if self.known else (self.machine.name, *self.machine.other_names),
             memory_mib=self.machine.memory_bytes // 2**20,
             memory_gb_per_s=rates.memory_gb_per_s,
             peak_tflops=rates.peak_tflops,

@@ -24,6 +24,7 @@ class Machine:
     """A device as drivers and the operating system describe it."""
 
     name: str  # as the driver reports it; for a CPU its model and the cores that torch uses
+    other_names: tuple[str, ...]  # for lookups that do not know about cores
     driver: str
     memory_bytes: int
     processors: int  # streaming multiprocessors, or cores that torch uses
@@ -41,13 +42,15 @@ def describe(device: torch.device) -> Machine:
         board = Board.of(device)
         return Machine(
             name=properties.name,
+            other_names=(),
             driver=f"driver {board.driver if board else 'unknown'}, CUDA {torch.version.cuda}",
             memory_bytes=board.memory_bytes if board else int(properties.total_memory),
             processors=properties.multi_processor_count,
         )
-    cores = torch.get_num_threads()
+    model, cores = _cpu_model(), torch.get_num_threads()
     return Machine(
-        name=f"CPU {_cpu_model()} {cores} core{'s' * (cores > 1)}",
+        name=f"CPU {_without_noise(model)} {cores} core{'s' * (cores > 1)}",
+        other_names=(model,),
         driver=f"{platform.system()} {platform.release()}",
         memory_bytes=total_bytes(device),
         processors=cores,
@@ -62,11 +65,15 @@ def device_name(device: torch.device) -> str:
 def _cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.partition(":")[2] for line in lines if line.lower().startswith("model name"))
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
-        model = platform.processor() or platform.machine()
-    model = re.sub(r"\((?:r|tm)\)|\bcpu\b|\bprocessor\b|\d+-core|@.*", " ", model, flags=re.IGNORECASE)
-    return " ".join(model.split()) or platform.machine()
+        return platform.processor() or platform.machine()
+
+
+def _without_noise(model: str) -> str:
+    """`Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz` -> `Intel Xeon Platinum 8375C`."""
+    short = re.sub(r"\((?:r|tm)\)|\bcpu\b|\bprocessor\b|\d+-core|@.*", " ", model, flags=re.IGNORECASE)
+    return " ".join(short.split()) or model
 
 
 class Board:

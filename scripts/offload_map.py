@@ -1,0 +1,363 @@
+"""Where offloading KV pays: a map of link bandwidth against KV memory, and a table under memory pressure.
+
+    offload_map.py [--figure docs/img/offload-map.svg] [--only map|table]
+
+Both come from the planner and the simulator, for Llama-3-8B in bfloat16. The map takes a card's compute and memory
+bandwidth, gives it other links and other KV memory, and asks which fixed mode ends a job of long rows first. The table
+shrinks the KV memory of real profiles and compares policies on a job of translations. Prints Markdown, and one JSON
+line last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vasuki.config import EngineConfig, KVConfig, PlanConfig
+from vasuki.lengths import Lengths
+from vasuki.memory_budget import memory_budget
+from vasuki.model_shape import ModelShape, named_shape
+from vasuki.plan import OffloadMode, Plan
+from vasuki.planner import WORTHWHILE, make_plan
+from vasuki.profile import HardwareProfile, Link, LinkPoint, find_profile
+from vasuki.simulation import Simulated, simulate_plan
+
+GIB = 2**30
+HOST_BYTES = 256 * GIB
+COPY_S = 2.5e-6  # fixed time of one of many queued copies, between the profiles' 2 us (NVLink-C2C) and 3 us (PCIe)
+COPY_SIZES = (2**12, 2**16, 2**20, 2**24, 2**28)
+FULL_DUPLEX = 0.8  # of the rate in each direction when both run
+
+LINK_GB_PER_S = (6.0, 12.0, 25.0, 52.0, 110.0, 220.0, 450.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One card's compute and memory, and the cards that resemble it."""
+
+    card: str
+    kv_gib: tuple[float, ...]
+    marked: tuple[str, ...]
+
+
+PANELS = (
+    Panel("a10", (1, 2, 4, 8, 16, 32), ("a10", "a40", "rtx4090")),
+    Panel("h200", (4, 8, 16, 32, 64, 128), ("h100-pcie", "h200", "gh200")),
+)
+TABLE_CARDS = ("a10", "a40", "h100-pcie", "gh200")
+SHARES = (1.0, 0.4, 0.2, 0.1)
+ROWS_WANTED = 96  # rows at their full length that the job wants room for
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--figure", type=Path, default=Path("docs/img/offload-map.svg"))
+    parser.add_argument("--only", choices=("map", "table"))
+    parser.add_argument("--block-tokens", type=int, default=256, help="of the map's KV blocks")
+    options = parser.parse_args()
+    shape = named_shape("llama-3-8b")
+    result: dict[str, Any] = {}
+    if options.only != "table":
+        maps = [panel_map(panel, shape, options.block_tokens) for panel in PANELS]
+        marks = {card: card_mark(card, shape) for panel in PANELS for card in panel.marked}
+        options.figure.parent.mkdir(parents=True, exist_ok=True)
+        draw(maps, marks, options.figure)
+        result["map"] = [[vars_of(cell) for cell in cells] for cells in maps]
+        print(marks_table(marks))
+    if options.only != "map":
+        rows = [row for card in TABLE_CARDS for row in pressure(card, shape)]
+        print(pressure_table(rows))
+        result["pressure"] = [vars_of(row) for row in rows]
+        result["targets"] = targets(rows)
+        print(json.dumps(result["targets"], indent=1), file=sys.stderr)
+    print(json.dumps(result))
+
+
+def vars_of(item: Any) -> dict[str, Any]:
+    """A slotted dataclass as a mapping, floats short."""
+    values = {name: getattr(item, name) for name in item.__slots__}
+    return {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in values.items()}
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def drawn(rng: np.random.Generator, rows: int, median: float, sigma: float, low: int, high: int) -> np.ndarray:
+    """Clipped lognormal lengths: int64 `[rows]`."""
+    return np.clip(rng.lognormal(np.log(median), sigma, rows).astype(np.int64), low, high)
+
+
+def long_rows(rows: int) -> Lengths:
+    """Documents and long answers: few fit side by side, so that weights weigh most in a step."""
+    rng = np.random.default_rng(0)
+    return Lengths(drawn(rng, rows, 1500, 0.5, 256, 4096), drawn(rng, rows, 400, 0.6, 64, 1500))
+
+
+def translations(rows: int) -> Lengths:
+    """Answers somewhat longer than prompts."""
+    rng = np.random.default_rng(1)
+    return Lengths(drawn(rng, rows, 110, 0.6, 16, 400), drawn(rng, rows, 140, 0.6, 16, 400))
+
+
+# --- map -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One point of the map."""
+
+    card: str
+    link_gb_per_s: float
+    kv_gib: float
+    mode: OffloadMode  # the fixed mode that ends first, unless none is as good
+    change: float  # of the makespan against no offload: -0.1 is a tenth less
+    change_of_auto: float  # of what the planner picks
+
+
+def panel_map(panel: Panel, shape: ModelShape, block_tokens: int) -> list[Cell]:
+    """Every cell of one panel, by KV memory and then by link."""
+    base = find_profile(panel.card)
+    base = base.model_copy(update={"memory_mib": 2**18})  # whatever the card, the grid says how much KV there is
+    cells = []
+    for kv_gib in panel.kv_gib:
+        side_by_side = kv_gib * GIB / shape.kv_bytes_per_token / 2000
+        job = long_rows(int(min(600, max(120, 3 * side_by_side))))
+
+        def plan(profile: HardwareProfile, mode: OffloadMode | None, job: Lengths = job, gib: float = kv_gib) -> Plan:
+            kv = KVConfig(
+                offload=mode or "auto",
+                device_memory=int(gib * GIB),
+                host_memory=HOST_BYTES,
+                block_tokens=block_tokens,
+            )
+            return make_plan(job, shape, profile, kv=kv)
+
+        none_s = plan(base, "none").makespan_s
+        for rate in LINK_GB_PER_S:
+            profile = base.model_copy(update={"link": link_of(rate)})
+            plans = [plan(profile, "stream"), plan(profile, "park")]
+            best = min(plans, key=lambda made: made.makespan_s)
+            pays = best.makespan_s < WORTHWHILE * none_s
+            auto = plan(profile, None)
+            cells.append(
+                Cell(
+                    card=panel.card,
+                    link_gb_per_s=rate,
+                    kv_gib=kv_gib,
+                    mode=best.offload.mode if pays else "none",
+                    change=best.makespan_s / none_s - 1 if pays else 0.0,
+                    change_of_auto=auto.makespan_s / none_s - 1,
+                )
+            )
+    return cells
+
+
+def link_of(gb_per_s: float) -> Link:
+    """A link of this rate for large copies, and a fixed time for every copy."""
+    points = []
+    for size in COPY_SIZES:
+        rate = size / (COPY_S + size / (gb_per_s * 1e9)) / 1e9
+        both = size / (COPY_S + size / (FULL_DUPLEX * gb_per_s * 1e9)) / 1e9
+        points.append(LinkPoint(bytes=size, h2d=rate, d2h=rate, both=both))
+    return Link(kind=f"{gb_per_s:g} GB/s", curve=tuple(points), source="a point of the map")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a card stands."""
+
+    title: str
+    link_gb_per_s: float
+    kv_gib: float
+
+
+def card_mark(card: str, shape: ModelShape) -> Mark:
+    """A card's link, and the KV that fits beside the weights."""
+    profile = find_profile(card)
+    budget = memory_budget(shape, profile)
+    title = profile.title.replace("NVIDIA ", "").replace("GeForce ", "")
+    return Mark(title, profile.link.curve[-1].h2d, budget.kv_bytes / GIB)
+
+
+def marks_table(marks: dict[str, Mark]) -> str:
+    lines = ["| card | link, GB/s | KV beside the weights, GiB |", "|---|---|---|"]
+    lines += [f"| {mark.title} | {mark.link_gb_per_s:g} | {mark.kv_gib:.1f} |" for mark in marks.values()]
+    return "\n".join(lines) + "\n"
+
+
+_COLOURS = {"none": "#f4f4f4", "park": "#f0b64d", "stream": "#0b5a8a"}  # of rising darkness, also in grey
+_LETTERS = {"none": "", "park": "P", "stream": "S"}
+
+
+def draw(maps: Sequence[Sequence[Cell]], marks: dict[str, Mark], figure: Path) -> None:
+    """Panels side by side; a cell's letter and number say what its colour says."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Patch, Rectangle
+
+    plt.rcParams.update({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "offload-map"})
+    fig, axes = plt.subplots(1, len(maps), figsize=(10.5, 4.9), sharey=True, constrained_layout=True)
+    for axis, cells, panel in zip(np.atleast_1d(axes), maps, PANELS, strict=False):
+        for cell in cells:
+            left, right = cell.kv_gib / 2**0.5, cell.kv_gib * 2**0.5
+            low, high = cell.link_gb_per_s / 2**0.52, cell.link_gb_per_s * 2**0.52
+            axis.add_patch(
+                Rectangle((left, low), right - left, high - low, facecolor=_COLOURS[cell.mode], edgecolor="white")
+            )
+            if cell.mode != "none":
+                dark = cell.mode == "stream"
+                text = f"{_LETTERS[cell.mode]} {cell.change:.0%}".replace("-", "−")
+                axis.text(cell.kv_gib, cell.link_gb_per_s, text, ha="center", va="center", fontsize=7.5,
+                          color="white" if dark else "black")  # fmt: skip
+        _mark_cards(axis, [marks[card] for card in panel.marked if card in marks])
+        gibs, rates = sorted({c.kv_gib for c in cells}), sorted({c.link_gb_per_s for c in cells})
+        axis.set(xscale="log", yscale="log", xlim=(gibs[0] / 2**0.5, gibs[-1] * 2**0.5),
+                 ylim=(rates[0] / 2**0.52, rates[-1] * 2**0.52))  # fmt: skip
+        axis.set_xticks(gibs, [f"{gib:g}" for gib in gibs])
+        axis.set_yticks(rates, [f"{rate:g}" for rate in rates])
+        axis.minorticks_off()
+        profile = find_profile(panel.card)
+        axis.set_title(f"compute and memory of an {profile.title.split()[1]} ({profile.memory_gb_per_s:g} GB/s)")
+        axis.set_xlabel("KV in device memory, read in a full step (GiB)")
+    np.atleast_1d(axes)[0].set_ylabel("host link, one direction (GB/s)")
+    legend = [
+        Patch(facecolor=_COLOURS["stream"], label="S  streaming layers pays"),
+        Patch(facecolor=_COLOURS["park"], label="P  parking sequences pays"),
+        Patch(facecolor=_COLOURS["none"], edgecolor="grey", label="nothing pays"),
+    ]
+    fig.legend(handles=legend, loc="outside lower center", ncols=3, frameon=False)
+    fig.savefig(figure, metadata={"Date": None} if figure.suffix == ".svg" else None, dpi=130)
+    plt.close(fig)
+
+
+def _mark_cards(axis: Any, marks: list[Mark]) -> None:
+    """A star for each card, its name beside it; names of near stars go to different sides."""
+    for index, mark in enumerate(sorted(marks, key=lambda each: each.kv_gib)):
+        axis.plot(mark.kv_gib, mark.link_gb_per_s, "*", markersize=13, markerfacecolor="white", markeredgecolor="black",
+                  zorder=3)  # fmt: skip
+        above = index % 2 == 0
+        axis.annotate(mark.title, (mark.kv_gib, mark.link_gb_per_s), xytext=(0, 10 if above else -17),
+                      textcoords="offset points", ha="center", fontsize=7.5, zorder=4,
+                      bbox=dict(boxstyle="round,pad=0.15", facecolor="white", edgecolor="black", linewidth=0.5))  # fmt: skip
+
+
+# --- table -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """One policy in one amount of memory."""
+
+    card: str
+    share: float  # of the KV memory that the job wants
+    policy: str
+    mode: OffloadMode
+    makespan_s: float
+    recomputed: float  # tokens computed again, as a share of all prompt tokens
+    preemptions: int
+    copied_s: float
+    hidden: float  # share of the copy time; 1 where nothing is copied
+
+
+def pressure(
+    card: str, shape: ModelShape, shares: Sequence[float] = SHARES, rows: int = 4 * ROWS_WANTED
+) -> list[Pressure]:
+    """Policies and modes of one card, in less and less KV memory."""
+    job, profile = translations(rows), find_profile(card)
+    wanted_tokens = ROWS_WANTED * float((job.prompt_tokens + job.output_tokens).mean())
+    runs: list[tuple[str, str, OffloadMode | None]] = [
+        ("vllm", "vllm", "none"),
+        ("vasuki, none", "vasuki", "none"),
+        ("vasuki, park", "vasuki", "park"),
+        ("vasuki, stream", "vasuki", "stream"),
+        ("vasuki, auto", "vasuki", None),
+    ]
+    table = []
+    for share in shares:
+        kv_bytes = int(share * wanted_tokens * shape.kv_bytes_per_token)
+        for title, policy, mode in runs:
+            run = _simulated(job, shape, profile, kv_bytes, policy, mode)
+            stats, counters = run.result.stats, run.result.counters
+            copied_s = stats.hidden_copy_s + stats.exposed_copy_s
+            table.append(
+                Pressure(
+                    card=card,
+                    share=share,
+                    policy=title,
+                    mode=run.plan.offload.mode,
+                    makespan_s=run.result.makespan_s,
+                    recomputed=run.recomputed_tokens / float(job.prompt_tokens.sum()),
+                    preemptions=counters.preemptions_recompute + counters.preemptions_swap,
+                    copied_s=copied_s,
+                    hidden=stats.hidden_copy_s / copied_s if copied_s else 1.0,
+                )
+            )
+    return table
+
+
+def _simulated(
+    job: Lengths, shape: ModelShape, profile: HardwareProfile, kv_bytes: int, policy: str, mode: OffloadMode | None
+) -> Simulated:
+    kv = KVConfig(offload=mode or "auto", device_memory=kv_bytes, host_memory=HOST_BYTES)
+    engine = EngineConfig.model_validate({"policy": policy})
+    plan = make_plan(job, shape, profile, plan=PlanConfig(), engine=engine, kv=kv)
+    return simulate_plan(plan, job, shape, profile)
+
+
+def targets(rows: Sequence[Pressure]) -> dict[str, Any]:
+    """What the table is to show: auto hides its copies, and no fixed mode beats it by more than 2 %."""
+    autos = [row for row in rows if row.policy == "vasuki, auto"]
+    fixed = {
+        (auto.card, auto.share): min(
+            row.makespan_s for row in rows if (row.card, row.share) == (auto.card, auto.share) and row.policy in _FIXED
+        )
+        for auto in autos
+    }
+    behind = {(a.card, a.share): a.makespan_s / fixed[a.card, a.share] - 1 for a in autos}
+    moving = [auto for auto in autos if auto.mode != "none"]
+    return {
+        "auto_moves": len(moving),
+        "auto_hides_95_percent": sum(auto.hidden >= 0.95 for auto in moving),
+        "cases": len(autos),
+        "within_2_percent_of_best_fixed": sum(value <= 0.02 for value in behind.values()),
+        "worst_behind_best_fixed": round(max(behind.values()), 4),
+        "missed": [f"{card} at {share:.0%}: {value:+.1%}" for (card, share), value in behind.items() if value > 0.02]
+        + [f"{auto.card} at {auto.share:.0%}: {auto.hidden:.0%} hidden" for auto in moving if auto.hidden < 0.95],
+    }
+
+
+_FIXED = ("vasuki, none", "vasuki, park", "vasuki, stream")
+
+
+def pressure_table(rows: Sequence[Pressure]) -> str:
+    """One line for each card and share, one group of columns for each policy."""
+    policies = list(dict.fromkeys(row.policy for row in rows))
+    lines = ["| card | KV memory | " + " | ".join(policies) + " |", "|---|---|" + "---|" * len(policies)]
+    for card, share in dict.fromkeys((row.card, row.share) for row in rows):
+        here = {row.policy: row for row in rows if (row.card, row.share) == (card, share)}
+        lines.append(f"| {card} | {share:.0%} | " + " | ".join(map(_cell, here.values())) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(row: Pressure) -> str:
+    parts = [f"{row.makespan_s:.1f} s"]
+    if row.policy == "vasuki, auto":
+        parts.append(row.mode)
+    if row.recomputed:
+        parts.append(f"{row.recomputed:.0%} again")
+    if row.copied_s:
+        parts.append(f"{row.hidden:.0%} hidden")
+    return ", ".join(parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Pipelines in virtual time: the schedule drawn in `vasuki.pipeline` to the second, and what holds for any job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vasuki.batch import Batch
+from vasuki.cost_model import CostModel, StepWork
+from vasuki.layout import Layout
+from vasuki.model_shape import named_shape
+from vasuki.pipeline import PipelineResult, simulate_pipelines
+from vasuki.plan import EngineSettings
+from vasuki.profile import find_profile
+from vasuki.scheduler import Limits, find_policy
+from vasuki.sequence import Request
+from vasuki.simulation import simulate
+
+BLOCK_TOKENS = 16
+
+
+@dataclass
+class OneSecondATokenOnEachStage:
+    """Stands in for a cost model."""
+
+    layout: Layout
+    shape: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(num_layers=12))
+
+    def batch_work(self, batch: Batch, copies: tuple[()] = ()) -> StepWork:
+        return StepWork.from_batch(batch)
+
+    def stage(self, work: StepWork, stage: int) -> SimpleNamespace:
+        assert 0 <= stage < self.layout.pipeline_parallel
+        return SimpleNamespace(total_s=float(work.num_tokens))
+
+
+def engine(policy: str, chunk_tokens: int, max_num_seqs: int, num_blocks: int = 1000) -> EngineSettings:
+    return EngineSettings(find_policy(policy), Limits(chunk_tokens, max_num_seqs), num_blocks, BLOCK_TOKENS)
+
+
+def run(rows: list[tuple[int, int]], engine: EngineSettings, cost: object) -> PipelineResult:
+    """Rows of (prompt tokens, output tokens)."""
+    requests = (Request(row, row, prompt, output) for row, (prompt, output) in enumerate(rows))
+    return simulate_pipelines(requests, [output for _, output in rows], engine, cost)  # type: ignore[arg-type]
+
+
+def test_the_drawn_schedule() -> None:
+    """Prompts of 4, 4 and 8 tokens on three stages. The first fills the pipeline; the third makes the stages wait."""
+    cost = OneSecondATokenOnEachStage(Layout(pipeline_parallel=3))
+    result = run([(4, 1), (4, 1), (8, 1)], engine("sarathi", 100, 1), cost)
+    assert result.completed_s == [12, 16, 32]
+    assert result.bubble_s == [4 + 8, 0, 4 + 8]
+    assert result.busy_s == 3 * (4 + 4 + 8)
+    assert result.idle_s == 24
+    assert result.makespan_s == 32
+    assert result.steps == 3
+
+
+def test_a_stream_waits_for_its_own_step_and_for_the_stage() -> None:
+    """Two stages and one request of two tokens: its decode starts when its prompt has left the last stage."""
+    cost = OneSecondATokenOnEachStage(Layout(pipeline_parallel=2))
+    result = run([(5, 2)], engine("sarathi", 100, 4), cost)
+    assert result.completed_s == [5 + 5 + 1 + 1]
+    # stage 1 waits 5 s for the prompt; stage 0 waits 5 s for the decode; stage 1 one more for it
+    assert result.bubble_s == [5 + 5 + 1]
+
+
+def test_replicas_share_the_queue() -> None:
+    cost = OneSecondATokenOnEachStage(Layout(data_parallel=2))
+    result = run([(10, 1), (4, 1), (4, 1), (3, 1)], engine("sarathi", 100, 1), cost)
+    assert sorted(result.completed_s) == [4, 8, 10, 11]  # the third row goes to the replica that is free first
+    assert result.bubble_share == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30)), max_size=25),
+    policy=st.sampled_from(["vasuki", "sarathi", "orca", "vllm"]),
+    chunk_tokens=st.integers(8, 40),
+    num_blocks=st.integers(4, 30),
+    stages=st.integers(1, 4),
+    replicas=st.integers(1, 3),
+)
+def test_every_request_ends_once_and_time_adds_up(
+    rows: list[tuple[int, int]], policy: str, chunk_tokens: int, num_blocks: int, stages: int, replicas: int
+) -> None:
+    cost = OneSecondATokenOnEachStage(Layout(pipeline_parallel=stages, data_parallel=replicas))
+    result = run(rows, engine(policy, chunk_tokens, 4, num_blocks), cost)
+    too_long = sum(prompt + output - 1 > num_blocks * BLOCK_TOKENS for prompt, output in rows)
+    assert result.rejected == too_long
+    assert len(result.completed_s) == len(result.bubble_s) == len(rows) - too_long
+    assert all(0 <= bubble_s <= result.idle_s for bubble_s in result.bubble_s)
+    assert result.busy_s + result.idle_s <= stages * replicas * result.makespan_s
+    computed = [prompt + output - 1 for prompt, output in rows if prompt + output - 1 <= num_blocks * BLOCK_TOKENS]
+    if not result.preemptions:
+        assert result.busy_s == stages * sum(computed)
+    assert result.makespan_s >= stages * max(computed, default=0)
+
+
+def test_one_stage_is_the_plain_simulation() -> None:
+    cost = CostModel(named_shape("llama-2-7b"), find_profile("a100"))
+    rows = [(50 + 37 * i % 400, 1 + 13 * i % 90) for i in range(60)]
+    same = engine("sarathi", 128, 8)
+    requests = [Request(row, row, prompt, output) for row, (prompt, output) in enumerate(rows)]
+    plain = simulate(requests, [output for _, output in rows], same, cost)
+    result = run(rows, same, cost)
+    assert result.makespan_s == pytest.approx(plain.makespan_s, rel=1e-3)  # which prices one-token chunks as prompts
+    assert result.steps == plain.stats.steps
+    assert result.bubble_share == 0
+
+
+def test_stages_alike_cost_what_each_would() -> None:
+    """32 layers on 5 stages: two stages have 7 layers, the first an embedding, the last the head."""
+    cost = CostModel(named_shape("llama-2-7b"), find_profile("a100"), Layout(pipeline_parallel=5))
+    result = run([(300, 1)], engine("sarathi", 512, 4), cost)
+    work = StepWork.of([300], [300])
+    assert result.makespan_s == pytest.approx(sum(cost.stage(work, stage).total_s for stage in range(5)))
+
+
+def test_chunked_prefills_leave_fewer_bubbles() -> None:
+    """Sarathi, 5.3: whole prompts hold the other micro-batches up, chunks do not."""
+    cost = CostModel(named_shape("llama-2-7b"), find_profile("a100"), Layout(pipeline_parallel=4))
+    rows = [(400 + 97 * i % 1500, 40 + 7 * i % 50) for i in range(120)]
+    orca, sarathi = run(rows, engine("orca", 8, 8), cost), run(rows, engine("sarathi", 256, 8), cost)
+    assert median(sarathi.bubble_s) < median(orca.bubble_s) / 3
+    assert sarathi.makespan_s < orca.makespan_s
+
+
+def test_memory_pressure_preempts_and_still_ends() -> None:
+    cost = OneSecondATokenOnEachStage(Layout(pipeline_parallel=2))
+    result = run([(16, 60)] * 8, engine("sarathi", 64, 4, num_blocks=8), cost)
+    assert len(result.completed_s) == 8
+    assert result.preemptions > 0
+
+
+def test_padding_is_refused() -> None:
+    with pytest.raises(ValueError, match="padded"):
+        run([(4, 1)], engine("static", 100, 1), OneSecondATokenOnEachStage(Layout()))
+
+
+def test_nothing_to_do() -> None:
+    result = run([], engine("sarathi", 100, 1), OneSecondATokenOnEachStage(Layout(pipeline_parallel=2)))
+    assert (result.makespan_s, result.steps, result.bubble_share, result.mean_seqs) == (0, 0, 0, 0)
