@@ -240,14 +240,22 @@ def draw(maps: Sequence[Sequence[Cell]], marks: dict[str, Mark], figure: Path) -
 
 
 def _mark_cards(axis: Any, marks: list[Mark]) -> None:
-    """A star for each card, its name beside it; names of near stars go to different sides."""
+    """A star for each card, its name above or below it in turn, so that names of near stars keep apart."""
+    box = dict(boxstyle="round,pad=0.15", facecolor="white", edgecolor="black", linewidth=0.5)
     for index, mark in enumerate(sorted(marks, key=lambda each: each.kv_gib)):
-        axis.plot(mark.kv_gib, mark.link_gb_per_s, "*", markersize=13, markerfacecolor="white", markeredgecolor="black",
-                  zorder=3)  # fmt: skip
-        above = index % 2 == 0
-        axis.annotate(mark.title, (mark.kv_gib, mark.link_gb_per_s), xytext=(0, 10 if above else -17),
-                      textcoords="offset points", ha="center", fontsize=7.5, zorder=4,
-                      bbox=dict(boxstyle="round,pad=0.15", facecolor="white", edgecolor="black", linewidth=0.5))  # fmt: skip
+        place = (mark.kv_gib, mark.link_gb_per_s)
+        axis.plot(*place, "*", markersize=13, markerfacecolor="white", markeredgecolor="black", zorder=3)
+        offset = (0, 10 if index % 2 == 0 else -17)
+        axis.annotate(
+            mark.title,
+            place,
+            xytext=offset,
+            textcoords="offset points",
+            ha="center",
+            fontsize=7.5,
+            bbox=box,
+            zorder=4,
+        )
 
 
 # --- table -----------------------------------------------------------------------------------------------------------

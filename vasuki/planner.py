@@ -32,7 +32,7 @@ from vasuki.offload_policy import LayerTraffic, StreamPlan, choose_stream
 from vasuki.ordering import MILP_ROWS, order_requests
 from vasuki.plan import CostEstimate, EngineSettings, Offload, OffloadMode, Plan, Solver
 from vasuki.profile import HardwareProfile
-from vasuki.scheduler import Limits, Mixing, Policy, Scheduler, find_policy
+from vasuki.scheduler import Admission, Limits, Mixing, Policy, Scheduler, find_policy
 from vasuki.sequence import Sequence
 from vasuki.simulation import SimulationResult, simulate
 from vasuki.simulator import VirtualClock
@@ -213,7 +213,7 @@ class _Planner:
             raise problem
 
     def _policies(self) -> list[Policy]:
-        if self.policy.name != "vasuki":
+        if not self.policy.ordered:
             return [self.policy]
         return [replace(self.policy, mixing=mixing) for mixing in (Mixing.MIXED, Mixing.EXCLUSIVE)]
 
@@ -221,7 +221,7 @@ class _Planner:
         """Whole tiles, so that decodes and the chunk together fill them."""
         if self.engine.chunk_tokens != "auto":
             return [self.engine.chunk_tokens]
-        if self.policy.name != "vasuki":
+        if not self.policy.ordered:
             longest = int(self.lengths.prompt_tokens.max())
             return [CHUNK_TOKENS if self.policy.chunked else max(WHOLE_PROMPT_TOKENS, longest)]
         tile = self.profile.tile_rows
@@ -232,7 +232,7 @@ class _Planner:
         max_num_seqs = NUM_SEQS
         if self.engine.max_num_seqs != "auto":
             max_num_seqs = self.engine.max_num_seqs
-        elif self.policy.name == "vasuki":
+        elif self.policy.ordered:
             roomy = self.work.most_sequences(self._num_blocks(chunk_tokens, 1) * self.block_tokens)
             max_num_seqs = min(MOST_SEQS, 8 * math.ceil((1.5 * roomy + 8) / 8))
         num_blocks = self._num_blocks(chunk_tokens, max_num_seqs)
@@ -296,31 +296,43 @@ class _Planner:
         return min(tried, key=lambda pair: pair[1].makespan_s)
 
     def _with_offload(self, candidate: _Candidate, base: Prediction, job: Lengths) -> tuple[_Candidate, Prediction]:
-        """The candidate with what pays best of no offload, parking and streaming, and the reason in words."""
+        """The candidate with what pays best of nothing, careful admission, parking and streaming, and why in words."""
+        options = [(candidate, base)]
         reasons = []
-        options: list[tuple[_Candidate, Prediction]] = []
-        for mode, other in (("park", self._parking), ("stream", self._streaming)):
-            if mode in self.offload_modes:
-                found, reason = other(candidate, base)
-                if found is not None:
-                    prediction = self._predict(found, job)
-                    if mode == "park":  # arithmetic, which makes up for rows that the sample lacks, knows no preemption
-                        ratio = prediction.result.makespan_s / base.result.makespan_s
-                        prediction = replace(prediction, makespan_s=ratio * base.makespan_s)
-                    options.append((found, prediction))
-                    reason = f"{mode} would change the makespan by {prediction.makespan_s / base.makespan_s - 1:+.1%}"
+        for mode, other in (("none", self._careful), ("park", self._parking), ("stream", self._streaming)):
+            if mode != "none" and mode not in self.offload_modes:
+                continue
+            found, reason = other(candidate, base)
+            if found is not None:
+                prediction = self._predict(found, job)
+                if mode != "stream":  # arithmetic, which makes up for rows that the sample lacks, knows no preemption
+                    ratio = prediction.result.makespan_s / base.result.makespan_s
+                    prediction = replace(prediction, makespan_s=ratio * base.makespan_s)
+                options.append((found, prediction))
+                reason = f"{mode} would change the makespan by {prediction.makespan_s / base.makespan_s - 1:+.1%}"
+            if mode != "none":
                 reasons.append(reason)
-        best, prediction = min(options, key=lambda option: option[1].makespan_s, default=(candidate, base))
-        is_forced = self.kv.offload not in ("auto", "none")
-        if not options or (prediction.makespan_s > WORTHWHILE * base.makespan_s and not is_forced):
+        plain = min(options[:2] if options[1:] and options[1][0].offload.mode == "none" else options[:1], key=_makespan)
+        forced = [option for option in options if option[0].offload.mode == self.kv.offload != "none"]
+        best, prediction = min(forced or options, key=_makespan)
+        is_worthwhile = best.offload.mode == "park" or prediction.makespan_s < WORTHWHILE * plain[1].makespan_s
+        if best.offload.mode == "none" or not (is_worthwhile or forced):
             why = "; ".join(reasons) if reasons else "as the job asks"
-            return replace(candidate, offload=Offload("none", 0, why)), base
-        change = f"the makespan changes by {prediction.makespan_s / base.makespan_s - 1:+.1%}"
+            return replace(plain[0], offload=Offload("none", 0, why)), plain[1]
+        change = f"the makespan changes by {prediction.makespan_s / plain[1].makespan_s - 1:+.1%}"
         return replace(best, offload=replace(best.offload, reason=f"{best.offload.reason}; {change}")), prediction
+
+    def _careful(self, candidate: _Candidate, base: Prediction) -> tuple[_Candidate | None, str]:
+        """Rows start only when all expected growth has room, where rows that start at once push others out."""
+        if not self.policy.ordered or not base.result.counters.preemptions_recompute:
+            return None, ""
+        settings = candidate.settings
+        settings = replace(settings, policy=replace(settings.policy, admission=Admission.PEAK))
+        return self._candidate(settings, candidate.offload), ""
 
     def _parking(self, candidate: _Candidate, base: Prediction) -> tuple[_Candidate | None, str]:
         """Preempted sequences wait in host memory instead of being computed again."""
-        if self.policy.name != "vasuki":
+        if not self.policy.ordered:
             return None, "only vasuki parks sequences"
         if not base.result.counters.preemptions_recompute and self.kv.offload != "park":
             return None, "no sequence has to make room, so that there is none to park"
@@ -469,6 +481,10 @@ class _Shares:
     def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
         self.all_s += result.elapsed_s
         self.prompts_s += result.elapsed_s if batch.prefills else 0.0
+
+
+def _makespan(option: tuple[_Candidate, Prediction]) -> float:
+    return option[1].makespan_s
 
 
 def _steady_s(ends_s: list[float]) -> float:

@@ -62,7 +62,7 @@ class Policy:
 POLICIES = {
     policy.name: policy
     for policy in (
-        Policy("vasuki", ordered=True, shares_prefixes=True, evicts_least_computed=True),
+        Policy("vasuki", admission=Admission.PROMPT, ordered=True, shares_prefixes=True, evicts_least_computed=True),
         Policy("sarathi", admission=Admission.PROMPT),
         Policy("orca", chunked=False, admission=Admission.MAXIMUM),
         Policy("vllm", Mixing.PREFILL_FIRST, chunked=False, admission=Admission.PROMPT),

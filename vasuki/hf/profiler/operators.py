@@ -36,6 +36,7 @@ _COLD = 4  # times the last cache: data of this size is read from memory
 _MEMORY_SHARE = 0.25  # of what is free may be taken for weights or KV
 _TILES = (256, 128, 64)
 _KV_LAYERS = 4
+_MOST_SAMPLES = 512
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -88,24 +89,33 @@ def products(shape: ModelShape) -> dict[tuple[int, int], tuple[int, ...]]:
     return widths
 
 
-def measure_matmul(bench: Bench, k: int, n: int, widths: tuple[int, ...], samples_only: bool = False) -> MatmulPoints:
-    """`[tokens, k] x [k, n]` for the effort's numbers of tokens; for sampled ones alone if the matrix is the head."""
-    weight = bench.tensor(n, k) * k**-0.5
-    count = bench.num_copies(weight.numel() * weight.element_size())
-    weights = [weight.split(list(widths))] + [weight.clone().split(list(widths)) for _ in range(count - 1)]
-    turns = itertools.cycle(weights)
+class Product:
+    """`[tokens, k] x [k, n]`, with weights that are cold."""
 
-    def product(tokens: int) -> Call:
-        rows = bench.tensor(1, tokens, k)
+    def __init__(self, bench: Bench, k: int, widths: tuple[int, ...]) -> None:
+        self._bench = bench
+        self._k = k
+        weight = bench.tensor(sum(widths), k) * k**-0.5
+        copies = bench.num_copies(weight.numel() * weight.element_size())
+        weights = [weight] + [weight.clone() for _ in range(copies - 1)]
+        self._turns = itertools.cycle([weight.split(list(widths)) for weight in weights])
+
+    def call(self, tokens: int) -> Call:
+        """The product for so many tokens."""
+        rows = self._bench.tensor(1, tokens, self._k)
 
         def call() -> None:
-            for part in next(turns):
+            for part in next(self._turns):
                 linear(rows, part)
 
         return call
 
-    tokens = [count for count in bench.effort.tokens if not samples_only or count <= 512]
-    calls = affordable([product(count) for count in tokens], bench.clock, bench.effort)
+
+def measure_matmul(bench: Bench, k: int, n: int, widths: tuple[int, ...], samples_only: bool = False) -> MatmulPoints:
+    """`[tokens, k] x [k, n]` for the effort's numbers of tokens; for sampled ones alone if the matrix is the head."""
+    product = Product(bench, k, widths)
+    tokens = [count for count in bench.effort.tokens if not samples_only or count <= _MOST_SAMPLES]
+    calls = affordable([product.call(count) for count in tokens], bench.clock, bench.effort)
     seconds = measure(calls, bench.clock, bench.effort)
     return MatmulPoints(
         k=k, n=n, dtype=dtype_name(bench.dtype), tokens=tuple(tokens[: len(calls)]), us=microseconds(seconds)

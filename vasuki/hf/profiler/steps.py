@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -21,14 +22,14 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Qwen3MoeConfig, Starcoder2Config
 
 from vasuki.blocks import BlockPool
-from vasuki.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel, StepWork
+from vasuki.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel
 from vasuki.hf.attention import NAME
 from vasuki.hf.executor import RaggedExecutor
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.memory import available_bytes
 from vasuki.hf.model import LoadedModel, prepare
 from vasuki.hf.native import PagedKernel
-from vasuki.hf.profiler.operators import BLOCK_TOKENS, Bench, dtype_name
+from vasuki.hf.profiler.operators import BLOCK_TOKENS, Bench, Product, dtype_name, products
 from vasuki.hf.profiler.timing import measure_timed
 from vasuki.hf.tokenizer import Tokenizer
 from vasuki.model_shape import ModelShape
@@ -38,6 +39,7 @@ from vasuki.sequence import Request, SamplingParams
 _LAYERS = (2, 6)
 _PROMPT_TOKENS = 24
 _MOST_STEPS = 400
+_PROBE_TOKENS = 8
 _MEMORY_SHARE = 0.25  # of what is free may be taken for the two models
 _NARROW = dict(hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=512)
 
@@ -72,16 +74,17 @@ def measure_overheads(
         for layers in _LAYERS
         for rows in bench.effort.decode_rows
     ]
-    timed = [run.rest_of_step if bench.device.type == "cpu" else run.whole_step for run in runs]
+    (k, n), widths = next(iter(products(shape).items()))
+    product = Product(replace(bench, shape=shape), k, widths).call(_PROBE_TOKENS)
+    timed = [run.step for run in runs] + [partial(bench.clock.seconds, product, 1)]
     for function in timed:
         function()
-    with torch.inference_mode():
-        rests = (
-            np.array(measure_timed(timed, replace(bench.effort, group_s=3 * bench.effort.group_s)))
-            .reshape(len(_LAYERS), -1)
-            .mean(axis=1)
-        )
-    return fit_overheads(_LAYERS, rests.tolist())
+    *steps_s, product_s = measure_timed(timed, replace(bench.effort, group_s=3 * bench.effort.group_s))
+    if bench.device.type == "cpu":
+        # A neighbour may have come or gone since the operators were measured. One of them says how much that matters.
+        slowdown = product_s / runs[0].cost_model.operators.matmul(_PROBE_TOKENS, k, n).total_s
+        steps_s = [seconds - slowdown * run.predicted_s for seconds, run in zip(steps_s, runs, strict=True)]
+    return fit_overheads(_LAYERS, np.array(steps_s).reshape(len(_LAYERS), -1).mean(axis=1).tolist())
 
 
 def fit_overheads(layers: tuple[int, ...], rests_s: list[float]) -> StepOverheads:
@@ -160,29 +163,28 @@ class _Decoding:
         cache = KVCache(loaded.kv_layout, pool.num_blocks, BLOCK_TOKENS, loaded.device)
         self._executor = RaggedExecutor(loaded, cache, kernel=kernel)
         self._scheduler = Scheduler(find_policy("vasuki"), Limits(_PROMPT_TOKENS * rows, rows), pool)
-        self._cost_model = cost_model
         self._rows = rows
         self._rng = np.random.default_rng(0)
         self._vocab_size = loaded.vocab_size
-        self._work = StepWork(0, 0)
+        self.cost_model = cost_model
+        self._predicted_s: list[float] = []
 
-    def whole_step(self) -> float:
+    @property
+    def predicted_s(self) -> float:
+        """What the operators of a step take according to the cost model, in the mean over the steps so far."""
+        return float(np.mean(self._predicted_s))
+
+    def step(self) -> float:
         """Seconds of one step in which every row decodes."""
         if self._scheduler.is_empty():
             self._fill()
         started_s = time.perf_counter()
         batch = self._scheduler.schedule()
         assert batch is not None
-        result = self._executor.execute(batch)
-        self._scheduler.update(batch, result)
+        self._scheduler.update(batch, self._executor.execute(batch))
         seconds = time.perf_counter() - started_s
-        self._work = self._cost_model.batch_work(batch)
+        self._predicted_s.append(self.cost_model.step_time_s(self.cost_model.batch_work(batch)))
         return seconds
-
-    def rest_of_step(self) -> float:
-        """The same, less what the cost model says its operators take."""
-        seconds = self.whole_step()
-        return seconds - self._cost_model.step_time_s(self._work)
 
     def _fill(self) -> None:
         sampling = SamplingParams(max_tokens=_MOST_STEPS, ignore_eos=True)
