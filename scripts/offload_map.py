@@ -128,7 +128,7 @@ def panel_map(panel: Panel, shape: ModelShape, block_tokens: int) -> list[Cell]:
     cells = []
     for kv_gib in panel.kv_gib:
         side_by_side = kv_gib * GIB / shape.kv_bytes_per_token / 2000
-        job = long_rows(int(min(600, max(120, 3 * side_by_side))))
+        job = long_rows(int(min(600, max(60, 3 * side_by_side))))
 
         def plan(profile: HardwareProfile, mode: OffloadMode | None, job: Lengths = job, gib: float = kv_gib) -> Plan:
             kv = KVConfig(
@@ -216,8 +216,7 @@ def draw(maps: Sequence[Sequence[Cell]], marks: dict[str, Mark], figure: Path) -
             if cell.mode != "none":
                 dark = cell.mode == "stream"
                 text = f"{_LETTERS[cell.mode]} {cell.change:.0%}".replace("-", "−")
-                axis.text(cell.kv_gib, cell.link_gb_per_s, text, ha="center", va="center", fontsize=7.5,
-                          color="white" if dark else "black")  # fmt: skip
+                axis.text(left * 1.05, low * 1.06, text, fontsize=7.5, color="white" if dark else "black")
         _mark_cards(axis, [marks[card] for card in panel.marked if card in marks])
         gibs, rates = sorted({c.kv_gib for c in cells}), sorted({c.link_gb_per_s for c in cells})
         axis.set(xscale="log", yscale="log", xlim=(gibs[0] / 2**0.5, gibs[-1] * 2**0.5),
@@ -242,7 +241,7 @@ def draw(maps: Sequence[Sequence[Cell]], marks: dict[str, Mark], figure: Path) -
 def _mark_cards(axis: Any, marks: list[Mark]) -> None:
     """A star for each card, its name above or below it in turn, so that names of near stars keep apart."""
     box = dict(boxstyle="round,pad=0.15", facecolor="white", edgecolor="black", linewidth=0.5)
-    for index, mark in enumerate(sorted(marks, key=lambda each: each.kv_gib)):
+    for index, mark in enumerate(sorted(marks, key=lambda each: (each.link_gb_per_s, each.kv_gib))):
         place = (mark.kv_gib, mark.link_gb_per_s)
         axis.plot(*place, "*", markersize=13, markerfacecolor="white", markeredgecolor="black", zorder=3)
         offset = (0, 10 if index % 2 == 0 else -17)

@@ -26,6 +26,7 @@ from vasuki.errors import VasukiError
 QUICK = 0.1  # of the requests
 CLAIMS: dict[str, Callable[[Options], Table]] = {
     "vasuki-makespan": reproduce_vasuki.makespan,
+    "vasuki-plan": reproduce_vasuki.planned,
     "vasuki-layers": reproduce_vasuki.layers,
     "vasuki-offloaded": reproduce_vasuki.offloaded,
     "vasuki-batch": reproduce_vasuki.batch_sizes,

@@ -13,6 +13,7 @@ simulates it (6.1.2). Systems:
                    by is off it: Sarathi with as much more memory as that is in the mean
     no limit       Sarathi with a terabyte of device memory: what any saving of memory could give
     plan           what vasuki plans if it is free to choose step size, mixing and offload
+    plan, no offload; and Sarathi with the step size of the plan
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from planner_table import books, summaries
@@ -33,7 +35,6 @@ from vasuki.lengths import Lengths
 from vasuki.memory_budget import MemoryBudget, memory_budget
 from vasuki.model_shape import named_shape
 from vasuki.offload_policy import LayerTraffic, max_layers_first_last, ring_layers, spread_layers
-from vasuki.plan import OffloadMode
 from vasuki.planner import make_plan
 from vasuki.profile import HardwareProfile, Link, LinkPoint, find_profile
 from vasuki.scheduler import Scheduler
@@ -59,11 +60,11 @@ class System:
     """A way to run the job."""
 
     policy: str
-    offload: OffloadMode = "none"
+    offload: Literal["auto", "none", "stream"] = "none"
     free_copies: bool = False
     outputs_free: bool = False
     no_limit: bool = False
-    planned: bool = False
+    planned: bool = False  # the planner chooses the step size; Sarathi's is the one that it chose for vasuki
 
 
 SYSTEMS = {
@@ -73,8 +74,11 @@ SYSTEMS = {
     "free copies": System("vasuki", "stream", free_copies=True),
     "outputs free": System("sarathi", outputs_free=True),
     "no limit": System("sarathi", no_limit=True),
-    "plan": System("vasuki", planned=True),
+    "plan": System("vasuki", "auto", planned=True),
+    "plan, no offload": System("vasuki", planned=True),
+    "Sarathi, the plan's step": System("sarathi", planned=True),
 }
+COMPARED = ("order", "stream", "free copies", "outputs free", "no limit", "plan")
 
 
 @dataclass(slots=True)
@@ -133,7 +137,11 @@ def run(options: Options, workload: str, card_name: str, system_name: str) -> Ou
     engine = EngineConfig(policy=system.policy, chunk_tokens=CHUNK_TOKENS, max_num_seqs=MAX_NUM_SEQS)
     kv = KVConfig(block_tokens=BLOCK_TOKENS, offload=system.offload, host_memory=HOST_MEMORY)
     if system.planned:
-        engine, kv = EngineConfig(), KVConfig()
+        kv = KVConfig(offload=system.offload)
+        engine = EngineConfig(policy=system.policy)
+        if system.policy != "vasuki":
+            chosen = run(options, workload, card_name, "plan").simulated.plan.chunk_tokens
+            engine = EngineConfig(policy=system.policy, chunk_tokens=chosen)
     plan = make_plan(lengths, SHAPE, profile, engine=engine, kv=kv, kv_bytes=kv_bytes)
     seen = Distributions([], [], [])
     return Outcome(simulate_plan(plan, lengths, SHAPE, profile, observers=[seen]), seen)
@@ -156,16 +164,15 @@ def kv_bytes_with_outputs_free(lengths: Lengths, profile: HardwareProfile) -> in
 
 def makespan(options: Options) -> Table:
     """Figures 4 and 5."""
-    others = [name for name in SYSTEMS if name != "Sarathi"]
     table = Table(
         f"Vasuki, figures 4 and 5: speed-up over Sarathi on the same card, {options.rows(ROWS, least=16):,} requests",
-        ("workload", "card", "Sarathi, s", "paper", *others),
+        ("workload", "card", "Sarathi, s", "paper", *COMPARED),
     )
     for workload in workloads(options):
         paper = "36 %" if workload == "translation" else "9 %"
         for card_name in ("rtx4090", PAPER_A10, "a10"):
             sarathi_s = run(options, workload, card_name, "Sarathi").makespan_s
-            gains = {name: sarathi_s / run(options, workload, card_name, name).makespan_s - 1 for name in others}
+            gains = {name: sarathi_s / run(options, workload, card_name, name).makespan_s - 1 for name in COMPARED}
             table.add(
                 workload,
                 card_name,
@@ -175,6 +182,34 @@ def makespan(options: Options) -> Table:
                 workload=workload,
                 card=card_name,
                 sarathi_s=sarathi_s,
+                **gains,
+            )
+    return table
+
+
+def planned(options: Options) -> Table:
+    """Where the plan's gain comes from: its step size, its offload, or the rest."""
+    table = Table(
+        f"What vasuki plans: speed-up over Sarathi with {CHUNK_TOKENS} tokens a step",
+        ("workload", "card", "tokens a step", "offload", "plan", "plan, no offload", "Sarathi, the plan's step"),
+    )
+    for workload in workloads(options):
+        for card_name in ("rtx4090", PAPER_A10, "a10"):
+            sarathi_s = run(options, workload, card_name, "Sarathi").makespan_s
+            plan = run(options, workload, card_name, "plan").simulated.plan
+            names = ("plan", "plan, no offload", "Sarathi, the plan's step")
+            gains = {name: sarathi_s / run(options, workload, card_name, name).makespan_s - 1 for name in names}
+            offload = f"{plan.offload.layers} layers streamed" if plan.offload.mode == "stream" else plan.offload.mode
+            table.add(
+                workload,
+                card_name,
+                str(plan.chunk_tokens),
+                offload,
+                *[f"{gain:+.1%}" for gain in gains.values()],
+                workload=workload,
+                card=card_name,
+                chunk_tokens=plan.chunk_tokens,
+                offload=offload,
                 **gains,
             )
     return table
@@ -221,7 +256,7 @@ def batch_sizes(options: Options) -> Table:
     )
     for workload in workloads(options):
         sarathi = run(options, workload, PAPER_A10, "Sarathi").simulated.result.stats.mean_seqs
-        for name in SYSTEMS:
+        for name in ("Sarathi", *COMPARED):
             outcome = run(options, workload, PAPER_A10, name)
             low, middle, high = percentiles(outcome.distributions.sequences, outcome.distributions.steps, (10, 50, 90))
             ratio = outcome.simulated.result.stats.mean_seqs / sarathi

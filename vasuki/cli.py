@@ -137,8 +137,9 @@ def plan(
               vasuki plan lengths.csv --set model.shape=llama-3-8b --gpu l4
     """
     _set_up_logs(quiet, log_format)
-    from vasuki.forecast import plan_workload, profiles_of, workload_of
+    from vasuki.forecast import plan_workload, planned, profiles_of, workload_of
     from vasuki.plan_table import plan_table
+    from vasuki.report import summary_lines
 
     workload = workload_of(job_or_lengths, overrides)
     plans = plan_workload(workload, profiles_of(gpus, workload.config))
@@ -146,6 +147,8 @@ def plan(
         click.echo(json.dumps([made.to_dict() for made in plans]))
     else:
         click.echo(plan_table(plans))
+        for made in plans:
+            click.echo("\n".join([f"\n{made.gpu}", *summary_lines(planned(workload, made))]))
 
 
 @main.command()

@@ -183,8 +183,8 @@ class EngineConfig(_Section):
     """Most sequences in a step."""
     attention: Literal["auto", "ragged"] = "auto"
     """Backend. `ragged` packs chunks without padding, for every model on transformers' attention interface."""
-    compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the model. `auto` weighs the predicted saving against the compile time."""
+    compile: Literal["auto", "off"] = "auto"
+    """Compile the model where that pays. No backend gains by it yet, so `auto` runs it as it is, like `off`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run."""
 

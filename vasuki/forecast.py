@@ -188,12 +188,27 @@ def simulate_workload(
     ]
 
 
+def planned(workload: Workload, plan: Plan) -> Manifest:
+    """The manifest of a run that is still to come, for the same summary as after it."""
+    rows, tokens = RowCounts(plan.requests), TokenCounts(plan.prompt_tokens, plan.output_tokens_estimate)
+    cost = plan.cost
+    return Manifest(
+        job=workload.config.model_dump(mode="json"),
+        config_hash=workload.config.config_hash,
+        input_fingerprint=workload.fingerprint,
+        rows=rows,
+        tokens=tokens,
+        predicted=Prediction(plan.makespan_s, plan.lower_bound_s),
+        cost=Cost(cost.gpu_hours, cost.amount, cost.currency, cost.per_million_tokens),
+    )
+
+
 def explain_step(workload: Workload, profile: HardwareProfile) -> str:
     """Where the time of a typical full step goes: decodes of half-done rows, and prompts up to the token budget."""
     plan = _plan(workload, profile)
     lengths, settings = workload.lengths, plan.settings
     context = int((lengths.prompt_tokens + lengths.output_tokens / 2).mean())
-    decodes = max(1, min(settings.limits.max_num_seqs, settings.kv_tokens // max(1, context)))
+    decodes = max(1, min(settings.limits.max_num_seqs, settings.kv_tokens // max(1, context), len(lengths)))
     chunk = max(0, settings.limits.chunk_tokens - decodes)
     cost_model = CostModel(workload.shape, profile)
     work = cost_model.work([1] * decodes + [chunk] * bool(chunk), [context] * decodes + [chunk] * bool(chunk))

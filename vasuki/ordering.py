@@ -42,6 +42,7 @@ Ints = npt.NDArray[np.int64]
 WINDOW_ROWS = 32_768
 FIRST_ROWS = 4_096
 WINDOW_TOKENS = 16_000_000  # of prompts, whatever the number of rows
+PORTFOLIO_ROWS = 300  # beyond, trying variants of the greedy order gains less than a per cent
 LOCAL_SEARCH_ROWS = 2_000
 LOCAL_SEARCH_WORK = 400_000  # rows x moves
 MILP_ROWS = 32
@@ -75,8 +76,8 @@ def solve_order(
 ) -> Ordered:
     """Order rows of these lengths.
 
-    A solver that would take too long for so many rows is replaced by the next faster one. For `uncertain` outputs the
-    greedy one sorts without trying variants, which would fit the order to lengths that will not come true.
+    A solver that would take too long for so many rows is replaced by the next faster one. For many rows, and for
+    `uncertain` outputs, the greedy one sorts without trying variants.
     """
     rows = len(prompts)
     if solver == "fifo" or rows < 2:
@@ -94,7 +95,7 @@ def solve_order(
     if solver in ("milp", "local_search") and rows <= LOCAL_SEARCH_ROWS:
         plan = local_search(greedy_plan(instance), iterations=LOCAL_SEARCH_WORK // rows, seed=seed)
         return Ordered(plan.order.tolist(), "local_search", plan.makespan, plan.optimal)
-    if uncertain:
+    if uncertain or rows > PORTFOLIO_ROWS:
         return Ordered(spread_order(instance, lower_bound(instance).steps).tolist(), "greedy")
     return Ordered(greedy_order(instance).tolist(), "greedy")
 

@@ -412,14 +412,13 @@ class _Planner:
             return f"{mixing.value}, as the policy says"
         ratio = min(others) / chosen.state.request_s
         tokens = chosen.settings.limits.chunk_tokens
+        by_arithmetic = f"{abs(ratio - 1):.0%} {'slower' if ratio >= 1 else 'faster'} by arithmetic"
+        if ratio < 1:
+            by_arithmetic += ", but not in the simulation"
         if mixing is Mixing.MIXED:
-            why = "decodes read the weights that prompts compute with" if ratio > 1 else "by simulation"
-            return (
-                f"mixed, {tokens} tokens each: {why}; taking turns would be {abs(ratio - 1):.0%} slower by arithmetic"
-            )
-        return (
-            f"exclusive, prompts in steps of {tokens} tokens, then decodes: mixing them would be {ratio - 1:.0%} slower"
-        )
+            why = "decodes read the weights that prompts compute with"
+            return f"mixed, {tokens} tokens each: {why}; taking turns would be {by_arithmetic}"
+        return f"exclusive, prompts in steps of {tokens} tokens, then decodes: mixing them would be {by_arithmetic}"
 
     # --- prediction --------------------------------------------------------------------------------------------------
 

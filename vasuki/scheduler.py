@@ -361,7 +361,12 @@ class Scheduler:
     def _fits(self, sequence: Sequence) -> bool:
         """Whether memory allows the sequence to start now. An empty batch takes any row, `add` having checked it."""
         pool = self.pool
-        if not self.num_running or self._maximum_blocks + self._maximum(sequence) <= pool.num_blocks:
+        if not self.num_running:
+            return True
+        if self.policy.padded:  # the cache has as many columns for every row as for the longest
+            widest = max(map(self._maximum, [*self.running, sequence]))
+            return (self.num_running + 1) * widest <= pool.num_blocks
+        if self._maximum_blocks + self._maximum(sequence) <= pool.num_blocks:
             return True
         if self.policy.admission is Admission.PROMPT:
             promised = sum(pool.blocks_for(other.num_tokens) - len(other.block_table.device) for other in self.running)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -106,16 +108,15 @@ def _compare(
     variant = Variant(scaling=shape.head_dim**-0.5)
     kernel = None if setting.on_gpu else load_kernel(shape.head_dim, setting.dtype)
     step = build_inputs(batch, cache, device, kernel)
-    ways: dict[str, Callable[[], torch.Tensor]] = {"engine": lambda: attend(query, key, value, 0, step, variant)}
-    plain = build_inputs(batch, cache, device)
-    ways["torch operators"] = lambda: attend(query, key, value, 0, plain, variant)
+    plain = dataclasses.replace(build_inputs(batch, cache, device), varlen=None)
+    ways: dict[str, Callable[[], torch.Tensor]] = {
+        "engine": lambda: attend(query, key, value, 0, step, variant),
+        "torch operators": lambda: attend(query, key, value, 0, plain, variant),
+    }
     if not is_available(setting.dtype, device, shape.head_dim):
-        sizes = np.array(lengths), np.array(ends)
         for paged in (False, True) if can_page(block_tokens) else (False,):
-            packed = PagedVarlen(*sizes, blocks, block_tokens, device, paged)
-            ways["paged kernel" if paged else "gathered kernel"] = (
-                lambda packed=packed: packed(query, cache.layers[0], variant)  # type: ignore[misc]
-            )
+            packed = PagedVarlen(np.array(lengths), np.array(ends), blocks, block_tokens, device, paged)
+            ways["paged kernel" if paged else "gathered kernel"] = partial(packed, query, cache.layers[0], variant)
     with torch.inference_mode():
         ways["engine"]()  # writes the step's keys and values, which all ways read
         reference = _reference(query, cache, lengths, ends, blocks, variant)

@@ -14,10 +14,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from vasuki.batch import Batch, StepResult
-from vasuki.config import EngineConfig, KVConfig, PlanConfig
+from vasuki.config import KVConfig, PlanConfig
 from vasuki.engine import Observer, RunStats, drain
 from vasuki.forecast import lengths_of
 from vasuki.hf import attention
+from vasuki.hf.cuda_attention import preferred_block_tokens
 from vasuki.hf.executor import build_executor
 from vasuki.hf.memory import kv_budget_bytes, total_bytes
 from vasuki.hf.model import LoadedModel, prepare
@@ -248,18 +249,18 @@ class PlannedRun:
     planned_bytes: int  # weights, KV and activations
 
 
-def plan_for(setting: Setting, name: str, requests: list[Request], loaded: LoadedModel | None = None) -> Plan:
+def plan_for(setting: Setting, name: str, requests: list[Request], loaded: LoadedModel) -> Plan:
     """The plan of `vasuki run` for these requests on this device."""
     profile = setting.profile.model_copy(update={"memory_mib": total_bytes(setting.device) // 2**20})
-    kv_bytes = _TOY_KV_BYTES if setting.toy else None if loaded is None else kv_budget_bytes(loaded, 0.9)
+    shape = setting.shape(name)
+    block_tokens = preferred_block_tokens(setting.dtype, setting.device, shape.head_dim)
     return make_plan(
         lengths_of(requests),
-        setting.shape(name),
+        shape,
         profile,
         plan=PlanConfig(output_length="max"),
-        engine=EngineConfig(),
-        kv=KVConfig(),
-        kv_bytes=kv_bytes,
+        kv=KVConfig(block_tokens=block_tokens or "auto"),
+        kv_bytes=_TOY_KV_BYTES if setting.toy else kv_budget_bytes(loaded, 0.9),
         offload_modes=OFFLOAD_MODES if setting.on_gpu else ("none",),
     )
 

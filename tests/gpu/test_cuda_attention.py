@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vasuki.hf.attention import Variant, _eager
-from vasuki.hf.cuda_attention import PAGE_TOKENS, PagedVarlen, can_page, is_available
+from vasuki.hf.cuda_attention import PAGE_TOKENS, PagedVarlen, can_page, is_available, preferred_block_tokens
 from vasuki.hf.kv_cache import KVCache, KVLayout
 
 CPU = torch.device("cpu")
@@ -129,6 +129,7 @@ def test_leading_decodes_are_a_call_of_their_own() -> None:
 def test_what_the_kernel_lacks_is_said() -> None:
     assert "not on cpu" in is_available(torch.bfloat16, CPU, 64)
     assert not can_page(PAGE_TOKENS + 16)
+    assert preferred_block_tokens(torch.bfloat16, CPU, 64) is None
 
 
 @pytest.mark.gpu

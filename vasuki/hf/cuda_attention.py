@@ -56,6 +56,11 @@ def can_page(block_tokens: int) -> bool:
     return block_tokens % PAGE_TOKENS == 0 and {"block_table", "seqused_k", "num_splits"} <= _parameters()
 
 
+def preferred_block_tokens(dtype: torch.dtype, device: torch.device, head_dim: int) -> int | None:
+    """Tokens of a block for which the kernel pages; None where it does not, and any size is as good."""
+    return PAGE_TOKENS if not is_available(dtype, device, head_dim) and can_page(PAGE_TOKENS) else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     """Chunks that go to the kernel together."""

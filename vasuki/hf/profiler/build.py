@@ -242,8 +242,9 @@ class _Profiler:
         def cost_model_of(shape: ModelShape) -> CostModel:
             return CostModel(shape, profile)
 
-        found = steps.measure_overheads(self.bench, self._kernel(), cost_model_of)
-        how = steps.describe(found, self.bench, operators.dispatch_s(self.bench))
+        dispatch_s = operators.dispatch_s(self.bench)
+        found = steps.measure_overheads(self.bench, self._kernel(), cost_model_of, dispatch_s)
+        how = steps.describe(self.bench, dispatch_s)
         return Overheads(
             step_us=_us(found.step_s),
             launch_us=_us(found.launch_s),

@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -29,7 +28,7 @@ from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.memory import available_bytes
 from vasuki.hf.model import LoadedModel, prepare
 from vasuki.hf.native import PagedKernel
-from vasuki.hf.profiler.operators import BLOCK_TOKENS, Bench, Product, dtype_name, products
+from vasuki.hf.profiler.operators import BLOCK_TOKENS, Bench, dtype_name
 from vasuki.hf.profiler.timing import measure_timed
 from vasuki.hf.tokenizer import Tokenizer
 from vasuki.model_shape import ModelShape
@@ -39,7 +38,9 @@ from vasuki.sequence import Request, SamplingParams
 _LAYERS = (2, 6)
 _PROMPT_TOKENS = 24
 _MOST_STEPS = 400
-_PROBE_TOKENS = 8
+# Bounds of what is plausible, in eager operators: a layer has some fifty, of which the cost model counts twelve.
+_LAUNCH_DISPATCHES = (1.0, 20.0)
+_STEP_DISPATCHES = (50.0, 2000.0)
 _MEMORY_SHARE = 0.25  # of what is free may be taken for the two models
 _NARROW = dict(hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=512)
 
@@ -53,7 +54,7 @@ class StepOverheads:
 
 
 def measure_overheads(
-    bench: Bench, kernel: PagedKernel | None, cost_model_of: Callable[[ModelShape], CostModel]
+    bench: Bench, kernel: PagedKernel | None, cost_model_of: Callable[[ModelShape], CostModel], dispatch_s: float
 ) -> StepOverheads:
     """Run steps, and fit what their operators do not explain.
 
@@ -61,6 +62,7 @@ def measure_overheads(
         bench: the device, and the shape to imitate.
         kernel: the compiled attention kernel, on a CPU that has it.
         cost_model_of: the cost model of a shape on this device, with measured operators and without overheads.
+        dispatch_s: host time of one eager operator.
     """
     shape = bench.shape
     model_bytes = sum(_cut(shape, count).weight_bytes for count in _LAYERS)
@@ -74,24 +76,29 @@ def measure_overheads(
         for layers in _LAYERS
         for rows in bench.effort.decode_rows
     ]
-    (k, n), widths = next(iter(products(shape).items()))
-    product = Product(replace(bench, shape=shape), k, widths).call(_PROBE_TOKENS)
-    timed = [run.step for run in runs] + [partial(bench.clock.seconds, product, 1)]
+    timed = [run.rest_of_step if bench.device.type == "cpu" else run.step for run in runs]
     for function in timed:
         function()
-    *steps_s, product_s = measure_timed(timed, replace(bench.effort, group_s=3 * bench.effort.group_s))
-    if bench.device.type == "cpu":
-        # A neighbour may have come or gone since the operators were measured. One of them says how much that matters.
-        slowdown = product_s / runs[0].cost_model.operators.matmul(_PROBE_TOKENS, k, n).total_s
-        steps_s = [seconds - slowdown * run.predicted_s for seconds, run in zip(steps_s, runs, strict=True)]
-    return fit_overheads(_LAYERS, np.array(steps_s).reshape(len(_LAYERS), -1).mean(axis=1).tolist())
+    rests = np.array(measure_timed(timed, replace(bench.effort, group_s=3 * bench.effort.group_s)))
+    return fit_overheads(_LAYERS, rests.reshape(len(_LAYERS), -1).mean(axis=1).tolist(), dispatch_s)
 
 
-def fit_overheads(layers: tuple[int, ...], rests_s: list[float]) -> StepOverheads:
-    """The line through the rests of steps of models with so many layers. Neither part is negative."""
+def fit_overheads(layers: tuple[int, ...], rests_s: list[float], dispatch_s: float) -> StepOverheads:
+    """The line through the rests of steps of models with so many layers.
+
+    A rest is a small difference of long times. Where a noisy machine makes it absurd, what one eager operator takes of
+    the host sets the bounds.
+    """
     slope, intercept = np.polyfit(layers, rests_s, 1)
-    launch_s = max(0.0, float(slope)) / KERNELS_PER_LAYER
-    return StepOverheads(step_s=max(0.0, float(intercept) - KERNELS_PER_STEP * launch_s), launch_s=launch_s)
+    launch_s = _within(float(slope) / KERNELS_PER_LAYER, _LAUNCH_DISPATCHES, dispatch_s)
+    return StepOverheads(
+        _within(float(intercept) - KERNELS_PER_STEP * launch_s, _STEP_DISPATCHES, dispatch_s), launch_s
+    )
+
+
+def _within(seconds: float, dispatches: tuple[float, float], dispatch_s: float) -> float:
+    low, high = dispatches
+    return min(high * dispatch_s, max(low * dispatch_s, seconds))
 
 
 def narrow(shape: ModelShape) -> ModelShape:
@@ -166,13 +173,8 @@ class _Decoding:
         self._rows = rows
         self._rng = np.random.default_rng(0)
         self._vocab_size = loaded.vocab_size
-        self.cost_model = cost_model
-        self._predicted_s: list[float] = []
-
-    @property
-    def predicted_s(self) -> float:
-        """What the operators of a step take according to the cost model, in the mean over the steps so far."""
-        return float(np.mean(self._predicted_s))
+        self._cost_model = cost_model
+        self._predicted_s = 0.0  # the last step's operators, by the cost model
 
     def step(self) -> float:
         """Seconds of one step in which every row decodes."""
@@ -183,8 +185,12 @@ class _Decoding:
         assert batch is not None
         self._scheduler.update(batch, self._executor.execute(batch))
         seconds = time.perf_counter() - started_s
-        self._predicted_s.append(self.cost_model.step_time_s(self.cost_model.batch_work(batch)))
+        self._predicted_s = self._cost_model.step_time_s(self._cost_model.batch_work(batch))
         return seconds
+
+    def rest_of_step(self) -> float:
+        """The same, less what the cost model says its operators take."""
+        return self.step() - self._predicted_s
 
     def _fill(self) -> None:
         sampling = SamplingParams(max_tokens=_MOST_STEPS, ignore_eos=True)
@@ -197,7 +203,7 @@ class _Decoding:
             self._scheduler.update(batch, self._executor.execute(batch))
 
 
-def describe(overheads: StepOverheads, bench: Bench, dispatch_s: float) -> str:
+def describe(bench: Bench, dispatch_s: float) -> str:
     """How the overheads came about, for the profile."""
     rows = ", ".join(map(str, bench.effort.decode_rows))
     return (

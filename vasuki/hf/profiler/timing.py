@@ -53,7 +53,7 @@ FULL = Effort(
     copy_bytes=tuple(4096 * 4**i for i in range(9)),
     stream_bytes=2**28,
     load_s=2.0,
-    decode_rows=(4, 16, 48),
+    decode_rows=(2, 8, 32),
 )
 QUICK = Effort(
     group_s=0.25,

@@ -1,0 +1,71 @@
+"""LENGTHS.csv: what is read, and what is said of a file that cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vasuki.errors import InputError
+from vasuki.lengths import Lengths, read_lengths
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "lengths.csv"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_columns_are_found_by_name_and_others_ignored(tmp_path: Path) -> None:
+    lengths = read_lengths(
+        write(tmp_path, "ratio,num_decode_tokens,arrived_at,num_prefill_tokens\n1.5,10,0,15\n\n2,7,0.5,14\n")
+    )
+    assert lengths.prompt_tokens.tolist() == [15, 14]
+    assert lengths.output_tokens.tolist() == [10, 7]
+    assert lengths.arrived_at_s is not None
+    assert lengths.arrived_at_s.tolist() == [0, 0.5]
+
+
+def test_arrivals_are_optional(tmp_path: Path) -> None:
+    lengths = read_lengths(write(tmp_path, "\ufeffnum_prefill_tokens,num_decode_tokens\n15,10\n"))
+    assert lengths.arrived_at_s is None
+    assert len(lengths) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("num_prefill_token,num_decode_tokens\n1,2\n", "did you mean 'num_prefill_token'"),
+        ("", "has no column num_prefill_tokens"),
+        ("num_prefill_tokens,num_decode_tokens\n", "has no rows"),
+        ("num_prefill_tokens,num_decode_tokens\n1,2\n1,x\n", "line 3: not a row of lengths: 1,x"),
+        ("num_prefill_tokens,num_decode_tokens\n1\n", "line 2: not a row of lengths: 1"),
+        ("num_prefill_tokens,num_decode_tokens\n1,2\n0,2\n", "row 2: num_prefill_tokens must be at least 1"),
+        ("num_prefill_tokens,num_decode_tokens\n1,-2\n", "row 1: num_decode_tokens must be at least 1"),
+        ("num_prefill_tokens,num_decode_tokens,arrived_at\n1,2,5\n1,2,4\n", "row 2: arrived_at falls"),
+        ("num_prefill_tokens,num_decode_tokens,arrived_at\n1,2,nan\n", "must be seconds from 0 on"),
+    ],
+)
+def test_mistakes_are_named_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_lengths(write(tmp_path, text))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_binary_one_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read"):
+        read_lengths(tmp_path / "none.csv")
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(InputError, match="is not a CSV file"):
+        read_lengths(tmp_path / "binary.csv")
+
+
+def test_requests_know_the_limit_and_only_on_demand_the_length() -> None:
+    lengths = Lengths(np.array([5, 6]), np.array([10, 30]))
+    assert [(r.max_tokens, r.expected_tokens) for r in lengths.requests()] == [(30, 30), (30, 30)]
+    assert [(r.max_tokens, r.expected_tokens) for r in lengths.requests(known=True)] == [(30, 10), (30, 30)]
+    limited = Lengths(np.array([5, 6]), np.array([10, 30]), None, np.array([20, 25]))
+    assert [(r.max_tokens, r.expected_tokens) for r in limited.requests(known=True)] == [(20, 10), (25, 25)]
+    assert limited.take(np.array([1])).limits.tolist() == [25]

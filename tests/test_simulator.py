@@ -1,0 +1,161 @@
+"""Virtual time: runs of steps equal single steps, arrivals are honoured, padded waves are charged, nothing drifts."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vasuki.cost_model import CostModel
+from vasuki.lengths import Lengths
+from vasuki.model_shape import named_shape
+from vasuki.plan import EngineSettings
+from vasuki.profile import find_profile
+from vasuki.scheduler import POLICIES, Admission, Limits, Mixing, Policy
+from vasuki.simulation import SimulationResult, simulate
+
+SHAPE = replace(named_shape("llama-3-8b"), num_layers=4)
+COST = CostModel(SHAPE, find_profile("a10"))
+BLOCK_TOKENS = 4
+
+
+def lengths_of(rows: list[tuple[int, int]], arrived_at_s: list[float] | None = None) -> Lengths:
+    prompts, outputs = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+    return Lengths(prompts, outputs, None if arrived_at_s is None else np.array(arrived_at_s))
+
+
+def run(lengths: Lengths, engine: EngineSettings, cost: CostModel = COST, **more) -> SimulationResult:  # type: ignore[no-untyped-def]
+    arrivals = None if lengths.arrived_at_s is None else lengths.arrived_at_s.tolist()
+    return simulate(lengths.requests(), lengths.output_tokens.tolist(), engine, cost, arrived_at_s=arrivals, **more)
+
+
+def engine_of(policy: Policy | str, num_blocks: int = 60, **limits: int) -> EngineSettings:
+    policy = POLICIES[policy] if isinstance(policy, str) else policy
+    chosen = Limits(**{"chunk_tokens": 32, "max_num_seqs": 8, **limits})  # type: ignore[arg-type]
+    return EngineSettings(policy, chosen, num_blocks, BLOCK_TOKENS)
+
+
+VARIANTS = [
+    *POLICIES.values(),
+    replace(POLICIES["vasuki"], admission=Admission.PEAK),
+    replace(POLICIES["vasuki"], mixing=Mixing.EXCLUSIVE),
+]
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 60)), min_size=1, max_size=25),
+    policy=st.sampled_from(VARIANTS),
+    chunk_tokens=st.sampled_from([3, 16, 64]),
+    num_blocks=st.integers(38, 120),
+    host_blocks=st.sampled_from([0, 40]),
+    gap_s=st.sampled_from([None, 0.0, 0.05]),
+)
+@settings(max_examples=200, deadline=None)
+def test_runs_of_steps_are_the_same_as_single_steps(  # type: ignore[no-untyped-def]
+    rows, policy, chunk_tokens, num_blocks, host_blocks, gap_s
+):
+    lengths = lengths_of(rows, None if gap_s is None else [gap_s * index for index in range(len(rows))])
+    limits = Limits(chunk_tokens, 6, lookahead=3, swap_min_tokens=8)
+    engine = EngineSettings(policy, limits, num_blocks, BLOCK_TOKENS, host_blocks)
+    together, single = run(lengths, engine), run(lengths, engine, one_by_one=True)
+    assert together.makespan_s == single.makespan_s, "not the same to the last digit"
+    assert together.counters == single.counters
+    assert together.written == single.written
+    assert together.written.rows == len(rows)
+    assert together.written.output_tokens == lengths.output_tokens.sum()
+    for name in ("steps", "sequence_steps", "max_seqs", "peak_device_blocks", "peak_host_blocks", "swapped_blocks"):
+        assert getattr(together.stats, name) == getattr(single.stats, name), name
+
+
+def test_steps_are_priced_by_the_cost_model() -> None:
+    result = run(lengths_of([(40, 3)]), engine_of("sarathi"))
+    work = [([32], [32], 0), ([8], [40], 1), ([1], [41], 1), ([1], [42], 1)]
+    expected = sum(COST.step_time_s(COST.work(*step)) for step in work)
+    assert result.makespan_s == pytest.approx(expected)
+    assert result.stats.steps == 4
+    assert result.stats.peak_device_blocks == 11  # the last sampled token is never stored
+
+
+def test_repeated_steps_are_priced_like_single_ones() -> None:
+    for card in ("a10", "cpu", "h100"):
+        cost = CostModel(SHAPE, find_profile(card))
+        first = cost.work([1, 1, 64], [500, 900, 200], num_samples=2)
+        times = [step.total_s for step in cost.repeated(first, 5)]
+        each = [cost.work([1, 1, 64], [500 + k, 900 + k, 200 + 64 * k], num_samples=2) for k in range(5)]
+        assert times == pytest.approx([cost.step_time_s(work) for work in each], rel=1e-12)
+        assert [step.total_s for step in cost.repeated(cost.work([1] * 3, [9] * 3), 1)] == pytest.approx(
+            [cost.step_time_s(cost.work([1] * 3, [9] * 3))], rel=1e-12
+        )
+
+
+def test_windowed_models_are_priced_with_their_windows() -> None:
+    shape = replace(named_shape("gemma-2-9b"), num_layers=4, num_windowed_layers=2, sliding_window=64)
+    windowed, full = (CostModel(replace(shape, num_windowed_layers=layers), find_profile("a10")) for layers in (2, 0))
+    lengths = lengths_of([(4000, 40)] * 8)
+    engine = engine_of("sarathi", num_blocks=20_000, chunk_tokens=512)
+    assert run(lengths, engine, windowed).makespan_s < run(lengths, engine, full).makespan_s
+
+
+def test_a_static_wave_pays_for_its_longest_row() -> None:
+    even = run(lengths_of([(50, 20)] * 4), engine_of("static", max_num_seqs=4, num_blocks=400))
+    uneven = run(lengths_of([(50, 20), (5, 2), (9, 1), (1, 7)]), engine_of("static", max_num_seqs=4, num_blocks=400))
+    assert uneven.makespan_s == pytest.approx(even.makespan_s)
+    assert uneven.stats.steps == even.stats.steps == 20
+
+
+def test_a_static_batch_takes_only_what_its_padded_cache_holds() -> None:
+    rows = [(40, 8), (4, 8), (4, 8), (4, 8)]
+    engine = engine_of("static", num_blocks=36, max_num_seqs=4)
+    result = run(lengths_of(rows), engine)
+    assert result.stats.max_seqs == 3  # rows of 47 tokens take 12 blocks each, however short they are themselves
+
+
+def test_rows_wait_for_their_arrival() -> None:
+    alone_s = run(lengths_of([(10, 5)]), engine_of("vasuki")).makespan_s
+    result = run(lengths_of([(10, 5), (10, 5)], [0.0, 100.0]), engine_of("vasuki"))
+    assert result.makespan_s == pytest.approx(100 + alone_s)
+    crowd = run(lengths_of([(10, 50)] * 3, [0.0, 0.01, 0.02]), engine_of("vasuki"))
+    assert crowd.stats.max_seqs == 3
+    assert crowd.makespan_s < 3 * run(lengths_of([(10, 50)]), engine_of("vasuki")).makespan_s
+
+
+def test_streaming_costs_what_the_link_does_not_hide() -> None:
+    lengths = lengths_of([(900, 60)] * 6)
+    resident = engine_of("vasuki", num_blocks=2000, chunk_tokens=256)
+    streamed = run(lengths, replace(resident, streamed_layers=4))
+    assert streamed.stats.exposed_copy_s > 0
+    assert streamed.makespan_s == pytest.approx(run(lengths, resident).makespan_s + streamed.stats.exposed_copy_s)
+
+
+def test_parking_moves_blocks_instead_of_computing_again() -> None:
+    lengths = lengths_of([(60, 60)] * 8)
+    engine = engine_of("sarathi", num_blocks=90)
+    recomputed = run(lengths, engine)
+    parked = run(lengths, replace(engine, host_blocks=300, limits=replace(engine.limits, swap_min_tokens=1)))
+    assert recomputed.counters.preemptions_recompute > 0 == recomputed.stats.swapped_blocks
+    assert parked.counters.preemptions_swap > 0 == parked.counters.recomputed_tokens
+    assert parked.stats.swapped_blocks > 0
+    assert parked.stats.exposed_copy_s > 0
+
+
+def test_a_row_that_cannot_fit_fails_alone() -> None:
+    result = run(lengths_of([(500, 5), (10, 5)]), engine_of("vasuki"))
+    assert (result.written.rows, result.written.failed) == (2, 1)
+    assert "needs KV memory for" in result.written.first_error
+
+
+def test_memory_does_not_grow_with_the_rows() -> None:
+    def peak_bytes(rows: int) -> int:
+        lengths = Lengths(np.full(rows, 30, dtype=np.int64), np.full(rows, 4, dtype=np.int64))
+        tracemalloc.start()
+        simulate(lengths.requests(), lengths.output_tokens.data, engine_of("vasuki"), COST)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    peak_bytes(50)  # warms caches up
+    assert peak_bytes(3000) < peak_bytes(300) + 100_000
