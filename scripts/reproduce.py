@@ -1,7 +1,7 @@
 """The headline claims of the Vasuki, Sarathi and Prepacking papers, by this project's cost model and scheduler.
 
     python scripts/reproduce.py NAME [NAME ...] [--data DIR] [--quick]
-    python scripts/reproduce.py all --data DIR          # everything in docs/reproduction.md: about five minutes
+    python scripts/reproduce.py all --data DIR          # everything in docs/reproduction.md: about four minutes
 
 Each claim is printed as a Markdown table with the paper's figures beside ours, and the last line is one JSON object.
 DIR holds arxiv_summarization_lengths.csv, of Vidur's public traces; without it, stand-ins are used and named. The same

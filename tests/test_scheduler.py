@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from vasuki.batch import Batch, StepResult
 from vasuki.blocks import BlockPool
 from vasuki.engine import drain
-from vasuki.scheduler import POLICIES, Admission, Limits, Policy, Scheduler, peak_blocks
+from vasuki.scheduler import POLICIES, Admission, Limits, Mixing, Policy, Scheduler, peak_blocks
 from vasuki.sequence import FinishReason, Request, Sequence
 
 BLOCK_TOKENS = 4
@@ -108,8 +110,41 @@ def test_peak_bounds_the_step_by_step_maximum(rows: list[tuple[int, int]]) -> No
 
 def test_peak_admission_with_known_lengths_never_preempts() -> None:
     rows = [(5 + i % 7, 3 + (i * 5) % 17, 3 + (i * 5) % 17) for i in range(200)]
-    _, scheduler, _, _ = run(rows, POLICIES["vasuki"], Limits(16, 16), 60)
+    careful = replace(POLICIES["vasuki"], admission=Admission.PEAK)
+    _, scheduler, _, _ = run(rows, careful, Limits(16, 16), 36)
     assert scheduler.counters.preemptions_recompute == 0
+    _, scheduler, _, _ = run(rows, POLICIES["vasuki"], Limits(16, 16), 36)
+    assert scheduler.counters.preemptions_recompute > 0
+
+
+def test_an_exclusive_prefill_phase_starts_only_when_enough_memory_is_free() -> None:
+    exclusive = replace(POLICIES["vasuki"], mixing=Mixing.EXCLUSIVE)
+    rows = [(8, 3 + index % 9, 12) for index in range(60)]
+    _, _, executor, _ = run(rows, exclusive, Limits(16, 16, prefill_threshold=0.5), 40)
+    prefilling = [bool(batch.prefills) for batch in executor.batches]
+    assert all(not (batch.prefills and batch.decodes) for batch in executor.batches)
+    phases = sum(now and not before for before, now in zip([False, *prefilling], prefilling, strict=False))
+    _, _, executor, _ = run(rows, replace(exclusive, mixing=Mixing.PREFILL_FIRST), Limits(16, 16), 40)
+    prefilling = [bool(batch.prefills) for batch in executor.batches]
+    assert phases < sum(now and not before for before, now in zip([False, *prefilling], prefilling, strict=False))
+
+
+def test_a_batch_shows_decodes_as_chunks_of_one_token() -> None:
+    rows = [(3, 5, 5), (30, 5, 5)]
+    _, _, executor, _ = run(rows, POLICIES["sarathi"], Limits(8, 8), 60)
+    mixed = next(batch for batch in executor.batches if batch.decodes and batch.prefills)
+    assert [chunk.num_tokens for chunk in mixed.chunks] == [1] * len(mixed.decodes) + [mixed.num_prefill_tokens]
+    assert mixed.num_tokens == sum(chunk.num_tokens for chunk in mixed.chunks) == 8
+    assert mixed.num_seqs == len(mixed.chunks)
+    assert mixed.num_samples == sum(chunk.samples for chunk in mixed.chunks)
+
+
+def test_no_more_steps_are_offered_than_memory_and_prompts_allow() -> None:
+    rows = [(5 + index % 30, 1 + index % 20, 20) for index in range(60)]
+    _, _, executor, _ = run(rows, POLICIES["vasuki"], Limits(8, 16), 30)
+    offered = [batch.max_steps for batch in executor.batches]
+    assert min(offered) == 1 < max(offered)
+    assert all(batch.max_steps == 1 for batch in executor.batches if any(chunk.samples for chunk in batch.prefills))
 
 
 def test_a_decode_never_waits_for_a_prompt_when_mixed() -> None:

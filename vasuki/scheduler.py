@@ -369,9 +369,9 @@ class Scheduler:
         if self._maximum_blocks + self._maximum(sequence) <= pool.num_blocks:
             return True
         if self.policy.admission is Admission.PROMPT:
-            promised = sum(pool.blocks_for(other.num_tokens) - len(other.block_table.device) for other in self.running)
+            promised = sum([pool.blocks_for(s.num_tokens) - len(s.block_table.device) for s in self.prefilling])
             watermark = max(1, pool.num_blocks // 100)
-            return pool.blocks_for(sequence.num_tokens) + max(0, promised) + watermark <= pool.num_available
+            return pool.blocks_for(sequence.num_tokens) + promised + watermark <= pool.num_available
         if self.policy.admission is Admission.MAXIMUM:
             return False
         if pool.num_held + pool.blocks_for(sequence.num_tokens) > pool.num_blocks:

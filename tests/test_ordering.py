@@ -1,0 +1,214 @@
+"""Every request comes out once, in bounded memory, in an order that is better than the input's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vasuki.config import Column, Quantile
+from vasuki.cost_model import CostModel
+from vasuki.lengths import Lengths
+from vasuki.model_shape import named_shape
+from vasuki.ordering import FIRST_ROWS, Capacity, PlannedOrder, order_requests, solve_order
+from vasuki.output_length import ENOUGH_ROWS, OutputLengths
+from vasuki.plan import EngineSettings
+from vasuki.profile import find_profile
+from vasuki.scheduler import POLICIES, Limits
+from vasuki.sequence import Request, Sequence
+from vasuki.simulation import simulate
+
+CAPACITY = Capacity(kv_tokens=4000, max_num_seqs=32, chunk_tokens=256, block_tokens=16)
+SETTINGS = EngineSettings(POLICIES["vasuki"], Limits(256, 32), 250, 16)
+
+
+def requests_of(prompts: list[int], outputs: list[int]) -> list[Request]:
+    return [Request(row, row, *pair) for row, pair in enumerate(zip(prompts, outputs, strict=True))]
+
+
+def ended(prompt: int, output: int) -> Sequence:
+    return Sequence(Request(0, 0, prompt, 10_000), output_token_ids=[0] * output)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 900), st.booleans()), max_size=40),
+    solver=st.sampled_from(["greedy", "fifo", "prompt_length", "local_search"]),
+    window_rows=st.integers(1, 20),
+    learns=st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_every_request_comes_once_and_the_window_is_bounded(rows, solver, window_rows, learns) -> None:  # type: ignore[no-untyped-def]
+    read = 0
+
+    def source() -> Iterator[Request]:
+        nonlocal read
+        for row, (prompt, output, fails) in enumerate(rows):
+            read += 1
+            yield Request(row, row, prompt, output, error="broken" if fails else "")
+
+    lengths = OutputLengths() if learns else None
+    order = PlannedOrder(source(), CAPACITY, solver=solver, lengths=lengths, window_rows=window_rows)
+    taken = []
+    for request in order:
+        taken.append(request)
+        good_in_window = [r for r in range(read) if not rows[r][2]]
+        assert len(good_in_window) - sum(not request.error for request in taken) <= window_rows
+        order.observe(ended(request.num_prompt_tokens, request.max_tokens))
+    assert sorted(request.row for request in taken) == list(range(len(rows)))
+    assert next(order, None) is None
+
+
+def test_a_row_with_an_error_overtakes_the_window() -> None:
+    rows = requests_of([10] * 50, [5] * 50)
+    rows[20] = replace(rows[20], error="no prompt")
+    order = PlannedOrder(rows, CAPACITY)
+    assert next(order).row == 20
+
+
+def test_the_first_rows_do_not_wait_for_a_full_window() -> None:
+    read = 0
+
+    def source() -> Iterator[Request]:
+        nonlocal read
+        while True:
+            read += 1
+            yield Request(read, read, 10, 10)
+
+    order = PlannedOrder(source(), CAPACITY)
+    next(order)
+    assert read == FIRST_ROWS
+    for _ in range(20 * FIRST_ROWS):
+        next(order)
+    assert read < 20 * FIRST_ROWS + 32_768 + 1
+
+
+def test_the_window_is_bounded_in_tokens_too() -> None:
+    read = 0
+
+    def source() -> Iterator[Request]:
+        nonlocal read
+        for row in range(100):
+            read += 1
+            yield Request(row, row, 1000, 5)
+
+    order = PlannedOrder(source(), CAPACITY, window_tokens=5000)
+    next(order)
+    assert read == 5
+
+
+def test_long_rows_start_early_enough() -> None:
+    outputs = [20] * 200
+    outputs[190] = 800
+    order = [request.row for request in PlannedOrder(requests_of([100] * 200, outputs), CAPACITY)]
+    assert order.index(190) < 20
+
+
+def makespan_s(lengths: Lengths, solver: str) -> float:
+    cost = CostModel(named_shape("llama-3-8b"), find_profile("a10"))
+    order = order_requests(lengths.requests(known=True), SETTINGS, solver=solver, output_length=Column(column="known"))  # type: ignore[arg-type]
+    return simulate(order, lengths.output_tokens.tolist(), SETTINGS, cost).makespan_s
+
+
+def test_planned_orders_beat_the_input_order() -> None:
+    random = np.random.default_rng(0)
+    outputs = np.sort(random.geometric(1 / 80, 150))  # the longest rows come last
+    lengths = Lengths(random.integers(50, 800, 150), outputs)
+    fifo_s = makespan_s(lengths, "fifo")
+    assert makespan_s(lengths, "greedy") < 0.9 * fifo_s
+    assert makespan_s(lengths, "local_search") < 0.95 * fifo_s
+
+
+def test_small_sets_are_solved_and_proved() -> None:
+    pytest.importorskip("highspy")
+    prompts, outputs = np.array([30, 10, 20, 40, 10, 25]), np.array([4, 9, 6, 3, 8, 5])
+    solved = solve_order(prompts, outputs, Capacity(90, 8, 64), "milp")
+    assert solved.optimal
+    assert sorted(solved.order) == list(range(6))
+    too_many = solve_order(np.full(50, 10), np.full(50, 5), CAPACITY, "milp")
+    assert too_many.solver == "local_search"
+    assert solve_order(np.full(3000, 10), np.full(3000, 5), CAPACITY, "milp").solver == "greedy"
+
+
+def test_rows_longer_than_the_memory_are_ordered_all_the_same() -> None:
+    solved = solve_order(np.array([5000, 10]), np.array([10, 9000]), CAPACITY, "greedy")
+    assert sorted(solved.order) == [0, 1]
+
+
+def test_estimates_sharpen_as_rows_end() -> None:
+    order = PlannedOrder(requests_of([100] * 200, [500] * 200), CAPACITY, lengths=OutputLengths())
+    assert next(order).expected_tokens == 500
+    for _ in range(ENOUGH_ROWS):
+        order.observe(ended(100, 20))
+    assert next(order).expected_tokens < 60
+
+
+def test_estimates_of_rows_that_already_run_are_revised() -> None:
+    scheduler = SETTINGS.build()
+    order = PlannedOrder(requests_of([100] * 50, [500] * 50), CAPACITY, lengths=OutputLengths())
+    scheduler.add(next(order))
+    order.record(0.0, None, None, scheduler)  # type: ignore[arg-type]
+    for _ in range(ENOUGH_ROWS):
+        order.observe(ended(100, 20))
+    assert scheduler.waiting[0].expected_tokens < 60
+
+
+@pytest.mark.parametrize(
+    ("policy", "output_length", "learns"),
+    [
+        ("vasuki", "auto", True),
+        ("vasuki", Quantile(quantile=0.9), True),
+        ("vasuki", "max", False),
+        ("vasuki", Column(column="n"), False),
+        ("sarathi", "auto", False),
+    ],
+)
+def test_who_learns(policy: str, output_length, learns: bool) -> None:  # type: ignore[no-untyped-def]
+    settings_ = replace(SETTINGS, policy=POLICIES[policy])
+    order = order_requests(requests_of([100] * 200, [500] * 200), settings_, output_length=output_length)
+    for _ in range(4 * ENOUGH_ROWS):
+        order.observe(ended(100, 20))
+    assert (list(order)[-1].expected_tokens < 100) == learns
+
+
+def test_other_policies_take_rows_as_they_come_or_by_prompt_length() -> None:
+    rows = requests_of([30, 10, 20], [5, 5, 5])
+    taken = order_requests(rows, replace(SETTINGS, policy=POLICIES["sarathi"]))
+    assert [request.row for request in taken] == [0, 1, 2]
+    taken = order_requests(rows, replace(SETTINGS, policy=POLICIES["static-sorted"]))
+    assert [request.row for request in taken] == [1, 2, 0]
+
+
+def prefixed(groups: int, members: int, shared: int, own: int, common: int = 0) -> list[Request]:
+    """`groups` x `members` prompts, interleaved, that begin with `common` tokens of all and `shared` of their group."""
+    rows = []
+    for row in range(groups * members):
+        tokens = [1] * common + [2 + row % groups] * shared + [100 + row] * own
+        rows.append(Request(row, row, len(tokens), 20, np.array(tokens, dtype=np.int32)))
+    return rows
+
+
+@pytest.mark.parametrize("common", [0, 64])
+def test_rows_that_begin_alike_stay_together(common: int) -> None:
+    order = [request.row % 5 for request in PlannedOrder(prefixed(5, 6, 256, 30, common), CAPACITY)]
+    changes = sum(before != after for before, after in zip(order, order[1:], strict=False))
+    assert changes == 4
+
+
+def test_what_all_rows_share_does_not_change_the_order() -> None:
+    rows = prefixed(1, 30, 128, 30)
+    bare = [replace(request, prompt_token_ids=()) for request in rows]
+    assert [r.row for r in PlannedOrder(rows, CAPACITY)] == [r.row for r in PlannedOrder(bare, CAPACITY)]
+
+
+def test_a_few_shared_tokens_do_not_spoil_a_good_order() -> None:
+    random = np.random.default_rng(3)
+    rows = []
+    for row in range(60):
+        tokens = [2 + row % 6] * 16 + [1000 + row] * int(random.integers(100, 400))
+        rows.append(Request(row, row, len(tokens), int(random.geometric(1 / 150)), np.array(tokens, dtype=np.int32)))
+    bare = [replace(request, prompt_token_ids=()) for request in rows]
+    assert [r.row for r in PlannedOrder(rows, CAPACITY)] == [r.row for r in PlannedOrder(bare, CAPACITY)]
