@@ -248,7 +248,7 @@ def profile(device: str, model: str, name: str | None, output: str | None, quick
     shape = None
     if model:
         shape = ModelShape.from_config_json(Path(model)) if Path(model).is_dir() else named_shape(model)
-    measured = profile_machine(device, shape, name, quick)
+    measured = profile_machine(device, shape, name, quick, progress=True)
     path = Path(output) if output else user_profile_path(measured.name)
     write_profile(measured, path)
     if as_json:

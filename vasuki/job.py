@@ -210,8 +210,9 @@ class _Run:
         if self.config.plan.gpu != "auto":
             return find_profile(self.config.plan.gpu)
         from vasuki.hf.memory import total_bytes
+        from vasuki.hf.profiler.machine import device_name
 
-        known = profile_for_device(loaded.device_name)
+        known = profile_for_device(device_name(loaded.device)) or profile_for_device(loaded.device_name)
         if known is None and loaded.device.type != "cpu":
             log.warning(
                 "no profile for %s; `vasuki profile` measures one. Planning as for an A100.", loaded.device_name
