@@ -1,0 +1,57 @@
+"""A plan on a terminal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vasuki.config import CostConfig, KVConfig
+from vasuki.lengths import Lengths
+from vasuki.model_shape import named_shape
+from vasuki.plan import CostEstimate
+from vasuki.plan_table import plan_table
+from vasuki.planner import make_plan
+from vasuki.profile import find_profile
+from vasuki.units import duration, money
+
+LENGTHS = Lengths(np.array([100, 200, 9000]), np.array([50, 20, 10]))
+
+
+def test_the_table_is_narrow_and_says_why() -> None:
+    plans = [
+        make_plan(LENGTHS, named_shape("llama-3-8b"), find_profile(card), kv=KVConfig(device_memory=2**29))
+        for card in ("a10", "rtx4090", "h100-pcie")
+    ]
+    text = plan_table(plans)
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.splitlines()[0].startswith("GPU")
+    for plan in plans:
+        assert duration(plan.makespan_s) in text
+        assert f"{plan.gpu}, vasuki:" in text
+    assert text.count("1 can never run: row 2 needs KV memory for 9,049 tokens") == 3
+    assert "offload none: " in text
+
+
+def test_a_price_that_is_not_known_is_a_dash() -> None:
+    cost = CostEstimate.of(3600, 2, None, "USD", 1000)
+    assert cost.gpu_hours == 2
+    assert cost.amount is None
+    assert cost.to_dict()["per_million_tokens"] is None
+    priced = CostEstimate.of(3600, 2, 1.5, "USD", 1_000_000)
+    assert priced.amount == priced.per_million_tokens == 3.0
+    assert priced.scaled(1800, 1_000_000).amount == 1.5
+    profile = find_profile("a10")
+    plan = make_plan(LENGTHS.take(np.array([0])), named_shape("llama-3-8b"), profile, cost=CostConfig())
+    assert plan.cost.price_per_hour == profile.price.per_hour
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (59.94, "59.9 s"), (59.96, "1 min 00 s"), (245, "4 min 05 s"), (7620, "2 h 07 min")],
+)
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_money_reads_well() -> None:
+    assert [money(None), money(0.01234, "USD"), money(12.4)] == ["-", "0.0123 USD", "12.40"]

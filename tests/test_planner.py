@@ -1,0 +1,246 @@
+"""Plans: choices by price, predictions against whole simulations, and what is said of rows that never fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vasuki.config import Column, CostConfig, EngineConfig, KVConfig, PlanConfig
+from vasuki.cost_model import CostModel
+from vasuki.errors import InputError, ModelError
+from vasuki.lengths import Lengths
+from vasuki.model_shape import named_shape
+from vasuki.plan import Plan
+from vasuki.planner import make_plan, sample_rows
+from vasuki.profile import HardwareProfile, find_profile
+from vasuki.scheduler import Mixing
+from vasuki.simulation import simulate_plan
+from vasuki.steady_state import Workload, steady_state
+
+LLAMA = named_shape("llama-3-8b")
+SMALL = replace(LLAMA, num_layers=8)
+A10 = find_profile("a10")
+KNOWN = PlanConfig(output_length=Column(column="recorded"))
+
+
+def lengths_of(rows: int, prompt: float = 800, output: float = 120, seed: int = 0) -> Lengths:
+    random = np.random.default_rng(seed)
+    prompts = np.clip(random.lognormal(np.log(prompt), 0.5, rows), 1, 3000).astype(np.int64)
+    outputs = np.clip(random.lognormal(np.log(output), 0.5, rows), 1, 1000).astype(np.int64)
+    return Lengths(prompts, outputs)
+
+
+def with_link(gb_per_s: float) -> HardwareProfile:
+    """An A10 behind another link."""
+    tree = A10.model_dump()
+    for point in tree["link"]["curve"]:
+        point |= {"h2d": gb_per_s, "d2h": gb_per_s, "both": gb_per_s}
+    return HardwareProfile.model_validate(tree)
+
+
+def simulated_s(
+    plan: Plan, lengths: Lengths, profile: HardwareProfile = A10, config: PlanConfig | None = None
+) -> float:
+    return simulate_plan(plan, lengths, LLAMA, profile, plan_config=config).result.makespan_s
+
+
+def test_a_plan_has_the_fields_that_users_rely_on() -> None:
+    lengths = lengths_of(60)
+    plan = make_plan(lengths, LLAMA, A10, cost=CostConfig(price_per_hour=3.6, currency="EUR"))
+    fields = plan.to_dict()
+    assert list(fields) == [
+        *("gpu", "requests", "prompt_tokens", "output_tokens_estimate", "makespan_s", "lower_bound_s", "gap", "solver"),
+        *("optimal", "policy", "chunk_tokens", "max_num_seqs", "offload", "cost", "plan_s"),
+    ]
+    assert fields["requests"] == 60
+    assert fields["prompt_tokens"] == lengths.prompt_tokens.sum()
+    assert 0 < fields["lower_bound_s"] < fields["makespan_s"]
+    assert fields["gap"] == pytest.approx(fields["makespan_s"] / fields["lower_bound_s"] - 1)
+    assert set(fields["offload"]) == {"mode", "layers", "reason"}
+    assert fields["cost"]["currency"] == "EUR"
+    assert fields["cost"]["amount"] == pytest.approx(fields["makespan_s"] * 0.001)
+    tokens = int((lengths.prompt_tokens + lengths.output_tokens).sum())
+    assert fields["cost"]["per_million_tokens"] == pytest.approx(fields["cost"]["amount"] / tokens * 1e6)
+    assert fields["cost"]["gpu_hours"] == pytest.approx(fields["makespan_s"] / 3600)
+    assert fields["plan_s"] > 0
+
+
+def test_a_small_job_is_predicted_to_the_last_digit() -> None:
+    lengths = lengths_of(80)
+    plan = make_plan(lengths, LLAMA, A10)
+    assert plan.simulated_requests == 80
+    assert plan.makespan_s == simulated_s(plan, lengths)
+    again = make_plan(lengths, LLAMA, A10)
+    assert replace(again, plan_s=0.0) == replace(plan, plan_s=0.0)
+
+
+@pytest.mark.parametrize(("prompt", "output"), [(1500, 60), (300, 150)])
+def test_a_large_job_is_predicted_from_a_sample(prompt: float, output: float) -> None:
+    lengths = lengths_of(4000, prompt, output)
+    plan = make_plan(lengths, LLAMA, A10)
+    assert plan.simulated_requests < 3000
+    assert plan.makespan_s == pytest.approx(simulated_s(plan, lengths), rel=0.06)
+
+
+def test_a_sample_has_the_means_of_the_job() -> None:
+    lengths = lengths_of(5000)
+    rows = sample_rows(lengths, 400)
+    assert len(set(rows.tolist())) == 400
+    sample = lengths.take(rows)
+    assert sample.prompt_tokens.mean() == pytest.approx(lengths.prompt_tokens.mean(), rel=0.05)
+    assert sample.output_tokens.mean() == pytest.approx(lengths.output_tokens.mean(), rel=0.05)
+
+
+def test_steps_are_whole_tiles_and_small_where_decodes_rule() -> None:
+    prefill = make_plan(lengths_of(1500, 1500, 10), LLAMA, A10)
+    decode = make_plan(lengths_of(1500, 60, 300), LLAMA, A10)
+    assert prefill.chunk_tokens % A10.tile_rows == decode.chunk_tokens % A10.tile_rows == 0
+    assert prefill.chunk_tokens > decode.chunk_tokens
+    assert prefill.mixing.startswith("mixed")
+    assert "slower by arithmetic" in prefill.mixing
+
+
+def test_vasuki_is_not_slower_than_what_it_is_compared_with() -> None:
+    for lengths in (lengths_of(250, 900, 150), lengths_of(250, 200, 300)):
+        vasuki = make_plan(lengths, LLAMA, A10)
+        others = [
+            make_plan(lengths, LLAMA, A10, engine=EngineConfig(policy=policy))  # type: ignore[arg-type]
+            for policy in ("sarathi", "vllm", "orca", "static", "static-sorted")
+        ]
+        assert vasuki.makespan_s <= 1.01 * min(other.makespan_s for other in others)
+        assert all(other.offload.mode == "none" for other in others)
+
+
+def test_what_is_given_is_kept() -> None:
+    engine = EngineConfig(chunk_tokens=192, max_num_seqs=5)
+    plan = make_plan(
+        lengths_of(30), LLAMA, A10, engine=engine, kv=KVConfig(block_tokens=8), plan=PlanConfig(solver="fifo")
+    )
+    assert (plan.chunk_tokens, plan.max_num_seqs, plan.settings.block_tokens) == (192, 5, 8)
+    assert plan.solver == "fifo"
+    fewer = make_plan(lengths_of(30), LLAMA, A10, kv_bytes=2**30)
+    assert fewer.settings.kv_tokens == 2**30 // LLAMA.kv_bytes_per_token
+
+
+def test_known_lengths_are_worth_something_and_uncertainty_costs() -> None:
+    lengths = lengths_of(200, 300, 200)
+    known = make_plan(lengths, LLAMA, A10, plan=KNOWN)
+    learned = make_plan(lengths, LLAMA, A10)
+    assert known.makespan_s < learned.makespan_s
+    assert known.lower_bound_s == pytest.approx(learned.lower_bound_s, rel=0.1)
+
+
+def test_optimal_is_said_only_of_what_was_proved() -> None:
+    pytest.importorskip("highspy")
+    few = Lengths(np.full(6, 50), np.array([40, 30, 30, 20, 10, 10]))
+    plan = make_plan(few, LLAMA, A10, plan=KNOWN)
+    assert plan.solver == "milp"
+    assert plan.optimal
+    assert simulate_plan(plan, few, LLAMA, A10, plan_config=KNOWN).result.stats.steps == 40
+    assert not make_plan(few, LLAMA, A10).optimal, "lengths are not known"
+    assert not make_plan(lengths_of(100), LLAMA, A10, plan=KNOWN).optimal
+
+
+# --- offload ----------------------------------------------------------------------------------------------------------
+
+
+def test_parking_is_taken_where_moving_is_cheaper_than_computing() -> None:
+    lengths = Lengths(np.full(120, 500), np.full(120, 400))
+    memory = KVConfig(device_memory=2**31)
+    plan = make_plan(lengths, LLAMA, A10, kv=memory, offload_modes=("none", "park"))
+    assert plan.offload.mode == "park"
+    assert plan.settings.host_blocks > 0
+    assert plan.settings.limits.swap_min_tokens is not None
+    assert "cheaper than computing them again" in plan.offload.reason
+    slow = make_plan(lengths, LLAMA, with_link(0.05), kv=memory, offload_modes=("none", "park"))
+    assert slow.offload.mode == "none"
+    assert slow.offload.reason
+    assert slow.settings.host_blocks == 0
+    assert plan.makespan_s <= slow.makespan_s
+
+
+def test_streaming_is_taken_on_a_fast_link_only() -> None:
+    lengths = lengths_of(300, 300, 600)
+    memory = KVConfig(device_memory=2**31, host_memory=64 * 2**30)
+    fast = make_plan(lengths, LLAMA, with_link(400), kv=memory)
+    assert fast.offload.mode == "stream"
+    assert fast.offload.layers == fast.settings.streamed_layers > 0
+    none = make_plan(lengths, LLAMA, with_link(400), kv=memory.model_copy(update={"offload": "none"}))
+    assert fast.makespan_s < none.makespan_s
+    assert fast.settings.num_blocks > none.settings.num_blocks
+    slow = make_plan(lengths, LLAMA, with_link(1), kv=memory)
+    assert slow.offload.mode != "stream"
+    assert none.offload.reason == "as the job asks"
+
+
+def test_forced_modes_are_obeyed_where_they_are_possible() -> None:
+    lengths = lengths_of(40)
+    parked = make_plan(lengths, LLAMA, A10, kv=KVConfig(offload="park"))
+    assert parked.offload.mode == "park"
+    streamed = make_plan(lengths, LLAMA, with_link(400), kv=KVConfig(offload="stream", host_memory=64 * 2**30))
+    assert streamed.offload.mode == "stream"
+
+
+# --- what does not fit ------------------------------------------------------------------------------------------------
+
+
+def test_requests_that_never_fit_are_named_with_what_they_need() -> None:
+    lengths = Lengths(np.array([100, 9000, 100, 8000]), np.array([20, 20, 20, 20]))
+    plan = make_plan(lengths, LLAMA, A10, kv=KVConfig(device_memory=2**29))
+    assert plan.misfits == 2
+    assert "row 1 needs KV memory for 9,019 tokens" in plan.misfit
+    assert "has room for 4,096" in plan.misfit
+    assert plan.requests == 4
+    with pytest.raises(InputError, match="no request fits: row 0 needs KV memory for 9,019 tokens"):
+        make_plan(lengths.take(np.array([1])), LLAMA, A10, kv=KVConfig(device_memory=2**29))
+
+
+def test_a_model_that_is_too_large_is_refused() -> None:
+    with pytest.raises(ModelError, match="what would fit"):
+        make_plan(lengths_of(5), named_shape("llama-3-70b"), A10)
+
+
+def test_cpu_profiles_are_planned_alike() -> None:
+    plan = make_plan(lengths_of(30, 50, 20), named_shape("llama-3.2-1b"), find_profile("cpu"))
+    assert plan.makespan_s > plan.lower_bound_s > 0
+    assert plan.chunk_tokens % find_profile("cpu").tile_rows == 0
+
+
+# --- simulated runs ---------------------------------------------------------------------------------------------------
+
+
+def test_simulated_runs_report_like_real_ones() -> None:
+    lengths = lengths_of(100, 400, 200)
+    plan = make_plan(lengths, LLAMA, A10, kv=KVConfig(device_memory=2**31))
+    run = simulate_plan(plan, lengths, LLAMA, A10)
+    fields = run.to_dict()
+    assert list(fields)[-4:] == ["steps", "batch", "kv", "preemptions"]
+    assert fields["batch"]["mean_seqs"] <= fields["batch"]["max_seqs"] <= plan.max_num_seqs
+    assert 0 < fields["kv"]["peak_device_bytes"] <= 2**31
+    assert sum(fields["preemptions"].values()) > 0
+    assert fields["makespan_s"] == run.result.makespan_s
+    assert fields["cost"]["gpu_hours"] == pytest.approx(run.result.makespan_s / 3600)
+    assert run.recomputed_tokens == run.result.counters.recomputed_tokens
+    assert simulate_plan(plan, lengths, LLAMA, A10, one_by_one=True).to_dict() == fields
+
+
+def test_arrivals_are_simulated_in_order() -> None:
+    lengths = Lengths(np.array([100, 50, 10]), np.array([5, 5, 5]), np.array([0.0, 30.0, 60.0]))
+    run = simulate_plan(make_plan(lengths, LLAMA, A10), lengths, LLAMA, A10)
+    assert 60 < run.result.makespan_s < 62
+    assert run.result.stats.max_seqs == 1
+
+
+# --- steady state -----------------------------------------------------------------------------------------------------
+
+
+def test_prompts_limit_the_batch_where_steps_are_small() -> None:
+    cost, work = CostModel(LLAMA, A10), Workload.of(Lengths(np.full(9000, 2000), np.full(9000, 100)))
+    small = steady_state(cost, work, 1_000_000, 128, 4096, Mixing.MIXED)
+    assert small.sequences == pytest.approx(128 * 100 / 2100)
+    large = steady_state(cost, work, 40_000, 2048, 4096, Mixing.MIXED)
+    assert large.sequences == pytest.approx(0.97 * 40_000 / work.held_tokens)
+    assert steady_state(cost, work, 40_000, 2048, 4096, Mixing.EXCLUSIVE).request_s > large.request_s
+    assert steady_state(cost, work, 40_000, 2048, 3, Mixing.MIXED).sequences == 3

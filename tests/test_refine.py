@@ -1,0 +1,70 @@
+"""A prediction that follows the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vasuki.batch import Batch, StepResult
+from vasuki.cost_model import CostModel
+from vasuki.engine import RunStats
+from vasuki.lengths import Lengths
+from vasuki.model_shape import named_shape
+from vasuki.planner import make_plan
+from vasuki.profile import find_profile
+from vasuki.refine import WARM_UP_STEPS, RunningPrediction
+from vasuki.scheduler import Scheduler
+from vasuki.simulation import simulate_plan
+
+LLAMA, A10 = named_shape("llama-3-8b"), find_profile("a10")
+LENGTHS = Lengths(np.full(40, 400), np.full(40, 100))
+PLAN = make_plan(LENGTHS, LLAMA, A10)
+
+
+class Slower:
+    """Hands steps on as if the machine were slower than its profile says."""
+
+    def __init__(self, prediction: RunningPrediction, prompts: float, decodes: float) -> None:
+        self.prediction, self.prompts, self.decodes = prediction, prompts, decodes
+        self.ratios: list[float] = []
+
+    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
+        factor = self.prompts if batch.prefills else self.decodes
+        self.prediction.record(now_s, batch, result._replace(elapsed_s=factor * result.elapsed_s), scheduler)
+        self.ratios.append(self.prediction.ratio)
+
+
+@pytest.mark.parametrize("one_by_one", [True, False])
+def test_a_machine_as_predicted_confirms_the_plan(one_by_one: bool) -> None:
+    prediction = RunningPrediction(PLAN, CostModel(LLAMA, A10))
+    run = simulate_plan(PLAN, LENGTHS, LLAMA, A10, observers=[prediction], one_by_one=one_by_one)
+    assert prediction.ratio == pytest.approx(1, rel=1e-9)
+    assert prediction.makespan_s == pytest.approx(run.result.makespan_s)
+    assert prediction.time_left_s(0.25 * PLAN.makespan_s) == pytest.approx(0.75 * PLAN.makespan_s)
+    assert prediction.time_left_s(2 * PLAN.makespan_s) == 0
+
+
+def test_slow_decodes_are_expected_to_stay_slow() -> None:
+    slower = Slower(RunningPrediction(PLAN, CostModel(LLAMA, A10)), prompts=1.0, decodes=2.0)
+    simulate_plan(PLAN, LENGTHS, LLAMA, A10, observers=[slower], one_by_one=True)
+    assert slower.ratios[WARM_UP_STEPS - 1] == 1.0
+    share = PLAN.prompt_steps_share
+    assert 0 < share < 1
+    assert slower.prediction.ratio == pytest.approx(share + 2 * (1 - share), rel=1e-6)
+
+
+def test_a_slow_start_says_less_than_the_plan_knows_about_decodes() -> None:
+    """While only prompts were seen, decodes are taken to be off by as much; then they are known."""
+    slower = Slower(RunningPrediction(PLAN, CostModel(LLAMA, A10)), prompts=3.0, decodes=1.0)
+    simulate_plan(PLAN, LENGTHS, LLAMA, A10, observers=[slower], one_by_one=True)
+    assert max(slower.ratios) > slower.ratios[-1] > 1
+
+
+def test_nothing_measured_changes_nothing() -> None:
+    prediction = RunningPrediction(replace(PLAN, makespan_s=10.0), CostModel(LLAMA, A10))
+    prediction.record(0.0, Batch([], [], [], []), StepResult([], [], 1.0), PLAN.settings.build())
+    assert prediction.ratio == 1.0
+    assert prediction.makespan_s == 10.0
+    assert RunStats().mean_seqs == 0
