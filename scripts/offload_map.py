@@ -1,16 +1,17 @@
-"""Where offloading KV pays: a map of link bandwidth against KV memory, and a table under memory pressure.
+"""Where offloading KV pays: layers that a step hides, a map of links against KV memory, and a table under pressure.
 
-    offload_map.py [--figure docs/img/offload-map.svg] [--only map|table]
+    offload_map.py [--figure docs/img/offload-map.svg] [--only layers|map|table]
 
-Both come from the planner and the simulator, for Llama-3-8B in bfloat16. The map takes a card's compute and memory
-bandwidth, gives it other links and other KV memory, and asks which fixed mode ends a job of long rows first. The table
-shrinks the KV memory of real profiles and compares policies on a job of translations. Prints Markdown, and one JSON
-line last.
+All come from the cost model, the planner and the simulator, for Llama-3-8B in bfloat16. A first table counts the layers
+whose KV a single step hides. The map takes a card's compute and memory bandwidth, gives it other links and other KV
+memory, and asks which fixed mode ends a job of long rows first. The last table shrinks the KV memory of real profiles
+and compares policies on a job of translations. Prints Markdown, and one JSON line last.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -21,11 +22,13 @@ from typing import Any
 import numpy as np
 
 from vasuki.config import EngineConfig, KVConfig, PlanConfig
+from vasuki.cost_model import CostModel
 from vasuki.lengths import Lengths
 from vasuki.memory_budget import memory_budget
 from vasuki.model_shape import ModelShape, named_shape
+from vasuki.offload_policy import LayerTraffic, choose_stream
 from vasuki.plan import OffloadMode, Plan
-from vasuki.planner import WORTHWHILE, make_plan
+from vasuki.planner import make_plan
 from vasuki.profile import HardwareProfile, Link, LinkPoint, find_profile
 from vasuki.simulation import Simulated, simulate_plan
 
@@ -33,6 +36,8 @@ GIB = 2**30
 HOST_BYTES = 256 * GIB
 COPY_S = 2.5e-6  # fixed time of one of many queued copies, between the profiles' 2 us (NVLink-C2C) and 3 us (PCIe)
 COPY_SIZES = (2**12, 2**16, 2**20, 2**24, 2**28)
+PAYS = 0.98  # of the makespan without offload; jobs as small as the map's differ by less for no reason
+MOST_ROWS = 400
 FULL_DUPLEX = 0.8  # of the rate in each direction when both run
 
 LINK_GB_PER_S = (6.0, 12.0, 25.0, 52.0, 110.0, 220.0, 450.0)
@@ -51,6 +56,10 @@ PANELS = (
     Panel("a10", (1, 2, 4, 8, 16, 32), ("a10", "a40", "rtx4090")),
     Panel("h200", (4, 8, 16, 32, 64, 128), ("h100-pcie", "h200", "gh200")),
 )
+LAYER_CARDS = ("a10", "a40", "rtx4090", "h100-pcie", "h200", "gh200")
+CONTEXTS = (16_384, 65_536)  # tokens of KV that a step reads
+DECODES, CHUNK = 32, 480  # sequences in a step, and prompt tokens beside them in a mixed one
+BLOCKS = (16, 256)  # tokens; one copy is a block of a layer
 TABLE_CARDS = ("a10", "a40", "h100-pcie", "gh200")
 SHARES = (1.0, 0.4, 0.2, 0.1)
 ROWS_WANTED = 96  # rows at their full length that the job wants room for
@@ -59,19 +68,23 @@ ROWS_WANTED = 96  # rows at their full length that the job wants room for
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figure", type=Path, default=Path("docs/img/offload-map.svg"))
-    parser.add_argument("--only", choices=("map", "table"))
+    parser.add_argument("--only", choices=("layers", "map", "table"))
     parser.add_argument("--block-tokens", type=int, default=256, help="of the map's KV blocks")
     options = parser.parse_args()
     shape = named_shape("llama-3-8b")
     result: dict[str, Any] = {}
-    if options.only != "table":
+    if options.only in (None, "layers"):
+        layers = [row for card in LAYER_CARDS for row in hidden_layers(card, shape)]
+        print(layers_table(layers))
+        result["layers"] = [vars_of(row) for row in layers]
+    if options.only in (None, "map"):
         maps = [panel_map(panel, shape, options.block_tokens) for panel in PANELS]
         marks = {card: card_mark(card, shape) for panel in PANELS for card in panel.marked}
         options.figure.parent.mkdir(parents=True, exist_ok=True)
         draw(maps, marks, options.figure)
         result["map"] = [[vars_of(cell) for cell in cells] for cells in maps]
         print(marks_table(marks))
-    if options.only != "map":
+    if options.only in (None, "table"):
         rows = [row for card in TABLE_CARDS for row in pressure(card, shape)]
         print(pressure_table(rows))
         result["pressure"] = [vars_of(row) for row in rows]
@@ -106,6 +119,55 @@ def translations(rows: int) -> Lengths:
     return Lengths(drawn(rng, rows, 110, 0.6, 16, 400), drawn(rng, rows, 140, 0.6, 16, 400))
 
 
+# --- layers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenLayers:
+    """Layers that need no place on the device, because one step hides their copies."""
+
+    card: str
+    context_tokens: int
+    mixed: bool  # the step carries a prompt chunk
+    step_s: float
+    by_block: tuple[int, ...]  # for blocks of `BLOCKS` tokens
+
+
+def hidden_layers(card: str, shape: ModelShape) -> list[HiddenLayers]:
+    """Steps of decodes and mixed ones, over little KV and much."""
+    profile = find_profile(card)
+    cost = CostModel(shape, profile)
+    per_token = shape.kv_bytes_per_token_per_layer
+    rows = []
+    for context, chunk in itertools.product(CONTEXTS, (0, CHUNK)):
+        each = context // DECODES
+        work = cost.work([1] * DECODES + [chunk] * bool(chunk), [each] * DECODES + [chunk] * bool(chunk))
+        by_block = []
+        for block_tokens in BLOCKS:
+            traffic = LayerTraffic(context * per_token, (DECODES + chunk) * per_token, block_tokens * per_token)
+            plan = choose_stream(shape.num_layers, cost.layer_time_s(work), traffic, profile.link)
+            by_block.append(plan.offloaded_layers)
+        rows.append(HiddenLayers(card, context, bool(chunk), cost.step_time_s(work), tuple(by_block)))
+    return rows
+
+
+def layers_table(rows: Sequence[HiddenLayers]) -> str:
+    """One line for each card and context."""
+    kinds = ("decodes", "mixed")
+    lines = [
+        "| card | KV read | " + " | ".join(f"{kind}: step | {kind}: layers" for kind in kinds) + " |",
+        "|---|---|" + "---|" * 2 * len(kinds),
+    ]
+    for card, context in dict.fromkeys((row.card, row.context_tokens) for row in rows):
+        cells = [
+            f"{row.step_s * 1e3:.0f} ms | " + " / ".join(map(str, row.by_block))
+            for row in rows
+            if (row.card, row.context_tokens) == (card, context)
+        ]
+        lines.append(f"| {card} | {context // 1024}k tokens | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 # --- map -------------------------------------------------------------------------------------------------------------
 
 
@@ -121,14 +183,14 @@ class Cell:
     change_of_auto: float  # of what the planner picks
 
 
-def panel_map(panel: Panel, shape: ModelShape, block_tokens: int) -> list[Cell]:
+def panel_map(panel: Panel, shape: ModelShape, block_tokens: int, least_rows: int = 150) -> list[Cell]:
     """Every cell of one panel, by KV memory and then by link."""
     base = find_profile(panel.card)
     base = base.model_copy(update={"memory_mib": 2**18})  # whatever the card, the grid says how much KV there is
     cells = []
     for kv_gib in panel.kv_gib:
         side_by_side = kv_gib * GIB / shape.kv_bytes_per_token / 2000
-        job = long_rows(int(min(600, max(60, 3 * side_by_side))))
+        job = long_rows(int(min(MOST_ROWS, max(least_rows, 3 * side_by_side))))
 
         def plan(profile: HardwareProfile, mode: OffloadMode | None, job: Lengths = job, gib: float = kv_gib) -> Plan:
             kv = KVConfig(
@@ -144,7 +206,7 @@ def panel_map(panel: Panel, shape: ModelShape, block_tokens: int) -> list[Cell]:
             profile = base.model_copy(update={"link": link_of(rate)})
             plans = [plan(profile, "stream"), plan(profile, "park")]
             best = min(plans, key=lambda made: made.makespan_s)
-            pays = best.makespan_s < WORTHWHILE * none_s
+            pays = best.makespan_s < PAYS * none_s
             auto = plan(profile, None)
             cells.append(
                 Cell(

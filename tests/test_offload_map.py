@@ -14,6 +14,8 @@ from scripts.offload_map import (
     Pressure,
     card_mark,
     draw,
+    hidden_layers,
+    layers_table,
     link_of,
     long_rows,
     panel_map,
@@ -41,6 +43,18 @@ def test_cards_stand_where_their_profiles_say() -> None:
     assert marks["a40"].kv_gib - marks["a10"].kv_gib == pytest.approx(0.9 * 22, rel=0.1)
 
 
+def test_steps_hide_more_with_prompts_and_with_larger_copies() -> None:
+    rows = [row for card in ("a10", "gh200") for row in hidden_layers(card, SHAPE)]
+    for row in rows:
+        small, large = row.by_block
+        assert 0 <= small <= large < SHAPE.num_layers
+    for decodes, mixed in zip(rows[::2], rows[1::2], strict=True):
+        assert mixed.step_s > decodes.step_s
+        assert mixed.by_block >= decodes.by_block
+    assert any(row.by_block[1] > row.by_block[0] for row in rows)
+    assert layers_table(rows).count("\n") == 2 + 4
+
+
 def test_jobs_are_the_same_every_time() -> None:
     for job in (long_rows, translations):
         assert (job(50).prompt_tokens == job(50).prompt_tokens).all()
@@ -50,7 +64,7 @@ def test_jobs_are_the_same_every_time() -> None:
 def test_a_cell_says_what_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for a handful of rows and a link as fast as memory, more rows side by side are worth streaming."""
     monkeypatch.setattr("scripts.offload_map.LINK_GB_PER_S", (3.0, 450.0))
-    slow, fast = panel_map(Panel("a10", (1,), ("a10",)), SHAPE, block_tokens=256)
+    slow, fast = panel_map(Panel("a10", (1,), ("a10",)), SHAPE, block_tokens=256, least_rows=40)
     assert (slow.link_gb_per_s, fast.link_gb_per_s) == (3.0, 450.0)
     assert fast.mode == "stream"
     assert fast.change < -0.3

@@ -40,10 +40,8 @@ def with_link(gb_per_s: float) -> HardwareProfile:
     return HardwareProfile.model_validate(tree)
 
 
-def simulated_s(
-    plan: Plan, lengths: Lengths, profile: HardwareProfile = A10, config: PlanConfig | None = None
-) -> float:
-    return simulate_plan(plan, lengths, LLAMA, profile, plan_config=config).result.makespan_s
+def simulated_s(plan: Plan, lengths: Lengths) -> float:
+    return simulate_plan(plan, lengths, LLAMA, A10).result.makespan_s
 
 
 def test_a_plan_has_the_fields_that_users_rely_on() -> None:
@@ -103,14 +101,19 @@ def test_steps_are_whole_tiles_and_small_where_decodes_rule() -> None:
 
 
 def test_vasuki_is_not_slower_than_what_it_is_compared_with() -> None:
-    for lengths in (lengths_of(250, 900, 150), lengths_of(250, 200, 300)):
-        vasuki = make_plan(lengths, LLAMA, A10)
-        others = [
-            make_plan(lengths, LLAMA, A10, engine=EngineConfig(policy=policy))  # type: ignore[arg-type]
-            for policy in ("sarathi", "vllm", "orca", "static", "static-sorted")
-        ]
-        assert vasuki.makespan_s <= 1.01 * min(other.makespan_s for other in others)
-        assert all(other.offload.mode == "none" for other in others)
+    """In a single small job of unknown lengths it is luck when the longest row starts; over several jobs it is not."""
+    for prompt, output in ((900, 150), (200, 300)):
+        jobs = [lengths_of(200, prompt, output, seed) for seed in range(3)]
+
+        def total_s(policy: str, jobs: list[Lengths] = jobs) -> float:
+            engine = EngineConfig(policy=policy)  # type: ignore[arg-type]
+            plans = [make_plan(job, LLAMA, A10, engine=engine) for job in jobs]
+            assert policy == "vasuki" or all(plan.offload.mode == "none" for plan in plans)
+            return sum(plan.makespan_s for plan in plans)
+
+        vasuki_s = total_s("vasuki")
+        for policy in ("sarathi", "vllm", "orca", "static", "static-sorted"):
+            assert vasuki_s < total_s(policy), policy
 
 
 def test_what_is_given_is_kept() -> None:
@@ -120,7 +123,7 @@ def test_what_is_given_is_kept() -> None:
     )
     assert (plan.chunk_tokens, plan.max_num_seqs, plan.settings.block_tokens) == (192, 5, 8)
     assert plan.solver == "fifo"
-    fewer = make_plan(lengths_of(30), LLAMA, A10, kv_bytes=2**30)
+    fewer = make_plan(lengths_of(30), LLAMA, A10, kv_bytes=2**30, offload_modes=("none",))
     assert fewer.settings.kv_tokens == 2**30 // LLAMA.kv_bytes_per_token
 
 

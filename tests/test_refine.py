@@ -19,7 +19,7 @@ from vasuki.scheduler import Scheduler
 from vasuki.simulation import simulate_plan
 
 LLAMA, A10 = named_shape("llama-3-8b"), find_profile("a10")
-LENGTHS = Lengths(np.full(40, 400), np.full(40, 100))
+LENGTHS = Lengths(np.full(150, 400), np.full(150, 100))
 PLAN = make_plan(LENGTHS, LLAMA, A10)
 
 

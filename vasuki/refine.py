@@ -58,11 +58,14 @@ class RunningPrediction:
         self.step_s = 0.0
         if not (batch.decodes or batch.prefills):
             return
-        work = self._cost_model.batch_work(batch)
-        if result.num_steps == 1:
-            self.step_s = self._cost_model.step_time_s(work)
+        cost, settings = self._cost_model, self.plan.settings
+        work = cost.batch_work(batch, cost.swap_copies(batch, settings.block_tokens))
+        if cost.shape.num_windowed_layers and result.num_steps == 1:
+            self.step_s = cost.step_time_s(work)
         else:
-            self.step_s = sum(step.total_s for step in self._cost_model.repeated(work, result.num_steps))
+            copy_bytes = settings.block_tokens * cost.shape.kv_bytes_per_token_per_layer
+            steps = cost.repeated(work, result.num_steps, settings.streamed_layers, copy_bytes)
+            self.step_s = sum([step.total_s for step in steps])
         if self._steps > WARM_UP_STEPS:
             for kind in (self._all, self._with_prompts if batch.prefills else self._decodes_only):
                 kind.add(self.step_s, result.elapsed_s)

@@ -138,22 +138,27 @@ class SimulatedExecutor:
 
 
 def _work(batch: Batch, copies: tuple[Copies, ...]) -> StepWork:
-    """What the batch's first step computes, in one pass."""
-    num_decodes = len(batch.decodes)
-    num_tokens = num_samples = num_decodes
-    context, pairs = 0, 0.0
+    """What the batch's first step computes: `StepWork.from_batch` in one pass, without windows."""
+    num_decodes = num_samples = len(batch.decodes)
+    num_tokens, num_chunks = num_decodes, 0
+    decode_context, chunk_context, pairs = sum(batch.starts) + num_decodes, 0, 0.0
     for _, start, count, samples in batch.prefills:
         num_tokens += count
         num_samples += samples
-        context += start + count
-        pairs += causal_pairs(count, start + count)
+        if count == 1:
+            num_decodes += 1
+            decode_context += start + 1
+        else:
+            num_chunks += 1
+            chunk_context += start + count
+            pairs += causal_pairs(count, start + count)
     return StepWork(
         num_tokens=num_tokens,
         num_samples=num_samples,
         num_decodes=num_decodes,
-        num_chunks=len(batch.prefills),
-        decode_context_tokens=sum(batch.starts) + num_decodes,
-        chunk_context_tokens=context,
+        num_chunks=num_chunks,
+        decode_context_tokens=decode_context,
+        chunk_context_tokens=chunk_context,
         chunk_pairs=pairs,
         copies=copies,
     )
