@@ -255,6 +255,11 @@ def marks_table(marks: dict[str, Mark]) -> str:
 
 
 _COLOURS = {"none": "#f4f4f4", "park": "#f0b64d", "stream": "#0b5a8a"}  # of rising darkness, also in grey
+_LABELS = {
+    "stream": "S  streaming layers pays",
+    "park": "P  parking sequences pays",
+    "none": f"nothing saves {1 - PAYS:.0%}",
+}
 _LETTERS = {"none": "", "park": "P", "stream": "S"}
 
 
@@ -290,10 +295,11 @@ def draw(maps: Sequence[Sequence[Cell]], marks: dict[str, Mark], figure: Path) -
         axis.set_title(f"compute and memory of an {profile.title.split()[1]} ({profile.memory_gb_per_s:g} GB/s)")
         axis.set_xlabel("KV in device memory, read in a full step (GiB)")
     np.atleast_1d(axes)[0].set_ylabel("host link, one direction (GB/s)")
+    shown = {cell.mode for cells in maps for cell in cells}
     legend = [
-        Patch(facecolor=_COLOURS["stream"], label="S  streaming layers pays"),
-        Patch(facecolor=_COLOURS["park"], label="P  parking sequences pays"),
-        Patch(facecolor=_COLOURS["none"], edgecolor="grey", label="nothing pays"),
+        Patch(facecolor=_COLOURS[mode], edgecolor="grey", label=label)
+        for mode, label in _LABELS.items()
+        if mode in shown
     ]
     fig.legend(handles=legend, loc="outside lower center", ncols=3, frameon=False)
     fig.savefig(figure, metadata={"Date": None} if figure.suffix == ".svg" else None, dpi=130)

@@ -6,8 +6,9 @@ Two workloads on three cards for Llama-3-8B:
     books   translation of book chapters, made up: prompts log-normal around 900 tokens (sigma 0.5, 50 to 2,500),
             outputs 1.5 times as long, give or take 15 % (log-normal), together at most 4,096 tokens
 
-No scheduler knows how long an output will be, only that a row has at most 4,096 tokens; `vasuki, known` is told. Other
-policies take 512 tokens a step (whole prompts where they don't split them), `sarathi, tuned` what vasuki's plan chose.
+No scheduler knows how long an output will be, only that a row has at most 4,096 tokens. `vasuki` learns it, `vasuki,
+known` is told, and `vasuki, max` expects the most. Other policies take 512 tokens a step (whole prompts where they
+don't split them), `sarathi, tuned` what vasuki's plan chose.
 
     python scripts/planner_table.py --lengths arxiv_summarization_lengths.csv      # the table in docs/planner.md
     python scripts/planner_table.py --lengths arxiv_summarization_lengths.csv --quick
@@ -36,7 +37,7 @@ from vasuki.units import duration
 MODEL = "llama-3-8b"
 CARDS = ("a10", "a40", "rtx4090")
 CONTEXT = 4096
-LEARNED, KNOWN = PlanConfig(), PlanConfig(output_length=Column(column="recorded"))
+LEARNED, MAXIMUM, KNOWN = (PlanConfig(output_length=length) for length in ("auto", "max", Column(column="recorded")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Entry:
 ENTRIES = (
     Entry("vasuki", "vasuki"),
     Entry("vasuki, known", "vasuki", KNOWN),
+    Entry("vasuki, max", "vasuki", MAXIMUM),
     Entry("sarathi", "sarathi"),
     Entry("sarathi, tuned", "sarathi", tuned=True),
     Entry("orca", "orca"),

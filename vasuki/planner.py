@@ -48,7 +48,7 @@ NUM_SEQS = 256
 MOST_SEQS = 2048
 SHORT_ROW_TOKENS = 512  # rows shorter than that get small blocks
 SHORTLIST = 3
-WORTHWHILE = 0.995  # a candidate with more moving parts must be this much faster
+WORTHWHILE = 0.005  # streaming, which moves KV in every step, must save this share
 UNEVEN = 1.03  # what rows of different lengths take beyond the steady state of equal ones; fitted to whole simulations
 PREFILL_THRESHOLD = 0.1  # share of memory that starts a prefill phase: small ones keep the batch large
 # About what a simulation takes on one core: for each run of steps, and in it for each sequence; and for each step.
@@ -161,8 +161,10 @@ class _Planner:
 
     def make(self) -> Plan:
         candidates = sorted(self._without_offload(), key=lambda candidate: candidate.state.request_s)
-        fits, misfit = self._fitting(candidates[0].settings)
+        fits, misfit = self._fitting(max((candidate.settings for candidate in candidates), key=lambda s: s.num_blocks))
         job = self.lengths if fits.all() else self.lengths.take(np.flatnonzero(fits))
+        largest = int((job.prompt_tokens + job.limits).max()) - 1
+        candidates = [candidate for candidate in candidates if candidate.settings.kv_tokens >= largest]
         chosen, prediction = self._with_offload(*self._best(candidates, job), job)
         settings, limits = chosen.settings, chosen.settings.limits
         bound = job_lower_bound(
@@ -296,39 +298,52 @@ class _Planner:
         return min(tried, key=lambda pair: pair[1].makespan_s)
 
     def _with_offload(self, candidate: _Candidate, base: Prediction, job: Lengths) -> tuple[_Candidate, Prediction]:
-        """The candidate with what pays best of nothing, careful admission, parking and streaming, and why in words."""
-        options = [(candidate, base)]
+        """The candidate with what pays best of no offload, parking and streaming, and the reason in words."""
+        plain, plain_prediction = self._without_preemption(candidate, base, job)
+        options: list[tuple[_Candidate, Prediction]] = []
         reasons = []
-        for mode, other in (("none", self._careful), ("park", self._parking), ("stream", self._streaming)):
-            if mode != "none" and mode not in self.offload_modes:
-                continue
-            found, reason = other(candidate, base)
-            if found is not None:
-                prediction = self._predict(found, job)
-                if mode != "stream":  # arithmetic, which makes up for rows that the sample lacks, knows no preemption
-                    ratio = prediction.result.makespan_s / base.result.makespan_s
-                    prediction = replace(prediction, makespan_s=ratio * base.makespan_s)
-                options.append((found, prediction))
-                reason = f"{mode} would change the makespan by {prediction.makespan_s / base.makespan_s - 1:+.1%}"
-            if mode != "none":
-                reasons.append(reason)
-        plain = min(options[:2] if options[1:] and options[1][0].offload.mode == "none" else options[:1], key=_makespan)
-        forced = [option for option in options if option[0].offload.mode == self.kv.offload != "none"]
-        best, prediction = min(forced or options, key=_makespan)
-        is_worthwhile = best.offload.mode == "park" or prediction.makespan_s < WORTHWHILE * plain[1].makespan_s
-        if best.offload.mode == "none" or not (is_worthwhile or forced):
-            why = "; ".join(reasons) if reasons else "as the job asks"
-            return replace(plain[0], offload=Offload("none", 0, why)), plain[1]
-        change = f"the makespan changes by {prediction.makespan_s / plain[1].makespan_s - 1:+.1%}"
-        return replace(best, offload=replace(best.offload, reason=f"{best.offload.reason}; {change}")), prediction
+        if "park" in self.offload_modes:
+            parking, reason = self._parking(candidate, base)
+            if parking is not None:
+                options.append((parking, self._like(base, parking, job)))
+            reasons.append(reason)
+        if "stream" in self.offload_modes:
+            streaming, reason = self._streaming(candidate)
+            if streaming is not None:
+                options.append((streaming, self._predict(streaming, job)))
+            reasons.append(reason)
+        best, prediction = min(options, key=_makespan, default=(plain, plain_prediction))
+        change = prediction.makespan_s / plain_prediction.makespan_s - 1
+        worthwhile = 0.0 if best.offload.mode == "park" else -WORTHWHILE
+        if options and (change < worthwhile or best.offload.mode == self.kv.offload):
+            reason = f"{best.offload.reason}; the makespan changes by {change:+.1%}"
+            return replace(best, offload=replace(best.offload, reason=reason)), prediction
+        for option, other in options:
+            change = other.makespan_s / plain_prediction.makespan_s - 1
+            reasons.append(f"{option.offload.mode} would change the makespan by {change:+.1%}")
+        why = "; ".join(filter(None, reasons)) or "as the job asks"
+        return replace(plain, offload=Offload("none", 0, why)), plain_prediction
 
-    def _careful(self, candidate: _Candidate, base: Prediction) -> tuple[_Candidate | None, str]:
-        """Rows start only when all expected growth has room, where rows that start at once push others out."""
+    def _without_preemption(
+        self, candidate: _Candidate, base: Prediction, job: Lengths
+    ) -> tuple[_Candidate, Prediction]:
+        """The same, or with rows that start only when all expected growth has room, if that is faster.
+
+        Rows that start as soon as their prompt fits push others out later. Usually a full memory is worth that.
+        """
         if not self.policy.ordered or not base.result.counters.preemptions_recompute:
-            return None, ""
+            return candidate, base
         settings = candidate.settings
         settings = replace(settings, policy=replace(settings.policy, admission=Admission.PEAK))
-        return self._candidate(settings, candidate.offload), ""
+        careful = self._candidate(settings, candidate.offload)
+        return min((candidate, base), (careful, self._like(base, careful, job)), key=_makespan)
+
+    def _like(self, base: Prediction, candidate: _Candidate, job: Lengths) -> Prediction:
+        """Predict a candidate that arithmetic, which knows no preemption, cannot tell from that of `base`: the ratio of
+        the two samples holds for the whole job."""
+        prediction = self._predict(candidate, job)
+        ratio = prediction.result.makespan_s / base.result.makespan_s
+        return replace(prediction, makespan_s=ratio * base.makespan_s)
 
     def _parking(self, candidate: _Candidate, base: Prediction) -> tuple[_Candidate | None, str]:
         """Preempted sequences wait in host memory instead of being computed again."""
@@ -367,7 +382,7 @@ class _Planner:
             tokens *= 2
         return None
 
-    def _streaming(self, candidate: _Candidate, base: Prediction) -> tuple[_Candidate | None, str]:
+    def _streaming(self, candidate: _Candidate) -> tuple[_Candidate | None, str]:
         """Layers whose KV passes through the device, so that more sequences have room."""
         if not self.policy.ordered:
             return None, "only vasuki streams layers"
@@ -381,7 +396,7 @@ class _Planner:
         settings = replace(candidate.settings, num_blocks=num_blocks, streamed_layers=stream.streamed_layers)
         found = self._candidate(settings, Offload("stream", stream.streamed_layers, stream.reason))
         change = found.state.request_s / candidate.state.request_s
-        if change > WORTHWHILE and self.kv.offload != "stream":
+        if change > 1 - WORTHWHILE and self.kv.offload != "stream":
             return (
                 None,
                 f"streaming {stream.streamed_layers} layers would change it by {change - 1:+.1%} ({stream.reason})",
