@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from gpu_sections.setting import Finding, Record, Rows, Setting
-from gpu_sections.steps import copy_engine
 from vasuki.batch import Batch, Swap
 from vasuki.engine import drain
 from vasuki.hf import attention
@@ -23,7 +22,7 @@ from vasuki.hf.cuda_attention import PAGE_TOKENS
 from vasuki.hf.executor import build_executor
 from vasuki.hf.kv_cache import KVCache, KVLayout
 from vasuki.hf.model import LoadedModel, prepare
-from vasuki.hf.offload import Offload, StreamedLayers
+from vasuki.hf.offload import Offload, StreamedLayers, copy_engine
 from vasuki.hf.weights import WeightStream, decoder_layers
 from vasuki.plan import EngineSettings
 from vasuki.scheduler import Counters, Limits, find_policy

@@ -16,7 +16,7 @@ from vasuki.hf.attention import Variant, _eager, attend
 from vasuki.hf.cuda_attention import PAGE_TOKENS, PagedVarlen, can_page, is_available
 from vasuki.hf.inputs import build_inputs
 from vasuki.hf.kv_cache import KVCache, KVLayout
-from vasuki.hf.native import load_kernel
+from vasuki.hf.paged_attention import load_kernel
 from vasuki.hf.profiler import profile_machine, write_profile
 from vasuki.hf.profiler.timing import QUICK, clock_for, measure
 from vasuki.sequence import Request, Sequence

@@ -15,7 +15,7 @@ from vasuki.batch import Batch, StepResult
 from vasuki.cost_model import CostModel, StepWork
 from vasuki.engine import drain
 from vasuki.hf.executor import build_executor
-from vasuki.hf.offload import CopyEngine, CudaCopyEngine, Done, ThreadCopyEngine
+from vasuki.hf.offload import CopyEngine
 from vasuki.model_shape import ModelShape
 from vasuki.plan import EngineSettings
 from vasuki.scheduler import Limits, Scheduler, find_policy
@@ -134,32 +134,6 @@ def union_length(spans: Iterable[tuple[float, float]]) -> float:
 # --- copies beside compute -------------------------------------------------------------------------------------------
 
 
-class _TimedCopyEngine(CudaCopyEngine):
-    """Measures what the compute stream waits for, by events on both sides of each wait."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._waits: list[tuple[Any, Any]] = []
-
-    def require(self, done: Done) -> None:
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        before.record()
-        super().require(done)
-        after.record()
-        self._waits.append((before, after))
-
-    def waited_s(self) -> float:
-        """Seconds of all waits so far, the device being idle or not asked for anything else."""
-        torch.cuda.synchronize()
-        self.settle()
-        return float(sum(before.elapsed_time(after) for before, after in self._waits)) / 1e3
-
-
-def copy_engine(device: torch.device) -> CopyEngine:
-    """As the executor has it on such a device, with a clock on its waits."""
-    return _TimedCopyEngine(device) if device.type == "cuda" else ThreadCopyEngine()
-
-
 def overlap(setting: Setting, share_s: float) -> Finding:
     """The same job in memory that is too small, without and with each kind of offload."""
     name = setting.small
@@ -182,8 +156,6 @@ def overlap(setting: Setting, share_s: float) -> Finding:
     for mode, (settings, rows) in runs.items():
         for some in (rows[:8], rows):  # a few rows load kernels and pin memory; all of them count
             executor = build_executor(loaded, settings)
-            if executor.offload is not None:
-                executor.offload.engine = copy_engine(setting.device)
             scheduler, sink = settings.build(), Rows()
             seconds = setting.seconds(lambda: drain(some, scheduler, executor, sink))  # noqa: B023
         row: Record = {"mode": mode, "seconds": round(seconds, 3), "swaps": scheduler.counters.preemptions_swap,
@@ -204,8 +176,8 @@ def overlap(setting: Setting, share_s: float) -> Finding:
 
 
 def _copies(engine: CopyEngine, copied_bytes: int) -> Record:
-    exposed_s = engine.waited_s() if isinstance(engine, _TimedCopyEngine) else engine.exposed_s
-    busy_s = engine.busy_s
+    engine.settle()
+    exposed_s, busy_s = engine.exposed_s, engine.busy_s
     return {
         "copied_MB": round(copied_bytes / 1e6, 1),
         "copy_s": round(busy_s, 4),

@@ -14,8 +14,8 @@ from vasuki.engine import RunStats, drain
 from vasuki.hf.executor import RaggedExecutor
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.model import LoadedModel, prepare
-from vasuki.hf.native import load_kernel
 from vasuki.hf.offload import Offload, StreamedLayers, ThreadCopyEngine
+from vasuki.hf.paged_attention import load_kernel
 from vasuki.scheduler import POLICIES, Limits, Policy, Scheduler
 from vasuki.sequence import Request, SamplingParams, Sequence
 

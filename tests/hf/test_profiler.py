@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from vasuki.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel
 from vasuki.errors import ModelError, ProfileError
+from vasuki.hf.packed_linear import PackedLinear, load_kernel
 from vasuki.hf.profiler import profile_machine, profile_table, write_profile
 from vasuki.hf.profiler.links import link_of, saturation_bytes
 from vasuki.hf.profiler.machine import _without_noise, describe, device_name
-from vasuki.hf.profiler.operators import Bench, mlp_width, products, tile_of
+from vasuki.hf.profiler.operators import Bench, Product, mlp_width, products, tile_of
 from vasuki.hf.profiler.steps import fit_overheads, measure_overheads, narrow, stand_in
 from vasuki.hf.profiler.timing import QUICK, HostClock, affordable, low_quantile, measure
 from vasuki.model_shape import ModelShape, named_shape
@@ -312,7 +313,26 @@ def test_stand_ins_have_the_shape(family: str) -> None:
     layout = loaded.kv_layout
     assert (layout.num_layers, layout.num_kv_heads, layout.head_dim) == (2, 2, 16)
     matrices = sum(p.numel() for p in loaded.model.parameters() if p.dim() > 1)
+    packed = [module for module in loaded.model.modules() if isinstance(module, PackedLinear)]
+    matrices += sum(module.in_features * module.out_features for module in packed)
+    if packed and shape.tied_embeddings:
+        matrices -= shape.hidden_size * shape.vocab_size  # the head's, packed beside the embedding
     assert matrices == shape.layer_parameters + shape.embedding_parameters
+
+
+def test_products_are_those_of_a_loaded_model() -> None:
+    """Packed where there is a kernel, and as narrow as the weights were saved."""
+    bench = Bench.on(CPU, torch.float32, TINY.with_dtype("float32"), HASTY, saved=torch.bfloat16)
+    kernel = load_kernel()
+    (part,) = next(Product(bench, 64, (48,))._turns)
+    assert part.num_bytes == (64 * 48 * 2 if kernel else 64 * 48 * 4)
+    rows = torch.randn(1, 5, 64)
+    weight = kernel.unpack(part._weight, 48) if kernel else part._weight
+    torch.testing.assert_close(part(rows), torch.nn.functional.linear(rows, weight), rtol=1e-4, atol=1e-4)
+    assert part.copy()._weight.data_ptr() != part._weight.data_ptr()
+    wide = replace(bench, saved=torch.float32)
+    (part,) = next(Product(wide, 64, (48,))._turns)
+    assert part.num_bytes == 64 * 48 * 4
 
 
 @pytest.mark.parametrize("family", SHAPES)

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from vasuki.hf.inputs import StepInputs
+from vasuki.hf.inputs import PagedTiles, StepInputs
 from vasuki.hf.kv_cache import KVLayout
 
 NAME = "vasuki_ragged"
@@ -132,36 +132,44 @@ def attend(
         step.offload.before_layer(layer)
     step.cache.write(layer, key, value, step.rows)
     query = query.contiguous()
-    if step.varlen is not None and variant.is_plain:
+    if step.tiles is not None:
+        output = _attend_tiles(query, layer, step, step.tiles, variant)
+    elif step.varlen is not None and variant.is_plain:
         output = step.varlen(query, step.cache.layers[layer], variant)
     else:
-        output = _attend_chunks(query, layer, step, variant)
+        output = _attend_gathered(query, layer, step, variant)
     if step.offload is not None:
         step.offload.after_layer(layer)
     return output
 
 
-def _attend_chunks(query: torch.Tensor, layer: int, step: StepInputs, variant: Variant) -> torch.Tensor:
-    """Short chunks through the compiled kernel or in padded groups, long ones in a fused call each."""
+def _attend_tiles(
+    query: torch.Tensor, layer: int, step: StepInputs, tiles: PagedTiles, variant: Variant
+) -> torch.Tensor:
+    """By the compiled kernel."""
     output = torch.empty_like(query)
-    if step.kernel is not None and (paged := step.paged_tokens) is not None:
-        step.kernel(
-            query,
-            step.cache.layers[layer],
-            paged.tokens,
-            paged.positions,
-            paged.table_of,
-            paged.tables,
-            None if variant.sinks is None else variant.sinks.float().contiguous(),
-            variant.window,
-            variant.scaling,
-            variant.softcap,
-            output,
-        )
-    for group in step.decode_groups:
+    tiles.kernel(
+        query,
+        step.cache.layers[layer],
+        tiles.tiles,
+        tiles.longest,
+        tiles.tables,
+        None if variant.sinks is None else variant.sinks.float().contiguous(),
+        variant.window,
+        variant.scaling,
+        variant.softcap,
+        output,
+    )
+    return output
+
+
+def _attend_gathered(query: torch.Tensor, layer: int, step: StepInputs, variant: Variant) -> torch.Tensor:
+    """By torch operators: single tokens in padded groups, longer chunks in a fused call each."""
+    output = torch.empty_like(query)
+    for group in step.gathered.decode_groups:
         keys, values = step.cache.gather(layer, group.blocks)
         output[group.tokens] = _decode(query[group.tokens], keys, values, group.positions, variant)
-    for chunk in step.long_chunks:
+    for chunk in step.gathered.long_chunks:
         keys, values = step.cache.gather(layer, chunk.blocks)
         chunk_query = query[chunk.first : chunk.last]
         function = _sdpa if variant.is_plain else _eager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,9 +12,15 @@ from vasuki.batch import Batch
 from vasuki.hf import cuda_attention
 from vasuki.hf.cuda_attention import PagedVarlen
 from vasuki.hf.kv_cache import KVCache
-from vasuki.hf.native import PagedKernel
 from vasuki.hf.offload import Offload
+from vasuki.hf.paged_attention import PagedKernel
+from vasuki.lengths import Ints
 from vasuki.sequence import Sequence
+
+# Tokens of a tile: enough to pay for what it copies, few enough to keep many cores busy.
+_TILE_TOKENS = 32
+# Rows of a decode group are padded to the longest; a group is closed when that would cost more than this factor.
+_GROUP_PADDING = 1.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +42,73 @@ class DecodeGroup:
     blocks: torch.Tensor  # int64 [rows, blocks_per_row]; padded with block 0, which the mask hides
 
 
-@dataclass(frozen=True, slots=True)
-class PagedTokens:
-    """Tokens that each walk their sequence's blocks, in one call of the compiled kernel."""
+class Gathered:
+    """Chunks for attention by torch operators, which want each context in one piece. Laid out when first asked for."""
 
-    tokens: torch.Tensor  # int64 [count], their places in the packed batch
-    positions: torch.Tensor  # int64 [count]
-    table_of: torch.Tensor  # int64 [count], row of `tables`
-    tables: torch.Tensor  # int64 [num_chunks, width], padded with anything
+    def __init__(
+        self, firsts: Ints, lengths: Ints, starts: Ints, tables: Ints, block_tokens: int, device: torch.device
+    ) -> None:
+        self._firsts, self._lengths, self._starts, self._tables = firsts, lengths, starts, tables
+        self._block_tokens, self._device = block_tokens, device
+
+    @cached_property
+    def long_chunks(self) -> list[LongChunk]:
+        """Chunks of two tokens or more."""
+        ends = self._starts + self._lengths
+        return [
+            LongChunk(
+                int(self._firsts[i]),
+                int(self._firsts[i] + self._lengths[i]),
+                int(ends[i]),
+                torch.from_numpy(self._tables[i, : -(-ends[i] // self._block_tokens)]).to(self._device),
+            )
+            for i in np.flatnonzero(self._lengths > 1)
+        ]
+
+    @cached_property
+    def decode_groups(self) -> list[DecodeGroup]:
+        """Single tokens, longest context first, in groups whose padding stays small."""
+        single = np.flatnonzero(self._lengths == 1)
+        order = single[np.argsort(-self._starts[single], kind="stable")]
+        tokens, positions, tables = self._firsts[order], self._starts[order], self._tables[order]
+        widths = positions // self._block_tokens + 1
+        groups, first = [], 0
+        while first < len(tokens):
+            sizes = np.arange(1, len(tokens) - first + 1)
+            padded = widths[first] * sizes <= _GROUP_PADDING * np.cumsum(widths[first:])
+            size = int(np.argmin(padded)) or len(padded)
+            rows = slice(first, first + size)
+            groups.append(
+                DecodeGroup(
+                    torch.from_numpy(tokens[rows]).to(self._device),
+                    torch.from_numpy(positions[rows]).to(self._device),
+                    torch.from_numpy(tables[rows, : widths[first]].copy()).to(self._device),
+                )
+            )
+            first += size
+        return groups
+
+
+class PagedTiles:
+    """Chunks for the compiled kernel: cut into tiles that walk their sequences' blocks, those with most work first.
+
+    Attributes:
+        tiles: int64 `[count, 4]`: first token in the packed batch, tokens, position of the first, row of `tables`.
+        longest: most tokens of a tile.
+        tables: int64 `[num_chunks, width]`, padded with anything.
+    """
+
+    def __init__(self, kernel: PagedKernel, firsts: Ints, lengths: Ints, starts: Ints, tables: Ints) -> None:
+        self.kernel = kernel
+        counts = -(-lengths // _TILE_TOKENS)
+        chunk_of = np.repeat(np.arange(len(lengths)), counts)  # [count]
+        skipped = (np.arange(len(chunk_of)) - (np.cumsum(counts) - counts)[chunk_of]) * _TILE_TOKENS
+        tokens = np.minimum(lengths[chunk_of] - skipped, _TILE_TOKENS)
+        tiles = np.stack([firsts[chunk_of] + skipped, tokens, starts[chunk_of] + skipped, chunk_of], axis=1)
+        work = tokens * (tiles[:, 2] + tokens)
+        self.tiles = torch.from_numpy(tiles[np.argsort(-work, kind="stable")])
+        self.longest = int(tokens.max())
+        self.tables = torch.from_numpy(tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +121,10 @@ class StepInputs:
     sample_positions: torch.Tensor  # int64 [num_samples], tokens whose logits are wanted
     cache: KVCache
     offload: Offload | None  # moves KV beside the compute
-    long_chunks: list[LongChunk]
-    # The rest of the chunks, in one of two forms: for the compiled kernel, or for torch operators.
-    kernel: PagedKernel | None
-    paged_tokens: PagedTokens | None
-    decode_groups: list[DecodeGroup]
-    varlen: PagedVarlen | None  # serves all chunks in one or two calls, where a layer's attention is plain
-
-
-# Up to this length a chunk's tokens go through the compiled kernel one by one; beyond it a fused call is faster.
-_KERNEL_CHUNK = 48
-# Rows of a decode group are padded to the longest; a group is closed when that would cost more than this factor.
-_GROUP_PADDING = 1.3
+    # The chunks, as each way of computing attention wants them.
+    tiles: PagedTiles | None  # the compiled kernel of a CPU, where there is one
+    varlen: PagedVarlen | None  # CUDA's, for layers whose attention is plain
+    gathered: Gathered  # torch operators
 
 
 def build_inputs(
@@ -85,29 +143,6 @@ def build_inputs(
     positions = np.arange(lasts[-1]) - firsts[chunk_of] + starts[chunk_of]
     tables = _tables(batch, cache.block_tokens)
     slots = tables[chunk_of, positions // cache.block_tokens] * cache.block_tokens + positions % cache.block_tokens
-
-    is_long = lengths > (_KERNEL_CHUNK if kernel else 1)
-    long_chunks = [
-        LongChunk(
-            int(firsts[i]),
-            int(lasts[i]),
-            int(starts[i] + lengths[i]),
-            torch.from_numpy(tables[i, : -(-(starts[i] + lengths[i]) // cache.block_tokens)]).to(device),
-        )
-        for i in np.flatnonzero(is_long)
-    ]
-    paged_tokens, decode_groups = None, []
-    short = np.flatnonzero(~is_long[chunk_of])
-    if kernel and len(short):
-        paged_tokens = PagedTokens(
-            torch.from_numpy(short),
-            torch.from_numpy(positions[short]),
-            torch.from_numpy(chunk_of[short]),
-            torch.from_numpy(tables),
-        )
-    elif len(short):
-        decode_groups = _group(short, positions[short], tables[chunk_of[short]], cache.block_tokens, device)
-
     token_ids = np.concatenate([_tokens(chunk.sequence, chunk.start, chunk.end) for chunk in batch.chunks])
     samples = lasts[[chunk.samples for chunk in batch.chunks]] - 1
     return StepInputs(
@@ -117,11 +152,9 @@ def build_inputs(
         sample_positions=torch.from_numpy(samples).to(device),
         cache=cache,
         offload=offload,
-        long_chunks=long_chunks,
-        kernel=kernel,
-        paged_tokens=paged_tokens,
-        decode_groups=decode_groups,
+        tiles=None if kernel is None else PagedTiles(kernel, firsts, lengths, starts, tables),
         varlen=_varlen(lengths, starts + lengths, tables, cache, device),
+        gathered=Gathered(firsts, lengths, starts, tables, cache.block_tokens, device),
     )
 
 
@@ -151,27 +184,3 @@ def _tokens(sequence: Sequence, start: int, end: int) -> np.ndarray | list[int]:
     if end <= num_prompt:
         return prompt
     return np.concatenate([prompt, np.asarray(sequence.output_token_ids[: end - num_prompt])])
-
-
-def _group(
-    tokens: np.ndarray, positions: np.ndarray, tables: np.ndarray, block_tokens: int, device: torch.device
-) -> list[DecodeGroup]:
-    """Split single-token chunks, longest first, into groups whose padding stays small."""
-    order = np.argsort(-positions, kind="stable")
-    tokens, positions, tables = tokens[order], positions[order], tables[order]
-    widths = positions // block_tokens + 1
-    groups, first = [], 0
-    while first < len(tokens):
-        sizes = np.arange(1, len(tokens) - first + 1)
-        padded = widths[first] * sizes <= _GROUP_PADDING * np.cumsum(widths[first:])
-        size = int(np.argmin(padded)) or len(padded)
-        rows = slice(first, first + size)
-        groups.append(
-            DecodeGroup(
-                torch.from_numpy(tokens[rows]).to(device),
-                torch.from_numpy(positions[rows]).to(device),
-                torch.from_numpy(tables[rows, : widths[first]].copy()).to(device),
-            )
-        )
-        first += size
-    return groups

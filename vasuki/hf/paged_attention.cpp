@@ -1,66 +1,53 @@
-// Attention of single query tokens over paged keys and values, on a CPU.
+// Attention of packed chunks over paged keys and values, on a CPU.
 //
-// Each query token walks the blocks of its own sequence, so nothing is gathered or padded. The query heads that share a
-// KV head are served together: every key and value comes from memory once. The softmax is accumulated online, block by
-// block, with queries and sums in vector registers.
+// Work comes in tiles: up to some tens of successive tokens of one chunk, which walk the blocks of their own sequence, so
+// nothing is gathered or padded in memory. The query heads that share a KV head are served together: every key and value
+// comes from memory once for all of them. The softmax is accumulated online, span by span.
+//
+// A single token multiplies its queries with keys as they lie. More tokens make small matrix products worthwhile: a span
+// of keys is transposed, and values copied, into scratch memory that the first-level cache keeps.
 //
 // HEAD_DIM (a multiple of 4) and ELEMENT (float or bf16) are set when the file is compiled for a model.
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <limits>
 #include <type_traits>
 #include <vector>
 
-struct bf16 {
-  uint16_t bits;
-};
+#include "vectors.hpp"
 
 using T = ELEMENT;
-constexpr int D = HEAD_DIM;
-#ifdef __AVX512F__
-constexpr int LANES = D % 16 == 0 ? 16 : D % 8 == 0 ? 8 : 4;
-#else
-constexpr int LANES = D % 8 == 0 ? 8 : 4;
-#endif
-constexpr int VECTORS = D / LANES;
-typedef float Vec __attribute__((vector_size(LANES * 4)));
-typedef uint32_t VecBits __attribute__((vector_size(LANES * 4)));
-typedef uint16_t VecHalf __attribute__((vector_size(LANES * 2)));
+constexpr int64_t D = HEAD_DIM;
+constexpr int64_t WIDTH = (D + PANEL - 1) / PANEL * PANEL;  // D in whole panels
+constexpr int64_t SPAN = 64;                                // positions that a tile looks at together
+constexpr int64_t MOST_ROWS = 128;                          // queries of a tile, so that scratch memory stays in cache
 
-static inline Vec load(const float* at) {
-  Vec value;
+// The single token's vectors: D may not be a multiple of LANES.
+constexpr int SHORT_LANES = D % LANES == 0 ? LANES : D % 8 == 0 && LANES > 8 ? 8 : 4;
+constexpr int VECTORS = D / SHORT_LANES;
+typedef float Short __attribute__((vector_size(SHORT_LANES * 4)));
+
+static inline float to_float(float value) { return value; }
+static inline float to_float(bf16 value) {
+  const uint32_t bits = uint32_t(value.bits) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+static inline void assign(float& to, float value) { to = value; }
+static inline void assign(bf16& to, float value) {  // rounds to nearest even
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  to.bits = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+static inline Short load(const float* at) {
+  Short value;
   std::memcpy(&value, at, sizeof value);
   return value;
 }
-static inline Vec load(const bf16* at) {
-  VecHalf half;
-  std::memcpy(&half, at, sizeof half);
-  const VecBits bits = __builtin_convertvector(half, VecBits) << 16;
-  Vec value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-static inline void store(float* at, Vec value) { std::memcpy(at, &value, sizeof value); }
-static inline void store(bf16* at, Vec value) {  // round to nearest even
-  VecBits bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  const VecHalf half = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, VecHalf);
-  std::memcpy(at, &half, sizeof half);
-}
-// One head's keys or values of a block as floats: in place, or unpacked once for all query heads that share them.
-static inline const float* as_floats(const float* at, int64_t, int64_t, int64_t, float*) { return at; }
-static inline const float* as_floats(const bf16* at, int64_t stride, int64_t first, int64_t last, float* unpacked) {
-  for (int64_t t = first; t < last; ++t)
-    for (int v = 0; v < VECTORS; ++v) store(unpacked + t * D + v * LANES, load(at + t * stride + v * LANES));
-  return unpacked;
-}
-static inline float sum_of(Vec value) {
-  float lanes[LANES], sum = 0;
-  std::memcpy(lanes, &value, sizeof lanes);
-  for (int i = 0; i < LANES; ++i) sum += lanes[i];
+static inline void store(float* at, Short value) { std::memcpy(at, &value, sizeof value); }
+static inline float sum_of(Short value) {
+  float sum = 0;
+  for (int i = 0; i < SHORT_LANES; ++i) sum += value[i];
   return sum;
 }
 
@@ -82,71 +69,206 @@ static inline float exp_negative(float x) {
   return p * scale;
 }
 
-// query, out   [num_packed_tokens, num_heads, D], in which `tokens` names the ones to serve
+struct Call {
+  const T* query;
+  const T* cache;
+  const int64_t* tables;
+  const float* sinks;
+  T* out;
+  int64_t width, block_tokens, num_heads, num_kv_heads, window;
+  float scaling, softcap;
+
+  int64_t group() const { return num_heads / num_kv_heads; }
+  int64_t stride() const { return num_kv_heads * D; }  // from one position to the next
+  // Keys of a block for one KV head; its values follow after `block_tokens * stride()`.
+  const T* keys(const int64_t* table, int64_t block, int64_t head) const {
+    return cache + table[block] * 2 * block_tokens * stride() + head * D;
+  }
+  int64_t begin(int64_t position) const { return window > 0 ? std::max<int64_t>(0, position + 1 - window) : 0; }
+  float capped(float score) const { return softcap > 0 ? softcap * std::tanh(score / softcap) : score; }
+};
+
+// What a row's softmax has seen so far: the largest score, and the sum of weights relative to it.
+struct Softmax {
+  float peak = -std::numeric_limits<float>::max(), total = 0;
+
+  // Turns scores into weights. Returns what earlier sums shrink by.
+  float add(float* scores, int64_t count) {
+    float top = peak, weight = 0;
+    for (int64_t t = 0; t < count; ++t) top = std::max(top, scores[t]);
+    for (int64_t t = 0; t < count; ++t) {
+      scores[t] = exp_negative(scores[t] - top);
+      weight += scores[t];
+    }
+    const float shrink = exp_negative(peak - top);
+    total = total * shrink + weight;
+    peak = top;
+    return shrink;
+  }
+};
+
+static Softmax softmax_of(const Call& call, int64_t head) {
+  return call.sinks ? Softmax{call.sinks[head], 1} : Softmax{};
+}
+
+struct Scratch {
+  std::vector<float> query, scores, sums, keys, values;
+  std::vector<Softmax> softmax;
+
+  Scratch(int64_t rows, int64_t block_tokens)
+      : query(rows * D),
+        scores(rows * std::max(SPAN, block_tokens)),
+        sums(rows * WIDTH),
+        keys(std::max(SPAN, block_tokens) * WIDTH),
+        values(std::max(SPAN, block_tokens) * WIDTH),
+        softmax(rows) {}
+};
+
+// Keys or values of a block as floats: in place, or unpacked once for all query heads that share them.
+static const float* as_floats(const float* at, int64_t, int64_t, int64_t, std::vector<float>&) { return at; }
+static const float* as_floats(const bf16* at, int64_t stride, int64_t first, int64_t last, std::vector<float>& room) {
+  for (int64_t t = first; t < last; ++t)
+    for (int64_t d = 0; d < D; ++d) room[t * D + d] = to_float(at[t * stride + d]);
+  return room.data();
+}
+
+static void attend_token(const Call& call, int64_t token, int64_t position, const int64_t* table, int64_t head,
+                         Scratch& scratch) {
+  const int64_t group = call.group(), block_tokens = call.block_tokens, end = position + 1, begin = call.begin(position);
+  const int64_t stride = std::is_same<T, float>::value ? call.stride() : D;
+  const int64_t at = (token * call.num_heads + head * group) * D;
+  float *query = scratch.query.data(), *sums = scratch.sums.data(), *scores = scratch.scores.data();
+  for (int64_t i = 0; i < group * D; ++i) query[i] = to_float(call.query[at + i]) * call.scaling;
+  std::fill(sums, sums + group * D, 0.0f);
+  for (int64_t g = 0; g < group; ++g) scratch.softmax[g] = softmax_of(call, head * group + g);
+  for (int64_t b = begin / block_tokens; b * block_tokens < end; ++b) {
+    const T* block = call.keys(table, b, head);
+    const int64_t first = std::max<int64_t>(0, begin - b * block_tokens);
+    const int64_t last = std::min(block_tokens, end - b * block_tokens);
+    const float* keys = as_floats(block, call.stride(), first, last, scratch.keys);
+    const float* values = as_floats(block + block_tokens * call.stride(), call.stride(), first, last, scratch.values);
+    for (int64_t g = 0; g < group; ++g) {
+      Short q[VECTORS], sum[VECTORS];
+      for (int v = 0; v < VECTORS; ++v) q[v] = load(query + g * D + v * SHORT_LANES);
+      for (int64_t t = first; t < last; ++t) {
+        Short dot = q[0] * load(keys + t * stride);
+        for (int v = 1; v < VECTORS; ++v) dot += q[v] * load(keys + t * stride + v * SHORT_LANES);
+        scores[t] = call.capped(sum_of(dot));
+      }
+      const float shrink = scratch.softmax[g].add(scores + first, last - first);
+      for (int v = 0; v < VECTORS; ++v) sum[v] = load(sums + g * D + v * SHORT_LANES) * shrink;
+      for (int64_t t = first; t < last; ++t)
+        for (int v = 0; v < VECTORS; ++v) sum[v] += scores[t] * load(values + t * stride + v * SHORT_LANES);
+      for (int v = 0; v < VECTORS; ++v) store(sums + g * D + v * SHORT_LANES, sum[v]);
+    }
+  }
+  for (int64_t g = 0; g < group; ++g)
+    for (int64_t d = 0; d < D; ++d) assign(call.out[at + g * D + d], sums[g * D + d] / scratch.softmax[g].total);
+}
+
+// Copies positions [first, last) of a sequence: keys transposed [D][SPAN], values [SPAN][WIDTH].
+static void copy_span(const Call& call, const int64_t* table, int64_t head, int64_t first, int64_t last,
+                      Scratch& scratch) {
+  for (int64_t position = first; position < last;) {
+    const int64_t offset = position % call.block_tokens;
+    const int64_t count = std::min(call.block_tokens - offset, last - position);
+    const T* keys = call.keys(table, position / call.block_tokens, head) + offset * call.stride();
+    const T* values = keys + call.block_tokens * call.stride();
+    float* to_keys = scratch.keys.data() + position - first;
+    for (int64_t d = 0; d < D; ++d)
+      for (int64_t t = 0; t < count; ++t) to_keys[d * SPAN + t] = to_float(keys[t * call.stride() + d]);
+    for (int64_t t = 0; t < count; ++t) {
+      float* to_values = scratch.values.data() + (position - first + t) * WIDTH;
+      for (int64_t d = 0; d < D; ++d) to_values[d] = to_float(values[t * call.stride() + d]);
+    }
+    position += count;
+  }
+}
+
+// `count` tokens of a chunk, the first at `position`, and some query heads that share a KV head: row g * count + i is
+// query head `query_head` + g of token i.
+static void attend_tile(const Call& call, int64_t token, int64_t count, int64_t position, const int64_t* table,
+                        int64_t head, int64_t query_head, int64_t query_heads, Scratch& scratch) {
+  const int64_t rows = query_heads * count, end = position + count;
+  float *query = scratch.query.data(), *sums = scratch.sums.data(), *scores = scratch.scores.data();
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t own_head = query_head + row / count;
+    const T* from = call.query + ((token + row % count) * call.num_heads + own_head) * D;
+    for (int64_t d = 0; d < D; ++d) query[row * D + d] = to_float(from[d]) * call.scaling;
+    scratch.softmax[row] = softmax_of(call, own_head);
+  }
+  std::fill(sums, sums + rows * WIDTH, 0.0f);
+  // Spans begin at multiples of SPAN, so that a token's sums are the same in whatever tile it comes.
+  for (int64_t span = call.begin(position) / SPAN * SPAN; span < end; span += SPAN) {
+    const int64_t span_end = std::min(span + SPAN, end);
+    copy_span(call, table, head, span, span_end, scratch);
+    const int64_t panels = (span_end - span + PANEL - 1) / PANEL;
+    for (int64_t p = 0; p < panels; ++p)
+      for_tiles(0, rows, [&](int64_t first, auto tile) {
+        Vec products[tile][2] = {};
+        multiply<tile>(query + first * D, D, scratch.keys.data() + p * PANEL, SPAN, D, products);
+        for (int64_t r = 0; r < tile; ++r)
+          std::memcpy(scores + (first + r) * SPAN + p * PANEL, products[r], sizeof products[r]);
+      });
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t own = position + row % count;
+      const int64_t from = std::max(call.begin(own), span) - span, to = std::min(own + 1, span_end) - span;
+      float* own_scores = scores + row * SPAN;
+      if (from >= to) {
+        std::fill(own_scores, own_scores + span_end - span, 0.0f);
+        continue;
+      }
+      std::fill(own_scores, own_scores + from, 0.0f);
+      std::fill(own_scores + to, own_scores + (span_end - span), 0.0f);
+      if (call.softcap > 0)
+        for (int64_t t = from; t < to; ++t) own_scores[t] = call.capped(own_scores[t]);
+      const float shrink = scratch.softmax[row].add(own_scores + from, to - from);
+      for (int64_t d = 0; d < WIDTH; ++d) sums[row * WIDTH + d] *= shrink;
+    }
+    for (int64_t p = 0; p < WIDTH / PANEL; ++p)
+      for_tiles(0, rows, [&](int64_t first, auto tile) {
+        Vec products[tile][2];
+        for (int64_t r = 0; r < tile; ++r)
+          std::memcpy(products[r], sums + (first + r) * WIDTH + p * PANEL, sizeof products[r]);
+        multiply<tile>(scores + first * SPAN, SPAN, scratch.values.data() + p * PANEL, WIDTH, span_end - span, products);
+        for (int64_t r = 0; r < tile; ++r)
+          std::memcpy(sums + (first + r) * WIDTH + p * PANEL, products[r], sizeof products[r]);
+      });
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    T* to = call.out + ((token + row % count) * call.num_heads + query_head + row / count) * D;
+    for (int64_t d = 0; d < D; ++d) assign(to[d], sums[row * WIDTH + d] / scratch.softmax[row].total);
+  }
+}
+
+// query, out   [num_packed_tokens, num_heads, D]
 // cache        [num_blocks, 2, block_tokens, num_kv_heads, D]
-// tables       [num_tables, width], blocks in order of position; token i uses row `table_of[i]`
-// positions    [count]; a token sees positions 0 .. positions[i], or the last `window` of them if window > 0
+// tiles        [num_tiles, 4]: first packed token, tokens, position of the first, row of `tables`
+// tables       [num_tables, width], blocks in order of position
 // sinks        [num_heads] or null: one more logit in each softmax, which takes weight and gives no value
+// window       a token sees positions up to its own, or the last `window` of them if window > 0
 // softcap      scores are squashed to (-softcap, softcap) if > 0
-extern "C" void vasuki_paged_attention(const T* query, const T* cache, const int64_t* tokens, const int64_t* positions,
-                                       const int64_t* table_of, const int64_t* tables, const float* sinks, T* out,
-                                       int64_t count, int64_t width, int64_t block_tokens, int64_t num_heads,
-                                       int64_t num_kv_heads, int64_t window, float scaling, float softcap) {
-  const int64_t group = num_heads / num_kv_heads;
-  const int64_t stored_stride = num_kv_heads * D;  // from one position to the next
-  const int64_t stride = std::is_same<T, float>::value ? stored_stride : D;
+// longest      most tokens of a tile
+extern "C" void vasuki_paged_attention(const T* query, const T* cache, const int64_t* tiles, const int64_t* tables,
+                                       const float* sinks, T* out, int64_t num_tiles, int64_t longest, int64_t width,
+                                       int64_t block_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t window,
+                                       float scaling, float softcap) {
+  const Call call{query,        cache,     tables,       sinks,  out,     width,
+                  block_tokens, num_heads, num_kv_heads, window, scaling, softcap};
 #pragma omp parallel
   {
-    std::vector<float> scores(block_tokens), peaks(group), totals(group), sums(group * D);
-    std::vector<float> unpacked(2 * block_tokens * D);
+    const int64_t group = call.group(), slice = std::max<int64_t>(1, std::min(group, MOST_ROWS / longest));
+    Scratch scratch(std::max(group, longest * slice), block_tokens);
 #pragma omp for schedule(dynamic, 1) collapse(2)
-    for (int64_t i = 0; i < count; ++i) {
+    for (int64_t i = 0; i < num_tiles; ++i)
       for (int64_t head = 0; head < num_kv_heads; ++head) {
-        const int64_t at = (tokens[i] * num_heads + head * group) * D;
-        const int64_t end = positions[i] + 1;
-        const int64_t begin = window > 0 ? std::max<int64_t>(0, end - window) : 0;
-        std::fill(sums.begin(), sums.end(), 0.0f);
-        for (int64_t g = 0; g < group; ++g) {
-          peaks[g] = sinks ? sinks[head * group + g] : -std::numeric_limits<float>::max();
-          totals[g] = sinks ? 1 : 0;
-        }
-        for (int64_t b = begin / block_tokens; b * block_tokens < end; ++b) {
-          const T* block = cache + tables[table_of[i] * width + b] * 2 * block_tokens * stored_stride + head * D;
-          const int64_t first = std::max<int64_t>(0, begin - b * block_tokens);
-          const int64_t last = std::min(block_tokens, end - b * block_tokens);
-          const float* keys = as_floats(block, stored_stride, first, last, unpacked.data());
-          const float* values = as_floats(block + block_tokens * stored_stride, stored_stride, first, last,
-                                          unpacked.data() + block_tokens * D);
-          for (int64_t g = 0; g < group; ++g) {
-            Vec q[VECTORS];
-            for (int v = 0; v < VECTORS; ++v) q[v] = load(query + at + g * D + v * LANES);
-            float top = peaks[g];
-            for (int64_t t = first; t < last; ++t) {
-              Vec dot = q[0] * load(keys + t * stride);
-              for (int v = 1; v < VECTORS; ++v) dot += q[v] * load(keys + t * stride + v * LANES);
-              const float score = sum_of(dot) * scaling;
-              scores[t] = softcap > 0 ? softcap * std::tanh(score / softcap) : score;
-              top = std::max(top, scores[t]);
-            }
-            float weight = 0;
-            for (int64_t t = first; t < last; ++t) {
-              scores[t] = exp_negative(scores[t] - top);
-              weight += scores[t];
-            }
-            const float shrink = exp_negative(peaks[g] - top);
-            totals[g] = totals[g] * shrink + weight;
-            peaks[g] = top;
-            Vec sum[VECTORS];
-            for (int v = 0; v < VECTORS; ++v) sum[v] = load(&sums[g * D + v * LANES]) * shrink;
-            for (int64_t t = first; t < last; ++t)
-              for (int v = 0; v < VECTORS; ++v) sum[v] += scores[t] * load(values + t * stride + v * LANES);
-            for (int v = 0; v < VECTORS; ++v) store(&sums[g * D + v * LANES], sum[v]);
-          }
-        }
-        for (int64_t g = 0; g < group; ++g)
-          for (int v = 0; v < VECTORS; ++v)
-            store(out + at + g * D + v * LANES, load(&sums[g * D + v * LANES]) * (1 / totals[g]));
+        const int64_t *tile = tiles + i * 4, *table = tables + tile[3] * width;
+        if (tile[1] == 1)
+          attend_token(call, tile[0], tile[2], table, head, scratch);
+        else
+          for (int64_t g = 0; g < group; g += slice)
+            attend_tile(call, tile[0], tile[1], tile[2], table, head, head * group + g, std::min(slice, group - g),
+                        scratch);
       }
-    }
   }
 }

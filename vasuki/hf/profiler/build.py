@@ -22,7 +22,7 @@ from tqdm import tqdm
 from vasuki.cost_model import CostModel
 from vasuki.errors import ProfileError
 from vasuki.hf.model import resolve_device, resolve_dtype
-from vasuki.hf.native import load_kernel
+from vasuki.hf.paged_attention import load_kernel
 from vasuki.hf.profiler import links, machine, operators, steps
 from vasuki.hf.profiler.machine import Board, Machine
 from vasuki.hf.profiler.operators import Bench
@@ -89,7 +89,7 @@ def profile_machine(
     shape = shape.with_dtype(operators.dtype_name(dtype))
     effort = QUICK if quick else FULL
     with torch.inference_mode(), _Stages(progress) as stages:
-        return _Profiler(where, shape, Bench.on(where, dtype, shape, effort), stages).profile(name)
+        return _Profiler(where, shape, Bench.on(where, dtype, shape, effort, saved), stages).profile(name)
 
 
 def _default_shape(device: torch.device) -> ModelShape:
@@ -183,7 +183,9 @@ class _Profiler:
         return _Rates(best, bandwidth)
 
     def _in(self, dtype: torch.dtype) -> Bench:
-        return Bench.on(self.device, dtype, self.shape.with_dtype(operators.dtype_name(dtype)), self.effort)
+        shape = self.shape.with_dtype(operators.dtype_name(dtype))
+        saved = self.bench.saved if dtype is self.bench.dtype else dtype
+        return Bench.on(self.device, dtype, shape, self.effort, saved)
 
     def _tile_rows(self) -> int:
         if self.kind == "cpu":

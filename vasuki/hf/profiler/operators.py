@@ -1,4 +1,4 @@
-"""Times of single operators, run as the engine runs them: eager torch, the engine's attention, weights that are cold.
+"""Times of single operators, run as the engine runs them: eager torch, its own kernels, weights that are cold.
 
 A step reads every weight once, so a weight is out of the caches when its turn comes again. Each product therefore goes
 through as many copies of its weight as it takes to push them out, or as the model has layers if all of them fit.
@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +25,8 @@ from vasuki.hf.attention import Variant, attend
 from vasuki.hf.inputs import StepInputs, build_inputs
 from vasuki.hf.kv_cache import KVCache, KVLayout
 from vasuki.hf.memory import available_bytes
-from vasuki.hf.native import PagedKernel
+from vasuki.hf.packed_linear import load_kernel
+from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.profiler.machine import cache_bytes
 from vasuki.hf.profiler.timing import Call, Clock, Effort, HostClock, affordable, clock_for, measure
 from vasuki.model_shape import ModelShape
@@ -53,10 +55,19 @@ class Bench:
     shape: ModelShape
     effort: Effort
     clock: Clock
+    saved: torch.dtype  # that the weights were saved in: packed weights stay as narrow as that
 
     @classmethod
-    def on(cls, device: torch.device, dtype: torch.dtype, shape: ModelShape, effort: Effort) -> Bench:
-        return cls(device, dtype, shape, effort, clock_for(device))
+    def on(
+        cls,
+        device: torch.device,
+        dtype: torch.dtype,
+        shape: ModelShape,
+        effort: Effort,
+        saved: torch.dtype | None = None,
+    ) -> Bench:
+        """A bench on a device, for weights saved in the type that it computes in unless said otherwise."""
+        return cls(device, dtype, shape, effort, clock_for(device), saved or dtype)
 
     def tensor(self, *size: int) -> torch.Tensor:
         """Random numbers of ordinary size."""
@@ -95,10 +106,10 @@ class Product:
     def __init__(self, bench: Bench, k: int, widths: tuple[int, ...]) -> None:
         self._bench = bench
         self._k = k
-        weight = bench.tensor(sum(widths), k) * k**-0.5
-        copies = bench.num_copies(weight.numel() * weight.element_size())
-        weights = [weight] + [weight.clone() for _ in range(copies - 1)]
-        self._turns = itertools.cycle([weight.split(list(widths)) for weight in weights])
+        weight = (bench.tensor(sum(widths), k) * k**-0.5).to(bench.saved).to(bench.dtype)
+        parts = [_Linear(part) for part in weight.split(list(widths))]
+        copies = bench.num_copies(sum(part.num_bytes for part in parts))
+        self._turns = itertools.cycle([[part.copy() for part in parts] for _ in range(copies)])
 
     def call(self, tokens: int) -> Call:
         """The product for so many tokens."""
@@ -106,9 +117,34 @@ class Product:
 
         def call() -> None:
             for part in next(self._turns):
-                linear(rows, part)
+                part(rows)
 
         return call
+
+
+class _Linear:
+    """A linear layer as `load_model` leaves it: packed, on a CPU in float32 that has the kernel for it."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        packs = weight.device.type == "cpu" and weight.dtype is torch.float32
+        self._kernel = load_kernel() if packs else None
+        self._features = len(weight)
+        self._weight = self._kernel.pack(weight) if self._kernel else weight
+
+    @property
+    def num_bytes(self) -> int:
+        return self._weight.numel() * self._weight.element_size()
+
+    def copy(self) -> _Linear:
+        """The same weights at another place in memory."""
+        other = copy(self)
+        other._weight = self._weight.clone()
+        return other
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._kernel is None:
+            return linear(rows, self._weight)
+        return self._kernel(rows, self._weight, None, self._features)
 
 
 def measure_matmul(bench: Bench, k: int, n: int, widths: tuple[int, ...], samples_only: bool = False) -> MatmulPoints:

@@ -27,7 +27,8 @@ from vasuki.hf.executor import RaggedExecutor
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.memory import available_bytes
 from vasuki.hf.model import LoadedModel, prepare
-from vasuki.hf.native import PagedKernel
+from vasuki.hf.packed_linear import load_kernel, pack_linear_layers
+from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.profiler.operators import BLOCK_TOKENS, Bench, dtype_name
 from vasuki.hf.profiler.timing import measure_timed
 from vasuki.hf.tokenizer import Tokenizer
@@ -70,7 +71,7 @@ def measure_overheads(
     if not own_size:
         shape = narrow(shape)
         kernel = None if kernel is None or shape.head_dim != bench.shape.head_dim else kernel
-    models = {layers: stand_in(shape, layers, bench.dtype, bench.device) for layers in _LAYERS}
+    models = {layers: stand_in(shape, layers, bench.dtype, bench.device, bench.saved) for layers in _LAYERS}
     runs = [
         _Decoding(models[layers], kernel, rows, cost_model_of(_cut(shape, layers)))
         for layers in _LAYERS
@@ -120,8 +121,11 @@ def _cut(shape: ModelShape, layers: int) -> ModelShape:
     return replace(shape, num_layers=layers, num_expert_layers=expert_layers, num_windowed_layers=0, sliding_window=0)
 
 
-def stand_in(shape: ModelShape, layers: int, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    """A model of that shape with random weights: layers of Llama, or of a family with experts or without gates."""
+def stand_in(
+    shape: ModelShape, layers: int, dtype: torch.dtype, device: torch.device, saved: torch.dtype | None = None
+) -> LoadedModel:
+    """A model of that shape with random weights, as if it had been saved in that type and then loaded: layers of Llama,
+    or of a family with experts or without gates."""
     common: dict[str, Any] = dict(
         hidden_size=shape.hidden_size,
         num_hidden_layers=layers,
@@ -148,7 +152,10 @@ def stand_in(shape: ModelShape, layers: int, dtype: torch.dtype, device: torch.d
         config = LlamaConfig(**common, intermediate_size=shape.intermediate_size)
     else:
         config = Starcoder2Config(**common, intermediate_size=shape.intermediate_size, sliding_window=None)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=NAME).eval().to(device)
+    model = AutoModelForCausalLM.from_config(config, dtype=saved or dtype, attn_implementation=NAME)
+    model = model.eval().to(device, dtype)
+    if device.type == "cpu" and (kernel := load_kernel()):
+        pack_linear_layers(model, kernel)
     return prepare(model, cast(Tokenizer, _NoText()), GenerationConfig(eos_token_id=0), shape.name)
 
 

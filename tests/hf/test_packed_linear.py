@@ -1,0 +1,85 @@
+"""Packed linear layers against `torch.nn.functional.linear`, their plain twin."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import shutil
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models import ARCHITECTURES, load, prompts, reference, requests_of, run
+from vasuki.hf.packed_linear import LinearKernel, PackedLinear, load_kernel, pack_linear_layers
+
+pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def kernel() -> LinearKernel:
+    kernel = load_kernel()
+    assert kernel is not None
+    return kernel
+
+
+def _layer(in_features: int, out_features: int, bias: bool, saved_as: torch.dtype, seed: int = 0) -> torch.nn.Linear:
+    generator = torch.Generator().manual_seed(seed)
+    layer = torch.nn.Linear(in_features, out_features, bias=bias)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator).to(saved_as))
+    return layer
+
+
+@given(
+    rows=st.integers(1, 130),
+    in_features=st.integers(1, 70),
+    out_features=st.integers(1, 70),
+    bias=st.booleans(),
+    saved_as=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 99),
+)
+def test_equals_linear(
+    kernel: LinearKernel,
+    rows: int,
+    in_features: int,
+    out_features: int,
+    bias: bool,
+    saved_as: torch.dtype,
+    seed: int,
+) -> None:
+    layer = _layer(in_features, out_features, bias, saved_as, seed)
+    x = torch.randn(rows, in_features, generator=torch.Generator().manual_seed(seed))
+    with torch.inference_mode():
+        packed = PackedLinear(layer, kernel)
+        torch.testing.assert_close(packed(x), layer(x), rtol=1e-4, atol=1e-4)
+        assert torch.equal(packed.weight, layer.weight)
+        assert packed.panels.dtype is saved_as or bool((layer.weight.bfloat16().float() == layer.weight).all())
+
+
+@pytest.mark.parametrize("saved_as", [torch.float32, torch.bfloat16])
+def test_many_rows_on_many_threads(kernel: LinearKernel, saved_as: torch.dtype) -> None:
+    layer = _layer(300, 700, True, saved_as)
+    x = torch.randn(2, 150, 300, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        torch.testing.assert_close(PackedLinear(layer, kernel)(x), layer(x), rtol=1e-4, atol=1e-3)
+
+
+def test_a_row_does_not_depend_on_its_neighbours(kernel: LinearKernel) -> None:
+    packed = PackedLinear(_layer(333, 100, False, torch.bfloat16), kernel)
+    x = torch.randn(40, 333, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        together = packed(x)
+        for count in (1, 2, 5, 7, 12):
+            assert torch.equal(packed(x[3 : 3 + count]), together[3 : 3 + count])
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_greedy_equals_generate(name: str, kernel: LinearKernel) -> None:
+    loaded = load(name)
+    model = copy.deepcopy(loaded.model)  # the tests share the original
+    pack_linear_layers(model, kernel)
+    rows, _, _ = run(dataclasses.replace(loaded, model=model), requests_of(prompts()), chunk_tokens=20)
+    assert rows.outputs == reference(name)

@@ -1,0 +1,67 @@
+"""The CPU's attention over paged blocks: a compiled kernel, made for a model's head size and type."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from vasuki.hf import native
+
+_ELEMENTS = {torch.float32: "float", torch.bfloat16: "bf16"}
+
+
+class PagedKernel:
+    """Calls `vasuki_paged_attention` of a compiled library on torch tensors."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._function = library.vasuki_paged_attention
+        self._function.restype = None
+        self._function.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 7 + [ctypes.c_float] * 2
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        tiles: torch.Tensor,
+        longest: int,
+        tables: torch.Tensor,
+        sinks: torch.Tensor | None,
+        window: int | None,
+        scaling: float,
+        softcap: float | None,
+        out: torch.Tensor,
+    ) -> None:
+        """Serve `tiles` of the packed `query`, writing their rows of `out`. Shapes as in paged_attention.cpp.
+
+        All tensors are contiguous; sinks are float32, indices int64.
+        """
+        _, _, block_tokens, num_kv_heads, _ = cache.shape
+        self._function(
+            query.data_ptr(),
+            cache.data_ptr(),
+            tiles.data_ptr(),
+            tables.data_ptr(),
+            None if sinks is None else sinks.data_ptr(),
+            out.data_ptr(),
+            len(tiles),
+            longest,
+            tables.shape[1],
+            block_tokens,
+            query.shape[1],
+            num_kv_heads,
+            window or 0,
+            scaling,
+            softcap or 0.0,
+        )
+
+
+def load_kernel(head_dim: int, dtype: torch.dtype) -> PagedKernel | None:
+    """The kernel for this head size and type; None if it cannot be had, and attention runs on torch operators."""
+    element = _ELEMENTS.get(dtype)
+    if element is None or head_dim % 4:
+        return None
+    # -ffast-math lets sums be reordered, which vectorises them; infinities still mark what is masked.
+    flags = ("-ffast-math", "-fno-finite-math-only", f"-DHEAD_DIM={head_dim}", f"-DELEMENT={element}")
+    library = native.load("paged_attention.cpp", flags)
+    return None if library is None else PagedKernel(library)

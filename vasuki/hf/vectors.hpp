@@ -1,0 +1,65 @@
+// What the CPU kernels share: vector registers, bfloat16, and the inner loop of small matrix products.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+struct bf16 {
+  uint16_t bits;
+};
+
+// ROWS x 2 sums, two weights and one factor fill the vector registers.
+#if defined(__AVX512F__)
+constexpr int LANES = 16, ROWS = 12;
+#elif defined(__AVX2__)
+constexpr int LANES = 8, ROWS = 6;
+#elif defined(__aarch64__)
+constexpr int LANES = 4, ROWS = 12;
+#else
+constexpr int LANES = 4, ROWS = 6;
+#endif
+constexpr int PANEL = 2 * LANES;  // columns of a panel
+
+typedef float Vec __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
+
+// One row of a panel. In bfloat16, columns j and j + LANES share 32 bits, the first in the lower half: one load and two
+// operations widen both.
+static inline void load_pair(const bf16* at, Vec& first, Vec& second) {
+  Bits both;
+  std::memcpy(&both, at, sizeof both);
+  const Bits low = both << 16, high = both & 0xffff0000u;
+  std::memcpy(&first, &low, sizeof first);
+  std::memcpy(&second, &high, sizeof second);
+}
+static inline void load_pair(const float* at, Vec& first, Vec& second) {
+  std::memcpy(&first, at, sizeof first);
+  std::memcpy(&second, at + LANES, sizeof second);
+}
+
+// sums[r] = a[r] . panel for `rows` rows of `a`, summed over the `depth` rows of the panel from first to last. Rows of `a`
+// lie `a_stride` apart, those of the panel `panel_stride`.
+template <int rows, typename W>
+static inline void multiply(const float* a, int64_t a_stride, const W* panel, int64_t panel_stride, int64_t depth,
+                            Vec (&sums)[rows][2]) {
+  for (int64_t k = 0; k < depth; ++k) {
+    Vec first, second;
+    load_pair(panel + k * panel_stride, first, second);
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; ++r) {
+      const float factor = a[r * a_stride + k];
+      sums[r][0] += factor * first;
+      sums[r][1] += factor * second;
+    }
+  }
+}
+
+// Calls body(first, integral_constant<rows>) for tiles of at most ROWS of `count` rows.
+template <int rows = ROWS, typename Body>
+static inline void for_tiles(int64_t first, int64_t count, Body&& body) {
+  for (; count >= rows; first += rows, count -= rows) body(first, std::integral_constant<int, rows>{});
+  if constexpr (rows > 1)
+    if (count > 0) for_tiles<rows - 1>(first, count, body);
+}
