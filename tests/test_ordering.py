@@ -134,6 +134,19 @@ def test_small_sets_are_solved_and_proved() -> None:
     assert solve_order(np.full(3000, 10), np.full(3000, 5), CAPACITY, "milp").solver == "greedy"
 
 
+def test_uncertain_outputs_are_not_proved() -> None:
+    """A run orders its rows anew whenever it has learned more: a solver that takes its time would hold it up."""
+    prompts, outputs = np.array([30, 10, 20, 40, 10, 25]), np.array([4, 9, 6, 3, 8, 5])
+    assert solve_order(prompts, outputs, Capacity(90, 8, 64), "milp", uncertain=True).solver == "local_search"
+
+
+def test_the_solver_named_is_that_of_the_most_rows() -> None:
+    pytest.importorskip("highspy")
+    order = PlannedOrder(requests_of([10] * 60, [5] * 60), CAPACITY, solver="milp", window_rows=40)
+    assert len(list(order)) == 60
+    assert order.solved.solver == "local_search"  # though the milp orders the last rows
+
+
 def test_rows_longer_than_the_memory_are_ordered_all_the_same() -> None:
     solved = solve_order(np.array([5000, 10]), np.array([10, 9000]), CAPACITY, "greedy")
     assert sorted(solved.order) == [0, 1]

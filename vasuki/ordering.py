@@ -77,7 +77,8 @@ def solve_order(
     """Order rows of these lengths.
 
     A solver that would take too long for so many rows is replaced by the next faster one. For many rows, and for
-    `uncertain` outputs, the greedy one sorts without trying variants.
+    `uncertain` outputs, the greedy one sorts without trying variants; nor are orders of uncertain outputs proved: the
+    steps that an exact solver saves are fewer than those by which the estimates are wrong, and the run would wait.
     """
     rows = len(prompts)
     if solver == "fifo" or rows < 2:
@@ -85,7 +86,7 @@ def solve_order(
     if solver == "prompt_length":
         return Ordered(np.argsort(prompts, kind="stable").tolist(), solver)
     instance = _instance(prompts, outputs, capacity)
-    if solver == "milp" and rows <= MILP_ROWS:
+    if solver == "milp" and rows <= MILP_ROWS and not uncertain:
         from vasuki_solvers.milp import milp_plan  # PuLP takes a while to import
 
         plan = milp_plan(
@@ -150,7 +151,7 @@ class PlannedOrder:
         self._learn_again_at = ENOUGH_ROWS
         self._is_exhausted = False
         self._scheduler: Scheduler | None = None
-        self.solved = Ordered([], solver)  # the solver's latest answer, for the rows that the window held then
+        self.solved = Ordered([], solver)  # the solver's answer for the most rows that the window has held
 
     def __iter__(self) -> Iterator[Request]:
         return self
@@ -214,8 +215,10 @@ class PlannedOrder:
     def _order(self, rows: list[Request]) -> None:
         prompts, outputs = _prompts(rows), self._expect(rows)
         uncertain = self._lengths is not None
-        self.solved = solve_order(prompts, outputs, self._capacity, self._solver, self._seed, uncertain)
-        order = self._together(rows, prompts, outputs)
+        solved = solve_order(prompts, outputs, self._capacity, self._solver, self._seed, uncertain)
+        if len(rows) >= len(self.solved.order):
+            self.solved = solved
+        order = self._together(rows, solved.order, prompts, outputs)
         self._ordered = deque([rows[index] for index in order])
         self._expected = deque(outputs[order].tolist())
 
@@ -226,14 +229,13 @@ class PlannedOrder:
         limits = np.array([request.max_tokens for request in rows], dtype=np.int64)
         return self._lengths.estimates(_prompts(rows), limits)
 
-    def _together(self, rows: list[Request], prompts: Ints, outputs: Ints) -> list[int]:
-        """The solved order, where rows stand together whose prompts begin alike, so that what they share is computed
+    def _together(self, rows: list[Request], order: list[int], prompts: Ints, outputs: Ints) -> list[int]:
+        """The solved `order`, where rows stand together whose prompts begin alike, so that what they share is computed
         and held once.
 
         What all rows share needs no bringing together. A token saved is worth its part of a step; for a large window
         the few steps that a less even mix costs are not worth computing.
         """
-        order = self.solved.order
         if self._solver in ("fifo", "prompt_length") or not any(len(request.prompt_token_ids) for request in rows[:1]):
             return order
         groups: list[PrefixGroup] = []

@@ -5,6 +5,7 @@ Each function states its argument. `lower_bound` takes the largest and says whic
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy as np
 from vasuki_solvers.items import Instance, Ints
 
 ENERGETIC_MAX_ITEMS = 20_000
+ENERGETIC_WORK = 400_000  # items x windows that are looked at for one makespan
+ENERGETIC_MIN_GRID = 12
 MAX_CROWD = 16
 
 
@@ -70,29 +73,32 @@ def prefill_bound(instance: Instance) -> int:
     return int((last_chunks + instance.durations[longest_first]).max())
 
 
-def energetic_bound(instance: Instance, *, at_least: int = 1, grid_points: int = 12) -> int:
+def energetic_bound(instance: Instance, *, at_least: int = 1, grid_points: int | None = None) -> int:
     """If the plan ended by step M, each item would have to spend a least amount of token-steps inside any window
     [a, b), and the sum of these must fit into (b - a) x capacity. An M for which some window overflows is refuted, and
     M + 1 is a bound (energetic reasoning).
 
     The tokens that an item spends in a window first rise and then fall as its start moves right from 0 to M - duration:
-    the least is at one of these two ends. The windows are those between `grid_points` evenly spaced steps, and single
-    steps in the middle, where the items longer than M / 2 must be. Prefill waits are left out, which only loosens it.
+    the least is at one of these two ends. The windows are those between `grid_points` evenly spaced steps (as many as
+    `ENERGETIC_WORK` allows: all windows of a small instance), and single steps in the middle, where the items longer
+    than M / 2 must be. Prefill waits are left out, which only loosens it.
 
     Returns the largest bound found above `at_least`, itself a bound, or `at_least`.
     """
     if not len(instance):
         return 0
+    if grid_points is None:
+        grid_points = max(ENERGETIC_MIN_GRID, math.isqrt(2 * ENERGETIC_WORK // len(instance)))
 
     def refuted(makespan: int) -> bool:
-        grid = np.unique(np.linspace(0, makespan, grid_points).astype(np.int64))
-        middle = makespan // 2
-        windows = [(int(a), int(b)) for i, a in enumerate(grid) for b in grid[i + 1 :]]
-        windows += [(t, t + 1) for t in (middle - 1, middle, middle + 1) if 0 <= t < makespan]
-        last_starts = makespan - instance.durations
-        for a, b in windows:
-            least = np.minimum(_area_inside(instance, 0, a, b), _area_inside(instance, last_starts, a, b))
-            if int(least.sum()) > (b - a) * instance.capacity:
+        evenly = np.linspace(0, makespan, min(grid_points, makespan + 1)).astype(np.int64)
+        middle = np.arange(makespan // 2 - 1, makespan // 2 + 3).clip(0, makespan)
+        grid = np.union1d(evenly, middle)
+        at_once = _area_before(instance, np.zeros(len(instance), np.int64), grid)
+        at_last = _area_before(instance, makespan - instance.durations, grid)
+        for k in range(len(grid) - 1):
+            least = np.minimum(at_once[k + 1 :] - at_once[k], at_last[k + 1 :] - at_last[k]).sum(axis=1)
+            if (least > (grid[k + 1 :] - grid[k]) * instance.capacity).any():
                 return True
         return False
 
@@ -111,12 +117,11 @@ def energetic_bound(instance: Instance, *, at_least: int = 1, grid_points: int =
     return low + 1
 
 
-def _area_inside(instance: Instance, starts: Ints | int, a: int, b: int) -> Ints:
-    """[num_items] token-steps inside the window [a, b) when each item starts, without a wait, at `starts`."""
-    first = np.maximum(a - starts, 0)
-    stop = np.minimum(b - starts, instance.durations)
-    steps = np.maximum(stop - first, 0)
-    area: Ints = steps * instance.prompts + steps * (first + stop - 1) // 2
+def _area_before(instance: Instance, starts: Ints, grid: Ints) -> Ints:
+    """[len(grid), num_items] token-steps that each item, started without a wait at `starts`, has taken before a step of
+    the grid."""
+    steps = np.clip(grid[:, None] - starts, 0, instance.durations)
+    area: Ints = steps * instance.prompts + steps * (steps - 1) // 2
     return area
 
 

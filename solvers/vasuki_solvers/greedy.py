@@ -23,6 +23,7 @@ from vasuki_solvers.reverse import ReverseDecoder
 LOOKAHEAD = 16
 PORTFOLIO_MAX_ITEMS = 50_000
 SIMULATE_MAX_ITEMS = 1_000
+SPREADS = ((0.8, 1.0), (0.9, 1.0), (1.1, 1.0), (0.9, 1.5), (1.1, 1.25), (1.1, 2.0))  # (share of the bound, head start)
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
@@ -76,7 +77,8 @@ def greedy_order(instance: Instance, *, bound: Bound | None = None) -> Ints:
     if len(instance) > SIMULATE_MAX_ITEMS:
         return spread
     longest_first = np.argsort(-instance.durations, kind="stable")
-    orders = [spread, longest_first, *(spread_order(instance, int(slack * steps)) for slack in (0.8, 0.9, 1.1))]
+    orders = [spread, longest_first]
+    orders += [spread_order(instance, int(share * steps), head_start=head_start) for share, head_start in SPREADS]
     makespans = [
         int((starts + waits + instance.durations).max(initial=0))
         for starts, waits in (forward_schedule(instance, order.tolist()) for order in orders)
@@ -84,17 +86,18 @@ def greedy_order(instance: Instance, *, bound: Bound | None = None) -> Ints:
     return orders[int(np.argmin(makespans))]
 
 
-def spread_order(instance: Instance, steps: int) -> Ints:
+def spread_order(instance: Instance, steps: int, *, head_start: float = 1.0) -> Ints:
     """[num_items] the items by a target start, which is spread evenly over the `steps` of the plan, but no later than
     the item can start to end in time:
 
-        target_i = min(u_i x steps, steps - duration_i),
+        target_i = min(u_i x steps, steps - head_start x duration_i),
 
     where u_i is the low-discrepancy sequence of the golden ratio over the items sorted by duration, so that any stretch
-    of the order has the same mix of durations, until only shorter ones are left.
+    of the order has the same mix of durations, until only shorter ones are left. A head start above 1 brings the last
+    long items forward: items that are due at the same step compete for memory just before it, and the last is late.
     """
     longest_first = np.argsort(-instance.durations, kind="stable")
     evenly = np.empty(len(instance))
     evenly[longest_first] = (0.5 + GOLDEN_RATIO * np.arange(len(instance))) % 1.0
-    targets = np.minimum(evenly * steps, steps - instance.durations)
+    targets = np.minimum(evenly * steps, steps - head_start * instance.durations)
     return np.lexsort((-instance.durations, targets))
