@@ -1,8 +1,7 @@
 """Sarathi, section 5.3: GPT-3 on 64 A100s, 8-way tensor parallel, with and without an 8-stage pipeline.
 
-10,000 requests of 1,024 to 4,096 tokens, the k-th shortest length drawn with weight k^-0.4 (Zipf), ten prompt tokens
-for each output token. As in the paper a micro-batch holds at most 27 sequences in the pipeline and 11 on a replica
-without one; memory for so many of the longest requests is set aside.
+10,000 requests with the lengths of `zipf_lengths`. As in the paper a micro-batch holds at most 27 sequences in the
+pipeline and 11 on a replica without one; memory for so many of the longest requests is set aside.
 
     Orca          a step holds the decodes and one whole prompt: the paper's best case
     Sarathi       decodes and prompt chunks share 256 tokens; the next prompt fills up what the last chunk of one leaves
@@ -16,14 +15,15 @@ take 0.03 ms of a stage's 13 ms.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-import numpy as np
 from reproduce_table import Options, Table
+from zipf_lengths import LONGEST, REQUESTS, zipf_lengths
 
-from vasuki.batch import ScheduledChunk
+from vasuki.batch import Batch
 from vasuki.blocks import BlockPool
 from vasuki.cost_model import CostModel
 from vasuki.layout import Layout
@@ -36,26 +36,21 @@ from vasuki.profile import find_profile
 from vasuki.scheduler import Limits, Scheduler, find_policy
 from vasuki.sequence import Request, Sequence
 
-REQUESTS = 10_000
-SHORTEST, LONGEST = 1024, 4096
-THETA, P_D_RATIO = 0.4, 10
 CHUNK_TOKENS, BLOCK_TOKENS = 256, 16
 PIPELINE, REPLICAS = Layout(tensor_parallel=8, pipeline_parallel=8), Layout(tensor_parallel=8, data_parallel=8)
 SEQUENCES = {PIPELINE: 27, REPLICAS: 11}
 
 
 class OneChunkScheduler(Scheduler):
-    """A step computes a chunk of one prompt and no more."""
+    """A step computes a chunk of one prompt and no more: the rows behind it are out of sight until its prompt ends."""
 
-    def _add_chunk(self, chunks: list[ScheduledChunk], sequence: Sequence, budget: int) -> int:
-        return budget if super()._add_chunk(chunks, sequence, budget) else 0
-
-
-class OneChunkSettings(EngineSettings):
-    """Settings that build it."""
-
-    def build(self) -> Scheduler:
-        return OneChunkScheduler(self.policy, self.limits, BlockPool(self.num_blocks, self.block_tokens))
+    def schedule(self) -> Batch | None:
+        hidden = deque[Sequence]()
+        while len(self.waiting) > (0 if self.prefilling else 1):
+            hidden.appendleft(self.waiting.pop())
+        batch = super().schedule()
+        self.waiting += hidden
+        return batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +64,16 @@ class System:
     one_chunk: bool = False
 
     def settings(self) -> EngineSettings:
-        kind = OneChunkSettings if self.one_chunk else EngineSettings
         sequences = SEQUENCES[self.layout]
         limits = Limits(self.step_tokens, sequences)
-        return kind(find_policy(self.policy), limits, sequences * LONGEST // BLOCK_TOKENS, BLOCK_TOKENS)
+        return EngineSettings(find_policy(self.policy), limits, sequences * LONGEST // BLOCK_TOKENS, BLOCK_TOKENS)
+
+    def scheduler(self) -> Scheduler:
+        """Of one micro-batch."""
+        settings = self.settings()
+        if not self.one_chunk:
+            return settings.build()
+        return OneChunkScheduler(settings.policy, settings.limits, BlockPool(settings.num_blocks, BLOCK_TOKENS))
 
 
 SYSTEMS = (
@@ -87,15 +88,6 @@ SYSTEMS = (
 )
 
 
-def zipf_lengths(rows: int, seed: int = 0) -> Lengths:
-    """`[rows]` lengths as the paper describes them."""
-    sizes = np.arange(SHORTEST, LONGEST + 1)
-    weights = np.arange(1, len(sizes) + 1) ** -THETA
-    tokens = np.random.default_rng(seed).choice(sizes, rows, p=weights / weights.sum())
-    outputs = np.maximum(1, np.round(tokens / (P_D_RATIO + 1))).astype(np.int64)
-    return Lengths(tokens - outputs, outputs)
-
-
 def requests(lengths: Lengths) -> Iterator[Request]:
     """Requests whose memory is set aside by their own lengths."""
     for row, (prompt, output) in enumerate(zip(lengths.prompt_tokens, lengths.output_tokens, strict=True)):
@@ -105,7 +97,8 @@ def requests(lengths: Lengths) -> Iterator[Request]:
 def run(system: System, lengths: Lengths) -> PipelineResult:
     """Simulate one line."""
     cost = CostModel(named_shape("gpt-3").with_dtype("float16"), find_profile("a100"), system.layout)
-    return simulate_pipelines(requests(lengths), lengths.output_tokens.tolist(), system.settings(), cost)
+    outputs = lengths.output_tokens.tolist()
+    return simulate_pipelines(requests(lengths), outputs, system.settings(), cost, build=system.scheduler)
 
 
 def section_5_3(options: Options) -> Table:
@@ -137,7 +130,7 @@ def section_5_3(options: Options) -> Table:
             f"{result.makespan_s:,.0f}",
             f"{bubble_s:.2f}",
             f"{result.bubble_share:.0%}",
-            f"{result.mean_seqs:.1f}",
+            f"{result.stats.mean_seqs:.1f}",
             paper_bubbles,
             f"1/{orca_bubble_s / bubble_s:.0f}" if bubble_s and system is not SYSTEMS[0] else "",
             paper_speedup,
@@ -146,8 +139,8 @@ def section_5_3(options: Options) -> Table:
             makespan_s=result.makespan_s,
             median_bubble_s=bubble_s,
             bubble_share=result.bubble_share,
-            mean_seqs=result.mean_seqs,
-            steps=result.steps,
+            mean_seqs=result.stats.mean_seqs,
+            steps=result.stats.steps,
         )
     return table
 

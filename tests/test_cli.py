@@ -16,6 +16,7 @@ PLAN_FIELDS = {
     "gpu", "requests", "prompt_tokens", "output_tokens_estimate", "makespan_s", "lower_bound_s", "gap", "solver",
     "optimal", "policy", "chunk_tokens", "max_num_seqs", "offload", "cost", "plan_s",
 }  # fmt: skip
+SIMULATED_FIELDS = {"steps", "batch", "kv", "preemptions", "layout", "bubbles"}
 SHAPE = ("--set", "model.shape=llama-3-8b")
 
 
@@ -40,7 +41,7 @@ def test_plan_prints_a_list_with_one_object_for_each_gpu(lengths: Path) -> None:
         assert set(plan) == PLAN_FIELDS
         assert plan["requests"] == 60
         assert plan["makespan_s"] >= plan["lower_bound_s"] > 0
-        assert set(plan["offload"]) == {"mode", "layers", "reason"}
+        assert set(plan["offload"]) == {"mode", "layers", "reason", "weights_on_host"}
 
 
 def test_plan_of_a_job_counts_the_tokens_that_the_run_would(tiny_model: Path, tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_simulated_runs_can_be_reported(lengths: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.stderr
     runs = json.loads(result.stdout)
     assert [run["policy"] for run in runs] == ["vasuki", "vllm"]
-    assert all(set(run) == PLAN_FIELDS | {"steps", "batch", "kv", "preemptions"} for run in runs)
+    assert all(set(run) == PLAN_FIELDS | SIMULATED_FIELDS for run in runs)
     assert vasuki(*arguments, "--json").stdout.count('"steps"') == 2
     folders = sorted(folder.name for folder in out.iterdir())
     assert folders == ["a10-vasuki", "a10-vllm"]
@@ -90,6 +91,29 @@ def test_simulated_runs_can_be_reported(lengths: Path, tmp_path: Path) -> None:
     assert compared
 
 
+def test_layouts_are_simulated_with_their_bubbles(lengths: Path, tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    arguments = ("simulate", lengths, *SHAPE, "--gpu", "a100", "--policy", "orca", "--set", f"output.path={out}")
+    one, cut, replicated = (
+        json.loads(vasuki(*arguments, *options, "--json").stdout)[0]
+        for options in ((), ("--pipeline-parallel-size", 4), ("--tp", 2, "--dp", 2))
+    )
+    assert one["layout"] == {"tensor_parallel": 1, "pipeline_parallel": 1, "data_parallel": 1, "gpus": 1}
+    assert cut["layout"]["gpus"] == replicated["layout"]["gpus"] == 4
+    assert one["bubbles"]["share"] == replicated["bubbles"]["share"] == 0 < cut["bubbles"]["share"] < 1
+    assert cut["bubbles"]["micro_batch_s"]["max"] >= cut["bubbles"]["micro_batch_s"]["mean"] > 0
+    for run in (one, cut, replicated):
+        assert run["makespan_s"] > run["lower_bound_s"]
+        assert run["cost"]["gpu_hours"] == pytest.approx(run["makespan_s"] * run["layout"]["gpus"] / 3600)
+        assert run["requests"] == 60
+    assert sorted(folder.name for folder in out.iterdir()) == ["a100", "a100-pp4", "a100-tp2-dp2"]
+    assert json.loads((out / "a100-pp4" / "manifest.json").read_text())["device"]["count"] == 4
+    assert vasuki("report", *out.iterdir()).exit_code == 0
+    text = vasuki(*arguments, "--pp", 4, "--explain").stdout
+    assert all(words in text for words in ("4 GPUs", "micro-batch", "a100 pp4: a step of"))
+    assert max(map(len, text.splitlines())) <= 100
+
+
 def test_explain_splits_a_step(lengths: Path) -> None:
     text = vasuki("simulate", lengths, *SHAPE, "--gpu", "a10", "--explain").stdout
     assert all(word in text for word in ("matmuls", "attention", "overhead", "copies hidden", "decodes"))
@@ -100,6 +124,16 @@ MISTAKES = {
     "unknown shape": (("plan", "LENGTHS", "--set", "model.shape=llama-3-8c"), 4, "llama-3-8b"),
     "unknown policy": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a10", "--policy", "vllmm"), 2, "vllm"),
     "too large": (("plan", "LENGTHS", "--set", "model.shape=llama-3-70b", "--gpu", "a10"), 4, "llama-3-70b"),
+    "heads": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--tp", "3"), 4, "32 heads"),
+    "stages": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--pp", "64"), 4, "32 layers"),
+    "no replica": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--dp", "0"), 4, "at least 1"),
+    "no link": (("simulate", "LENGTHS", *SHAPE, "--gpu", "cpu", "--tp", "2"), 4, "interconnect"),
+    "padded": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--policy", "static", "--pp", "2"), 2, "pads"),
+    "streams": (
+        ("simulate", "LENGTHS", *SHAPE, "--set", "kv.offload=stream", "--pp", "2", "--gpu", "a100"),
+        2,
+        "stream",
+    ),
     "no file": (("plan", "nowhere.csv", *SHAPE), 4, "nowhere.csv"),
     "no job": (("run", "nowhere.yaml"), 2, "nowhere.yaml"),
     "no run": (("report", "nowhere"), 4, "nowhere"),

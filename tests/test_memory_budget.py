@@ -36,6 +36,14 @@ def test_memory_budget_of_layouts() -> None:
     assert two.kv_tokens > 2 * one.kv_tokens
 
 
+def test_layers_on_the_host_leave_their_room_less_the_buffers() -> None:
+    card, all_here = find_profile("a100"), memory_budget(LLAMA, find_profile("a100"))
+    for host_layers, buffers in ((1, 1), (2, 2), (16, 2), (20, 3), (31, 3)):
+        some_away = memory_budget(LLAMA, card, layout=Layout(host_layers=host_layers))
+        freed = (host_layers - buffers) * LLAMA.layer_weight_bytes
+        assert all_here.weight_bytes - some_away.weight_bytes == some_away.kv_bytes - all_here.kv_bytes == freed
+
+
 def test_too_large_a_model_says_what_would_fit() -> None:
     with pytest.raises(
         ModelError, match=r"131\.4 GiB for weights.*what would fit: 4 such GPUs or weights quantised to 7 bits"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from types import SimpleNamespace
@@ -11,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vasuki.batch import Batch
-from vasuki.cost_model import CostModel, StepWork
+from vasuki.cost_model import Copies, CostModel, StepTime, StepWork
 from vasuki.layout import Layout
 from vasuki.model_shape import named_shape
 from vasuki.pipeline import PipelineResult, simulate_pipelines
 from vasuki.plan import EngineSettings
 from vasuki.profile import find_profile
 from vasuki.scheduler import Limits, find_policy
-from vasuki.sequence import Request
+from vasuki.sequence import Request, Sequence
 from vasuki.simulation import simulate
 
 BLOCK_TOKENS = 16
@@ -29,45 +30,56 @@ class OneSecondATokenOnEachStage:
     """Stands in for a cost model."""
 
     layout: Layout
-    shape: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(num_layers=12))
+    shape: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(num_layers=12, num_windowed_layers=0, kv_bytes_per_token_per_layer=1)
+    )
 
     def batch_work(self, batch: Batch, copies: tuple[()] = ()) -> StepWork:
         return StepWork.from_batch(batch)
 
-    def stage(self, work: StepWork, stage: int) -> SimpleNamespace:
-        assert 0 <= stage < self.layout.pipeline_parallel
-        return SimpleNamespace(total_s=float(work.num_tokens))
+    def stage_times(self, work: StepWork) -> list[StepTime]:
+        return [StepTime(float(work.num_tokens))] * self.layout.pipeline_parallel
+
+    def repeated(self, work: StepWork, num_steps: int, *more: object) -> list[StepTime]:
+        return [StepTime(float(work.num_tokens))] * num_steps
 
 
 def engine(policy: str, chunk_tokens: int, max_num_seqs: int, num_blocks: int = 1000) -> EngineSettings:
     return EngineSettings(find_policy(policy), Limits(chunk_tokens, max_num_seqs), num_blocks, BLOCK_TOKENS)
 
 
-def run(rows: list[tuple[int, int]], engine: EngineSettings, cost: object) -> PipelineResult:
+def run(
+    rows: list[tuple[int, int]],
+    engine: EngineSettings,
+    cost: object,
+    on_ended: Callable[[Sequence], None] = lambda sequence: None,
+) -> PipelineResult:
     """Rows of (prompt tokens, output tokens)."""
     requests = (Request(row, row, prompt, output) for row, (prompt, output) in enumerate(rows))
-    return simulate_pipelines(requests, [output for _, output in rows], engine, cost)  # type: ignore[arg-type]
+    outputs = [output for _, output in rows]
+    return simulate_pipelines(requests, outputs, engine, cost, on_ended=on_ended)  # type: ignore[arg-type]
 
 
 def test_the_drawn_schedule() -> None:
     """Prompts of 4, 4 and 8 tokens on three stages. The first fills the pipeline; the third makes the stages wait."""
     cost = OneSecondATokenOnEachStage(Layout(pipeline_parallel=3))
     result = run([(4, 1), (4, 1), (8, 1)], engine("sarathi", 100, 1), cost)
-    assert result.completed_s == [12, 16, 32]
-    assert result.bubble_s == [4 + 8, 0, 4 + 8]
+    assert list(result.completed_s) == [12, 16, 32]
+    assert list(result.bubble_s) == list(result.step_bubble_s) == [4 + 8, 0, 4 + 8]
     assert result.busy_s == 3 * (4 + 4 + 8)
     assert result.idle_s == 24
     assert result.makespan_s == 32
-    assert result.steps == 3
+    assert result.stats.steps == 3
 
 
 def test_a_stream_waits_for_its_own_step_and_for_the_stage() -> None:
     """Two stages and one request of two tokens: its decode starts when its prompt has left the last stage."""
     cost = OneSecondATokenOnEachStage(Layout(pipeline_parallel=2))
     result = run([(5, 2)], engine("sarathi", 100, 4), cost)
-    assert result.completed_s == [5 + 5 + 1 + 1]
+    assert list(result.completed_s) == [5 + 5 + 1 + 1]
     # stage 1 waits 5 s for the prompt; stage 0 waits 5 s for the decode; stage 1 one more for it
-    assert result.bubble_s == [5 + 5 + 1]
+    assert list(result.bubble_s) == [5 + 5 + 1]
+    assert list(result.step_bubble_s) == [5, 5 + 1]
 
 
 def test_replicas_share_the_queue() -> None:
@@ -90,14 +102,18 @@ def test_every_request_ends_once_and_time_adds_up(
     rows: list[tuple[int, int]], policy: str, chunk_tokens: int, num_blocks: int, stages: int, replicas: int
 ) -> None:
     cost = OneSecondATokenOnEachStage(Layout(pipeline_parallel=stages, data_parallel=replicas))
-    result = run(rows, engine(policy, chunk_tokens, 4, num_blocks), cost)
+    ended: list[Sequence] = []
+    result = run(rows, engine(policy, chunk_tokens, 4, num_blocks), cost, ended.append)
     too_long = sum(prompt + output - 1 > num_blocks * BLOCK_TOKENS for prompt, output in rows)
-    assert result.rejected == too_long
+    assert sorted(sequence.request.row for sequence in ended) == list(range(len(rows)))
+    assert sum(bool(sequence.error) for sequence in ended) == too_long
+    assert len(result.step_bubble_s) == (result.stats.steps if stages > 1 else 0)
+    assert sum(result.step_bubble_s) == result.idle_s
     assert len(result.completed_s) == len(result.bubble_s) == len(rows) - too_long
     assert all(0 <= bubble_s <= result.idle_s for bubble_s in result.bubble_s)
     assert result.busy_s + result.idle_s <= stages * replicas * result.makespan_s
     computed = [prompt + output - 1 for prompt, output in rows if prompt + output - 1 <= num_blocks * BLOCK_TOKENS]
-    if not result.preemptions:
+    if not result.counters.preemptions_recompute:
         assert result.busy_s == stages * sum(computed)
     assert result.makespan_s >= stages * max(computed, default=0)
 
@@ -109,9 +125,23 @@ def test_one_stage_is_the_plain_simulation() -> None:
     requests = [Request(row, row, prompt, output) for row, (prompt, output) in enumerate(rows)]
     plain = simulate(requests, [output for _, output in rows], same, cost)
     result = run(rows, same, cost)
-    assert result.makespan_s == pytest.approx(plain.makespan_s, rel=1e-3)  # which prices one-token chunks as prompts
-    assert result.steps == plain.stats.steps
+    assert result.makespan_s == pytest.approx(plain.makespan_s, rel=1e-12)
+    assert result.counters == plain.counters
+    for name in ("steps", "sequence_steps", "max_seqs", "peak_device_blocks"):
+        assert getattr(result.stats, name) == getattr(plain.stats, name)
     assert result.bubble_share == 0
+
+
+@pytest.mark.parametrize("policy", ["vasuki", "sarathi", "static"])
+def test_a_replica_without_stages_runs_as_it_would_alone(policy: str) -> None:
+    """Of equal rows two replicas take as many each."""
+    profile, shape, same = find_profile("a100"), named_shape("llama-2-7b"), engine(policy, 64, 8)
+    requests = [Request(row, row, 60, 20) for row in range(16)]
+    alone = simulate(requests, [20] * 16, same, CostModel(shape, profile))
+    both = run([(60, 20)] * 32, same, CostModel(shape, profile, Layout(data_parallel=2)))
+    assert len(both.completed_s) == 32
+    assert both.makespan_s == pytest.approx(alone.makespan_s, rel=1e-12)
+    assert both.stats.steps == 2 * alone.stats.steps
 
 
 def test_stages_alike_cost_what_each_would() -> None:
@@ -119,7 +149,21 @@ def test_stages_alike_cost_what_each_would() -> None:
     cost = CostModel(named_shape("llama-2-7b"), find_profile("a100"), Layout(pipeline_parallel=5))
     result = run([(300, 1)], engine("sarathi", 512, 4), cost)
     work = StepWork.of([300], [300])
-    assert result.makespan_s == pytest.approx(sum(cost.stage(work, stage).total_s for stage in range(5)))
+    each_s = [cost.stage(work, stage).total_s for stage in range(5)]
+    assert [step.total_s for step in cost.stage_times(work)] == pytest.approx(each_s, rel=1e-12)
+    assert len(set(each_s)) == 4
+    assert result.makespan_s == pytest.approx(sum(each_s))
+
+
+def test_copies_cost_each_stage_what_it_does_not_hide() -> None:
+    copies = (Copies(to_host_bytes=1e9, overlapped=False), Copies(to_device_bytes=1e6))
+    work = StepWork.of([300], [300], copies=copies)
+    cost = CostModel(named_shape("llama-2-7b"), find_profile("a100"), Layout(pipeline_parallel=4))
+    for stage, step in enumerate(cost.stage_times(work)):
+        whole = cost.stage(work, stage)
+        assert step.exposed_copy_s == whole.exposed_copy_s > 0
+        assert step.hidden_copy_s == whole.hidden_copy_s > 0
+        assert step.total_s == pytest.approx(whole.total_s, rel=1e-12)
 
 
 def test_chunked_prefills_leave_fewer_bubbles() -> None:
@@ -135,14 +179,14 @@ def test_memory_pressure_preempts_and_still_ends() -> None:
     cost = OneSecondATokenOnEachStage(Layout(pipeline_parallel=2))
     result = run([(16, 60)] * 8, engine("sarathi", 64, 4, num_blocks=8), cost)
     assert len(result.completed_s) == 8
-    assert result.preemptions > 0
+    assert result.counters.preemptions_recompute > 0
 
 
 def test_padding_is_refused() -> None:
     with pytest.raises(ValueError, match="padded"):
-        run([(4, 1)], engine("static", 100, 1), OneSecondATokenOnEachStage(Layout()))
+        run([(4, 1)], engine("static", 100, 1), OneSecondATokenOnEachStage(Layout(pipeline_parallel=2)))
 
 
 def test_nothing_to_do() -> None:
     result = run([], engine("sarathi", 100, 1), OneSecondATokenOnEachStage(Layout(pipeline_parallel=2)))
-    assert (result.makespan_s, result.steps, result.bubble_share, result.mean_seqs) == (0, 0, 0, 0)
+    assert (result.makespan_s, result.stats.steps, result.bubble_share, result.stats.mean_seqs) == (0, 0, 0, 0)

@@ -9,7 +9,7 @@ import pytest
 
 from vasuki.config import Column, CostConfig, EngineConfig, KVConfig, PlanConfig
 from vasuki.cost_model import CostModel
-from vasuki.errors import InputError, ModelError
+from vasuki.errors import InputError, JobFileError, ModelError
 from vasuki.lengths import Lengths
 from vasuki.model_shape import named_shape
 from vasuki.plan import Plan
@@ -32,9 +32,9 @@ def lengths_of(rows: int, prompt: float = 800, output: float = 120, seed: int = 
     return Lengths(prompts, outputs)
 
 
-def with_link(gb_per_s: float) -> HardwareProfile:
-    """An A10 behind another link."""
-    tree = A10.model_dump()
+def with_link(gb_per_s: float, card: HardwareProfile = A10) -> HardwareProfile:
+    """A card behind another link."""
+    tree = card.model_dump()
     for point in tree["link"]["curve"]:
         point |= {"h2d": gb_per_s, "d2h": gb_per_s, "both": gb_per_s}
     return HardwareProfile.model_validate(tree)
@@ -56,7 +56,7 @@ def test_a_plan_has_the_fields_that_users_rely_on() -> None:
     assert fields["prompt_tokens"] == lengths.prompt_tokens.sum()
     assert 0 < fields["lower_bound_s"] < fields["makespan_s"]
     assert fields["gap"] == pytest.approx(fields["makespan_s"] / fields["lower_bound_s"] - 1)
-    assert set(fields["offload"]) == {"mode", "layers", "reason"}
+    assert set(fields["offload"]) == {"mode", "layers", "reason", "weights_on_host"}
     assert fields["cost"]["currency"] == "EUR"
     assert fields["cost"]["amount"] == pytest.approx(fields["makespan_s"] * 0.001)
     tokens = int((lengths.prompt_tokens + lengths.output_tokens).sum())
@@ -146,6 +146,55 @@ def test_optimal_is_said_only_of_what_was_proved() -> None:
     assert not make_plan(lengths_of(100), LLAMA, A10, plan=KNOWN).optimal
 
 
+# --- weights on the host ----------------------------------------------------------------------------------------------
+
+
+def test_weights_that_do_not_fit_come_from_the_host() -> None:
+    lengths, a100, large = lengths_of(60), find_profile("a100"), named_shape("llama-3-70b")
+    with pytest.raises(ModelError, match=r"or \d+\.\d GiB of its weights on the host, see kv.host_memory"):
+        make_plan(lengths, large, a100)
+    plan = make_plan(lengths, large, a100, kv=KVConfig(host_memory=200 * 2**30))
+    layers = plan.layout.host_layers
+    assert 40 < layers < 80
+    assert plan.to_dict()["offload"]["weights_on_host"] == layers
+    assert f"the weights of {layers} of 80 layers stay on the host, since 131.4 GiB" in plan.offload.reason
+    assert plan.makespan_s == simulate_plan(plan, lengths, large, a100).result.makespan_s
+    fetch_s = a100.link.transfer_s(layers * large.layer_weight_bytes, 0, large.layer_weight_bytes)
+    assert plan.makespan_s > 0.9 * fetch_s * 100, "every step fetches them"
+    longer = make_plan(lengths, large, with_link(200, a100), kv=KVConfig(host_memory=200 * 2**30))
+    assert longer.makespan_s < plan.makespan_s / 2
+
+
+def test_as_many_weights_go_to_the_host_as_the_job_says() -> None:
+    lengths = lengths_of(30)
+    plain = make_plan(lengths, LLAMA, A10)
+    assert plain.layout.host_layers == 0
+    plan = make_plan(lengths, LLAMA, A10, engine=EngineConfig(weights_on_host=12))
+    assert plan.layout.host_layers == 12
+    assert "12 of 32 layers stay on the host, as the job asks" in plan.offload.reason
+    roomier = (plan.settings.kv_tokens - plain.settings.kv_tokens) * LLAMA.kv_bytes_per_token
+    assert roomier == pytest.approx(10 * LLAMA.layer_weight_bytes, rel=0.05)  # two of them pass through buffers
+    with pytest.raises(JobFileError, match=r"20 layers need 8\.1 GiB of host memory, kv.host_memory allows 8\.0 GiB"):
+        make_plan(lengths, LLAMA, A10, engine=EngineConfig(weights_on_host=20))
+    with pytest.raises(ModelError, match="at least one stays on the device"):
+        make_plan(lengths, LLAMA, A10, engine=EngineConfig(weights_on_host=32))
+    with pytest.raises(ModelError, match=r"or a smaller model$"):  # both tiers of a CPU are the same memory
+        make_plan(lengths, LLAMA, find_profile("cpu"))
+
+
+@pytest.mark.parametrize("mode", ["stream", "park"])
+def test_weights_and_kv_share_the_link(mode: str) -> None:
+    lengths = lengths_of(200, 300, 600)
+    kv = KVConfig(offload=mode, device_memory=2**31, host_memory=64 * 2**30)  # type: ignore[arg-type]
+    engine, card = EngineConfig(weights_on_host=4), with_link(400)
+    both = make_plan(lengths, LLAMA, card, kv=kv, engine=engine)
+    assert (both.offload.mode, both.layout.host_layers) == (mode, 4)
+    alone = make_plan(lengths, LLAMA, card, kv=kv)
+    assert both.settings.streamed_layers <= alone.settings.streamed_layers
+    assert (both.settings.host_blocks > 0) == (alone.settings.host_blocks > 0) == (mode == "park")
+    assert both.settings.host_blocks <= alone.settings.host_blocks
+
+
 # --- offload ----------------------------------------------------------------------------------------------------------
 
 
@@ -211,6 +260,41 @@ def test_cpu_profiles_are_planned_alike() -> None:
     assert plan.chunk_tokens % find_profile("cpu").tile_rows == 0
 
 
+def test_streamed_kv_counts_on_the_host() -> None:
+    lengths = lengths_of(100, 300, 600)
+    kv = KVConfig(device_memory=2**31, host_memory=64 * 2**30, offload="stream")
+    card = with_link(400)
+    plan = make_plan(lengths, LLAMA, card, kv=kv)
+    runs = [simulate_plan(plan, lengths, LLAMA, card, one_by_one=one) for one in (False, True)]
+    stats, counted = runs[0].result.stats, runs[0].to_dict()["kv"]
+    streamed, block_bytes = plan.settings.streamed_layers, plan.settings.block_tokens * LLAMA.kv_bytes_per_token
+    assert streamed > 3
+    assert counted["peak_host_bytes"] == stats.peak_device_blocks * block_bytes * streamed // 32
+    assert counted["peak_device_bytes"] <= 2**31
+    assert counted["offloaded_bytes"] == runs[1].to_dict()["kv"]["offloaded_bytes"] > 100 * counted["peak_host_bytes"]
+    # Everything comes back in every step, and the copies' time is that of these bytes.
+    copied_s = counted["exposed_copy_s"] + counted["hidden_copy_s"]
+    assert counted["offloaded_bytes"] / copied_s == pytest.approx(400e9, rel=0.05)
+
+
+def test_deeper_streaming_is_priced_with_the_memory_that_it_fills() -> None:
+    """What is hidden for the context of today's memory would not be for that of the larger one."""
+    lengths = lengths_of(300, 300, 600)
+    kv = KVConfig(device_memory=2**31, host_memory=64 * 2**30, offload="stream")
+    for rate in (25, 100, 400):
+        card = with_link(rate)
+        plan = make_plan(lengths, LLAMA, card, kv=kv)
+        if plan.offload.mode == "stream":
+            assert plan.settings.num_blocks * LLAMA.kv_bytes_per_token * plan.settings.block_tokens > 2**31
+            assert (
+                plan.settings.limits.max_num_seqs
+                > make_plan(
+                    lengths, LLAMA, card, kv=kv.model_copy(update={"offload": "none"})
+                ).settings.limits.max_num_seqs
+            )
+            assert plan.offload.layers < 32, "the first layer always stays"
+
+
 # --- simulated runs ---------------------------------------------------------------------------------------------------
 
 
@@ -219,7 +303,7 @@ def test_simulated_runs_report_like_real_ones() -> None:
     plan = make_plan(lengths, LLAMA, A10, kv=KVConfig(device_memory=2**31))
     run = simulate_plan(plan, lengths, LLAMA, A10)
     fields = run.to_dict()
-    assert list(fields)[-4:] == ["steps", "batch", "kv", "preemptions"]
+    assert {"steps", "batch", "kv", "preemptions"} <= set(fields)
     assert fields["batch"]["mean_seqs"] <= fields["batch"]["max_seqs"] <= plan.max_num_seqs
     assert 0 < fields["kv"]["peak_device_bytes"] <= 2**31
     assert sum(fields["preemptions"].values()) > 0

@@ -93,6 +93,71 @@ def test_greedy_output_equals_generate(job: Job, tiny_model: Path) -> None:
         assert got["error"] == ""
 
 
+def tokens(path: Path) -> dict[Any, list[int]]:
+    return {name: row["output_token_ids"] for name, row in by_id(path).items()}
+
+
+@pytest.fixture
+def deep_model(tmp_path: Path, tiny_model: Path) -> Path:
+    """Eight layers of 2.3 MiB, in float32."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path / "deep"
+    sizes = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=8)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny_model, **sizes)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("offload", ["none", "park", "stream"])
+def test_what_moves_to_the_host_changes_no_token(job: Job, tmp_path: Path, deep_model: Path, offload: str) -> None:
+    """Five of eight layers' weights, beside each way to move KV."""
+    path = job(model__path=str(deep_model))
+    assert run(path).exit_code == 0
+    expected = tokens(path)
+    path = job(
+        model__path=str(deep_model),
+        output={"path": str(tmp_path / "out2"), "token_ids": True},
+        engine={"max_num_seqs": 8, "chunk_tokens": 16, "weights_on_host": 5},
+        kv={"device_memory": "512KiB", "block_tokens": 4, "offload": offload},
+    )
+    result = run(path, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert tokens(path) == expected
+    kv = json.loads(result.stdout)["kv"]
+    assert kv["exposed_copy_s"] + kv["hidden_copy_s"] > 0
+    steps = [json.loads(line) for line in (tmp_path / "out2" / "trace.jsonl").read_text().splitlines()]
+    assert sum(step["copied_bytes"] for step in steps) == kv["offloaded_bytes"]
+    if offload == "stream":
+        assert kv["offloaded_bytes"] > 0
+        assert kv["peak_host_bytes"] > 0
+        assert max(step["kv_host_blocks"] for step in steps) == max(step["kv_device_blocks"] for step in steps)
+    assert run(job(model__path=str(deep_model), engine={"weights_on_host": 8}), "--fresh").exit_code == 4
+
+
+def test_a_model_larger_than_its_card_runs_with_weights_on_the_host(job: Job, tmp_path: Path, deep_model: Path) -> None:
+    """The plan is for a card of 14 MiB; only here the memory of the real device is another."""
+    from vasuki.profile import find_profile
+
+    card = find_profile("a10").model_copy(update={"name": "small", "memory_mib": 14})
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(card.model_dump(mode="json", exclude={"measured"})))
+    path = job(model__path=str(deep_model), kv={"device_memory": "512KiB"})
+    assert run(path).exit_code == 0
+    expected = tokens(path)
+    path = job(
+        model__path=str(deep_model),
+        kv={"device_memory": "512KiB"},
+        plan__gpu=str(tmp_path / "small.yaml"),
+        output={"path": str(tmp_path / "out2"), "token_ids": True},
+    )
+    planned = CliRunner().invoke(main, ["plan", str(path)])
+    assert "of 8 layers stay on the host, since 0.0 GiB" in " ".join(planned.stdout.split()), planned.output
+    result = run(path, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert tokens(path) == expected
+    assert json.loads(result.stdout)["kv"]["hidden_copy_s"] > 0
+
+
 def test_manifest_counts_and_success_marker(job: Job) -> None:
     path = job()
     result = run(path, "--json")

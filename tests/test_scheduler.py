@@ -176,6 +176,69 @@ def test_shared_prefixes_are_computed_once() -> None:
     assert sum(batch.num_tokens for batch in executor.batches) == 20 + 4 * 4 + 5 * 1
 
 
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 6), st.integers(1, 12)), min_size=2, max_size=30),
+    num_blocks=st.integers(8, 24),
+    lookahead=st.integers(1, 8),
+    host_blocks=st.sampled_from([0, 10]),
+)
+@settings(max_examples=150, deadline=None)
+def test_what_a_waiting_row_begins_with_is_evicted_last(
+    rows: list[tuple[int, int, int]], num_blocks: int, lookahead: int, host_blocks: int
+) -> None:
+    """Rows of five families with a prefix each, and some tokens of their own."""
+    requests = [
+        Request(i, i, 12 + own, output, prompt_token_ids=[family] * 12 + [100 + i] * own, estimated_tokens=1)
+        for i, (family, own, output) in enumerate(rows)
+    ]
+    pool = BlockPool(num_blocks, BLOCK_TOKENS)
+    host_pool = BlockPool(host_blocks, BLOCK_TOKENS) if host_blocks else None
+    scheduler = Scheduler(POLICIES["vasuki"], Limits(16, 4, lookahead, swap_min_tokens=8), pool, host_pool)
+    evict = pool._evict
+
+    def checked_evict() -> None:
+        cached = {key for key, block in pool._block_of.items() if not pool._references[block]}
+        wanted = {
+            key for sequence in scheduler.waiting for key in sequence.prefix_keys[: (sequence.num_tokens - 1) // 4]
+        }
+        evict()
+        lost = cached - pool._block_of.keys()
+        assert len(lost) == 1
+        assert not (lost & wanted) or cached <= wanted
+
+    pool._evict = checked_evict  # type: ignore[method-assign]
+    sink = ListSink()
+    drain(requests, scheduler, FakeExecutor([output for _, _, output in rows], scheduler), sink)
+    assert len(sink.rows) == len(rows)
+    scheduler.check_integrity()
+    assert pool.num_held == 0
+    assert not pool._wants
+
+
+def test_a_wanted_prefix_outlives_one_that_was_used_later() -> None:
+    """One row at a time; before the fourth, which begins like the first, the third needs some of the cached blocks."""
+    beginnings = [[1] * 16, [2] * 16, [3] * 16, [1] * 16]
+    shared = {}
+    for lookahead in (1, 2):
+        requests = [Request(i, i, 17, 1, prompt_token_ids=[*ids, 9]) for i, ids in enumerate(beginnings)]
+        scheduler = Scheduler(POLICIES["vasuki"], Limits(32, 1, lookahead), BlockPool(10, BLOCK_TOKENS))
+        drain(requests, scheduler, FakeExecutor([1] * 4, scheduler), ListSink())
+        shared[lookahead] = scheduler.counters.shared_tokens
+    assert shared == {1: 4, 2: 16}, "a row is wanted as soon as it waits beside the third"
+
+
+def test_the_end_of_a_prefix_goes_before_its_beginning() -> None:
+    pool = BlockPool(4, BLOCK_TOKENS)
+    blocks = pool.allocate(4)
+    for block, key in zip(blocks, "abcd", strict=True):
+        pool.register(block, key)
+    pool.want("ab")
+    pool.release(blocks)
+    for left in ("abc", "ab", "a", ""):
+        pool.allocate(1)
+        assert sorted(pool._block_of) == list(left)
+
+
 def test_optimistic_admission_recovers_from_rows_that_outlive_their_estimate() -> None:
     requests = [Request(i, i, 4, 40, estimated_tokens=2) for i in range(12)]
     scheduler = Scheduler(POLICIES["vasuki"], Limits(16, 12), BlockPool(24, BLOCK_TOKENS))

@@ -20,6 +20,7 @@ from vasuki.simulation import SimulationResult, simulate
 
 SHAPE = replace(named_shape("llama-3-8b"), num_layers=4)
 COST = CostModel(SHAPE, find_profile("a10"))
+WINDOWED = CostModel(replace(SHAPE, num_windowed_layers=3, sliding_window=40), find_profile("a10"))
 BLOCK_TOKENS = 4
 
 
@@ -53,15 +54,16 @@ VARIANTS = [
     num_blocks=st.integers(38, 120),
     host_blocks=st.sampled_from([0, 40]),
     gap_s=st.sampled_from([None, 0.0, 0.05]),
+    cost=st.sampled_from([COST, WINDOWED]),
 )
 @settings(max_examples=200, deadline=None)
 def test_runs_of_steps_are_the_same_as_single_steps(  # type: ignore[no-untyped-def]
-    rows, policy, chunk_tokens, num_blocks, host_blocks, gap_s
+    rows, policy, chunk_tokens, num_blocks, host_blocks, gap_s, cost
 ):
     lengths = lengths_of(rows, None if gap_s is None else [gap_s * index for index in range(len(rows))])
     limits = Limits(chunk_tokens, 6, lookahead=3, swap_min_tokens=8)
     engine = EngineSettings(policy, limits, num_blocks, BLOCK_TOKENS, host_blocks)
-    together, single = run(lengths, engine), run(lengths, engine, one_by_one=True)
+    together, single = run(lengths, engine, cost), run(lengths, engine, cost, one_by_one=True)
     assert together.makespan_s == single.makespan_s, "not the same to the last digit"
     assert together.counters == single.counters
     assert together.written == single.written
@@ -92,12 +94,39 @@ def test_repeated_steps_are_priced_like_single_ones() -> None:
         )
 
 
+@pytest.mark.parametrize("chunk", [(), (1,), (8,)])
+def test_windows_fill_up_step_by_step(chunk: tuple[int, ...]) -> None:
+    """Decodes on both sides of a window of 40 tokens, alone or beside a chunk that a prompt goes on with."""
+    contexts = [9, 35, 39, 40, 41, 90]
+    each = [
+        WINDOWED.work([1] * len(contexts) + list(chunk), [c + k for c in contexts] + [33 + n * k for n in chunk])
+        for k in range(12)
+    ]
+    rooms = [40 - context for context in (*contexts, *(33 for n in chunk if n == 1)) if context < 40]
+    times = [step.total_s for step in WINDOWED.repeated(each[0], len(each), window_rooms=rooms)]
+    assert times == pytest.approx([WINDOWED.step_time_s(work) for work in each], rel=1e-12)
+    (stage,) = WINDOWED.stage_times(each[3])
+    assert stage.total_s == pytest.approx(times[3], rel=1e-12)
+
+
+def test_a_prompt_chunk_of_one_token_costs_what_a_decode_does() -> None:
+    prompt = run(lengths_of([(33, 1)]), engine_of("sarathi"))
+    decode = run(lengths_of([(32, 2)]), engine_of("sarathi"))
+    assert prompt.stats.steps == decode.stats.steps == 2
+    head_s = COST.step_time_s(COST.work([32], [32], 1)) - COST.step_time_s(COST.work([32], [32], 0))
+    assert decode.makespan_s - prompt.makespan_s == pytest.approx(head_s)
+
+
 def test_windowed_models_are_priced_with_their_windows() -> None:
     shape = replace(named_shape("gemma-2-9b"), num_layers=4, num_windowed_layers=2, sliding_window=64)
     windowed, full = (CostModel(replace(shape, num_windowed_layers=layers), find_profile("a10")) for layers in (2, 0))
     lengths = lengths_of([(4000, 40)] * 8)
     engine = engine_of("sarathi", num_blocks=20_000, chunk_tokens=512)
     assert run(lengths, engine, windowed).makespan_s < run(lengths, engine, full).makespan_s
+    waves = engine_of("static", num_blocks=20_000)
+    assert 0 < run(lengths, waves, windowed).makespan_s < run(lengths, waves, full).makespan_s
+    streamed = run(lengths, replace(engine, streamed_layers=2), windowed)
+    assert streamed.stats.exposed_copy_s + streamed.stats.hidden_copy_s > 0
 
 
 def test_a_static_wave_pays_for_its_longest_row() -> None:

@@ -96,4 +96,5 @@ class StepResult(NamedTuple):
     logprobs: tuple[float, ...] | list[float] = ()  # of the sampled tokens, if asked for
     exposed_copy_s: float = 0.0  # copy time the step waited for
     hidden_copy_s: float = 0.0  # copy time behind compute
+    copied_bytes: int = 0  # KV that moved between the tiers, in either direction
     num_steps: int = 1  # steps that were run, up to the batch's max_steps

@@ -8,14 +8,17 @@ of a pool is in exactly one of three states:
                     ^            |        ^                |
                     +- evicted --+        +--- released ---+   (a full block whose content is known stays cached)
 
+Cached blocks are evicted when free ones run out: first those whose content nobody wants, then those that a waiting row
+will begin with; of each kind the coldest first.
+
 Only full blocks are ever shared, and a sequence only writes behind its full blocks, so a shared block is never written:
 sharing needs reference counts but no copies.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -46,14 +49,17 @@ class BlockPool:
         self.peak_held = 0  # most blocks that were in use at any time
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the block freed last is warm in the cache
         self._references = [0] * num_blocks
-        self._cached: OrderedDict[int, None] = OrderedDict()  # unused blocks with known content, coldest first
+        # Unused blocks with known content, coldest first: those that nobody wants, and those that somebody does.
+        self._cached: tuple[OrderedDict[int, None], OrderedDict[int, None]] = (OrderedDict(), OrderedDict())
+        self._wants: dict[Hashable, int] = {}  # how many wait for the content
         self._block_of: dict[Hashable, int] = {}
         self._key_of: dict[int, Hashable] = {}
 
     @property
     def num_available(self) -> int:
         """Blocks that an allocation can take: free ones, then cached ones."""
-        return len(self._free) + len(self._cached)
+        unwanted, wanted = self._cached
+        return len(self._free) + len(unwanted) + len(wanted)
 
     @property
     def num_held(self) -> int:
@@ -75,19 +81,19 @@ class BlockPool:
         del free[first:]
         for block in blocks:
             references[block] = 1
-        self.peak_held = max(self.peak_held, self.num_blocks - len(free) - len(self._cached))
+        self.peak_held = max(self.peak_held, self.num_held)
         return blocks
 
-    def release(self, blocks: Iterable[int]) -> None:
-        """Give up one reference to each block."""
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give up one reference to each block of a sequence."""
         references, free, key_of = self._references, self._free, self._key_of
-        for block in blocks:
+        for block in reversed(blocks):
             left = references[block] - 1
             assert left >= 0, f"block {block} released more often than held"
             references[block] = left
             if left == 0:
                 if block in key_of:
-                    self._cached[block] = None
+                    self._cached[key_of[block] in self._wants][block] = None
                 else:
                     free.append(block)
 
@@ -103,27 +109,59 @@ class BlockPool:
         block = self._block_of.get(key)
         if block is not None:
             if self._references[block] == 0:
-                del self._cached[block]
+                del self._cached[key in self._wants][block]
                 self.peak_held = max(self.peak_held, self.num_held)
             self._references[block] += 1
         return block
 
+    # A prefix is of use without what follows it, not the other way: its end is kept colder than its beginning.
+
+    def want(self, prefix: Sequence[Hashable]) -> None:
+        """Say that somebody will ask for blocks with this content, there already or not."""
+        for key in reversed(prefix):
+            count = self._wants.get(key, 0)
+            self._wants[key] = count + 1
+            if not count:
+                self._move(key, to_wanted=True)
+
+    def unwant(self, prefix: Sequence[Hashable]) -> None:
+        """Take back one `want`."""
+        for key in reversed(prefix):
+            self._wants[key] -= 1
+            if not self._wants[key]:
+                del self._wants[key]
+                self._move(key, to_wanted=False)
+
+    def _move(self, key: Hashable, to_wanted: bool) -> None:
+        block = self._block_of.get(key)
+        if block is not None and not self._references[block]:
+            del self._cached[not to_wanted][block]
+            self._cached[to_wanted][block] = None
+
     def _evict(self) -> None:
-        block, _ = self._cached.popitem(last=False)
+        unwanted, wanted = self._cached
+        block, _ = (unwanted or wanted).popitem(last=False)
         del self._block_of[self._key_of.pop(block)]
         self._free.append(block)
 
-    def check_integrity(self, held: Iterable[Iterable[int]] | None = None) -> None:
-        """Assert the invariant, and, given the tables that hold blocks, that references match them one by one."""
-        free, cached = set(self._free), set(self._cached)
+    def check_integrity(
+        self, held: Iterable[Iterable[int]] | None = None, wanted_keys: Iterable[Hashable] | None = None
+    ) -> None:
+        """Assert the invariant, and, given the tables that hold blocks and the keys that are wanted, that references
+        and wants match them one by one."""
+        unwanted, wanted = self._cached
+        free, cached = set(self._free), {*unwanted, *wanted}
         assert len(free) == len(self._free), "a block is free twice"
         assert not free & cached, "a block is both free and cached"
         for block, count in enumerate(self._references):
             unused = block in free or block in cached
             assert (count == 0) == unused, f"block {block} has {count} references and is {'un' * unused}used"
         assert cached <= self._key_of.keys(), "a cached block has no key"
+        assert wanted.keys() == {block for block in cached if self._key_of[block] in self._wants}, "wants disagree"
         assert not free & self._key_of.keys(), "a free block has a key"
         assert {self._block_of[key]: key for key in self._block_of} == self._key_of, "keys and blocks disagree"
+        if wanted_keys is not None:
+            assert Counter(wanted_keys) == self._wants, "wants do not match the rows that wait"
         if held is not None:
             counts = [0] * self.num_blocks
             for blocks in held:

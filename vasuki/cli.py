@@ -155,6 +155,9 @@ def plan(
 @click.argument("job_or_lengths", metavar="JOB|LENGTHS.csv")
 @_options(_SET, _GPUS, _QUIET, _JSON, _LOG_FORMAT)
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Scheduler to simulate. Repeatable.")
+@click.option("--tensor-parallel-size", "--tp", "tensor", default=1, metavar="N", help="GPUs that share each layer.")
+@click.option("--pipeline-parallel-size", "--pp", "pipeline", default=1, metavar="N", help="Stages of layers.")
+@click.option("--data-parallel-size", "--dp", "data", default=1, metavar="N", help="Replicas that share the job.")
 @click.option("--explain", is_flag=True, help="Say where a typical step's time goes.")
 def simulate(
     job_or_lengths: str,
@@ -164,6 +167,9 @@ def simulate(
     as_json: bool,
     log_format: str,
     policies: tuple[str, ...],
+    tensor: int,
+    pipeline: int,
+    data: int,
     explain: bool,
 ) -> None:
     """Run a job in virtual time on machines you do not have.
@@ -172,21 +178,26 @@ def simulate(
 
     \b
     Example:  vasuki simulate lengths.csv --set model.shape=llama-3-8b --gpu a10 --gpu a40 --policy vasuki --policy vllm
+              vasuki simulate lengths.csv --set model.shape=gpt-3 --gpu a100 --tp 8 --pp 8
     """
     _set_up_logs(quiet, log_format)
     from vasuki.forecast import explain_step, output_of, profiles_of, simulate_workload, workload_of
-    from vasuki.plan_table import plan_table
+    from vasuki.layout import Layout
+    from vasuki.plan_table import bubble_table, plan_table
 
     workload = workload_of(job_or_lengths, overrides)
     profiles = profiles_of(gpus, workload.config)
-    results = simulate_workload(workload, profiles, policies, output_of(overrides))
+    layout = Layout(tensor, pipeline, data)
+    results = simulate_workload(workload, profiles, policies, output_of(overrides), layout)
     if as_json:
         click.echo(json.dumps([result.to_dict() for result in results]))
         return
     click.echo(plan_table(result.plan for result in results))
+    if bubbles := bubble_table(results):
+        click.echo("\n" + bubbles)
     if explain:
         for profile in profiles:
-            click.echo("\n" + explain_step(workload, profile))
+            click.echo("\n" + explain_step(workload, profile, layout))
 
 
 @main.command()

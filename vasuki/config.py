@@ -187,6 +187,9 @@ class EngineConfig(_Section):
     """Compile the model where that pays. No backend gains by it yet, so `auto` runs it as it is, like `off`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run."""
+    weights_on_host: Auto | Annotated[int, Field(ge=0)] = "auto"
+    """Decoder layers whose weights stay in host memory and are fetched in every step, behind the other layers. `auto`:
+    none if all fit the device, and otherwise as many as end the job first, within `kv.host_memory`."""
 
 
 class KVConfig(_Section):
@@ -197,7 +200,7 @@ class KVConfig(_Section):
     device_memory: Annotated[float, Field(gt=0, le=1)] | Bytes = 0.9
     """Share of the device's memory that weights, activations and KV may take together; or the KV pool's size."""
     host_memory: Bytes = 8 * 2**30
-    """Pinned host memory for offloaded KV."""
+    """Pinned host memory, for weights that stay on the host and for offloaded KV."""
     offload: Literal["auto", "none", "stream", "park"] = "auto"
     """What moves to the host. `auto` takes whatever the cost model finds cheapest, often nothing."""
 

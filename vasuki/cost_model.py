@@ -12,6 +12,7 @@ every card; what differs between cards stands in the hardware profile. docs/cost
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_right
 from collections import defaultdict
@@ -61,7 +62,7 @@ class Copies:
     to_device_bytes: float = 0.0
     to_host_bytes: float = 0.0
     copy_bytes: float = 0.0  # size of one contiguous copy; 0 for one copy in each direction
-    overlapped: bool = True  # runs beside the step's kernels; otherwise the kernels wait for it
+    overlapped: bool = True  # behind the whole step; otherwise each layer's kernels wait for that layer's part
 
 
 class StepWork(NamedTuple):
@@ -124,10 +125,37 @@ class StepWork(NamedTuple):
     @classmethod
     def from_batch(cls, batch: Batch, window: int = 0, copies: tuple[Copies, ...] = ()) -> StepWork:
         """The work of a scheduled batch."""
-        chunks = batch.chunks
-        tokens = [chunk.num_tokens for chunk in chunks]
-        contexts = [chunk.start + chunk.num_tokens for chunk in chunks]
-        return cls.of(tokens, contexts, sum([chunk.samples for chunk in chunks]), window, copies)
+        if window:
+            chunks = batch.chunks
+            ends = [chunk.end for chunk in chunks]
+            return cls.of([chunk.num_tokens for chunk in chunks], ends, batch.num_samples, window, copies)
+        # The same sums in one pass, since a simulation forms millions of batches.
+        num_decodes = num_samples = len(batch.decodes)
+        num_tokens, num_chunks = num_decodes, 0
+        decode_context, chunk_context, pairs = sum(batch.starts) + num_decodes, 0, 0.0
+        for _, start, count, samples in batch.prefills:
+            num_tokens += count
+            num_samples += samples
+            if count == 1:
+                num_decodes += 1
+                decode_context += start + 1
+            else:
+                num_chunks += 1
+                chunk_context += start + count
+                pairs += causal_pairs(count, start + count)
+        return cls(
+            num_tokens=num_tokens,
+            num_samples=num_samples,
+            num_decodes=num_decodes,
+            num_chunks=num_chunks,
+            decode_context_tokens=decode_context,
+            chunk_context_tokens=chunk_context,
+            chunk_pairs=pairs,
+            windowed_decode_context_tokens=decode_context,
+            windowed_chunk_context_tokens=chunk_context,
+            windowed_chunk_pairs=pairs,
+            copies=copies,
+        )
 
 
 def causal_pairs(num_tokens: int, context: int) -> float:
@@ -199,11 +227,21 @@ def _side(compute_s: float, memory_s: float, memory_name: str) -> str:
 
 
 class StepTime(NamedTuple):
-    """What `CostModel.repeated` says of one step."""
+    """What `CostModel.repeated` says of one step, and `CostModel.stage_times` of one stage of it."""
 
     total_s: float
     exposed_copy_s: float = 0.0
     hidden_copy_s: float = 0.0
+
+
+class _Part(NamedTuple):
+    """What runs in one go: all of the model, or one pipeline stage of it."""
+
+    layers: int
+    embedding: bool
+    head: bool
+    sends: int  # of hidden states to a next stage
+    stages: int = 1
 
 
 @dataclass(slots=True)
@@ -465,7 +503,11 @@ class CostModel:
         self._flops_per_token = shape.linear_flops_per_token
         self._linear_cache: dict[int, tuple[_Operator, _Operator]] = {}
         self._outside_cache: dict[tuple[int, int], _Operator] = {}
-        self._fixed_cache: dict[tuple[int, int], float] = {}
+        self._fixed_cache: dict[tuple[int, int, _Part], float] = {}
+        stages = self.layout.pipeline_parallel
+        self._whole = _Part(shape.num_layers, embedding=True, head=True, sends=stages - 1, stages=stages)
+        self._stages = [self._stage(stage) for stage in range(stages)]
+        self.weight_copies = self._weight_copies()  # of every step
         self._attention_seconds = self.operators.attention_seconds(
             self._local_heads(), self._local_kv_heads(), shape.head_dim
         )
@@ -480,42 +522,49 @@ class CostModel:
 
     def step(self, work: StepWork) -> StepCost:
         """Cost of one step: through all pipeline stages, one after the other."""
-        stages = self.layout.pipeline_parallel
-        sends_s = (stages - 1) * self.send_s(work.num_tokens)
-        return self._cost(work, self.shape.num_layers, stages, embedding=True, head=True, sends_s=sends_s)
+        return self._cost(work, self._whole)
 
     def step_time_s(self, work: StepWork) -> float:
         """Seconds of one step."""
         return self.step(work).total_s
 
     def repeated(
-        self, work: StepWork, num_steps: int, streamed_layers: int = 0, copy_bytes: float = 0.0
+        self,
+        work: StepWork,
+        num_steps: int,
+        streamed_layers: int = 0,
+        copy_bytes: float = 0.0,
+        window_rooms: Iterable[int] = (),
     ) -> Iterator[StepTime]:
         """Times of `num_steps` steps that follow one another, of which `work` is the first.
 
         Each decode's context grows by one token a step, and the longer chunk moves on by its size; more than one such
-        chunk is fine for a single step only. Windowed layers are taken to see all of it, so contexts must stay within
-        the window. The same times as `step` gives one by one, without the parts: a simulation asks for millions.
+        chunk is fine for a single step only. The same times as `step` gives one by one, without the parts: a simulation
+        asks for millions.
 
         Args:
             work: the first step's.
             num_steps: how many.
             streamed_layers: layers whose KV comes back from the host in every step, and whose new KV goes there.
             copy_bytes: size of a contiguous copy of theirs; 0 for one copy in each direction.
+            window_rooms: for each decode whose context is still shorter than the sliding window, the tokens it lacks.
         """
-        layers, tokens = self.shape.num_layers, work.num_tokens
-        overheads = self.profile.overheads
-        host_s = (layers * self.kernels_per_layer + KERNELS_PER_STEP) * overheads.launch_us * 1e-6
-        overhead_s = self.layout.pipeline_parallel * overheads.step_us * 1e-6
+        tokens = work.num_tokens
+        windowed_layers = self.shape.num_windowed_layers
+        layers = self.shape.num_layers - windowed_layers
+        windowed = self._windowed_sums(work, window_rooms)
+        host_s, overhead_s = self._launches_s(self._whole), self._overhead_s(self._whole)
         on_cpu = self.profile.kind == "cpu"
-        fixed_s, attention_s = self._fixed_s(tokens, work.num_samples), self._attention_seconds
+        fixed_s, attention_s = self._fixed_s(tokens, work.num_samples, self._whole), self._attention_seconds
         decodes, chunk_tokens = work.num_decodes, tokens - work.num_decodes
         decode_context, chunk_context = work.decode_context_tokens, work.chunk_context_tokens
         pairs, more_pairs = work.chunk_pairs, chunk_tokens * chunk_tokens
         for _ in range(num_steps):
             device_s = fixed_s + layers * attention_s(decode_context, pairs, chunk_context)
+            if windowed_layers:
+                device_s += windowed_layers * attention_s(*next(windowed))
             busy_s = device_s + host_s if on_cpu else max(device_s, host_s)
-            if streamed_layers or work.copies:
+            if streamed_layers or work.copies or self.weight_copies:
                 streamed = self.stream_copies(streamed_layers, decode_context + chunk_context, tokens, copy_bytes)
                 hidden_s, exposed_s = self._copy_times((*work.copies, streamed), busy_s)
                 yield StepTime(busy_s + overhead_s + exposed_s, exposed_s, hidden_s)
@@ -525,19 +574,25 @@ class CostModel:
             chunk_context += chunk_tokens
             pairs += more_pairs
 
-    def _fixed_s(self, num_tokens: int, num_samples: int) -> float:
-        """Device time of a step outside attention: it depends on these two counts alone."""
-        fixed_s = self._fixed_cache.get((num_tokens, num_samples))
-        if fixed_s is None:
-            layers = self.shape.num_layers
-            linear, elementwise = self._linear(num_tokens)
-            sizes = StepWork(num_tokens, num_samples)
-            fixed_s = layers * (linear.total_s + elementwise.total_s)
-            fixed_s += self._outside_layers(sizes, embedding=True, head=True).total_s
-            fixed_s += (self.layout.pipeline_parallel - 1) * self.send_s(num_tokens)
-            fixed_s += 2 * layers * self.all_reduce_s(num_tokens)
-            self._fixed_cache[num_tokens, num_samples] = fixed_s
-        return fixed_s
+    def _windowed_sums(self, work: StepWork, rooms: Iterable[int]) -> Iterator[tuple[int, float, int]]:
+        """What a windowed layer sees of `work` and of the steps after it: decode contexts, chunk pairs and contexts.
+
+        A decode's context grows up to the window, and stays.
+        """
+        window, chunk_tokens = self.shape.sliding_window, work.num_tokens - work.num_decodes
+        decode_context, chunk_end = work.windowed_decode_context_tokens, work.chunk_context_tokens
+        pairs, chunk_context = work.windowed_chunk_pairs, work.windowed_chunk_context_tokens
+        rooms = sorted(rooms)
+        full = 0  # of the decodes that lacked something, those whose window has filled up
+        for step in itertools.count(1):
+            yield decode_context, pairs, chunk_context
+            while full < len(rooms) and rooms[full] < step:
+                full += 1
+            decode_context += len(rooms) - full
+            if chunk_tokens:
+                chunk_end += chunk_tokens
+                pairs = windowed_causal_pairs(chunk_tokens, chunk_end, window)
+                chunk_context = min(chunk_end, window + chunk_tokens)
 
     def stage(self, work: StepWork, stage: int) -> StepCost:
         """Cost of one micro-batch on one pipeline stage, with the send to the next.
@@ -545,13 +600,58 @@ class CostModel:
         Layers are dealt out evenly, earlier stages taking the remainder; the first stage has the embedding, the last
         the head.
         """
-        stages = self.layout.pipeline_parallel
-        if not 0 <= stage < stages:
-            raise ValueError(f"stage {stage} of {stages}")
-        layers, more = divmod(self.shape.num_layers, stages)
-        is_last = stage == stages - 1
-        sends_s = 0.0 if is_last else self.send_s(work.num_tokens)
-        return self._cost(work, layers + (stage < more), 1, embedding=stage == 0, head=is_last, sends_s=sends_s)
+        if not 0 <= stage < len(self._stages):
+            raise ValueError(f"stage {stage} of {len(self._stages)}")
+        return self._cost(work, self._stages[stage])
+
+    def stage_times(self, work: StepWork) -> list[StepTime]:
+        """`[stages]` what `stage` gives for each, without the parts: a simulation asks for millions."""
+        times: dict[_Part, StepTime] = {}
+        for part in dict.fromkeys(self._stages):  # most of them are alike
+            times[part] = self._stage_time(work, part)
+        return [times[part] for part in self._stages]
+
+    def _stage_time(self, work: StepWork, part: _Part) -> StepTime:
+        attention_s = self._attention_seconds(work.decode_context_tokens, work.chunk_pairs, work.chunk_context_tokens)
+        if windowed_layers := self.shape.num_windowed_layers:  # every stage has its share of them
+            share = windowed_layers / self.shape.num_layers
+            windowed_s = self._attention_seconds(
+                work.windowed_decode_context_tokens, work.windowed_chunk_pairs, work.windowed_chunk_context_tokens
+            )
+            attention_s += share * (windowed_s - attention_s)
+        device_s = self._fixed_s(work.num_tokens, work.num_samples, part) + part.layers * attention_s
+        launches_s = self._launches_s(part)
+        busy_s = device_s + launches_s if self.profile.kind == "cpu" else max(device_s, launches_s)
+        hidden_s, exposed_s = self._copy_times(work.copies, busy_s)
+        return StepTime(busy_s + self._overhead_s(part) + exposed_s, exposed_s, hidden_s)
+
+    def _stage(self, stage: int) -> _Part:
+        layers, more = divmod(self.shape.num_layers, self.layout.pipeline_parallel)
+        is_last = stage == self.layout.pipeline_parallel - 1
+        return _Part(layers + (stage < more), embedding=stage == 0, head=is_last, sends=not is_last)
+
+    def _fixed_s(self, num_tokens: int, num_samples: int, part: _Part) -> float:
+        """Device time outside attention: it depends on these two counts alone."""
+        key = (num_tokens, num_samples, part)
+        fixed_s = self._fixed_cache.get(key)
+        if fixed_s is None:
+            linear, elementwise = self._linear(num_tokens)
+            sizes = StepWork(num_tokens, num_samples)
+            fixed_s = part.layers * (linear.total_s + elementwise.total_s)
+            fixed_s += self._outside_layers(sizes, part.embedding, part.head).total_s
+            fixed_s += self._network_s(num_tokens, part)
+            self._fixed_cache[key] = fixed_s
+        return fixed_s
+
+    def _network_s(self, num_tokens: int, part: _Part) -> float:
+        return part.sends * self.send_s(num_tokens) + 2 * part.layers * self.all_reduce_s(num_tokens)
+
+    def _launches_s(self, part: _Part) -> float:
+        """Host time of the kernel launches."""
+        return (part.layers * self.kernels_per_layer + KERNELS_PER_STEP) * self.profile.overheads.launch_us * 1e-6
+
+    def _overhead_s(self, part: _Part) -> float:
+        return part.stages * self.profile.overheads.step_us * 1e-6
 
     def layer_time_s(self, work: StepWork) -> float:
         """Mean device time of one layer: `exec_time` of the paper's Algorithms 1 and 2."""
@@ -588,7 +688,7 @@ class CostModel:
     def swap_copies(self, batch: Batch, block_tokens: int) -> tuple[Copies, ...]:
         """What a batch's swaps move on each device, one copy for a block of a layer.
 
-        Blocks that leave are copied before kernels write to their place; blocks that return have until the next step.
+        Blocks that leave a layer are copied before it writes to their place; those that return have a step's time.
         """
         layer_block_bytes = block_tokens * self.shape.kv_bytes_per_token_per_layer * self._kv_share()
         block_bytes = layer_block_bytes * self.shape.num_layers / self.layout.pipeline_parallel
@@ -597,23 +697,27 @@ class CostModel:
         copies = (Copies(0.0, out, layer_block_bytes, overlapped=False), Copies(back, 0.0, layer_block_bytes))
         return tuple(copy for copy in copies if copy.to_host_bytes or copy.to_device_bytes)
 
-    def _cost(self, work: StepWork, layers: int, stages: int, embedding: bool, head: bool, sends_s: float) -> StepCost:
+    def _weight_copies(self) -> tuple[Copies, ...]:
+        """Weights that come from the host in every step, on each device, one copy for a layer."""
+        layer_bytes = self.shape.layer_weight_bytes / self.layout.tensor_parallel
+        host_layers = self.layout.host_layers / self.layout.pipeline_parallel
+        return (Copies(host_layers * layer_bytes, 0.0, layer_bytes),) if host_layers else ()
+
+    def _cost(self, work: StepWork, part: _Part) -> StepCost:
+        layers = part.layers
         linear, elementwise = self._linear(work.num_tokens)
         attention = self._attention(work, layers)
-        outside = self._outside_layers(work, embedding, head)
+        outside = self._outside_layers(work, part.embedding, part.head)
         linear_s, elementwise_s = layers * linear.total_s, layers * elementwise.total_s
-        network_s = sends_s + 2 * layers * self.all_reduce_s(work.num_tokens)
+        network_s = self._network_s(work.num_tokens, part)
         device_s = linear_s + elementwise_s + attention.total_s + outside.total_s + network_s
 
-        overheads = self.profile.overheads
-        launches = layers * self.kernels_per_layer + KERNELS_PER_STEP
-        host_s = launches * overheads.launch_us * 1e-6
+        host_s, overhead_s = self._launches_s(part), self._overhead_s(part)
         launch_s = host_s if self.profile.kind == "cpu" else max(0.0, host_s - device_s)
-        overhead_s = stages * overheads.step_us * 1e-6
         hidden_s, exposed_s = self._copy_times(work.copies, device_s + launch_s)
         total_s = device_s + launch_s + overhead_s + exposed_s
 
-        flops = self._flops(work, layers, head)
+        flops = self._flops(work, layers, part.head)
         devices = self.layout.tensor_parallel
         layer_bytes = linear.memory_bytes + elementwise.memory_bytes
         memory_bytes = devices * (layers * layer_bytes + attention.memory_bytes + outside.memory_bytes)
@@ -734,11 +838,16 @@ class CostModel:
         return cached
 
     def _copy_times(self, step_copies: Iterable[Copies], busy_s: float) -> tuple[float, float]:
-        """Hidden and exposed seconds of the step's copies; overlapped ones share the time that kernels leave them."""
+        """Hidden and exposed seconds of the step's copies, which share the time that kernels leave them.
+
+        Where layers wait for their own part, that of the first hides behind nothing: of L layers with copies of c and
+        kernels of e seconds, a step waits c if c <= e, and else L c - (L - 1) e.
+        """
+        waits = 1 / self.shape.num_layers
         hidden_s = exposed_s = 0.0
-        for copies in step_copies:
+        for copies in (*self.weight_copies, *step_copies):
             copy_s = self.profile.link.transfer_s(copies.to_device_bytes, copies.to_host_bytes, copies.copy_bytes)
-            behind_s = min(copy_s, busy_s - hidden_s) if copies.overlapped else 0.0
+            behind_s = min(copy_s, busy_s - hidden_s) * (1.0 if copies.overlapped else 1 - waits)
             hidden_s += behind_s
             exposed_s += copy_s - behind_s
         return hidden_s, exposed_s

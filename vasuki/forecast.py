@@ -15,6 +15,7 @@ import numpy as np
 
 from vasuki.config import JobConfig, load_job, parse_overrides
 from vasuki.cost_model import CostModel
+from vasuki.engine import Observer
 from vasuki.errors import InputError, JobFileError, ModelError
 from vasuki.io.location import Location
 from vasuki.io.manifest import (
@@ -32,10 +33,11 @@ from vasuki.io.manifest import (
 from vasuki.io.requests import RequestStream
 from vasuki.io.tables import open_table
 from vasuki.io.trace import TraceWriter
+from vasuki.layout import Layout
 from vasuki.lengths import Lengths, is_lengths_file, read_lengths
 from vasuki.model_shape import ModelShape, named_shape
+from vasuki.parallel import plan_parallel
 from vasuki.plan import Plan
-from vasuki.planner import make_plan
 from vasuki.profile import HardwareProfile, find_profile
 from vasuki.sequence import Request
 from vasuki.simulation import Simulated, simulate_plan
@@ -44,6 +46,7 @@ from vasuki.token_counter import TokenCounter
 
 log = logging.getLogger(__name__)
 
+ONE_DEVICE = Layout()
 COUNTED_ROWS = 20_000  # rows of a larger input are planned from its first so many
 
 
@@ -166,11 +169,17 @@ def profiles_of(names: Iterable[str], config: JobConfig) -> list[HardwareProfile
 
 def plan_workload(workload: Workload, profiles: Iterable[HardwareProfile]) -> list[Plan]:
     """One plan for each machine."""
-    return [_plan(workload, profile) for profile in profiles]
+    return [
+        plan_parallel(workload.lengths, workload.shape, profile, workload.config, ONE_DEVICE) for profile in profiles
+    ]
 
 
 def simulate_workload(
-    workload: Workload, profiles: list[HardwareProfile], policies: Iterable[str], output: str = ""
+    workload: Workload,
+    profiles: list[HardwareProfile],
+    policies: Iterable[str],
+    output: str = "",
+    layout: Layout = ONE_DEVICE,
 ) -> list[Simulated]:
     """One simulated run for each machine and policy.
 
@@ -179,11 +188,12 @@ def simulate_workload(
         profiles: the machines.
         policies: names of policies; the job's own where there are none.
         output: write a run folder below this one for each run, such as `DIR/a10`, which `report` reads.
+        layout: how the model is spread over GPUs of each kind.
     """
     wanted = list(policies) or [workload.config.engine.policy]
     runs = list(itertools.product(profiles, wanted))
     return [
-        _simulate(workload, profile, policy, _folder_of(output, profile, policy, len(wanted)))
+        _simulate(workload, profile, policy, _folder_of(output, profile, layout, policy, len(wanted)), layout)
         for profile, policy in runs
     ]
 
@@ -203,58 +213,54 @@ def planned(workload: Workload, plan: Plan) -> Manifest:
     )
 
 
-def explain_step(workload: Workload, profile: HardwareProfile) -> str:
+def explain_step(workload: Workload, profile: HardwareProfile, layout: Layout = ONE_DEVICE) -> str:
     """Where the time of a typical full step goes: decodes of half-done rows, and prompts up to the token budget."""
-    plan = _plan(workload, profile)
+    plan = plan_parallel(workload.lengths, workload.shape, profile, workload.config, layout)
     lengths, settings = workload.lengths, plan.settings
     context = int((lengths.prompt_tokens + lengths.output_tokens / 2).mean())
     decodes = max(1, min(settings.limits.max_num_seqs, settings.kv_tokens // max(1, context), len(lengths)))
     chunk = max(0, settings.limits.chunk_tokens - decodes)
-    cost_model = CostModel(workload.shape, profile)
+    cost_model = CostModel(workload.shape, profile, plan.layout)
     work = cost_model.work([1] * decodes + [chunk] * bool(chunk), [context] * decodes + [chunk] * bool(chunk))
-    title = f"{profile.name}: a step of {decodes} decodes at {context} tokens of context and {chunk} prompt tokens"
+    where = f"{profile.name} {layout.label}".rstrip()
+    title = f"{where}: a step of {decodes} decodes at {context} tokens of context and {chunk} prompt tokens"
     return f"{title}\n{cost_model.step(work).explain()}"
 
 
-def _folder_of(output: str, profile: HardwareProfile, policy: str, num_policies: int) -> str:
-    return output and f"{output.rstrip('/')}/{profile.name}{'-' + policy if num_policies > 1 else ''}"
+def _folder_of(output: str, profile: HardwareProfile, layout: Layout, policy: str, num_policies: int) -> str:
+    names = filter(None, (profile.name, layout.label, policy if num_policies > 1 else ""))
+    return output and f"{output.rstrip('/')}/{'-'.join(names)}"
 
 
-def _plan(workload: Workload, profile: HardwareProfile) -> Plan:
-    config = workload.config
-    return make_plan(
-        workload.lengths,
-        workload.shape,
-        profile,
-        plan=config.plan,
-        engine=config.engine,
-        kv=config.kv,
-        cost=config.cost,
-    )
-
-
-def _simulate(workload: Workload, profile: HardwareProfile, policy: str, folder: str) -> Simulated:
+def _simulate(workload: Workload, profile: HardwareProfile, policy: str, folder: str, layout: Layout) -> Simulated:
     engine = workload.config.engine.model_copy(update={"policy": policy})
     workload = replace(workload, config=workload.config.model_copy(update={"engine": engine}))
-    plan = _plan(workload, profile)
+    plan = plan_parallel(workload.lengths, workload.shape, profile, workload.config, layout)
+
+    def simulated_with(*observers: Observer) -> Simulated:
+        return simulate_plan(
+            plan,
+            workload.lengths,
+            workload.shape,
+            profile,
+            plan_config=workload.config.plan,
+            observers=observers,
+            one_by_one=bool(observers),
+        )
+
     if not folder:
-        return simulate_plan(plan, workload.lengths, workload.shape, profile, plan_config=workload.config.plan)
+        return simulated_with()
     place = Location.parse(folder)
     try:
         place.make_folder()
     except OSError as error:
         raise JobFileError(f"cannot write to output.path {folder}: {error}") from None
     (place / "trace.jsonl").delete()
-    with TraceWriter(place / "trace.jsonl") as trace:
-        simulated = simulate_plan(
-            plan,
-            workload.lengths,
-            workload.shape,
-            profile,
-            plan_config=workload.config.plan,
-            observers=[StepTracer(trace)],
-            one_by_one=True,
-        )
+    if layout.num_streams > 1:  # their steps overlap, a trace's follow one another
+        simulated = simulated_with()
+    else:
+        with TraceWriter(place / "trace.jsonl") as trace:
+            simulated = simulated_with(StepTracer(trace, plan.settings))
     _manifest(workload, plan, simulated, profile).write(place / "manifest.json")
     return simulated
 
@@ -279,7 +285,14 @@ def _manifest(workload: Workload, plan: Plan, simulated: Simulated, profile: Har
         batch=BatchStats(**result["batch"]),
         kv=KVStats(**result["kv"]),
         preemptions=PreemptionCounts(**result["preemptions"]),
-        device={"type": profile.kind, "name": profile.title, "profile": profile.name, "policy": plan.policy},
+        device={
+            "type": profile.kind,
+            "name": profile.title,
+            "profile": profile.name,
+            "policy": plan.policy,
+            "count": plan.layout.num_gpus,
+            "layout": plan.layout.to_dict(),
+        },
         cost=Cost(**result["cost"]),
         simulated=True,
         finished_at=now_utc(),

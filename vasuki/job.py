@@ -59,6 +59,8 @@ from vasuki.steps import StepTracer
 from vasuki.units import duration
 
 if TYPE_CHECKING:
+    import torch
+
     from vasuki.hf.model import LoadedModel
 
 log = logging.getLogger(__name__)
@@ -149,9 +151,17 @@ class _Run:
 
     def _load(self) -> LoadedModel:
         started_s = time.perf_counter()
-        from vasuki.hf.model import load_model  # torch and transformers take seconds to import
+        from vasuki.hf.memory import room_bytes  # torch and transformers take seconds to import
+        from vasuki.hf.model import load_model
 
-        loaded = load_model(self.config.model, self.config.engine.device)
+        engine, device_memory = self.config.engine, self.config.kv.device_memory
+
+        def stays_on_host(weight_bytes: int, device: torch.device) -> bool:
+            if engine.weights_on_host != "auto":
+                return engine.weights_on_host > 0
+            return weight_bytes >= room_bytes(device, device_memory)
+
+        loaded = load_model(self.config.model, engine.device, stays_on_host)
         self.load_s = time.perf_counter() - started_s
         log.info("loaded %s on %s in %s", self.config.model.path, loaded.device, duration(self.load_s))
         return loaded
@@ -177,17 +187,18 @@ class _Run:
             engine=config.engine,
             kv=self._kv(loaded),
             cost=config.cost,
-            kv_bytes=kv_budget_bytes(loaded, config.kv.device_memory),
+            kv_bytes=kv_budget_bytes(loaded, config.kv.device_memory) if loaded.is_on_device else None,
             # On a CPU both tiers are the same memory: moving gains nothing, unless somebody asks for it.
             offload_modes=("none",) if on_cpu and config.kv.offload == "auto" else OFFLOAD_MODES,
         )
         log.info(
-            "planned: %d requests in %s, at least %s; steps of %d tokens, offload %s",
+            "planned: %d requests in %s, at least %s; steps of %d tokens, offload %s%s",
             plan.requests,
             duration(plan.makespan_s),
             duration(plan.lower_bound_s),
             plan.chunk_tokens,
             plan.offload.mode,
+            f", weights of {plan.layout.host_layers} layers on the host" if plan.layout.host_layers else "",
         )
         return plan
 
@@ -209,7 +220,7 @@ class _Run:
     def _profile(self, loaded: LoadedModel) -> HardwareProfile:
         if self.config.plan.gpu != "auto":
             return find_profile(self.config.plan.gpu)
-        from vasuki.hf.memory import total_bytes
+        from vasuki.hf.memory import available_bytes, total_bytes
         from vasuki.hf.profiler.machine import device_name
 
         known = profile_for_device(device_name(loaded.device)) or profile_for_device(loaded.device_name)
@@ -218,7 +229,9 @@ class _Run:
                 "no profile for %s; `vasuki profile` measures one. Planning as for an A100.", loaded.device_name
             )
         profile = known or find_profile("cpu" if loaded.device.type == "cpu" else "a100")
-        return profile.model_copy(update={"memory_mib": total_bytes(loaded.device) // 2**20})
+        # Weights that wait on the host are planned for what is free; the others are on the device already.
+        memory_bytes = total_bytes(loaded.device) if loaded.is_on_device else available_bytes(loaded.device)
+        return profile.model_copy(update={"memory_mib": memory_bytes // 2**20})
 
     # --- generate ----------------------------------------------------------------------------------------------------
 
@@ -231,8 +244,10 @@ class _Run:
         should_stop: Callable[[], bool],
     ) -> Manifest:
         from vasuki.hf.executor import build_executor
+        from vasuki.hf.weights import place_weights
 
-        prediction = RunningPrediction(plan, CostModel(self._shape(loaded), self._profile(loaded)))
+        prediction = RunningPrediction(plan, CostModel(self._shape(loaded), self._profile(loaded), plan.layout))
+        loaded = place_weights(loaded, plan.layout.host_layers)
         generate_started_s = time.perf_counter()
         predicted_s = generate_started_s - self.started_s + plan.makespan_s
         interrupted: Interrupted | None = None
@@ -248,7 +263,7 @@ class _Run:
         with TraceWriter(self.folder.trace) as trace:
             sink = RowSink(writer, loaded.tokenizer.decode, on_commit=trace.flush)
             progress = Progress(self.rows_left, lambda: sink.written.rows, lambda: prediction.makespan_s, self.quiet)
-            observers: list[Observer] = [prediction, StepTracer(trace, prediction), progress]
+            observers: list[Observer] = [prediction, StepTracer(trace, plan.settings, prediction), progress]
             try:
                 drain(order, scheduler, executor, _LearningSink(sink, order), observers, should_stop, self.stats)
             except Interrupted as error:
@@ -276,7 +291,13 @@ class _Run:
     ) -> Manifest:
         makespan_s = time.perf_counter() - self.started_s
         stats = self.stats
-        block_bytes = plan.settings.block_tokens * loaded.kv_layout.bytes_per_token
+        kv = loaded.kv_layout
+        device_bytes, host_bytes = plan.settings.footprint(
+            plan.settings.block_tokens * kv.bytes_per_token,
+            kv.num_layers,
+            stats.peak_device_blocks,
+            stats.peak_host_blocks,
+        )
         return Manifest(
             job=self.config.model_dump(mode="json"),
             config_hash=self.config.config_hash,
@@ -292,9 +313,9 @@ class _Run:
             steps=stats.steps,
             batch=BatchStats(stats.mean_seqs, stats.max_seqs),
             kv=KVStats(
-                peak_device_bytes=stats.peak_device_blocks * block_bytes,
-                peak_host_bytes=stats.peak_host_blocks * block_bytes,
-                offloaded_bytes=stats.swapped_blocks * block_bytes,
+                peak_device_bytes=device_bytes,
+                peak_host_bytes=host_bytes,
+                offloaded_bytes=stats.copied_bytes,
                 exposed_copy_s=stats.exposed_copy_s,
                 hidden_copy_s=stats.hidden_copy_s,
             ),

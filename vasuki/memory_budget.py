@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vasuki.errors import ModelError
-from vasuki.layout import Layout
+from vasuki.layout import Layout, spread_buffers
 from vasuki.model_shape import ModelShape
 from vasuki.profile import HardwareProfile
 
@@ -46,6 +46,17 @@ def activation_bytes(shape: ModelShape, max_step_tokens: int, max_num_seqs: int,
     return math.ceil(max(mlp, head))
 
 
+def device_weight_bytes(shape: ModelShape, layout: Layout) -> int:
+    """Weights on each device: layers that live on the host take no room there, but the buffers that they visit do."""
+    away = layout.host_layers - spread_buffers(shape.num_layers, layout.host_layers)
+    return math.ceil((shape.weight_bytes - away * shape.layer_weight_bytes) / layout.gpus_per_replica)
+
+
+def host_weight_bytes(shape: ModelShape, layout: Layout) -> int:
+    """Weights that live in host memory, of all the devices of a replica."""
+    return layout.host_layers * shape.layer_weight_bytes
+
+
 def memory_budget(
     shape: ModelShape,
     profile: HardwareProfile,
@@ -69,7 +80,7 @@ def memory_budget(
     layers = math.ceil(shape.num_layers / layout.pipeline_parallel)
     kv_heads = max(1, shape.num_kv_heads // layout.tensor_parallel)
     per_token = layers * shape.kv_bytes_per_token_per_layer * kv_heads / shape.num_kv_heads
-    weights = math.ceil(shape.weight_bytes / layout.gpus_per_replica)
+    weights = device_weight_bytes(shape, layout)
     activations = activation_bytes(shape, max_step_tokens, max_num_seqs, layout.tensor_parallel)
     if device_memory <= 1:
         usable = int(profile.memory_bytes * device_memory)
@@ -101,7 +112,18 @@ def _too_large(
         ways.append("bfloat16 weights")
     elif bits >= 4:
         ways.append(f"weights quantised to {int(bits)} bits")
-    return f"{need}; what would fit: {' or '.join(ways)}, or a smaller model"
+    host = _with_host_memory(shape, profile, room, layout)
+    return f"{need}; what would fit: {' or '.join(ways)}, or a smaller model{host}"
+
+
+def _with_host_memory(shape: ModelShape, profile: HardwareProfile, room: int, layout: Layout) -> str:
+    """The host memory that lets some layers visit the device instead, leaving a tenth of the room to KV."""
+    if profile.kind != "cpu":
+        for host_layers in range(layout.host_layers + 1, shape.num_layers):
+            deeper = replace(layout, host_layers=host_layers)
+            if device_weight_bytes(shape, deeper) <= 0.9 * room:
+                return f", or {_gib(host_weight_bytes(shape, deeper))} of its weights on the host, see kv.host_memory"
+    return ""
 
 
 def _gib(num_bytes: float) -> str:

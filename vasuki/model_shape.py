@@ -129,6 +129,12 @@ class ModelShape:
         return self.num_parameters * self.dtype_bytes
 
     @property
+    def layer_weight_bytes(self) -> int:
+        """Weights of one decoder layer, on average."""
+        matrices = self.layer_parameters // self.num_layers
+        return (matrices + self.vector_parameters_per_layer) * self.dtype_bytes
+
+    @property
     def kv_bytes_per_token_per_layer(self) -> int:
         """2 (K and V) x kv_heads x head_dim x bytes."""
         return 2 * self.num_kv_heads * self.head_dim * self.dtype_bytes

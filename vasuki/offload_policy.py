@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from vasuki.layout import spread_buffers
 from vasuki.profile import Link
 
 StreamMode = Literal["none", "first-last", "ring", "spread"]
@@ -86,16 +87,15 @@ def ring_layers(num_layers: int, layer_s: float, traffic: LayerTraffic, link: Li
 def spread_layers(num_layers: int, layer_s: float, traffic: LayerTraffic, link: Link) -> tuple[int, int]:
     """Most layers that can stream if they are evenly spaced, and the buffers they pass through.
 
-    Condition for s streamed layers:  transfer(1) s <= e L,  the j-th of them being layer ceil(j L / s). While one
-    buffer is read by the layer that runs, another fills for the next streamed layer. Where the spacing alternates
-    between one layer and two, a third buffer takes up the difference.
+    Condition for s streamed layers:  transfer(1) s <= e L,  the j-th of them being layer ceil(j L / s). The buffers are
+    counted by `spread_buffers`.
     """
 
     def hides(streamed: int) -> bool:
         return traffic.transfer_s(link, 1) * streamed <= layer_s * num_layers
 
     streamed = _largest(hides, num_layers)
-    return streamed, 2 if streamed == num_layers or 2 * streamed <= num_layers else 3
+    return streamed, spread_buffers(num_layers, streamed)
 
 
 def choose_stream(num_layers: int, layer_s: float, traffic: LayerTraffic, link: Link) -> StreamPlan:

@@ -16,47 +16,59 @@ work side by side; all streams take their requests from one queue.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Vector
 from dataclasses import dataclass, field
 
-from vasuki.batch import Batch, StepResult
-from vasuki.cost_model import CostModel, StepWork
+from vasuki.batch import Batch
+from vasuki.cost_model import CostModel, StepTime
+from vasuki.engine import Observer, RunStats
 from vasuki.errors import SchedulerStalled
 from vasuki.plan import EngineSettings
-from vasuki.scheduler import Scheduler
-from vasuki.sequence import Request
+from vasuki.scheduler import Counters, Scheduler
+from vasuki.sequence import Request, Sequence
+from vasuki.simulator import SimulatedExecutor
+
+
+def _floats() -> array[float]:
+    return array("d")  # a job has many requests and many more steps
 
 
 @dataclass(slots=True)
 class PipelineResult:
     """How a job went. Requests are listed in the order in which their last steps began."""
 
-    completed_s: list[float] = field(default_factory=list)  # `[requests]` when each ended
-    bubble_s: list[float] = field(default_factory=list)  # `[requests]` bubbles of every step that each took part in
-    rejected: int = 0  # requests that could never run
-    steps: int = 0  # micro-batches that went through all stages
-    sequence_steps: int = 0  # sum over steps of the sequences in them
+    completed_s: array[float] = field(default_factory=_floats)  # `[requests]` when each ended
+    bubble_s: array[float] = field(default_factory=_floats)  # `[requests]` bubbles of all steps that each took part in
+    step_bubble_s: array[float] = field(
+        default_factory=_floats
+    )  # `[steps]` of each micro-batch, over all stages; empty without stages
+    stats: RunStats = field(default_factory=RunStats)  # a step is a micro-batch's way through all stages
+    counters: Counters = field(default_factory=Counters)  # of all schedulers
     busy_s: float = 0.0  # of all stages of all replicas
     idle_s: float = 0.0  # of the same, from the start up to the last micro-batch of each stage
-    preemptions: int = 0
 
     @property
     def makespan_s(self) -> float:
         return max(self.completed_s, default=0.0)
 
     @property
-    def mean_seqs(self) -> float:
-        return self.sequence_steps / self.steps if self.steps else 0.0
-
-    @property
     def bubble_share(self) -> float:
         """Share of the stages' time that is bubbles."""
-        return self.idle_s / (self.busy_s + self.idle_s) if self.steps else 0.0
+        return self.idle_s / (self.busy_s + self.idle_s) if self.stats.steps else 0.0
 
 
 def simulate_pipelines(
-    requests: Iterable[Request], output_tokens: Vector[int], settings: EngineSettings, cost_model: CostModel
+    requests: Iterable[Request],
+    output_tokens: Vector[int],
+    settings: EngineSettings,
+    cost_model: CostModel,
+    *,
+    build: Callable[[], Scheduler] | None = None,
+    observers: Iterable[Observer] = (),
+    on_ended: Callable[[Sequence], None] = lambda sequence: None,
 ) -> PipelineResult:
     """Run requests to their recorded ends on `data_parallel` replicas of `pipeline_parallel` stages.
 
@@ -66,60 +78,108 @@ def simulate_pipelines(
         settings: of one micro-batch: its scheduler's policy and limits, and its share of a replica's KV memory, a
             `pipeline_parallel`-th of it.
         cost_model: model, device and layout; the send to the next stage counts to a stage's time.
+        build: makes each micro-batch's scheduler; `settings.build` if not given.
+        observers: see every micro-batch, when it enters its replica; without stages several steps at a time.
+        on_ended: told of every row that ends, with or without an error.
 
     Raises:
         SchedulerStalled: work is left but no batch can be formed.
-        ValueError: the policy pads, or layers are streamed; neither is priced here.
+        ValueError: the policy pads, or layers are streamed; neither is priced stage by stage.
     """
-    if settings.policy.padded or settings.streamed_layers:
+    stages, replicas = cost_model.layout.pipeline_parallel, cost_model.layout.data_parallel
+    if stages > 1 and (settings.policy.padded or settings.streamed_layers):
         raise ValueError("padded policies and streamed layers are not simulated in pipelines")
-    return _Simulation(requests, output_tokens, settings, cost_model).run()
+    simulation = _Simulation(requests, list(observers), on_ended)
+
+    def executor(free_s: list[float]) -> SimulatedExecutor:
+        if stages == 1:  # streams that share nothing but the queue can run several steps at once
+            return SimulatedExecutor(cost_model, output_tokens, settings)
+        return _StagedExecutor(cost_model, output_tokens, settings, free_s, simulation.result)
+
+    each_free_s = [[0.0] * stages for _ in range(replicas)]
+    # Replicas take turns, so that none has a head start on the queue.
+    turns = [free_s for _ in range(stages) for free_s in each_free_s]
+    return simulation.run([_Stream((build or settings.build)(), executor(free_s)) for free_s in turns])
+
+
+class _StagedExecutor(SimulatedExecutor):
+    """Sends the micro-batches of one stream through the stages of its replica.
+
+    Its clock shows when the last one left the last stage.
+
+    Args:
+        cost_model: says how long a micro-batch takes on a stage.
+        output_tokens: recorded length of each row, by `Request.row`.
+        settings: of the stream.
+        free_s: `[stages]` when each stage has served all that came; shared with the replica's other streams.
+        result: bubbles and stage times are added here.
+    """
+
+    def __init__(
+        self,
+        cost_model: CostModel,
+        output_tokens: Vector[int],
+        settings: EngineSettings,
+        free_s: list[float],
+        result: PipelineResult,
+    ) -> None:
+        super().__init__(cost_model, output_tokens, settings, one_by_one=True)
+        self._free_s = free_s
+        self._result = result
+
+    def step_times(self, batch: Batch, most_steps: int) -> Iterator[StepTime]:
+        """From where the micro-batch is ready to enter up to where it leaves."""
+        cost, free_s, result = self.cost_model, self._free_s, self._result
+        copies = cost.swap_copies(batch, self._block_tokens) if batch.swaps else ()
+        entered_s = now_s = self.clock.now_s
+        bubble_s = exposed_s = hidden_s = 0.0
+        for stage, step in enumerate(cost.stage_times(cost.batch_work(batch, copies))):
+            start_s = max(now_s, free_s[stage])
+            bubble_s += start_s - free_s[stage]
+            result.busy_s += step.total_s
+            exposed_s += step.exposed_copy_s
+            hidden_s += step.hidden_copy_s
+            now_s = free_s[stage] = start_s + step.total_s
+        result.idle_s += bubble_s
+        result.step_bubble_s.append(bubble_s)
+        yield StepTime(now_s - entered_s, exposed_s, hidden_s)
 
 
 @dataclass(slots=True)
 class _Stream:
-    """The micro-batch that goes round and round, and the replica that it is on."""
+    """The batch that goes round and round."""
 
     scheduler: Scheduler
-    free_s: list[float]  # `[stages]` when each stage of the replica has served all that came; shared with its streams
+    executor: SimulatedExecutor
 
 
 class _Simulation:
     """One call of `simulate_pipelines`."""
 
     def __init__(
-        self, requests: Iterable[Request], output_tokens: Vector[int], settings: EngineSettings, cost_model: CostModel
+        self, requests: Iterable[Request], observers: list[Observer], on_ended: Callable[[Sequence], None]
     ) -> None:
+        self.result = PipelineResult()
         self._requests = iter(requests)
-        self._output_tokens = output_tokens
-        self._settings = settings
-        self._cost = cost_model
-        layout = cost_model.layout
-        self._alike = _alike_stages(cost_model.shape.num_layers, layout.pipeline_parallel)
-        replicas = [[0.0] * layout.pipeline_parallel for _ in range(layout.data_parallel)]
-        # Replicas take turns, so that none has a head start on the queue.
-        self._streams = [
-            _Stream(settings.build(), free_s) for _ in range(layout.pipeline_parallel) for free_s in replicas
-        ]
-        self._bubble_s: dict[int, float] = {}  # of running requests, by row
-        self._result = PipelineResult()
+        self._observers = observers
+        self._on_ended = on_ended
+        self._bubble_s: defaultdict[Sequence, float] = defaultdict(float)  # of requests in progress
 
-    def run(self) -> PipelineResult:
+    def run(self, streams: list[_Stream]) -> PipelineResult:
         """What is ready first enters stage 0 first, and passing makes nothing ready in the past: one heap will do."""
-        ready = [(0.0, index) for index in range(len(self._streams))]
+        ready = [(0.0, index) for index in range(len(streams))]
         while ready:
-            now_s, index = heapq.heappop(ready)
-            stream = self._streams[index]
+            _, index = heapq.heappop(ready)
+            stream = streams[index]
             self._fill(stream.scheduler)
             batch = stream.scheduler.schedule()
             if batch is not None:
-                heapq.heappush(ready, (self._pass(stream, batch, now_s), index))
+                self._step(stream, batch)
+                heapq.heappush(ready, (stream.executor.clock.now_s, index))
             elif not stream.scheduler.is_empty():
                 raise SchedulerStalled(f"{len(list(stream.scheduler.live()))} sequences are left and none can run")
-        for stream in self._streams:
-            counters = stream.scheduler.counters
-            self._result.preemptions += counters.preemptions_recompute + counters.preemptions_swap
-        return self._result
+        self._sum_up([stream.scheduler for stream in streams])
+        return self.result
 
     def _fill(self, scheduler: Scheduler) -> None:
         """Take requests that there are slots for: any other is better off with the next stream that has one."""
@@ -127,50 +187,38 @@ class _Simulation:
             request = next(self._requests, None)
             if request is None:
                 return
-            if scheduler.add(request) is not None:
-                self._result.rejected += 1
+            if (rejected := scheduler.add(request)) is not None:
+                self._on_ended(rejected)
 
-    def _pass(self, stream: _Stream, batch: Batch, now_s: float) -> float:
-        """Send a micro-batch through the stages. Returns when it leaves the last one."""
-        free_s, result = stream.free_s, self._result
-        copies = self._cost.swap_copies(batch, self._settings.block_tokens) if batch.swaps else ()
-        bubble_s, entered_s = 0.0, now_s
-        for stage, stage_s in enumerate(self._stage_times(self._cost.batch_work(batch, copies))):
-            start_s = max(now_s, free_s[stage])
-            bubble_s += start_s - free_s[stage]
-            result.busy_s += stage_s
-            now_s = free_s[stage] = start_s + stage_s
-        result.idle_s += bubble_s
-        result.steps += 1
-        result.sequence_steps += batch.num_seqs
-        for row in _rows(batch):
-            self._bubble_s[row] = self._bubble_s.get(row, 0.0) + bubble_s
-        for sequence in stream.scheduler.update(batch, self._sampled(batch, now_s - entered_s)):
+    def _step(self, stream: _Stream, batch: Batch) -> None:
+        """The loop of `engine.drain`, for one stream of several."""
+        result, executor = self.result, stream.executor
+        step = executor.execute(batch)
+        now_s = executor.clock.now_s
+        if not isinstance(executor, _StagedExecutor):
+            result.busy_s += step.elapsed_s
+        elif bubble_s := result.step_bubble_s[-1]:
+            for sequence in batch.decodes:
+                self._bubble_s[sequence] += bubble_s
+            for chunk in batch.prefills:
+                self._bubble_s[chunk.sequence] += bubble_s
+        finished = stream.scheduler.update(batch, step)
+        result.stats.count(batch, step, stream.scheduler)
+        for sequence in finished:
             result.completed_s.append(now_s)
-            result.bubble_s.append(self._bubble_s.pop(sequence.request.row))
-        return now_s
+            result.bubble_s.append(self._bubble_s.pop(sequence, 0.0))
+            self._on_ended(sequence)
+        for observer in self._observers:
+            observer.record(now_s, batch, step, stream.scheduler)
 
-    def _stage_times(self, work: StepWork) -> Iterator[float]:
-        """Seconds on each stage, each kind of stage asked for once."""
-        times = {stage: self._cost.stage(work, stage).total_s for stage in set(self._alike)}
-        return (times[stage] for stage in self._alike)
-
-    def _sampled(self, batch: Batch, elapsed_s: float) -> StepResult:
-        sampling = batch.decodes + [chunk.sequence for chunk in batch.prefills if chunk.samples]
-        lengths = self._output_tokens
-        stopped = [lengths[sequence.request.row] <= len(sequence.output_token_ids) + 1 for sequence in sampling]
-        return StepResult([0] * len(stopped), stopped, elapsed_s)
-
-
-def _alike_stages(num_layers: int, stages: int) -> list[int]:
-    """`[stages]` for each stage the first that costs the same: as many layers, and as much beside them."""
-    larger = num_layers % stages  # so many stages have one layer more
-    kinds = [(stage == 0, stage < larger, stage == stages - 1) for stage in range(stages)]
-    return [kinds.index(kind) for kind in kinds]
-
-
-def _rows(batch: Batch) -> Iterator[int]:
-    for sequence in batch.decodes:
-        yield sequence.request.row
-    for chunk in batch.prefills:
-        yield chunk.sequence.request.row
+    def _sum_up(self, schedulers: list[Scheduler]) -> None:
+        stats, total = self.result.stats, self.result.counters
+        stats.now_s = self.result.makespan_s  # streams run side by side
+        stats.peak_device_blocks = sum(scheduler.pool.peak_held for scheduler in schedulers)
+        stats.peak_host_blocks = sum(s.host_pool.peak_held for s in schedulers if s.host_pool is not None)
+        for scheduler in schedulers:
+            counters = scheduler.counters
+            total.recomputed_tokens += counters.recomputed_tokens
+            total.preemptions_recompute += counters.preemptions_recompute
+            total.preemptions_swap += counters.preemptions_swap
+            total.shared_tokens += counters.shared_tokens

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from vasuki.blocks import BlockPool
+from vasuki.layout import Layout, spread_buffers
 from vasuki.scheduler import Limits, Policy, Scheduler
 
 OffloadMode = Literal["none", "stream", "park"]
@@ -27,6 +28,16 @@ class EngineSettings:
     def kv_tokens(self) -> int:
         """Tokens whose KV the device has room for."""
         return self.num_blocks * self.block_tokens
+
+    def footprint(self, block_bytes: int, num_layers: int, device_blocks: int, host_blocks: int) -> tuple[int, int]:
+        """Bytes that so many blocks of the two pools take on the device and on the host.
+
+        Streamed layers live on the host for every block of the device, and share its buffers there.
+        """
+        buffers = spread_buffers(num_layers, self.streamed_layers)
+        resident = device_blocks * block_bytes * (num_layers - self.streamed_layers + buffers) // num_layers
+        homes = device_blocks * block_bytes * self.streamed_layers // num_layers
+        return resident, homes + host_blocks * block_bytes
 
     def build(self) -> Scheduler:
         """A fresh scheduler with empty pools."""
@@ -101,6 +112,7 @@ class Plan:
     bound_by: str  # what the lower bound counts: compute, memory, kv_area or longest_request
     prompt_steps_share: float  # of the time, in steps that carry prompts
     simulated_requests: int  # as many were simulated; the rest is scaled up if there are more
+    layout: Layout = field(default_factory=Layout)  # where the weights live
     misfits: int = 0  # requests that can never run
     misfit: str = ""  # the first of them, with the capacity that it needs
 
@@ -124,7 +136,7 @@ class Plan:
             "policy": self.policy,
             "chunk_tokens": self.chunk_tokens,
             "max_num_seqs": self.max_num_seqs,
-            "offload": asdict(self.offload),
+            "offload": {**asdict(self.offload), "weights_on_host": self.layout.host_layers},
             "cost": self.cost.to_dict(),
             "plan_s": self.plan_s,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vasuki.plan import Plan
+from vasuki.simulation import Simulated, Spread
 from vasuki.units import duration, money
 
 WIDTH = 100
@@ -13,7 +14,9 @@ WIDTH = 100
 def plan_table(plans: Iterable[Plan]) -> str:
     """Plans side by side, at most 100 columns wide, and below them what is worth knowing of each."""
     plans = list(plans)
-    rows = [("GPU", "policy", "makespan", "bound", "gap", "cost", "/Mtok", "chunk", "seqs", "offload")]
+    rows: list[tuple[str, ...]] = [
+        ("GPU", "policy", "makespan", "bound", "gap", "cost", "/Mtok", "chunk", "seqs", "offload")
+    ]
     for plan in plans:
         rows.append(
             (
@@ -29,16 +32,45 @@ def plan_table(plans: Iterable[Plan]) -> str:
                 plan.offload.mode + (f" {plan.offload.layers}" if plan.offload.layers else ""),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = list(_columns(rows))
     for plan in plans:
         lines += ["", f"{plan.gpu}, {plan.policy}:", *(f"  {note}" for note in _notes(plan))]
     return "\n".join(line for text in lines for line in _wrapped(text))
 
 
+def bubble_table(simulated: Iterable[Simulated]) -> str:
+    """Bubbles of each run whose model is cut into stages. Empty if there is none."""
+    runs = [run for run in simulated if run.plan.layout.pipeline_parallel > 1]
+    if not runs:
+        return ""
+    rows: list[tuple[str, ...]] = [("GPU", "policy", "bubbles", "of each", "mean", "median", "90 %", "longest")]
+    for run in runs:
+        name, bubbles = run.plan.gpu, run.bubbles
+        rows.append((name, run.plan.policy, f"{bubbles.share:.1%}", "micro-batch", *_spread(bubbles.micro_batch_s)))
+        rows.append(("", "", "", "request", *_spread(bubbles.request_s)))
+    return "\n".join(_columns(rows))
+
+
+def _spread(spread: Spread) -> tuple[str, str, str, str]:
+    mean, median, p90, longest = (f"{s:.3g} s" for s in (spread.mean, spread.median, spread.p90, spread.max))
+    return mean, median, p90, longest
+
+
+def _columns(rows: list[tuple[str, ...]]) -> Iterable[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
 def _notes(plan: Plan) -> Iterable[str]:
     tokens = f"{plan.prompt_tokens:,} prompt and about {plan.output_tokens_estimate:,} output tokens"
     yield f"{plan.requests:,} requests, {tokens}; ordered by {plan.solver}{', proved optimal' * plan.optimal}"
+    layout = plan.layout
+    if layout.num_gpus > 1:
+        degrees = (layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel)
+        yield "{} GPUs: {} tensor x {} pipeline x {} data parallel".format(layout.num_gpus, *degrees)
+    if layout.num_streams > 1:
+        yield "chunk, seqs and KV memory are those of one micro-batch, of which every stage of a replica has one"
     yield f"KV memory for {plan.settings.kv_tokens:,} tokens; the bound counts {plan.bound_by.replace('_', ' ')}"
     yield f"steps: {plan.mixing}"
     yield f"offload {plan.offload.mode}: {plan.offload.reason}"

@@ -5,6 +5,8 @@
 Step size and mixing are chosen by arithmetic (`steady_state`), where start and end of the job hardly matter, and by
 simulation, which is the real scheduler in virtual time, where they do: in jobs so small that all of it can be simulated
 several times in a second. Offload is priced too: nothing, streamed layers, parked sequences, and the cheapest is taken.
+Of a model larger than the device, some layers' weights stay on the host: the more of them, the longer a step, and the
+more room for the sequences that share it.
 
 Larger jobs are predicted from a sample: rows evenly spaced in the order of their work, simulated as a job of their own,
 which gives start and end. For every row that the sample lacks, the steady state's time is added.
@@ -12,6 +14,7 @@ which gives start and end. For every row that the sample lacks, the steady state
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Collection, Iterator
@@ -22,11 +25,11 @@ import numpy as np
 from vasuki.batch import Batch, StepResult
 from vasuki.config import Column, CostConfig, EngineConfig, KVConfig, PlanConfig
 from vasuki.cost_model import CostModel
-from vasuki.errors import InputError, ModelError
-from vasuki.layout import Layout
+from vasuki.errors import InputError, JobFileError, ModelError
+from vasuki.layout import Layout, spread_buffers
 from vasuki.lengths import Ints, Lengths
 from vasuki.lower_bound import job_lower_bound
-from vasuki.memory_budget import memory_budget
+from vasuki.memory_budget import host_weight_bytes, memory_budget
 from vasuki.model_shape import ModelShape
 from vasuki.offload_policy import LayerTraffic, StreamPlan, choose_stream
 from vasuki.ordering import MILP_ROWS, order_requests
@@ -36,7 +39,7 @@ from vasuki.scheduler import Admission, Limits, Mixing, Policy, Scheduler, find_
 from vasuki.sequence import Sequence
 from vasuki.simulation import SimulationResult, simulate
 from vasuki.simulator import VirtualClock
-from vasuki.steady_state import SteadyState, Workload, steady_state
+from vasuki.steady_state import PACKED, SteadyState, Workload, steady_state
 
 OFFLOAD_MODES: tuple[OffloadMode, ...] = ("none", "stream", "park")
 
@@ -48,6 +51,9 @@ NUM_SEQS = 256
 MOST_SEQS = 2048
 SHORT_ROW_TOKENS = 512  # rows shorter than that get small blocks
 SHORTLIST = 3
+LAYOUTS = 12  # numbers of layers on the host that are compared, where the weights do not fit
+STREAM_DEPTHS = 4  # numbers of streamed layers that are compared
+LINK_BUSY = 0.9  # share of a step that weights take on the link, from which on no KV is streamed beside them
 WORTHWHILE = 0.005  # streaming, which moves KV in every step, must save this share
 UNEVEN = 1.03  # what rows of different lengths take beyond the steady state of equal ones; fitted to whole simulations
 PREFILL_THRESHOLD = 0.1  # share of memory that starts a prefill phase: small ones keep the batch large
@@ -83,11 +89,12 @@ def make_plan(
         cost: price; the profile's where it says nothing.
         kv_bytes: KV memory of the device, where it is known better than the profile tells.
         offload_modes: what the executor can do.
-        layout: over several devices.
+        layout: over several devices; how many layers live on the host is decided here.
         seed: of local search.
 
     Raises:
-        ModelError: the model does not fit the device.
+        ModelError: the model does not fit the device, nor device and host together.
+        JobFileError: the job keeps more weights on the host than it allows memory for.
         InputError: not one of the requests fits.
     """
     started_s = time.perf_counter()
@@ -115,6 +122,7 @@ class _Candidate:
     settings: EngineSettings
     state: SteadyState
     offload: Offload
+    layout: Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +154,10 @@ class _Planner:
         layout: Layout,
         seed: int,
     ) -> None:
-        self.lengths, self.shape, self.profile, self.layout, self.seed = lengths, shape, profile, layout, seed
+        self.lengths, self.shape, self.profile, self.seed = lengths, shape, profile, seed
         self.plan_config, self.engine, self.kv, self.cost_config = plan, engine, kv, cost
         self.device_memory: float | int = kv.device_memory if kv_bytes is None else kv_bytes
         self.offload_modes = [mode for mode in offload_modes if kv.offload in ("auto", mode)]
-        self.cost = CostModel(shape, profile, layout)
         self.policy = find_policy(engine.policy)
         self.work = Workload.of(lengths)
         self.known = isinstance(plan.output_length, Column)
@@ -158,6 +165,8 @@ class _Planner:
         self.block_tokens = (
             (16 if mean_tokens < SHORT_ROW_TOKENS else 32) if kv.block_tokens == "auto" else kv.block_tokens
         )
+        self.layouts = self._layouts(layout)
+        self.costs = {each: CostModel(shape, profile, each) for each in self.layouts}
 
     def make(self) -> Plan:
         candidates = sorted(self._without_offload(), key=lambda candidate: candidate.state.request_s)
@@ -166,10 +175,12 @@ class _Planner:
         largest = int((job.prompt_tokens + job.limits).max()) - 1
         candidates = [candidate for candidate in candidates if candidate.settings.kv_tokens >= largest]
         chosen, prediction = self._with_offload(*self._best(candidates, job), job)
-        settings, limits = chosen.settings, chosen.settings.limits
+        settings, limits, layout = chosen.settings, chosen.settings.limits, chosen.layout
         bound = job_lower_bound(
-            self.shape, self.profile, job.prompt_tokens, job.output_tokens, settings.kv_tokens, self.layout
+            self.shape, self.profile, job.prompt_tokens, job.output_tokens, settings.kv_tokens, layout
         )
+        weights = self._weights_reason(chosen)
+        offload = replace(chosen.offload, reason=f"{weights}; {chosen.offload.reason}") if weights else chosen.offload
         tokens = int(job.prompt_tokens.sum()), int(job.output_tokens.sum())
         price, currency = self._price()
         return Plan(
@@ -184,10 +195,11 @@ class _Planner:
             policy=self.policy.name,
             chunk_tokens=limits.chunk_tokens,
             max_num_seqs=limits.max_num_seqs,
-            offload=chosen.offload,
-            cost=CostEstimate.of(prediction.makespan_s, self.layout.num_gpus, price, currency, sum(tokens)),
+            offload=offload,
+            cost=CostEstimate.of(prediction.makespan_s, layout.num_gpus, price, currency, sum(tokens)),
             plan_s=0.0,
             settings=settings,
+            layout=layout,
             mixing=self._mixing_reason(chosen, candidates),
             bound_by=bound.binding,
             prompt_steps_share=prediction.prompt_steps_share,
@@ -198,19 +210,51 @@ class _Planner:
 
     # --- candidates --------------------------------------------------------------------------------------------------
 
+    def _layouts(self, layout: Layout) -> list[Layout]:
+        """With as many layers' weights on the host as the job says, or as there is no room for on the device.
+
+        What fits stays: a layer on the host costs its copy in every step. What does not is tried in several depths.
+        Raises JobFileError if what the job says needs more host memory than it allows.
+        """
+        asked, layers, allowed = self.engine.weights_on_host, self.shape.num_layers, self.kv.host_memory
+        if asked != "auto":
+            layout = replace(layout, host_layers=asked)
+            layout.check(self.shape)
+            if (needed := host_weight_bytes(self.shape, layout)) > allowed:
+                raise JobFileError(
+                    f"engine.weights_on_host: {asked} layers need {needed / 2**30:.1f} GiB of host memory, "
+                    f"kv.host_memory allows {allowed / 2**30:.1f} GiB"
+                )
+            return [layout]
+        if self.profile.kind == "cpu" or self._has_room(layout):
+            return [layout]
+        deepest = min(layers - 1, allowed // self.shape.layer_weight_bytes)
+        options = [replace(layout, host_layers=host) for host in range(1, deepest + 1)]
+        options = [option for option in options if self._has_room(option)]
+        return options[:: max(1, len(options) // LAYOUTS)] or [layout]
+
+    def _has_room(self, layout: Layout) -> bool:
+        """Whether the shortest request fits beside the weights."""
+        chunk_tokens = self._chunk_sizes()[0]
+        shortest = int((self.lengths.prompt_tokens + self.lengths.limits).min()) - 1
+        try:
+            return self._num_blocks(chunk_tokens, 1, layout) * self.block_tokens >= shortest
+        except ModelError:
+            return False
+
     def _without_offload(self) -> Iterator[_Candidate]:
         """Every step size and mixing worth considering that memory allows."""
         problem: ModelError | None = None
         found = False
-        for chunk_tokens in self._chunk_sizes():
+        for layout, chunk_tokens in itertools.product(self.layouts, self._chunk_sizes()):
             try:
-                settings = self._settings(chunk_tokens)
+                settings = self._settings(chunk_tokens, layout)
             except ModelError as error:
                 problem = error
                 continue
             found = True
             for policy in self._policies():
-                yield self._candidate(replace(settings, policy=policy), Offload("none", 0, "not considered"))
+                yield self._candidate(replace(settings, policy=policy), Offload("none", 0, "not considered"), layout)
         if problem is not None and not found:
             raise problem
 
@@ -229,19 +273,19 @@ class _Planner:
         tile = self.profile.tile_rows
         return [tile * tiles for tiles in CHUNK_TILES if tile * tiles <= MOST_CHUNK_TOKENS]
 
-    def _settings(self, chunk_tokens: int) -> EngineSettings:
+    def _settings(self, chunk_tokens: int, layout: Layout) -> EngineSettings:
         """Limits and blocks for a step size. Raises ModelError if no memory is left."""
         max_num_seqs = NUM_SEQS
         if self.engine.max_num_seqs != "auto":
             max_num_seqs = self.engine.max_num_seqs
         elif self.policy.ordered:
-            roomy = self.work.most_sequences(self._num_blocks(chunk_tokens, 1) * self.block_tokens)
+            roomy = self.work.most_sequences(self._num_blocks(chunk_tokens, 1, layout) * self.block_tokens)
             max_num_seqs = min(MOST_SEQS, 8 * math.ceil((1.5 * roomy + 8) / 8))
-        num_blocks = self._num_blocks(chunk_tokens, max_num_seqs)
+        num_blocks = self._num_blocks(chunk_tokens, max_num_seqs, layout)
         limits = Limits(chunk_tokens, max_num_seqs, prefill_threshold=PREFILL_THRESHOLD)
         return EngineSettings(self.policy, limits, num_blocks, self.block_tokens)
 
-    def _num_blocks(self, chunk_tokens: int, max_num_seqs: int) -> int:
+    def _num_blocks(self, chunk_tokens: int, max_num_seqs: int, layout: Layout) -> int:
         return memory_budget(
             self.shape,
             self.profile,
@@ -249,13 +293,13 @@ class _Planner:
             block_tokens=self.block_tokens,
             max_step_tokens=max(chunk_tokens, max_num_seqs),
             max_num_seqs=max_num_seqs,
-            layout=self.layout,
+            layout=layout,
         ).num_blocks
 
-    def _candidate(self, settings: EngineSettings, offload: Offload) -> _Candidate:
+    def _candidate(self, settings: EngineSettings, offload: Offload, layout: Layout) -> _Candidate:
         limits = settings.limits
         state = steady_state(
-            self.cost,
+            self.costs[layout],
             self.work,
             settings.kv_tokens,
             limits.chunk_tokens,
@@ -264,7 +308,7 @@ class _Planner:
             settings.streamed_layers,
             settings.block_tokens * self.shape.kv_bytes_per_token_per_layer,
         )
-        return _Candidate(settings, state, offload)
+        return _Candidate(settings, state, offload, layout)
 
     def _fitting(self, settings: EngineSettings) -> tuple[np.ndarray, str]:
         """`[rows]` which requests fit alone, and what the first that does not would need.
@@ -310,7 +354,8 @@ class _Planner:
         if "stream" in self.offload_modes:
             streaming, reason = self._streaming(candidate)
             if streaming is not None:
-                options.append((streaming, self._predict(streaming, job)))
+                streamed = streaming, self._predict(streaming, job)
+                options.append(self._with_parking(*streamed, job) if "park" in self.offload_modes else streamed)
             reasons.append(reason)
         best, prediction = min(options, key=_makespan, default=(plain, plain_prediction))
         change = prediction.makespan_s / plain_prediction.makespan_s - 1
@@ -324,6 +369,15 @@ class _Planner:
         why = "; ".join(filter(None, reasons)) or "as the job asks"
         return replace(plain, offload=Offload("none", 0, why)), plain_prediction
 
+    def _with_parking(
+        self, streaming: _Candidate, prediction: Prediction, job: Lengths
+    ) -> tuple[_Candidate, Prediction]:
+        """The same, or with parked sequences beside streamed layers, if that is faster."""
+        parking, _ = self._parking(streaming, prediction)
+        if parking is None:
+            return streaming, prediction
+        return min((streaming, prediction), (parking, self._like(prediction, parking, job)), key=_makespan)
+
     def _without_preemption(
         self, candidate: _Candidate, base: Prediction, job: Lengths
     ) -> tuple[_Candidate, Prediction]:
@@ -335,7 +389,7 @@ class _Planner:
             return candidate, base
         settings = candidate.settings
         settings = replace(settings, policy=replace(settings.policy, admission=Admission.PEAK))
-        careful = self._candidate(settings, candidate.offload)
+        careful = self._candidate(settings, candidate.offload, candidate.layout)
         return min((candidate, base), (careful, self._like(base, careful, job)), key=_makespan)
 
     def _like(self, base: Prediction, candidate: _Candidate, job: Lengths) -> Prediction:
@@ -346,13 +400,15 @@ class _Planner:
         return replace(prediction, makespan_s=ratio * base.makespan_s)
 
     def _parking(self, candidate: _Candidate, base: Prediction) -> tuple[_Candidate | None, str]:
-        """Preempted sequences wait in host memory instead of being computed again."""
+        """Preempted sequences wait in host memory instead of being computed again. What is streamed stays so."""
         if not self.policy.ordered:
             return None, "only vasuki parks sequences"
         if not base.result.counters.preemptions_recompute and self.kv.offload != "park":
             return None, "no sequence has to make room, so that there is none to park"
-        settings = candidate.settings
-        host_blocks = int(self.kv.host_memory / (self.shape.kv_bytes_per_token * settings.block_tokens))
+        settings, offload = candidate.settings, candidate.offload
+        block_bytes = self.shape.kv_bytes_per_token * settings.block_tokens
+        homes_bytes = settings.num_blocks * block_bytes * settings.streamed_layers // self.shape.num_layers
+        host_blocks = (self._host_kv_bytes(candidate.layout) - homes_bytes) // block_bytes
         threshold = self._swap_min_tokens(settings, candidate.state)
         if host_blocks < 1 or threshold is None:
             return None, "computing again is cheaper than moving KV over the link"
@@ -364,18 +420,24 @@ class _Planner:
         reason = (
             f"preempted sequences of {threshold:,} tokens or more wait on the host, cheaper than computing them again"
         )
-        return self._candidate(settings, Offload("park", 0, reason)), ""
+        if offload.mode == "stream":
+            offload = replace(offload, reason=f"{offload.reason}; {reason}")
+        else:
+            offload = Offload("park", 0, reason)
+        return self._candidate(settings, offload, candidate.layout), ""
 
     def _swap_min_tokens(self, settings: EngineSettings, state: SteadyState) -> int | None:
         """The shortest context, in blocks doubled again and again, whose KV moves faster than it is computed again.
 
-        Leaving is exposed, returning hides behind a step; computing again takes tokens away from other prompts.
+        Leaving and returning hide behind a step, but for the first layer's leaving; computing again takes tokens away
+        from other prompts.
         """
         block_bytes = self.shape.kv_bytes_per_token_per_layer * settings.block_tokens
         tokens = settings.block_tokens
         while tokens <= settings.kv_tokens:
             num_bytes = float(self.shape.kv_bytes_per_token * tokens)
-            moved_s = self.profile.link.transfer_s(0, num_bytes, block_bytes)
+            leaving_s = self.profile.link.transfer_s(0, num_bytes, block_bytes)
+            moved_s = max(leaving_s / self.shape.num_layers, leaving_s - state.decode_step_s)
             moved_s += max(0.0, self.profile.link.transfer_s(num_bytes, 0, block_bytes) - state.decode_step_s)
             if moved_s < tokens / settings.limits.chunk_tokens * (state.mixed_step_s - state.decode_step_s):
                 return tokens
@@ -386,39 +448,91 @@ class _Planner:
         """Layers whose KV passes through the device, so that more sequences have room."""
         if not self.policy.ordered:
             return None, "only vasuki streams layers"
-        stream, why_not = self._stream_plan(candidate)
-        if stream is None:
-            return None, why_not
-        layers = self.shape.num_layers
-        num_blocks = candidate.settings.num_blocks * layers // (layers - stream.offloaded_layers)
-        streamed_bytes = self.shape.kv_bytes_per_token_per_layer * stream.streamed_layers * self.block_tokens
-        num_blocks = min(num_blocks, max(candidate.settings.num_blocks, int(self.kv.host_memory / streamed_bytes)))
-        settings = replace(candidate.settings, num_blocks=num_blocks, streamed_layers=stream.streamed_layers)
-        found = self._candidate(settings, Offload("stream", stream.streamed_layers, stream.reason))
-        change = found.state.request_s / candidate.state.request_s
-        if change > 1 - WORTHWHILE and self.kv.offload != "stream":
-            return (
-                None,
-                f"streaming {stream.streamed_layers} layers would change it by {change - 1:+.1%} ({stream.reason})",
-            )
-        return found, ""
+        if self._weights_s(candidate.layout) >= LINK_BUSY * candidate.state.mixed_step_s:
+            return None, "weights keep the link busy, so that no KV can be streamed"
+        options: list[_Candidate] = []
+        filled, reason = candidate, ""
+        for _ in range(STREAM_DEPTHS):
+            # What one depth makes room for has to be fetched too, so the next is chosen for the memory filled by it.
+            stream = self._stream_plan(filled)
+            reason = reason or stream.reason
+            depth = min(stream.streamed_layers, self.shape.num_layers - 1)  # the first layer's copies hide behind none
+            if depth in [option.offload.layers for option in options]:
+                break
+            deeper = self._with_streamed(candidate, depth, stream.reason)
+            if deeper is None:
+                break
+            options.append(deeper)
+            filled = deeper
+        if not options:
+            return None, reason
+        best = min(options, key=lambda option: option.state.request_s)
+        change = best.state.request_s / candidate.state.request_s - 1
+        if change > -WORTHWHILE and self.kv.offload != "stream":
+            return None, f"streaming {best.offload.layers} layers would change it by {change:+.1%} ({reason})"
+        return best, ""
 
-    def _stream_plan(self, candidate: _Candidate) -> tuple[StreamPlan | None, str]:
-        """The layers that a typical step hides, for the context that the larger memory would hold."""
+    def _with_streamed(self, candidate: _Candidate, streamed: int, reason: str) -> _Candidate | None:
+        """The candidate with so many streamed layers, and blocks and sequences in the room that they leave."""
+        layers, settings, limits = self.shape.num_layers, candidate.settings, candidate.settings.limits
+        device_layers = layers - streamed + spread_buffers(layers, streamed)
+        if device_layers >= layers:
+            return None
+        if self.engine.max_num_seqs == "auto":
+            grown = math.ceil(limits.max_num_seqs * layers / device_layers)
+            limits = replace(limits, max_num_seqs=min(MOST_SEQS, max(grown, limits.max_num_seqs)))
+        try:
+            num_blocks = self._num_blocks(limits.chunk_tokens, limits.max_num_seqs, candidate.layout)
+        except ModelError:  # activations of so many sequences leave no room
+            return None
+        homes_bytes = self.shape.kv_bytes_per_token_per_layer * streamed * self.block_tokens  # of one block
+        most_homes = self._host_kv_bytes(candidate.layout) // homes_bytes
+        num_blocks = min(num_blocks * layers // device_layers, max(settings.num_blocks, most_homes))
+        settings = replace(settings, num_blocks=num_blocks, streamed_layers=streamed, limits=limits)
+        return self._candidate(settings, Offload("stream", streamed, reason), candidate.layout)
+
+    def _stream_plan(self, candidate: _Candidate) -> StreamPlan:
+        """The layers whose copies a typical step hides, in what time weights leave on the link."""
         settings, state = candidate.settings, candidate.state
-        layers = self.shape.num_layers
-        context, new_tokens = round(0.97 * settings.kv_tokens), settings.limits.chunk_tokens
         per_token = self.shape.kv_bytes_per_token_per_layer
-        layer_s = (state.decode_step_s + state.mixed_step_s) / 2 / layers
-        stream = choose_stream(
-            layers,
-            layer_s,
+        context, new_tokens = round(PACKED * settings.kv_tokens), settings.limits.chunk_tokens
+        step_s = (state.decode_step_s + state.mixed_step_s) / 2
+        return choose_stream(
+            self.shape.num_layers,
+            max(0.0, step_s - self._weights_s(candidate.layout)) / self.shape.num_layers,
             LayerTraffic(context * per_token, new_tokens * per_token, self.block_tokens * per_token),
             self.profile.link,
         )
-        if stream.offloaded_layers < 1:
-            return None, stream.reason
-        return stream, ""
+
+    def _host_kv_bytes(self, layout: Layout) -> int:
+        """Host memory that weights leave to KV."""
+        return max(0, self.kv.host_memory - host_weight_bytes(self.shape, layout))
+
+    def _weights_s(self, layout: Layout) -> float:
+        """Seconds that a step's weights need on the link."""
+        return sum(
+            self.profile.link.transfer_s(copies.to_device_bytes, 0, copies.copy_bytes)
+            for copies in self.costs[layout].weight_copies
+        )
+
+    def _weights_reason(self, chosen: _Candidate) -> str:
+        """What is said of weights on the host."""
+        host, layers = chosen.layout.host_layers, self.shape.num_layers
+        if not host:
+            return ""
+        why = "as the job asks"
+        if self.engine.weights_on_host == "auto":
+            weights_gib = self.shape.weight_bytes / chosen.layout.gpus_per_replica / 2**30
+            memory_gib = self.profile.memory_mib / 2**10
+            why = f"since {weights_gib:.1f} GiB of weights and KV beside them do not fit into {memory_gib:.1f} GiB"
+            if host == self.kv.host_memory // self.shape.layer_weight_bytes:
+                why += ", and as many as kv.host_memory allows"
+        return (
+            f"the weights of {host} of {layers} layers stay on the host, {why}; they take "
+            f"{self._weights_s(chosen.layout) * 1e3:,.0f} ms to come in every step, which lasts "
+            f"{chosen.state.decode_step_s * 1e3:,.0f} ms without prompts and {chosen.state.mixed_step_s * 1e3:,.0f} ms "
+            "with them"
+        )
 
     def _mixing_reason(self, chosen: _Candidate, candidates: list[_Candidate]) -> str:
         mixing = chosen.settings.policy.mixing
@@ -469,7 +583,13 @@ class _Planner:
         outputs = np.minimum(sample.output_tokens, sample.limits).tolist()
         shares = _Shares()
         result = simulate(
-            order, outputs, settings, self.cost, observers=[shares, order], on_finished=finished, clock=clock
+            order,
+            outputs,
+            settings,
+            self.costs[candidate.layout],
+            observers=[shares, order],
+            on_finished=finished,
+            clock=clock,
         )
         missing = len(job) - len(sample)
         # The arithmetic knows how vasuki fills memory; of the other policies it takes what the sample shows.

@@ -141,6 +141,7 @@ class Scheduler:
             sequence.error, sequence.finish_reason, sequence.status = reason, FinishReason.ERROR, Status.FINISHED
             return sequence
         self.waiting.append(sequence)
+        self.pool.want(self._shareable(sequence))
         return None
 
     def is_empty(self) -> bool:
@@ -312,8 +313,7 @@ class Scheduler:
             if not self._fits(sequence):
                 self._memory_is_tight = True
                 break
-            self.waiting.popleft()
-            self._admit(sequence)
+            self._admit(self.waiting.popleft())
             budget -= self._add_chunk(chunks, sequence, budget)
         return budget
 
@@ -348,8 +348,7 @@ class Scheduler:
         sequence.status = Status.RUNNING
         self._maximum_blocks += self._maximum(sequence)
         self.prefilling.append(sequence)
-        if self.policy.shares_prefixes:
-            self._share_prefix(sequence)
+        self._share_prefix(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         self._maximum_blocks -= self._maximum(sequence)
@@ -379,22 +378,29 @@ class Scheduler:
         return peak_blocks([*self.running, sequence], pool.block_tokens) <= pool.num_blocks
 
     # --- prefix sharing ----------------------------------------------------------------------------------------------
+    # While a row waits, the pool knows what it wants to begin with, and keeps that longer than what nobody wants.
+
+    def _shareable(self, sequence: Sequence) -> list[bytes]:
+        """Keys of the blocks that a waiting row could take over. At least one token is left to compute."""
+        if not self.policy.shares_prefixes:
+            return []
+        if not sequence.prefix_keys:
+            sequence.prefix_keys = prefix_keys(sequence.request, self.pool.block_tokens)
+        return sequence.prefix_keys[: (sequence.num_tokens - 1) // self.pool.block_tokens]
 
     def _share_prefix(self, sequence: Sequence) -> None:
-        """Take over blocks that already hold the beginning of the prompt. At least one token is left to compute.
+        """Take over blocks that already hold the beginning of the prompt.
 
         A block counts as soon as the chunk that fills it is scheduled: within a step every layer writes the keys and
         values of all chunks before any chunk attends.
         """
-        table = sequence.block_table
-        if not sequence.prefix_keys:
-            sequence.prefix_keys = prefix_keys(sequence.request, self.pool.block_tokens)
-        usable = (sequence.num_tokens - 1) // self.pool.block_tokens
-        for key in sequence.prefix_keys[:usable]:
+        table, wanted = sequence.block_table, self._shareable(sequence)
+        for key in wanted:
             block = self.pool.acquire(key)
             if block is None:
                 break
             table.device.append(block)
+        self.pool.unwant(wanted)
         table.num_keyed = len(table.device)
         sequence.num_computed_tokens = len(table.device) * self.pool.block_tokens
         self.counters.shared_tokens += sequence.num_computed_tokens
@@ -426,8 +432,7 @@ class Scheduler:
         if worth_it and host is not None and len(table.device) <= host.num_available:
             table.host = host.allocate(len(table.device))
             self._swaps.append(Swap(sequence, True, table.device, table.host))
-            self.pool.release(table.device)
-            table.device, table.num_keyed = [], 0
+            self._release(sequence)
             sequence.status = Status.PARKED
             self.parked.append(sequence)
             self.counters.preemptions_swap += 1
@@ -438,6 +443,7 @@ class Scheduler:
             sequence.num_computed_tokens = 0
             sequence.status = Status.WAITING
             self.waiting.appendleft(sequence)
+            self.pool.want(self._shareable(sequence))
 
     def _unpark(self) -> list[Sequence]:
         """Bring parked sequences back while they fit. They run from the next step on: the copy has this one to hide."""
@@ -475,7 +481,10 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert that blocks and sequences agree. Called after every step in tests."""
-        self.pool.check_integrity(sequence.block_table.device for sequence in self.live())
+        self.pool.check_integrity(
+            (sequence.block_table.device for sequence in self.live()),
+            (key for sequence in self.waiting for key in self._shareable(sequence)),
+        )
         if self.host_pool is not None:
             self.host_pool.check_integrity(sequence.block_table.host for sequence in self.live())
         for sequence in self.running:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Vector
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from vasuki.engine import Observer, RunStats, drain
 from vasuki.layout import Layout
 from vasuki.lengths import Lengths
 from vasuki.model_shape import ModelShape
-from vasuki.ordering import order_requests
+from vasuki.ordering import PlannedOrder, order_requests
+from vasuki.pipeline import PipelineResult, simulate_pipelines
 from vasuki.plan import EngineSettings, Plan
 from vasuki.profile import HardwareProfile
 from vasuki.scheduler import Counters
@@ -105,12 +106,47 @@ class _Telling:
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """How a quantity is distributed."""
+
+    mean: float = 0.0
+    median: float = 0.0
+    p90: float = 0.0
+    max: float = 0.0
+
+    @classmethod
+    def of(cls, values: Vector[float]) -> Spread:
+        """Of at least one value, or nothing but zeros."""
+        if not len(values):
+            return cls()
+        array = np.asarray(values)
+        median, p90 = np.quantile(array, (0.5, 0.9))
+        return cls(float(array.mean()), float(median), float(p90), float(array.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class Bubbles:
+    """Time that pipeline stages waited for their next micro-batch."""
+
+    share: float = 0.0  # of the time of all stages
+    micro_batch_s: Spread = Spread()  # on the way through all stages
+    request_s: Spread = Spread()  # of all micro-batches that a request took part in
+
+    @classmethod
+    def of(cls, result: PipelineResult) -> Bubbles:
+        """Of a job."""
+        return cls(result.bubble_share, Spread.of(result.step_bubble_s), Spread.of(result.bubble_s))
+
+
+@dataclass(frozen=True, slots=True)
 class Simulated:
     """A plan, and what its simulation on every request gave."""
 
     plan: Plan  # with makespan, cost and solver of the simulation
     result: SimulationResult
     block_bytes: int  # KV of a block, all layers
+    num_layers: int
+    bubbles: Bubbles = Bubbles()
 
     @property
     def recomputed_tokens(self) -> int:
@@ -120,18 +156,23 @@ class Simulated:
     def to_dict(self) -> dict[str, Any]:
         """The object that `simulate --json` prints: the plan's fields, and what happened, as in a manifest."""
         stats, counters = self.result.stats, self.result.counters
+        device_bytes, host_bytes = self.plan.settings.footprint(
+            self.block_bytes, self.num_layers, stats.peak_device_blocks, stats.peak_host_blocks
+        )
         return {
             **self.plan.to_dict(),
             "steps": stats.steps,
             "batch": {"mean_seqs": stats.mean_seqs, "max_seqs": stats.max_seqs},
             "kv": {
-                "peak_device_bytes": stats.peak_device_blocks * self.block_bytes,
-                "peak_host_bytes": stats.peak_host_blocks * self.block_bytes,
-                "offloaded_bytes": stats.swapped_blocks * self.block_bytes,
+                "peak_device_bytes": device_bytes,
+                "peak_host_bytes": host_bytes,
+                "offloaded_bytes": stats.copied_bytes,
                 "exposed_copy_s": stats.exposed_copy_s,
                 "hidden_copy_s": stats.hidden_copy_s,
             },
             "preemptions": {"swap": counters.preemptions_swap, "recompute": counters.preemptions_recompute},
+            "layout": self.plan.layout.to_dict(),
+            "bubbles": asdict(self.bubbles),
         }
 
 
@@ -149,13 +190,15 @@ def simulate_plan(
 ) -> Simulated:
     """Run every request of a job as planned. The same arguments give the same result to the last digit.
 
+    Where the layout has several stages or replicas, the plan is that of one micro-batch, as `plan_parallel` makes it.
+
     Args:
         plan: from `make_plan`, for the same job.
         lengths: recorded lengths; rows start no earlier than they arrive.
         shape: the model.
         profile: the device.
         plan_config: what is known of outputs, and the ordering window; the plan says which solver.
-        layout: over several devices.
+        layout: over several devices; the plan's if not given.
         observers: see the steps, several at a time unless `one_by_one`.
         one_by_one: run single steps.
         seed: of local search.
@@ -171,16 +214,43 @@ def simulate_plan(
         window_rows=config.window_rows,
         seed=seed,
     )
-    result = simulate(
-        order,
-        np.minimum(lengths.output_tokens, lengths.limits).data,
-        settings,
-        CostModel(shape, profile, layout),
-        arrived_at_s=None if arrivals is None else np.ascontiguousarray(arrivals).data,
-        observers=[*observers, order],
-        on_finished=order.observe,
-        one_by_one=one_by_one,
-    )
+    outputs = np.minimum(lengths.output_tokens, lengths.limits).data
+    cost_model = CostModel(shape, profile, layout or plan.layout)
+    bubbles = Bubbles()
+    if cost_model.layout.num_streams > 1:
+        result, bubbles = _in_streams(order, outputs, settings, cost_model, observers)
+    else:
+        result = simulate(
+            order,
+            outputs,
+            settings,
+            cost_model,
+            arrived_at_s=None if arrivals is None else np.ascontiguousarray(arrivals).data,
+            observers=[*observers, order],
+            on_finished=order.observe,
+            one_by_one=one_by_one,
+        )
     tokens = result.written.prompt_tokens + result.written.output_tokens
     simulated = replace(plan, makespan_s=result.makespan_s, cost=plan.cost.scaled(result.makespan_s, tokens))
-    return Simulated(simulated, result, int(shape.kv_bytes_per_token * settings.block_tokens))
+    block_bytes = shape.kv_bytes_per_token * settings.block_tokens
+    return Simulated(simulated, result, block_bytes, shape.num_layers, bubbles)
+
+
+def _in_streams(
+    order: PlannedOrder,
+    output_tokens: Vector[int],
+    settings: EngineSettings,
+    cost_model: CostModel,
+    observers: Iterable[Observer],
+) -> tuple[SimulationResult, Bubbles]:
+    """The same over pipeline stages and replicas."""
+    sink = CountingSink()
+    result = simulate_pipelines(
+        order,
+        output_tokens,
+        settings,
+        cost_model,
+        observers=[*observers, order],
+        on_ended=_Telling(sink, order.observe).write,
+    )
+    return SimulationResult(result.makespan_s, result.stats, result.counters, sink), Bubbles.of(result)

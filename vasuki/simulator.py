@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Vector
 
 from vasuki.batch import Batch, StepResult
-from vasuki.cost_model import Copies, CostModel, StepTime, StepWork, causal_pairs
+from vasuki.cost_model import CostModel, StepTime, StepWork
 from vasuki.plan import EngineSettings
 from vasuki.sequence import Request, Sequence
 
@@ -71,7 +71,7 @@ class SimulatedExecutor:
         clock = self.clock
         most_steps = 1 if self._one_by_one else min(batch.max_steps, self._steps_to_next_end(batch))
         steps, exposed_s, hidden_s = 0, 0.0, 0.0
-        for step in self._times(batch, most_steps):
+        for step in self.step_times(batch, most_steps):
             clock.now_s += step.total_s
             exposed_s += step.exposed_copy_s
             hidden_s += step.hidden_copy_s
@@ -88,7 +88,8 @@ class SimulatedExecutor:
                 self._expect_end(swap.sequence)
         elapsed_s = clock.now_s - self._last_end_s
         self._last_end_s = clock.now_s
-        return StepResult([0] * (steps * len(stopped)), stopped, elapsed_s, (), exposed_s, hidden_s, steps)
+        moved = self._copied_bytes(batch, steps)
+        return StepResult([0] * (steps * len(stopped)), stopped, elapsed_s, (), exposed_s, hidden_s, moved, steps)
 
     # Whoever decodes does so in every step with decodes, so that a heap of such steps says who ends next. A sequence
     # that is preempted leaves an entry behind: at worst it cuts a run of steps short.
@@ -116,52 +117,38 @@ class SimulatedExecutor:
                 stopped[batch.decodes.index(sequence)] = True
         return stopped
 
-    def _times(self, batch: Batch, most_steps: int) -> Iterator[StepTime]:
+    def step_times(self, batch: Batch, most_steps: int) -> Iterator[StepTime]:
+        """What the batch's steps take, one after the other, `most_steps` of them or fewer."""
         cost = self.cost_model
         copies = cost.swap_copies(batch, self._block_tokens) if batch.swaps else ()
+        work = self._padded_work(batch) if self._padded else cost.batch_work(batch, copies)
+        rooms = self._window_rooms(batch) if self._window else ()
+        return cost.repeated(work, most_steps, self._streamed_layers, self._stream_copy_bytes, rooms)
+
+    def _window_rooms(self, batch: Batch) -> list[int]:
+        """For each decode whose context is shorter than the window, the tokens it lacks."""
+        last = self._window - 1
         if self._padded:
-            work = self._padded_work(batch)
-        else:
-            if self._window:  # what windowed layers see of a batch depends on each of its contexts
-                step = cost.step(cost.batch_work(batch, copies))
-                return iter([StepTime(step.total_s, step.exposed_copy_s, step.hidden_copy_s)])
-            work = _work(batch, copies)
-        return cost.repeated(work, most_steps, self._streamed_layers, self._stream_copy_bytes)
+            return [max(0, last - self._wave_context)] * self._wave_rows
+        starts = batch.starts + [chunk.start for chunk in batch.prefills if chunk.num_tokens == 1]
+        return [last - start for start in starts if start < last]
+
+    def _copied_bytes(self, batch: Batch, steps: int) -> int:
+        """Blocks of swaps over all layers, and in every step the streamed layers' context and new tokens."""
+        shape, tokens = self.cost_model.shape, 0
+        if self._streamed_layers:
+            new = batch.num_tokens
+            context = sum(batch.starts) + len(batch.decodes) + sum([chunk.end for chunk in batch.prefills])
+            tokens = steps * (context + new) + new * steps * (steps - 1) // 2
+        swapped = self._block_tokens * sum([len(swap.device) for swap in batch.swaps])
+        return shape.kv_bytes_per_token_per_layer * (self._streamed_layers * tokens + shape.num_layers * swapped)
 
     def _padded_work(self, batch: Batch) -> StepWork:
         if batch.prefills:
             self._wave_rows = len(batch.prefills)
             self._wave_context = longest = max([chunk.num_tokens for chunk in batch.prefills])
-            return StepWork.of([longest] * self._wave_rows, [longest] * self._wave_rows)
-        rows = self._wave_rows
-        return StepWork(rows, rows, rows, decode_context_tokens=rows * (self._wave_context + 1))
-
-
-def _work(batch: Batch, copies: tuple[Copies, ...]) -> StepWork:
-    """What the batch's first step computes: `StepWork.from_batch` in one pass, without windows."""
-    num_decodes = num_samples = len(batch.decodes)
-    num_tokens, num_chunks = num_decodes, 0
-    decode_context, chunk_context, pairs = sum(batch.starts) + num_decodes, 0, 0.0
-    for _, start, count, samples in batch.prefills:
-        num_tokens += count
-        num_samples += samples
-        if count == 1:
-            num_decodes += 1
-            decode_context += start + 1
-        else:
-            num_chunks += 1
-            chunk_context += start + count
-            pairs += causal_pairs(count, start + count)
-    return StepWork(
-        num_tokens=num_tokens,
-        num_samples=num_samples,
-        num_decodes=num_decodes,
-        num_chunks=num_chunks,
-        decode_context_tokens=decode_context,
-        chunk_context_tokens=chunk_context,
-        chunk_pairs=pairs,
-        copies=copies,
-    )
+            return self.cost_model.work([longest] * self._wave_rows, [longest] * self._wave_rows)
+        return self.cost_model.work([1] * self._wave_rows, [self._wave_context + 1] * self._wave_rows)
 
 
 class Arrivals:

@@ -11,8 +11,8 @@ from vasuki.errors import Interrupted
 from vasuki.hf.inputs import build_inputs
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.model import LoadedModel
-from vasuki.hf.native import PagedKernel, load_kernel
-from vasuki.hf.offload import CudaCopyEngine, Offload, StreamedLayers, ThreadCopyEngine
+from vasuki.hf.offload import Offload, StreamedLayers, copy_engine
+from vasuki.hf.paged_attention import PagedKernel, load_kernel
 from vasuki.hf.sampler import Sampled, sample
 from vasuki.plan import EngineSettings
 from vasuki.sequence import Sequence
@@ -34,6 +34,7 @@ class RaggedExecutor:
         self.want_logprobs = want_logprobs
         self.kernel = kernel
         self.offload = offload
+        self._bytes_seen = 0  # moved by the offload so far
         self._copies_seen = (0.0, 0.0)  # (exposed_s, busy_s) of the copy engine so far
 
     @torch.inference_mode()
@@ -55,7 +56,8 @@ class RaggedExecutor:
         stopped = list(map(self._stops, sequences, sampled.token_ids))
         exposed_s, hidden_s = self._copy_times()
         elapsed_s = time.perf_counter() - started_s
-        return StepResult(sampled.token_ids, stopped, elapsed_s, sampled.logprobs, exposed_s, hidden_s)
+        moved = self._copied_bytes()
+        return StepResult(sampled.token_ids, stopped, elapsed_s, sampled.logprobs, exposed_s, hidden_s, moved)
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         """One packed forward: `[num_samples, vocab_size]`."""
@@ -75,11 +77,17 @@ class RaggedExecutor:
             return True
         return self.loaded.tokenizer.meets_stop_string(sequence, token_id)
 
+    def _copied_bytes(self) -> int:
+        """KV moved since the last step."""
+        before, self._bytes_seen = self._bytes_seen, self.offload.copied_bytes if self.offload else 0
+        return self._bytes_seen - before
+
     def _copy_times(self) -> tuple[float, float]:
         """Copy seconds since the last step: those that compute waited for, and those that ran behind it."""
-        if self.offload is None:
+        engine = self.loaded.copies if self.offload is None else self.offload.engine
+        if engine is None:
             return 0.0, 0.0
-        engine = self.offload.engine
+        engine.settle()
         exposed_s, busy_s = engine.exposed_s - self._copies_seen[0], engine.busy_s - self._copies_seen[1]
         self._copies_seen = (engine.exposed_s, engine.busy_s)
         return exposed_s, max(0.0, busy_s - exposed_s)
@@ -102,6 +110,6 @@ def build_executor(loaded: LoadedModel, settings: EngineSettings, want_logprobs:
             host = KVCache(layout, settings.host_blocks, block_tokens, torch.device("cpu"), pinned=on_gpu)
         if settings.streamed_layers:
             streamed = StreamedLayers.spread(layout.num_layers, settings.streamed_layers)
-        offload = Offload(cache, CudaCopyEngine(device) if on_gpu else ThreadCopyEngine(), host, streamed)
+        offload = Offload(cache, loaded.copies or copy_engine(device), host, streamed)
     kernel = None if on_gpu else load_kernel(layout.head_dim, layout.dtype)
     return RaggedExecutor(loaded, cache, want_logprobs, kernel, offload)

@@ -38,10 +38,15 @@ def kv_budget_bytes(loaded: LoadedModel, device_memory: float | int) -> int:
     layout, device = loaded.kv_layout, loaded.device
     most = 2 * _STEP_SEQS * loaded.max_context * layout.bytes_per_token
     if device_memory > 1:
-        return min(int(device_memory), most)
+        return int(min(device_memory, most))
     activations = _STEP_SEQS * loaded.vocab_size * 8 + _STEP_TOKENS * loaded.config.hidden_size * 64
-    spared = (1 - device_memory) * total_bytes(device)
-    return max(0, min(int(available_bytes(device) - spared - activations), most))
+    return int(max(0, min(room_bytes(device, device_memory) - activations, most)))
+
+
+def room_bytes(device: torch.device, device_memory: float | int) -> int:
+    """Bytes that `kv.device_memory` still allows: up to a share of the device, or all but a KV pool of that size."""
+    spared = (1 - device_memory) * total_bytes(device) if device_memory <= 1 else device_memory
+    return int(available_bytes(device) - spared)
 
 
 def _meminfo(key: str) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from vasuki.config import ModelConfig
 from vasuki.errors import ModelError
 from vasuki.hf import attention
 from vasuki.hf.kv_cache import KVLayout
+from vasuki.hf.offload import CopyEngine
+from vasuki.hf.packed_linear import load_kernel, pack_linear_layers
 from vasuki.hf.tokenizer import Tokenizer
 
 transformers.logging.set_verbosity_error()
@@ -40,7 +43,13 @@ class LoadedModel:
     config: Any  # the text model's configuration
     eos_token_ids: frozenset[int]
     kv_layout: KVLayout
-    device: torch.device
+    device: torch.device  # where it computes
+    copies: CopyEngine | None = None  # brings the layers that live on the host, see hf.weights
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether its weights are where it computes; before `hf.weights.place_weights` they need not be."""
+        return bool(self.model.device.type == self.device.type)
 
     @property
     def vocab_size(self) -> int:
@@ -60,7 +69,8 @@ class LoadedModel:
 
     @property
     def weight_bytes(self) -> int:
-        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+        tensors = [*self.model.parameters(), *self.model.buffers()]  # packed weights are buffers
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def resolve_device(wanted: str) -> torch.device:
@@ -84,8 +94,15 @@ def resolve_dtype(wanted: str, saved: Any, device: torch.device) -> torch.dtype:
     return dtype
 
 
-def load_model(model: ModelConfig, device_name: str = "auto") -> LoadedModel:
+def load_model(
+    model: ModelConfig, device_name: str = "auto", stays_on_host: Callable[[int, torch.device], bool] | None = None
+) -> LoadedModel:
     """Load weights, tokenizer and generation defaults.
+
+    Args:
+        model: which.
+        device_name: where it computes.
+        stays_on_host: whether so many bytes of weights wait in host memory for `hf.weights.place_weights`.
 
     Raises:
         ModelError: the model or its tokenizer cannot be read, or it needs what the ragged backend does not have.
@@ -115,7 +132,13 @@ def load_model(model: ModelConfig, device_name: str = "auto") -> LoadedModel:
         raise
     except Exception as error:
         raise ModelError(f"cannot load model {path}: {_first_line(error)}") from None
-    return prepare(loaded.eval().to(device), tokenizer, generation, path)
+    if device.type == "cpu" and (kernel := load_kernel()):
+        pack_linear_layers(loaded, kernel)
+    loaded = loaded.eval()
+    weight_bytes = sum(p.numel() * p.element_size() for p in loaded.parameters())
+    if stays_on_host is None or not stays_on_host(weight_bytes, device):
+        loaded = loaded.to(device)
+    return replace(prepare(loaded, tokenizer, generation, path), device=device)
 
 
 def prepare(model: Any, tokenizer: Tokenizer, generation: Any, name: str) -> LoadedModel:

@@ -30,6 +30,7 @@ import torch
 
 from vasuki.batch import Batch
 from vasuki.hf.kv_cache import KVCache
+from vasuki.layout import spread_buffers
 
 Done = Any  # what later copies and the compute can wait for: a CUDA event, or a flag that a copy thread raises
 
@@ -51,6 +52,15 @@ class CopyEngine(Protocol):
     def require(self, done: Done) -> None:
         """Compute issued from now on starts when `done` is."""
         ...
+
+    def settle(self) -> None:
+        """Bring `exposed_s` and `busy_s` up to date. Called between steps, when the compute has ended."""
+        ...
+
+
+def copy_engine(device: torch.device) -> CopyEngine:
+    """The engine for a device."""
+    return CudaCopyEngine(device) if device.type == "cuda" else ThreadCopyEngine()
 
 
 class _Flag(threading.Event):
@@ -92,6 +102,9 @@ class ThreadCopyEngine:
         done.wait()
         self.exposed_s += time.perf_counter() - started_s
 
+    def settle(self) -> None:
+        """The threads count as they go."""
+
     def _work(self, waiting: queue.SimpleQueue[Any]) -> None:
         while True:
             copy, after, flag = waiting.get()
@@ -115,7 +128,8 @@ class CudaCopyEngine:
         self.exposed_s = 0.0
         self.busy_s = 0.0
         self._streams: list[Any] = [torch.cuda.Stream(device) for _ in range(2)]  # type: ignore[no-untyped-call]
-        self._timed: list[tuple[Any, Any]] = []  # begin and end events of copies that may still run
+        self._copies: list[tuple[Any, Any]] = []  # begin and end events of copies that may still run
+        self._waits: list[tuple[Any, Any]] = []  # the same of the compute's waits for them
 
     def computed(self) -> Done:
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -126,22 +140,37 @@ class CudaCopyEngine:
         stream = self._streams[to_host]
         for done in after:
             stream.wait_event(done)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin, end = self._clock()
         with torch.cuda.stream(stream):
             begin.record()
             copy()
             end.record()
-        self._timed.append((begin, end))
+        self._copies.append((begin, end))
         return end
 
     def require(self, done: Done) -> None:
+        begin, end = self._clock()
+        begin.record()
         torch.cuda.current_stream().wait_event(done)
+        end.record()
+        self._waits.append((begin, end))
 
     def settle(self) -> None:
-        """Add up the copies that have ended. Exposure is measured from outside, by comparing steps."""
-        ended = [pair for pair in self._timed if pair[1].query()]
-        self.busy_s += sum(begin.elapsed_time(end) for begin, end in ended) / 1e3
-        self._timed = [pair for pair in self._timed if not pair[1].query()]
+        self.busy_s += _take_ended(self._copies)
+        self.exposed_s += _take_ended(self._waits)
+
+    @staticmethod
+    def _clock() -> tuple[Any, Any]:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        return begin, end
+
+
+def _take_ended(timed: list[tuple[Any, Any]]) -> float:
+    """Remove the pairs of events that have passed, and return the seconds between them."""
+    ended = [end.query() for _, end in timed]  # asked once: an event may pass in between
+    passed_s = sum(begin.elapsed_time(end) for (begin, end), over in zip(timed, ended, strict=True) if over) / 1e3
+    timed[:] = [pair for pair, over in zip(timed, ended, strict=True) if not over]
+    return float(passed_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +180,11 @@ class StreamedLayers:
     buffer_of: dict[int, int]  # streamed layer -> buffer, layers in order
 
     @classmethod
-    def spread(cls, num_layers: int, num_streamed: int, num_buffers: int = 2) -> StreamedLayers:
+    def spread(cls, num_layers: int, num_streamed: int) -> StreamedLayers:
         """Spread the streamed layers, so that resident ones run while each is fetched. The first one stays resident."""
-        if not 0 <= num_streamed < num_layers or num_buffers < 1:
-            raise ValueError(f"cannot stream {num_streamed} of {num_layers} layers through {num_buffers} buffers")
+        if not 0 <= num_streamed < num_layers:
+            raise ValueError(f"cannot stream {num_streamed} of {num_layers} layers")
+        num_buffers = spread_buffers(num_layers, num_streamed)
         layers = [num_layers - 1 - i * num_layers // num_streamed for i in range(num_streamed)] if num_streamed else []
         return cls({layer: i % num_buffers for i, layer in enumerate(sorted(layers))})
 
@@ -199,9 +229,10 @@ class Offload:
         if self._homes:
             self._note_blocks(batch)
             self._unfetched = list(self._homes)
-            free = self.engine.computed()
-            for buffer in sorted(set(self._buffer_of.values())):
-                self._fetch_next(buffer, [free])
+            computed = self.engine.computed()
+            # What the last step left in a buffer may still be on its way home.
+            for buffer, last in {buffer: layer for layer, buffer in self._buffer_of.items()}.items():
+                self._fetch_next(buffer, [computed, *([self._stored[last]] if last in self._stored else [])])
 
     def before_layer(self, layer: int) -> None:
         """Called before a layer's new keys and values are written: afterwards, all that the layer needs is in place."""

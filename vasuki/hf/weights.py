@@ -14,18 +14,20 @@ A layer's parameters lie in one flat tensor, so a fetch is one copy; in the buff
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from vasuki.hf.offload import CopyEngine, Done, StreamedLayers
+from vasuki.hf.model import LoadedModel
+from vasuki.hf.offload import CopyEngine, Done, StreamedLayers, copy_engine
 
 
 class _FlatLayer:
     """One layer's parameters and buffers in one flat host tensor, and the module's slots that point to them."""
 
     def __init__(self, module: torch.nn.Module, pinned: bool) -> None:
-        tensors = [*module.parameters(), *module.buffers()]
+        self.tensors = tensors = [*module.parameters(), *module.buffers()]
         # Every tensor starts at a multiple of 64 bytes, as kernels expect of weights.
         offsets, size = [], 0
         for tensor in tensors:
@@ -82,6 +84,10 @@ class WeightStream:
         for buffer in range(len(self._buffers)):
             self._fetch_next(buffer)
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a parameter or buffer of the model visits the device instead of living there."""
+        return any(tensor is held for flat in self._flat.values() for held in flat.tensors)
+
     @property
     def device_bytes(self) -> int:
         """Memory of the buffers."""
@@ -112,6 +118,24 @@ class WeightStream:
             return host.numel()
 
         self._fetched[index] = self.engine.submit(False, copy, [self.engine.computed()])
+
+
+def place_weights(loaded: LoadedModel, host_layers: int, engine: CopyEngine | None = None) -> LoadedModel:
+    """Move a model's weights to where they live while it runs: so many layers' on the host, all else on the device.
+
+    Returns the model with the engine that brings those layers, if there are any; the device's own if none is given.
+    """
+    model, device = loaded.model, loaded.device
+    if not host_layers:
+        model.to(device)
+        return loaded
+    engine = engine or copy_engine(device)
+    layers = decoder_layers(model, loaded.kv_layout.num_layers)
+    stream = WeightStream(layers, StreamedLayers.spread(len(layers), host_layers), device, engine)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if not stream.holds(tensor):
+            tensor.data = tensor.data.to(device)
+    return replace(loaded, copies=engine)
 
 
 def decoder_layers(model: Any, num_layers: int) -> torch.nn.ModuleList:

@@ -31,8 +31,9 @@ class StepRecord:
     seqs: int  # in the batch
     waiting: int  # sequences not in the batch
     kv_device_blocks: int = 0
-    kv_host_blocks: int = 0
-    swapped_blocks: int = 0  # moved between the tiers in this step
+    kv_host_blocks: int = 0  # with KV of all layers there, or of the streamed ones
+    swapped_blocks: int = 0  # of sequences that changed tier in this step
+    copied_bytes: int = 0  # KV that moved between the tiers in this step, streamed layers' included
     preempted: int = 0
     exposed_copy_s: float = 0.0
     hidden_copy_s: float = 0.0

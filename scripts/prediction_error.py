@@ -1,0 +1,132 @@
+"""How far predicted makespans are from measured ones on this machine: profile it, run three jobs, compare.
+
+    python scripts/prediction_error.py --model models/dates [--rows 64] [--repeats 3] [--profile FILE] [--quick]
+
+    summaries      long prompts, short outputs
+    translations   outputs a little longer than prompts
+    mixed          one long prompt, one long output and two short rows in turn
+
+Lengths are log-normal, scaled down where the model's context is short; every row generates exactly as many tokens as
+the plan was told. The profile is measured first, with this model's matrices, unless one is given. What is compared is
+the time from the plan to the last row: loading is not predicted. Measure on a machine with nothing else to do. The last
+line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from vasuki.config import load_job
+from vasuki.errors import VasukiError
+from vasuki.hf.profiler import profile_machine, write_profile
+from vasuki.job import run_job
+from vasuki.model_shape import ModelShape
+
+FULL_CONTEXT = 2048  # tokens that the lengths below are made for
+Ints = npt.NDArray[np.int64]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder")
+    parser.add_argument("--rows", type=int, default=64, help="of each job")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each job, of which the median counts")
+    parser.add_argument("--profile", type=Path, help="use this one instead of measuring")
+    parser.add_argument("--quick", action="store_true", help="measure the profile in seconds, and coarsely")
+    options = parser.parse_args()
+    try:
+        print(json.dumps(_compare(options)))
+    except VasukiError as error:
+        parser.exit(error.exit_code, f"{parser.prog}: {error}\n")
+
+
+def _compare(options: argparse.Namespace) -> dict[str, Any]:
+    shape = ModelShape.from_config_json(options.model)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        profile = options.profile
+        if profile is None:
+            measured = profile_machine(model=shape, quick=options.quick, progress=True)
+            profile = folder / f"{measured.name}.yaml"
+            write_profile(measured, profile)
+        report = {}
+        for job in ("summaries", "translations", "mixed"):
+            table = folder / f"{job}.parquet"
+            prompts, outputs = _lengths(job, options.rows, shape.max_context_tokens)
+            _write(table, prompts, outputs, shape.vocab_size)
+            runs = [_run(options.model, table, profile, folder / f"{job}-{run}") for run in range(options.repeats)]
+            predicted_s = statistics.median(predicted for predicted, _ in runs)
+            measured_s = statistics.median(measured for _, measured in runs)
+            report[job] = {
+                "prompt_tokens": int(prompts.sum()),
+                "output_tokens": int(outputs.sum()),
+                "predicted_s": round(predicted_s, 3),
+                "measured_s": [round(measured, 3) for _, measured in runs],
+                "error": round(predicted_s / measured_s - 1, 4),
+            }
+            print(
+                f"{job}: {len(prompts)} rows, predicted {predicted_s:.2f} s, measured {measured_s:.2f} s, "
+                f"{predicted_s / measured_s - 1:+.1%}",
+                flush=True,
+            )
+    return report
+
+
+def _lengths(job: str, rows: int, context: int) -> tuple[Ints, Ints]:
+    """`[rows]` prompt and output tokens."""
+    rng = np.random.default_rng(len(job))
+    scale = min(1.0, context / FULL_CONTEXT)
+
+    def draw(count: int, median: float, sigma: float, most: int) -> Ints:
+        tokens = np.minimum(rng.lognormal(np.log(median), sigma, count), most) * scale
+        return np.maximum(4, tokens).astype(np.int64)
+
+    if job == "summaries":
+        return draw(rows, 350, 0.7, 1500), draw(rows, 40, 0.6, 128)
+    if job == "translations":
+        return draw(rows, 110, 0.6, 400), draw(rows, 140, 0.6, 400)
+    quarter = -(-rows // 4)
+    prompts = np.concatenate([draw(quarter, 900, 0.3, 1500), draw(3 * quarter, 60, 0.5, 200)])
+    outputs = np.concatenate([draw(quarter, 24, 0.4, 64), draw(quarter, 220, 0.4, 400), draw(2 * quarter, 24, 0.4, 64)])
+    order = rng.permutation(len(prompts))[:rows]
+    return prompts[order], outputs[order]
+
+
+def _write(table: Path, prompts: Ints, outputs: Ints, vocab_size: int) -> None:
+    rng = np.random.default_rng(0)
+    tokens = [rng.integers(1, vocab_size, count).tolist() for count in prompts]
+    columns = {"id": list(range(len(prompts))), "prompt_token_ids": tokens, "max_tokens": outputs.tolist()}
+    pq.write_table(pa.table(columns), table)
+
+
+def _run(model: str, table: Path, profile: Path, output: Path) -> tuple[float, float]:
+    """Predicted and measured seconds between the plan and the last row."""
+    job = {
+        "model": {"path": model},
+        "input": {"path": str(table), "id": "id", "prompt_token_ids": "prompt_token_ids"},
+        "output": {"path": str(output)},
+        "sampling": {"max_tokens": {"column": "max_tokens"}, "ignore_eos": True},
+        "plan": {"gpu": str(profile), "output_length": "max"},
+    }
+    path = output.with_suffix(".yaml")
+    path.write_text(yaml.safe_dump(job))
+    manifest = run_job(load_job(path), quiet=True).manifest
+    timings, predicted_s = manifest.timings, manifest.predicted.makespan_s
+    assert predicted_s is not None, "runs are planned"
+    before_s = timings.makespan_s - timings.generate_s  # loading and planning, which the prediction takes as they were
+    return predicted_s - before_s, timings.generate_s
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""A plan for several GPUs.
+
+A replica of S stages keeps S micro-batches in flight, each with an S-th of the KV memory and a scheduler of its own, so
+what has to be planned is one such stream: its share of the rows on one replica, whose steps pass through all stages one
+after the other. As long as no stage ever waits, that takes as long as all streams side by side. What bubbles add is
+left to the simulation (`vasuki.pipeline`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+
+from vasuki.config import JobConfig
+from vasuki.errors import JobFileError
+from vasuki.layout import Layout
+from vasuki.lengths import Ints, Lengths
+from vasuki.lower_bound import job_lower_bound
+from vasuki.memory_budget import memory_budget
+from vasuki.model_shape import ModelShape
+from vasuki.plan import CostEstimate, OffloadMode, Plan
+from vasuki.planner import MOST_CHUNK_TOKENS, NUM_SEQS, OFFLOAD_MODES, make_plan, sample_rows
+from vasuki.profile import HardwareProfile
+from vasuki.scheduler import find_policy
+
+STAGED_OFFLOAD: Collection[OffloadMode] = ("none", "park")  # streamed layers are not priced stage by stage
+
+
+def plan_parallel(
+    lengths: Lengths, shape: ModelShape, profile: HardwareProfile, config: JobConfig, layout: Layout
+) -> Plan:
+    """Plan a job on the GPUs of a layout.
+
+    Limits and memory are those of one micro-batch, everything else is the whole job's.
+
+    Raises:
+        ModelError: the model cannot be cut this way, does not fit, or the profile does not say how GPUs are joined.
+        InputError: not one of the requests fits.
+        JobFileError: the job asks for what is not simulated with several stages or replicas.
+    """
+    layout.check(shape)
+    if layout.num_streams == 1:
+        return _plan(lengths, shape, profile, config, OFFLOAD_MODES, layout)
+    started_s = time.perf_counter()
+    _refuse(lengths, config, layout)
+    rows = math.ceil(len(lengths) / layout.num_streams)
+    replica = replace(layout, data_parallel=1)
+    stream = _plan(
+        lengths.take(sample_rows(lengths, rows)),
+        shape,
+        profile,
+        config,
+        OFFLOAD_MODES if layout.pipeline_parallel == 1 else STAGED_OFFLOAD,
+        replica,
+        _stream_kv_bytes(lengths, shape, profile, config, replica),
+    )
+    needed = lengths.prompt_tokens + lengths.limits - 1
+    fits = needed <= stream.settings.kv_tokens
+    job = lengths.take(np.flatnonzero(fits))
+    kv_tokens = stream.settings.kv_tokens * layout.pipeline_parallel
+    layout = replace(layout, host_layers=stream.layout.host_layers)
+    bound = job_lower_bound(shape, profile, job.prompt_tokens, job.output_tokens, kv_tokens, layout)
+    prompt_tokens, output_tokens = int(lengths.prompt_tokens.sum()), int(lengths.output_tokens.sum())
+    tokens = int(job.prompt_tokens.sum() + job.output_tokens.sum())
+    price, currency = stream.cost.price_per_hour, stream.cost.currency
+    return replace(
+        stream,
+        requests=len(lengths),
+        prompt_tokens=prompt_tokens,
+        output_tokens_estimate=output_tokens,
+        lower_bound_s=bound.seconds,
+        bound_by=bound.binding,
+        optimal=False,
+        cost=CostEstimate.of(stream.makespan_s, layout.num_gpus, price, currency, tokens),
+        plan_s=time.perf_counter() - started_s,
+        layout=layout,
+        misfits=int((~fits).sum()),
+        misfit="" if fits.all() else _misfit(int(np.argmin(fits)), needed, stream.settings.kv_tokens),
+    )
+
+
+def _plan(
+    lengths: Lengths,
+    shape: ModelShape,
+    profile: HardwareProfile,
+    config: JobConfig,
+    offload_modes: Collection[OffloadMode],
+    layout: Layout,
+    kv_bytes: int | None = None,
+) -> Plan:
+    return make_plan(
+        lengths,
+        shape,
+        profile,
+        plan=config.plan,
+        engine=config.engine,
+        kv=config.kv,
+        cost=config.cost,
+        kv_bytes=kv_bytes,
+        offload_modes=offload_modes,
+        layout=layout,
+    )
+
+
+def _misfit(row: int, needed: Ints, kv_tokens: int) -> str:
+    return f"row {row} needs KV memory for {needed[row]:,} tokens, a micro-batch has room for {kv_tokens:,}"
+
+
+def _refuse(lengths: Lengths, config: JobConfig, layout: Layout) -> None:
+    """Raises JobFileError for what `simulate_pipelines` does not price."""
+    if lengths.arrived_at_s is not None:
+        raise JobFileError("arrived_at is not simulated with several replicas or stages; leave the column out")
+    if layout.pipeline_parallel > 1 and find_policy(config.engine.policy).padded:
+        raise JobFileError(f"policy {config.engine.policy} pads its batches, which is not simulated with stages")
+    if layout.pipeline_parallel > 1 and config.kv.offload == "stream":
+        raise JobFileError("kv.offload: stream is not simulated with stages")
+
+
+def _stream_kv_bytes(
+    lengths: Lengths, shape: ModelShape, profile: HardwareProfile, config: JobConfig, layout: Layout
+) -> int:
+    """KV memory of each GPU that one micro-batch may fill. All have the same share, whatever their step size."""
+    engine = config.engine
+    step_tokens = MOST_CHUNK_TOKENS if engine.chunk_tokens == "auto" else engine.chunk_tokens
+    if not find_policy(engine.policy).chunked:
+        step_tokens = int(lengths.prompt_tokens.max())
+    budget = memory_budget(
+        shape,
+        profile,
+        device_memory=config.kv.device_memory,
+        max_step_tokens=step_tokens,
+        max_num_seqs=NUM_SEQS if engine.max_num_seqs == "auto" else engine.max_num_seqs,
+        layout=layout,
+    )
+    return budget.kv_bytes // layout.pipeline_parallel
