@@ -50,7 +50,8 @@ def test_a_plan_has_the_fields_that_users_rely_on() -> None:
     fields = plan.to_dict()
     assert list(fields) == [
         *("gpu", "requests", "prompt_tokens", "output_tokens_estimate", "makespan_s", "lower_bound_s", "gap", "solver"),
-        *("optimal", "policy", "chunk_tokens", "max_num_seqs", "offload", "cost", "plan_s"),
+        *("optimal", "policy", "chunk_tokens", "max_num_seqs", "offload", "cost", "uncertainty"),
+        "plan_s",
     ]
     assert fields["requests"] == 60
     assert fields["prompt_tokens"] == lengths.prompt_tokens.sum()
@@ -133,6 +134,11 @@ def test_known_lengths_are_worth_something_and_uncertainty_costs() -> None:
     learned = make_plan(lengths, LLAMA, A10)
     assert known.makespan_s < learned.makespan_s
     assert known.lower_bound_s == pytest.approx(learned.lower_bound_s, rel=0.1)
+    assert learned.uncertainty is not None
+    assert 0 < learned.uncertainty < 0.5
+    assert known.uncertainty is None
+    at_most = Lengths(lengths.prompt_tokens, lengths.limits, lengths.limits)
+    assert make_plan(at_most, LLAMA, A10).uncertainty is None, "nobody knows what the outputs will be"
 
 
 def test_optimal_is_said_only_of_what_was_proved() -> None:
@@ -245,6 +251,10 @@ def test_requests_that_never_fit_are_named_with_what_they_need() -> None:
     assert "row 1 needs KV memory for 9,019 tokens" in plan.misfit
     assert "has room for 4,096" in plan.misfit
     assert plan.requests == 4
+    fitting = make_plan(lengths.take(np.array([0, 2])), LLAMA, A10, kv=KVConfig(device_memory=2**29))
+    assert (plan.chunk_tokens, plan.makespan_s) == (fitting.chunk_tokens, fitting.makespan_s), (
+        "planned by those that fit"
+    )
     with pytest.raises(InputError, match="no request fits: row 0 needs KV memory for 9,019 tokens"):
         make_plan(lengths.take(np.array([1])), LLAMA, A10, kv=KVConfig(device_memory=2**29))
 

@@ -71,6 +71,8 @@ def _notes(plan: Plan) -> Iterable[str]:
         yield "{} GPUs: {} tensor x {} pipeline x {} data parallel".format(layout.num_gpus, *degrees)
     if layout.num_streams > 1:
         yield "chunk, seqs and KV memory are those of one micro-batch, of which every stage of a replica has one"
+    if plan.uncertainty is not None:
+        yield f"not knowing output lengths beforehand changes the makespan by {plan.uncertainty:+.1%}"
     yield f"KV memory for {plan.settings.kv_tokens:,} tokens; the bound counts {plan.bound_by.replace('_', ' ')}"
     yield f"steps: {plan.mixing}"
     yield f"offload {plan.offload.mode}: {plan.offload.reason}"

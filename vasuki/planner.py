@@ -169,9 +169,13 @@ class _Planner:
         self.costs = {each: CostModel(shape, profile, each) for each in self.layouts}
 
     def make(self) -> Plan:
-        candidates = sorted(self._without_offload(), key=lambda candidate: candidate.state.request_s)
+        candidates = self._ranked()
         fits, misfit = self._fitting(max((candidate.settings for candidate in candidates), key=lambda s: s.num_blocks))
-        job = self.lengths if fits.all() else self.lengths.take(np.flatnonzero(fits))
+        job = self.lengths
+        if misfit:
+            job = job.take(np.flatnonzero(fits))
+            self.work = Workload.of(job)
+            candidates = self._ranked()
         largest = int((job.prompt_tokens + job.limits).max()) - 1
         candidates = [candidate for candidate in candidates if candidate.settings.kv_tokens >= largest]
         chosen, prediction = self._with_offload(*self._best(candidates, job), job)
@@ -204,6 +208,7 @@ class _Planner:
             bound_by=bound.binding,
             prompt_steps_share=prediction.prompt_steps_share,
             simulated_requests=prediction.simulated_requests,
+            uncertainty=self._uncertainty(chosen, prediction, job),
             misfits=int((~fits).sum()),
             misfit=misfit,
         )
@@ -241,6 +246,10 @@ class _Planner:
             return self._num_blocks(chunk_tokens, 1, layout) * self.block_tokens >= shortest
         except ModelError:
             return False
+
+    def _ranked(self) -> list[_Candidate]:
+        """The fastest steady state first."""
+        return sorted(self._without_offload(), key=lambda candidate: candidate.state.request_s)
 
     def _without_offload(self) -> Iterator[_Candidate]:
         """Every step size and mixing worth considering that memory allows."""
@@ -557,19 +566,27 @@ class _Planner:
         row_us = runs * (RUN_US + SEQUENCE_US * sequences) + STEP_US * self.work.output_tokens / sequences
         return round(max(SIMULATION_US / row_us, SAMPLE_WAVES * sequences))
 
-    def _predict(self, candidate: _Candidate, job: Lengths) -> Prediction:
-        """Simulate the job, or a sample of it to which the missing rows are added."""
+    def _uncertainty(self, chosen: _Candidate, prediction: Prediction, job: Lengths) -> float | None:
+        """What rows of recorded outputs lose by being run as if these were not known."""
+        if self.known or not self.policy.ordered or (job.output_tokens >= job.limits).all():
+            return None
+        told = self._predict(chosen, job, known=True)
+        return prediction.result.makespan_s / told.result.makespan_s - 1
+
+    def _predict(self, candidate: _Candidate, job: Lengths, known: bool | None = None) -> Prediction:
+        """Simulate the job, or a sample of it to which the missing rows are added; `known`: as if outputs were."""
+        known = self.known if known is None else known
         settings = candidate.settings
         most_rows = self._affordable_rows(candidate.state.sequences)
         sample = job if len(job) <= most_rows else job.take(sample_rows(job, most_rows))
         solver = self.plan_config.solver
         if solver == "auto":
-            solver = "milp" if self.known and len(job) <= MILP_ROWS else "greedy"
+            solver = "milp" if known and len(job) <= MILP_ROWS else "greedy"
         order = order_requests(
-            sample.requests(self.known),
+            sample.requests(known),
             settings,
             solver=solver,
-            output_length=self.plan_config.output_length,
+            output_length=Column(column="recorded") if known and not self.known else self.plan_config.output_length,
             window_rows=self.plan_config.window_rows,
             seed=self.seed,
         )
@@ -595,7 +612,7 @@ class _Planner:
         # The arithmetic knows how vasuki fills memory; of the other policies it takes what the sample shows.
         row_s = UNEVEN * candidate.state.request_s if self.policy.ordered else _steady_s(ends_s)
         solved = order.solved
-        proved = self.known and not missing and solved.optimal and result.stats.steps == solved.steps
+        proved = known and not missing and solved.optimal and result.stats.steps == solved.steps
         makespan_s = result.makespan_s + missing * row_s
         return Prediction(makespan_s, len(sample), shares.prompts_s / shares.all_s, result, solved.solver, proved)
 
