@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models import ARCHITECTURES, load, prompts, reference, requests_of, run
-from vasuki.hf.packed_linear import LinearKernel, PackedLinear, load_kernel, pack_linear_layers
+from vasuki.hf.packed_linear import GatedMLP, LinearKernel, PackedLinear, load_kernel, pack_linear_layers
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 
@@ -74,6 +74,36 @@ def test_a_row_does_not_depend_on_its_neighbours(kernel: LinearKernel) -> None:
         together = packed(x)
         for count in (1, 2, 5, 7, 12):
             assert torch.equal(packed(x[3 : 3 + count]), together[3 : 3 + count])
+
+
+@given(
+    rows=st.integers(1, 130),
+    sizes=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    bias=st.booleans(),
+    saved_as=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 99),
+)
+def test_gated_equals_its_parts(
+    kernel: LinearKernel, rows: int, sizes: tuple[int, int], bias: bool, saved_as: torch.dtype, seed: int
+) -> None:
+    up, gate = (PackedLinear(_layer(*sizes, bias, saved_as, seed + which), kernel) for which in (0, 1))
+    x = torch.randn(rows, sizes[0], generator=torch.Generator().manual_seed(seed))
+    if up.panels.dtype is not gate.panels.dtype:  # tiny float32 weights may happen to fit bfloat16
+        return
+    with torch.inference_mode():
+        expected = torch.nn.functional.silu(gate(x)) * up(x)
+        torch.testing.assert_close(kernel.gated(x, up, gate), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_mlps_are_replaced_where_they_are_what_they_seem(kernel: LinearKernel) -> None:
+    def gated_layers(name: str) -> list[torch.nn.Module]:
+        model = copy.deepcopy(load(name).model)
+        pack_linear_layers(model, kernel)
+        return [module for module in model.modules() if isinstance(module, GatedMLP)]
+
+    assert len(gated_layers("llama")) == 3
+    assert not gated_layers("gemma2"), "its activation is another"
+    assert not gated_layers("gpt_neox"), "it has no gate"
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

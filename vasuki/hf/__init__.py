@@ -1,5 +1,6 @@
 """The real executor: Hugging Face models on torch. The only room that imports torch and transformers.
 
+host        threads and memory of the process
 model       a folder or hub id -> LoadedModel, or a refusal that names what is missing
 tokenizer   text and messages -> token ids -> text
 inputs      a Batch -> the tensors of one packed forward
@@ -10,8 +11,6 @@ sampler     logits -> token ids
 executor    puts these together behind `engine.Executor`
 """
 
-import os
+from vasuki.hf import host
 
-# Before torch loads its thread pool: threads that wait for work sleep instead of spinning. Spinning gains microseconds
-# on a machine of one's own and loses whole time slices on one that is shared, tenfold in a job with a small model.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+host.prepare()

@@ -130,14 +130,16 @@ def attend(
     """
     if step.offload is not None:
         step.offload.before_layer(layer)
-    step.cache.write(layer, key, value, step.rows)
     query = query.contiguous()
     if step.tiles is not None:
+        step.tiles.kernel.write(key, value, step.rows, step.cache.layers[layer])
         output = _attend_tiles(query, layer, step, step.tiles, variant)
-    elif step.varlen is not None and variant.is_plain:
-        output = step.varlen(query, step.cache.layers[layer], variant)
     else:
-        output = _attend_gathered(query, layer, step, variant)
+        step.cache.write(layer, key, value, step.rows)
+        if step.varlen is not None and variant.is_plain:
+            output = step.varlen(query, step.cache.layers[layer], variant)
+        else:
+            output = _attend_gathered(query, layer, step, variant)
     if step.offload is not None:
         step.offload.after_layer(layer)
     return output

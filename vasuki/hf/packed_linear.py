@@ -8,6 +8,7 @@ where that is what the model was saved in, which loses nothing and halves what a
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 
@@ -26,9 +27,11 @@ class LinearKernel:
             torch.bfloat16: library.vasuki_linear_bf16,
             torch.float32: library.vasuki_linear_float,
         }
-        for function in self._functions.values():
-            function.restype = None
-            function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3
+        self._gated = {torch.bfloat16: library.vasuki_gated_bf16, torch.float32: library.vasuki_gated_float}
+        for functions, pointers in ((self._functions, 4), (self._gated, 6)):
+            for function in functions.values():
+                function.restype = None
+                function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * 3
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """`[out, in]` in float32 -> panels `[out / features, in, features]`, in bfloat16 if that holds every value."""
@@ -57,14 +60,29 @@ class LinearKernel:
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         output = rows.new_empty(len(rows), out_features)
         self._functions[panels.dtype](
-            rows.data_ptr(),
-            panels.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            output.data_ptr(),
-            *rows.shape,
-            out_features,
+            rows.data_ptr(), panels.data_ptr(), _address(bias), output.data_ptr(), *rows.shape, out_features
         )
         return output.view(*x.shape[:-1], out_features)
+
+    def gated(self, x: torch.Tensor, up: PackedLinear, gate: PackedLinear) -> torch.Tensor:
+        """`up(x) * silu(gate(x))`, without either product in memory; both are of one size and stored alike."""
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        output = rows.new_empty(len(rows), up.out_features)
+        self._gated[up.panels.dtype](
+            rows.data_ptr(),
+            up.panels.data_ptr(),
+            _address(up.bias),
+            gate.panels.data_ptr(),
+            _address(gate.bias),
+            output.data_ptr(),
+            *rows.shape,
+            up.out_features,
+        )
+        return output.view(*x.shape[:-1], up.out_features)
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 class PackedLinear(torch.nn.Module):
@@ -88,6 +106,39 @@ class PackedLinear(torch.nn.Module):
         return self._kernel(x, self.panels, self.bias, self.out_features)
 
 
+class GatedMLP(torch.nn.Module):
+    """What takes the place of an MLP `down(silu(gate(x)) * up(x))` with packed layers."""
+
+    def __init__(self, mlp: Any, kernel: LinearKernel) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self._kernel = kernel
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.down_proj(self._kernel.gated(x, self.up_proj, self.gate_proj))
+        return output
+
+    @staticmethod
+    def replaces(module: torch.nn.Module) -> bool:
+        """Whether a module is such an MLP: by the names of its parts, and by what it answers."""
+        parts = dict(module.named_children())
+        if set(parts) - {"act_fn"} != {"gate_proj", "up_proj", "down_proj"}:
+            return False
+        gate, up, down = parts["gate_proj"], parts["up_proj"], parts["down_proj"]
+        if not (isinstance(gate, PackedLinear) and isinstance(up, PackedLinear)):
+            return False
+        if gate.panels.dtype is not up.panels.dtype or gate.out_features != up.out_features:
+            return False
+        x = torch.linspace(-3, 3, gate.in_features, dtype=torch.float32).view(1, 1, -1)
+        with torch.inference_mode():
+            try:
+                answer = module(x)
+            except (TypeError, RuntimeError):  # it wants something else than rows
+                return False
+            expected = down(torch.nn.functional.silu(gate(x)) * up(x))
+            return isinstance(answer, torch.Tensor) and torch.equal(answer, expected)
+
+
 def load_kernel() -> LinearKernel | None:
     """The kernel for this processor; None if it cannot be had."""
     library = native.load("packed_linear.cpp")
@@ -95,8 +146,13 @@ def load_kernel() -> LinearKernel | None:
 
 
 def pack_linear_layers(model: torch.nn.Module, kernel: LinearKernel) -> None:
-    """Replace a model's float32 linear layers, one by one, so that both forms of only one lie in memory."""
+    """Replace a model's float32 linear layers, one by one, so that both forms of only one lie in memory; then the MLPs
+    that are made of them."""
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
             if type(module) is Linear and module.weight.dtype is torch.float32:
                 setattr(parent, name, PackedLinear(module, kernel))
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            if GatedMLP.replaces(module):
+                setattr(parent, name, GatedMLP(module, kernel))

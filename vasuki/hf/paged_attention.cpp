@@ -9,6 +9,8 @@
 //
 // HEAD_DIM (a multiple of 4) and ELEMENT (float or bf16) are set when the file is compiled for a model.
 
+#include <omp.h>
+
 #include <limits>
 #include <type_traits>
 #include <vector>
@@ -51,24 +53,6 @@ static inline float sum_of(Short value) {
   return sum;
 }
 
-// exp(x) for x <= 0, to about 2e-7: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]. Unlike std::exp it vectorises.
-static inline float exp_negative(float x) {
-  x = std::max(x, -87.0f);
-  const float n = std::nearbyint(x * 1.44269504f);
-  const float r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
-  float p = 1.38873136e-3f;
-  p = p * r + 8.33360776e-3f;
-  p = p * r + 4.16664853e-2f;
-  p = p * r + 1.66666672e-1f;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  const int32_t bits = (int32_t(n) + 127) << 23;
-  float scale;
-  std::memcpy(&scale, &bits, sizeof scale);
-  return p * scale;
-}
-
 struct Call {
   const T* query;
   const T* cache;
@@ -85,7 +69,10 @@ struct Call {
     return cache + table[block] * 2 * block_tokens * stride() + head * D;
   }
   int64_t begin(int64_t position) const { return window > 0 ? std::max<int64_t>(0, position + 1 - window) : 0; }
-  float capped(float score) const { return softcap > 0 ? softcap * std::tanh(score / softcap) : score; }
+  void cap(float* scores, int64_t count) const {
+    if (softcap > 0)
+      for (int64_t t = 0; t < count; ++t) scores[t] = softcap * std::tanh(scores[t] / softcap);
+  }
 };
 
 // What a row's softmax has seen so far: the largest score, and the sum of weights relative to it.
@@ -132,38 +119,44 @@ static const float* as_floats(const bf16* at, int64_t stride, int64_t first, int
   return room.data();
 }
 
-static void attend_token(const Call& call, int64_t token, int64_t position, const int64_t* table, int64_t head,
-                         Scratch& scratch) {
+// One token's query heads of KV heads [first_head, last_head). They walk the blocks together, so that memory is read in the
+// order in which it lies.
+static void attend_token(const Call& call, int64_t token, int64_t position, const int64_t* table, int64_t first_head,
+                         int64_t last_head, Scratch& scratch) {
   const int64_t group = call.group(), block_tokens = call.block_tokens, end = position + 1, begin = call.begin(position);
   const int64_t stride = std::is_same<T, float>::value ? call.stride() : D;
-  const int64_t at = (token * call.num_heads + head * group) * D;
+  const int64_t first_row = first_head * group, rows = (last_head - first_head) * group;
+  const int64_t at = (token * call.num_heads + first_row) * D;
   float *query = scratch.query.data(), *sums = scratch.sums.data(), *scores = scratch.scores.data();
-  for (int64_t i = 0; i < group * D; ++i) query[i] = to_float(call.query[at + i]) * call.scaling;
-  std::fill(sums, sums + group * D, 0.0f);
-  for (int64_t g = 0; g < group; ++g) scratch.softmax[g] = softmax_of(call, head * group + g);
+  for (int64_t i = 0; i < rows * D; ++i) query[i] = to_float(call.query[at + i]) * call.scaling;
+  std::fill(sums, sums + rows * D, 0.0f);
+  for (int64_t row = 0; row < rows; ++row) scratch.softmax[row] = softmax_of(call, first_row + row);
   for (int64_t b = begin / block_tokens; b * block_tokens < end; ++b) {
-    const T* block = call.keys(table, b, head);
     const int64_t first = std::max<int64_t>(0, begin - b * block_tokens);
     const int64_t last = std::min(block_tokens, end - b * block_tokens);
-    const float* keys = as_floats(block, call.stride(), first, last, scratch.keys);
-    const float* values = as_floats(block + block_tokens * call.stride(), call.stride(), first, last, scratch.values);
-    for (int64_t g = 0; g < group; ++g) {
-      Short q[VECTORS], sum[VECTORS];
-      for (int v = 0; v < VECTORS; ++v) q[v] = load(query + g * D + v * SHORT_LANES);
-      for (int64_t t = first; t < last; ++t) {
-        Short dot = q[0] * load(keys + t * stride);
-        for (int v = 1; v < VECTORS; ++v) dot += q[v] * load(keys + t * stride + v * SHORT_LANES);
-        scores[t] = call.capped(sum_of(dot));
+    for (int64_t head = first_head; head < last_head; ++head) {
+      const T* block = call.keys(table, b, head);
+      const float* keys = as_floats(block, call.stride(), first, last, scratch.keys);
+      const float* values = as_floats(block + block_tokens * call.stride(), call.stride(), first, last, scratch.values);
+      for (int64_t row = (head - first_head) * group; row < (head - first_head + 1) * group; ++row) {
+        Short q[VECTORS], sum[VECTORS];
+        for (int v = 0; v < VECTORS; ++v) q[v] = load(query + row * D + v * SHORT_LANES);
+        for (int64_t t = first; t < last; ++t) {
+          Short dot = q[0] * load(keys + t * stride);
+          for (int v = 1; v < VECTORS; ++v) dot += q[v] * load(keys + t * stride + v * SHORT_LANES);
+          scores[t] = sum_of(dot);
+        }
+        call.cap(scores + first, last - first);
+        const float shrink = scratch.softmax[row].add(scores + first, last - first);
+        for (int v = 0; v < VECTORS; ++v) sum[v] = load(sums + row * D + v * SHORT_LANES) * shrink;
+        for (int64_t t = first; t < last; ++t)
+          for (int v = 0; v < VECTORS; ++v) sum[v] += scores[t] * load(values + t * stride + v * SHORT_LANES);
+        for (int v = 0; v < VECTORS; ++v) store(sums + row * D + v * SHORT_LANES, sum[v]);
       }
-      const float shrink = scratch.softmax[g].add(scores + first, last - first);
-      for (int v = 0; v < VECTORS; ++v) sum[v] = load(sums + g * D + v * SHORT_LANES) * shrink;
-      for (int64_t t = first; t < last; ++t)
-        for (int v = 0; v < VECTORS; ++v) sum[v] += scores[t] * load(values + t * stride + v * SHORT_LANES);
-      for (int v = 0; v < VECTORS; ++v) store(sums + g * D + v * SHORT_LANES, sum[v]);
     }
   }
-  for (int64_t g = 0; g < group; ++g)
-    for (int64_t d = 0; d < D; ++d) assign(call.out[at + g * D + d], sums[g * D + d] / scratch.softmax[g].total);
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t d = 0; d < D; ++d) assign(call.out[at + row * D + d], sums[row * D + d] / scratch.softmax[row].total);
 }
 
 // Copies positions [first, last) of a sequence: keys transposed [D][SPAN], values [SPAN][WIDTH].
@@ -220,8 +213,7 @@ static void attend_tile(const Call& call, int64_t token, int64_t count, int64_t 
       }
       std::fill(own_scores, own_scores + from, 0.0f);
       std::fill(own_scores + to, own_scores + (span_end - span), 0.0f);
-      if (call.softcap > 0)
-        for (int64_t t = from; t < to; ++t) own_scores[t] = call.capped(own_scores[t]);
+      call.cap(own_scores + from, to - from);
       const float shrink = scratch.softmax[row].add(own_scores + from, to - from);
       for (int64_t d = 0; d < WIDTH; ++d) sums[row * WIDTH + d] *= shrink;
     }
@@ -241,6 +233,21 @@ static void attend_tile(const Call& call, int64_t token, int64_t count, int64_t 
   }
 }
 
+// Stores keys and values of a step's tokens. keys, values [tokens, num_kv_heads * D], tokens `key_stride` and `value_stride`
+// apart; a key goes to row `rows[token]` of the cache seen as [.., num_kv_heads * D], its value
+// `block_tokens` further.
+extern "C" void vasuki_paged_write(const T* keys, const T* values, const int64_t* rows, T* cache, int64_t tokens,
+                                   int64_t key_stride, int64_t value_stride, int64_t block_tokens,
+                                   int64_t num_kv_heads) {
+  const int64_t width = num_kv_heads * D;
+#pragma omp parallel for if (tokens * width >= 1 << 15)
+  for (int64_t token = 0; token < tokens; ++token) {
+    T* to = cache + rows[token] * width;
+    std::memcpy(to, keys + token * key_stride, width * sizeof(T));
+    std::memcpy(to + block_tokens * width, values + token * value_stride, width * sizeof(T));
+  }
+}
+
 // query, out   [num_packed_tokens, num_heads, D]
 // cache        [num_blocks, 2, block_tokens, num_kv_heads, D]
 // tiles        [num_tiles, 4]: first packed token, tokens, position of the first, row of `tables`
@@ -255,17 +262,22 @@ extern "C" void vasuki_paged_attention(const T* query, const T* cache, const int
                                        float scaling, float softcap) {
   const Call call{query,        cache,     tables,       sinks,  out,     width,
                   block_tokens, num_heads, num_kv_heads, window, scaling, softcap};
+  // Heads are shared out among threads only where there are few tiles: side by side they read memory in order.
+  const int64_t lanes = num_tiles >= 4 * omp_get_max_threads() ? 1 : num_kv_heads;
 #pragma omp parallel
   {
     const int64_t group = call.group(), slice = std::max<int64_t>(1, std::min(group, MOST_ROWS / longest));
-    Scratch scratch(std::max(group, longest * slice), block_tokens);
+    Scratch scratch(std::max(num_heads, longest * slice), block_tokens);
 #pragma omp for schedule(dynamic, 1) collapse(2)
     for (int64_t i = 0; i < num_tiles; ++i)
-      for (int64_t head = 0; head < num_kv_heads; ++head) {
+      for (int64_t lane = 0; lane < lanes; ++lane) {
         const int64_t *tile = tiles + i * 4, *table = tables + tile[3] * width;
-        if (tile[1] == 1)
-          attend_token(call, tile[0], tile[2], table, head, scratch);
-        else
+        const int64_t first_head = lane * num_kv_heads / lanes, last_head = (lane + 1) * num_kv_heads / lanes;
+        if (tile[1] == 1) {
+          attend_token(call, tile[0], tile[2], table, first_head, last_head, scratch);
+          continue;
+        }
+        for (int64_t head = first_head; head < last_head; ++head)
           for (int64_t g = 0; g < group; g += slice)
             attend_tile(call, tile[0], tile[1], tile[2], table, head, head * group + g, std::min(slice, group - g),
                         scratch);

@@ -19,6 +19,26 @@ class PagedKernel:
         self._function.restype = None
         self._function.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 7 + [ctypes.c_float] * 2
 
+        self._write = library.vasuki_paged_write
+        self._write.restype = None
+        self._write.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 5
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor) -> None:
+        """Store keys and values `[num_tokens, num_kv_heads, head_dim]`. Its plain twin is `KVCache.write`."""
+        _, _, block_tokens, num_kv_heads, _ = cache.shape
+        keys, values = keys.flatten(1), values.flatten(1)  # without a copy, unless heads lie apart
+        self._write(
+            keys.data_ptr(),
+            values.data_ptr(),
+            rows.data_ptr(),
+            cache.data_ptr(),
+            len(rows),
+            keys.stride(0),
+            values.stride(0),
+            block_tokens,
+            num_kv_heads,
+        )
+
     def __call__(
         self,
         query: torch.Tensor,
@@ -61,7 +81,7 @@ def load_kernel(head_dim: int, dtype: torch.dtype) -> PagedKernel | None:
     element = _ELEMENTS.get(dtype)
     if element is None or head_dim % 4:
         return None
-    # -ffast-math lets sums be reordered, which vectorises them; infinities still mark what is masked.
-    flags = ("-ffast-math", "-fno-finite-math-only", f"-DHEAD_DIM={head_dim}", f"-DELEMENT={element}")
+    # -ffast-math lets sums be reordered, which vectorises them.
+    flags = ("-ffast-math", f"-DHEAD_DIM={head_dim}", f"-DELEMENT={element}")
     library = native.load("paged_attention.cpp", flags)
     return None if library is None else PagedKernel(library)

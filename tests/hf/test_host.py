@@ -1,0 +1,55 @@
+"""Threads and memory of the process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vasuki.hf import host
+
+
+@pytest.mark.parametrize(
+    ("text", "percent"),
+    [
+        ("some avg10=12.50 avg60=3.00 avg300=1.00 total=7\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n", 12.5),
+        ("", 0.0),
+        ("some avg10=much\n", 0.0),
+    ],
+)
+def test_pressure_is_read(tmp_path: Path, text: str, percent: float) -> None:
+    (tmp_path / "cpu").write_text(text)
+    assert host.cpu_pressure(tmp_path / "cpu") == percent
+    assert host.cpu_pressure(tmp_path / "absent") == 0.0
+
+
+@pytest.mark.parametrize(("percent", "spins"), [(0.0, str(host.SPINS)), (60.0, "0")])
+def test_threads_spin_only_where_nobody_waits(monkeypatch: pytest.MonkeyPatch, percent: float, spins: str) -> None:
+    monkeypatch.setattr(host, "cpu_pressure", lambda: percent)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    host.prepare()
+    assert os.environ["GOMP_SPINCOUNT"] == spins
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    host.prepare()
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts page faults of glibc")
+def test_freed_blocks_are_reused_without_page_faults() -> None:
+    code = """
+import resource, sys
+from vasuki.hf import host
+import torch
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def allocate(count):
+    before = faults()
+    for _ in range(count):
+        blocks = [torch.ones(5_000_000) for _ in range(3)]
+    return faults() - before
+allocate(2)
+assert allocate(10) < 10 * 3 * 4000, "pages are taken anew"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
