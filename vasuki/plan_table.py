@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from vasuki.plan import Plan
 from vasuki.simulation import Simulated, Spread
-from vasuki.units import duration, money
+from vasuki.units import duration, money_text
 
 WIDTH = 100
 
@@ -25,8 +25,8 @@ def plan_table(plans: Iterable[Plan]) -> str:
                 duration(plan.makespan_s),
                 duration(plan.lower_bound_s),
                 f"{plan.gap:.0%}",
-                money(plan.cost.amount, plan.cost.currency),
-                money(plan.cost.per_million_tokens, ""),
+                money_text(plan.cost.amount, plan.cost.currency),
+                money_text(plan.cost.per_million_tokens, ""),
                 str(plan.chunk_tokens),
                 str(plan.max_num_seqs),
                 plan.offload.mode + (f" {plan.offload.layers}" if plan.offload.layers else ""),

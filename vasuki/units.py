@@ -1,6 +1,10 @@
-"""Numbers as people read them."""
+"""Numbers as people read them. Every formatter that takes None, for what is not known, writes a dash."""
 
 from __future__ import annotations
+
+import math
+
+UNKNOWN = "-"
 
 
 def duration(seconds: float) -> str:
@@ -13,6 +17,59 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def money(amount: float | None, currency: str = "") -> str:
-    """`12.40 USD`, `0.0123 USD`; `-` where nothing is known."""
-    return "-" if amount is None else f"{amount:.{2 if amount >= 1 else 4}f} {currency}".strip()
+def time_text(seconds: float | None) -> str:
+    """`0.052 s`, `3.2 s`, `4 min 05 s`, `2 h 07 min`."""
+    if seconds is None:
+        return UNKNOWN
+    return f"{seconds:.2g} s" if 0 < seconds < 1 else duration(seconds)
+
+
+def money_text(amount: float | None, currency: str = "") -> str:
+    """Three significant digits, cents at least: `0.0512 USD`, `0.75 USD`, `12.30 USD`."""
+    if amount is None:
+        return UNKNOWN
+    decimals = 2 if amount == 0 else max(2, 2 - math.floor(math.log10(abs(amount))))
+    text = f"{amount:,.{decimals}f}"
+    while decimals > 2 and text.endswith("0"):
+        text, decimals = text[:-1], decimals - 1
+    return f"{text} {currency}".strip()
+
+
+def count_text(number: float | None) -> str:
+    """Exact up to a hundred thousand, then `1.23 million`."""
+    if number is None:
+        return UNKNOWN
+    if abs(number) >= 1e9:
+        return f"{number / 1e9:.2f} billion"
+    return f"{number / 1e6:.2f} million" if abs(number) >= 1e5 else f"{number:,.0f}"
+
+
+def bytes_text(num_bytes: float | None) -> str:
+    """`512 B`, `1.5 GiB`."""
+    if num_bytes is None:
+        return UNKNOWN
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"
+
+
+def percent_text(share: float | None, signed: bool = False) -> str:
+    """`4 %`, `0.4 %`; signed: `+4 %`."""
+    if share is None:
+        return UNKNOWN
+    percent = round(100 * share, 1) or 0.0  # never a negative zero
+    digits = 1 if abs(percent) < 0.95 and percent else 0
+    return f"{percent:{'+' if signed else ''},.{digits}f} %"
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def listing(words: list[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

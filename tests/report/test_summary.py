@@ -8,7 +8,7 @@ from run_folders import simulate_run, write_run
 from vasuki.io.location import Location
 from vasuki.io.manifest import Cost, Manifest, Prediction, RowCounts, TokenCounts, read_manifest
 from vasuki.report import summary_lines
-from vasuki.report.units import bytes_text, count_text, listing, money_text, percent_text, plural, time_text
+from vasuki.units import bytes_text, count_text, listing, money_text, percent_text, plural, time_text
 
 
 def test_a_run_in_six_lines(tmp_path: Path) -> None:

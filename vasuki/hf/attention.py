@@ -130,19 +130,25 @@ def attend(
     """
     if step.offload is not None:
         step.offload.before_layer(layer)
+    store(key, value, layer, step)
     query = query.contiguous()
     if step.tiles is not None:
-        step.tiles.kernel.write(key, value, step.rows, step.cache.layers[layer])
         output = _attend_tiles(query, layer, step, step.tiles, variant)
+    elif step.varlen is not None and variant.is_plain:
+        output = step.varlen(query, step.cache.layers[layer], variant)
     else:
-        step.cache.write(layer, key, value, step.rows)
-        if step.varlen is not None and variant.is_plain:
-            output = step.varlen(query, step.cache.layers[layer], variant)
-        else:
-            output = _attend_gathered(query, layer, step, variant)
+        output = _attend_gathered(query, layer, step, variant)
     if step.offload is not None:
         step.offload.after_layer(layer)
     return output
+
+
+def store(key: torch.Tensor, value: torch.Tensor, layer: int, step: StepInputs) -> None:
+    """Put a step's keys and values `[num_tokens, num_kv_heads, head_dim]` into their blocks."""
+    if step.tiles is not None:
+        step.tiles.kernel.write(key, value, step.rows, step.cache.layers[layer])
+    else:
+        step.cache.write(layer, key, value, step.rows)
 
 
 def _attend_tiles(

@@ -32,7 +32,7 @@ from vasuki.report.comparison import Result, Workload
 from vasuki.report.history import Series, Usual
 from vasuki.report.table import PAPER_METRIC
 from vasuki.report.timeline import Counts, Timeline
-from vasuki.report.units import money_text, percent_text, time_text
+from vasuki.units import money_text, percent_text, time_text
 
 _TAIL_SHARE = 0.2  # how much of the end the tail's figure shows
 

@@ -19,7 +19,7 @@ from vasuki.errors import InputError
 from vasuki.report.comparison import Result
 from vasuki.report.prices import price_of
 from vasuki.report.runs import Run, load_run, run_folders
-from vasuki.report.units import count_text, listing, money_text, percent_text, plural, time_text
+from vasuki.units import count_text, listing, money_text, percent_text, plural, time_text
 
 MIN_PAST = 4  # runs before the first that can be called slow
 PAST = 30  # runs that count as the past

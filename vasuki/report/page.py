@@ -13,8 +13,8 @@ from vasuki.io.location import Location
 from vasuki.report.comparison import Comparison, Result, Workload
 from vasuki.report.history import History, entry_cells, findings
 from vasuki.report.table import figures_of
-from vasuki.report.units import listing
 from vasuki.report.words import answer, caveats
+from vasuki.units import listing
 
 if TYPE_CHECKING:
     from vasuki.report.canvas import Plot

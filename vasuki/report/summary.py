@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vasuki.io.manifest import Manifest
-from vasuki.report.units import bytes_text, count_text, money_text, percent_text, time_text
+from vasuki.units import bytes_text, count_text, money_text, percent_text, time_text
 
 
 def summary_lines(manifest: Manifest) -> list[str]:

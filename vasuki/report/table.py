@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 from vasuki.report.comparison import Comparison, Result, Workload
-from vasuki.report.units import bytes_text, count_text, money_text, percent_text, time_text
 from vasuki.report.words import answer, caveats
+from vasuki.units import bytes_text, count_text, money_text, percent_text, time_text
 
 WIDTH = 100
 PAPER_METRIC = "QPS / ($/FP32 GFLOP/W)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vasuki.report.units import count_text, listing, money_text, percent_text, plural, time_text
+from vasuki.units import count_text, listing, money_text, percent_text, plural, time_text
 
 if TYPE_CHECKING:
     from vasuki.report.comparison import Result, Workload

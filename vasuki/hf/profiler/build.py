@@ -220,7 +220,7 @@ class _Profiler:
                 self.stages.begin(f"matmul {k} x {n} in {operators.dtype_name(dtype)}")
                 matmul.append(operators.measure_matmul(self._in(dtype), k, n, widths, n == self.shape.vocab_size))
         self.stages.begin("norm, rope, KV write, activation, residual, embedding")
-        elementwise = operators.measure_elementwise(self.bench)
+        elementwise = operators.measure_elementwise(self.bench, self._kernel())
         self.stages.begin("attention")
         attention = operators.measure_attention(self.bench, self._kernel())
         return Measured(

@@ -21,11 +21,11 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from vasuki.batch import Batch, ScheduledChunk
 from vasuki.blocks import BlockTable
-from vasuki.hf.attention import Variant, attend
+from vasuki.hf.attention import Variant, attend, store
 from vasuki.hf.inputs import StepInputs, build_inputs
 from vasuki.hf.kv_cache import KVCache, KVLayout
 from vasuki.hf.memory import available_bytes
-from vasuki.hf.packed_linear import load_kernel
+from vasuki.hf.packed_linear import LinearKernel, PackedLinear, load_kernel
 from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.profiler.machine import cache_bytes
 from vasuki.hf.profiler.timing import Call, Clock, Effort, HostClock, affordable, clock_for, measure
@@ -126,8 +126,7 @@ class _Linear:
     """A linear layer as `load_model` leaves it: packed, on a CPU in float32 that has the kernel for it."""
 
     def __init__(self, weight: torch.Tensor) -> None:
-        packs = weight.device.type == "cpu" and weight.dtype is torch.float32
-        self._kernel = load_kernel() if packs else None
+        self._kernel = _linear_kernel(weight)
         self._features = len(weight)
         self._weight = self._kernel.pack(weight) if self._kernel else weight
 
@@ -145,6 +144,11 @@ class _Linear:
         if self._kernel is None:
             return linear(rows, self._weight)
         return self._kernel(rows, self._weight, None, self._features)
+
+
+def _linear_kernel(weight: torch.Tensor) -> LinearKernel | None:
+    """The kernel that `load_model` would give a linear layer with this weight."""
+    return load_kernel() if weight.device.type == "cpu" and weight.dtype is torch.float32 else None
 
 
 def measure_matmul(bench: Bench, k: int, n: int, widths: tuple[int, ...], samples_only: bool = False) -> MatmulPoints:
@@ -202,7 +206,7 @@ def tile_of(tokens: list[int], seconds: list[float], default: int) -> int:
 # --- elementwise operators -------------------------------------------------------------------------------------------
 
 
-def measure_elementwise(bench: Bench) -> list[ElementwisePoints]:
+def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[ElementwisePoints]:
     """Memory-bound operators as transformers' models run them, each by its number of tokens."""
     shape, item = bench.shape, bench.dtype.itemsize
     hidden, head_dim = shape.hidden_size, shape.head_dim
@@ -229,9 +233,16 @@ def measure_elementwise(bench: Bench) -> list[ElementwisePoints]:
         slots = torch.randperm(cache.num_blocks * BLOCK_TOKENS, device=bench.device)[:tokens]
         rows = cache.rows_of_slots(slots.sort().values)
         layers = itertools.cycle(range(_KV_LAYERS))
+        if paged is not None:
+            return lambda: paged.write(keys, values, rows, cache.layers[next(layers)])
         return lambda: cache.write(next(layers), keys, values, rows)
 
     def activation_call(tokens: int) -> Call:
+        if shape.gated_mlp and (kernel := _linear_kernel(table)):
+            # What joins the two products of an MLP, with almost nothing to multiply.
+            factors = [PackedLinear(torch.nn.Linear(1, width, bias=False), kernel) for _ in range(2)]
+            rows = bench.tensor(1, tokens, 1)
+            return lambda: kernel.gated(rows, *factors)
         gate, up = bench.tensor(1, tokens, width), bench.tensor(1, tokens, width)
         return (lambda: silu(gate) * up) if shape.gated_mlp else (lambda: gelu(gate))
 
@@ -340,7 +351,7 @@ def _attention_calls(
 
     def write() -> None:
         layer, step = next(turns)
-        cache.write(layer, key, value, step.rows)
+        store(key, value, layer, step)
 
     return attention, write
 
