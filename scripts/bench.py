@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-import torch
 import yaml
 
-from vasuki.hf import attention, executor
+from vasuki.hf import attention, executor  # before torch, as in a run: it sets up the threads
 from vasuki.scheduler import Scheduler
+
+import torch  # isort: skip
 
 
 def main() -> None:

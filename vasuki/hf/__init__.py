@@ -5,7 +5,7 @@ model       a folder or hub id -> LoadedModel, or a refusal that names what is m
 tokenizer   text and messages -> token ids -> text
 inputs      a Batch -> the tensors of one packed forward
 attention   attention of packed chunks over paged blocks, called by the model's own layers
-packed_linear, paged_attention, native     what a CPU computes with kernels of ours, and how they are compiled
+packed_linear, rms_norm, paged_attention, native     what a CPU computes with kernels of ours, and how they are compiled
 kv_cache    the tensors behind the block pools, on the device and on the host
 sampler     logits -> token ids
 executor    puts these together behind `engine.Executor`

@@ -20,10 +20,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from vasuki.config import ModelConfig
 from vasuki.errors import ModelError
-from vasuki.hf import attention
+from vasuki.hf import attention, packed_linear, rms_norm
 from vasuki.hf.kv_cache import KVLayout
 from vasuki.hf.offload import CopyEngine
-from vasuki.hf.packed_linear import load_kernel, pack_linear_layers
 from vasuki.hf.tokenizer import Tokenizer
 
 transformers.logging.set_verbosity_error()
@@ -132,13 +131,21 @@ def load_model(
         raise
     except Exception as error:
         raise ModelError(f"cannot load model {path}: {_first_line(error)}") from None
-    if device.type == "cpu" and (kernel := load_kernel()):
-        pack_linear_layers(loaded, kernel)
     loaded = loaded.eval()
+    if device.type == "cpu":
+        use_cpu_kernels(loaded)
     weight_bytes = sum(p.numel() * p.element_size() for p in loaded.parameters())
     if stays_on_host is None or not stays_on_host(weight_bytes, device):
         loaded = loaded.to(device)
     return replace(prepare(loaded, tokenizer, generation, path), device=device)
+
+
+def use_cpu_kernels(model: torch.nn.Module) -> None:
+    """Let a model's float32 layers compute by the kernels of this package, where they can be had."""
+    if linear := packed_linear.load_kernel():
+        packed_linear.pack_linear_layers(model, linear)
+    if norm := rms_norm.load_kernel():
+        rms_norm.fuse_norms(model, norm)
 
 
 def prepare(model: Any, tokenizer: Tokenizer, generation: Any, name: str) -> LoadedModel:

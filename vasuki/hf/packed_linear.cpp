@@ -39,7 +39,7 @@ static inline float silu(float x) {
 template <typename W, bool gated>
 static void linear(const float* x, Layer<W> layer, Layer<W> gate, float* y, int64_t rows, int64_t in, int64_t out) {
   const int64_t num_panels = (out + PANEL - 1) / PANEL;
-#pragma omp parallel for schedule(dynamic, 4) collapse(2) if (rows * in * out >= WORTH_THREADS)
+#pragma omp parallel for schedule(dynamic) collapse(2) if (rows * in * out >= WORTH_THREADS)
   for (int64_t band = 0; band < rows; band += BAND)
     for (int64_t p = 0; p < num_panels; ++p) {
       const int64_t valid = std::min<int64_t>(PANEL, out - p * PANEL);

@@ -25,6 +25,7 @@ from vasuki.hf.attention import Variant, attend, store
 from vasuki.hf.inputs import StepInputs, build_inputs
 from vasuki.hf.kv_cache import KVCache, KVLayout
 from vasuki.hf.memory import available_bytes
+from vasuki.hf.model import use_cpu_kernels
 from vasuki.hf.packed_linear import LinearKernel, PackedLinear, load_kernel
 from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.profiler.machine import cache_bytes
@@ -213,9 +214,11 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
     width = mlp_width(shape)
     table = bench.tensor(shape.vocab_size, hidden)
-    norm = (
+    norm = torch.nn.Sequential(
         LlamaRMSNorm(hidden) if shape.gated_mlp else torch.nn.LayerNorm(hidden)  # MLPs without a gate came with it
     ).to(bench.device, bench.dtype)
+    if bench.device.type == "cpu":
+        use_cpu_kernels(norm)
     cache = KVCache(KVLayout(_KV_LAYERS, kv_heads, head_dim, bench.dtype), 256, BLOCK_TOKENS, bench.device)
 
     def norm_call(tokens: int) -> Call:

@@ -26,8 +26,7 @@ from vasuki.hf.attention import NAME
 from vasuki.hf.executor import RaggedExecutor
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.memory import available_bytes
-from vasuki.hf.model import LoadedModel, prepare
-from vasuki.hf.packed_linear import load_kernel, pack_linear_layers
+from vasuki.hf.model import LoadedModel, prepare, use_cpu_kernels
 from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.profiler.operators import BLOCK_TOKENS, Bench, dtype_name
 from vasuki.hf.profiler.timing import measure_timed
@@ -154,8 +153,8 @@ def stand_in(
         config = Starcoder2Config(**common, intermediate_size=shape.intermediate_size, sliding_window=None)
     model = AutoModelForCausalLM.from_config(config, dtype=saved or dtype, attn_implementation=NAME)
     model = model.eval().to(device, dtype)
-    if device.type == "cpu" and (kernel := load_kernel()):
-        pack_linear_layers(model, kernel)
+    if device.type == "cpu":
+        use_cpu_kernels(model)
     return prepare(model, cast(Tokenizer, _NoText()), GenerationConfig(eos_token_id=0), shape.name)
 
 
