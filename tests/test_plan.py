@@ -12,7 +12,7 @@ from vasuki.plan import CostEstimate
 from vasuki.plan_table import plan_table
 from vasuki.planner import make_plan
 from vasuki.profile import find_profile
-from vasuki.units import duration, money
+from vasuki.units import duration, money_text
 
 LENGTHS = Lengths(np.array([100, 200, 9000]), np.array([50, 20, 10]))
 
@@ -54,4 +54,4 @@ def test_durations_read_well(seconds: float, text: str) -> None:
 
 
 def test_money_reads_well() -> None:
-    assert [money(None), money(0.01234, "USD"), money(12.4)] == ["-", "0.0123 USD", "12.40"]
+    assert [money_text(None), money_text(0.01234, "USD"), money_text(12.4)] == ["-", "0.0123 USD", "12.40"]
