@@ -581,7 +581,7 @@ class _Planner:
         sample = job if len(job) <= most_rows else job.take(sample_rows(job, most_rows))
         solver = self.plan_config.solver
         if solver == "auto":
-            solver = "milp" if known and len(job) <= MILP_ROWS else "greedy"
+            solver = "milp" if self.known and len(job) <= MILP_ROWS else "greedy"
         order = order_requests(
             sample.requests(known),
             settings,
@@ -612,7 +612,7 @@ class _Planner:
         # The arithmetic knows how vasuki fills memory; of the other policies it takes what the sample shows.
         row_s = UNEVEN * candidate.state.request_s if self.policy.ordered else _steady_s(ends_s)
         solved = order.solved
-        proved = known and not missing and solved.optimal and result.stats.steps == solved.steps
+        proved = self.known and not missing and solved.optimal and result.stats.steps == solved.steps
         makespan_s = result.makespan_s + missing * row_s
         return Prediction(makespan_s, len(sample), shares.prompts_s / shares.all_s, result, solved.solver, proved)
 

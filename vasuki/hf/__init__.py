@@ -6,6 +6,7 @@ tokenizer   text and messages -> token ids -> text
 inputs      a Batch -> the tensors of one packed forward
 attention   attention of packed chunks over paged blocks, called by the model's own layers
 packed_linear, rms_norm, paged_attention, native     what a CPU computes with kernels of ours, and how they are compiled
+replace     the plain modules of a model that these take the place of
 kv_cache    the tensors behind the block pools, on the device and on the host
 sampler     logits -> token ids
 executor    puts these together behind `engine.Executor`

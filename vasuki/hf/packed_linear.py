@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from vasuki.hf import native
+from vasuki.hf.replace import replace_modules
 
 Linear = torch.nn.Linear
 
@@ -148,11 +149,11 @@ def load_kernel() -> LinearKernel | None:
 def pack_linear_layers(model: torch.nn.Module, kernel: LinearKernel) -> None:
     """Replace a model's float32 linear layers, one by one, so that both forms of only one lie in memory; then the MLPs
     that are made of them."""
-    for parent in list(model.modules()):
-        for name, module in list(parent.named_children()):
-            if type(module) is Linear and module.weight.dtype is torch.float32:
-                setattr(parent, name, PackedLinear(module, kernel))
-    for parent in list(model.modules()):
-        for name, module in list(parent.named_children()):
-            if GatedMLP.replaces(module):
-                setattr(parent, name, GatedMLP(module, kernel))
+
+    def packed(module: torch.nn.Module) -> PackedLinear | None:
+        if type(module) is not Linear or module.weight.dtype is not torch.float32:
+            return None
+        return PackedLinear(module, kernel)
+
+    replace_modules(model, packed)
+    replace_modules(model, lambda module: GatedMLP(module, kernel) if GatedMLP.replaces(module) else None)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from vasuki.hf import native
+from vasuki.hf.replace import replace_modules
 
 Kernel = Callable[..., None]
 
@@ -46,11 +47,7 @@ def load_kernel() -> Kernel | None:
 
 def fuse_norms(model: torch.nn.Module, kernel: Kernel) -> None:
     """Replace a model's float32 RMS norms: modules of that name that answer like one."""
-    for parent in list(model.modules()):
-        for name, module in list(parent.named_children()):
-            fused = _fused(module, kernel) if type(module).__name__.endswith("RMSNorm") else None
-            if fused is not None:
-                setattr(parent, name, fused)
+    replace_modules(model, lambda module: _fused(module, kernel) if type(module).__name__.endswith("RMSNorm") else None)
 
 
 @torch.inference_mode()
