@@ -10,9 +10,8 @@ step's tokens. It stores the new keys and values in their blocks, then lets ever
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -50,7 +49,23 @@ class Variant:
 _INERT = {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states", "is_causal"}
 _INERT |= {"output_router_logits", "position_embeddings", "num_items_in_batch", "logits_to_keep"}
 
-_watch: Callable[[Any, torch.Tensor, torch.Tensor, Variant], torch.Tensor] | None = None  # set while probing
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a layer handed to its attention, `[num_tokens, num_(kv_)heads, head_dim]`, and what it got for it."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    variant: Variant
+
+    @property
+    def output(self) -> torch.Tensor:
+        """The queries stand for the attention that is not computed."""
+        return self.query
+
+
+_observed: dict[torch.nn.Module, Observation] | None = None  # while a model is observed
 
 
 def _interface(
@@ -75,18 +90,13 @@ def _interface(
         sinks=s_aux,
     )
     if step is None:
-        if _watch is None:
-            raise Unsupported("it does not hand keyword arguments on to its attention")
         asked = {name for name, given in other.items() if given is not None and name not in _INERT}
         if asked:
             raise Unsupported(f"its attention needs {', '.join(sorted(asked))}")
         if attention_mask is not None:
             raise Unsupported("it builds an attention mask of its own")
-        return _watch(module, query, value, variant), None
-    output = attend(
-        query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), module.layer_idx, step, variant
-    )
-    return output.unsqueeze(0), None
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    return attend_or_observe(module, query, key, value, step, variant).unsqueeze(0), None
 
 
 AttentionInterface.register(NAME, _interface)
@@ -94,25 +104,40 @@ AttentionInterface.register(NAME, _interface)
 AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
 
 
-def probe(model: Any, num_layers: int) -> KVLayout:
-    """Run the model on two tokens to see what its layers store and ask for. Raises Unsupported by name."""
-    global _watch
-    heads: dict[int, tuple[int, int]] = {}  # (num_kv_heads, head_dim) by layer
+def attend_or_observe(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: StepInputs | None, variant: Variant
+) -> torch.Tensor:
+    """`attend` for a layer of a model; without a step, only while the model is observed."""
+    if step is not None:
+        return attend(query, key, value, module.layer_idx, step, variant)
+    if _observed is None:
+        raise Unsupported("it does not hand keyword arguments on to its attention")
+    if value.shape[-1] != query.shape[-1]:
+        raise Unsupported(f"its value heads have {value.shape[-1]} dimensions and its keys {query.shape[-1]}")
+    _observed[module] = Observation(query, key, value, variant)
+    return _observed[module].output
 
-    def watch(module: Any, query: torch.Tensor, value: torch.Tensor, variant: Variant) -> torch.Tensor:
-        if value.shape[-1] != query.shape[-1]:
-            raise Unsupported(f"its value heads have {value.shape[-1]} dimensions and its keys {query.shape[-1]}")
-        heads[module.layer_idx] = (value.shape[1], value.shape[3])
-        return torch.zeros_like(query).transpose(1, 2)
 
-    _watch = watch
+def observe(model: Any) -> dict[torch.nn.Module, Observation]:
+    """Run the model on a few tokens to see what its layers ask of their attention. Raises Unsupported by name."""
+    global _observed
+    observed: dict[torch.nn.Module, Observation] = {}
+    _observed = observed
     try:
-        tokens = torch.zeros(1, 2, dtype=torch.long, device=model.device)
-        positions = torch.arange(2, device=model.device).unsqueeze(0)
+        tokens = torch.arange(4, device=model.device).unsqueeze(0)
         with torch.inference_mode():
-            model(input_ids=tokens, position_ids=positions, use_cache=False)
+            model(input_ids=tokens, position_ids=tokens, use_cache=False)
     finally:
-        _watch = None
+        _observed = None
+    return observed
+
+
+def probe(model: Any, num_layers: int) -> KVLayout:
+    """What a model's layers store. Raises Unsupported by name."""
+    heads: dict[int, tuple[int, int]] = {}  # (num_kv_heads, head_dim) by layer
+    for layer, seen in observe(model).items():
+        _, num_kv_heads, head_dim = seen.value.shape
+        heads[cast(int, layer.layer_idx)] = (num_kv_heads, head_dim)
     if heads.keys() != set(range(num_layers)):
         raise Unsupported(f"{len(heads)} of its {num_layers} layers use the attention interface")
     if len(set(heads.values())) > 1:
@@ -131,11 +156,10 @@ def attend(
     if step.offload is not None:
         step.offload.before_layer(layer)
     store(key, value, layer, step)
-    query = query.contiguous()
     if step.tiles is not None:
         output = _attend_tiles(query, layer, step, step.tiles, variant)
     elif step.varlen is not None and variant.is_plain:
-        output = step.varlen(query, step.cache.layers[layer], variant)
+        output = step.varlen(query.contiguous(), step.cache.layers[layer], variant)
     else:
         output = _attend_gathered(query, layer, step, variant)
     if step.offload is not None:
@@ -155,7 +179,7 @@ def _attend_tiles(
     query: torch.Tensor, layer: int, step: StepInputs, tiles: PagedTiles, variant: Variant
 ) -> torch.Tensor:
     """By the compiled kernel."""
-    output = torch.empty_like(query)
+    output = query.new_empty(query.shape)
     tiles.kernel(
         query,
         step.cache.layers[layer],
@@ -173,7 +197,7 @@ def _attend_tiles(
 
 def _attend_gathered(query: torch.Tensor, layer: int, step: StepInputs, variant: Variant) -> torch.Tensor:
     """By torch operators: single tokens in padded groups, longer chunks in a fused call each."""
-    output = torch.empty_like(query)
+    output = query.new_empty(query.shape)
     for group in step.gathered.decode_groups:
         keys, values = step.cache.gather(layer, group.blocks)
         output[group.tokens] = _decode(query[group.tokens], keys, values, group.positions, variant)

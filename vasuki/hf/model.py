@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from vasuki.config import ModelConfig
 from vasuki.errors import ModelError
-from vasuki.hf import attention, packed_linear, rms_norm
+from vasuki.hf import attention, fused_attention, packed_linear, rms_norm
 from vasuki.hf.kv_cache import KVLayout
 from vasuki.hf.offload import CopyEngine
 from vasuki.hf.tokenizer import Tokenizer
@@ -146,6 +146,8 @@ def use_cpu_kernels(model: torch.nn.Module) -> None:
         packed_linear.pack_linear_layers(model, linear)
     if norm := rms_norm.load_kernel():
         rms_norm.fuse_norms(model, norm)
+    if linear and (rotate := fused_attention.load_kernel()):
+        fused_attention.fuse_attention(model, linear, rotate)
 
 
 def prepare(model: Any, tokenizer: Tokenizer, generation: Any, name: str) -> LoadedModel:

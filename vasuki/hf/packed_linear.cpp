@@ -11,22 +11,26 @@
 #include "vectors.hpp"
 
 constexpr int64_t BAND = 16 * ROWS;         // rows that a panel serves before the next one is read
+constexpr int STREAMS = 4;                  // most panels that are read side by side
 constexpr int64_t WORTH_THREADS = 1 << 19;  // multiplications; below that, waking threads takes longer than they save
+
+static inline int64_t valid_columns(int64_t panel, int64_t out) { return std::min<int64_t>(PANEL, out - panel * PANEL); }
 
 template <typename W>
 struct Layer {
   const W* panels;
   const float* bias;  // [out] or null
 
-  // outputs = x[first ..] W^T + b for one panel.
-  template <int rows>
-  void operator()(const float* x, int64_t in, int64_t panel, int64_t valid, float (&outputs)[rows][PANEL]) const {
-    Vec sums[rows][2] = {};
-    multiply<rows>(x, in, panels + panel * PANEL * in, PANEL, in, sums);
+  // outputs = x[first ..] W^T + b for neighbouring panels.
+  template <int streams, int rows>
+  void operator()(const float* x, int64_t in, int64_t out, int64_t panel, float (&outputs)[streams][rows][PANEL]) const {
+    Vec sums[streams][rows][2] = {};
+    multiply<streams, rows>(x, in, panels + panel * PANEL * in, PANEL, PANEL * in, in, sums);
     std::memcpy(outputs, sums, sizeof outputs);
     if (bias)
-      for (int r = 0; r < rows; ++r)
-        for (int64_t j = 0; j < valid; ++j) outputs[r][j] += bias[panel * PANEL + j];
+      for (int s = 0; s < streams; ++s)
+        for (int r = 0; r < rows; ++r)
+          for (int64_t j = 0; j < valid_columns(panel + s, out); ++j) outputs[s][r][j] += bias[(panel + s) * PANEL + j];
   }
 };
 
@@ -35,27 +39,38 @@ static inline float silu(float x) {
   return x * (x < 0 ? e : 1.0f) / (1.0f + e);
 }
 
-// y = layer(x), or layer(x) * silu(gate(x)), panel by panel.
+// y = layer(x), or layer(x) * silu(gate(x)), for a tile of rows and neighbouring panels.
+template <typename W, bool gated, int streams, int rows>
+static void linear_tile(const float* x, Layer<W> layer, Layer<W> gate, float* y, int64_t in, int64_t out, int64_t panel) {
+  float outputs[streams][rows][PANEL];
+  layer(x, in, out, panel, outputs);
+  if constexpr (gated) {
+    float gates[streams][rows][PANEL];
+    gate(x, in, out, panel, gates);
+    for (int i = 0; i < streams * rows * PANEL; ++i) outputs[0][0][i] *= silu(gates[0][0][i]);
+  }
+  for (int s = 0; s < streams; ++s)
+    for (int r = 0; r < rows; ++r)
+      std::memcpy(y + r * out + (panel + s) * PANEL, outputs[s][r], valid_columns(panel + s, out) * sizeof(float));
+}
+
+// The same for all of them. So few rows that they leave registers free read several panels side by side: their weights come
+// from memory, and one chain of sums would wait for it.
 template <typename W, bool gated>
 static void linear(const float* x, Layer<W> layer, Layer<W> gate, float* y, int64_t rows, int64_t in, int64_t out) {
-  const int64_t num_panels = (out + PANEL - 1) / PANEL;
+  const int64_t num_panels = (out + PANEL - 1) / PANEL, streams = std::clamp<int64_t>(ROWS / rows, 1, STREAMS);
 #pragma omp parallel for schedule(dynamic) collapse(2) if (rows * in * out >= WORTH_THREADS)
   for (int64_t band = 0; band < rows; band += BAND)
-    for (int64_t p = 0; p < num_panels; ++p) {
-      const int64_t valid = std::min<int64_t>(PANEL, out - p * PANEL);
+    for (int64_t p = 0; p < num_panels; p += streams)
       for_tiles(band, std::min(BAND, rows - band), [&](int64_t first, auto tile) {
-        float outputs[tile][PANEL];
-        layer(x + first * in, in, p, valid, outputs);
-        if constexpr (gated) {
-          float gates[tile][PANEL];
-          gate(x + first * in, in, p, valid, gates);
-          for (int r = 0; r < tile; ++r)
-            for (int j = 0; j < PANEL; ++j) outputs[r][j] *= silu(gates[r][j]);
-        }
-        for (int r = 0; r < tile; ++r)
-          std::memcpy(y + (first + r) * out + p * PANEL, outputs[r], valid * sizeof(float));
+        constexpr int together = std::clamp<int>(ROWS / tile, 1, STREAMS);
+        const float* from = x + first * in;
+        float* to = y + first * out;
+        if (streams == together && p + streams <= num_panels)
+          return linear_tile<W, gated, together, tile>(from, layer, gate, to, in, out, p);
+        for (int64_t own = p; own < std::min(p + streams, num_panels); ++own)
+          linear_tile<W, gated, 1, tile>(from, layer, gate, to, in, out, own);
       });
-    }
 }
 
 extern "C" {

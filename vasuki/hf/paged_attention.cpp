@@ -59,7 +59,7 @@ struct Call {
   const int64_t* tables;
   const float* sinks;
   T* out;
-  int64_t width, block_tokens, num_heads, num_kv_heads, window;
+  int64_t width, block_tokens, query_stride, num_heads, num_kv_heads, window;
   float scaling, softcap;
 
   int64_t group() const { return num_heads / num_kv_heads; }
@@ -127,8 +127,9 @@ static void attend_token(const Call& call, int64_t token, int64_t position, cons
   const int64_t stride = std::is_same<T, float>::value ? call.stride() : D;
   const int64_t first_row = first_head * group, rows = (last_head - first_head) * group;
   const int64_t at = (token * call.num_heads + first_row) * D;
+  const T* from = call.query + token * call.query_stride + first_row * D;
   float *query = scratch.query.data(), *sums = scratch.sums.data(), *scores = scratch.scores.data();
-  for (int64_t i = 0; i < rows * D; ++i) query[i] = to_float(call.query[at + i]) * call.scaling;
+  for (int64_t i = 0; i < rows * D; ++i) query[i] = to_float(from[i]) * call.scaling;
   std::fill(sums, sums + rows * D, 0.0f);
   for (int64_t row = 0; row < rows; ++row) scratch.softmax[row] = softmax_of(call, first_row + row);
   for (int64_t b = begin / block_tokens; b * block_tokens < end; ++b) {
@@ -186,7 +187,7 @@ static void attend_tile(const Call& call, int64_t token, int64_t count, int64_t 
   float *query = scratch.query.data(), *sums = scratch.sums.data(), *scores = scratch.scores.data();
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t own_head = query_head + row / count;
-    const T* from = call.query + ((token + row % count) * call.num_heads + own_head) * D;
+    const T* from = call.query + (token + row % count) * call.query_stride + own_head * D;
     for (int64_t d = 0; d < D; ++d) query[row * D + d] = to_float(from[d]) * call.scaling;
     scratch.softmax[row] = softmax_of(call, own_head);
   }
@@ -198,10 +199,10 @@ static void attend_tile(const Call& call, int64_t token, int64_t count, int64_t 
     const int64_t panels = (span_end - span + PANEL - 1) / PANEL;
     for (int64_t p = 0; p < panels; ++p)
       for_tiles(0, rows, [&](int64_t first, auto tile) {
-        Vec products[tile][2] = {};
-        multiply<tile>(query + first * D, D, scratch.keys.data() + p * PANEL, SPAN, D, products);
+        Vec products[1][tile][2] = {};
+        multiply<1, tile>(query + first * D, D, scratch.keys.data() + p * PANEL, SPAN, 0, D, products);
         for (int64_t r = 0; r < tile; ++r)
-          std::memcpy(scores + (first + r) * SPAN + p * PANEL, products[r], sizeof products[r]);
+          std::memcpy(scores + (first + r) * SPAN + p * PANEL, products[0][r], sizeof products[0][r]);
       });
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t own = position + row % count;
@@ -219,12 +220,13 @@ static void attend_tile(const Call& call, int64_t token, int64_t count, int64_t 
     }
     for (int64_t p = 0; p < WIDTH / PANEL; ++p)
       for_tiles(0, rows, [&](int64_t first, auto tile) {
-        Vec products[tile][2];
+        Vec products[1][tile][2];
         for (int64_t r = 0; r < tile; ++r)
-          std::memcpy(products[r], sums + (first + r) * WIDTH + p * PANEL, sizeof products[r]);
-        multiply<tile>(scores + first * SPAN, SPAN, scratch.values.data() + p * PANEL, WIDTH, span_end - span, products);
+          std::memcpy(products[0][r], sums + (first + r) * WIDTH + p * PANEL, sizeof products[0][r]);
+        multiply<1, tile>(scores + first * SPAN, SPAN, scratch.values.data() + p * PANEL, WIDTH, 0, span_end - span,
+                          products);
         for (int64_t r = 0; r < tile; ++r)
-          std::memcpy(sums + (first + r) * WIDTH + p * PANEL, products[r], sizeof products[r]);
+          std::memcpy(sums + (first + r) * WIDTH + p * PANEL, products[0][r], sizeof products[0][r]);
       });
   }
   for (int64_t row = 0; row < rows; ++row) {
@@ -248,7 +250,7 @@ extern "C" void vasuki_paged_write(const T* keys, const T* values, const int64_t
   }
 }
 
-// query, out   [num_packed_tokens, num_heads, D]
+// query, out   [num_packed_tokens, num_heads, D], tokens of the query `query_stride` apart
 // cache        [num_blocks, 2, block_tokens, num_kv_heads, D]
 // tiles        [num_tiles, 4]: first packed token, tokens, position of the first, row of `tables`
 // tables       [num_tables, width], blocks in order of position
@@ -258,10 +260,10 @@ extern "C" void vasuki_paged_write(const T* keys, const T* values, const int64_t
 // longest      most tokens of a tile
 extern "C" void vasuki_paged_attention(const T* query, const T* cache, const int64_t* tiles, const int64_t* tables,
                                        const float* sinks, T* out, int64_t num_tiles, int64_t longest, int64_t width,
-                                       int64_t block_tokens, int64_t num_heads, int64_t num_kv_heads, int64_t window,
-                                       float scaling, float softcap) {
-  const Call call{query,        cache,     tables,       sinks,  out,     width,
-                  block_tokens, num_heads, num_kv_heads, window, scaling, softcap};
+                                       int64_t block_tokens, int64_t query_stride, int64_t num_heads,
+                                       int64_t num_kv_heads, int64_t window, float scaling, float softcap) {
+  const Call call{query,        cache,        tables,    sinks,        out,    width,   block_tokens,
+                  query_stride, num_heads, num_kv_heads, window, scaling, softcap};
   // Heads are shared out among threads only where there are few tiles: side by side they read memory in order.
   const int64_t lanes = num_tiles >= 4 * omp_get_max_threads() ? 1 : num_kv_heads;
 #pragma omp parallel

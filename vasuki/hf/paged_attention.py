@@ -17,7 +17,7 @@ class PagedKernel:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._function = library.vasuki_paged_attention
         self._function.restype = None
-        self._function.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 7 + [ctypes.c_float] * 2
+        self._function.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 8 + [ctypes.c_float] * 2
 
         self._write = library.vasuki_paged_write
         self._write.restype = None
@@ -54,8 +54,9 @@ class PagedKernel:
     ) -> None:
         """Serve `tiles` of the packed `query`, writing their rows of `out`. Shapes as in paged_attention.cpp.
 
-        All tensors are contiguous; sinks are float32, indices int64.
+        All tensors are contiguous, but for the query, whose tokens may lie apart; sinks are float32, indices int64.
         """
+        query = query.flatten(1)  # without a copy, unless heads lie apart
         _, _, block_tokens, num_kv_heads, _ = cache.shape
         self._function(
             query.data_ptr(),
@@ -68,7 +69,8 @@ class PagedKernel:
             longest,
             tables.shape[1],
             block_tokens,
-            query.shape[1],
+            query.stride(0),
+            out.shape[1],
             num_kv_heads,
             window or 0,
             scaling,

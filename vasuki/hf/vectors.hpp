@@ -57,21 +57,23 @@ static inline float exp_negative(float x) {
   return p * scale;
 }
 
-// sums[r] = a[r] . panel for `rows` rows of `a`, summed over the `depth` rows of the panel from first to last. Rows of `a`
-// lie `a_stride` apart, those of the panel `panel_stride`.
-template <int rows, typename W>
-static inline void multiply(const float* a, int64_t a_stride, const W* panel, int64_t panel_stride, int64_t depth,
-                            Vec (&sums)[rows][2]) {
-  for (int64_t k = 0; k < depth; ++k) {
-    Vec first, second;
-    load_pair(panel + k * panel_stride, first, second);
+// sums[p][r] += a[r] . panel p, for `rows` rows of `a` and some panels, over the `depth` rows of a panel from first to
+// last. Rows of `a` lie `a_stride` apart, those of a panel `row_stride`, and panels `panel_stride`.
+template <int panels, int rows, typename W>
+static inline void multiply(const float* a, int64_t a_stride, const W* panel, int64_t row_stride, int64_t panel_stride,
+                            int64_t depth, Vec (&sums)[panels][rows][2]) {
+  for (int64_t k = 0; k < depth; ++k)
 #pragma GCC unroll 12
-    for (int r = 0; r < rows; ++r) {
-      const float factor = a[r * a_stride + k];
-      sums[r][0] += factor * first;
-      sums[r][1] += factor * second;
+    for (int p = 0; p < panels; ++p) {
+      Vec first, second;
+      load_pair(panel + p * panel_stride + k * row_stride, first, second);
+#pragma GCC unroll 12
+      for (int r = 0; r < rows; ++r) {
+        const float factor = a[r * a_stride + k];
+        sums[p][r][0] += factor * first;
+        sums[p][r][1] += factor * second;
+      }
     }
-  }
 }
 
 // Calls body(first, integral_constant<rows>) for tiles of at most ROWS of `count` rows.
