@@ -6,7 +6,7 @@ import ctypes
 import os
 from pathlib import Path
 
-BUSY = 5.0  # percent of the last ten seconds in which somebody waited for a processor, from which on it is shared
+BUSY = 25.0  # percent of the last ten seconds in which somebody waited for a processor, from which on it is shared
 # Of libgomp: rounds that an idle thread spins, some tenths of a millisecond, as long as what lies between two kernels.
 SPINS = 10_000
 # Of glibc's malloc.h: blocks up to the first size come from the heap, and the heap is not handed back.
