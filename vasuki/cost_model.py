@@ -262,9 +262,14 @@ class _Operator:
         )
 
     def scaled(self, factor: float) -> _Operator:
+        """So many of them."""
         return _Operator(
             factor * self.total_s, factor * self.compute_s, factor * self.memory_s, factor * self.memory_bytes
         )
+
+    def slowed(self, factor: float) -> _Operator:
+        """The same in another time."""
+        return _Operator(factor * self.total_s, factor * self.compute_s, factor * self.memory_s, self.memory_bytes)
 
 
 class RatioCurve:
@@ -301,6 +306,9 @@ class OperatorModel:
     """Seconds of single operators on one device: analytical rooflines, corrected by the profile's measured points.
 
     A matrix that was measured follows its own points; any other follows the geometric mean of the measured ones.
+
+    These are times of operators one by one. What they take longer in a step, whose other operators use the same caches
+    and the same memory, `CostModel` adds.
     """
 
     def __init__(self, profile: HardwareProfile, dtype: str) -> None:
@@ -511,6 +519,8 @@ class CostModel:
         self._attention_seconds = self.operators.attention_seconds(
             self._local_heads(), self._local_kv_heads(), shape.head_dim
         )
+        in_step = profile.measured.in_step if profile.measured else None
+        self._in_step_ratio = RatioCurve(in_step.tokens, in_step.ratio) if in_step else None
 
     def work(self, tokens: Iterable[int], contexts: Iterable[int], num_samples: int | None = None) -> StepWork:
         """The work of chunks of so many tokens that end at these contexts, with this model's sliding window."""
@@ -556,13 +566,14 @@ class CostModel:
         host_s, overhead_s = self._launches_s(self._whole), self._overhead_s(self._whole)
         on_cpu = self.profile.kind == "cpu"
         fixed_s, attention_s = self._fixed_s(tokens, work.num_samples, self._whole), self._attention_seconds
+        in_step = self._in_step(tokens)
         decodes, chunk_tokens = work.num_decodes, tokens - work.num_decodes
         decode_context, chunk_context = work.decode_context_tokens, work.chunk_context_tokens
         pairs, more_pairs = work.chunk_pairs, chunk_tokens * chunk_tokens
         for _ in range(num_steps):
-            device_s = fixed_s + layers * attention_s(decode_context, pairs, chunk_context)
+            device_s = fixed_s + in_step * layers * attention_s(decode_context, pairs, chunk_context)
             if windowed_layers:
-                device_s += windowed_layers * attention_s(*next(windowed))
+                device_s += in_step * windowed_layers * attention_s(*next(windowed))
             busy_s = device_s + host_s if on_cpu else max(device_s, host_s)
             if streamed_layers or work.copies or self.weight_copies:
                 streamed = self.stream_copies(streamed_layers, decode_context + chunk_context, tokens, copy_bytes)
@@ -619,7 +630,8 @@ class CostModel:
                 work.windowed_decode_context_tokens, work.windowed_chunk_pairs, work.windowed_chunk_context_tokens
             )
             attention_s += share * (windowed_s - attention_s)
-        device_s = self._fixed_s(work.num_tokens, work.num_samples, part) + part.layers * attention_s
+        attention_s *= part.layers * self._in_step(work.num_tokens)
+        device_s = self._fixed_s(work.num_tokens, work.num_samples, part) + attention_s
         launches_s = self._launches_s(part)
         busy_s = device_s + launches_s if self.profile.kind == "cpu" else max(device_s, launches_s)
         hidden_s, exposed_s = self._copy_times(work.copies, busy_s)
@@ -741,11 +753,17 @@ class CostModel:
             energy_j=self._energy_j(flops / devices, memory_bytes / devices, total_s) * devices,
         )
 
+    def _in_step(self, num_tokens: int) -> float:
+        """What the operators of a step of so many tokens take there, over what they take alone."""
+        return self._in_step_ratio(max(1, num_tokens)) if self._in_step_ratio else 1.0
+
     def _linear(self, num_tokens: int) -> tuple[_Operator, _Operator]:
         """Mean matmuls and elementwise operators of one layer, on each device of the tensor-parallel group."""
         cached = self._linear_cache.get(num_tokens)
         if cached is None:
-            cached = self._linear_cache[num_tokens] = (self._matmuls(num_tokens), self._elementwise(num_tokens))
+            in_step = self._in_step(num_tokens)
+            cached = self._matmuls(num_tokens).slowed(in_step), self._elementwise(num_tokens).slowed(in_step)
+            self._linear_cache[num_tokens] = cached
         return cached
 
     def _matmuls(self, num_tokens: int) -> _Operator:
@@ -802,13 +820,14 @@ class CostModel:
         """Attention of `layers` layers, windowed ones in proportion."""
         shape = self.shape
         full = self._layer_attention(work.decode_context_tokens, work.chunk_pairs, work.chunk_context_tokens)
+        full = full.slowed(in_step := self._in_step(work.num_tokens))
         if not shape.num_windowed_layers:
             return full.scaled(layers)
         windowed = self._layer_attention(
             work.windowed_decode_context_tokens, work.windowed_chunk_pairs, work.windowed_chunk_context_tokens
         )
         share = shape.num_windowed_layers / shape.num_layers
-        return full.scaled(layers * (1 - share)) + windowed.scaled(layers * share)
+        return full.scaled(layers * (1 - share)) + windowed.slowed(in_step).scaled(layers * share)
 
     def _layer_attention(self, decode_context: float, chunk_pairs: float, chunk_context: float) -> _Operator:
         """Decodes and longer chunks run as two kernels, one bound by memory, the other by compute (Sarathi, 4.3.1)."""
@@ -835,7 +854,7 @@ class CostModel:
                 cached += self.operators.matmul(num_samples, self.shape.hidden_size, vocab)
                 cached += self.operators.elementwise("activation", num_samples, 3 * 4 * vocab)
             self._outside_cache[key] = cached
-        return cached
+        return cached.slowed(self._in_step(work.num_tokens))
 
     def _copy_times(self, step_copies: Iterable[Copies], busy_s: float) -> tuple[float, float]:
         """Hidden and exposed seconds of the step's copies, which share the time that kernels leave them.

@@ -198,6 +198,13 @@ class Price(_Section):
     """What kind of price: list, on demand, spot, amortised."""
 
 
+def _check_pairs(tokens: tuple[int, ...], values: tuple[float, ...], name: str) -> None:
+    if len(tokens) != len(values) or not tokens:
+        raise ValueError(f"tokens has {len(tokens)} entries and {name} has {len(values)}; they come in pairs")
+    if any(after <= before for before, after in itertools.pairwise(tokens)):
+        raise ValueError("tokens must rise")
+
+
 class _TokenSeries(_Section):
     """Times by the number of tokens."""
 
@@ -208,10 +215,7 @@ class _TokenSeries(_Section):
 
     @model_validator(mode="after")
     def _aligned(self) -> Self:
-        if len(self.tokens) != len(self.us) or not self.tokens:
-            raise ValueError(f"tokens has {len(self.tokens)} entries and us has {len(self.us)}; they come in pairs")
-        if any(after <= before for before, after in itertools.pairwise(self.tokens)):
-            raise ValueError("tokens must rise")
+        _check_pairs(self.tokens, self.us, "us")
         return self
 
 
@@ -263,6 +267,21 @@ class AttentionPoints(_Section):
     """In any order."""
 
 
+class InStep(_Section):
+    """What the operators of a step take there, over what they take alone: a step's other operators use the same caches
+    and the same memory."""
+
+    tokens: Annotated[tuple[Count, ...], Field(min_length=1)]
+    """Tokens of a step, rising."""
+    ratio: tuple[Positive, ...]
+    """One for each entry of `tokens`."""
+
+    @model_validator(mode="after")
+    def _aligned(self) -> Self:
+        _check_pairs(self.tokens, self.ratio, "ratio")
+        return self
+
+
 class Measured(_Section):
     """Operator times that take precedence over the analytical rooflines, which then only fill in between."""
 
@@ -274,6 +293,8 @@ class Measured(_Section):
     """Memory-bound operators."""
     attention: tuple[AttentionPoints, ...] = ()
     """Attention calls."""
+    in_step: InStep | None = None
+    """Whole steps against the sum of their operators."""
 
 
 class HardwareProfile(_Section):

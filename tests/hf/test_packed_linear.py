@@ -67,6 +67,13 @@ def test_many_rows_on_many_threads(kernel: LinearKernel, saved_as: torch.dtype) 
         torch.testing.assert_close(PackedLinear(layer, kernel)(x), layer(x), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("saved_as", [torch.float32, torch.bfloat16])
+def test_no_rows_at_all(kernel: LinearKernel, saved_as: torch.dtype) -> None:
+    packed = PackedLinear(_layer(30, 70, True, saved_as), kernel)
+    assert packed(torch.empty(1, 0, 30)).shape == (1, 0, 70)
+    assert kernel.gated(torch.empty(1, 0, 30), packed, packed).shape == (1, 0, 70)
+
+
 def test_a_row_does_not_depend_on_its_neighbours(kernel: LinearKernel) -> None:
     packed = PackedLinear(_layer(333, 100, False, torch.bfloat16), kernel)
     x = torch.randn(40, 333, generator=torch.Generator().manual_seed(1))

@@ -58,6 +58,7 @@ static void linear_tile(const float* x, Layer<W> layer, Layer<W> gate, float* y,
 // from memory, and one chain of sums would wait for it.
 template <typename W, bool gated>
 static void linear(const float* x, Layer<W> layer, Layer<W> gate, float* y, int64_t rows, int64_t in, int64_t out) {
+  if (rows == 0) return;  // a step in which nothing is sampled
   const int64_t num_panels = (out + PANEL - 1) / PANEL, streams = std::clamp<int64_t>(ROWS / rows, 1, STREAMS);
 #pragma omp parallel for schedule(dynamic) collapse(2) if (rows * in * out >= WORTH_THREADS)
   for (int64_t band = 0; band < rows; band += BAND)

@@ -5,6 +5,7 @@ machine     names, memory and power of the device
 operators   matrix products, attention and elementwise operators, as the engine runs them
 links       copies between host and device, and memory bandwidth
 steps       what whole steps take beyond their operators
+in_step     what their operators take there, over what they take alone
 build       puts these together as a HardwareProfile
 output      writes it to a file, and prints it
 """

@@ -23,7 +23,7 @@ from vasuki.cost_model import CostModel
 from vasuki.errors import ProfileError
 from vasuki.hf.model import resolve_device, resolve_dtype
 from vasuki.hf.paged_attention import load_kernel
-from vasuki.hf.profiler import links, machine, operators, steps
+from vasuki.hf.profiler import in_step, links, machine, operators, steps
 from vasuki.hf.profiler.machine import Board, Machine
 from vasuki.hf.profiler.operators import Bench
 from vasuki.hf.profiler.timing import FULL, QUICK, Effort
@@ -165,7 +165,8 @@ class _Profiler:
             sources=self._sources(loaded_w),
             measured=measured,
         )
-        return profile.model_copy(update={"overheads": self._overheads(profile)})
+        profile = profile.model_copy(update={"overheads": self._overheads(profile)})
+        return profile.model_copy(update={"measured": self._in_steps(profile, measured)})
 
     # --- rates -------------------------------------------------------------------------------------------------------
 
@@ -216,7 +217,7 @@ class _Profiler:
             dtypes.append(torch.float32)
         matmul: list[MatmulPoints] = []
         for dtype in dtypes:
-            for (k, n), widths in operators.products(self.shape).items():
+            for (k, n), widths in operators.products(self.shape, self._in(dtype).is_fused).items():
                 self.stages.begin(f"matmul {k} x {n} in {operators.dtype_name(dtype)}")
                 matmul.append(operators.measure_matmul(self._in(dtype), k, n, widths, n == self.shape.vocab_size))
         self.stages.begin("norm, rope, KV write, activation, residual, embedding")
@@ -253,6 +254,14 @@ class _Profiler:
             kernel_us=profile.overheads.kernel_us,
             source=f"{self.source}: {how}",
         )
+
+    def _in_steps(self, profile: HardwareProfile, measured: Measured) -> Measured:
+        """The measured operators, and how much longer they take in a step. On a GPU they are taken to be as fast."""
+        if self.kind == "gpu":
+            return measured
+        self.stages.begin("whole steps")
+        found = in_step.measure_in_step(self.bench, self._kernel(), lambda shape: CostModel(shape, profile))
+        return measured.model_copy(update={"in_step": found})
 
     # --- link, power, price ------------------------------------------------------------------------------------------
 

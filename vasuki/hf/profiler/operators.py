@@ -21,6 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from vasuki.batch import Batch, ScheduledChunk
 from vasuki.blocks import BlockTable
+from vasuki.hf import fused_attention
 from vasuki.hf.attention import Variant, attend, store
 from vasuki.hf.inputs import StepInputs, build_inputs
 from vasuki.hf.kv_cache import KVCache, KVLayout
@@ -36,10 +37,15 @@ from vasuki.sequence import Request, Sequence
 
 BLOCK_TOKENS = 32
 _COLD = 4  # times the last cache: data of this size is read from memory
-_MEMORY_SHARE = 0.25  # of what is free may be taken for weights or KV
+MEMORY_SHARE = 0.25  # of what is free may be taken for weights or KV
 _TILES = (256, 128, 64)
 _KV_LAYERS = 4
 _MOST_SAMPLES = 512
+
+
+def cold_bytes(device: torch.device) -> int:
+    """Data of that size is read from memory, not from a cache."""
+    return _COLD * cache_bytes(device)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -74,25 +80,31 @@ class Bench:
         """Random numbers of ordinary size."""
         return torch.randn(size, device=self.device).to(self.dtype)
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether models get the CPU's kernels, which compute queries, keys and values as one product."""
+        return self.device.type == "cpu" and self.dtype is torch.float32 and load_kernel() is not None
+
     def num_copies(self, num_bytes: int) -> int:
         """Copies of a weight that are used in turn, so that it is as cold as in the model."""
-        cold_bytes = _COLD * cache_bytes(self.device)
-        if self.shape.weight_bytes < cold_bytes:
+        cold = cold_bytes(self.device)
+        if self.shape.weight_bytes < cold:
             return self.shape.num_layers
-        most = int(_MEMORY_SHARE * available_bytes(self.device) / num_bytes)
-        return max(1, min(math.ceil(cold_bytes / num_bytes) + 1, most))
+        most = int(MEMORY_SHARE * available_bytes(self.device) / num_bytes)
+        return max(1, min(math.ceil(cold / num_bytes) + 1, most))
 
 
 # --- matrix products -------------------------------------------------------------------------------------------------
 
 
-def products(shape: ModelShape) -> dict[tuple[int, int], tuple[int, ...]]:
-    """The matrices `[k, n]` of a model, and the widths that n is split into by transformers' models."""
+def products(shape: ModelShape, is_fused: bool = False) -> dict[tuple[int, int], tuple[int, ...]]:
+    """The matrices `[k, n]` of a model, and the widths that n is split into: by transformers' models, or by what takes
+    the place of their attention layers."""
     query, key = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     widths: dict[tuple[int, int], tuple[int, ...]] = {}
     for matrix in (*shape.attention_matrices, *shape.dense_matrices, *shape.expert_matrices):
         split: tuple[int, ...] = (matrix.n,)
-        if matrix.name == "qkv":
+        if matrix.name == "qkv" and not is_fused:
             split = (query, key, key)
         elif matrix.name in ("up", "shared_up") and matrix.copies == 1 and shape.gated_mlp:
             split = (matrix.n // 2, matrix.n // 2)
@@ -208,7 +220,7 @@ def tile_of(tokens: list[int], seconds: list[float], default: int) -> int:
 
 
 def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[ElementwisePoints]:
-    """Memory-bound operators as transformers' models run them, each by its number of tokens."""
+    """Memory-bound operators as models run them, each by its number of tokens."""
     shape, item = bench.shape, bench.dtype.itemsize
     hidden, head_dim = shape.hidden_size, shape.head_dim
     heads, kv_heads = shape.num_heads, shape.num_kv_heads
@@ -226,6 +238,9 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
         return lambda: norm(rows)
 
     def rope_call(tokens: int) -> Call:
+        if bench.is_fused and (rotate := fused_attention.load_kernel()):
+            joined, angles = bench.tensor(tokens, heads + 2 * kv_heads, head_dim), bench.tensor(tokens, head_dim)
+            return lambda: rotate(joined, heads + kv_heads, angles, angles)
         query = bench.tensor(1, tokens, heads, head_dim).transpose(1, 2)
         key = bench.tensor(1, tokens, kv_heads, head_dim).transpose(1, 2)
         cos, sin = bench.tensor(1, tokens, head_dim), bench.tensor(1, tokens, head_dim)
@@ -298,7 +313,7 @@ def measure_attention(bench: Bench, kernel: PagedKernel | None) -> AttentionPoin
     wanted = [(count, 1, context) for count, context in bench.effort.decodes] + list(bench.effort.chunks)
     wanted = [point for point in wanted if point[2] <= shape.max_context_tokens]
     wanted = wanted or [(1, 1, 16), (1, 16, 16)]
-    affordable_tokens = int(_MEMORY_SHARE * available_bytes(bench.device) / layout.bytes_per_token)
+    affordable_tokens = int(MEMORY_SHARE * available_bytes(bench.device) / layout.bytes_per_token)
     most_tokens = min(affordable_tokens, max(count * _padded(context) for count, _, context in wanted))
     cache = KVCache(layout, most_tokens // BLOCK_TOKENS + 1, BLOCK_TOKENS, bench.device)
     for layer in cache.layers:

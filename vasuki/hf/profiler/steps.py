@@ -28,7 +28,7 @@ from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.memory import available_bytes
 from vasuki.hf.model import LoadedModel, prepare, use_cpu_kernels
 from vasuki.hf.paged_attention import PagedKernel
-from vasuki.hf.profiler.operators import BLOCK_TOKENS, Bench, dtype_name
+from vasuki.hf.profiler.operators import BLOCK_TOKENS, MEMORY_SHARE, Bench, dtype_name
 from vasuki.hf.profiler.timing import measure_timed
 from vasuki.hf.tokenizer import Tokenizer
 from vasuki.model_shape import ModelShape
@@ -41,7 +41,6 @@ _MOST_STEPS = 400
 # Bounds of what is plausible, in eager operators: a layer has some fifty, of which the cost model counts twelve.
 _LAUNCH_DISPATCHES = (1.0, 20.0)
 _STEP_DISPATCHES = (50.0, 2000.0)
-_MEMORY_SHARE = 0.25  # of what is free may be taken for the two models
 _NARROW = dict(hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=512)
 
 
@@ -65,14 +64,14 @@ def measure_overheads(
         dispatch_s: host time of one eager operator.
     """
     shape = bench.shape
-    model_bytes = sum(_cut(shape, count).weight_bytes for count in _LAYERS)
-    own_size = bench.device.type == "cpu" and model_bytes < _MEMORY_SHARE * available_bytes(bench.device)
+    model_bytes = sum(cut(shape, count).weight_bytes for count in _LAYERS)
+    own_size = bench.device.type == "cpu" and model_bytes < MEMORY_SHARE * available_bytes(bench.device)
     if not own_size:
         shape = narrow(shape)
         kernel = None if kernel is None or shape.head_dim != bench.shape.head_dim else kernel
     models = {layers: stand_in(shape, layers, bench.dtype, bench.device, bench.saved) for layers in _LAYERS}
     runs = [
-        _Decoding(models[layers], kernel, rows, cost_model_of(_cut(shape, layers)))
+        _Decoding(models[layers], kernel, rows, cost_model_of(cut(shape, layers)))
         for layers in _LAYERS
         for rows in bench.effort.decode_rows
     ]
@@ -115,7 +114,8 @@ def narrow(shape: ModelShape) -> ModelShape:
     )
 
 
-def _cut(shape: ModelShape, layers: int) -> ModelShape:
+def cut(shape: ModelShape, layers: int) -> ModelShape:
+    """The same model with so many layers, none of them windowed."""
     expert_layers = layers if shape.num_expert_layers else 0
     return replace(shape, num_layers=layers, num_expert_layers=expert_layers, num_windowed_layers=0, sliding_window=0)
 

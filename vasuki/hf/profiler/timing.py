@@ -37,6 +37,8 @@ class Effort:
     stream_bytes: int  # read and copied to find the memory bandwidth
     load_s: float  # of full load, to read the power
     decode_rows: tuple[int, ...]  # sequences in the steps that show overheads
+    steps: tuple[tuple[int, int], ...]  # (decodes, tokens of a chunk) of whole steps, with more and more tokens
+    max_step_s: float  # whole steps that would take longer are left out
 
 
 FULL = Effort(
@@ -54,6 +56,8 @@ FULL = Effort(
     stream_bytes=2**28,
     load_s=2.0,
     decode_rows=(2, 8, 32),
+    steps=((1, 0), (4, 0), (16, 0), (40, 0), (16, 112), (16, 240), (16, 496)),
+    max_step_s=3.0,
 )
 QUICK = Effort(
     group_s=0.25,
@@ -67,6 +71,8 @@ QUICK = Effort(
     stream_bytes=2**25,
     load_s=0.3,
     decode_rows=(2, 8),
+    steps=((2, 0), (16, 0), (8, 120)),
+    max_step_s=0.3,
 )
 
 
@@ -171,7 +177,11 @@ def measure(calls: Sequence[Call], clock: Clock, effort: Effort) -> list[float]:
     )
 
 
-def measure_timed(timed: Sequence[Callable[[], float]], effort: Effort) -> list[float]:
+def measure_timed(
+    timed: Sequence[Callable[[], float]],
+    effort: Effort,
+    typical: Callable[[Sequence[float]], float] = low_quantile,
+) -> list[float]:
     """The same for functions that say themselves how many seconds it took."""
     timings: list[list[float]] = [[] for _ in timed]
     started_s = time.perf_counter()
@@ -180,7 +190,7 @@ def measure_timed(timed: Sequence[Callable[[], float]], effort: Effort) -> list[
             break
         for function, seconds in zip(timed, timings, strict=True):
             seconds.append(function())
-    return list(map(low_quantile, timings))
+    return list(map(typical, timings))
 
 
 def affordable(calls: Sequence[Call], clock: Clock, effort: Effort) -> list[Call]:

@@ -1,0 +1,100 @@
+"""What the operators of whole steps take, over what they take one by one.
+
+In a model, an operator shares the caches with all others, and finds its input where another thread has left it. On a
+CPU that makes a step a tenth or a quarter longer than the sum of its operators, each measured in a loop of its own. So
+whole steps are run on a model with the shape's own layers, as many as the caches cannot hold.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from vasuki.batch import Batch, ScheduledChunk
+from vasuki.blocks import BlockTable
+from vasuki.cost_model import CostModel
+from vasuki.hf.executor import RaggedExecutor
+from vasuki.hf.kv_cache import KVCache
+from vasuki.hf.memory import available_bytes
+from vasuki.hf.paged_attention import PagedKernel
+from vasuki.hf.profiler.operators import BLOCK_TOKENS, MEMORY_SHARE, Bench, cold_bytes
+from vasuki.hf.profiler.steps import cut, stand_in
+from vasuki.hf.profiler.timing import HostClock, affordable, measure_timed
+from vasuki.model_shape import ModelShape
+from vasuki.profile import InStep
+from vasuki.sequence import Request, Sequence
+
+_CONTEXT = 256  # of each decode
+_RATIOS = (0.5, 3.0)  # what is plausible
+
+
+def measure_in_step(
+    bench: Bench, kernel: PagedKernel | None, cost_model_of: Callable[[ModelShape], CostModel]
+) -> InStep | None:
+    """Run whole steps of the effort's sizes on a CPU; None if no such model fits into memory.
+
+    Args:
+        bench: the device, and the shape to imitate.
+        kernel: the compiled attention kernel, where there is one.
+        cost_model_of: the cost model of a shape on this device, complete but for what is measured here.
+    """
+    shape = cut(bench.shape, _num_layers(bench.shape, cold_bytes(bench.device)))
+    if shape.weight_bytes > MEMORY_SHARE * available_bytes(bench.device):
+        return None
+    loaded = stand_in(shape, shape.num_layers, bench.dtype, bench.device, bench.saved)
+    context = min(_CONTEXT, shape.max_context_tokens)
+    sizes = [(rows, min(chunk, shape.max_context_tokens)) for rows, chunk in bench.effort.steps]
+    num_blocks = max(rows * _blocks(context) + _blocks(chunk) for rows, chunk in sizes)
+    cache = KVCache(loaded.kv_layout, num_blocks, BLOCK_TOKENS, bench.device)
+    executor = RaggedExecutor(loaded, cache, kernel=kernel)
+    batches = [_batch(rows, context, chunk, shape.vocab_size) for rows, chunk in sizes]
+    effort = replace(bench.effort, max_call_s=bench.effort.max_step_s)
+    count = len(affordable([partial(executor.execute, batch) for batch in batches], HostClock(), effort))
+
+    def seconds_of(batch: Batch) -> Callable[[], float]:
+        def seconds() -> float:
+            started_s = time.perf_counter()
+            executor.execute(batch)
+            return time.perf_counter() - started_s
+
+        return seconds
+
+    # A step is long enough to meet whatever usually disturbs this machine, so its median counts.
+    measured = measure_timed(list(map(seconds_of, batches[:count])), effort, statistics.median)
+    cost_model = cost_model_of(shape)
+    ratios: dict[int, float] = {}
+    for batch, seconds in zip(batches, measured, strict=False):
+        cost = cost_model.step(cost_model.batch_work(batch))
+        low, high = _RATIOS
+        ratios[batch.num_tokens] = min(high, max(low, (seconds - (cost.total_s - cost.device_s)) / cost.device_s))
+    return InStep(tokens=tuple(ratios), ratio=tuple(float(f"{ratio:.3g}") for ratio in ratios.values()))
+
+
+def _num_layers(shape: ModelShape, cold: int) -> int:
+    """As many layers as no cache holds, or all of them."""
+    return min(shape.num_layers, max(2, math.ceil(cold / shape.layer_weight_bytes)))
+
+
+def _blocks(tokens: int) -> int:
+    return -(-tokens // BLOCK_TOKENS)
+
+
+def _batch(rows: int, context: int, chunk: int, vocab_size: int) -> Batch:
+    """So many decodes of one context, and one chunk that begins a prompt."""
+    rng = np.random.default_rng(0)
+    blocks = iter(range(rows * _blocks(context) + _blocks(chunk)))
+
+    def sequence(row: int, tokens: int, computed: int) -> Sequence:
+        prompt = rng.integers(1, vocab_size, tokens).astype(np.int32)
+        table = BlockTable(device=[next(blocks) for _ in range(_blocks(tokens))])
+        return Sequence(Request(row, row, tokens, 1, prompt), num_computed_tokens=computed, block_table=table)
+
+    decodes = [sequence(row, context, context - 1) for row in range(rows)]
+    prefills = [ScheduledChunk(sequence(rows, chunk, 0), 0, chunk, True)] if chunk else []
+    return Batch(decodes=decodes, starts=[context - 1] * rows, prefills=prefills, swaps=[])
