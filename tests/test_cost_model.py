@@ -21,7 +21,7 @@ from vasuki.cost_model import (
 from vasuki.errors import ModelError, ProfileError
 from vasuki.layout import Layout
 from vasuki.model_shape import named_shape
-from vasuki.profile import AttentionPoint, AttentionPoints, HardwareProfile, Measured, find_profile
+from vasuki.profile import AttentionPoint, AttentionPoints, HardwareProfile, InStep, Measured, find_profile
 from vasuki.sequence import Request, Sequence
 
 LLAMA = named_shape("llama-3-8b")
@@ -335,3 +335,32 @@ def test_measured_attention_takes_precedence() -> None:
     assert cost.step(cost.work([512], [512])).attention_s == pytest.approx(32 * 300e-6)
     assert cost.step(cost.work([512], [4096])).attention_s == pytest.approx(32 * 1500e-6)
     assert cost.step(cost.work([512], [512])).linear_s == model("a10").step(cost.work([512], [512])).linear_s
+
+
+# --- whole steps ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mistral-7b"])  # without and with a sliding window
+def test_operators_take_longer_in_a_step(name: str) -> None:
+    shape, profile = named_shape(name), find_profile("a10")
+    in_step = InStep(tokens=(16, 256), ratio=(1.5, 1.1))
+    slowed = CostModel(shape, profile.model_copy(update={"measured": Measured(source="test", in_step=in_step)}))
+    alone = CostModel(shape, profile)
+    for tokens, contexts, ratio in (([1] * 4, [500] * 4, 1.5), ([1] * 16, [9000] * 16, 1.5), ([512], [6000], 1.1)):
+        work = alone.work(tokens, contexts)
+        cost, before = slowed.step(work), alone.step(work)
+        assert cost.device_s == pytest.approx(ratio * before.device_s)
+        assert (cost.overhead_s, cost.flops) == (before.overhead_s, before.flops)
+        assert cost.memory_bytes == pytest.approx(before.memory_bytes)
+        assert slowed.layer_time_s(work) == pytest.approx(ratio * alone.layer_time_s(work))
+        assert [step.total_s for step in slowed.repeated(work, 1)] == pytest.approx([cost.total_s])
+        assert [step.total_s for step in slowed.stage_times(work)] == pytest.approx([cost.total_s])
+    between = alone.work([1] * 64, [500] * 64)
+    assert 1.1 < slowed.step(between).device_s / alone.step(between).device_s < 1.5
+    assert slowed.step(alone.work([], [])).total_s > 0, "a step that only moves KV"
+
+
+@pytest.mark.parametrize(("ratio", "message"), [((1.2,), "in pairs"), ((1.2, 0.0), "greater than 0")])
+def test_ratios_come_in_pairs_and_are_positive(ratio: tuple[float, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        InStep(tokens=(1, 2), ratio=ratio)

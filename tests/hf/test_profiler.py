@@ -17,6 +17,7 @@ from vasuki.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel
 from vasuki.errors import ModelError, ProfileError
 from vasuki.hf.packed_linear import PackedLinear, load_kernel
 from vasuki.hf.profiler import profile_machine, profile_table, write_profile
+from vasuki.hf.profiler.in_step import measure_in_step
 from vasuki.hf.profiler.links import link_of, saturation_bytes
 from vasuki.hf.profiler.machine import _without_noise, describe, device_name
 from vasuki.hf.profiler.operators import Bench, Product, mlp_width, products, tile_of
@@ -91,6 +92,15 @@ def test_every_operator_is_measured(profile: HardwareProfile) -> None:
     assert {point.tokens == 1 for point in attention.points} == {True, False}
     for series in measured.matmul:
         assert series.us[-1] > series.us[0], "a thousand rows take longer than one"
+
+
+def test_whole_steps_are_measured(profile: HardwareProfile) -> None:
+    """Overheads and ratios together explain a step's time, if it is plausible."""
+    assert profile.measured is not None
+    in_step = profile.measured.in_step
+    assert in_step is not None
+    assert set(in_step.tokens) <= {decodes + chunk for decodes, chunk in QUICK.steps}
+    assert all(0.5 <= ratio <= 3.0 for ratio in in_step.ratio)
 
 
 def test_the_cost_model_meets_what_was_measured(profile: HardwareProfile) -> None:
@@ -252,6 +262,7 @@ def test_products_are_those_of_the_shape(name: str) -> None:
 
 def test_gate_and_up_are_two_products_and_so_are_q_k_and_v() -> None:
     assert products(TINY)[64, 128] == (64, 32, 32)
+    assert products(TINY, is_fused=True)[64, 128] == (128,)
     assert products(TINY)[64, 320] == (160, 160)
     assert products(replace(TINY, gated_mlp=False))[64, 160] == (160,)
 
@@ -342,6 +353,9 @@ def test_steps_of_every_family_run(family: str, profile: HardwareProfile) -> Non
     found = measure_overheads(bench, None, lambda each: CostModel(each, profile), dispatch_s=3e-6)
     assert found.step_s > 0
     assert found.launch_s > 0
+    in_step = measure_in_step(bench, None, lambda each: CostModel(each, profile))
+    assert in_step is not None
+    assert in_step.tokens[0] == 2
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "gpt-3", "qwen3-30b-a3b", "mistral-7b"])

@@ -101,6 +101,11 @@ def profile_table(profile: HardwareProfile) -> str:
             lines.append(_row(f"decodes, {heads}", cells))
             cells = [f"{p.tokens}@{p.context}: {_short(p.us)}" for p in _spread(chunks)]
             lines.append(_row(f"chunks, {heads}", cells))
+        if measured.in_step is not None:
+            pairs = zip(measured.in_step.tokens, measured.in_step.ratio, strict=True)
+            lines.append(
+                _row("in a step over alone", [f"{count}: {ratio:.2f}" for count, ratio in _spread(list(pairs))])
+            )
     lines.append(f"copies, GB/s  {'bytes':>11} {'h2d':>8} {'d2h':>8} {'both':>8}")
     lines += [f"{'':13} {p.bytes:>11,} {p.h2d:>8.3g} {p.d2h:>8.3g} {p.both:>8.3g}" for p in profile.link.curve]
     return "\n".join(line.rstrip() for line in lines)
