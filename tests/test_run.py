@@ -158,6 +158,17 @@ def test_a_model_larger_than_its_card_runs_with_weights_on_the_host(job: Job, tm
     assert json.loads(result.stdout)["kv"]["hidden_copy_s"] > 0
 
 
+def test_compiled_kernels_change_no_token(job: Job, tmp_path: Path) -> None:
+    answers = []
+    for compiles in ("auto", "off"):
+        path = job(engine__compile=compiles, output__path=str(tmp_path / compiles))
+        assert run(path).exit_code == 0
+        manifest = json.loads((tmp_path / compiles / "manifest.json").read_text())
+        assert (manifest["timings"]["compile_s"] > 0) == (compiles == "auto")
+        answers.append({key: row["token_ids"] for key, row in by_id(path).items()})
+    assert answers[0] == answers[1]
+
+
 def test_manifest_counts_and_success_marker(job: Job) -> None:
     path = job()
     result = run(path, "--json")

@@ -184,7 +184,8 @@ class EngineConfig(_Section):
     attention: Literal["auto", "ragged"] = "auto"
     """Backend. `ragged` packs chunks without padding, for every model on transformers' attention interface."""
     compile: Literal["auto", "off"] = "auto"
-    """Compile the model where that pays. No backend gains by it yet, so `auto` runs it as it is, like `off`."""
+    """On a CPU, `auto` computes by kernels that are compiled for its processor and kept on disk between runs; `off` by
+    torch's own, which are slower. CUDA has no use for it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run."""
     weights_on_host: Auto | Annotated[int, Field(ge=0)] = "auto"

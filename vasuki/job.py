@@ -161,8 +161,8 @@ class _Run:
                 return engine.weights_on_host > 0
             return weight_bytes >= room_bytes(device, device_memory)
 
-        loaded = load_model(self.config.model, engine.device, stays_on_host)
-        self.load_s = time.perf_counter() - started_s
+        loaded = load_model(self.config.model, engine.device, stays_on_host, engine.compile != "off")
+        self.load_s = time.perf_counter() - started_s - loaded.compile_s
         log.info("loaded %s on %s in %s", self.config.model.path, loaded.device, duration(self.load_s))
         return loaded
 
@@ -306,6 +306,7 @@ class _Run:
             timings=Timings(
                 load_s=self.load_s,
                 plan_s=plan.plan_s,
+                compile_s=loaded.compile_s,
                 generate_s=generate_s,
                 makespan_s=makespan_s,
             ),

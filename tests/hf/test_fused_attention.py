@@ -15,8 +15,8 @@ from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotar
 
 from models import ARCHITECTURES, load, prompts, reference, requests_of, run
 from vasuki.hf import packed_linear
+from vasuki.hf.cpu_kernels import load_cpu_kernels
 from vasuki.hf.fused_attention import FusedAttention, Rotary, fuse_attention, load_kernel
-from vasuki.hf.model import use_cpu_kernels
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 
@@ -68,7 +68,7 @@ def test_rotates_a_part_of_each_head(rotate: Rotary) -> None:
 def test_greedy_equals_generate(name: str) -> None:
     loaded = load(name)
     model = copy.deepcopy(loaded.model)  # the tests share the original
-    use_cpu_kernels(model)
+    load_cpu_kernels().take_over(model)
     fused = [module for module in model.modules() if isinstance(module, FusedAttention)]
     assert len(fused) == (0 if name in OWN else loaded.kv_layout.num_layers)
     rows, _, _ = run(dataclasses.replace(loaded, model=model), requests_of(prompts()), chunk_tokens=20)

@@ -5,8 +5,8 @@ model       a folder or hub id -> LoadedModel, or a refusal that names what is m
 tokenizer   text and messages -> token ids -> text
 inputs      a Batch -> the tensors of one packed forward
 attention   attention of packed chunks over paged blocks, called by the model's own layers
-packed_linear, rms_norm, paged_attention, native     what a CPU computes with kernels of ours, and how they are compiled
-replace     the plain modules of a model that these take the place of
+packed_linear, rms_norm, fused_attention, paged_attention     what a CPU computes by kernels of ours
+cpu_kernels, replace, native     how they take the place of a model's modules, and how they are compiled
 kv_cache    the tensors behind the block pools, on the device and on the host
 sampler     logits -> token ids
 executor    puts these together behind `engine.Executor`

@@ -12,7 +12,7 @@ from vasuki.hf.inputs import build_inputs
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.model import LoadedModel
 from vasuki.hf.offload import Offload, StreamedLayers, copy_engine
-from vasuki.hf.paged_attention import PagedKernel, load_kernel
+from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.sampler import Sampled, sample
 from vasuki.plan import EngineSettings
 from vasuki.sequence import Sequence
@@ -111,5 +111,4 @@ def build_executor(loaded: LoadedModel, settings: EngineSettings, want_logprobs:
         if settings.streamed_layers:
             streamed = StreamedLayers.spread(layout.num_layers, settings.streamed_layers)
         offload = Offload(cache, loaded.copies or copy_engine(device), host, streamed)
-    kernel = None if on_gpu else load_kernel(layout.head_dim, layout.dtype)
-    return RaggedExecutor(loaded, cache, want_logprobs, kernel, offload)
+    return RaggedExecutor(loaded, cache, want_logprobs, loaded.kernel, offload)

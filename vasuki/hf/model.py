@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +21,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from vasuki.config import ModelConfig
 from vasuki.errors import ModelError
-from vasuki.hf import attention, fused_attention, packed_linear, rms_norm
+from vasuki.hf import attention, paged_attention
+from vasuki.hf.cpu_kernels import load_cpu_kernels
 from vasuki.hf.kv_cache import KVLayout
 from vasuki.hf.offload import CopyEngine
+from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.tokenizer import Tokenizer
 
 transformers.logging.set_verbosity_error()
@@ -44,6 +47,8 @@ class LoadedModel:
     kv_layout: KVLayout
     device: torch.device  # where it computes
     copies: CopyEngine | None = None  # brings the layers that live on the host, see hf.weights
+    kernel: PagedKernel | None = None  # the CPU's attention, where it could be compiled
+    compile_s: float = 0.0  # that the kernels took to compile, or to be found on disk
 
     @property
     def is_on_device(self) -> bool:
@@ -94,7 +99,10 @@ def resolve_dtype(wanted: str, saved: Any, device: torch.device) -> torch.dtype:
 
 
 def load_model(
-    model: ModelConfig, device_name: str = "auto", stays_on_host: Callable[[int, torch.device], bool] | None = None
+    model: ModelConfig,
+    device_name: str = "auto",
+    stays_on_host: Callable[[int, torch.device], bool] | None = None,
+    uses_kernels: bool = True,
 ) -> LoadedModel:
     """Load weights, tokenizer and generation defaults.
 
@@ -102,6 +110,7 @@ def load_model(
         model: which.
         device_name: where it computes.
         stays_on_host: whether so many bytes of weights wait in host memory for `hf.weights.place_weights`.
+        uses_kernels: on a CPU, compute by the kernels of this package where they can be compiled.
 
     Raises:
         ModelError: the model or its tokenizer cannot be read, or it needs what the ragged backend does not have.
@@ -132,22 +141,24 @@ def load_model(
     except Exception as error:
         raise ModelError(f"cannot load model {path}: {_first_line(error)}") from None
     loaded = loaded.eval()
-    if device.type == "cpu":
-        use_cpu_kernels(loaded)
+    if device.type == "cpu" and uses_kernels:
+        return _with_kernels(loaded, tokenizer, generation, path)
     weight_bytes = sum(p.numel() * p.element_size() for p in loaded.parameters())
     if stays_on_host is None or not stays_on_host(weight_bytes, device):
         loaded = loaded.to(device)
     return replace(prepare(loaded, tokenizer, generation, path), device=device)
 
 
-def use_cpu_kernels(model: torch.nn.Module) -> None:
-    """Let a model's float32 layers compute by the kernels of this package, where they can be had."""
-    if linear := packed_linear.load_kernel():
-        packed_linear.pack_linear_layers(model, linear)
-    if norm := rms_norm.load_kernel():
-        rms_norm.fuse_norms(model, norm)
-    if linear and (rotate := fused_attention.load_kernel()):
-        fused_attention.fuse_attention(model, linear, rotate)
+def _with_kernels(model: Any, tokenizer: Tokenizer, generation: Any, name: str) -> LoadedModel:
+    """A model on a CPU that computes by the kernels of this package, as far as they can be compiled."""
+    started_s = time.perf_counter()
+    kernels = load_cpu_kernels()
+    compile_s = time.perf_counter() - started_s
+    kernels.take_over(model)
+    ready = prepare(model, tokenizer, generation, name)
+    started_s = time.perf_counter()
+    kernel = paged_attention.load_kernel(ready.kv_layout.head_dim, ready.kv_layout.dtype)
+    return replace(ready, kernel=kernel, compile_s=compile_s + time.perf_counter() - started_s)
 
 
 def prepare(model: Any, tokenizer: Tokenizer, generation: Any, name: str) -> LoadedModel:

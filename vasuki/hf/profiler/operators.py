@@ -23,10 +23,10 @@ from vasuki.batch import Batch, ScheduledChunk
 from vasuki.blocks import BlockTable
 from vasuki.hf import fused_attention
 from vasuki.hf.attention import Variant, attend, store
+from vasuki.hf.cpu_kernels import load_cpu_kernels
 from vasuki.hf.inputs import StepInputs, build_inputs
 from vasuki.hf.kv_cache import KVCache, KVLayout
 from vasuki.hf.memory import available_bytes
-from vasuki.hf.model import use_cpu_kernels
 from vasuki.hf.packed_linear import LinearKernel, PackedLinear, load_kernel
 from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.profiler.machine import cache_bytes
@@ -230,7 +230,7 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
         LlamaRMSNorm(hidden) if shape.gated_mlp else torch.nn.LayerNorm(hidden)  # MLPs without a gate came with it
     ).to(bench.device, bench.dtype)
     if bench.device.type == "cpu":
-        use_cpu_kernels(norm)
+        load_cpu_kernels().take_over(norm)
     cache = KVCache(KVLayout(_KV_LAYERS, kv_heads, head_dim, bench.dtype), 256, BLOCK_TOKENS, bench.device)
 
     def norm_call(tokens: int) -> Call:

@@ -23,10 +23,11 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Qw
 from vasuki.blocks import BlockPool
 from vasuki.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel
 from vasuki.hf.attention import NAME
+from vasuki.hf.cpu_kernels import load_cpu_kernels
 from vasuki.hf.executor import RaggedExecutor
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.memory import available_bytes
-from vasuki.hf.model import LoadedModel, prepare, use_cpu_kernels
+from vasuki.hf.model import LoadedModel, prepare
 from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.profiler.operators import BLOCK_TOKENS, MEMORY_SHARE, Bench, dtype_name
 from vasuki.hf.profiler.timing import measure_timed
@@ -154,7 +155,7 @@ def stand_in(
     model = AutoModelForCausalLM.from_config(config, dtype=saved or dtype, attn_implementation=NAME)
     model = model.eval().to(device, dtype)
     if device.type == "cpu":
-        use_cpu_kernels(model)
+        load_cpu_kernels().take_over(model)
     return prepare(model, cast(Tokenizer, _NoText()), GenerationConfig(eos_token_id=0), shape.name)
 
 

@@ -1,0 +1,39 @@
+"""The compiled kernels that a model's modules give way to on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+
+from vasuki.hf import fused_attention, packed_linear, rms_norm
+
+
+class CPUKernels(NamedTuple):
+    """Those that can be had on this machine."""
+
+    linear: packed_linear.LinearKernel | None
+    norm: rms_norm.Kernel | None
+    rotate: fused_attention.Rotary | None
+
+    def take_over(self, model: torch.nn.Module) -> None:
+        """Let a model's float32 layers compute by them."""
+        if self.linear:
+            packed_linear.pack_linear_layers(model, self.linear)
+        if self.norm:
+            rms_norm.fuse_norms(model, self.norm)
+        if self.linear and self.rotate:
+            fused_attention.fuse_attention(model, self.linear, self.rotate)
+
+
+def load_cpu_kernels() -> CPUKernels:
+    """Compile what is not on disk yet, side by side."""
+    loaders: tuple[Callable[[], object], ...] = (
+        packed_linear.load_kernel,
+        rms_norm.load_kernel,
+        fused_attention.load_kernel,
+    )
+    with ThreadPoolExecutor() as compilers:
+        return CPUKernels(*compilers.map(lambda load: load(), loaders))
