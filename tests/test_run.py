@@ -165,7 +165,7 @@ def test_compiled_kernels_change_no_token(job: Job, tmp_path: Path) -> None:
         assert run(path).exit_code == 0
         manifest = json.loads((tmp_path / compiles / "manifest.json").read_text())
         assert (manifest["timings"]["compile_s"] > 0) == (compiles == "auto")
-        answers.append({key: row["token_ids"] for key, row in by_id(path).items()})
+        answers.append({key: row["output_token_ids"] for key, row in by_id(path).items()})
     assert answers[0] == answers[1]
 
 
