@@ -67,6 +67,7 @@ def figures_of(results: Sequence[Result]) -> Rows:
     cells: list[tuple[str, Callable[[Result], str | None]]] = [
         ("how", lambda r: "simulated" if r.simulated else "measured"),
         ("makespan", lambda r: time_text(r.makespan_s)),
+        ("  of which loading", lambda r: _if_any(r.load_s, time_text)),
         ("  predicted", lambda r: _if_known(r.predicted_s, time_text)),
         ("  took, against predicted", lambda r: _if_known(r.prediction_error, lambda e: percent_text(e, signed=True))),
         ("  lower bound", lambda r: _if_known(r.lower_bound_s, time_text)),
