@@ -1,15 +1,21 @@
-# make demo   set up, run the main job on the shipped model and data, show answers and summary
-# make test   set up, run all checks (style, types, architecture, tests)
+# make demo      set up, run the main job on the shipped model and data, show answers and summary
+# make compare   set up, simulate two jobs on an A10 and an A40, write out/compare.html (no GPU needed)
+# make test      set up, run all checks (style, types, architecture, tests)
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
-.PHONY: demo test check lint types architecture pytest docs clean
+.PHONY: demo compare test check lint types architecture pytest docs clean
 
 demo: $(SETUP)
 	$(BIN)/vasuki run jobs/quickstart.yaml
 	$(BIN)/python scripts/show_demo.py out/dates
+
+compare: $(SETUP)
+	$(BIN)/vasuki simulate jobs/compare/summarise.yaml --gpu a10 --gpu a40 --set output.path=out/compare/summarise
+	$(BIN)/vasuki simulate jobs/compare/translate.yaml --gpu a10 --gpu a40 --set output.path=out/compare/translate
+	$(BIN)/vasuki report out/compare --html out/compare.html
 
 test: check
 

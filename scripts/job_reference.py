@@ -3,49 +3,94 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from vasuki.config import JobConfig
+from vasuki.config import JobConfig, parse_bytes
 
+SIZE = "size"
+_NAMES = {str: "text", bool: "`true`, `false`", int: "whole number", float: "number"}
 PATH = Path(__file__).resolve().parents[1] / "docs" / "job.md"
 HEAD = """\
 # job.yaml
 
-Every key, with its default. Unknown keys are refused, with the nearest known one. Any key can be set on the command
-line, as in `--set sampling.max_tokens=64`. Sizes are written like `512MiB` or `8GiB`. This page is written by
-`scripts/job_reference.py` from the descriptions in `vasuki/config.py`.
+Every key of a job file. One that is not listed is refused, with the nearest that is. The command line can set any of
+them: `--set sampling.max_tokens=64`. A size is a number of bytes, or written like `512MiB` or `8GiB`.
+
+`scripts/job_reference.py` writes this page from the descriptions in `vasuki/config.py`.
 
 """
 
 
 def reference() -> str:
     """The page as Markdown."""
-    lines = [HEAD.rstrip(), ""]
+    lines = [HEAD.rstrip()]
     plain = []
     for name, field in JobConfig.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             lines += ["", f"## {name}", "", (field.annotation.__doc__ or "").strip(), ""]
-            lines += ["| key | default | meaning |", "|---|---|---|"]
+            lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
             lines += [_row(f"{name}.{key}", entry) for key, entry in field.annotation.model_fields.items()]
         else:
             plain.append(_row(name, field))
-    return "\n".join([*lines[:1], "", "| key | default | meaning |", "|---|---|---|", *plain, *lines[1:]]) + "\n"
+    return (
+        "\n".join([*lines[:1], "", "| key | value | default | meaning |", "|---|---|---|---|", *plain, *lines[1:]])
+        + "\n"
+    )
 
 
 def _row(name: str, field: Any) -> str:
-    default = "required" if field.is_required() else f"`{_yaml(field.default)}`"
-    return f"| `{name}` | {default} | {' '.join((field.description or '').split())} |"
+    values = list(dict.fromkeys(_values(field.annotation, field.metadata)))
+    default = "required" if field.is_required() else _default(field.default, values)
+    meaning = " ".join((field.description or "").split())
+    return f"| `{name}` | {', '.join(values)} | {default} | {meaning} |"
 
 
-def _yaml(value: Any) -> str:
+def _values(kind: Any, constraints: Iterable[Any] = ()) -> Iterator[str]:
+    """What a key may be, in words."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        yield from _values(parts[0], [*constraints, *parts[1:]])
+    elif origin is Literal:
+        yield from (f"`{value}`" for value in parts)
+    elif origin in (Union, UnionType):
+        for part in sorted(parts, key=_is_mapping):
+            yield from _values(part)
+    elif _is_mapping(kind):
+        yield "`{" + f"{next(iter(kind.model_fields))}: ...}}`"
+    elif origin is tuple:
+        yield f"list of {_NAMES[parts[0]]}"
+    elif any(getattr(constraint, "func", None) is parse_bytes for constraint in constraints):
+        yield SIZE
+    elif kind is not NoneType:
+        yield " ".join([_NAMES[kind], " and ".join(_limits(constraints))]).rstrip()
+
+
+def _is_mapping(kind: Any) -> bool:
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _limits(constraints: Iterable[Any]) -> Iterator[str]:
+    for constraint in constraints:
+        for limit in getattr(constraint, "metadata", [constraint]):
+            for name, sign in (("gt", ">"), ("ge", "≥"), ("le", "≤")):
+                if hasattr(limit, name):
+                    yield f"{sign} {getattr(limit, name):g}"
+
+
+def _default(value: Any, values: Collection[str]) -> str:
     if value is None or value == "":
-        return "none"
+        return "not set"
+    if SIZE in values and isinstance(value, int):
+        return f"`{value // 2**30}GiB`"
     if isinstance(value, tuple):
-        return "[" + ", ".join(map(str, value)) + "]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return f"`[{', '.join(map(str, value))}]`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Record the pictures of the README: record_demo.py [OUTPUT_FOLDER]. Needs rich and matplotlib.
 
-demo.svg      a terminal session: a plan for two cards, then the shipped job
+demo.svg      a terminal session: two cards planned for, then the shipped job
 compare-*.svg makespan and cost of a translating job on two cards, simulated
 """
 
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 SESSION = [
-    "vasuki plan jobs/compare/translate.yaml --gpu a10 --gpu a40",
+    "vasuki plan jobs/compare/translate.yaml --gpu a10 --gpu a40 | head -3",
     "vasuki run jobs/quickstart.yaml --fresh",
 ]
 COMPARE = "vasuki simulate jobs/compare/translate.yaml --gpu a10 --gpu a40"
@@ -46,9 +46,9 @@ def draw_comparison(folder: Path) -> None:
 
 
 def _output(command: str) -> str:
-    """What a command prints, on both streams, with our own program in place of the one on the path."""
-    words = [sys.executable, "-m", *shlex.split(command)]
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
+    """What a command line prints, on both streams, with our own program in place of the one on the path."""
+    line = f"{shlex.quote(sys.executable)} -m {command}"
+    done = subprocess.run(line, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
     return done.stdout.rstrip()
 
 

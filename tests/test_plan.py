@@ -12,7 +12,7 @@ from vasuki.plan import CostEstimate
 from vasuki.plan_table import plan_table
 from vasuki.planner import make_plan
 from vasuki.profile import find_profile
-from vasuki.units import duration, money_text
+from vasuki.units import duration, money_text, time_text
 
 LENGTHS = Lengths(np.array([100, 200, 9000]), np.array([50, 20, 10]))
 
@@ -26,7 +26,7 @@ def test_the_table_is_narrow_and_says_why() -> None:
     assert max(map(len, text.splitlines())) <= 100
     assert text.splitlines()[0].startswith("GPU")
     for plan in plans:
-        assert duration(plan.makespan_s) in text
+        assert time_text(plan.makespan_s) in text
         assert f"{plan.gpu}, vasuki:" in text
     assert text.count("1 can never run: row 2 needs KV memory for 9,049 tokens") == 3
     assert "offload none: " in text

@@ -226,7 +226,7 @@ def report(
         raise JobFileError("give run folders to compare, or --history DIR")
     result: Any
     if history_dir:
-        result = reports.history(history_dir)
+        result = reports.history(history_dir, reports.parse_prices(prices))
         text, write = reports.history_table, reports.write_history_html
     else:
         result = reports.compare(reports.load_runs(run_dirs), reports.parse_prices(prices))

@@ -5,6 +5,7 @@ Prompt lengths come from the job's input or from a LENGTHS.csv, the machine from
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import logging
 from collections.abc import Iterable
@@ -294,6 +295,7 @@ def _manifest(workload: Workload, plan: Plan, simulated: Simulated, profile: Har
             "layout": plan.layout.to_dict(),
         },
         cost=Cost(**result["cost"]),
+        versions={"vasuki": importlib.metadata.version("vasuki")},
         simulated=True,
         finished_at=now_utc(),
     )

@@ -61,6 +61,7 @@ from vasuki.units import duration
 if TYPE_CHECKING:
     import torch
 
+    from vasuki.hf.energy import EnergyMeter
     from vasuki.hf.model import LoadedModel
 
 log = logging.getLogger(__name__)
@@ -129,6 +130,7 @@ class _Run:
         self.quiet = quiet
         self.started_s = started_s
         self.load_s = 0.0
+        self.energy: EnergyMeter  # set once the model is loaded
         self.stats = RunStats()
 
     def to_end(self, should_stop: Callable[[], bool]) -> Manifest:
@@ -151,7 +153,8 @@ class _Run:
 
     def _load(self) -> LoadedModel:
         started_s = time.perf_counter()
-        from vasuki.hf.memory import room_bytes  # torch and transformers take seconds to import
+        from vasuki.hf.energy import EnergyMeter  # torch and transformers take seconds to import
+        from vasuki.hf.memory import room_bytes
         from vasuki.hf.model import load_model
 
         engine, device_memory = self.config.engine, self.config.kv.device_memory
@@ -163,6 +166,7 @@ class _Run:
 
         loaded = load_model(self.config.model, engine.device, stays_on_host, engine.compile != "off")
         self.load_s = time.perf_counter() - started_s - loaded.compile_s
+        self.energy = EnergyMeter(loaded.device)
         log.info("loaded %s on %s in %s", self.config.model.path, loaded.device, duration(self.load_s))
         return loaded
 
@@ -321,7 +325,7 @@ class _Run:
                 hidden_copy_s=stats.hidden_copy_s,
             ),
             preemptions=PreemptionCounts(counters.preemptions_swap, counters.preemptions_recompute),
-            device=_device(loaded, plan),
+            device=_device(loaded, plan, self.energy.energy_j),
             cost=self._cost(plan, makespan_s, tokens),
             versions=_versions(),
             finished_at=now_utc(),
@@ -367,11 +371,20 @@ def _stop_signals() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def _device(loaded: LoadedModel, plan: Plan) -> dict[str, Any]:
+def _device(loaded: LoadedModel, plan: Plan, energy_j: float | None) -> dict[str, Any]:
     import torch
 
-    device = {"type": loaded.device.type, "name": loaded.device_name, "profile": plan.gpu, "policy": plan.policy}
-    return device | ({"threads": torch.get_num_threads()} if loaded.device.type == "cpu" else {})
+    device: dict[str, Any] = {
+        "type": loaded.device.type,
+        "name": loaded.device_name,
+        "profile": plan.gpu,
+        "policy": plan.policy,
+    }
+    if loaded.device.type == "cpu":
+        device["threads"] = torch.get_num_threads()
+    if energy_j is not None:
+        device["energy_j"] = energy_j
+    return device
 
 
 def _versions() -> dict[str, str]:

@@ -6,9 +6,15 @@ from collections.abc import Iterable
 
 from vasuki.plan import Plan
 from vasuki.simulation import Simulated, Spread
-from vasuki.units import duration, money_text
+from vasuki.units import money_text, time_text
 
 WIDTH = 100
+_BOUNDS = {
+    "compute": "arithmetic",
+    "memory": "memory traffic",
+    "kv_area": "KV memory over time",
+    "longest_request": "the longest request",
+}
 
 
 def plan_table(plans: Iterable[Plan]) -> str:
@@ -22,8 +28,8 @@ def plan_table(plans: Iterable[Plan]) -> str:
             (
                 plan.gpu,
                 plan.policy,
-                duration(plan.makespan_s),
-                duration(plan.lower_bound_s),
+                time_text(plan.makespan_s),
+                time_text(plan.lower_bound_s),
                 f"{plan.gap:.0%}",
                 money_text(plan.cost.amount, plan.cost.currency),
                 money_text(plan.cost.per_million_tokens, ""),
@@ -73,7 +79,7 @@ def _notes(plan: Plan) -> Iterable[str]:
         yield "chunk, seqs and KV memory are those of one micro-batch, of which every stage of a replica has one"
     if plan.uncertainty is not None:
         yield f"not knowing output lengths beforehand changes the makespan by {plan.uncertainty:+.1%}"
-    yield f"KV memory for {plan.settings.kv_tokens:,} tokens; the bound counts {plan.bound_by.replace('_', ' ')}"
+    yield f"KV memory for {plan.settings.kv_tokens:,} tokens; the bound is set by {_BOUNDS[plan.bound_by]}"
     yield f"steps: {plan.mixing}"
     yield f"offload {plan.offload.mode}: {plan.offload.reason}"
     if plan.simulated_requests < plan.requests - plan.misfits:

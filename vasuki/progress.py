@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from vasuki.batch import Batch, StepResult
 from vasuki.scheduler import Scheduler
-from vasuki.units import duration
+from vasuki.units import duration, percent_text
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Progress:
             tqdm(
                 total=total_rows,
                 dynamic_ncols=True,
-                bar_format="{l_bar}{bar:20} {n_fmt}/{total_fmt} rows{postfix}",
+                bar_format="{l_bar}{bar:10} {n_fmt}/{total_fmt} rows{postfix}",
             )
             if on_terminal
             else None
@@ -65,8 +65,8 @@ class Progress:
     def _show(self, running: int, kv_share: float) -> None:
         rows, elapsed_s = self._rows_done(), time.perf_counter() - self._started_s
         state = (
-            f"{self._tokens / elapsed_s:,.0f} tok/s, {running} running, KV {kv_share:.0%}, "
-            f"{self._time_left(rows, elapsed_s)} left"
+            f"{self._time_left(rows, elapsed_s)} left, {self._tokens / elapsed_s:,.0f} tok/s, {running} running, "
+            f"KV {percent_text(kv_share)}"
         )
         if self._bar is not None:
             self._bar.n = rows

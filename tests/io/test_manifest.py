@@ -105,4 +105,8 @@ def test_shards_add_up():
     assert both.kv == KVStats(1000, 200, 600, 0.2, 0.4)
     assert both.cost == Cost(1.5, 1.125, "USD", 1.125 / 0.3)
     assert both.shard == ""
+    assert both.device == {"name": "A10"}
+    measured = [replace(shard, device={"name": "A10", "energy_j": joules}) for shard, joules in ((FULL, 3), (other, 4))]
+    assert merge(measured).device == {"name": "A10", "energy_j": 7}
+    assert merge([measured[0], other]).device == {"name": "A10"}
     assert merge([FULL, replace(other, cost=Cost(1.0), predicted=Prediction())]).cost == Cost(1.5, None, "USD", None)

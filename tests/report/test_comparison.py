@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from run_folders import simulate_run, write_run, write_trace
 
 from vasuki.errors import InputError, JobFileError
+from vasuki.io.manifest import Timings
 from vasuki.io.trace import StepRecord
 from vasuki.report import Comparison, compare, load_runs, parse_prices, terminal_table
 from vasuki.report.comparison import Workload
+from vasuki.report.table import energy_text
 from vasuki.report.words import answer, caveats
 
 
@@ -157,7 +159,50 @@ def test_a_measured_run_stands_for_its_simulation(tmp_path: Path) -> None:
     workload = only(compare(load_runs([str(tmp_path)])))
     assert sorted(result.label for result in workload.contenders) == ["A10 measured", "A40"]
     assert workload.known_errors == pytest.approx([0.1])
-    assert "A10 measured took 10 % longer than simulated." in " ".join(answer(workload))
+    words = " ".join(answer(workload))
+    assert "A10 was measured; A40 was simulated. A10 took 10 % longer than simulated." in words
+    assert "A10 measured" not in words  # the answer is not about the other A10
+
+
+def test_a_simulation_errs_on_the_same_work_alone_and_never_on_loading(tmp_path: Path) -> None:
+    write_run(tmp_path / "simulated", makespan_s=1000, simulated=True)
+    timings = Timings(load_s=500, generate_s=1100, makespan_s=1600)
+    write_run(tmp_path / "measured", makespan_s=1600, timings=timings)
+    write_run(tmp_path / "shorter", makespan_s=300, output_tokens=100_000, policy="sarathi")
+    write_run(tmp_path / "expected", makespan_s=1000, policy="sarathi", simulated=True)
+    assert only(compare(load_runs([str(tmp_path)]))).known_errors == pytest.approx([0.1])
+
+
+def test_loading_beside_a_simulation_is_told(tmp_path: Path) -> None:
+    write_run(tmp_path / "a10", makespan_s=100, timings=Timings(load_s=40, makespan_s=100))
+    write_run(tmp_path / "a40", gpu="a40", makespan_s=50, simulated=True)
+    note = "A10: 40.0 s of its 1 min 40 s went into loading the model, which simulated runs do not have."
+    assert note in caveats(only(compare(load_runs([str(tmp_path)]))))
+    write_run(tmp_path / "a40", gpu="a40", makespan_s=50)
+    assert note not in caveats(only(compare(load_runs([str(tmp_path)]))))
+
+
+def test_several_jobs_are_summed_up_first(tmp_path: Path) -> None:
+    for name in ("summarise", "translate"):
+        write_run(tmp_path / name / "a10", name=name, makespan_s=7200)
+        write_run(tmp_path / name / "a40", name=name, gpu="a40", makespan_s=3600)
+    text = terminal_table(compare(load_runs([str(tmp_path)])))
+    assert text.startswith(
+        "- Runs of 2 jobs. Jobs are not compared with one another.\n"
+        "- summarise: A40 finished first: 1 h 00 min against 2 h 00 min on A10, 2.00 times as fast. A40 was"
+    )
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_run_counts_once(cards: list[str]) -> None:
+    assert [run.name for run in load_runs([*cards, cards[0]])] == ["a10", "a40"]
+
+
+@pytest.mark.parametrize(
+    ("kwh", "text"), [(0.0, "0 J"), (8.75e-5, "315 J"), (0.0419, "41.9 Wh"), (1.2, "1.20 kWh"), (1234.5, "1,234 kWh")]
+)
+def test_energy_in_fitting_units(kwh: float, text: str) -> None:
+    assert energy_text(kwh) == text
 
 
 def test_equal_runs_are_called_equal(tmp_path: Path) -> None:
@@ -186,11 +231,14 @@ def test_failed_and_missing_rows_are_told(tmp_path: Path) -> None:
 
 def test_earlier_runs_of_a_resumed_job_are_paid_for(tmp_path: Path) -> None:
     write_trace(tmp_path, [StepRecord(1800.0, 1800.0, 0, 1, 1, 0)])
-    write_run(tmp_path, makespan_s=1800, predicted_s=1800, steps=[StepRecord(1800.0, 1800.0, 0, 1, 1, 0)])
+    steps = [StepRecord(1800.0, 1800.0, 0, 1, 1, 0)]
+    device = {"profile": "a10", "energy_j": 100_000}
+    write_run(tmp_path, makespan_s=1800, predicted_s=1800, steps=steps, device=device)
     (result,) = only(compare(load_runs([str(tmp_path)]))).results
     assert result.makespan_s == 3600
     assert result.amount == pytest.approx(0.75)
     assert result.prediction_error is None
+    assert result.energy_kwh is None  # what is recorded is the last run's
     assert "30 min 00 s in steps of earlier runs are counted" in " ".join(caveats(only(compare([result.run]))))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from run_folders import write_run
 
-from vasuki.errors import InputError
+from vasuki.errors import InputError, JobFileError
 from vasuki.report import history, history_table
 from vasuki.report.history import MIN_PAST, Series
 
@@ -97,9 +97,10 @@ def test_runs_are_sorted_by_time_and_cards_kept_apart(tmp_path: Path) -> None:
     write_day(tmp_path / "c", 2, gpu="a40")
     found = history(str(tmp_path))
     assert [[entry.result.label for entry in series.entries] for series in found.series] == [
-        ["2026-10-01", "2026-10-02"],
-        ["2026-10-03"],
+        ["b/2026-10-01", "a/2026-10-02"],
+        ["c/2026-10-03"],
     ]
+    assert [series.name for series in found.series] == ["translate on A10", "translate on A40"]
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -110,6 +111,37 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     found = history(str(tmp_path))
     assert len(found.skipped) == 1
     assert "Left out: " in history_table(found)
+
+
+def test_predictions_that_are_always_short_are_doubted(tmp_path: Path) -> None:
+    for day in range(6):
+        write_day(tmp_path, day, seconds_per_row=0.58 * 1.25)
+    text = " ".join(history_table(history(str(tmp_path))).split())
+    assert "6 runs took over 15 % longer than predicted, the latest 2026-10-02 (25 %)" in text
+    assert "Half of all runs took 25 % longer or more, so the predictions are too short here" in text
+    for day in range(6):
+        write_day(tmp_path, day, seconds_per_row=0.58 * (1.25 if day == 5 else 1.0))
+    text = " ".join(history_table(history(str(tmp_path))).split())
+    assert "1 run took over 15 % longer than predicted: 2026-10-06 (25 %)." in text
+    assert "too short" not in text
+
+
+def test_prices_are_given_as_for_a_comparison(tmp_path: Path) -> None:
+    write_day(tmp_path, 0)
+    (series,) = history(str(tmp_path), {"a10": 6.0}).series
+    assert series.entries[0].result.amount == pytest.approx(1.0)
+    with pytest.raises(JobFileError, match="no run goes by that name"):
+        history(str(tmp_path), {"a11": 6.0})
+
+
+def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
+    folder = tmp_path / "translating-everything" / "in-a-long-folder-name"
+    for day in range(9):
+        write_day(folder, day, seconds_per_row=0.6 if day < 5 else 60.0, rows=1_000_000)
+    text = history_table(history(str(tmp_path)))
+    assert max(map(len, text.splitlines())) <= 100
+    assert "2026-10-09" in text
+    assert "slow late" in text
 
 
 def test_table_and_dict(tmp_path: Path) -> None:

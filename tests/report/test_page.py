@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from itertools import combinations
 from pathlib import Path
 
 import pytest
+from matplotlib.legend import Legend
+from matplotlib.text import Text
 from run_folders import simulate_run, write_run
 
 from vasuki.errors import JobFileError
@@ -91,6 +95,31 @@ def test_every_figure_of_a_simulated_run_says_so(plots: list[Plot]) -> None:
             assert "A40 (simulated)" in words_on(plot), plot.name
 
 
+def test_words_and_legends_do_not_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Text] = []
+    draw = Text.draw
+    monkeypatch.setattr(Text, "draw", lambda self, renderer: (drawn.append(self), draw(self, renderer)))
+    for gpu in ("a10", "a40"):
+        simulate_run(tmp_path / gpu, gpu, num_rows=8, parks=True)
+        measured = simulate_run(tmp_path / f"{gpu}-sarathi", gpu, num_rows=8, simulated=False, noise=0.1)
+        manifest = json.loads((measured / "manifest.json").read_text())
+        manifest["job"]["engine"]["policy"] = "sarathi"
+        manifest["cost"]["amount"] = 0.0000224
+        (measured / "manifest.json").write_text(json.dumps(manifest))
+    (workload,) = compare(load_runs([str(tmp_path)])).workloads
+    assert {result.label for result in workload.results} >= {"A10 vasuki", "A40 sarathi"}
+    for plot in plots_of(workload):
+        drawn.clear()
+        plot.png()
+        legends = plot.figure.findobj(Legend)
+        in_legends = {text for legend in legends for text in legend.get_texts()}
+        words = {text for text in drawn if text.get_visible() and text.get_text()} - in_legends
+        assert len(words) > 5
+        boxes = [(thing, thing.get_window_extent().padded(-1)) for thing in (*words, *legends)]
+        for (one, box), (other, other_box) in combinations(boxes, 2):
+            assert not box.overlaps(other_box), (plot.name, str(one), str(other))
+
+
 def test_figures_with_nothing_to_show_are_left_out(tmp_path: Path) -> None:
     write_run(tmp_path / "a10", device={"name": "NVIDIA Nameless"})
     (workload,) = compare(load_runs([str(tmp_path)])).workloads
@@ -111,6 +140,7 @@ def test_the_page_is_self_contained(runs: Path, tmp_path: Path) -> None:
     assert not re.search(r"https?://|@import|<script|<link", text)
     assert page.text.index("finish") < page.text.index("makespan")
     assert "A40 (simulated)" in page.text
+    assert "summarise on A10 and A40 (partly simulated)" in page.text
 
 
 def test_the_same_runs_give_the_same_page(tmp_path: Path) -> None:
@@ -158,4 +188,4 @@ def test_the_page_of_a_history(tmp_path: Path) -> None:
     write_history_html(history(str(tmp_path / "runs")), str(tmp_path / "history.html"))
     page = Page((tmp_path / "history.html").read_text())
     assert len(page.references) == 1
-    assert "1 of them slow: day-5" in page.text
+    assert "1 slower a token than usual: day-5 (100 %)" in page.text

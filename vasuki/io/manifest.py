@@ -180,6 +180,7 @@ def merge(shards: Sequence[Manifest]) -> Manifest:
             peak_host_bytes=max(shard.kv.peak_host_bytes for shard in shards),
         ),
         preemptions=_summed(PreemptionCounts, [shard.preemptions for shard in shards]),
+        device=_with_energy_of_all([shard.device for shard in shards]),
         cost=_total_cost([shard.cost for shard in shards]),
         shard="",
     )
@@ -192,6 +193,13 @@ def _summed(kind: type[Any], parts: Sequence[Any]) -> Any:
 def _slowest(kind: type[Any], parts: Sequence[Any]) -> Any:
     columns = {name: [getattr(part, name) for part in parts] for name in kind.__dataclass_fields__}
     return kind(**{name: None if None in values else max(values) for name, values in columns.items()})
+
+
+def _with_energy_of_all(devices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first device, with the energy that all of them drew; without it if that of one is unknown."""
+    energies: list[Any] = [device.get("energy_j") for device in devices]
+    first = {name: value for name, value in devices[0].items() if name != "energy_j"}
+    return first if None in energies else first | {"energy_j": sum(energies)}
 
 
 def _total_cost(costs: Sequence[Cost]) -> Cost:

@@ -6,8 +6,7 @@ comparison  Runs -> Comparison: figures, who was first, who cheaper, at what pri
 words       a Comparison in sentences; table: on a terminal; page: as HTML
     figures     what the page shows, drawn on a canvas; they alone need matplotlib
 history     the runs of one job over time: the trend, and those that were slow
-summary     one run in six lines
-units       numbers as people read them
+summary     one run in seven lines
 """
 
 from vasuki.report.comparison import Comparison, compare

@@ -13,6 +13,7 @@ from io import BytesIO
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.figure import Figure
 
 from vasuki.report.comparison import Result
@@ -27,7 +28,15 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK = (
     "#000000",
 )
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
-DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
+DASHES: tuple[Any, ...] = (
+    "-",
+    (0, (6, 2)),
+    (0, (2, 1.5)),
+    (0, (6, 2, 1.5, 2)),
+    (0, (8, 2, 2, 2, 2, 2)),
+    (0, (3, 1.5, 1, 1.5, 1, 1.5)),
+    (0, (1, 3)),
+)
 _SIMULATED_HATCH = "///"
 _WIDTH_IN = 7.6
 _DPI = 100
@@ -67,18 +76,19 @@ class Plot:
 
 
 def panels(
-    title: str, results: Sequence[Result], num_panels: int, height_in: float, abreast: bool = False
+    title: str, results: Sequence[Result], num_panels: int, height_in: float, columns: int = 1
 ) -> tuple[Figure, list[Any]]:
-    """A figure with a title, and a note of what in it is simulated."""
+    """A figure with a title, a note of what in it is simulated, and as many axes as asked for, row by row."""
     figure = Figure(figsize=(_WIDTH_IN, height_in), dpi=_DPI)
     head_in = 0.36
     figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head_in / height_in))
     figure.text(0.01, 1 - 0.06 / height_in, title, fontsize=11, fontweight="bold", va="top")
     if note := _simulated_note(results):
         figure.text(0.99, 1 - 0.08 / height_in, note, fontsize=9, fontstyle="italic", va="top", ha="right")
-    rows, columns = (1, num_panels) if abreast else (num_panels, 1)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=False)
-    return figure, list(grid.flat)
+    grid = list(figure.subplots(-(-num_panels // columns), columns, squeeze=False).flat)
+    for axes in grid[num_panels:]:
+        figure.delaxes(axes)
+    return figure, grid[:num_panels]
 
 
 def _simulated_note(results: Sequence[Result]) -> str:
@@ -89,9 +99,19 @@ def _simulated_note(results: Sequence[Result]) -> str:
 
 
 def bars(
-    axes: Any, results: Sequence[Result], values: Sequence[float], texts: Sequence[str], named: bool = True
+    axes: Any,
+    results: Sequence[Result],
+    values: Sequence[float],
+    texts: Sequence[str],
+    named: bool = True,
+    marked: Sequence[float] = (),
 ) -> list[int]:
-    """Horizontal bars, the first run on top, each with its text at the end. Returns their positions."""
+    """Horizontal bars, the first run on top, each with its text at the end. Returns their positions.
+
+    Args:
+        marked: where marks will be drawn, which the texts keep clear of.
+    """
+    ends = np.maximum(values, marked) if marked else np.asarray(values)
     positions = list(range(len(results)))
     for index, (result, value, text) in enumerate(zip(results, values, texts, strict=True)):
         axes.barh(
@@ -104,8 +124,8 @@ def bars(
             linewidth=0.8,
             hatch=_SIMULATED_HATCH if result.simulated else "",
         )
-        axes.annotate(text, (value, index), xytext=(8, 0), textcoords="offset points", va="center")
-    axes.set_xlim(0, 1.32 * max(values) if any(values) else 1.0)
+        axes.annotate(text, (ends[index], index), xytext=(8, 0), textcoords="offset points", va="center")
+    axes.set_xlim(0, 1.32 * max(ends) if any(ends) else 1.0)
     name_bars(axes, results, named)
     return positions
 
@@ -122,8 +142,8 @@ def bars_height(results: Sequence[Result]) -> float:
     return 1.35 + 0.5 * len(results)
 
 
-def legend_above(axes: Any, **keywords: Any) -> None:
-    axes.legend(ncols=3, loc="lower right", bbox_to_anchor=(1.0, 0.98), borderpad=0.1, **keywords)
+def legend_above(axes: Any) -> None:
+    axes.legend(ncols=3, loc="lower right", bbox_to_anchor=(1.0, 0.98), borderpad=0.1)
 
 
 def legend_below(figure: Figure, axes: Any) -> None:

@@ -45,6 +45,11 @@ class Result:
         return self.run.makespan_s
 
     @property
+    def load_s(self) -> float:
+        """The part of the makespan that loaded the model; no simulated run has one."""
+        return self.run.manifest.timings.load_s
+
+    @property
     def predicted_s(self) -> float | None:
         return self.run.manifest.predicted.makespan_s
 
@@ -98,9 +103,9 @@ class Result:
 
     @property
     def energy_kwh(self) -> float | None:
-        """Energy that the run recorded (`device.energy_j`)."""
+        """Energy that the run recorded (`device.energy_j`). None for a job in several runs: it is that of the last."""
         energy_j = self.run.manifest.device.get("energy_j")
-        return float(energy_j) / J_PER_KWH if isinstance(energy_j, (int, float)) else None
+        return float(energy_j) / J_PER_KWH if isinstance(energy_j, (int, float)) and not self.run.earlier_s else None
 
     @property
     def energy_limit_kwh(self) -> float | None:
@@ -138,6 +143,7 @@ class Result:
             "makespan_s": self.makespan_s,
             "predicted_makespan_s": self.predicted_s,
             "prediction_error": self.prediction_error,
+            "load_s": self.load_s,
             "lower_bound_s": self.lower_bound_s,
             "times_lower_bound": self.times_lower_bound,
             "rows_per_s": self.rows_per_s,
@@ -207,14 +213,16 @@ class Workload:
         return tuple(best.values()) if len(best) > 1 else self.contenders
 
     @property
+    def names(self) -> dict[Result, str]:
+        """What the answer calls each run: of a finalist no more than tells it apart from the other finalists."""
+        finalists = self.finalists
+        short = dict(zip(finalists, _labels([result.run for result in finalists]), strict=True))
+        return {result: short.get(result, result.label) for result in self.results}
+
+    @property
     def is_same_work(self) -> bool:
         """Whether all finalists did as many rows and, within 2 %, as many prompt and output tokens."""
-        runs = [result.run for result in self.finalists]
-        return (
-            len({run.rows_done for run in runs}) == 1
-            and _spread([run.manifest.tokens.prompt for run in runs]) <= SAME_WORK
-            and _spread([run.manifest.tokens.output for run in runs]) <= SAME_WORK
-        )
+        return _is_same_work(self.finalists)
 
     @property
     def by_time(self) -> tuple[Result, ...]:
@@ -245,12 +253,18 @@ class Workload:
 
     @property
     def simulation_errors(self) -> tuple[tuple[Result, Result, float], ...]:
-        """(measured, simulated, measured over simulated makespan - 1) of setups that were run both ways."""
+        """(measured, simulated, measured over simulated makespan - 1) of setups that did the same work both ways.
+
+        Loading is left out: a simulated run has none.
+        """
         return tuple(
-            (measured, simulated, measured.makespan_s / simulated.makespan_s - 1)
+            (measured, simulated, (measured.makespan_s - measured.load_s) / simulated.makespan_s - 1)
             for measured in self.results
             for simulated in self.results
-            if not measured.simulated and simulated.simulated and _setup(measured) == _setup(simulated)
+            if not measured.simulated
+            and simulated.simulated
+            and _setup(measured) == _setup(simulated)
+            and _is_same_work([measured, simulated])
         )
 
     @property
@@ -343,6 +357,15 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 
 def _setup(result: Result) -> tuple[str, str, str]:
     return (result.run.gpu, result.run.policy, result.run.model)
+
+
+def _is_same_work(results: Sequence[Result]) -> bool:
+    runs = [result.run for result in results]
+    return (
+        len({run.rows_done for run in runs}) == 1
+        and _spread([run.manifest.tokens.prompt for run in runs]) <= SAME_WORK
+        and _spread([run.manifest.tokens.output for run in runs]) <= SAME_WORK
+    )
 
 
 def _spread(values: Sequence[int]) -> float:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
+import math
 from collections.abc import Callable, Sequence
 
 import matplotlib
 import numpy as np
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from vasuki.report.canvas import (
     BLACK,
@@ -29,10 +30,10 @@ from vasuki.report.canvas import (
     time_unit,
 )
 from vasuki.report.comparison import Result, Workload
-from vasuki.report.history import Series, Usual
-from vasuki.report.table import PAPER_METRIC
+from vasuki.report.history import Series, Usual, clipped
+from vasuki.report.table import PAPER_METRIC, significant
 from vasuki.report.timeline import Counts, Timeline
-from vasuki.units import money_text, percent_text, time_text
+from vasuki.units import UNKNOWN, listing, money_text, percent_text, time_text
 
 _TAIL_SHARE = 0.2  # how much of the end the tail's figure shows
 
@@ -59,28 +60,22 @@ def makespan_plot(workload: Workload) -> Plot:
     results = workload.results
     scale_s, unit = time_unit(max(max(r.makespan_s, r.predicted_s or 0.0, r.lower_bound_s or 0.0) for r in results))
     figure, (axes,) = panels("Makespan, prediction and lower bound", results, 1, bars_height(results))
-    positions = bars(
-        axes, results, [r.makespan_s / scale_s for r in results], [time_text(r.makespan_s) for r in results]
+    taken, predicted, bound = (
+        [(seconds or 0.0) / scale_s for seconds in column]
+        for column in zip(*((r.makespan_s, r.predicted_s, r.lower_bound_s) for r in results), strict=True)
     )
-    for name, marker, values in (
-        ("predicted", "D", [r.predicted_s for r in results]),
-        ("lower bound", "|", [r.lower_bound_s for r in results]),
-    ):
-        known = [(value / scale_s, y) for value, y in zip(values, positions, strict=True) if value]
-        if known:
-            is_line = marker == "|"
-            axes.plot(
-                *zip(*known, strict=True),
-                linestyle="none",
-                marker=marker,
-                markersize=26 if is_line else 7,
-                markeredgewidth=2.5 if is_line else 1.2,
-                markeredgecolor=BLACK,
-                markerfacecolor="white",
-                label=name,
-            )
-    if axes.get_legend_handles_labels()[1]:
-        legend_above(axes, markerscale=0.45 if any(r.lower_bound_s for r in results) else 1.0)
+    texts = [time_text(result.makespan_s) for result in results]
+    positions = bars(axes, results, taken, texts, marked=np.maximum(predicted, bound).tolist())
+    look = {"linestyle": "none", "markeredgecolor": BLACK, "markerfacecolor": "white"}
+    if any(predicted):
+        known = [(value, y) for value, y in zip(predicted, positions, strict=True) if value]
+        axes.plot(*zip(*known, strict=True), marker="D", markersize=7, markeredgewidth=1.2, label="predicted", **look)
+    if any(bound):
+        known = [(value, y) for value, y in zip(bound, positions, strict=True) if value]
+        axes.plot(*zip(*known, strict=True), marker="|", markersize=26, markeredgewidth=2.5, **look)
+        axes.plot([], [], marker="|", markersize=11, markeredgewidth=2.5, label="lower bound", **look)  # for the legend
+    if any(predicted) or any(bound):
+        legend_above(axes)
     axes.set_xlabel(f"time ({unit})")
     return Plot(
         "makespan",
@@ -98,24 +93,27 @@ def cost_plot(workload: Workload) -> Plot | None:
     if len(currencies) == 1:
         (currency,) = currencies
         parts += [
+            (f"{currency} for the job", [r.amount for r in results], money_text),
             (f"{currency} a million tokens", [r.per_million_tokens for r in results], money_text),
             (f"{currency} a thousand rows", [r.per_thousand_rows for r in results], money_text),
         ]
     if any(result.paper_metric is not None for result in results):
-        parts.append((f"{PAPER_METRIC}\n(more is better)", [r.paper_metric for r in results], lambda v: f"{v:#.3g}"))
+        parts.append((f"{PAPER_METRIC}, more is better", [r.paper_metric for r in results], significant))
     if not parts:
         return None
-    figure, all_axes = panels("Cost by card", results, len(parts), bars_height(results), abreast=True)
+    columns = min(2, len(parts))
+    height_in = 0.4 + -(-len(parts) // columns) * (bars_height(results) - 0.4)
+    figure, all_axes = panels("Cost by card", results, len(parts), height_in, columns)
     for index, (axes, (name, values, text)) in enumerate(zip(all_axes, parts, strict=True)):
-        labels = ["" if value is None else text(value) for value in values]
-        bars(axes, results, [value or 0.0 for value in values], labels, named=index == 0)
+        labels = [UNKNOWN if value is None else text(value) for value in values]
+        bars(axes, results, [value or 0.0 for value in values], labels, named=index % columns == 0)
         axes.set_xlabel(name)
-        axes.locator_params(axis="x", nbins=4)
+        axes.set_xticks([])  # each bar has its figure
     return Plot(
         "cost",
         "Cost by card",
-        "Tokens are prompt and output tokens. The last panel, where there is one, is the cost metric of the Vasuki "
-        "paper (section 3.2): rows a second over dollars per FP32 gigaflop per watt.",
+        "Tokens are prompt and output tokens. What is not in money is the cost metric of the Vasuki paper "
+        "(section 3.2): rows a second over dollars per FP32 gigaflop per watt.",
         figure,
     )
 
@@ -156,7 +154,7 @@ def price_plot(workload: Workload) -> Plot | None:
         "price",
         "Cost against the price of an hour",
         "Dots are prices now. The dotted line is the lowest cost now; where it crosses the line of another card lies "
-        " the price below which that card would be the cheaper one.",
+        "the price below which that card would be the cheaper one.",
         figure,
     )
 
@@ -169,7 +167,7 @@ def timeline_plot(workload: Workload) -> Plot | None:
         return None
     title = "Prefill and decode tokens in a step"
     scale_s, unit = time_unit(max(timeline.total_s for _, timeline in traced))
-    figure, all_axes = panels(title, [result for result, _ in traced], len(traced), 0.6 + 1.75 * len(traced))
+    figure, all_axes = panels(title, [result for result, _ in traced], len(traced), 1.2 + 1.45 * len(traced))
     for axes, (result, timeline) in zip(all_axes, traced, strict=True):
         edges = np.arange(timeline.covered_s.size + 1) * timeline.bin_s / scale_s
         decode, prefill = timeline.mean["decode_tokens"], timeline.mean["prefill_tokens"]
@@ -190,9 +188,9 @@ def timeline_plot(workload: Workload) -> Plot | None:
         axes.set_title(result.full_label, loc="left", fontsize=10)
         axes.set_ylim(0, 1.08 * max(float(each.peak["tokens"].max()) for _, each in traced))
         axes.set_xlim(0, max(each.total_s for _, each in traced) / scale_s)
-    handles, labels = all_axes[0].get_legend_handles_labels()
-    all_axes[0].legend(handles, labels, ncols=3, loc="lower right", bbox_to_anchor=(1.0, 0.97), borderpad=0.1)
+        axes.tick_params(labelbottom=axes is all_axes[-1])
     all_axes[-1].set_xlabel(f"time ({unit})")
+    legend_below(figure, all_axes[0])
     return Plot("timeline", title, _bin_words(traced), figure)
 
 
@@ -276,10 +274,11 @@ def cdf_plot(workload: Workload) -> Plot | None:
         for i, (result, timeline) in enumerate(traced)
         if timeline.host_blocks.values.any()
     ]
+    others = [result.label for result, timeline in traced if offloaded and not timeline.host_blocks.values.any()]
     if offloaded:
         parts.append((f"KV offloaded to the host ({size_unit})", offloaded))
     title = "Batch size" + (" and offloaded memory" if offloaded else "") + ", cumulative over steps"
-    figure, all_axes = panels(title, [result for result, _ in traced], len(parts), 3.4, abreast=True)
+    figure, all_axes = panels(title, [result for result, _ in traced], len(parts), 3.4, len(parts))
     for axes, (name, lines) in zip(all_axes, parts, strict=True):
         for index, result, counts, scale in lines:
             share = np.cumsum(counts.counts) / counts.counts.sum()
@@ -299,7 +298,8 @@ def cdf_plot(workload: Workload) -> Plot | None:
         "cdf",
         title,
         "The share of steps with at most so many sequences (figure 3 of the Vasuki paper)"
-        + (", and with at most so much KV cache held by the host (its figure 2)." if offloaded else "."),
+        + (", and with at most so much KV cache held by the host (its figure 2)." if offloaded else ".")
+        + (f" Nothing was offloaded on {listing(others)}." if others else ""),
         figure,
     )
 
@@ -350,7 +350,7 @@ def prediction_plot(workload: Workload) -> Plot | None:
         return None
     title = "Step time, predicted against measured"
     figure, (axes,) = panels(title, [result for _, result, _ in measured], 1, 4.4)
-    highest = 0.0
+    shortest, longest = math.inf, 0.0
     for index, result, timeline in measured:
         known = (timeline.predicted_s > 0) & (timeline.elapsed_s > 0)
         x, y = 1e3 * timeline.predicted_s[known], 1e3 * timeline.elapsed_s[known]
@@ -368,17 +368,18 @@ def prediction_plot(workload: Workload) -> Plot | None:
             color=COLOURS[index % len(COLOURS)],
             label=result.full_label + error,
         )
-        highest = max(highest, float(x.max()), float(np.quantile(y, 0.995)))
-    limit = 1.08 * highest
-    axes.fill_between(
-        [0, limit], [0, 0.9 * limit], [0, 1.1 * limit], color="#999999", alpha=0.25, linewidth=0, label="±10 %"
-    )
-    axes.plot([0, limit], [0, limit], color=BLACK, linewidth=0.9)
-    axes.set_xlim(0, limit)
-    axes.set_ylim(0, limit)
+        shortest, longest = min(shortest, *x, *y), max(longest, *x, *y)
+    ends = np.array([shortest / 1.2, longest * 1.2])
+    axes.fill_between(ends, 0.9 * ends, 1.1 * ends, color="#999999", alpha=0.3, linewidth=0, label="±10 %")
+    axes.plot(ends, ends, color=BLACK, linewidth=0.9)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set_xlabel("predicted (ms)")
     axes.set_ylabel("measured (ms)")
-    axes.legend(loc="upper left")
+    legend_below(figure, axes)
     return Plot(
         "prediction",
         title,
@@ -393,17 +394,19 @@ def history_plots(series: Series) -> list[Plot]:
     entries = series.entries
     results = [entry.result for entry in entries]
     parts: list[tuple[str, list[float], list[Usual | None]]] = [
-        ("s a million tokens", [e.s_per_million_tokens for e in entries], [e.per_token for e in entries]),
-        ("s a thousand rows", [e.s_per_thousand_rows for e in entries], [e.per_row for e in entries]),
+        ("s per million tokens", [e.s_per_million_tokens for e in entries], [e.per_token for e in entries]),
+        ("s per thousand rows", [e.s_per_thousand_rows for e in entries], [e.per_row for e in entries]),
     ]
     x = np.arange(len(entries))
     with matplotlib.rc_context(STYLE):
-        figure, all_axes = panels(f"Rates of {series.name}", results, 2, 5.2)
+        figure, all_axes = panels(f"{series.name}, run by run", results, 2, 5.2)
         for axes, (name, rates, usual) in zip(all_axes, parts, strict=True):
             known = [(i, each.median, each.limit) for i, each in enumerate(usual) if each is not None]
             if known:
                 at, medians, limits = (np.array(column, float) for column in zip(*known, strict=True))
-                axes.fill_between(at, medians, limits, color="#bbbbbb", alpha=0.4, linewidth=0, label="usual to limit")
+                axes.fill_between(
+                    at, medians, limits, color="#bbbbbb", alpha=0.4, linewidth=0, label="usual, to the limit"
+                )
             predicted = [
                 rate * (r.predicted_s or np.nan) / r.makespan_s for rate, r in zip(rates, results, strict=True)
             ]
@@ -430,7 +433,7 @@ def history_plots(series: Series) -> list[Plot]:
             axes.set_ylim(0, 1.12 * max(rates))
             every = -(-len(entries) // 7)
             ticks = [int(i) for i in x[::every]] if axes is all_axes[-1] else []
-            axes.set_xticks(ticks, [textwrap.shorten(results[i].label, 12, placeholder="...") for i in ticks])
+            axes.set_xticks(ticks, [clipped(results[i].label, 12) for i in ticks])
         handles, labels = all_axes[0].get_legend_handles_labels()
         all_axes[0].legend(
             handles, labels, ncols=5, loc="lower right", bbox_to_anchor=(1.0, 0.98), borderpad=0.1, markerscale=0.7
@@ -440,7 +443,7 @@ def history_plots(series: Series) -> list[Plot]:
         "The shade reaches from the median of the runs before to the limit above which a rate is unusual. A run is "
         "slow when both rates are unusual, late when it took 15 % longer than predicted."
     )
-    return [Plot("history", f"Rates of {series.name}", caption, figure)]
+    return [Plot("history", f"{series.name}, run by run", caption, figure)]
 
 
 def _traced(results: Sequence[Result]) -> list[tuple[Result, Timeline]]:
@@ -449,5 +452,6 @@ def _traced(results: Sequence[Result]) -> list[tuple[Result, Timeline]]:
 
 def _bin_words(traced: Sequence[tuple[Result, Timeline]]) -> str:
     """How long a bin is, in words."""
-    lengths = [f"{time_text(timeline.bin_s)} on {result.label}" for result, timeline in traced]
-    return f"Means over bins of {', '.join(lengths)}; the maximum within each bin is shown too."
+    lengths = sorted({timeline.bin_s for _, timeline in traced})
+    span = " to ".join(time_text(seconds) for seconds in (lengths[0], *lengths[1:][-1:]))
+    return f"Means over bins of {span}; the shade reaches to the maximum within each."

@@ -9,17 +9,19 @@ when it took 15 % longer than the plan said.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from vasuki.errors import InputError
+from vasuki.io.location import Location
 from vasuki.report.comparison import Result
-from vasuki.report.prices import price_of
+from vasuki.report.prices import check_prices, price_of
 from vasuki.report.runs import Run, load_run, run_folders
-from vasuki.units import count_text, listing, money_text, percent_text, plural, time_text
+from vasuki.report.table import WIDTH, wrapped
+from vasuki.units import listing, money_text, percent_text, plural, time_text
 
 MIN_PAST = 4  # runs before the first that can be called slow
 PAST = 30  # runs that count as the past
@@ -28,6 +30,7 @@ LEAST_EXCESS = 0.05
 LATE = 0.15  # longer than predicted by this share
 _MAD_TO_SIGMA = 1.4826
 _SHOWN = 40
+_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ class Entry:
 class Series:
     """Runs of one job with one model and policy on one kind of card, by time."""
 
-    name: str
+    name: str  # `job on card`, and whatever else tells it apart from the others
     entries: tuple[Entry, ...]
 
     @property
@@ -135,11 +138,15 @@ class History:
         }
 
 
-def history(path: str) -> History:
+def history(path: str, prices: Mapping[str, float] | None = None) -> History:
     """Read the runs below a folder. One that cannot be read is skipped and named.
+
+    Args:
+        prices: price per hour by card, profile or folder name, as for `compare`.
 
     Raises:
         InputError: there is no run that can be read.
+        JobFileError: a price is given for a name that no run goes by.
     """
     runs: list[Run] = []
     skipped: list[str] = []
@@ -150,23 +157,29 @@ def history(path: str) -> History:
             skipped.append(str(error))
     if not runs:
         raise InputError(f"{path} has no run that can be read; the first: {skipped[0]}")
-    runs.sort(key=lambda run: (run.finished_at, run.name))
-    groups: dict[tuple[str, ...], list[Run]] = {}
+    prices = prices or {}
+    check_prices(runs, prices)
+    runs.sort(key=lambda run: (run.finished_at, str(run.place)))
+    root = str(Location.parse(path))
+    groups: dict[tuple[str, ...], list[Entry]] = {}
     for run in runs:
         how = "simulated" if run.manifest.simulated else ""
-        groups.setdefault((run.job, run.gpu, run.model, run.policy, how), []).append(run)
-    series = (Series(", ".join(filter(None, key)), _entries(members)) for key, members in groups.items())
-    return History(path, tuple(series), tuple(skipped))
-
-
-def _entries(runs: Sequence[Run]) -> tuple[Entry, ...]:
-    entries: list[Entry] = []
-    for run in runs:
+        entries = groups.setdefault((run.job, run.gpu, run.model, run.policy, how), [])
         past = entries[-PAST:]
         per_token = _usual(entry.s_per_million_tokens for entry in past)
         per_row = _usual(entry.s_per_thousand_rows for entry in past)
-        entries.append(Entry(Result(run, run.name, price_of(run, {})), per_token, per_row))
-    return tuple(entries)
+        label = str(run.place).removeprefix(root).strip("/") or run.name
+        entries.append(Entry(Result(run, label, price_of(run, prices)), per_token, per_row))
+    series = (Series(_series_name(key, groups), tuple(entries)) for key, entries in groups.items())
+    return History(path, tuple(series), tuple(skipped))
+
+
+def _series_name(key: tuple[str, ...], keys: Collection[tuple[str, ...]]) -> str:
+    job, card, *others = key
+    telling = [part for place, part in enumerate(others, 2) if part and len({each[place] for each in keys}) > 1]
+    if others[-1] and others[-1] not in telling:
+        telling.append(others[-1])  # that a run is simulated is always said
+    return f"{job} on {card}" + f" ({', '.join(telling)})" * bool(telling)
 
 
 def _usual(past: Iterable[float]) -> Usual | None:
@@ -185,12 +198,12 @@ def findings(history: History) -> list[str]:
         entries = series.entries
         first, last = (entry.result.run.finished_at for entry in (entries[0], entries[-1]))
         span = f"on {last:%Y-%m-%d}" if first.date() == last.date() else f"from {first:%Y-%m-%d} to {last:%Y-%m-%d}"
-        slow = [entry for entry in entries if entry.flags]
-        named = [f"{entry.result.label} ({listing(list(entry.flags))})" for entry in slow[-5:]]
-        verdict = f"{len(slow)} of them slow: {listing(named)}" if slow else "none of them slow"
-        if len(slow) > len(named):
-            verdict = f"{len(slow)} of them slow, the latest: {listing(named)}"
+        slow = [(e, e.s_per_million_tokens / e.per_token.median - 1) for e in entries if e.is_slow and e.per_token]
+        verdict = f"{len(slow)} slower a token than usual{_latest(slow)}" if slow else "none slower than usual"
         sentences.append(f"{series.name}: {plural(len(entries), 'run')} {span}, {verdict}.")
+        if late := [(entry, entry.result.prediction_error or 0.0) for entry in entries if entry.is_late]:
+            took = f"took over {percent_text(LATE)} longer than predicted{_latest(late)}"
+            sentences.append(f"{series.name}: {plural(len(late), 'run')} {took}.{_doubt(entries)}")
         if series.drift is not None and abs(series.drift) >= LEAST_EXCESS:
             direction = "slower" if series.drift > 0 else "faster"
             shown = min(_SHOWN, len(entries))
@@ -202,42 +215,69 @@ def findings(history: History) -> list[str]:
     return sentences
 
 
+def _latest(flagged: Sequence[tuple[Entry, float]]) -> str:
+    """The last few that were flagged, and by how much."""
+    named = listing([f"{entry.result.label} ({percent_text(excess)})" for entry, excess in flagged[-_NAMED:]])
+    return f", the latest {named}" if len(flagged) > _NAMED else f": {named}"
+
+
+def _doubt(entries: Sequence[Entry]) -> str:
+    """Whether the predictions rather than the runs are to blame."""
+    errors = [error for entry in entries if (error := entry.result.prediction_error) is not None]
+    usual = float(np.median(errors))
+    if len(errors) <= MIN_PAST or usual <= LATE:
+        return ""
+    return (
+        f" Half of all runs took {percent_text(usual)} longer or more, so the predictions are too short here: vasuki "
+        "profile measures the machine."
+    )
+
+
 def entry_cells(series: Series) -> tuple[list[str], list[list[str]]]:
     """Headings and one row of cells for each run."""
-    headings = ["run", "ended (UTC)", "rows", "makespan", "predicted", "s/M tokens", "s/k rows", "cost", ""]
-    return headings, [_cells(entry) for entry in series.entries]
+    currencies = {entry.result.price.currency for entry in series.entries if entry.result.price is not None}
+    currency = next(iter(currencies)) if len(currencies) == 1 else ""
+    headings = ["run", "flag", "ended (UTC)", "rows", "makespan", "vs plan", "s/M tokens"]
+    return [*headings, f"cost, {currency}" if currency else "cost"], [
+        _cells(entry, currency) for entry in series.entries
+    ]
 
 
-def _cells(entry: Entry) -> list[str]:
+def _cells(entry: Entry, currency: str) -> list[str]:
     result = entry.result
+    own_currency = result.price.currency if result.price is not None and not currency else ""
     return [
         result.label,
+        " ".join(["slow"] * entry.is_slow + ["late"] * entry.is_late),
         f"{result.run.finished_at:%m-%d %H:%M}",
-        count_text(result.run.rows_done),
+        f"{result.run.rows_done:,}",
         time_text(result.makespan_s),
         percent_text(result.prediction_error, signed=True),
         f"{entry.s_per_million_tokens:,.1f}",
-        f"{entry.s_per_thousand_rows:,.1f}",
-        money_text(result.amount, result.price.currency if result.price is not None else ""),
-        " ".join(["slow"] * entry.is_slow + ["late"] * entry.is_late),
+        money_text(result.amount, own_currency),
     ]
 
 
 def history_table(history: History) -> str:
     """Findings and the last forty runs of each series, for a terminal of 100 columns."""
-    lines = [f"- {sentence}" for sentence in findings(history)]
+    lines = [wrapped(sentence) for sentence in findings(history)]
     for series in history.series:
         headings, rows = entry_cells(series)
         shown = [headings, *rows[-_SHOWN:]]
-        shown = [[cell if len(cell) <= 20 else f"...{cell[-17:]}" for cell in row] for row in shown]
         widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+        widths[0] = max(8, min(widths[0], WIDTH - sum(widths[1:]) - 2 * len(widths[1:])))
         lines += ["", series.name]
         if len(rows) > _SHOWN:
             lines.append(f"({len(rows) - _SHOWN} earlier runs are not shown)")
-        lines += [_aligned(row, widths) for row in shown]
+        lines += [_aligned([clipped(name, widths[0]), *cells], widths) for name, *cells in shown]
     return "\n".join(lines)
 
 
+def clipped(label: str, width: int) -> str:
+    """The end of a label, which tells runs apart more often than its beginning."""
+    return label if len(label) <= width else f"...{label[3 - width :]}"
+
+
 def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
-    name, *cells = zip(row, widths, strict=True)
-    return f"{name[0]:<{name[1]}}" + "".join(f"  {cell:>{width}}" for cell, width in cells).rstrip()
+    sides = "<<" + ">" * (len(row) - 2)  # names and flags are words
+    return "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()

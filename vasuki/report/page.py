@@ -12,7 +12,7 @@ from vasuki.errors import JobFileError
 from vasuki.io.location import Location
 from vasuki.report.comparison import Comparison, Result, Workload
 from vasuki.report.history import History, entry_cells, findings
-from vasuki.report.table import figures_of
+from vasuki.report.table import figures_of, overview_of
 from vasuki.report.words import answer, caveats
 from vasuki.units import listing
 
@@ -25,11 +25,12 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; m
 h1 { font-size: 1.6rem; line-height: 1.25; } h2 { font-size: 1.3rem; margin-top: 2.5rem; } h3 { font-size: 1.05rem; }
 .answer { border-left: 4px solid #0072B2; background: #f2f7fb; padding: .6rem 1rem; }
 .answer p { margin: .4rem 0; } .answer p:first-child { font-size: 1.15rem; font-weight: 600; }
-.caveats { border-left: 4px solid #E69F00; background: #fdf7ea; padding: .3rem 1rem; }
+.caveats { border-left: 4px solid #E69F00; background: #fdf7ea; padding: .3rem 1rem; margin-top: .6rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; margin: 1rem 0; }
-th, td { padding: .25rem .8rem; border-bottom: 1px solid #ddd; text-align: right; white-space: pre; }
-th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #666; white-space: normal; }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: pre; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
+thead th { border-bottom: 2px solid #666; white-space: normal; }
 tr.slow td { background: #fbe9e1; font-weight: 600; }
 figure { margin: 1.5rem 0; } figure img { max-width: 100%; height: auto; } figcaption { font-size: .9rem; color: #444; }
 dt { font-weight: 600; } dd { margin: 0 0 .5rem 1.2rem; }
@@ -58,7 +59,9 @@ def write_html(comparison: Comparison, path: str) -> None:
     figures = _figures()
     names = listing([workload.name for workload in comparison.workloads])
     cards = listing(sorted({result.run.gpu for workload in comparison.workloads for result in workload.results}))
-    body = [f"<h1>{escape(names)} on {escape(cards)}</h1>"]
+    body = [f"<h1>{escape(names)} on {escape(cards)}{_how(comparison)}</h1>"]
+    if overview := overview_of(comparison):
+        body.append(_box("answer", overview))
     several = len(comparison.workloads) > 1
     for workload in comparison.workloads:
         body += _workload_parts(workload, figures.plots_of(workload), several)
@@ -88,6 +91,11 @@ def _figures() -> ModuleType:
     except ImportError:
         raise JobFileError("the HTML report needs matplotlib: pip install 'vasuki[report]'") from None
     return figures
+
+
+def _how(comparison: Comparison) -> str:
+    simulated = [result.simulated for workload in comparison.workloads for result in workload.results]
+    return " (simulated)" if all(simulated) else " (partly simulated)" if any(simulated) else ""
 
 
 def _workload_parts(workload: Workload, plots: Sequence[Plot], named: bool) -> Iterable[str]:

@@ -105,7 +105,7 @@ class Run:
 
 
 def load_runs(paths: Iterable[str], with_trace: bool = True) -> list[Run]:
-    """Read run folders. A folder without a manifest stands for the runs below it, by name.
+    """Read run folders, each once. A folder without a manifest stands for the runs below it, by name.
 
     Args:
         paths: folders, manifest files or URLs.
@@ -114,7 +114,8 @@ def load_runs(paths: Iterable[str], with_trace: bool = True) -> list[Run]:
     Raises:
         InputError: a path holds no run, a manifest or trace cannot be read, or a run has done no rows.
     """
-    return [load_run(place, with_trace) for path in paths for place in run_folders(path)]
+    places = {str(place): place for path in paths for place in run_folders(path)}
+    return [load_run(place, with_trace) for place in places.values()]
 
 
 def run_folders(path: str) -> list[Location]:
@@ -165,7 +166,7 @@ def _trace(place: Location) -> Timeline | None:
     try:
         return read_timeline(place)
     except InputError as error:
-        raise InputError(f"{place}: {error}") from None
+        raise InputError(str(error) if str(place) in str(error) else f"{place}: {error}") from None
 
 
 def _profile(manifest: Manifest) -> HardwareProfile | None:

@@ -1,4 +1,4 @@
-"""The picture of a run in at most six lines, the same after `plan`, after `run`, and in a report."""
+"""The picture of a run in at most seven lines, the same after `plan`, after `run`, and in a report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from vasuki.units import bytes_text, count_text, money_text, percent_text, time_
 
 
 def summary_lines(manifest: Manifest) -> list[str]:
-    """Rows, tokens, time against prediction and bound, batch, KV memory, cost. What is not known is left out.
+    """Rows, tokens, time against prediction, lower bound, batch, KV memory, cost. What is not known is left out.
 
     A manifest without a makespan is that of a plan: its rows and tokens are still to come.
     """
@@ -16,6 +16,7 @@ def summary_lines(manifest: Manifest) -> list[str]:
         "rows": _rows(manifest, is_plan),
         "tokens": _tokens(manifest, is_plan),
         "time": _time(manifest),
+        "bound": _bound(manifest),
         "batch": _batch(manifest),
         "KV": _kv(manifest),
         "cost": _cost(manifest),
@@ -49,11 +50,16 @@ def _time(manifest: Manifest) -> str:
     if predicted.makespan_s:
         off = f" ({percent_text(taken_s / predicted.makespan_s - 1, signed=True)})" if taken_s else ""
         parts.append(f"predicted {time_text(predicted.makespan_s)}{off}")
-    if predicted.lower_bound_s:
-        reference_s = taken_s or predicted.makespan_s
-        times = f" ({reference_s / predicted.lower_bound_s:.2f} times that)" if reference_s else ""
-        parts.append(f"lower bound {time_text(predicted.lower_bound_s)}{times}")
     return ", ".join(parts)
+
+
+def _bound(manifest: Manifest) -> str:
+    taken_s, predicted = manifest.timings.makespan_s, manifest.predicted
+    if not predicted.lower_bound_s:
+        return ""
+    reference_s, verb = (taken_s, "took") if taken_s else (predicted.makespan_s, "predicted")
+    times = f"; {verb} {reference_s / predicted.lower_bound_s:.2f} times that" if reference_s else ""
+    return f"no schedule beats {time_text(predicted.lower_bound_s)}{times}"
 
 
 def _batch(manifest: Manifest) -> str:
@@ -68,11 +74,11 @@ def _kv(manifest: Manifest) -> str:
     kv = manifest.kv
     if not kv.peak_device_bytes:
         return ""
-    text = f"peak {bytes_text(kv.peak_device_bytes)} on the device"
+    text = f"peak {bytes_text(kv.peak_device_bytes)} on device"
     if kv.peak_host_bytes:
-        text += f", {bytes_text(kv.peak_host_bytes)} on the host"
+        text += f", {bytes_text(kv.peak_host_bytes)} on host"
     if kv.offloaded_bytes:
-        text += f"; {bytes_text(kv.offloaded_bytes)} moved, {time_text(kv.exposed_copy_s)} waited for copies"
+        text += f"; {bytes_text(kv.offloaded_bytes)} moved, waited {time_text(kv.exposed_copy_s)}"
     return text
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Sequence
 
 from vasuki.report.comparison import Comparison, Result, Workload
-from vasuki.report.words import answer, caveats
+from vasuki.report.words import answer, caveats, headline
 from vasuki.units import bytes_text, count_text, money_text, percent_text, time_text
 
 WIDTH = 100
@@ -20,19 +21,33 @@ Rows = list[tuple[str, list[str]]]
 
 def terminal_table(comparison: Comparison) -> str:
     """For each workload the answer, the figures of each run, and what to keep in mind."""
-    return "\n\n".join(_workload_text(workload) for workload in comparison.workloads)
+    parts = [_workload_text(workload) for workload in comparison.workloads]
+    if overview := overview_of(comparison):
+        parts.insert(0, "\n".join(wrapped(sentence) for sentence in overview))
+    return "\n\n".join(parts)
+
+
+def overview_of(comparison: Comparison) -> list[str]:
+    """Sentences on several jobs together; none where there is one job."""
+    workloads = comparison.workloads
+    if len(workloads) < 2:
+        return []
+    return [
+        f"Runs of {len(workloads)} jobs. Jobs are not compared with one another.",
+        *(f"{workload.name}: {headline(workload)}" for workload in workloads),
+    ]
 
 
 def _workload_text(workload: Workload) -> str:
-    lines = [workload.name, "=" * len(workload.name), *(_wrapped(sentence) for sentence in answer(workload))]
+    lines = [workload.name, "=" * len(workload.name), *(wrapped(sentence) for sentence in answer(workload))]
     for first in range(0, len(workload.results), _RUNS_ABREAST):
         lines += ["", *_block(workload.results[first : first + _RUNS_ABREAST])]
     if notes := caveats(workload):
-        lines += ["", *(_wrapped(note) for note in notes)]
+        lines += ["", *(wrapped(note) for note in notes)]
     return "\n".join(lines)
 
 
-def _wrapped(sentence: str) -> str:
+def wrapped(sentence: str) -> str:
     return textwrap.fill(sentence, WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
 
 
@@ -52,10 +67,11 @@ def figures_of(results: Sequence[Result]) -> Rows:
     cells: list[tuple[str, Callable[[Result], str | None]]] = [
         ("how", lambda r: "simulated" if r.simulated else "measured"),
         ("makespan", lambda r: time_text(r.makespan_s)),
+        ("  of which loading", lambda r: _if_any(r.load_s, time_text)),
         ("  predicted", lambda r: _if_known(r.predicted_s, time_text)),
         ("  took, against predicted", lambda r: _if_known(r.prediction_error, lambda e: percent_text(e, signed=True))),
         ("  lower bound", lambda r: _if_known(r.lower_bound_s, time_text)),
-        ("  took, in lower bounds", lambda r: _if_known(r.times_lower_bound, lambda times: f"{times:.2f}")),
+        ("  times the lower bound", lambda r: _if_known(r.times_lower_bound, lambda times: f"{times:.2f}")),
         ("rows", lambda r: count_text(r.run.rows_done)),
         ("tokens, prompt", lambda r: count_text(r.run.manifest.tokens.prompt)),
         ("tokens, output", lambda r: count_text(r.run.manifest.tokens.output)),
@@ -64,7 +80,7 @@ def figures_of(results: Sequence[Result]) -> Rows:
         ("cost of the job", lambda r: _money(r, r.amount)),
         ("  a million tokens", lambda r: _money(r, r.per_million_tokens)),
         ("  a thousand rows", lambda r: _money(r, r.per_thousand_rows)),
-        (PAPER_METRIC, lambda r: _if_known(r.paper_metric, lambda metric: f"{metric:#.3g}")),
+        (PAPER_METRIC, lambda r: _if_known(r.paper_metric, significant)),
         ("energy", _energy),
         ("batch, mean / most", lambda r: f"{r.run.manifest.batch.mean_seqs:,.1f} / {r.run.manifest.batch.max_seqs:,}"),
         ("steps", lambda r: f"{r.run.manifest.steps:,}"),
@@ -73,12 +89,25 @@ def figures_of(results: Sequence[Result]) -> Rows:
         ("KV peak, host", lambda r: _if_any(r.run.manifest.kv.peak_host_bytes, bytes_text)),
         ("KV moved", lambda r: _if_any(r.run.manifest.kv.offloaded_bytes, bytes_text)),
         ("copies hidden / waited", _copies),
-        ("preempted, swap / again", _preemptions),
+        ("preempted, swap/recompute", _preemptions),
         ("policy", lambda r: r.run.policy),
         ("model", lambda r: textwrap.shorten(r.run.model, _RUN_WIDTH - 2, placeholder="...")),
     ]
     rows = [(name, [cell(result) for result in results]) for name, cell in cells]
     return [(name, [text or "-" for text in texts]) for name, texts in rows if any(texts)]
+
+
+def significant(value: float) -> str:
+    """Three significant digits, without powers of ten: `0.0828`, `1,550`."""
+    decimals = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:,.{decimals}f}"
+
+
+def energy_text(kwh: float) -> str:
+    """`315 J`, `41.9 Wh`, `1.20 kWh`."""
+    if kwh < 1e-3:
+        return f"{significant(3.6e6 * kwh)} J"
+    return f"{significant(1e3 * kwh)} Wh" if kwh < 1 else f"{significant(kwh)} kWh"
 
 
 def _if_known(value: float | None, text: Callable[[float], str]) -> str | None:
@@ -95,13 +124,13 @@ def _money(result: Result, amount: float | None) -> str | None:
 
 def _energy(result: Result) -> str | None:
     if result.energy_kwh is not None:
-        return f"{result.energy_kwh:#.3g} kWh"
-    return None if result.energy_limit_kwh is None else f"< {result.energy_limit_kwh:#.3g} kWh"
+        return energy_text(result.energy_kwh)
+    return None if result.energy_limit_kwh is None else f"< {energy_text(result.energy_limit_kwh)}"
 
 
 def _tail(result: Result) -> str | None:
     timeline = result.run.timeline
-    return None if timeline is None else f"{timeline.tail_s / timeline.total_s:.0%} of the time"
+    return None if timeline is None else f"{percent_text(timeline.tail_s / timeline.total_s)} of the time"
 
 
 def _copies(result: Result) -> str | None:

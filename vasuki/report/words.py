@@ -10,6 +10,12 @@ if TYPE_CHECKING:
     from vasuki.report.comparison import Result, Workload
 
 _TOGETHER = 1.02  # closer than this is called a draw, whatever the reason
+_LOADING_COUNTS = 0.05  # a larger share of the makespan is told
+
+
+def headline(workload: Workload) -> str:
+    """The answer in short: who was first, and who cheaper."""
+    return " ".join(answer(workload)[: 1 if len(workload.finalists) == 1 else 2])
 
 
 def answer(workload: Workload) -> list[str]:
@@ -23,10 +29,10 @@ def answer(workload: Workload) -> list[str]:
 
 def caveats(workload: Workload) -> list[str]:
     """What else a reader has to know before they rely on the answer."""
-    finalists = workload.finalists
+    finalists, names = workload.finalists, workload.names
     found = []
     if len(finalists) > 1 and not workload.is_same_work:
-        work = [f"{r.label} {plural(r.run.rows_done, 'row')} and {count_text(r.run.tokens)} tokens" for r in finalists]
+        work = [f"{names[r]} {plural(r.run.rows_done, 'row')} and {count_text(r.run.tokens)} tokens" for r in finalists]
         found.append(f"The runs did not do the same work ({', '.join(work)}), so compare speed and cost per token.")
     if len(models := sorted({result.run.model for result in finalists})) > 1:
         found.append(f"The runs used different models: {listing(models)}.")
@@ -36,6 +42,13 @@ def caveats(workload: Workload) -> list[str]:
             rivals = sum(other.run.gpu == result.run.gpu for other in workload.contenders)
             chosen.append(f"{result.label}" + f" (fastest of {rivals})" * (rivals > 1))
         found.append(f"Each card stands for its fastest run: {listing(chosen)}.")
+    if any(result.simulated for result in finalists):
+        found += [
+            f"{names[result]}: {time_text(result.load_s)} of its {time_text(result.makespan_s)} went into loading the "
+            "model, which simulated runs do not have."
+            for result in finalists
+            if result.load_s > _LOADING_COUNTS * result.makespan_s
+        ]
     for result in workload.results:
         found += _caveats_of(result)
     return found
@@ -69,34 +82,34 @@ def _alone(result: Result) -> str:
 
 def _first(workload: Workload) -> str:
     first, *others = workload.by_time
+    names = workload.names
     if workload.is_same_work:
         ratio = others[0].makespan_s / first.makespan_s
-        rest = listing([f"{time_text(other.makespan_s)} on {other.label}" for other in others])
+        rest = listing([f"{time_text(other.makespan_s)} on {names[other]}" for other in others])
         if ratio < _TOGETHER:
-            labels = listing([first.label, others[0].label])
+            labels = listing([names[first], names[others[0]]])
             return f"{labels} finish within 2 % of each other: {time_text(first.makespan_s)} against {rest}."
         times = "" if len(others) > 1 else f", {_factor(ratio)} times as fast"
         verb = "would finish" if first.simulated else "finished"
-        return f"{first.label} {verb} first: {time_text(first.makespan_s)} against {rest}{times}."
-    rest = listing([f"{count_text(other.tokens_per_s)} on {other.label}" for other in others])
+        return f"{names[first]} {verb} first: {time_text(first.makespan_s)} against {rest}{times}."
+    rest = listing([f"{count_text(other.tokens_per_s)} on {names[other]}" for other in others])
     verb = "would be" if first.simulated else "was"
-    return f"{first.label} {verb} faster: {count_text(first.tokens_per_s)} tokens a second against {rest}."
+    return f"{names[first]} {verb} faster: {count_text(first.tokens_per_s)} tokens a second against {rest}."
 
 
 def _cheaper(workload: Workload) -> str:
     if not workload.by_cost:
         return _why_no_cost(workload)
     cheapest, *others = workload.by_cost
+    names = workload.names
     if _cost_ratio(workload) < _TOGETHER:
-        return (
-            f"{listing([cheapest.label, others[0].label])} cost the same within 2 %: {_unit_costs(cheapest)} against "
-            f"{_unit_costs(others[0])}."
-        )
-    rest = listing([f"{_unit_costs(other)} on {other.label}" for other in others])
+        labels = listing([names[cheapest], names[others[0]]])
+        return f"{labels} cost the same within 2 %: {_unit_costs(cheapest)} against {_unit_costs(others[0])}."
+    rest = listing([f"{_unit_costs(other)} on {names[other]}" for other in others])
     saving = f" ({percent_text(1 - 1 / _cost_ratio(workload))} less a token)" if len(others) == 1 else ""
     best = "cheaper" if len(others) == 1 else "cheapest"
     verb = "would be" if cheapest.simulated else "was"
-    return f"{cheapest.label} {verb} {best}: {_unit_costs(cheapest)}, against {rest}{saving}."
+    return f"{names[cheapest]} {verb} {best}: {_unit_costs(cheapest)}, against {rest}{saving}."
 
 
 def _why_no_cost(workload: Workload) -> str:
@@ -125,24 +138,24 @@ def _flips(workload: Workload) -> str:
 
 
 def _certainty(workload: Workload) -> str:
-    finalists = workload.finalists
-    simulated = [result for result in finalists if result.simulated]
-    measured = [result for result in finalists if not result.simulated]
+    finalists, names = workload.finalists, workload.names
+    simulated = [names[result] for result in finalists if result.simulated]
+    measured = [names[result] for result in finalists if not result.simulated]
     sentences = []
     if not measured:
         sentences.append("This is simulated: no card ran, and no run in this report says how far off it is.")
     elif simulated:
-        sentences.append(f"{_labels(measured)} measured; {_labels(simulated)} simulated.")
+        sentences.append(f"{_were(measured)} measured; {_were(simulated)} simulated.")
     else:
-        sentences.append("This was measured." if len(measured) == 1 else f"{_labels(measured)} all measured.")
-    off = [
-        f"{result.label} took {_longer(result.prediction_error)} than predicted"
-        for result in workload.results
-        if not result.simulated and result.prediction_error is not None
-    ]
-    off += [f"{m.label} took {_longer(error)} than simulated" for m, _, error in workload.simulation_errors]
+        sentences.append("This was measured." if len(measured) == 1 else f"{_were(measured)} all measured.")
+    off: dict[str, list[str]] = {}
+    for result in workload.results:
+        if not result.simulated and result.prediction_error is not None:
+            off.setdefault(names[result], []).append(f"{_longer(result.prediction_error)} than predicted")
+    for result, _, error in workload.simulation_errors:
+        off.setdefault(names[result], []).append(f"{_longer(error)} than simulated")
     if off:
-        sentences.append(f"{listing(off)}.")
+        sentences.append(f"{listing([f'{name} took {listing(errors)}' for name, errors in off.items()])}.")
     if simulated and workload.by_cost and len(finalists) > 1:
         sentences.append(_margin(workload))
     return " ".join(sentences)
@@ -189,8 +202,8 @@ def _cost_ratio(workload: Workload) -> float:
     return second / cheapest if cheapest else float("inf")
 
 
-def _labels(results: list[Result]) -> str:
-    return f"{listing([result.label for result in results])} {'was' if len(results) == 1 else 'were'}"
+def _were(names: list[str]) -> str:
+    return f"{listing(names)} {'was' if len(names) == 1 else 'were'}"
 
 
 def _longer(error: float | None) -> str:

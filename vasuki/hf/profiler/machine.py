@@ -116,6 +116,11 @@ class Board:
         """What the board draws now."""
         return self._read(self._nvml.nvmlDeviceGetPowerUsage)
 
+    @property
+    def counter_j(self) -> float | None:
+        """Energy since the driver was loaded; None for boards before Volta, which do not count it."""
+        return self._read(self._nvml.nvmlDeviceGetTotalEnergyConsumption)
+
     def _read(self, read: Callable[[Any], int]) -> float | None:
         try:
             return read(self._handle) / 1e3
