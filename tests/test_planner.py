@@ -13,7 +13,8 @@ from vasuki.errors import InputError, JobFileError, ModelError
 from vasuki.lengths import Lengths
 from vasuki.model_shape import named_shape
 from vasuki.plan import Plan
-from vasuki.planner import make_plan, sample_rows
+from vasuki.planner import make_plan
+from vasuki.prediction import sample_rows
 from vasuki.profile import HardwareProfile, find_profile
 from vasuki.scheduler import Mixing
 from vasuki.simulation import simulate_plan
@@ -257,6 +258,14 @@ def test_requests_that_never_fit_are_named_with_what_they_need() -> None:
     )
     with pytest.raises(InputError, match="no request fits: row 0 needs KV memory for 9,019 tokens"):
         make_plan(lengths.take(np.array([1])), LLAMA, A10, kv=KVConfig(device_memory=2**29))
+
+
+def test_a_row_that_has_no_room_beside_the_batch_of_those_that_fit_is_left_out_too() -> None:
+    """Without the longest row the others are short: more of them run side by side, whose logits take up KV memory."""
+    prompts, outputs = np.array([10] * 900 + [32_500, 100_000]), np.array([10] * 900 + [1, 20_000])
+    plan = make_plan(Lengths(prompts, outputs, None, outputs), LLAMA, A10)
+    assert plan.misfits == 2
+    assert "row 901 needs KV memory for 119,999 tokens" in plan.misfit
 
 
 def test_a_model_that_is_too_large_is_refused() -> None:

@@ -52,6 +52,11 @@ class Lengths:
             return self.max_tokens
         return np.full(len(self), self.output_tokens.max(initial=1), dtype=np.int64)
 
+    @property
+    def peak_tokens(self) -> Ints:
+        """`[rows]` tokens of KV that each holds at most: its last token is never read back."""
+        return self.prompt_tokens + self.limits - 1
+
     def take(self, rows: Ints) -> Lengths:
         """Some of the rows, as if all were there from the start."""
         return Lengths(self.prompt_tokens[rows], self.output_tokens[rows], None, self.limits[rows])

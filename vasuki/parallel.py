@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from vasuki.candidates import MOST_CHUNK_TOKENS, NUM_SEQS
 from vasuki.config import JobConfig
 from vasuki.errors import JobFileError
 from vasuki.layout import Layout
@@ -23,7 +24,8 @@ from vasuki.lower_bound import job_lower_bound
 from vasuki.memory_budget import memory_budget
 from vasuki.model_shape import ModelShape
 from vasuki.plan import CostEstimate, OffloadMode, Plan
-from vasuki.planner import MOST_CHUNK_TOKENS, NUM_SEQS, OFFLOAD_MODES, make_plan, sample_rows
+from vasuki.planner import OFFLOAD_MODES, make_plan
+from vasuki.prediction import sample_rows
 from vasuki.profile import HardwareProfile
 from vasuki.scheduler import find_policy
 
@@ -58,7 +60,7 @@ def plan_parallel(
         replica,
         _stream_kv_bytes(lengths, shape, profile, config, replica),
     )
-    needed = lengths.prompt_tokens + lengths.limits - 1
+    needed = lengths.peak_tokens
     fits = needed <= stream.settings.kv_tokens
     job = lengths.take(np.flatnonzero(fits))
     kv_tokens = stream.settings.kv_tokens * layout.pipeline_parallel

@@ -1,0 +1,201 @@
+"""The ways to run a job that memory allows, each with the steady state that arithmetic expects of it.
+
+A candidate is a step size, a mixing and a place for the weights. Of a model larger than the device, some layers'
+weights stay on the host: the more of them, the longer a step, and the more room for the sequences that share it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from vasuki.config import Column, EngineConfig, KVConfig, PlanConfig
+from vasuki.cost_model import CostModel
+from vasuki.errors import JobFileError, ModelError
+from vasuki.layout import Layout
+from vasuki.lengths import Lengths
+from vasuki.memory_budget import host_weight_bytes, memory_budget
+from vasuki.model_shape import ModelShape
+from vasuki.plan import EngineSettings, Offload, OffloadMode
+from vasuki.profile import HardwareProfile
+from vasuki.scheduler import Limits, Mixing, Policy, find_policy
+from vasuki.steady_state import SteadyState, Workload, steady_state
+
+CHUNK_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+MOST_CHUNK_TOKENS = 4096
+CHUNK_TOKENS = 512  # of the other policies where nothing is said, as in the papers
+WHOLE_PROMPT_TOKENS = 2048  # the same for those that never split a prompt
+NUM_SEQS = 256
+MOST_SEQS = 2048
+SHORT_ROW_TOKENS = 512  # rows shorter than that get small blocks
+LAYOUTS = 12  # numbers of layers on the host that are compared, where the weights do not fit
+PREFILL_THRESHOLD = 0.1  # share of memory that starts a prefill phase: small ones keep the batch large
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What a plan is made from; the arguments are those of `planner.make_plan`."""
+
+    lengths: Lengths
+    shape: ModelShape
+    profile: HardwareProfile
+    plan: PlanConfig
+    engine: EngineConfig
+    kv: KVConfig
+    kv_bytes: int | None
+    offload_modes: Collection[OffloadMode]  # that job and executor both allow
+    layout: Layout
+    seed: int
+
+    @cached_property
+    def work(self) -> Workload:
+        return Workload.of(self.lengths)
+
+    @cached_property
+    def policy(self) -> Policy:
+        return find_policy(self.engine.policy)
+
+    @property
+    def known(self) -> bool:
+        """Whether outputs are known beforehand."""
+        return isinstance(self.plan.output_length, Column)
+
+    @property
+    def block_tokens(self) -> int:
+        if self.kv.block_tokens != "auto":
+            return self.kv.block_tokens
+        return 16 if self.work.prompt_tokens + self.work.output_tokens < SHORT_ROW_TOKENS else 32
+
+    def num_blocks(self, chunk_tokens: int, max_num_seqs: int, layout: Layout) -> int:
+        """KV blocks of each device beside weights and the activations of such steps. Raises ModelError if none fits."""
+        return memory_budget(
+            self.shape,
+            self.profile,
+            device_memory=self.kv.device_memory if self.kv_bytes is None else self.kv_bytes,
+            block_tokens=self.block_tokens,
+            max_step_tokens=max(chunk_tokens, max_num_seqs),
+            max_num_seqs=max_num_seqs,
+            layout=layout,
+        ).num_blocks
+
+    @cached_property
+    def costs(self) -> list[CostModel]:
+        """Step times with as many layers' weights on the host as the job says, or as the device has no room for.
+
+        What fits stays: a layer on the host costs its copy in every step. What does not is tried in several depths.
+        Raises JobFileError if what the job says needs more host memory than it allows.
+        """
+        return [CostModel(self.shape, self.profile, layout) for layout in _layouts(self)]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to run the job."""
+
+    settings: EngineSettings
+    cost: CostModel
+    offload: Offload
+    state: SteadyState
+
+    @classmethod
+    def of(cls, problem: Problem, settings: EngineSettings, cost: CostModel, offload: Offload) -> Candidate:
+        """With its steady state."""
+        state = steady_state(
+            cost,
+            problem.work,
+            settings.kv_tokens,
+            settings.limits.chunk_tokens,
+            settings.limits.max_num_seqs,
+            settings.policy.mixing,
+            settings.streamed_layers,
+            settings.block_tokens * problem.shape.kv_bytes_per_token_per_layer,
+        )
+        return cls(settings, cost, offload, state)
+
+    @property
+    def mixing(self) -> Mixing:
+        return self.settings.policy.mixing
+
+
+def ranked_candidates(problem: Problem) -> list[Candidate]:
+    """Every candidate worth considering, without offload, the fastest steady state first.
+
+    Raises:
+        ModelError: none fits into memory.
+        JobFileError: the job keeps more weights on the host than it allows memory for.
+    """
+    return sorted(_candidates(problem), key=lambda candidate: candidate.state.request_s)
+
+
+def _candidates(problem: Problem) -> Iterator[Candidate]:
+    misfit: ModelError | None = None
+    found = False
+    for cost, chunk_tokens in itertools.product(problem.costs, _chunk_sizes(problem)):
+        try:
+            settings = _settings(problem, chunk_tokens, cost.layout)
+        except ModelError as error:
+            misfit = error
+            continue
+        found = True
+        for mixing in (Mixing.MIXED, Mixing.EXCLUSIVE) if problem.policy.ordered else (problem.policy.mixing,):
+            mixed = replace(settings, policy=replace(problem.policy, mixing=mixing))
+            yield Candidate.of(problem, mixed, cost, Offload("none", 0, "not considered"))
+    if misfit is not None and not found:
+        raise misfit
+
+
+def _chunk_sizes(problem: Problem) -> list[int]:
+    """Whole tiles, so that decodes and the chunk together fill them."""
+    if problem.engine.chunk_tokens != "auto":
+        return [problem.engine.chunk_tokens]
+    if not problem.policy.ordered:
+        longest = int(problem.lengths.prompt_tokens.max())
+        return [CHUNK_TOKENS if problem.policy.chunked else max(WHOLE_PROMPT_TOKENS, longest)]
+    tile = problem.profile.tile_rows
+    return [tile * tiles for tiles in CHUNK_TILES if tile * tiles <= MOST_CHUNK_TOKENS]
+
+
+def _settings(problem: Problem, chunk_tokens: int, layout: Layout) -> EngineSettings:
+    """Limits and blocks for a step size. Raises ModelError if no memory is left."""
+    max_num_seqs = NUM_SEQS
+    if problem.engine.max_num_seqs != "auto":
+        max_num_seqs = problem.engine.max_num_seqs
+    elif problem.policy.ordered:
+        roomy = problem.work.most_sequences(problem.num_blocks(chunk_tokens, 1, layout) * problem.block_tokens)
+        max_num_seqs = min(MOST_SEQS, 8 * math.ceil((1.5 * roomy + 8) / 8))
+    num_blocks = problem.num_blocks(chunk_tokens, max_num_seqs, layout)
+    limits = Limits(chunk_tokens, max_num_seqs, prefill_threshold=PREFILL_THRESHOLD)
+    return EngineSettings(problem.policy, limits, num_blocks, problem.block_tokens)
+
+
+def _layouts(problem: Problem) -> list[Layout]:
+    """See `Problem.costs`."""
+    layout, shape, allowed = problem.layout, problem.shape, problem.kv.host_memory
+    asked = problem.engine.weights_on_host
+    if asked != "auto":
+        layout = replace(layout, host_layers=asked)
+        layout.check(shape)
+        if (needed := host_weight_bytes(shape, layout)) > allowed:
+            raise JobFileError(
+                f"engine.weights_on_host: {asked} layers need {needed / 2**30:.1f} GiB of host memory, "
+                f"kv.host_memory allows {allowed / 2**30:.1f} GiB"
+            )
+        return [layout]
+    if problem.profile.kind == "cpu" or _has_room(problem, layout):
+        return [layout]
+    deepest = min(shape.num_layers - 1, allowed // shape.layer_weight_bytes)
+    options = [replace(layout, host_layers=host) for host in range(1, deepest + 1)]
+    options = [option for option in options if _has_room(problem, option)]
+    return options[:: max(1, len(options) // LAYOUTS)] or [layout]
+
+
+def _has_room(problem: Problem, layout: Layout) -> bool:
+    """Whether the shortest request fits beside the weights."""
+    try:
+        num_blocks = problem.num_blocks(_chunk_sizes(problem)[0], 1, layout)
+    except ModelError:
+        return False
+    return num_blocks * problem.block_tokens >= int(problem.lengths.peak_tokens.min())

@@ -1,0 +1,237 @@
+"""What moves to host memory, by price: nothing, streamed layers, parked sequences, or both, and why in a sentence.
+
+Streaming is found by arithmetic and then simulated; parking saves what preemption costs, which only a simulation knows.
+What holds for no offload either is said first: the weights on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from vasuki.candidates import MOST_SEQS, Candidate, Problem
+from vasuki.errors import ModelError
+from vasuki.layout import spread_buffers
+from vasuki.memory_budget import host_weight_bytes
+from vasuki.offload_policy import LayerTraffic, StreamPlan, choose_stream
+from vasuki.plan import Offload
+from vasuki.prediction import Prediction, predict, predict_like
+from vasuki.scheduler import Admission
+from vasuki.steady_state import PACKED
+
+STREAM_DEPTHS = 4  # numbers of streamed layers that are compared
+LINK_BUSY = 0.9  # share of a step that weights take on the link, from which on no KV is streamed beside them
+WORTHWHILE = 0.005  # streaming, which moves KV in every step, must save this share
+
+
+def choose_offload(problem: Problem, base: Prediction) -> Prediction:
+    """The candidate of `base`, which moves no KV, with whatever offload makes it fastest."""
+    chosen = _cheapest(problem, base)
+    weights, offload = _weights_reason(problem, chosen.candidate), chosen.candidate.offload
+    if not weights:
+        return chosen
+    return _because(chosen, replace(offload, reason=f"{weights}; {offload.reason}"))
+
+
+def _cheapest(problem: Problem, base: Prediction) -> Prediction:
+    plain = _without_preemption(problem, base)
+    ways = {"park": _parked, "stream": _streamed}
+    tried = [way(problem, base) for mode, way in ways.items() if mode in problem.offload_modes]
+    options = [option for option in tried if isinstance(option, Prediction)]
+    why_not = [reason for reason in tried if isinstance(reason, str)]
+
+    def change(option: Prediction) -> float:
+        return option.makespan_s / plain.makespan_s - 1
+
+    if options:
+        best = min(options, key=_makespan_s)
+        offload = best.candidate.offload
+        if offload.mode == problem.kv.offload or change(best) < (0.0 if offload.mode == "park" else -WORTHWHILE):
+            reason = f"{offload.reason}; the makespan changes by {change(best):+.1%}"
+            return _because(best, replace(offload, reason=reason))
+    why_not += [f"{each.candidate.offload.mode} would change the makespan by {change(each):+.1%}" for each in options]
+    return _because(plain, Offload("none", 0, "; ".join(why_not) or "as the job asks"))
+
+
+def _because(prediction: Prediction, offload: Offload) -> Prediction:
+    return replace(prediction, candidate=replace(prediction.candidate, offload=offload))
+
+
+def _makespan_s(prediction: Prediction) -> float:
+    return prediction.makespan_s
+
+
+def _without_preemption(problem: Problem, base: Prediction) -> Prediction:
+    """The same, or with rows that start only when all expected growth has room, if that is faster.
+
+    Rows that start as soon as their prompt fits push others out later. Usually a full memory is worth that.
+    """
+    if not problem.policy.ordered or not base.result.counters.preemptions_recompute:
+        return base
+    settings = base.candidate.settings
+    settings = replace(settings, policy=replace(settings.policy, admission=Admission.PEAK))
+    careful = Candidate.of(problem, settings, base.candidate.cost, base.candidate.offload)
+    return min(base, predict_like(problem, base, careful), key=_makespan_s)
+
+
+# --- parked sequences -------------------------------------------------------------------------------------------------
+
+
+def _parked(problem: Problem, base: Prediction) -> Prediction | str:
+    """Preempted sequences wait on the host instead of being computed again, or why not. What is streamed stays so."""
+    if not problem.policy.ordered:
+        return "only vasuki parks sequences"
+    if not base.result.counters.preemptions_recompute and problem.kv.offload != "park":
+        return "no sequence has to make room, so that there is none to park"
+    candidate, shape = base.candidate, problem.shape
+    settings, offload = candidate.settings, candidate.offload
+    block_bytes = shape.kv_bytes_per_token * settings.block_tokens
+    homes_bytes = settings.num_blocks * block_bytes * settings.streamed_layers // shape.num_layers
+    host_blocks = (_host_kv_bytes(problem, candidate) - homes_bytes) // block_bytes
+    threshold = _swap_min_tokens(problem, candidate)
+    if host_blocks < 1 or threshold is None:
+        return "computing again is cheaper than moving KV over the link"
+    limits = replace(settings.limits, swap_min_tokens=threshold)
+    settings = replace(settings, host_blocks=host_blocks, limits=limits)
+    reason = f"preempted sequences of {threshold:,} tokens or more wait on the host, cheaper than computing them again"
+    if offload.mode == "stream":
+        offload = replace(offload, reason=f"{offload.reason}; {reason}")
+    else:
+        offload = Offload("park", 0, reason)
+    return predict_like(problem, base, Candidate.of(problem, settings, candidate.cost, offload))
+
+
+def _swap_min_tokens(problem: Problem, candidate: Candidate) -> int | None:
+    """The shortest context, in blocks doubled again and again, whose KV moves faster than it is computed again.
+
+    Leaving and returning hide behind a step, but for the first layer's leaving; computing again takes tokens away
+    from other prompts.
+    """
+    settings, state, shape, link = candidate.settings, candidate.state, problem.shape, problem.profile.link
+    block_bytes = shape.kv_bytes_per_token_per_layer * settings.block_tokens
+    tokens = settings.block_tokens
+    while tokens <= settings.kv_tokens:
+        num_bytes = float(shape.kv_bytes_per_token * tokens)
+        leaving_s = link.transfer_s(0, num_bytes, block_bytes)
+        moved_s = max(leaving_s / shape.num_layers, leaving_s - state.decode_step_s)
+        moved_s += max(0.0, link.transfer_s(num_bytes, 0, block_bytes) - state.decode_step_s)
+        if moved_s < tokens / settings.limits.chunk_tokens * (state.mixed_step_s - state.decode_step_s):
+            return tokens
+        tokens *= 2
+    return None
+
+
+# --- streamed layers --------------------------------------------------------------------------------------------------
+
+
+def _streamed(problem: Problem, base: Prediction) -> Prediction | str:
+    """Layers whose KV passes through the device, so that more sequences have room, or why not.
+
+    With parked sequences beside them, if that is faster.
+    """
+    candidate = _streaming(problem, base.candidate)
+    if isinstance(candidate, str):
+        return candidate
+    streamed = predict(problem, candidate)
+    if "park" not in problem.offload_modes:
+        return streamed
+    parked = _parked(problem, streamed)
+    return streamed if isinstance(parked, str) else min(streamed, parked, key=_makespan_s)
+
+
+def _streaming(problem: Problem, candidate: Candidate) -> Candidate | str:
+    """The depth with the fastest steady state."""
+    if not problem.policy.ordered:
+        return "only vasuki streams layers"
+    if _weights_s(candidate) >= LINK_BUSY * candidate.state.mixed_step_s:
+        return "weights keep the link busy, so that no KV can be streamed"
+    options: list[Candidate] = []
+    filled, reason = candidate, ""
+    for _ in range(STREAM_DEPTHS):
+        # What one depth makes room for has to be fetched too, so the next is chosen for the memory filled by it.
+        stream = _stream_plan(problem, filled)
+        reason = reason or stream.reason
+        depth = min(stream.streamed_layers, problem.shape.num_layers - 1)  # the first layer's copies hide behind none
+        if depth in [option.offload.layers for option in options]:
+            break
+        deeper = _with_streamed(problem, candidate, depth, stream.reason)
+        if deeper is None:
+            break
+        options.append(deeper)
+        filled = deeper
+    if not options:
+        return reason
+    best = min(options, key=lambda option: option.state.request_s)
+    change = best.state.request_s / candidate.state.request_s - 1
+    if change > -WORTHWHILE and problem.kv.offload != "stream":
+        return f"streaming {best.offload.layers} layers would change it by {change:+.1%} ({reason})"
+    return best
+
+
+def _with_streamed(problem: Problem, candidate: Candidate, streamed: int, reason: str) -> Candidate | None:
+    """The candidate with so many streamed layers, and blocks and sequences in the room that they leave."""
+    shape, settings, limits = problem.shape, candidate.settings, candidate.settings.limits
+    layers, layout = shape.num_layers, candidate.cost.layout
+    device_layers = layers - streamed + spread_buffers(layers, streamed)
+    if device_layers >= layers:
+        return None
+    if problem.engine.max_num_seqs == "auto":
+        grown = math.ceil(limits.max_num_seqs * layers / device_layers)
+        limits = replace(limits, max_num_seqs=min(MOST_SEQS, max(grown, limits.max_num_seqs)))
+    try:
+        num_blocks = problem.num_blocks(limits.chunk_tokens, limits.max_num_seqs, layout)
+    except ModelError:  # activations of so many sequences leave no room
+        return None
+    homes_bytes = shape.kv_bytes_per_token_per_layer * streamed * settings.block_tokens  # of one block
+    most_homes = _host_kv_bytes(problem, candidate) // homes_bytes
+    num_blocks = min(num_blocks * layers // device_layers, max(settings.num_blocks, most_homes))
+    settings = replace(settings, num_blocks=num_blocks, streamed_layers=streamed, limits=limits)
+    return Candidate.of(problem, settings, candidate.cost, Offload("stream", streamed, reason))
+
+
+def _stream_plan(problem: Problem, candidate: Candidate) -> StreamPlan:
+    """The layers whose copies a typical step hides, in what time weights leave on the link."""
+    settings, state, layers = candidate.settings, candidate.state, problem.shape.num_layers
+    per_token = problem.shape.kv_bytes_per_token_per_layer
+    context, new_tokens = round(PACKED * settings.kv_tokens), settings.limits.chunk_tokens
+    step_s = (state.decode_step_s + state.mixed_step_s) / 2
+    return choose_stream(
+        layers,
+        max(0.0, step_s - _weights_s(candidate)) / layers,
+        LayerTraffic(context * per_token, new_tokens * per_token, settings.block_tokens * per_token),
+        problem.profile.link,
+    )
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def _host_kv_bytes(problem: Problem, candidate: Candidate) -> int:
+    """Host memory that weights leave to KV."""
+    return max(0, problem.kv.host_memory - host_weight_bytes(problem.shape, candidate.cost.layout))
+
+
+def _weights_s(candidate: Candidate) -> float:
+    """Seconds that a step's weights need on the link."""
+    link = candidate.cost.profile.link
+    return sum(link.transfer_s(copies.to_device_bytes, 0, copies.copy_bytes) for copies in candidate.cost.weight_copies)
+
+
+def _weights_reason(problem: Problem, chosen: Candidate) -> str:
+    """What is said of weights on the host."""
+    shape, layout = problem.shape, chosen.cost.layout
+    if not layout.host_layers:
+        return ""
+    why = "as the job asks"
+    if problem.engine.weights_on_host == "auto":
+        weights_gib = shape.weight_bytes / layout.gpus_per_replica / 2**30
+        memory_gib = problem.profile.memory_mib / 2**10
+        why = f"since {weights_gib:.1f} GiB of weights and KV beside them do not fit into {memory_gib:.1f} GiB"
+        if layout.host_layers == problem.kv.host_memory // shape.layer_weight_bytes:
+            why += ", and as many as kv.host_memory allows"
+    return (
+        f"the weights of {layout.host_layers} of {shape.num_layers} layers stay on the host, {why}; they take "
+        f"{_weights_s(chosen) * 1e3:,.0f} ms to come in every step, which lasts "
+        f"{chosen.state.decode_step_s * 1e3:,.0f} ms without prompts and {chosen.state.mixed_step_s * 1e3:,.0f} ms "
+        "with them"
+    )

@@ -1,0 +1,135 @@
+"""How long a candidate takes: the real scheduler and loop in virtual time.
+
+Jobs larger than a second's simulation are predicted from a sample: rows evenly spaced in the order of their work,
+simulated as a job of their own, which gives start and end. For every row that the sample lacks, the time that a row
+takes in the steady state is added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vasuki.batch import Batch, StepResult
+from vasuki.candidates import Candidate, Problem
+from vasuki.config import Column
+from vasuki.lengths import Ints, Lengths
+from vasuki.ordering import MILP_ROWS, Ordered, order_requests
+from vasuki.scheduler import Scheduler
+from vasuki.sequence import Sequence
+from vasuki.simulation import SimulationResult, simulate
+from vasuki.simulator import VirtualClock
+
+UNEVEN = 1.03  # what rows of different lengths take beyond the steady state of equal ones; fitted to whole simulations
+# About what a simulation takes on one core: for each run of steps, and in it for each sequence; and for each step.
+RUN_US, SEQUENCE_US, STEP_US = 40.0, 1.2, 1.5
+SIMULATION_US = 400_000
+SAMPLE_WAVES = 2.5  # rows of a sample, at least, in units of what runs side by side
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a simulation says of a candidate for the whole job."""
+
+    candidate: Candidate
+    makespan_s: float
+    simulated_requests: int
+    prompt_steps_share: float  # of the time, in steps that carry prompts
+    result: SimulationResult  # of the rows simulated
+    solved: Ordered  # the order of the rows simulated
+    optimal: bool  # proved for the whole job
+
+
+def predict(problem: Problem, candidate: Candidate, known: bool | None = None) -> Prediction:
+    """Simulate the job, or a sample of it; `known`: as if outputs were, or were not."""
+    known = problem.known if known is None else known
+    job, settings, config = problem.lengths, candidate.settings, problem.plan
+    most_rows = affordable_rows(problem, candidate)
+    sample = job if len(job) <= most_rows else job.take(sample_rows(job, most_rows))
+    solver = config.solver
+    if solver == "auto":
+        solver = "milp" if problem.known and len(job) <= MILP_ROWS else "greedy"
+    order = order_requests(
+        sample.requests(known),
+        settings,
+        solver=solver,
+        output_length=Column(column="recorded") if known and not problem.known else config.output_length,
+        window_rows=config.window_rows,
+        seed=problem.seed,
+    )
+    clock = VirtualClock()
+    ends_s: list[float] = []
+
+    def finished(sequence: Sequence) -> None:
+        order.observe(sequence)
+        ends_s.append(clock.now_s)
+
+    outputs = np.minimum(sample.output_tokens, sample.limits).tolist()
+    shares = _Shares()
+    result = simulate(
+        order, outputs, settings, candidate.cost, observers=[shares, order], on_finished=finished, clock=clock
+    )
+    missing = len(job) - len(sample)
+    # The arithmetic knows how vasuki fills memory; of the other policies it takes what the sample shows.
+    row_s = UNEVEN * candidate.state.request_s if problem.policy.ordered else _steady_s(ends_s)
+    return Prediction(
+        candidate,
+        makespan_s=result.makespan_s + missing * row_s,
+        simulated_requests=len(sample),
+        prompt_steps_share=shares.prompts_s / shares.all_s,
+        result=result,
+        solved=order.solved,
+        optimal=problem.known and not missing and order.solved.optimal and result.stats.steps == order.solved.steps,
+    )
+
+
+def predict_like(problem: Problem, base: Prediction, candidate: Candidate) -> Prediction:
+    """Predict a candidate that arithmetic, which knows no preemption, cannot tell from that of `base`: the ratio of
+    the two samples holds for the whole job."""
+    prediction = predict(problem, candidate)
+    ratio = prediction.result.makespan_s / base.result.makespan_s
+    return replace(prediction, makespan_s=ratio * base.makespan_s)
+
+
+def cost_of_uncertainty(problem: Problem, prediction: Prediction) -> float | None:
+    """What rows of recorded outputs lose by being run as if these were not known: 0.02 is 2 %. None: not known."""
+    job = problem.lengths
+    if problem.known or not problem.policy.ordered or (job.output_tokens >= job.limits).all():
+        return None
+    told = predict(problem, prediction.candidate, known=True)
+    return prediction.result.makespan_s / told.result.makespan_s - 1
+
+
+def affordable_rows(problem: Problem, candidate: Candidate) -> int:
+    """Rows that a simulation may have, so that planning stays a matter of a second or two."""
+    sequences, output_tokens = candidate.state.sequences, problem.work.output_tokens
+    runs = 4 + output_tokens / 200  # a row
+    row_us = runs * (RUN_US + SEQUENCE_US * sequences) + STEP_US * output_tokens / sequences
+    return round(max(SIMULATION_US / row_us, SAMPLE_WAVES * sequences))
+
+
+def sample_rows(lengths: Lengths, rows: int) -> Ints:
+    """`[rows]` indices, in input order, of rows that are evenly spaced in the order of their work."""
+    work = lengths.prompt_tokens / lengths.prompt_tokens.mean() + lengths.output_tokens / lengths.output_tokens.mean()
+    by_work = np.argsort(work, kind="stable")
+    positions = ((np.arange(rows) + 0.5) * len(lengths) / rows).astype(np.int64)
+    return np.sort(by_work[positions])
+
+
+@dataclass(slots=True)
+class _Shares:
+    """An engine observer that tells steps with prompts from steps without."""
+
+    all_s: float = 0.0
+    prompts_s: float = 0.0
+
+    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
+        self.all_s += result.elapsed_s
+        self.prompts_s += result.elapsed_s if batch.prefills else 0.0
+
+
+def _steady_s(ends_s: list[float]) -> float:
+    """Seconds a row, between the first and the last quarter of those that ended."""
+    first, last = len(ends_s) // 4, len(ends_s) * 3 // 4
+    return (ends_s[last] - ends_s[first]) / max(1, last - first)
