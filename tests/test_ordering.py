@@ -206,10 +206,19 @@ def prefixed(groups: int, members: int, shared: int, own: int, common: int = 0) 
 
 
 @pytest.mark.parametrize("common", [0, 64])
-def test_rows_that_begin_alike_stay_together(common: int) -> None:
-    order = [request.row % 5 for request in PlannedOrder(prefixed(5, 6, 256, 30, common), CAPACITY)]
+def test_rows_that_begin_alike_stay_together_where_memory_is_tight(common: int) -> None:
+    rows = prefixed(5, 6, 256, 30, common)
+    tight = replace(CAPACITY, kv_tokens=600)
+    order = [request.row % 5 for request in PlannedOrder(rows, tight)]
     changes = sum(before != after for before, after in itertools.pairwise(order))
     assert changes == 4
+
+
+def test_rows_that_share_anyway_keep_their_order() -> None:
+    """With room for all of them, a row of each kind always runs."""
+    rows = prefixed(5, 6, 256, 30)
+    bare = [replace(request, prompt_token_ids=()) for request in rows]
+    assert [r.row for r in PlannedOrder(rows, CAPACITY)] == [r.row for r in PlannedOrder(bare, CAPACITY)]
 
 
 def test_what_all_rows_share_does_not_change_the_order() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from vasuki.config import CostConfig, KVConfig
-from vasuki.lengths import Lengths
+from vasuki.lengths import Lengths, Prefixes
 from vasuki.model_shape import named_shape
 from vasuki.plan import CostEstimate
 from vasuki.plan_table import plan_table
@@ -30,6 +32,13 @@ def test_the_table_is_narrow_and_says_why() -> None:
         assert f"{plan.gpu}, vasuki:" in text
     assert text.count("1 can never run: row 2 needs KV memory for 9,049 tokens") == 3
     assert "offload none: " in text
+
+
+def test_the_table_says_what_rows_share() -> None:
+    prefixes = Prefixes([np.zeros(0, np.int32), np.arange(96, dtype=np.int32)], np.array([1, 1, 0]))
+    plan = make_plan(replace(LENGTHS, prefixes=prefixes), named_shape("llama-3-8b"), find_profile("a10"))
+    assert "96 of the prompt tokens (1%) are shared with rows that begin alike" in plan_table([plan])
+    assert "begin alike" not in plan_table([replace(plan, shared_tokens=0)])
 
 
 def test_a_price_that_is_not_known_is_a_dash() -> None:

@@ -10,7 +10,7 @@ import pytest
 from vasuki.config import Column, CostConfig, EngineConfig, KVConfig, PlanConfig
 from vasuki.cost_model import CostModel
 from vasuki.errors import InputError, JobFileError, ModelError
-from vasuki.lengths import Lengths
+from vasuki.lengths import Lengths, Prefixes
 from vasuki.model_shape import named_shape
 from vasuki.plan import Plan
 from vasuki.planner import make_plan
@@ -50,8 +50,8 @@ def test_a_plan_has_the_fields_that_users_rely_on() -> None:
     plan = make_plan(lengths, LLAMA, A10, cost=CostConfig(price_per_hour=3.6, currency="EUR"))
     fields = plan.to_dict()
     assert list(fields) == [
-        *("gpu", "requests", "prompt_tokens", "output_tokens_estimate", "makespan_s", "lower_bound_s", "gap", "solver"),
-        *("optimal", "policy", "chunk_tokens", "max_num_seqs", "offload", "cost", "uncertainty"),
+        *("gpu", "requests", "prompt_tokens", "output_tokens_estimate", "shared_tokens", "makespan_s", "lower_bound_s"),
+        *("gap", "solver", "optimal", "policy", "chunk_tokens", "max_num_seqs", "offload", "cost", "uncertainty"),
         "plan_s",
     ]
     assert fields["requests"] == 60
@@ -151,6 +151,35 @@ def test_optimal_is_said_only_of_what_was_proved() -> None:
     assert simulate_plan(plan, few, LLAMA, A10, plan_config=KNOWN).result.stats.steps == 40
     assert not make_plan(few, LLAMA, A10).optimal, "lengths are not known"
     assert not make_plan(lengths_of(100), LLAMA, A10, plan=KNOWN).optimal
+
+
+# --- shared prefixes --------------------------------------------------------------------------------------------------
+
+
+def templated(rows: int, groups: int = 3, shared: int = 1000, seed: int = 0) -> Lengths:
+    """Rows that begin, one after the other, with one of some templates."""
+    own = lengths_of(rows, 100, 100, seed)
+    templates = [np.zeros(0, np.int32), *(np.full(shared, group, np.int32) for group in range(groups))]
+    prefixes = Prefixes(templates, 1 + np.arange(rows) % groups)
+    return replace(own, prompt_tokens=own.prompt_tokens + shared, prefixes=prefixes)
+
+
+@pytest.mark.parametrize("rows", [200, 4000])
+def test_what_rows_share_is_computed_once(rows: int) -> None:
+    lengths = templated(rows)
+    plan = make_plan(lengths, LLAMA, A10)
+    simulated = simulate_plan(plan, lengths, LLAMA, A10).result
+    assert plan.makespan_s == pytest.approx(simulated.makespan_s, rel=0.06)
+    assert plan.shared_tokens == pytest.approx(simulated.counters.shared_tokens, rel=0.02)
+    assert plan.shared_tokens == plan.to_dict()["shared_tokens"] > 0.95 * rows * 992
+    assert (plan.simulated_requests == rows) == (rows == 200)
+    apart = make_plan(replace(lengths, prefixes=None), LLAMA, A10)
+    assert apart.shared_tokens == 0
+    assert plan.lower_bound_s < plan.makespan_s < 0.6 * apart.makespan_s
+
+
+def test_only_vasuki_shares() -> None:
+    assert make_plan(templated(50), LLAMA, A10, engine=EngineConfig(policy="sarathi")).shared_tokens == 0
 
 
 # --- weights on the host ----------------------------------------------------------------------------------------------

@@ -8,11 +8,12 @@ from __future__ import annotations
 import importlib.metadata
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from vasuki.config import JobConfig, load_job, parse_overrides
 from vasuki.cost_model import CostModel
@@ -35,7 +36,7 @@ from vasuki.io.requests import RequestStream
 from vasuki.io.tables import open_table
 from vasuki.io.trace import TraceWriter
 from vasuki.layout import Layout
-from vasuki.lengths import Lengths, is_lengths_file, read_lengths
+from vasuki.lengths import Lengths, Prefixes, is_lengths_file, read_lengths
 from vasuki.model_shape import ModelShape, named_shape
 from vasuki.parallel import plan_parallel
 from vasuki.plan import Plan
@@ -44,10 +45,12 @@ from vasuki.sequence import Request
 from vasuki.simulation import Simulated, simulate_plan
 from vasuki.steps import StepTracer
 from vasuki.token_counter import TokenCounter
+from vasuki_solvers import shared_prefixes
 
 log = logging.getLogger(__name__)
 
 ONE_DEVICE = Layout()
+MIN_SHARED_TOKENS = 8  # shorter common beginnings fill no block
 COUNTED_ROWS = 20_000  # rows of a larger input are planned from its first so many
 
 
@@ -110,10 +113,18 @@ def job_workload(config: JobConfig) -> Workload:
 
 
 def lengths_of(requests: Iterable[Request]) -> Lengths:
-    """Lengths of requests that can run: prompts, what is expected of outputs, and their limits."""
-    rows = [(r.num_prompt_tokens, r.expected_tokens, r.max_tokens) for r in requests if not r.error]
+    """Lengths of requests that can run: prompts, what is expected of outputs, their limits, and what prompts share."""
+    rows: list[tuple[int, int, int]] = []
+
+    def prompts() -> Iterator[ArrayLike]:
+        for request in requests:
+            if not request.error:
+                rows.append((request.num_prompt_tokens, request.expected_tokens, request.max_tokens))
+                yield request.prompt_token_ids
+
+    of_row, token_ids = shared_prefixes(prompts(), min_shared=MIN_SHARED_TOKENS)
     table = np.array(rows, dtype=np.int64).reshape(len(rows), 3)
-    return Lengths(table[:, 0], table[:, 1], None, table[:, 2])
+    return Lengths(table[:, 0], table[:, 1], None, table[:, 2], Prefixes(token_ids, of_row))
 
 
 def repeat(lengths: Lengths, num_rows: int) -> Lengths:
@@ -279,6 +290,7 @@ def _manifest(workload: Workload, plan: Plan, simulated: Simulated, profile: Har
             int(workload.lengths.prompt_tokens.sum()),
             int(workload.lengths.output_tokens.sum()),
             simulated.recomputed_tokens,
+            simulated.result.counters.shared_tokens,
         ),
         timings=Timings(plan_s=plan.plan_s, generate_s=result["makespan_s"], makespan_s=result["makespan_s"]),
         predicted=Prediction(plan.makespan_s, plan.lower_bound_s),

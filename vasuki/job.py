@@ -306,7 +306,7 @@ class _Run:
             job=self.config.model_dump(mode="json"),
             config_hash=self.config.config_hash,
             input_fingerprint=self.table.fingerprint,
-            tokens=TokenCounts(recomputed=counters.recomputed_tokens),
+            tokens=TokenCounts(recomputed=counters.recomputed_tokens, shared=counters.shared_tokens),
             timings=Timings(
                 load_s=self.load_s,
                 plan_s=plan.plan_s,

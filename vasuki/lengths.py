@@ -18,12 +18,36 @@ import numpy as np
 import numpy.typing as npt
 
 from vasuki.errors import InputError, did_you_mean
-from vasuki.sequence import Request
+from vasuki.sequence import NO_TOKENS, Request
 
 PROMPT_COLUMN, OUTPUT_COLUMN, ARRIVAL_COLUMN = "num_prefill_tokens", "num_decode_tokens", "arrived_at"
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefixes:
+    """The beginning that each row shares with another one.
+
+    Args:
+        token_ids: of each prefix, int32; those of the first are none.
+        of_row: `[rows]` which of them.
+    """
+
+    token_ids: list[npt.NDArray[np.int32]]
+    of_row: Ints
+
+    def tokens(self, block_tokens: int = 1) -> Ints:
+        """`[rows]` tokens that each shares, in whole blocks."""
+        lengths: Ints = np.array([len(prefix) // block_tokens * block_tokens for prefix in self.token_ids], np.int64)
+        return lengths[self.of_row]
+
+    def computed_once(self, block_tokens: int = 1) -> Ints:
+        """`[rows]` the same, but for the first row of each prefix, which has to compute it."""
+        tokens = self.tokens(block_tokens)
+        tokens[np.unique(self.of_row, return_index=True)[1]] = 0
+        return tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,12 +59,14 @@ class Lengths:
         output_tokens: `[rows]`, each at least 1: recorded, or what a plan expects.
         arrived_at_s: `[rows]`, never falling; None if all rows are there from the start.
         max_tokens: `[rows]` what each output may have at most; None where nothing is known but the longest of them.
+        prefixes: what rows begin with that others begin with too; None where prompts are not known.
     """
 
     prompt_tokens: Ints
     output_tokens: Ints
     arrived_at_s: Floats | None = None
     max_tokens: Ints | None = None
+    prefixes: Prefixes | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -57,17 +83,27 @@ class Lengths:
         """`[rows]` tokens of KV that each holds at most: its last token is never read back."""
         return self.prompt_tokens + self.limits - 1
 
+    @property
+    def own_prompt_tokens(self) -> Ints:
+        """`[rows]` prompt tokens that no other row begins with, at least the last one."""
+        if self.prefixes is None:
+            return self.prompt_tokens
+        own: Ints = np.maximum(1, self.prompt_tokens - self.prefixes.tokens())
+        return own
+
     def take(self, rows: Ints) -> Lengths:
         """Some of the rows, as if all were there from the start."""
-        return Lengths(self.prompt_tokens[rows], self.output_tokens[rows], None, self.limits[rows])
+        prefixes = self.prefixes and Prefixes(self.prefixes.token_ids, self.prefixes.of_row[rows])
+        return Lengths(self.prompt_tokens[rows], self.output_tokens[rows], None, self.limits[rows], prefixes)
 
     def requests(self, known: bool = False) -> Iterator[Request]:
         """A request for each row, in order. If lengths are `known`, the scheduler is told them as its estimate."""
-        limits = self.limits
+        limits, prefixes = self.limits, self.prefixes
         for row in range(len(self)):
             limit = int(limits[row])
             estimate = min(int(self.output_tokens[row]), limit) if known else 0
-            yield Request(row, row, int(self.prompt_tokens[row]), limit, estimated_tokens=estimate)
+            shared = prefixes.token_ids[prefixes.of_row[row]] if prefixes else NO_TOKENS
+            yield Request(row, row, int(self.prompt_tokens[row]), limit, shared, estimated_tokens=estimate)
 
 
 def is_lengths_file(path: str) -> bool:

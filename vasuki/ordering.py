@@ -26,14 +26,13 @@ from vasuki.scheduler import Scheduler
 from vasuki.sequence import Request, Sequence
 from vasuki_solvers import (
     Instance,
-    PrefixGroup,
     greedy_order,
     greedy_plan,
     group_together,
     local_search,
     lower_bound,
     prefix_groups,
-    weigh_grouping,
+    sharing_steps,
 )
 from vasuki_solvers.greedy import spread_order
 
@@ -47,8 +46,7 @@ LOCAL_SEARCH_ROWS = 2_000
 LOCAL_SEARCH_WORK = 400_000  # rows x moves
 MILP_ROWS = 32
 MILP_TIME_S = 10.0
-WEIGHED_ROWS = 2_000
-PREFIX_TOKENS = 2_048  # how deep a window's prompts are compared
+WORTH_GROUPING = 0.01  # of the steps that are counted for it: less is within what the count leaves out
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,29 +231,22 @@ class PlannedOrder:
         """The solved `order`, where rows stand together whose prompts begin alike, so that what they share is computed
         and held once.
 
-        What all rows share needs no bringing together. A token saved is worth its part of a step; for a large window
-        the few steps that a less even mix costs are not worth computing.
+        What all rows share needs no bringing together, nor do groups of which some row always runs.
         """
-        if self._solver in ("fifo", "prompt_length") or not any(len(request.prompt_token_ids) for request in rows[:1]):
+        if self._solver in ("fifo", "prompt_length") or not any(len(request.prompt_token_ids) for request in rows):
             return order
-        groups: list[PrefixGroup] = []
-        shared_by_all = 0
-        while not groups:
-            found = prefix_groups(
-                (np.asarray(request.prompt_token_ids[:PREFIX_TOKENS]).tolist() for request in rows),
-                min_shared=shared_by_all + self._capacity.block_tokens,
-            )
-            if len(found) == 1 and len(found[0].members) == len(rows):
-                shared_by_all = found[0].shared
-                continue
-            if not found:
-                return order
-            groups = found
-        if len(rows) > WEIGHED_ROWS:
-            return group_together(order, groups)
+        groups = prefix_groups(
+            (request.prompt_token_ids for request in rows),
+            min_shared=self._capacity.block_tokens,
+        )
+        while len(groups) == 1 and len(groups[0].members) == len(rows):
+            groups = list(groups[0].subgroups)
+        if not groups:
+            return order
         instance = _instance(prompts, outputs, self._capacity)
-        weighed = weigh_grouping(instance, groups, cost_per_token=1 / self._capacity.chunk_tokens, cost_per_step=1.0)
-        return group_together(order, groups) if weighed.pays else order
+        together = group_together(order, groups)
+        saves = sharing_steps(instance, order, groups) / sharing_steps(instance, together, groups) - 1
+        return together if saves > WORTH_GROUPING else order
 
 
 def _prompts(rows: list[Request]) -> Ints:

@@ -65,7 +65,7 @@ def plan_parallel(
     job = lengths.take(np.flatnonzero(fits))
     kv_tokens = stream.settings.kv_tokens * layout.pipeline_parallel
     layout = replace(layout, host_layers=stream.layout.host_layers)
-    bound = job_lower_bound(shape, profile, job.prompt_tokens, job.output_tokens, kv_tokens, layout)
+    bound = job_lower_bound(shape, profile, job.own_prompt_tokens, job.output_tokens, kv_tokens, layout)
     prompt_tokens, output_tokens = int(lengths.prompt_tokens.sum()), int(lengths.output_tokens.sum())
     tokens = int(job.prompt_tokens.sum() + job.output_tokens.sum())
     price, currency = stream.cost.price_per_hour, stream.cost.currency
@@ -77,6 +77,7 @@ def plan_parallel(
         lower_bound_s=bound.seconds,
         bound_by=bound.binding,
         optimal=False,
+        shared_tokens=stream.shared_tokens * layout.num_streams,
         cost=CostEstimate.of(stream.makespan_s, layout.num_gpus, price, currency, tokens),
         plan_s=time.perf_counter() - started_s,
         layout=layout,

@@ -112,6 +112,7 @@ class Plan:
     bound_by: str  # what the lower bound counts: compute, memory, kv_area or longest_request
     prompt_steps_share: float  # of the time, in steps that carry prompts
     simulated_requests: int  # as many were simulated; the rest is scaled up if there are more
+    shared_tokens: int = 0  # of prompts, which rows find in memory since others begin alike
     layout: Layout = field(default_factory=Layout)  # where the weights live
     uncertainty: float | None = None  # what not knowing the outputs adds to the makespan: 0.02 is 2 %; None: not known
     misfits: int = 0  # requests that can never run
@@ -129,6 +130,7 @@ class Plan:
             "requests": self.requests,
             "prompt_tokens": self.prompt_tokens,
             "output_tokens_estimate": self.output_tokens_estimate,
+            "shared_tokens": self.shared_tokens,
             "makespan_s": self.makespan_s,
             "lower_bound_s": self.lower_bound_s,
             "gap": self.gap,

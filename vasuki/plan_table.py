@@ -71,6 +71,9 @@ def _columns(rows: list[tuple[str, ...]]) -> Iterable[str]:
 def _notes(plan: Plan) -> Iterable[str]:
     tokens = f"{plan.prompt_tokens:,} prompt and about {plan.output_tokens_estimate:,} output tokens"
     yield f"{plan.requests:,} requests, {tokens}; ordered by {plan.solver}{', proved optimal' * plan.optimal}"
+    if plan.shared_tokens:
+        share = plan.shared_tokens / plan.prompt_tokens
+        yield f"{plan.shared_tokens:,} of the prompt tokens ({share:.0%}) are shared with rows that begin alike"
     layout = plan.layout
     if layout.num_gpus > 1:
         degrees = (layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel)

@@ -79,7 +79,7 @@ def make_plan(
     candidate, job = chosen.candidate, problem.lengths
     settings, layout = candidate.settings, candidate.cost.layout
 
-    bound = job_lower_bound(shape, profile, job.prompt_tokens, job.output_tokens, settings.kv_tokens, layout)
+    bound = job_lower_bound(shape, profile, job.own_prompt_tokens, job.output_tokens, settings.kv_tokens, layout)
     price, currency = profile.price.per_hour, profile.price.currency
     if cost.price_per_hour is not None:
         price, currency = cost.price_per_hour, cost.currency
@@ -104,6 +104,7 @@ def make_plan(
         bound_by=bound.binding,
         prompt_steps_share=chosen.prompt_steps_share,
         simulated_requests=chosen.simulated_requests,
+        shared_tokens=chosen.shared_tokens,
         uncertainty=cost_of_uncertainty(problem, chosen),
         misfits=len(lengths) - len(job),
         misfit=misfit,

@@ -36,6 +36,7 @@ class Prediction:
     makespan_s: float
     simulated_requests: int
     prompt_steps_share: float  # of the time, in steps that carry prompts
+    shared_tokens: int  # of prompts, found in memory
     result: SimulationResult  # of the rows simulated
     solved: Ordered  # the order of the rows simulated
     optimal: bool  # proved for the whole job
@@ -78,6 +79,7 @@ def predict(problem: Problem, candidate: Candidate, known: bool | None = None) -
         makespan_s=result.makespan_s + missing * row_s,
         simulated_requests=len(sample),
         prompt_steps_share=shares.prompts_s / shares.all_s,
+        shared_tokens=_scaled_up(result.counters.shared_tokens, sample, job, settings.block_tokens),
         result=result,
         solved=order.solved,
         optimal=problem.known and not missing and order.solved.optimal and result.stats.steps == order.solved.steps,
@@ -127,6 +129,14 @@ class _Shares:
     def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
         self.all_s += result.elapsed_s
         self.prompts_s += result.elapsed_s if batch.prefills else 0.0
+
+
+def _scaled_up(shared_tokens: int, sample: Lengths, job: Lengths, block_tokens: int) -> int:
+    """What the job shares, if it makes as much of its prefixes as the sample does."""
+    if len(sample) == len(job) or job.prefixes is None or sample.prefixes is None:
+        return shared_tokens
+    of_sample, of_job = (int(each.computed_once(block_tokens).sum()) for each in (sample.prefixes, job.prefixes))
+    return shared_tokens * of_job // of_sample if of_sample else of_job
 
 
 def _steady_s(ends_s: list[float]) -> float:

@@ -24,26 +24,32 @@ class Workload:
     """Means over the requests of a job."""
 
     requests: int
-    prompt_tokens: float
+    prompt_tokens: float  # to compute: what rows share is computed once
     output_tokens: float
-    held_tokens: float  # by a sequence, averaged over the steps in which it decodes
+    held_tokens: float  # by a sequence beside its shared prefix, averaged over the steps in which it decodes
+    context_tokens: float  # that it attends to, averaged likewise
+    prefix_tokens: float  # that it shares
     chunk_context_tokens: float  # at the end of a prompt chunk
 
     @classmethod
     def of(cls, lengths: Lengths) -> Workload:
         prompts, outputs = lengths.prompt_tokens.astype(float), lengths.output_tokens.astype(float)
-        area = outputs * prompts + outputs * (outputs - 1) / 2
+        shared = np.zeros(len(lengths)) if lengths.prefixes is None else lengths.prefixes.computed_once().astype(float)
+        own = lengths.own_prompt_tokens.astype(float)
+        growth = outputs * (outputs - 1) / 2
         return cls(
             requests=len(lengths),
-            prompt_tokens=float(prompts.mean()),
+            prompt_tokens=float((prompts - shared).mean()),
             output_tokens=float(outputs.mean()),
-            held_tokens=float(area.sum() / outputs.sum()),
-            chunk_context_tokens=float(np.square(prompts).sum() / prompts.sum() / 2),
+            held_tokens=float((outputs * own + growth).sum() / outputs.sum()),
+            context_tokens=float((outputs * prompts + growth).sum() / outputs.sum()),
+            prefix_tokens=float((prompts - own).mean()),
+            chunk_context_tokens=float((np.square(prompts) - np.square(shared)).sum() / (prompts - shared).sum() / 2),
         )
 
     def most_sequences(self, kv_tokens: int) -> float:
         """Sequences that run side by side when memory is full."""
-        return max(1.0, min(float(self.requests), PACKED * kv_tokens / self.held_tokens))
+        return max(1.0, min(float(self.requests), PACKED * (kv_tokens - self.prefix_tokens) / self.held_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,7 @@ def steady_state(
             num_samples=max(1, count),
             num_decodes=count,
             num_chunks=bool(size),
-            decode_context_tokens=round(count * work.held_tokens),
+            decode_context_tokens=round(count * work.context_tokens),
             chunk_context_tokens=context if size else 0,
             chunk_pairs=causal_pairs(size, context) if size else 0.0,
         )

@@ -10,7 +10,7 @@
     local_search    better plans for hundreds to thousands of items
     milp            best plans, and proofs, for tens of items (import it by name: it alone needs PuLP)
     packing         lengths into the fewest bins
-    prefix          groups of prompts that begin alike, and whether to run them together
+    prefix          prompts that begin alike, and what running them together saves
     errors          what all of these raise
 
 Plain Python and numpy. Nothing here knows what an item computes: its prompt is a size, its duration a number of steps.
@@ -42,13 +42,12 @@ from vasuki_solvers.packing import (
     pack_exact,
 )
 from vasuki_solvers.plan import Plan
-from vasuki_solvers.prefix import Grouping, PrefixGroup, group_together, prefix_groups, weigh_grouping
+from vasuki_solvers.prefix import PrefixGroup, group_together, prefix_groups, shared_prefixes, sharing_steps
 from vasuki_solvers.reverse import reverse_schedule
 from vasuki_solvers.verify import verify
 
 __all__ = [
     "Bound",
-    "Grouping",
     "HorizonTooLong",
     "InfeasibleItem",
     "Instance",
@@ -77,6 +76,7 @@ __all__ = [
     "pack_exact",
     "prefix_groups",
     "reverse_schedule",
+    "shared_prefixes",
+    "sharing_steps",
     "verify",
-    "weigh_grouping",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 
@@ -63,19 +63,18 @@ def shared_length(a: list[int], b: list[int]) -> int:
     return shared
 
 
-def prefix_classes(prompts: list[list[int]], min_shared: int) -> set[tuple[int, frozenset[int], int]]:
-    """(shared, members, saved) of every group of two or more prompts, by comparing all pairs."""
+Classes = set[tuple[int, tuple[int, ...]]]
+
+
+def prefix_classes(prompts: list[list[int]], min_shared: int) -> Classes:
+    """(shared, members) of every group of two or more prompts, by comparing all pairs."""
     groups = set()
     for i in range(len(prompts)):
         if len(prompts[i]) < min_shared:
             continue
-        members = [j for j in range(len(prompts)) if shared_length(prompts[i], prompts[j]) >= min_shared]
+        members = tuple(j for j in range(len(prompts)) if shared_length(prompts[i], prompts[j]) >= min_shared)
         if len(members) > 1:
-            shared = min(shared_length(prompts[j], prompts[k]) for j in members for k in members)
-            # Each distinct prefix is computed once; sorted prompts meet each of theirs next to its twins.
-            in_sequence = sorted(prompts[j] for j in members)
-            saved = sum(shared_length(a, b) for a, b in pairwise(in_sequence))
-            groups.add((shared, frozenset(members), saved))
+            groups.add((min(shared_length(prompts[j], prompts[k]) for j in members for k in members), members))
     return groups
 
 

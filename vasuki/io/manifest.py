@@ -32,11 +32,13 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of the rows in the output, and prompt tokens computed again after preemptions."""
+    """Tokens of the rows in the output, prompt tokens computed again after preemptions, and those taken over from rows
+    that begin alike."""
 
     prompt: int = 0
     output: int = 0
     recomputed: int = 0
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
