@@ -14,7 +14,7 @@ from vasuki.cli import main
 
 PLAN_FIELDS = {
     "gpu", "requests", "prompt_tokens", "output_tokens_estimate", "makespan_s", "lower_bound_s", "gap", "solver",
-    "optimal", "policy", "chunk_tokens", "max_num_seqs", "offload", "cost", "uncertainty", "plan_s",
+    "optimal", "policy", "chunk_tokens", "max_num_seqs", "shared_tokens", "offload", "cost", "uncertainty", "plan_s",
 }  # fmt: skip
 SIMULATED_FIELDS = {"steps", "batch", "kv", "preemptions", "layout", "bubbles"}
 SHAPE = ("--set", "model.shape=llama-3-8b")

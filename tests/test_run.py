@@ -394,26 +394,26 @@ def test_planning_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("memory", ["4MiB", "56KiB"])
+@pytest.mark.parametrize("memory", ["4MiB", "24KiB"])
 def test_prefixes_are_shared_as_planned(job: Job, memory: str) -> None:
-    """Three instructions, one after the other, each before many texts."""
+    """Three instructions, one after the other, each before many texts; there is memory for all, or for hardly two."""
     heads = [" ".join(WORDS[k:] + WORDS[:k]) for k in (0, 5, 11)]
     rows = [{"id": f"r{i}", "text": f"{heads[i % 3]} {' '.join(WORDS[i % 17 : i % 17 + 4])}"} for i in range(30)]
     path = job(rows, kv={"device_memory": memory, "block_tokens": 8})
     arguments = ["--set", "sampling.ignore_eos=true"]
-    planned = CliRunner().invoke(main, ["plan", str(path), "--json", *arguments])
-    (plan,) = json.loads(planned.stdout)
-    computed, steps = {}, {}
+    (plan,) = json.loads(CliRunner().invoke(main, ["plan", str(path), "--json", *arguments]).stdout)
+    shared, computed, steps = {}, {}, {}
     for solver in ("auto", "fifo"):
         result = run(path, "--fresh", "--set", f"plan.solver={solver}", *arguments)
         assert result.exit_code == 0, result.stderr
         manifest = json.loads((path.parent / "out" / "manifest.json").read_text())
-        tokens, steps[solver] = manifest["tokens"], manifest["steps"]
-        computed[solver] = tokens["prompt"] + tokens["recomputed"] - tokens["shared"]
-        assert solver == "fifo" or tokens["shared"] == plan["shared_tokens"]
+        counted = manifest["tokens"]
+        shared[solver], steps[solver] = counted["shared"], manifest["steps"]
+        computed[solver] = counted["prompt"] + counted["recomputed"] - counted["shared"]
     assert plan["shared_tokens"] > 0.5 * plan["prompt_tokens"]
-    if memory == "4MiB":  # some row of each kind always runs: the order does not matter
-        assert computed["auto"] == computed["fifo"]
-    else:
-        assert computed["auto"] < computed["fifo"]
-        assert steps["auto"] < 0.8 * steps["fifo"]
+    if memory == "4MiB":
+        assert shared == {"auto": plan["shared_tokens"], "fifo": plan["shared_tokens"]}
+    else:  # a preempted row may find blocks of its own text again, which the plan does not know
+        assert shared["auto"] == pytest.approx(plan["shared_tokens"], rel=0.03)
+        assert computed["auto"] < 0.95 * computed["fifo"]
+        assert steps["auto"] < 0.9 * steps["fifo"]

@@ -231,7 +231,12 @@ def simulate_plan(
             one_by_one=one_by_one,
         )
     tokens = result.written.prompt_tokens + result.written.output_tokens
-    simulated = replace(plan, makespan_s=result.makespan_s, cost=plan.cost.scaled(result.makespan_s, tokens))
+    simulated = replace(
+        plan,
+        makespan_s=result.makespan_s,
+        cost=plan.cost.scaled(result.makespan_s, tokens),
+        shared_tokens=result.counters.shared_tokens,
+    )
     block_bytes = shape.kv_bytes_per_token * settings.block_tokens
     return Simulated(simulated, result, block_bytes, shape.num_layers, bubbles)
 

@@ -52,7 +52,7 @@ def test_the_fields_of_the_contract():
     assert tree["simulated"] is False
     expected = {
         "rows": "total succeeded failed",
-        "tokens": "prompt output recomputed",
+        "tokens": "prompt output recomputed shared",
         "timings": "load_s plan_s compile_s generate_s makespan_s",
         "predicted": "makespan_s lower_bound_s",
         "batch": "mean_seqs max_seqs",
