@@ -97,6 +97,17 @@ def test_every_row_ends_once_and_blocks_are_accounted_for(  # type: ignore[no-un
             assert sequence.finish_reason is (FinishReason.STOP if actual <= maximum else FinishReason.LENGTH)
 
 
+def test_nothing_leaks_over_ten_thousand_rows() -> None:
+    """Through a pool that is always full, with parking, host memory that runs out, and shared prefixes."""
+    rows = [(1 + 7 * i % 20, 1 + 5 * i % 12, 20) for i in range(10_000)]
+    _, scheduler, _, sink = run(rows, POLICIES["vasuki"], Limits(64, 24, swap_min_tokens=8), 20, host_blocks=6)
+    assert len(sink.rows) == len({sequence.request.row for sequence in sink.rows}) == len(rows)
+    assert scheduler.host_pool is not None
+    assert scheduler.host_pool.num_held == 0
+    counters = scheduler.counters
+    assert min(counters.preemptions_swap, counters.preemptions_recompute, counters.shared_tokens) > 100
+
+
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=12))
 def test_peak_bounds_the_step_by_step_maximum(rows: list[tuple[int, int]]) -> None:
     sequences = [Sequence(Request(i, i, prompt, maximum)) for i, (prompt, maximum) in enumerate(rows)]

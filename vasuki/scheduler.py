@@ -181,13 +181,10 @@ class Scheduler:
             if not prefills:
                 self._filling = False
                 decodes = self._decodes()
-        returned = self._unpark()
-        if not decodes and not prefills and not returned:
+        if not self._unpark() and not decodes and not prefills:
             return None
         starts = [sequence.num_computed_tokens for sequence in decodes]
         max_steps = self._max_steps(decodes, starts, prefills, budget)
-        for sequence in returned:
-            self._join(sequence)
         return Batch(decodes, starts, prefills, self._swaps, max_steps)
 
     def update(self, batch: Batch, result: StepResult) -> list[Sequence]:
@@ -445,32 +442,27 @@ class Scheduler:
             self.waiting.appendleft(sequence)
             self.pool.want(self._shareable(sequence))
 
-    def _unpark(self) -> list[Sequence]:
-        """Bring parked sequences back while they fit. They run from the next step on: the copy has this one to hide."""
-        returned: list[Sequence] = []
-        if self._memory_is_tight and self.num_running:
-            return returned  # it cannot have become better
-        while self.parked and self.host_pool is not None:
-            sequence = self.parked[0]
+    def _unpark(self) -> bool:
+        """Bring parked sequences back while memory would let them start. Returns whether any came.
+
+        They run from the next step on: the copy has this one to hide behind.
+        """
+        came = False
+        while self.parked and self.host_pool is not None and not (self._memory_is_tight and self.num_running):
+            if not self._fits(self.parked[0]):
+                self._memory_is_tight = True  # until something ends
+                break
+            sequence = self.parked.popleft()
             table = sequence.block_table
-            needed = self.pool.blocks_for(sequence.num_tokens + 1)
-            if self.num_running or returned:
-                peak = peak_blocks([*self.running, *returned, sequence], self.pool.block_tokens)
-                if peak > self.pool.num_blocks or needed > self.pool.num_available:
-                    self._memory_is_tight = True
-                    break
-            self.parked.popleft()
             table.device = self.pool.allocate(len(table.host))
             self._swaps.append(Swap(sequence, False, table.device, table.host))
             self.host_pool.release(table.host)
             table.host = []
             sequence.status = Status.RUNNING
             self._maximum_blocks += self._maximum(sequence)
-            returned.append(sequence)
-        return returned
-
-    def _join(self, sequence: Sequence) -> None:
-        (self.prefilling if sequence.num_uncomputed_tokens > 1 else self.decoding).append(sequence)
+            (self.prefilling if sequence.num_uncomputed_tokens > 1 else self.decoding).append(sequence)
+            came = True
+        return came
 
     def _release(self, sequence: Sequence) -> None:
         table = sequence.block_table
