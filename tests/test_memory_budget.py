@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from vasuki.errors import ModelError
+from vasuki.config import KVConfig
+from vasuki.errors import JobFileError, ModelError
 from vasuki.layout import Layout
-from vasuki.memory_budget import memory_budget
+from vasuki.memory_budget import memory_budget, within_host_memory
 from vasuki.model_shape import named_shape
 from vasuki.profile import find_profile
 
 LLAMA = named_shape("llama-3-8b")
+GIB = 2**30
 
 
 def test_memory_budget_adds_up() -> None:
@@ -54,3 +56,15 @@ def test_too_large_a_model_says_what_would_fit() -> None:
     )
     with pytest.raises(ModelError, match="or bfloat16 weights"):
         memory_budget(LLAMA.with_dtype("float32"), find_profile("a10"))
+
+
+def test_host_memory_is_no_more_than_there_is(caplog: pytest.LogCaptureFixture) -> None:
+    """`auto` takes what is free and says so; a job that names mode and amount is refused."""
+    asked = KVConfig(host_memory=8 * GIB)
+    assert within_host_memory(asked, 9 * GIB) is asked
+    assert not caplog.records
+    assert within_host_memory(asked, 3 * GIB).host_memory == 3 * GIB
+    assert within_host_memory(KVConfig(offload="park"), 3 * GIB).host_memory == 3 * GIB
+    assert caplog.messages == ["kv.host_memory: 8.0 GiB are asked for, 3.0 GiB are free; taking those"] * 2
+    with pytest.raises(JobFileError, match=r"8\.0 GiB are asked for, 3\.0 GiB are free; lower it"):
+        within_host_memory(KVConfig(host_memory=8 * GIB, offload="stream"), 3 * GIB)

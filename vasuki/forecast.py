@@ -271,8 +271,9 @@ def _simulate(workload: Workload, profile: HardwareProfile, policy: str, folder:
     if layout.num_streams > 1:  # their steps overlap, a trace's follow one another
         simulated = simulated_with()
     else:
+        cost_model = CostModel(workload.shape, profile, plan.layout)
         with TraceWriter(place / "trace.jsonl") as trace:
-            simulated = simulated_with(StepTracer(trace, plan.settings))
+            simulated = simulated_with(StepTracer(trace, plan.settings, cost_model))
     _manifest(workload, plan, simulated, profile).write(place / "manifest.json")
     return simulated
 

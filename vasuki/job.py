@@ -46,6 +46,7 @@ from vasuki.io.sink import RowSink
 from vasuki.io.tables import InputTable, open_table
 from vasuki.io.trace import TraceWriter
 from vasuki.lengths import Lengths
+from vasuki.memory_budget import within_host_memory
 from vasuki.model_shape import ModelShape
 from vasuki.ordering import PlannedOrder, order_requests
 from vasuki.plan import CostEstimate, Plan
@@ -207,10 +208,16 @@ class _Run:
         return plan
 
     def _kv(self, loaded: LoadedModel) -> KVConfig:
-        """Blocks as large as torch's CUDA kernel wants them for walking block tables, unless the job says otherwise."""
+        """Blocks as large as torch's CUDA kernel wants them for walking block tables, unless the job says otherwise,
+        and no more host memory than there is."""
+        import torch
+
         from vasuki.hf import cuda_attention
+        from vasuki.hf.memory import available_bytes
 
         kv, layout = self.config.kv, loaded.kv_layout
+        if loaded.device.type != "cpu" or kv.offload in ("stream", "park"):
+            kv = within_host_memory(kv, available_bytes(torch.device("cpu")))
         if kv.block_tokens != "auto" or cuda_attention.is_available(layout.dtype, loaded.device, layout.head_dim):
             return kv
         return kv.model_copy(update={"block_tokens": cuda_attention.PAGE_TOKENS})
@@ -250,7 +257,8 @@ class _Run:
         from vasuki.hf.executor import build_executor
         from vasuki.hf.weights import place_weights
 
-        prediction = RunningPrediction(plan, CostModel(self._shape(loaded), self._profile(loaded), plan.layout))
+        cost_model = CostModel(self._shape(loaded), self._profile(loaded), plan.layout)
+        prediction = RunningPrediction(plan, cost_model)
         loaded = place_weights(loaded, plan.layout.host_layers)
         generate_started_s = time.perf_counter()
         predicted_s = generate_started_s - self.started_s + plan.makespan_s
@@ -267,7 +275,7 @@ class _Run:
         with TraceWriter(self.folder.trace) as trace:
             sink = RowSink(writer, loaded.tokenizer.decode, on_commit=trace.flush)
             progress = Progress(self.rows_left, lambda: sink.written.rows, lambda: prediction.makespan_s, self.quiet)
-            observers: list[Observer] = [prediction, StepTracer(trace, plan.settings, prediction), progress]
+            observers: list[Observer] = [prediction, StepTracer(trace, plan.settings, cost_model, prediction), progress]
             try:
                 drain(order, scheduler, executor, _LearningSink(sink, order), observers, should_stop, self.stats)
             except Interrupted as error:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass, replace
 
-from vasuki.errors import ModelError
+from vasuki.config import KVConfig
+from vasuki.errors import JobFileError, ModelError
 from vasuki.layout import Layout, spread_buffers
 from vasuki.model_shape import ModelShape
 from vasuki.profile import HardwareProfile
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,20 @@ def device_weight_bytes(shape: ModelShape, layout: Layout) -> int:
 def host_weight_bytes(shape: ModelShape, layout: Layout) -> int:
     """Weights that live in host memory, of all the devices of a replica."""
     return layout.host_layers * shape.layer_weight_bytes
+
+
+def within_host_memory(kv: KVConfig, free_bytes: int) -> KVConfig:
+    """The same with no more host memory than is free, and a warning if that is less than allowed.
+
+    Raises JobFileError if the job names both the mode and the amount: then it is to run like that or not at all.
+    """
+    if kv.host_memory <= free_bytes:
+        return kv
+    short = f"kv.host_memory: {_gib(kv.host_memory)} are asked for, {_gib(free_bytes)} are free"
+    if kv.offload in ("stream", "park") and "host_memory" in kv.model_fields_set:
+        raise JobFileError(f"{short}; lower it, or let kv.offload be auto to take what there is")
+    log.warning("%s; taking those", short)
+    return kv.model_copy(update={"host_memory": max(1, free_bytes)})
 
 
 def memory_budget(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from vasuki.batch import Batch, StepResult
+from vasuki.cost_model import CostModel
 from vasuki.io.trace import StepRecord, TraceWriter
+from vasuki.offload_policy import LayerTraffic, StreamPlan, choose_stream
 from vasuki.plan import EngineSettings
 from vasuki.refine import RunningPrediction
 from vasuki.scheduler import Scheduler
@@ -15,14 +17,20 @@ class StepTracer:
     Args:
         trace: where to.
         settings: those of the run.
+        cost_model: of the plan; where layers stream, it says what each way of streaming could hide in a step.
         prediction: what was predicted of a step; it has to see the step first. None in a simulation, which is one.
     """
 
     def __init__(
-        self, trace: TraceWriter, settings: EngineSettings, prediction: RunningPrediction | None = None
+        self,
+        trace: TraceWriter,
+        settings: EngineSettings,
+        cost_model: CostModel,
+        prediction: RunningPrediction | None = None,
     ) -> None:
         self._trace = trace
-        self._streams = settings.streamed_layers > 0
+        self._settings = settings
+        self._cost_model = cost_model
         self._prediction = prediction
         self._preempted = 0
 
@@ -31,6 +39,8 @@ class StepTracer:
         counters = scheduler.counters
         held = scheduler.pool.num_held
         parked = scheduler.host_pool.num_held if scheduler.host_pool else 0
+        streamed = self._settings.streamed_layers
+        ways = self._ways_to_stream(batch) if streamed and batch.chunks else None
         preempted = counters.preemptions_recompute + counters.preemptions_swap
         self._trace.record(
             StepRecord(
@@ -41,7 +51,11 @@ class StepTracer:
                 seqs=batch.num_seqs,
                 waiting=len(scheduler.waiting) + len(scheduler.parked),
                 kv_device_blocks=held,
-                kv_host_blocks=parked + (held if self._streams else 0),
+                kv_host_blocks=parked + (held if streamed else 0),
+                streamed_layers=streamed,
+                stream_first_last=ways.first_last if ways else 0,
+                stream_ring=ways.ring if ways else 0,
+                stream_spread=ways.spread if ways else 0,
                 swapped_blocks=sum(len(swap.device) for swap in batch.swaps),
                 copied_bytes=result.copied_bytes,
                 preempted=preempted - self._preempted,
@@ -52,3 +66,13 @@ class StepTracer:
             )
         )
         self._preempted = preempted
+
+    def _ways_to_stream(self, batch: Batch) -> StreamPlan:
+        """What Algorithms 1 and 2 and the spread layers say of this very step. The layers were chosen for the job."""
+        cost = self._cost_model
+        work = cost.batch_work(batch)
+        context_tokens = work.decode_context_tokens + work.chunk_context_tokens
+        copy_bytes = self._settings.block_tokens * cost.shape.kv_bytes_per_token_per_layer
+        layer = cost.stream_copies(1, context_tokens, work.num_tokens, copy_bytes)
+        traffic = LayerTraffic(layer.to_device_bytes, layer.to_host_bytes, layer.copy_bytes)
+        return choose_stream(cost.shape.num_layers, cost.layer_time_s(work), traffic, cost.profile.link)

@@ -12,6 +12,7 @@ import transformers
 
 from models import NoTokenizer, prompts, random_config, requests_of, run
 from vasuki.batch import Batch, Swap
+from vasuki.errors import JobFileError
 from vasuki.hf.kv_cache import KVCache, KVLayout
 from vasuki.hf.model import prepare
 from vasuki.hf.offload import Offload, StreamedLayers, ThreadCopyEngine
@@ -90,6 +91,16 @@ def test_a_failing_copy_reaches_the_compute() -> None:
 
     with pytest.raises(OSError, match="link down"):
         engine.require(engine.submit(True, fail, []))
+
+
+def test_memory_that_cannot_be_pinned_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        assert options["pin_memory"]
+        raise RuntimeError("CUDA error: out of memory\nand a long explanation")
+
+    monkeypatch.setattr(torch, "zeros", refuse)
+    with pytest.raises(JobFileError, match=r"^kv.host_memory: .* pin as much \(CUDA error: out of memory\); lower it$"):
+        KVCache(LAYOUT, 4, 5, CPU, pinned=True)
 
 
 @pytest.mark.parametrize(("num_layers", "num_streamed"), [(32, 1), (32, 8), (32, 31), (3, 2)])

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+
+from vasuki.errors import JobFileError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +51,8 @@ class KVCache:
         if device.type == "cpu" and not pinned:
             self.layers = [_lazy_zeros(shape, layout.dtype) for _ in range(layout.num_layers)]
         else:
-            self.layers = [
-                torch.zeros(shape, dtype=layout.dtype, device=device, pin_memory=pinned)
-                for _ in range(layout.num_layers)
-            ]
+            zeros = pinned_zeros if pinned else partial(torch.zeros, device=device)
+            self.layers = [zeros(shape, dtype=layout.dtype) for _ in range(layout.num_layers)]
 
     @property
     def num_bytes(self) -> int:
@@ -82,6 +83,15 @@ class KVCache:
         picked = picked.view(*blocks.shape, 2, *picked.shape[2:])
         keys, values = picked.unbind(blocks.dim())
         return keys.flatten(-4, -3), values.flatten(-4, -3)
+
+
+def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros in page-locked host memory. Raises JobFileError where the system does not lock as much."""
+    try:
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise JobFileError(f"kv.host_memory: the system does not pin as much ({reason}); lower it") from None
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -29,7 +29,7 @@ from typing import Any, Protocol
 import torch
 
 from vasuki.batch import Batch
-from vasuki.hf.kv_cache import KVCache
+from vasuki.hf.kv_cache import KVCache, pinned_zeros
 from vasuki.layout import spread_buffers
 
 Done = Any  # what later copies and the compute can wait for: a CUDA event, or a flag that a copy thread raises
@@ -281,7 +281,7 @@ class Offload:
         first = layers[0]
         buffers = [torch.zeros_like(first) for _ in range(streamed.num_buffers)]
         for layer, buffer in streamed.buffer_of.items():
-            self._homes[layer] = torch.zeros(first.shape, dtype=first.dtype, pin_memory=first.is_cuda)
+            self._homes[layer] = (pinned_zeros if first.is_cuda else torch.zeros)(first.shape, dtype=first.dtype)
             layers[layer] = buffers[buffer]
 
     def _note_blocks(self, batch: Batch) -> None:
