@@ -263,6 +263,19 @@ def test_streaming_is_taken_on_a_fast_link_only() -> None:
     assert none.offload.reason == "as the job asks"
 
 
+def test_streamed_blocks_are_large_unless_the_job_says_otherwise() -> None:
+    """A copy is a block of a layer: of 16 tokens it reaches half of what PCIe can do."""
+    lengths = lengths_of(300, 110, 140)
+    kv = KVConfig(device_memory=2**29, host_memory=64 * 2**30)
+    plan = make_plan(lengths, LLAMA, A10, kv=kv)
+    assert plan.offload.mode == "stream"
+    assert plan.settings.block_tokens > 16
+    assert plan.settings.kv_tokens * LLAMA.kv_bytes_per_token > 2**29
+    small = make_plan(lengths, LLAMA, A10, kv=kv.model_copy(update={"block_tokens": 16}))
+    assert small.settings.block_tokens == 16
+    assert plan.makespan_s < 0.9 * small.makespan_s
+
+
 def test_forced_modes_are_obeyed_where_they_are_possible() -> None:
     lengths = lengths_of(40)
     parked = make_plan(lengths, LLAMA, A10, kv=KVConfig(offload="park"))
@@ -348,7 +361,7 @@ def test_deeper_streaming_is_priced_with_the_memory_that_it_fills() -> None:
 
 def test_simulated_runs_report_like_real_ones() -> None:
     lengths = lengths_of(100, 400, 200)
-    plan = make_plan(lengths, LLAMA, A10, kv=KVConfig(device_memory=2**31))
+    plan = make_plan(lengths, LLAMA, A10, kv=KVConfig(device_memory=2**31, offload="park"))
     run = simulate_plan(plan, lengths, LLAMA, A10)
     fields = run.to_dict()
     assert {"steps", "batch", "kv", "preemptions"} <= set(fields)

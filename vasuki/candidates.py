@@ -102,11 +102,16 @@ class Candidate:
 
     @classmethod
     def of(cls, problem: Problem, settings: EngineSettings, cost: CostModel, offload: Offload) -> Candidate:
-        """With its steady state."""
+        """With its steady state.
+
+        The last block of a sequence is half empty on average. The arithmetic is fitted to the usual blocks; what
+        larger ones waste beyond that is no room for anybody.
+        """
+        held, wasted = problem.work.held_tokens, (settings.block_tokens - problem.block_tokens) / 2
         state = steady_state(
             cost,
             problem.work,
-            settings.kv_tokens,
+            int(settings.kv_tokens * held / (held + wasted)),
             settings.limits.chunk_tokens,
             settings.limits.max_num_seqs,
             settings.policy.mixing,

@@ -19,9 +19,11 @@ from vasuki.prediction import Prediction, predict, predict_like
 from vasuki.scheduler import Admission
 from vasuki.steady_state import PACKED
 
-STREAM_DEPTHS = 4  # numbers of streamed layers that are compared
+STREAM_BLOCKS = (1, 4, 16)  # sizes of streamed blocks that are compared, in units of usual ones: one copy is a block
+SIMULATED_BLOCKS = 2  # of them, the best by arithmetic
 LINK_BUSY = 0.9  # share of a step that weights take on the link, from which on no KV is streamed beside them
 WORTHWHILE = 0.005  # streaming, which moves KV in every step, must save this share
+NOISE = 0.02  # jobs differ by as much where rows only start in another order; then nothing is computed twice
 
 
 def choose_offload(problem: Problem, base: Prediction) -> Prediction:
@@ -46,7 +48,7 @@ def _cheapest(problem: Problem, base: Prediction) -> Prediction:
     if options:
         best = min(options, key=_makespan_s)
         offload = best.candidate.offload
-        if offload.mode == problem.kv.offload or change(best) < (0.0 if offload.mode == "park" else -WORTHWHILE):
+        if offload.mode == problem.kv.offload or change(best) < (NOISE if offload.mode == "park" else -WORTHWHILE):
             reason = f"{offload.reason}; the makespan changes by {change(best):+.1%}"
             return _because(best, replace(offload, reason=reason))
     why_not += [f"{each.candidate.offload.mode} would change the makespan by {change(each):+.1%}" for each in options]
@@ -102,16 +104,16 @@ def _parked(problem: Problem, base: Prediction) -> Prediction | str:
 
 
 def _swap_min_tokens(problem: Problem, candidate: Candidate) -> int | None:
-    """The shortest context, in blocks doubled again and again, whose KV moves faster than it is computed again.
+    """The shortest context, a power of two, whose blocks move faster than it is computed again.
 
     Leaving and returning hide behind a step, but for the first layer's leaving; computing again takes tokens away
     from other prompts.
     """
     settings, state, shape, link = candidate.settings, candidate.state, problem.shape, problem.profile.link
     block_bytes = shape.kv_bytes_per_token_per_layer * settings.block_tokens
-    tokens = settings.block_tokens
+    tokens = 16
     while tokens <= settings.kv_tokens:
-        num_bytes = float(shape.kv_bytes_per_token * tokens)
+        num_bytes = float(-(-tokens // settings.block_tokens) * settings.block_tokens * shape.kv_bytes_per_token)
         leaving_s = link.transfer_s(0, num_bytes, block_bytes)
         moved_s = max(leaving_s / shape.num_layers, leaving_s - state.decode_step_s)
         moved_s += max(0.0, link.transfer_s(num_bytes, 0, block_bytes) - state.decode_step_s)
@@ -127,48 +129,60 @@ def _swap_min_tokens(problem: Problem, candidate: Candidate) -> int | None:
 def _streamed(problem: Problem, base: Prediction) -> Prediction | str:
     """Layers whose KV passes through the device, so that more sequences have room, or why not.
 
-    With parked sequences beside them, if that is faster.
+    With parked sequences beside them, unless that is slower.
     """
-    candidate = _streaming(problem, base.candidate)
-    if isinstance(candidate, str):
-        return candidate
-    streamed = predict(problem, candidate)
+    candidates = _streaming(problem, base.candidate)
+    if isinstance(candidates, str):
+        return candidates
+    streamed = min((predict(problem, candidate) for candidate in candidates), key=_makespan_s)
     if "park" not in problem.offload_modes:
         return streamed
     parked = _parked(problem, streamed)
-    return streamed if isinstance(parked, str) else min(streamed, parked, key=_makespan_s)
+    if isinstance(parked, str) or parked.makespan_s > (1 + NOISE) * streamed.makespan_s:
+        return streamed
+    return parked
 
 
-def _streaming(problem: Problem, candidate: Candidate) -> Candidate | str:
-    """The depth with the fastest steady state."""
+def _streaming(problem: Problem, candidate: Candidate) -> list[Candidate] | str:
+    """For each block size the depth with the fastest steady state, or why not.
+
+    What a depth makes room for has to be fetched too, so each is priced with the memory filled by it. Arithmetic is not
+    aware that a small job hardly settles, so sizes are left to the simulation.
+    """
     if not problem.policy.ordered:
         return "only vasuki streams layers"
     if _weights_s(candidate) >= LINK_BUSY * candidate.state.mixed_step_s:
         return "weights keep the link busy, so that no KV can be streamed"
+    sizes = STREAM_BLOCKS if problem.kv.block_tokens == "auto" else (1,)
+    hides = _stream_plan(problem, candidate).reason
     options: list[Candidate] = []
-    filled, reason = candidate, ""
-    for _ in range(STREAM_DEPTHS):
-        # What one depth makes room for has to be fetched too, so the next is chosen for the memory filled by it.
-        stream = _stream_plan(problem, filled)
-        reason = reason or stream.reason
-        depth = min(stream.streamed_layers, problem.shape.num_layers - 1)  # the first layer's copies hide behind none
-        if depth in [option.offload.layers for option in options]:
-            break
-        deeper = _with_streamed(problem, candidate, depth, stream.reason)
-        if deeper is None:
-            break
-        options.append(deeper)
-        filled = deeper
+    for blocks in [_with_blocks(problem, candidate, size) for size in sizes]:
+        depths = range(1, problem.shape.num_layers)  # the first layer's copies hide behind none
+        deeper = [option for depth in depths if (option := _with_streamed(problem, blocks, depth, hides))]
+        options += sorted(deeper, key=_request_s)[:1]
+    longest = problem.lengths.peak_tokens.max()
+    options = sorted((option for option in options if option.settings.kv_tokens >= longest), key=_request_s)
     if not options:
-        return reason
-    best = min(options, key=lambda option: option.state.request_s)
-    change = best.state.request_s / candidate.state.request_s - 1
+        return hides
+    change = _request_s(options[0]) / _request_s(candidate) - 1
     if change > -WORTHWHILE and problem.kv.offload != "stream":
-        return f"streaming {best.offload.layers} layers would change it by {change:+.1%} ({reason})"
-    return best
+        return f"streaming {options[0].offload.layers} layers would change it by {change:+.1%} ({hides})"
+    return options[:SIMULATED_BLOCKS]
 
 
-def _with_streamed(problem: Problem, candidate: Candidate, streamed: int, reason: str) -> Candidate | None:
+def _request_s(candidate: Candidate) -> float:
+    return candidate.state.request_s
+
+
+def _with_blocks(problem: Problem, candidate: Candidate, size: int) -> Candidate:
+    """The same memory in blocks so many times as large."""
+    settings = candidate.settings
+    num_blocks, block_tokens = settings.num_blocks // size, settings.block_tokens * size
+    settings = replace(settings, num_blocks=max(1, num_blocks), block_tokens=block_tokens)
+    return Candidate.of(problem, settings, candidate.cost, candidate.offload)
+
+
+def _with_streamed(problem: Problem, candidate: Candidate, streamed: int, hides: str) -> Candidate | None:
     """The candidate with so many streamed layers, and blocks and sequences in the room that they leave."""
     shape, settings, limits = problem.shape, candidate.settings, candidate.settings.limits
     layers, layout = shape.num_layers, candidate.cost.layout
@@ -182,9 +196,14 @@ def _with_streamed(problem: Problem, candidate: Candidate, streamed: int, reason
         num_blocks = problem.num_blocks(limits.chunk_tokens, limits.max_num_seqs, layout)
     except ModelError:  # activations of so many sequences leave no room
         return None
+    num_blocks = num_blocks * problem.block_tokens // settings.block_tokens
     homes_bytes = shape.kv_bytes_per_token_per_layer * streamed * settings.block_tokens  # of one block
     most_homes = _host_kv_bytes(problem, candidate) // homes_bytes
     num_blocks = min(num_blocks * layers // device_layers, max(settings.num_blocks, most_homes))
+    reason = (
+        f"{streamed} of {layers} layers stream in blocks of {settings.block_tokens} tokens, which makes room for "
+        f"{num_blocks / settings.num_blocks:.1f} times the KV (with no more than now, {hides})"
+    )
     settings = replace(settings, num_blocks=num_blocks, streamed_layers=streamed, limits=limits)
     return Candidate.of(problem, settings, candidate.cost, Offload("stream", streamed, reason))
 
