@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import shutil
+import weakref
 
 import pytest
 import torch
@@ -120,3 +121,21 @@ def test_greedy_equals_generate(name: str, kernel: LinearKernel) -> None:
     pack_linear_layers(model, kernel)
     rows, _, _ = run(dataclasses.replace(loaded, model=model), requests_of(prompts()), chunk_tokens=20)
     assert rows.outputs == reference(name)
+
+
+def test_layers_that_are_replaced_leave_memory(kernel: LinearKernel) -> None:
+    model = torch.nn.Sequential(*(torch.nn.Sequential(_layer(30, 50, False, torch.bfloat16)) for _ in range(3)))
+    alive = [weakref.ref(part[0].weight) for part in model]
+    left = []
+    pack = kernel.pack
+
+    def watch(weight: torch.Tensor) -> torch.Tensor:
+        left.append(sum(reference() is not None for reference in alive))
+        return pack(weight)
+
+    kernel.pack = watch  # type: ignore[method-assign]
+    try:
+        pack_linear_layers(model, kernel)
+    finally:
+        del kernel.pack  # type: ignore[method-assign]
+    assert left == [3, 2, 1]

@@ -125,10 +125,11 @@ def fuse_attention(model: torch.nn.Module, linear: LinearKernel, rotate: Rotary)
             hook.remove()
 
     def twin(layer: torch.nn.Module) -> FusedAttention | None:
-        if layer not in calls or layer not in observed:
+        call, seen = calls.pop(layer, None), observed.pop(layer, None)
+        if call is None or seen is None:
             return None
-        fused = FusedAttention(layer, observed[layer].query.shape[-1], observed[layer].variant, linear, rotate)
-        return fused if _agree(fused, observed[layer], *calls[layer]) else None
+        fused = FusedAttention(layer, seen.query.shape[-1], seen.variant, linear, rotate)
+        return fused if _agree(fused, seen, *call) else None
 
     replace_modules(model, twin)
 
