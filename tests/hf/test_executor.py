@@ -10,6 +10,7 @@ import torch
 from models import load, prompts, requests_of, run
 from vasuki.errors import Interrupted
 from vasuki.hf.executor import RaggedExecutor
+from vasuki.hf.offload import Offload
 from vasuki.hf.sampler import sample
 
 
@@ -20,6 +21,15 @@ def test_memory_that_runs_out_stops_the_run_cleanly(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(RaggedExecutor, "_logits", greedy_for_memory)
     with pytest.raises(Interrupted, match="memory ran out"):
         run(load("llama"), requests_of(prompts()))
+
+
+def test_memory_that_runs_out_while_blocks_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(self: Any, batch: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Offload, "begin_step", no_room)
+    with pytest.raises(Interrupted, match="memory ran out"):
+        run(load("llama"), requests_of(prompts()), host_blocks=8)
 
 
 def test_other_failures_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

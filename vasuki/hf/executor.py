@@ -41,12 +41,12 @@ class RaggedExecutor:
     def execute(self, batch: Batch) -> StepResult:
         """Compute every chunk, and the next token of those that reach their last known one."""
         started_s = time.perf_counter()
-        if self.offload is not None:
-            self.offload.begin_step(batch)
         sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
         try:
+            if self.offload is not None:
+                self.offload.begin_step(batch)
             sampled = sample(self._logits(batch), sequences, self.want_logprobs) if batch.chunks else Sampled([], [])
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise Interrupted(
@@ -93,9 +93,9 @@ class RaggedExecutor:
         return exposed_s, max(0.0, busy_s - exposed_s)
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch failed to allocate. On a CPU it has no exception of its own for that."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether Python or torch failed to allocate. On a CPU torch has no exception of its own for that."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
 def build_executor(loaded: LoadedModel, settings: EngineSettings, want_logprobs: bool = False) -> RaggedExecutor:
