@@ -49,6 +49,15 @@ def test_a_plan_has_the_same_lines() -> None:
     ]
 
 
+def test_tokens_that_were_shared_or_computed_again() -> None:
+    manifest = Manifest(
+        job={}, config_hash="", input_fingerprint="", tokens=TokenCounts(9000, 700, recomputed=40, shared=800)
+    )
+    (line,) = (line for line in summary_lines(manifest) if line.startswith("tokens"))
+    expected = "tokens 9,000 prompt (800 of them shared), 700 output expected; 40 computed again after preemption"
+    assert line == expected
+
+
 @pytest.mark.parametrize(
     ("amount", "text"),
     [(0, "0.00"), (12.3, "12.30"), (1234.5, "1,234.50"), (0.75, "0.75"), (0.0512, "0.0512"), (0.00001234, "0.0000123")],

@@ -38,7 +38,8 @@ def _tokens(manifest: Manifest, is_plan: bool) -> str:
         return ""
     output = f"{count_text(tokens.output)} output" + " expected" * is_plan
     again = f"; {count_text(tokens.recomputed)} computed again after preemption" if tokens.recomputed else ""
-    return f"{count_text(tokens.prompt)} prompt, {output}{again}"
+    shared = f" ({count_text(tokens.shared)} of them shared)" if tokens.shared else ""
+    return f"{count_text(tokens.prompt)} prompt{shared}, {output}{again}"
 
 
 def _time(manifest: Manifest) -> str:
