@@ -146,7 +146,7 @@ def load_model(
     weight_bytes = sum(p.numel() * p.element_size() for p in loaded.parameters())
     if stays_on_host is None or not stays_on_host(weight_bytes, device):
         loaded = loaded.to(device)
-    return replace(prepare(loaded, tokenizer, generation, path), device=device)
+    return replace(prepare(loaded, tokenizer, generation, path, uses_kernels=False), device=device)
 
 
 def _with_kernels(model: Any, tokenizer: Tokenizer, generation: Any, name: str) -> LoadedModel:
@@ -156,12 +156,10 @@ def _with_kernels(model: Any, tokenizer: Tokenizer, generation: Any, name: str) 
     compile_s = time.perf_counter() - started_s
     kernels.take_over(model)
     ready = prepare(model, tokenizer, generation, name)
-    started_s = time.perf_counter()
-    kernel = paged_attention.load_kernel(ready.kv_layout.head_dim, ready.kv_layout.dtype)
-    return replace(ready, kernel=kernel, compile_s=compile_s + time.perf_counter() - started_s)
+    return replace(ready, compile_s=compile_s + ready.compile_s)
 
 
-def prepare(model: Any, tokenizer: Tokenizer, generation: Any, name: str) -> LoadedModel:
+def prepare(model: Any, tokenizer: Tokenizer, generation: Any, name: str, uses_kernels: bool = True) -> LoadedModel:
     """Check a model in memory and describe it. The model must have been built with our attention."""
     config = model.config.get_text_config()
     _refuse_config(name, config)
@@ -178,7 +176,12 @@ def prepare(model: Any, tokenizer: Tokenizer, generation: Any, name: str) -> Loa
     if eos is None:
         eos = tokenizer.eos_token_id
     eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
-    return LoadedModel(model, tokenizer, config, eos_ids, layout, model.device)
+    ready = LoadedModel(model, tokenizer, config, eos_ids, layout, model.device)
+    if not uses_kernels or model.device.type != "cpu":
+        return ready
+    started_s = time.perf_counter()
+    kernel = paged_attention.load_kernel(layout.head_dim, layout.dtype)
+    return replace(ready, kernel=kernel, compile_s=time.perf_counter() - started_s)
 
 
 def _refuse_config(name: str, config: Any) -> None:
