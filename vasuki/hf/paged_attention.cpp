@@ -4,7 +4,7 @@
 // nothing is gathered or padded in memory. The query heads that share a KV head are served together: every key and value
 // comes from memory once for all of them. The softmax is accumulated online, span by span.
 //
-// A single token multiplies its queries with keys as they lie. More tokens make small matrix products worthwhile: a span
+// A single token takes keys and values as they lie. More tokens make small matrix products worthwhile: a span
 // of keys is transposed, and values copied, into scratch memory that the first-level cache keeps.
 //
 // HEAD_DIM (a multiple of 4) and ELEMENT (float or bf16) are set when the file is compiled for a model.
@@ -22,6 +22,8 @@ constexpr int64_t D = HEAD_DIM;
 constexpr int64_t WIDTH = (D + PANEL - 1) / PANEL * PANEL;  // D in whole panels
 constexpr int64_t SPAN = 64;                                // positions that a tile looks at together
 constexpr int64_t MOST_ROWS = 128;                          // queries of a tile, so that scratch memory stays in cache
+constexpr int TOKEN_ROWS = 4;                               // a single token's queries that take a key at once
+constexpr int64_t CACHE_LINE = 64, PREFETCH_BYTES = 1024;
 
 // The single token's vectors: D may not be a multiple of LANES.
 constexpr int SHORT_LANES = D % LANES == 0 ? LANES : D % 8 == 0 && LANES > 8 ? 8 : 4;
@@ -44,6 +46,16 @@ static inline void assign(bf16& to, float value) {  // rounds to nearest even
 static inline Short load(const float* at) {
   Short value;
   std::memcpy(&value, at, sizeof value);
+  return value;
+}
+static inline Short load(const bf16* at) {
+  typedef uint16_t Narrow __attribute__((vector_size(SHORT_LANES * 2)));
+  typedef uint32_t Wide __attribute__((vector_size(SHORT_LANES * 4)));
+  Narrow narrow;
+  std::memcpy(&narrow, at, sizeof narrow);
+  const Wide bits = __builtin_convertvector(narrow, Wide) << 16;
+  Short value;
+  std::memcpy(&value, &bits, sizeof value);
   return value;
 }
 static inline void store(float* at, Short value) { std::memcpy(at, &value, sizeof value); }
@@ -106,27 +118,52 @@ struct Scratch {
       : query(rows * D),
         scores(rows * std::max(SPAN, block_tokens)),
         sums(rows * WIDTH),
-        keys(std::max(SPAN, block_tokens) * WIDTH),
-        values(std::max(SPAN, block_tokens) * WIDTH),
+        keys(SPAN * WIDTH),
+        values(SPAN * WIDTH),
         softmax(rows) {}
 };
 
-// Keys or values of a block as floats: in place, or unpacked once for all query heads that share them.
-static const float* as_floats(const float* at, int64_t, int64_t, int64_t, std::vector<float>&) { return at; }
-static const float* as_floats(const bf16* at, int64_t stride, int64_t first, int64_t last, std::vector<float>& room) {
-  for (int64_t t = first; t < last; ++t)
-    for (int64_t d = 0; d < D; ++d) room[t * D + d] = to_float(at[t * stride + d]);
-  return room.data();
+// scores[r * stride] = query r . key, for some queries.
+template <int rows>
+static inline void multiply_key(const float* query, const T* key, float* scores, int64_t stride) {
+  Short dots[rows] = {};
+#pragma GCC unroll 64
+  for (int v = 0; v < VECTORS; ++v) {
+    const Short part = load(key + v * SHORT_LANES);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) dots[r] += load(query + r * D + v * SHORT_LANES) * part;
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; ++r) scores[r * stride] = sum_of(dots[r]);
 }
 
-// One token's query heads of KV heads [first_head, last_head). They walk the blocks together, so that memory is read in the
-// order in which it lies.
+// sums[r] += weights[r * stride] * value, for some queries.
+template <int rows>
+static inline void add_value(const float* weights, int64_t stride, const T* value, float* sums) {
+#pragma GCC unroll 64
+  for (int v = 0; v < VECTORS; ++v) {
+    const Short part = load(value + v * SHORT_LANES);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+      float* sum = sums + r * D + v * SHORT_LANES;
+      store(sum, load(sum) + weights[r * stride] * part);
+    }
+  }
+}
+
+// Asks for the bytes that are read soon after `at`. The processor foresees them too, but not beyond a page.
+static inline void prefetch(const T* at, int64_t count) {
+  for (int64_t i = 0; i < count; i += CACHE_LINE / int64_t(sizeof(T)))
+    __builtin_prefetch(reinterpret_cast<const char*>(at + i) + PREFETCH_BYTES);
+}
+
+// One token's query heads of KV heads [first_head, last_head). All of them take a key before any takes the next, so that
+// memory is read in the order in which it lies: a head's keys by themselves, with gaps between them, come half as fast.
 static void attend_token(const Call& call, int64_t token, int64_t position, const int64_t* table, int64_t first_head,
                          int64_t last_head, Scratch& scratch) {
-  const int64_t group = call.group(), block_tokens = call.block_tokens, end = position + 1, begin = call.begin(position);
-  const int64_t stride = std::is_same<T, float>::value ? call.stride() : D;
-  const int64_t first_row = first_head * group, rows = (last_head - first_head) * group;
-  const int64_t at = (token * call.num_heads + first_row) * D;
+  const int64_t block_tokens = call.block_tokens, stride = call.stride(), end = position + 1, begin = call.begin(position);
+  const int64_t group = call.group(), heads = last_head - first_head, rows = heads * group;
+  const int64_t first_row = first_head * group, at = (token * call.num_heads + first_row) * D;
   const T* from = call.query + token * call.query_stride + first_row * D;
   float *query = scratch.query.data(), *sums = scratch.sums.data(), *scores = scratch.scores.data();
   for (int64_t i = 0; i < rows * D; ++i) query[i] = to_float(from[i]) * call.scaling;
@@ -135,25 +172,26 @@ static void attend_token(const Call& call, int64_t token, int64_t position, cons
   for (int64_t b = begin / block_tokens; b * block_tokens < end; ++b) {
     const int64_t first = std::max<int64_t>(0, begin - b * block_tokens);
     const int64_t last = std::min(block_tokens, end - b * block_tokens);
-    for (int64_t head = first_head; head < last_head; ++head) {
-      const T* block = call.keys(table, b, head);
-      const float* keys = as_floats(block, call.stride(), first, last, scratch.keys);
-      const float* values = as_floats(block + block_tokens * call.stride(), call.stride(), first, last, scratch.values);
-      for (int64_t row = (head - first_head) * group; row < (head - first_head + 1) * group; ++row) {
-        Short q[VECTORS], sum[VECTORS];
-        for (int v = 0; v < VECTORS; ++v) q[v] = load(query + row * D + v * SHORT_LANES);
-        for (int64_t t = first; t < last; ++t) {
-          Short dot = q[0] * load(keys + t * stride);
-          for (int v = 1; v < VECTORS; ++v) dot += q[v] * load(keys + t * stride + v * SHORT_LANES);
-          scores[t] = sum_of(dot);
-        }
-        call.cap(scores + first, last - first);
-        const float shrink = scratch.softmax[row].add(scores + first, last - first);
-        for (int v = 0; v < VECTORS; ++v) sum[v] = load(sums + row * D + v * SHORT_LANES) * shrink;
-        for (int64_t t = first; t < last; ++t)
-          for (int v = 0; v < VECTORS; ++v) sum[v] += scores[t] * load(values + t * stride + v * SHORT_LANES);
-        for (int v = 0; v < VECTORS; ++v) store(sums + row * D + v * SHORT_LANES, sum[v]);
-      }
+    const T *keys = call.keys(table, b, first_head), *values = keys + block_tokens * stride;
+    for (int64_t t = first; t < last; ++t) {
+      prefetch(keys + t * stride, heads * D);
+      for (int64_t head = 0; head < heads; ++head)
+        for_tiles<TOKEN_ROWS>(head * group, group, [&](int64_t row, auto tile) {
+          multiply_key<tile>(query + row * D, keys + t * stride + head * D, scores + row * block_tokens + t, block_tokens);
+        });
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      float* own_scores = scores + row * block_tokens + first;
+      call.cap(own_scores, last - first);
+      const float shrink = scratch.softmax[row].add(own_scores, last - first);
+      for (int64_t d = 0; d < D; ++d) sums[row * D + d] *= shrink;
+    }
+    for (int64_t t = first; t < last; ++t) {
+      prefetch(values + t * stride, heads * D);
+      for (int64_t head = 0; head < heads; ++head)
+        for_tiles<TOKEN_ROWS>(head * group, group, [&](int64_t row, auto tile) {
+          add_value<tile>(scores + row * block_tokens + t, block_tokens, values + t * stride + head * D, sums + row * D);
+        });
     }
   }
   for (int64_t row = 0; row < rows; ++row)
