@@ -47,7 +47,9 @@ static void linear_tile(const float* x, Layer<W> layer, Layer<W> gate, float* y,
   if constexpr (gated) {
     float gates[streams][rows][PANEL];
     gate(x, in, out, panel, gates);
-    for (int i = 0; i < streams * rows * PANEL; ++i) outputs[0][0][i] *= silu(gates[0][0][i]);
+    for (int s = 0; s < streams; ++s)
+      for (int r = 0; r < rows; ++r)
+        for (int j = 0; j < PANEL; ++j) outputs[s][r][j] *= silu(gates[s][r][j]);
   }
   for (int s = 0; s < streams; ++s)
     for (int r = 0; r < rows; ++r)
