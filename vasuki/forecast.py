@@ -37,6 +37,7 @@ from vasuki.io.tables import open_table
 from vasuki.io.trace import TraceWriter
 from vasuki.layout import Layout
 from vasuki.lengths import Lengths, Prefixes, is_lengths_file, read_lengths
+from vasuki.model_files import description_folder
 from vasuki.model_shape import ModelShape, named_shape
 from vasuki.parallel import plan_parallel
 from vasuki.plan import Plan
@@ -94,7 +95,7 @@ def job_workload(config: JobConfig) -> Workload:
     if is_lengths_file(config.input.path):
         return Workload(config, shape, read_lengths(config.input.path))
     table = open_table(config)
-    counter = TokenCounter(Path(config.model.path).expanduser() if config.model.path else None)
+    counter = TokenCounter(description_folder(config.model) if config.model.path else None)
     stream = RequestStream(
         table,
         config,
@@ -133,21 +134,16 @@ def repeat(lengths: Lengths, num_rows: int) -> Lengths:
 
 
 def shape_of(config: JobConfig) -> ModelShape:
-    """The shape of the job's model: a named one, or read from its folder. `model.dtype` overrides its own.
+    """The shape of the job's model: a named one, or read from its files. `model.dtype` overrides its own.
 
     Raises:
-        ModelError: there is no such shape or folder.
+        ModelError: there is no such shape or model.
     """
     model = config.model
     if model.shape:
         shape = named_shape(model.shape)
     else:
-        folder = Path(model.path).expanduser()
-        if not folder.is_dir():
-            raise ModelError(
-                f"cannot read model {model.path}: no such folder; to plan for a hub id, set model.shape instead of path"
-            )
-        shape = ModelShape.from_config_json(folder)
+        shape = ModelShape.from_config_json(description_folder(model), name=Path(model.path).name)
     return shape if model.dtype == "auto" else shape.with_dtype(model.dtype)
 
 
@@ -160,7 +156,7 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
     table = open_table(config)
     shape = shape_of(config)
     if config.model.path:
-        TokenCounter(Path(config.model.path).expanduser())
+        TokenCounter(description_folder(config.model))
     if config.plan.gpu != "auto":
         find_profile(config.plan.gpu)
     return {

@@ -27,6 +27,7 @@ from vasuki.hf.kv_cache import KVLayout
 from vasuki.hf.offload import CopyEngine
 from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.tokenizer import Tokenizer
+from vasuki.model_files import description_folder
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -118,10 +119,7 @@ def load_model(
     path = model.path
     if not path:
         raise ModelError("model.shape describes a model without weights; `run` needs model.path")
-    looks_local = path.startswith((".", "/", "~")) or os.path.exists(path)
-    if looks_local and not os.path.isfile(os.path.join(os.path.expanduser(path), "config.json")):
-        missing = "no config.json in it" if os.path.isdir(os.path.expanduser(path)) else "no such folder"
-        raise ModelError(f"cannot read model {path}: {missing}")
+    description_folder(model)  # says in a line what is missing, before transformers tries for a while
     path = os.path.expanduser(path)
     options: dict[str, Any] = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
     device = resolve_device(device_name)
