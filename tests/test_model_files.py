@@ -33,23 +33,24 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
+        name = path.rsplit("/", 1)[1]
         if "dates/gated" in path:
-            return self._answer(403, b"", {"X-Error-Code": "GatedRepo"})
-        if "dates/demo" not in path:
-            return self._answer(404, b"", {"X-Error-Code": "RepoNotFound"})
-        if "/resolve/" not in path:
-            if "/v9" in path:
-                return self._answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
+            self._answer(403, b"", {"X-Error-Code": "GatedRepo"})
+        elif "dates/demo" not in path:
+            self._answer(404, b"", {"X-Error-Code": "RepoNotFound"})
+        elif name == "v9":
+            self._answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
+        elif "/resolve/" not in path:
             files = sorted(DATES.iterdir())
             tree = [{"type": "file", "path": file.name, "size": file.stat().st_size, "oid": "0"} for file in files]
             model = {"id": "dates/demo", "sha": COMMIT, "siblings": [{"rfilename": file.name} for file in files]}
-            return self._answer(200, json.dumps(tree if "/tree/" in path else model).encode())
-        name = path.rsplit("/", 1)[1]
-        if not (DATES / name).is_file():
-            return self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
-        if self.command == "GET":
-            self.fetched.append(name)
-        self._answer(200, (DATES / name).read_bytes(), {"X-Repo-Commit": COMMIT, "ETag": f'"{name}"'})
+            self._answer(200, json.dumps(tree if "/tree/" in path else model).encode())
+        elif not (DATES / name).is_file():
+            self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
+        else:
+            if self.command == "GET":
+                self.fetched.append(name)
+            self._answer(200, (DATES / name).read_bytes(), {"X-Repo-Commit": COMMIT, "ETag": f'"{name}"'})
 
     def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -91,7 +92,7 @@ def _vasuki(tmp_path: Path, model: dict[str, str], endpoint: str, *command: str)
         "HF_HUB_OFFLINE": "0",
     }
     words = [sys.executable, "-m", "vasuki", command[0], str(tmp_path / "job.yaml"), *command[1:]]
-    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(words, env={**os.environ, **hub}, capture_output=True, text=True, timeout=120)
 
 
 def test_a_hub_model_is_planned_from_its_description_and_run_with_its_weights(

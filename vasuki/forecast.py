@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from vasuki.config import JobConfig, load_job, parse_overrides
 from vasuki.cost_model import CostModel
 from vasuki.engine import Observer
-from vasuki.errors import InputError, JobFileError, ModelError
+from vasuki.errors import InputError, JobFileError
 from vasuki.io.location import Location
 from vasuki.io.manifest import (
     BatchStats,
