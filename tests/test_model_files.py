@@ -84,13 +84,7 @@ def _vasuki(tmp_path: Path, model: dict[str, str], endpoint: str, *command: str)
         "sampling": {"max_tokens": 4},
     }
     (tmp_path / "job.yaml").write_text(json.dumps(job))
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": endpoint,
-        "HF_HOME": str(tmp_path / "cache"),
-        "NO_PROXY": "*",
-        "HF_HUB_OFFLINE": "0",
-    }
+    hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), "NO_PROXY": "*", "HF_HUB_OFFLINE": "0"}
     words = [sys.executable, "-m", "vasuki", command[0], str(tmp_path / "job.yaml"), *command[1:]]
     return subprocess.run(words, env={**os.environ, **hub}, capture_output=True, text=True, timeout=120)
 
