@@ -218,11 +218,11 @@ def _continuous(setting: Setting, name: str, rows: list[Request]) -> int:
         last_s = time.perf_counter()
         while len(tokens) < len(rows):
             result = manager.get_result(timeout=1)
+            if result is not None and result.error:  # a row that failed counts as finished
+                raise RuntimeError(result.error)
             if result is not None and result.is_finished():
                 tokens[result.request_id] = len(result.generated_tokens)
                 last_s = time.perf_counter()
-            elif result is not None and result.error:
-                raise RuntimeError(result.error)
             elif not manager.is_running():
                 raise RuntimeError(f"it stopped with {len(rows) - len(tokens)} rows left")
             elif time.perf_counter() - last_s > _SILENCE_S:
