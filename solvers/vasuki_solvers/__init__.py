@@ -8,7 +8,9 @@
     reverse         list scheduling backwards in time, where items shrink: the decoder behind the next two
     greedy          orders and plans for any number of items; first come, first served as the baseline
     local_search    better plans for hundreds to thousands of items
-    milp            best plans, and proofs, for tens of items (import it by name: it alone needs PuLP)
+    holdings        what an exact model sees of the items
+    cp_sat          best plans, and proofs, for tens of items: a constraint model, in a process that has OR-Tools
+    milp            the same with linear models, or through cp_sat (import it by name: it alone needs PuLP)
     packing         lengths into the fewest bins
     prefix          prompts that begin alike, and what running them together saves
     errors          what all of these raise

@@ -1,5 +1,7 @@
 """Exact plans for small sets, by mixed-integer linear programming. The only module that imports PuLP.
 
+Where OR-Tools is installed, its constraint solver is asked instead, which proves far more (`cp_sat`).
+
 Two formulations, after Appendix A (Algorithm 3) of the Vasuki paper:
 
 `growing`, the default, holds what an item really holds at each age. Start variables are all it needs: x[i, s] = 1 when
@@ -14,7 +16,6 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -22,9 +23,11 @@ from typing import Any, Literal
 import numpy as np
 import pulp
 
+from vasuki_solvers import cp_sat
 from vasuki_solvers.bounds import Bound
 from vasuki_solvers.errors import UnsupportedLimit
 from vasuki_solvers.greedy import greedy_plan
+from vasuki_solvers.holdings import Holdings, coarse_holdings, growing_holdings, static_holdings
 from vasuki_solvers.items import Instance, Ints
 from vasuki_solvers.local_search import local_search
 from vasuki_solvers.plan import Plan
@@ -35,7 +38,7 @@ WARM_START_ITERATIONS = 3_000
 WARM_START_SHARE = 0.2  # of the time limit, at most
 REFUTATION_SHARE = 0.7  # of the time that is left: refute short makespans before looking for a shorter plan
 
-SolverName = Literal["highs", "cbc"]
+SolverName = Literal["cp-sat", "highs", "cbc"]
 
 
 def milp_plan(
@@ -51,9 +54,9 @@ def milp_plan(
     """The best plan found in `time_limit_s`, with the best bound: `plan.optimal` says whether it is proved.
 
     Greedy and local search come first. Their plan is the answer whenever nothing shorter is found, and so also when no
-    solver is installed ("auto" takes HiGHS, else CBC), when its time is up, or when the items alone are more than
-    `max_variables`. If items x steps are more than that, steps are made coarser, and the plan found in coarse steps is
-    decoded again in fine ones; its bound is then the one of `bounds`, since coarse steps prove nothing.
+    solver is installed ("auto" takes CP-SAT, else HiGHS, else CBC), when its time is up, or when the items alone are
+    more than `max_variables`. If items x steps are more than that, steps are made coarser, and the plan found in coarse
+    steps is decoded again in fine ones; its bound is then the one of `bounds`, since coarse steps prove nothing.
 
     `formulation="static"` returns the plan of the paper's own model, even where it is longer than greedy's.
 
@@ -72,89 +75,33 @@ def milp_plan(
     if backend is None or not 0 < len(instance) <= max_variables or (plan.optimal and formulation == "growing"):
         return plan
     search = _Search(backend, threads, deadline)
+    kind = "constraints" if backend == "cp-sat" else "milp"
 
     if formulation == "static":
-        table = _static_table(instance)
-        first = table.list_schedule(plan.order)
-        starts, _ = search.run(table, first, table.longest)
-        return Plan.build(instance, starts, None, f"milp, static ({backend})", plan.bound)
+        holdings = static_holdings(instance)
+        first = holdings.list_schedule(plan.order)
+        starts, _ = search.run(holdings, first, holdings.longest)
+        return Plan.build(instance, starts, None, f"{kind}, static ({backend})", plan.bound)
 
     width = 1
-    table = _growing_table(instance)
+    holdings = growing_holdings(instance)
     first = plan.starts
-    while len(instance) * table.makespan(first) > max_variables:
+    while len(instance) * holdings.makespan(first) > max_variables:
         width *= 2
-        table = _coarse_table(instance, width)
-        first = table.list_schedule(plan.order)
-    starts, proved = search.run(table, first, plan.bound.steps if width == 1 else table.longest)
+        holdings = coarse_holdings(instance, width)
+        first = holdings.list_schedule(plan.order)
+    starts, proved = search.run(holdings, first, plan.bound.steps if width == 1 else holdings.longest)
     if width > 1:
         # Times `width`, the starts are feasible; decoded by their ends, the plan loses what the rounding cost.
         ends = starts * width + instance.durations
         starts, _ = reverse_schedule(instance, np.argsort(-ends, kind="stable"))
         proved = plan.bound.steps
-    method = f"milp ({backend})" if width == 1 else f"milp in steps of {width} ({backend})"
-    bound = Bound(proved, "milp") if proved > plan.bound.steps else plan.bound
+    method = f"{kind} ({backend})" if width == 1 else f"{kind} in steps of {width} ({backend})"
+    bound = Bound(proved, kind) if proved > plan.bound.steps else plan.bound
     found = Plan.build(instance, starts, None, method, bound)
     if found.makespan < plan.makespan:
         return found
     return Plan.build(instance, plan.starts, None, plan.method, bound)
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """What the model sees of the items. holdings: for each item, the tokens it holds at each age, in steps."""
-
-    holdings: list[Ints]
-    durations: list[int]  # ages after which an item has ended; `holdings` may be longer (static)
-    capacity: int
-    max_parallel: int | None
-
-    @property
-    def longest(self) -> int:
-        return max(self.durations)
-
-    def makespan(self, starts: Ints) -> int:
-        return int((starts + np.asarray(self.durations)).max())
-
-    def list_schedule(self, order: Ints) -> Ints:
-        """[num_items] starts of a feasible plan: each item in turn at the earliest step at which it fits."""
-        horizon = sum(map(len, self.holdings))
-        room = np.full(horizon, self.capacity, np.int64)
-        places = np.full(horizon, self.max_parallel or len(order), np.int64)
-        starts = np.zeros(len(order), np.int64)
-        for i in order.tolist():
-            ages, s = len(self.holdings[i]), 0
-            while (self.holdings[i] > room[s : s + ages]).any() or (places[s : s + ages] < 1).any():
-                s += 1
-            room[s : s + ages] -= self.holdings[i]
-            places[s : s + ages] -= 1
-            starts[i] = s
-        return starts
-
-
-def _growing_table(instance: Instance) -> _Table:
-    """The items as they are: prompt + age."""
-    holdings = [item.prompt + np.arange(item.duration) for item in instance.items]
-    return _Table(holdings, instance.durations.tolist(), instance.capacity, instance.max_parallel)
-
-
-def _coarse_table(instance: Instance, width: int) -> _Table:
-    """`width` steps as one: durations rounded up, and in each coarse step the most that is held in it.
-
-    A plan in coarse steps is feasible in fine ones, since every item holds no more, and no longer, than it says here.
-    """
-    durations = (-(-instance.durations // width)).tolist()
-    holdings = [
-        item.prompt + np.minimum(item.duration, width * np.arange(1, coarse + 1)) - 1
-        for item, coarse in zip(instance.items, durations, strict=True)
-    ]
-    return _Table(holdings, durations, instance.capacity, instance.max_parallel)
-
-
-def _static_table(instance: Instance) -> _Table:
-    """Appendix A: the largest size S_i throughout, and present for one step after the end."""
-    holdings = [np.full(item.duration + 1, item.peak, np.int64) for item in instance.items]
-    return _Table(holdings, instance.durations.tolist(), instance.capacity, instance.max_parallel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,28 +112,32 @@ class _Search:
     threads: int
     deadline: float
 
-    def run(self, table: _Table, starts: Ints, bound: int) -> tuple[Ints, int]:
+    def run(self, holdings: Holdings, starts: Ints, bound: int) -> tuple[Ints, int]:
         """The best starts found, and a proved lower bound on their makespan.
 
-        The linear relaxation is no help: fractions of items fill the memory evenly, and it can't exceed the area bound.
-        Refuting single makespans is what works, as the shortest ones are refuted the fastest. So first, from below: is
-        there a plan of `bound` steps? Each "no" raises the bound by one, and the first "yes" is optimal. If an answer
-        takes too long then, from above: minimise, starting from the best plan known.
+        CP-SAT is asked once. For the others the linear relaxation is no help: fractions of items fill the memory
+        evenly, and it can't exceed the area bound. Refuting single makespans is what works, as the shortest ones are
+        refuted the fastest. So first, from below: is there a plan of `bound` steps? Each "no" raises the bound by one,
+        and the first "yes" is optimal. If an answer takes too long then, from above: minimise, starting from the best
+        plan known.
         """
+        if self.backend == "cp-sat":
+            time_limit_s = self.deadline - time.perf_counter()
+            return cp_sat.shortest_plan(holdings, starts, bound, threads=self.threads, time_limit_s=time_limit_s)
         refute_until = time.perf_counter() + REFUTATION_SHARE * (self.deadline - time.perf_counter())
-        while bound < table.makespan(starts):
-            outcome = self._solve(_Model(table, horizon=bound), None, refute_until)
+        while bound < holdings.makespan(starts):
+            outcome = self._solve(_Model(holdings, horizon=bound), None, refute_until)
             if outcome.starts is not None:
                 return outcome.starts, bound
             if not outcome.complete:
                 break
             bound += 1
-        if bound < table.makespan(starts):
-            model = _Model(table, horizon=table.makespan(starts), at_least=bound)
+        if bound < holdings.makespan(starts):
+            model = _Model(holdings, horizon=holdings.makespan(starts), at_least=bound)
             outcome = self._solve(model, starts, self.deadline)
-            if outcome.starts is not None and table.makespan(outcome.starts) < table.makespan(starts):
+            if outcome.starts is not None and holdings.makespan(outcome.starts) < holdings.makespan(starts):
                 starts = outcome.starts
-            bound = table.makespan(starts) if outcome.complete else max(bound, outcome.bound)
+            bound = holdings.makespan(starts) if outcome.complete else max(bound, outcome.bound)
         return starts, bound
 
     def _solve(self, model: _Model, start: Ints | None, deadline: float) -> _Outcome:
@@ -220,15 +171,15 @@ class _Outcome:
 class _Model:
     """The time-indexed model: is there a plan within `horizon` steps, or, given `at_least`, which is the shortest?"""
 
-    def __init__(self, table: _Table, horizon: int, at_least: int | None = None) -> None:
-        items = range(len(table.durations))
+    def __init__(self, holdings: Holdings, horizon: int, at_least: int | None = None) -> None:
+        items = range(len(holdings.durations))
         self.problem: Any = pulp.LpProblem("plan", pulp.LpMinimize)
         self.makespan: Any = None
         # x[i, s] in {0, 1}: item i starts at step s. No s lets it end after the horizon.
         x = self.x = [
             [
                 self.problem.add_variable(f"x_{i}_{s}", cat=pulp.LpBinary)
-                for s in range(horizon - table.durations[i] + 1)
+                for s in range(horizon - holdings.durations[i] + 1)
             ]
             for i in items
         ]
@@ -241,22 +192,19 @@ class _Model:
         # sum over i, s of x[i, s]                     <= max_parallel     likewise
         for t in range(horizon):
             running = [
-                (x[i][s], int(table.holdings[i][t - s]))
+                (x[i][s], int(holdings.tokens[i][t - s]))
                 for i in items
-                for s in range(max(0, t - len(table.holdings[i]) + 1), min(t + 1, len(x[i])))
+                for s in range(max(0, t - len(holdings.tokens[i]) + 1), min(t + 1, len(x[i])))
             ]
-            self.problem += pulp.LpAffineExpression(running) <= table.capacity
-            if table.max_parallel is not None:
-                self.problem += pulp.lpSum(variable for variable, _ in running) <= table.max_parallel
+            self.problem += pulp.LpAffineExpression(running) <= holdings.capacity
+            if holdings.max_parallel is not None:
+                self.problem += pulp.lpSum(variable for variable, _ in running) <= holdings.max_parallel
 
         # sum over s of s * x[i, s] <= sum over s of s * x[j, s]           for identical i < j: they start in this order
         def start_of(i: int) -> Any:
             return pulp.LpAffineExpression([(variable, s) for s, variable in enumerate(x[i])])
 
-        identical: dict[bytes, list[int]] = defaultdict(list)
-        for i in items:
-            identical[table.holdings[i].tobytes()].append(i)
-        for group in identical.values():
+        for group in holdings.identical():
             for i, j in pairwise(group):
                 self.problem += start_of(i) <= start_of(j)
 
@@ -265,20 +213,17 @@ class _Model:
             self.makespan = self.problem.add_variable("M", at_least, horizon, pulp.LpInteger)
             self.problem.setObjective(self.makespan)
             for i in items:
-                self.problem += self.makespan >= start_of(i) + table.durations[i]
-        self._identical = list(identical.values())
-        self._table = table
+                self.problem += self.makespan >= start_of(i) + holdings.durations[i]
+        self._holdings = holdings
 
     def set_start(self, starts: Ints) -> None:
         """Give every variable its value in a plan, with identical items in the order that the model wants."""
-        ordered = starts.copy()
-        for group in self._identical:
-            ordered[group] = np.sort(starts[group])
+        ordered = self._holdings.in_order(starts)
         for i, variables in enumerate(self.x):
             for s, variable in enumerate(variables):
                 variable.setInitialValue(int(s == ordered[i]))
         if self.makespan is not None:
-            self.makespan.setInitialValue(self._table.makespan(starts))
+            self.makespan.setInitialValue(self._holdings.makespan(starts))
 
     def starts(self) -> Ints | None:
         """The starts in the solution; None when it holds none (a time limit can leave it empty)."""
@@ -290,6 +235,8 @@ class _Model:
 
 def _backend(solver: SolverName | Literal["auto", "none"]) -> SolverName | None:
     """The solver to use, if it is installed."""
+    if solver in ("auto", "cp-sat") and importlib.util.find_spec("ortools") is not None:
+        return "cp-sat"
     if solver in ("auto", "highs") and importlib.util.find_spec("highspy") is not None:
         return "highs"
     if solver in ("auto", "cbc") and _cbc().available():

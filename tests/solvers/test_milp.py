@@ -26,7 +26,7 @@ def test_it_proves_the_optimum_of_brute_force(max_parallel: int | None) -> None:
     for _ in range(120):
         items = random_items(rng, int(rng.integers(2, 6)), max_prompt=8, max_duration=5)
         capacity = int(rng.integers(12, 22))
-        plan = milp_plan(Instance.of(items, capacity, max_parallel=max_parallel), threads=1)
+        plan = milp_plan(Instance.of(items, capacity, max_parallel=max_parallel), solver="highs", threads=1)
         verify(plan)
         assert plan.optimal
         assert plan.makespan == shortest_makespan(items, capacity, max_parallel)
@@ -34,20 +34,20 @@ def test_it_proves_the_optimum_of_brute_force(max_parallel: int | None) -> None:
     assert by_the_solver > 10
 
 
-@pytest.mark.parametrize("solver", ["highs", "cbc"])
-def test_either_solver_proves_what_bounds_alone_do_not(solver: str) -> None:
+@pytest.mark.parametrize("solver", ["cp-sat", "highs", "cbc"])
+def test_each_solver_proves_what_bounds_alone_do_not(solver: str) -> None:
     needs(solver)
     instance = Instance.of(EIGHT, 20)
     assert not greedy_plan(instance).optimal
     plan = milp_plan(instance, solver=solver, threads=1)  # type: ignore[arg-type]
     verify(plan)
     assert plan.optimal
-    assert plan.bound.reason == "milp"
+    assert plan.bound.reason == ("constraints" if solver == "cp-sat" else "milp")
 
 
-@pytest.mark.parametrize("solver", ["highs", "cbc"])
+@pytest.mark.parametrize("solver", ["cp-sat", "highs", "cbc"])
 def test_it_finds_what_a_bad_start_missed(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Minimising from above, with the start given to the solver: refutation from below is switched off."""
+    """Minimising from above: a MILP is given the start, and refutation from below is switched off."""
     needs(solver)
     monkeypatch.setattr(
         milp_module,
@@ -60,7 +60,7 @@ def test_it_finds_what_a_bad_start_missed(solver: str, monkeypatch: pytest.Monke
     items = EIGHT[:5]
     plan = milp_plan(Instance.of(items, 16), solver=solver, threads=1)  # type: ignore[arg-type]
     verify(plan)
-    assert plan.method == f"milp ({solver})"
+    assert plan.method == ("constraints (cp-sat)" if solver == "cp-sat" else f"milp ({solver})")
     assert plan.optimal
     assert plan.makespan == shortest_makespan(items, 16)
 
@@ -68,7 +68,7 @@ def test_it_finds_what_a_bad_start_missed(solver: str, monkeypatch: pytest.Monke
 def test_identical_items_do_not_confuse_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     needs("highs")
     monkeypatch.setattr(milp_module, "REFUTATION_SHARE", 0.0)
-    plan = milp_plan(Instance.of([(4, 4)] * 5 + [(2, 3)] * 3, 14), threads=1)
+    plan = milp_plan(Instance.of([(4, 4)] * 5 + [(2, 3)] * 3, 14), solver="highs", threads=1)
     verify(plan)
     assert plan.optimal
 
@@ -76,8 +76,8 @@ def test_identical_items_do_not_confuse_the_start(monkeypatch: pytest.MonkeyPatc
 def test_the_form_of_the_paper_is_never_shorter() -> None:
     needs("highs")
     instance = Instance.of(EIGHT, 20)
-    growing = milp_plan(instance, threads=1)
-    static = milp_plan(instance, threads=1, formulation="static")
+    growing = milp_plan(instance, solver="highs", threads=1)
+    static = milp_plan(instance, solver="highs", threads=1, formulation="static")
     verify(static)
     assert static.method == "milp, static (highs)"
     assert static.makespan > growing.makespan
@@ -88,7 +88,7 @@ def test_coarse_steps_give_a_plan_that_holds_in_fine_ones() -> None:
     rng = np.random.default_rng(9)
     for _ in range(5):
         instance = Instance.of(random_items(rng, 8, max_prompt=40, max_duration=60), 130)
-        plan = milp_plan(instance, max_variables=200, time_limit_s=5.0, threads=1)
+        plan = milp_plan(instance, max_variables=200, solver="highs", time_limit_s=5.0, threads=1)
         verify(plan)
         assert plan.makespan <= greedy_plan(instance).makespan
 
@@ -103,7 +103,7 @@ def test_coarse_steps_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     )
     instance = Instance.of([(10, 20), (12, 16), (8, 24), (20, 9)], 60)
-    plan = milp_plan(instance, max_variables=80, threads=1)
+    plan = milp_plan(instance, max_variables=80, solver="highs", threads=1)
     verify(plan)
     assert plan.method.startswith("milp in steps of ")
 
@@ -127,20 +127,21 @@ def test_a_solver_that_breaks_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> 
         raise milp_module.pulp.PulpSolverError("out of order")
 
     monkeypatch.setattr(milp_module, "_pulp_solver", broken)
-    plan = milp_plan(Instance.of(EIGHT, 20))
+    plan = milp_plan(Instance.of(EIGHT, 20), solver="highs")
     verify(plan)
     assert plan.method.startswith("greedy")
     assert not plan.optimal
 
 
-def test_twenty_items_of_up_to_forty_steps_are_proved() -> None:
-    needs("highs")
+@pytest.mark.parametrize("solver", ["cp-sat", "highs"])
+def test_twenty_items_of_up_to_forty_steps_are_proved(solver: str) -> None:
+    needs(solver)
     rng = np.random.default_rng(100 + 60)
     durations, prompts = rng.integers(1, 41, 20), rng.integers(1, 61, 20)
-    plan = milp_plan(Instance(prompts, durations, 366))
+    plan = milp_plan(Instance(prompts, durations, 366), solver=solver)  # type: ignore[arg-type]
     verify(plan)
     assert plan.optimal
-    assert plan.bound.reason == "milp"
+    assert plan.bound.reason == ("constraints" if solver == "cp-sat" else "milp")
 
 
 def test_no_items() -> None:
