@@ -666,6 +666,10 @@ class CostModel:
     def _overhead_s(self, part: _Part) -> float:
         return part.stages * self.profile.overheads.step_us * 1e-6
 
+    def first_touch_s(self, kv_tokens: int) -> float:
+        """What memory for the KV of so many tokens costs beyond its use when it is written for the first time."""
+        return kv_tokens * self.shape.kv_bytes_per_token / 2**20 * self.profile.overheads.first_touch_us_per_mib * 1e-6
+
     def layer_time_s(self, work: StepWork) -> float:
         """Mean device time of one layer: `exec_time` of the paper's Algorithms 1 and 2."""
         linear, elementwise = self._linear(work.num_tokens)

@@ -69,6 +69,8 @@ class Overheads(_Section):
     """Host time of one kernel launch. On an accelerator launches run ahead and only show when kernels are shorter."""
     kernel_us: NonNegative
     """Shortest time of a kernel on the device."""
+    first_touch_us_per_mib: NonNegative = 0
+    """Once for each MiB of KV that a job uses at its peak, where memory comes page by page as it is written: a CPU."""
     source: str
     """Where the figures come from."""
 
