@@ -364,3 +364,12 @@ def test_operators_take_longer_in_a_step(name: str) -> None:
 def test_ratios_come_in_pairs_and_are_positive(ratio: tuple[float, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         InStep(tokens=(1, 2), ratio=ratio)
+
+
+def test_first_touches_are_paid_once_for_the_peak() -> None:
+    cpu = find_profile("cpu")
+    overheads = cpu.overheads.model_copy(update={"first_touch_us_per_mib": 500.0})
+    shape = named_shape("llama-3-8b")
+    cost = CostModel(shape, cpu.model_copy(update={"overheads": overheads}))
+    assert cost.first_touch_s(2**20 // shape.kv_bytes_per_token * 3) == pytest.approx(3 * 500e-6)
+    assert CostModel(shape, cpu).first_touch_s(1000) == 0, "profiles that do not say so know no first touches"

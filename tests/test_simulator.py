@@ -188,3 +188,15 @@ def test_memory_does_not_grow_with_the_rows() -> None:
 
     peak_bytes(50)  # warms caches up
     assert peak_bytes(3000) < peak_bytes(300) + 100_000
+
+
+def test_memory_is_touched_once() -> None:
+    """A job pays for the blocks that it holds at its peak, however many rows pass through them."""
+    profile = find_profile("cpu")
+    overheads = profile.overheads.model_copy(update={"first_touch_us_per_mib": 1e6})
+    lazy = CostModel(SHAPE, profile.model_copy(update={"overheads": overheads}))
+    for rows in ([(40, 9)] * 2, [(40, 9)] * 20):
+        engine = engine_of("sarathi", max_num_seqs=2)
+        result, at_once = run(lengths_of(rows), engine, lazy), run(lengths_of(rows), engine, CostModel(SHAPE, profile))
+        touched = 2 * 12 * BLOCK_TOKENS  # 48 tokens each: the last one's KV is never stored
+        assert result.makespan_s - at_once.makespan_s == pytest.approx(lazy.first_touch_s(touched))

@@ -106,54 +106,50 @@ class StepWork(NamedTuple):
         sizes = list(zip(tokens, contexts, strict=True))
         decodes = [end for count, end in sizes if count == 1]
         chunks = [size for size in sizes if size[0] != 1]
+        return cls._sum(decodes, chunks, len(sizes) if num_samples is None else num_samples, window, copies)
+
+    @classmethod
+    def from_batch(cls, batch: Batch, window: int = 0, copies: tuple[Copies, ...] = ()) -> StepWork:
+        """The work of a scheduled batch."""
+        decodes, chunks, num_samples = [start + 1 for start in batch.starts], [], len(batch.starts)
+        for _, start, count, samples in batch.prefills:
+            num_samples += samples
+            if count == 1:
+                decodes.append(start + 1)
+            else:
+                chunks.append((count, start + count))
+        return cls._sum(decodes, chunks, num_samples, window, copies)
+
+    @classmethod
+    def _sum(
+        cls,
+        decodes: list[int],
+        chunks: list[tuple[int, int]],
+        num_samples: int,
+        window: int,
+        copies: tuple[Copies, ...],
+    ) -> StepWork:
+        """From the contexts of decodes, and from tokens and contexts of longer chunks."""
         decode_context, chunk_context = sum(decodes), sum([end for _, end in chunks])
         pairs = sum([causal_pairs(count, end) for count, end in chunks])
+        windowed = decode_context, chunk_context, pairs
+        if window:
+            windowed = (
+                decode_context - sum([end - window for end in decodes if end > window]),
+                sum([min(end, window + count) for count, end in chunks]),
+                sum([windowed_causal_pairs(count, end, window) for count, end in chunks]),
+            )
         return cls(
             num_tokens=len(decodes) + sum([count for count, _ in chunks]),
-            num_samples=len(sizes) if num_samples is None else num_samples,
+            num_samples=num_samples,
             num_decodes=len(decodes),
             num_chunks=len(chunks),
             decode_context_tokens=decode_context,
             chunk_context_tokens=chunk_context,
             chunk_pairs=pairs,
-            windowed_decode_context_tokens=sum([min(end, window) for end in decodes]) if window else decode_context,
-            windowed_chunk_context_tokens=sum([min(end, window + n) for n, end in chunks]) if window else chunk_context,
-            windowed_chunk_pairs=sum([windowed_causal_pairs(n, end, window) for n, end in chunks]) if window else pairs,
-            copies=copies,
-        )
-
-    @classmethod
-    def from_batch(cls, batch: Batch, window: int = 0, copies: tuple[Copies, ...] = ()) -> StepWork:
-        """The work of a scheduled batch."""
-        if window:
-            chunks = batch.chunks
-            ends = [chunk.end for chunk in chunks]
-            return cls.of([chunk.num_tokens for chunk in chunks], ends, batch.num_samples, window, copies)
-        # The same sums in one pass, since a simulation forms millions of batches.
-        num_decodes = num_samples = len(batch.decodes)
-        num_tokens, num_chunks = num_decodes, 0
-        decode_context, chunk_context, pairs = sum(batch.starts) + num_decodes, 0, 0.0
-        for _, start, count, samples in batch.prefills:
-            num_tokens += count
-            num_samples += samples
-            if count == 1:
-                num_decodes += 1
-                decode_context += start + 1
-            else:
-                num_chunks += 1
-                chunk_context += start + count
-                pairs += causal_pairs(count, start + count)
-        return cls(
-            num_tokens=num_tokens,
-            num_samples=num_samples,
-            num_decodes=num_decodes,
-            num_chunks=num_chunks,
-            decode_context_tokens=decode_context,
-            chunk_context_tokens=chunk_context,
-            chunk_pairs=pairs,
-            windowed_decode_context_tokens=decode_context,
-            windowed_chunk_context_tokens=chunk_context,
-            windowed_chunk_pairs=pairs,
+            windowed_decode_context_tokens=windowed[0],
+            windowed_chunk_context_tokens=windowed[1],
+            windowed_chunk_pairs=windowed[2],
             copies=copies,
         )
 
@@ -570,14 +566,19 @@ class CostModel:
         decodes, chunk_tokens = work.num_decodes, tokens - work.num_decodes
         decode_context, chunk_context = work.decode_context_tokens, work.chunk_context_tokens
         pairs, more_pairs = work.chunk_pairs, chunk_tokens * chunk_tokens
+        moves, streamed_s = self._moves(work.copies), self.profile.link.transfer_s
+        token_bytes = self.stream_copies(streamed_layers, 1, 1).to_device_bytes
         for _ in range(num_steps):
-            device_s = fixed_s + in_step * layers * attention_s(decode_context, pairs, chunk_context)
+            device_s = fixed_s
+            if layers:
+                device_s += in_step * layers * attention_s(decode_context, pairs, chunk_context)
             if windowed_layers:
                 device_s += in_step * windowed_layers * attention_s(*next(windowed))
             busy_s = device_s + host_s if on_cpu else max(device_s, host_s)
-            if streamed_layers or work.copies or self.weight_copies:
-                streamed = self.stream_copies(streamed_layers, decode_context + chunk_context, tokens, copy_bytes)
-                hidden_s, exposed_s = self._copy_times((*work.copies, streamed), busy_s)
+            if streamed_layers or moves:
+                context_bytes = (decode_context + chunk_context) * token_bytes
+                streamed = streamed_s(context_bytes, tokens * token_bytes, copy_bytes), True
+                hidden_s, exposed_s = self._hidden_and_exposed_s([*moves, streamed], busy_s)
                 yield StepTime(busy_s + overhead_s + exposed_s, exposed_s, hidden_s)
             else:
                 yield StepTime(busy_s + overhead_s)
@@ -634,7 +635,7 @@ class CostModel:
         device_s = self._fixed_s(work.num_tokens, work.num_samples, part) + attention_s
         launches_s = self._launches_s(part)
         busy_s = device_s + launches_s if self.profile.kind == "cpu" else max(device_s, launches_s)
-        hidden_s, exposed_s = self._copy_times(work.copies, busy_s)
+        hidden_s, exposed_s = self._hidden_and_exposed_s(self._moves(work.copies), busy_s)
         return StepTime(busy_s + self._overhead_s(part) + exposed_s, exposed_s, hidden_s)
 
     def _stage(self, stage: int) -> _Part:
@@ -664,6 +665,10 @@ class CostModel:
 
     def _overhead_s(self, part: _Part) -> float:
         return part.stages * self.profile.overheads.step_us * 1e-6
+
+    def first_touch_s(self, kv_tokens: int) -> float:
+        """What memory for the KV of so many tokens costs beyond its use when it is written for the first time."""
+        return kv_tokens * self.shape.kv_bytes_per_token / 2**20 * self.profile.overheads.first_touch_us_per_mib * 1e-6
 
     def layer_time_s(self, work: StepWork) -> float:
         """Mean device time of one layer: `exec_time` of the paper's Algorithms 1 and 2."""
@@ -726,7 +731,7 @@ class CostModel:
 
         host_s, overhead_s = self._launches_s(part), self._overhead_s(part)
         launch_s = host_s if self.profile.kind == "cpu" else max(0.0, host_s - device_s)
-        hidden_s, exposed_s = self._copy_times(work.copies, device_s + launch_s)
+        hidden_s, exposed_s = self._hidden_and_exposed_s(self._moves(work.copies), device_s + launch_s)
         total_s = device_s + launch_s + overhead_s + exposed_s
 
         flops = self._flops(work, layers, part.head)
@@ -856,17 +861,24 @@ class CostModel:
             self._outside_cache[key] = cached
         return cached.slowed(self._in_step(work.num_tokens))
 
-    def _copy_times(self, step_copies: Iterable[Copies], busy_s: float) -> tuple[float, float]:
-        """Hidden and exposed seconds of the step's copies, which share the time that kernels leave them.
+    def _moves(self, step_copies: Iterable[Copies]) -> list[tuple[float, bool]]:
+        """Seconds of the link for weights and for a step's own copies, and whether the whole step may hide them."""
+        return [
+            (self.profile.link.transfer_s(each.to_device_bytes, each.to_host_bytes, each.copy_bytes), each.overlapped)
+            for each in (*self.weight_copies, *step_copies)
+        ]
+
+    def _hidden_and_exposed_s(self, moves: Iterable[tuple[float, bool]], busy_s: float) -> tuple[float, float]:
+        """Hidden and exposed seconds of a step's copies, which share the time that kernels leave them.
 
         Where layers wait for their own part, that of the first hides behind nothing: of L layers with copies of c and
         kernels of e seconds, a step waits c if c <= e, and else L c - (L - 1) e.
         """
-        waits = 1 / self.shape.num_layers
         hidden_s = exposed_s = 0.0
-        for copies in (*self.weight_copies, *step_copies):
-            copy_s = self.profile.link.transfer_s(copies.to_device_bytes, copies.to_host_bytes, copies.copy_bytes)
-            behind_s = min(copy_s, busy_s - hidden_s) * (1.0 if copies.overlapped else 1 - waits)
+        for copy_s, overlapped in moves:
+            behind_s = min(copy_s, busy_s - hidden_s)
+            if not overlapped:
+                behind_s *= 1 - 1 / self.shape.num_layers
             hidden_s += behind_s
             exposed_s += copy_s - behind_s
         return hidden_s, exposed_s

@@ -69,6 +69,8 @@ class Overheads(_Section):
     """Host time of one kernel launch. On an accelerator launches run ahead and only show when kernels are shorter."""
     kernel_us: NonNegative
     """Shortest time of a kernel on the device."""
+    first_touch_us_per_mib: NonNegative = 0
+    """Once for each MiB of KV that a job uses at its peak, where memory comes page by page as it is written: a CPU."""
     source: str
     """Where the figures come from."""
 
@@ -117,6 +119,18 @@ class Link(_Section):
                     raise ValueError(f"a {direction} copy of {after.bytes} bytes is faster than one of {before.bytes}")
         return self
 
+    # A simulation asks for millions of copies, so the curve is also kept as plain lists.
+
+    @functools.cached_property
+    def sizes(self) -> list[int]:
+        """Bytes of a copy at each point."""
+        return [point.bytes for point in self.curve]
+
+    @functools.cached_property
+    def seconds(self) -> dict[Direction, list[float]]:
+        """Seconds of a copy at each point."""
+        return {way: [point.copy_s(way) for point in self.curve] for way in typing.get_args(Direction)}
+
     @property
     def saturation_bytes(self) -> int:
         """Smallest copy size within 5 % of the best rate in both directions: the paper's saturation point (5.1)."""
@@ -127,15 +141,14 @@ class Link(_Section):
         """Seconds of one contiguous copy of pinned memory. `both`: of one direction while the other is busy too."""
         if copy_bytes <= 0:
             return 0.0
-        index = bisect_right(self.curve, copy_bytes, key=lambda point: point.bytes)
+        sizes, seconds = self.sizes, self.seconds[direction]
+        index = bisect_right(sizes, copy_bytes)
         if index == 0:
-            return self.curve[0].copy_s(direction)
-        low = self.curve[index - 1]
-        low_s = low.copy_s(direction)
-        if index == len(self.curve):
-            return low_s * copy_bytes / low.bytes
-        high = self.curve[index]
-        return low_s + (high.copy_s(direction) - low_s) * (copy_bytes - low.bytes) / (high.bytes - low.bytes)
+            return seconds[0]
+        low, low_s = sizes[index - 1], seconds[index - 1]
+        if index == len(sizes):
+            return low_s * copy_bytes / low
+        return low_s + (seconds[index] - low_s) * (copy_bytes - low) / (sizes[index] - low)
 
     def bandwidth_bytes_per_s(self, copy_bytes: float, direction: Direction) -> float:
         """Rate of copies of this size."""

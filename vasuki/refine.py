@@ -49,7 +49,7 @@ class RunningPrediction:
         self.plan = plan
         self._cost_model = cost_model
         self.step_s = 0.0  # what the cost model says of the step recorded last
-        self._steps = 0
+        self._steps = self._peak_blocks = 0
         self._with_prompts, self._decodes_only, self._all = _Kind(), _Kind(), _Kind()
 
     def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
@@ -66,6 +66,9 @@ class RunningPrediction:
             copy_bytes = settings.block_tokens * cost.shape.kv_bytes_per_token_per_layer
             steps = cost.repeated(work, result.num_steps, settings.streamed_layers, copy_bytes)
             self.step_s = sum([step.total_s for step in steps])
+        new_blocks = scheduler.pool.peak_held - self._peak_blocks
+        self._peak_blocks += new_blocks
+        self.step_s += cost.first_touch_s(new_blocks * settings.block_tokens)
         if self._steps > WARM_UP_STEPS:
             for kind in (self._all, self._with_prompts if batch.prefills else self._decodes_only):
                 kind.add(self.step_s, result.elapsed_s)

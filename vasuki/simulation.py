@@ -88,7 +88,8 @@ def simulate(
     sink = CountingSink()
     told = sink if on_finished is None else _Telling(sink, on_finished)
     stats = drain(requests, scheduler, executor, told, observers)
-    return SimulationResult(executor.clock.now_s, stats, scheduler.counters, sink)
+    makespan_s = executor.clock.now_s + cost_model.first_touch_s(stats.peak_device_blocks * settings.block_tokens)
+    return SimulationResult(makespan_s, stats, scheduler.counters, sink)
 
 
 class _Telling:

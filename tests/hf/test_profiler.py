@@ -17,7 +17,7 @@ from vasuki.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel
 from vasuki.errors import ModelError, ProfileError
 from vasuki.hf.packed_linear import PackedLinear, load_kernel
 from vasuki.hf.profiler import profile_machine, profile_table, write_profile
-from vasuki.hf.profiler.in_step import measure_in_step
+from vasuki.hf.profiler.in_step import WholeSteps
 from vasuki.hf.profiler.links import link_of, saturation_bytes
 from vasuki.hf.profiler.machine import _without_noise, describe, device_name
 from vasuki.hf.profiler.operators import Bench, Product, mlp_width, products, tile_of
@@ -353,7 +353,9 @@ def test_steps_of_every_family_run(family: str, profile: HardwareProfile) -> Non
     found = measure_overheads(bench, None, lambda each: CostModel(each, profile), dispatch_s=3e-6)
     assert found.step_s > 0
     assert found.launch_s > 0
-    in_step = measure_in_step(bench, None, lambda each: CostModel(each, profile))
+    whole = WholeSteps(bench, None)
+    whole.sample()
+    in_step = whole.in_step(CostModel(whole.shape, profile))
     assert in_step is not None
     assert in_step.tokens[0] == 2
 

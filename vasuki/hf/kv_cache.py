@@ -10,10 +10,10 @@ One block of one layer is contiguous, so moving it between tiers is one copy. A 
 from __future__ import annotations
 
 import math
+import mmap
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 
 from vasuki.errors import JobFileError
@@ -95,6 +95,10 @@ def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros that take memory page by page, as they are written. `torch.zeros` would touch a large pool at once."""
+    """Zeros that take memory page by page, as they are written. `torch.zeros` would touch a large pool at once.
+
+    NumPy's zeros would ask for huge pages: the system then gathers free memory for each, several times as slowly.
+    """
     num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -23,7 +23,8 @@ from vasuki.cost_model import CostModel
 from vasuki.errors import ProfileError
 from vasuki.hf.model import resolve_device, resolve_dtype
 from vasuki.hf.paged_attention import load_kernel
-from vasuki.hf.profiler import in_step, links, machine, operators, steps
+from vasuki.hf.profiler import links, machine, operators, steps
+from vasuki.hf.profiler.in_step import WholeSteps
 from vasuki.hf.profiler.machine import Board, Machine
 from vasuki.hf.profiler.operators import Bench
 from vasuki.hf.profiler.timing import FULL, QUICK, Effort
@@ -136,11 +137,13 @@ class _Profiler:
         self.kind: Literal["gpu", "cpu"] = "gpu" if device.type == "cuda" else "cpu"
         self.known = profile_for_device(self.machine.name)
         versions = f"torch {torch.__version__.partition('+')[0]}, {self.machine.driver}"
+        self.whole_steps = WholeSteps(bench, self._kernel()) if self.kind == "cpu" else None
         self.source = f"measured by `vasuki profile`, {datetime.date.today().isoformat()}, {versions}"
 
     def profile(self, name: str | None) -> HardwareProfile:
         """All measurements, in the order in which later ones need earlier ones."""
         idle_w, loaded_w, limit_w = self._power()
+        self._begin("whole steps")
         rates = self._rates()
         measured = self._measured()
         overheads = self._floor()
@@ -168,10 +171,16 @@ class _Profiler:
         profile = profile.model_copy(update={"overheads": self._overheads(profile)})
         return profile.model_copy(update={"measured": self._in_steps(profile, measured)})
 
+    def _begin(self, what: str) -> None:
+        """Name what is measured next. On a CPU whole steps are sampled before each of them."""
+        self.stages.begin(what)
+        if self.whole_steps is not None:
+            self.whole_steps.sample()
+
     # --- rates -------------------------------------------------------------------------------------------------------
 
     def _rates(self) -> _Rates:
-        self.stages.begin("peak rates and memory bandwidth")
+        self._begin("peak rates and memory bandwidth")
         sizes = _PEAK_SIZES[self.device.type]
         best = {
             operators.dtype_name(dtype): _digits(operators.peak_rate(self._in(dtype), sizes) / 1e12)
@@ -191,7 +200,7 @@ class _Profiler:
     def _tile_rows(self) -> int:
         if self.kind == "cpu":
             return 1  # matmuls on a CPU take single rows
-        self.stages.begin("matmul tiles")
+        self._begin("matmul tiles")
         default = self.known.tile_rows if self.known else 128
         return operators.measure_tile_rows(self.bench, self.machine.processors, default)
 
@@ -218,11 +227,11 @@ class _Profiler:
         matmul: list[MatmulPoints] = []
         for dtype in dtypes:
             for (k, n), widths in operators.products(self.shape, self._in(dtype).is_fused).items():
-                self.stages.begin(f"matmul {k} x {n} in {operators.dtype_name(dtype)}")
+                self._begin(f"matmul {k} x {n} in {operators.dtype_name(dtype)}")
                 matmul.append(operators.measure_matmul(self._in(dtype), k, n, widths, n == self.shape.vocab_size))
-        self.stages.begin("norm, rope, KV write, activation, residual, embedding")
+        self._begin("norm, rope, KV write, activation, residual, embedding")
         elementwise = operators.measure_elementwise(self.bench, self._kernel())
-        self.stages.begin("attention")
+        self._begin("attention")
         attention = operators.measure_attention(self.bench, self._kernel())
         return Measured(
             source=f"{self.source}, sizes of {self.shape.name}",
@@ -240,7 +249,7 @@ class _Profiler:
         return Overheads(step_us=0, launch_us=0, kernel_us=_us(kernel_s), source=self.source)
 
     def _overheads(self, profile: HardwareProfile) -> Overheads:
-        self.stages.begin("steps of a small model")
+        self._begin("steps of a small model")
 
         def cost_model_of(shape: ModelShape) -> CostModel:
             return CostModel(shape, profile)
@@ -252,21 +261,22 @@ class _Profiler:
             step_us=_us(found.step_s),
             launch_us=_us(found.launch_s),
             kernel_us=profile.overheads.kernel_us,
+            first_touch_us_per_mib=_us(operators.first_touch_s_per_mib(self.bench)) if self.kind == "cpu" else 0,
             source=f"{self.source}: {how}",
         )
 
     def _in_steps(self, profile: HardwareProfile, measured: Measured) -> Measured:
         """The measured operators, and how much longer they take in a step. On a GPU they are taken to be as fast."""
-        if self.kind == "gpu":
+        if self.whole_steps is None:
             return measured
-        self.stages.begin("whole steps")
-        found = in_step.measure_in_step(self.bench, self._kernel(), lambda shape: CostModel(shape, profile))
+        self._begin("whole steps")
+        found = self.whole_steps.in_step(CostModel(self.whole_steps.shape, profile))
         return measured.model_copy(update={"in_step": found})
 
     # --- link, power, price ------------------------------------------------------------------------------------------
 
     def _link(self) -> Link:
-        self.stages.begin("copies between host and device")
+        self._begin("copies between host and device")
         kind = "memory to memory" if self.kind == "cpu" else self.known.link.kind if self.known else "host link"
         return links.measure_link(self.device, self.effort, kind, self.source)
 
@@ -275,7 +285,7 @@ class _Profiler:
         board = Board.of(self.device) if self.kind == "gpu" else None
         if board is None:
             return None, None, None
-        self.stages.begin("power")
+        self._begin("power")
         left, right = (self.bench.tensor(_LOAD_SIZE, _LOAD_SIZE) for _ in range(2))
         idle_w = board.idle_w(self.effort.load_s)
         # The clock waits for the twenty products that it times.

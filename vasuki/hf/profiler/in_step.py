@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -25,7 +24,7 @@ from vasuki.hf.memory import available_bytes
 from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.profiler.operators import BLOCK_TOKENS, MEMORY_SHARE, Bench, cold_bytes
 from vasuki.hf.profiler.steps import cut, stand_in
-from vasuki.hf.profiler.timing import HostClock, affordable, measure_timed
+from vasuki.hf.profiler.timing import HostClock, affordable
 from vasuki.model_shape import ModelShape
 from vasuki.profile import InStep
 from vasuki.sequence import Request, Sequence
@@ -34,46 +33,58 @@ _CONTEXT = 256  # of each decode
 _RATIOS = (0.5, 3.0)  # what is plausible
 
 
-def measure_in_step(
-    bench: Bench, kernel: PagedKernel | None, cost_model_of: Callable[[ModelShape], CostModel]
-) -> InStep | None:
-    """Run whole steps of the effort's sizes on a CPU; None if no such model fits into memory.
+class WholeSteps:
+    """Whole steps of the effort's sizes on a CPU.
+
+    A machine that is shared is now faster, now slower, for seconds or minutes. Operators are measured one after the
+    other, but a run meets all of that, so whole steps are sampled from the first measurement to the last.
 
     Args:
         bench: the device, and the shape to imitate.
         kernel: the compiled attention kernel, where there is one.
-        cost_model_of: the cost model of a shape on this device, complete but for what is measured here.
     """
-    shape = cut(bench.shape, _num_layers(bench.shape, cold_bytes(bench.device)))
-    if shape.weight_bytes > MEMORY_SHARE * available_bytes(bench.device):
-        return None
-    loaded = stand_in(shape, shape.num_layers, bench.dtype, bench.device, bench.saved)
-    context = min(_CONTEXT, shape.max_context_tokens)
-    sizes = [(rows, min(chunk, shape.max_context_tokens)) for rows, chunk in bench.effort.steps]
-    num_blocks = max(rows * _blocks(context) + _blocks(chunk) for rows, chunk in sizes)
-    cache = KVCache(loaded.kv_layout, num_blocks, BLOCK_TOKENS, bench.device)
-    executor = RaggedExecutor(loaded, cache, kernel=kernel)
-    batches = [_batch(rows, context, chunk, shape.vocab_size) for rows, chunk in sizes]
-    effort = replace(bench.effort, max_call_s=bench.effort.max_step_s)
-    count = len(affordable([partial(executor.execute, batch) for batch in batches], HostClock(), effort))
 
-    def seconds_of(batch: Batch) -> Callable[[], float]:
-        def seconds() -> float:
+    def __init__(self, bench: Bench, kernel: PagedKernel | None) -> None:
+        self.shape = cut(bench.shape, _num_layers(bench.shape, cold_bytes(bench.device)))
+        self._batches: list[Batch] = []
+        self._timings: list[list[float]] = []
+        if self.shape.weight_bytes > MEMORY_SHARE * available_bytes(bench.device):
+            return
+        shape = self.shape
+        loaded = stand_in(shape, shape.num_layers, bench.dtype, bench.device, bench.saved)
+        context = min(_CONTEXT, shape.max_context_tokens)
+        sizes = [(rows, min(chunk, shape.max_context_tokens)) for rows, chunk in bench.effort.steps]
+        num_blocks = max(rows * _blocks(context) + _blocks(chunk) for rows, chunk in sizes)
+        cache = KVCache(loaded.kv_layout, num_blocks, BLOCK_TOKENS, bench.device)
+        self._executor = RaggedExecutor(loaded, cache, kernel=kernel)
+        batches = [_batch(rows, context, chunk, shape.vocab_size) for rows, chunk in sizes]
+        effort = replace(bench.effort, max_call_s=bench.effort.max_step_s)
+        count = len(affordable([partial(self._executor.execute, batch) for batch in batches], HostClock(), effort))
+        self._batches = batches[:count]
+        self._timings = [[] for _ in self._batches]
+
+    def sample(self) -> None:
+        """Run a step of each size, after one for what lay in the caches before."""
+        if self._batches:
+            self._executor.execute(self._batches[0])
+        for batch, timings in zip(self._batches, self._timings, strict=True):
             started_s = time.perf_counter()
-            executor.execute(batch)
-            return time.perf_counter() - started_s
+            self._executor.execute(batch)
+            timings.append(time.perf_counter() - started_s)
 
-        return seconds
+    def in_step(self, cost_model: CostModel) -> InStep | None:
+        """The samples over what a model without `InStep` says of `shape`; None if no such model fits into memory.
 
-    # A step is long enough to meet whatever usually disturbs this machine, so its median counts.
-    measured = measure_timed(list(map(seconds_of, batches[:count])), effort, statistics.median)
-    cost_model = cost_model_of(shape)
-    ratios: dict[int, float] = {}
-    for batch, seconds in zip(batches, measured, strict=False):
-        cost = cost_model.step(cost_model.batch_work(batch))
-        low, high = _RATIOS
-        ratios[batch.num_tokens] = min(high, max(low, (seconds - (cost.total_s - cost.device_s)) / cost.device_s))
-    return InStep(tokens=tuple(ratios), ratio=tuple(float(f"{ratio:.3g}") for ratio in ratios.values()))
+        A step is long enough to meet whatever usually disturbs this machine, so medians count.
+        """
+        ratios: dict[int, float] = {}
+        for batch, timings in zip(self._batches, self._timings, strict=True):
+            cost = cost_model.step(cost_model.batch_work(batch))
+            seconds, (low, high) = statistics.median(timings), _RATIOS
+            ratios[batch.num_tokens] = min(high, max(low, (seconds - (cost.total_s - cost.device_s)) / cost.device_s))
+        if not ratios:
+            return None
+        return InStep(tokens=tuple(ratios), ratio=tuple(float(f"{ratio:.3g}") for ratio in ratios.values()))
 
 
 def _num_layers(shape: ModelShape, cold: int) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from copy import copy
@@ -30,7 +32,7 @@ from vasuki.hf.memory import available_bytes
 from vasuki.hf.packed_linear import LinearKernel, PackedLinear, load_kernel
 from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.profiler.machine import cache_bytes
-from vasuki.hf.profiler.timing import Call, Clock, Effort, HostClock, affordable, clock_for, measure
+from vasuki.hf.profiler.timing import Call, Clock, Effort, HostClock, affordable, clock_for, measure, measure_timed
 from vasuki.model_shape import ModelShape
 from vasuki.profile import AttentionPoint, AttentionPoints, ElementwiseOperator, ElementwisePoints, MatmulPoints
 from vasuki.sequence import Request, Sequence
@@ -41,6 +43,8 @@ MEMORY_SHARE = 0.25  # of what is free may be taken for weights or KV
 _TILES = (256, 128, 64)
 _KV_LAYERS = 4
 _MOST_SAMPLES = 512
+_POOL_BYTES = 2**26  # of a layer, to see what first touches of its memory cost
+_TOUCHED_BYTES = 2**22
 
 
 def cold_bytes(device: torch.device) -> int:
@@ -423,6 +427,29 @@ def allocation_s(bench: Bench, num_bytes: int = 2**20) -> float:
     call = partial(torch.empty, num_bytes, dtype=torch.uint8, device=bench.device)
     (seconds,) = measure([call], HostClock(), bench.effort)
     return seconds
+
+
+def first_touch_s_per_mib(bench: Bench) -> float:
+    """What a MiB of a CPU's KV pool costs when it is first written, over what it costs later: page faults."""
+    shape = bench.shape
+    layout = KVLayout(_KV_LAYERS, shape.num_kv_heads, shape.head_dim, bench.dtype)
+    block_bytes = BLOCK_TOKENS * layout.bytes_per_token_layer
+
+    def seconds() -> float:
+        # As large as pools are, which malloc takes from the system anew; a part of it is touched, block by block.
+        cache = KVCache(layout, math.ceil(_POOL_BYTES / block_bytes), BLOCK_TOKENS, bench.device)
+        blocks = [layer[block] for block in range(math.ceil(_TOUCHED_BYTES / block_bytes)) for layer in cache.layers]
+        first_s, again_s = (_seconds_to_fill(blocks) for _ in range(2))
+        return max(0.0, first_s - again_s) / (len(blocks) * block_bytes) * 2**20
+
+    return measure_timed([seconds], bench.effort, statistics.median)[0]
+
+
+def _seconds_to_fill(blocks: list[torch.Tensor]) -> float:
+    started_s = time.perf_counter()
+    for block in blocks:
+        block.fill_(1.0)
+    return time.perf_counter() - started_s
 
 
 def microseconds(seconds: list[float]) -> tuple[float, ...]:
