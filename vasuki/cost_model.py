@@ -568,6 +568,7 @@ class CostModel:
         pairs, more_pairs = work.chunk_pairs, chunk_tokens * chunk_tokens
         moves, streamed_s = self._moves(work.copies), self.profile.link.transfer_s
         token_bytes = self.stream_copies(streamed_layers, 1, 1).to_device_bytes
+        whole = self.stream_copies(streamed_layers, 0, tokens, copy_bytes, decodes + work.num_chunks)
         for _ in range(num_steps):
             device_s = fixed_s
             if layers:
@@ -576,8 +577,8 @@ class CostModel:
                 device_s += in_step * windowed_layers * attention_s(*next(windowed))
             busy_s = device_s + host_s if on_cpu else max(device_s, host_s)
             if streamed_layers or moves:
-                context_bytes = (decode_context + chunk_context) * token_bytes
-                streamed = streamed_s(context_bytes, tokens * token_bytes, copy_bytes), True
+                context_bytes = (decode_context + chunk_context) * token_bytes + whole.to_device_bytes
+                streamed = streamed_s(context_bytes, whole.to_host_bytes, copy_bytes), True
                 hidden_s, exposed_s = self._hidden_and_exposed_s([*moves, streamed], busy_s)
                 yield StepTime(busy_s + overhead_s + exposed_s, exposed_s, hidden_s)
             else:
@@ -694,13 +695,20 @@ class CostModel:
         num_bytes = num_tokens * self.shape.hidden_size * self.shape.dtype_bytes
         return latency_s + num_bytes / self.layout.tensor_parallel / bandwidth
 
-    def stream_copies(self, layers: int, context_tokens: int, new_tokens: int, copy_bytes: float = 0) -> Copies:
+    def stream_copies(
+        self, layers: int, context_tokens: int, new_tokens: int, copy_bytes: float = 0, sequences: int = 0
+    ) -> Copies:
         """What streaming the KV of `layers` layers moves in a step, on each device.
 
-        Everything comes back in every step; only the new tokens' KV goes out, since KV is append-only.
+        Everything comes back in every step; only blocks with new tokens go out, since KV is append-only. A copy is a
+        whole block: the last one of a sequence is half full on average, and n tokens in a row lie in as many blocks as
+        n - 1 tokens fill, and one more.
         """
-        per_token = layers * self.shape.kv_bytes_per_token_per_layer * self._kv_share()
-        return Copies(context_tokens * per_token, new_tokens * per_token, copy_bytes, overlapped=True)
+        per_token_per_layer = self.shape.kv_bytes_per_token_per_layer
+        block_tokens = max(1.0, copy_bytes / per_token_per_layer)
+        back, out = context_tokens + sequences * (block_tokens - 1) / 2, new_tokens + sequences * (block_tokens - 1)
+        per_token = layers * per_token_per_layer * self._kv_share()
+        return Copies(back * per_token, out * per_token, copy_bytes, overlapped=True)
 
     def swap_copies(self, batch: Batch, block_tokens: int) -> tuple[Copies, ...]:
         """What a batch's swaps move on each device, one copy for a block of a layer.

@@ -73,6 +73,7 @@ class StepTracer:
         work = cost.batch_work(batch)
         context_tokens = work.decode_context_tokens + work.chunk_context_tokens
         copy_bytes = self._settings.block_tokens * cost.shape.kv_bytes_per_token_per_layer
-        layer = cost.stream_copies(1, context_tokens, work.num_tokens, copy_bytes)
+        sequences = work.num_decodes + work.num_chunks
+        layer = cost.stream_copies(1, context_tokens, work.num_tokens, copy_bytes, sequences)
         traffic = LayerTraffic(layer.to_device_bytes, layer.to_host_bytes, layer.copy_bytes)
         return choose_stream(cost.shape.num_layers, cost.layer_time_s(work), traffic, cost.profile.link)
