@@ -98,9 +98,9 @@ def _parked(problem: Problem, base: Prediction) -> Prediction | str:
     limits = replace(settings.limits, swap_min_tokens=threshold)
     settings = replace(settings, host_blocks=host_blocks, limits=limits)
     if offload.mode == "stream":
-        offload = replace(offload, reason=f"{offload.reason}, and sequences make room by parking")
+        offload = replace(offload, reason=f"{offload.reason}, and preempted sequences are parked")
     else:
-        reason = f"sequences of {threshold:,} tokens or more make room by parking, cheaper than computing them again"
+        reason = f"preempted sequences of {threshold:,} tokens or more are parked, cheaper than computing them again"
         offload = Offload("park", 0, reason)
     return predict_like(problem, base, Candidate.of(problem, settings, candidate.cost, offload))
 
@@ -159,7 +159,7 @@ def _streaming(problem: Problem, candidate: Candidate) -> list[Candidate] | str:
     if not problem.policy.ordered:
         return "only vasuki streams layers"
     if _weights_s(candidate) >= LINK_BUSY * candidate.state.mixed_step_s:
-        return "weights keep the link busy, so that no KV can be streamed"
+        return "weights keep the link busy"
     sizes = STREAM_BLOCKS if problem.kv.block_tokens == "auto" else (1,)
     depths = [_best_depth(problem, _with_blocks(problem, candidate, size)) for size in sizes]
     options = sorted((option for option in depths if option), key=_request_s)
@@ -192,7 +192,9 @@ def _best_depth(problem: Problem, resident: Candidate) -> Candidate | None:
     options: list[Candidate] = []
     for depth in range(1, problem.shape.num_layers):  # the first layer's copies hide behind none
         if full := _with_streamed(problem, resident, depth):
-            options += [full, _with_kv(problem, full, full.state.hidden)]
+            options.append(full)
+            if full.state.hidden < STEADY_HIDDEN:
+                options.append(_with_kv(problem, full, full.state.hidden))
     longest = problem.lengths.peak_tokens.max()
     options = [option for option in options if option.settings.kv_tokens >= longest]
     near = (1 + NOISE) * min(map(_request_s, options), default=0.0)
@@ -252,8 +254,7 @@ def _weights_reason(problem: Problem, chosen: Candidate) -> str:
     why = "as the job asks"
     if problem.engine.weights_on_host == "auto":
         weights_gib = shape.weight_bytes / layout.gpus_per_replica / 2**30
-        memory_gib = problem.profile.memory_mib / 2**10
-        why = f"since {weights_gib:.1f} GiB of weights and KV beside them do not fit into {memory_gib:.1f} GiB"
+        why = f"since {weights_gib:.1f} GiB and KV do not fit into {problem.profile.memory_mib / 2**10:.1f} GiB"
         if layout.host_layers == problem.kv.host_memory // shape.layer_weight_bytes:
             why += ", and as many as kv.host_memory allows"
     return f"the weights of {layout.host_layers} of {shape.num_layers} layers stay on the host, {why}"
