@@ -24,7 +24,7 @@ WORTHWHILE = 0.005  # streaming, which moves KV in every step, must save this sh
 NOISE = 0.02  # jobs differ by as much where rows only start in another order
 # Of plans that differ by less than noise, one that does not hang on a link as fast as its profile, and wastes no work.
 HIDDEN = 0.95  # share of the copy time that must pass behind compute
-STEADY_HIDDEN = 0.97  # the same of a steady state, whose steps are more even than a job's
+STEADY_HIDDEN = 0.955  # the same of a steady state, whose steps are more even than those of a job
 AGAIN = 0.05  # most tokens to be computed again, as a share of those of the prompts
 
 
