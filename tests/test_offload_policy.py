@@ -174,10 +174,8 @@ def test_choice_takes_most_layers_off_the_device() -> None:
     assert (fast.offloaded_layers, fast.streamed_layers) == (30, 32)
     middling = choose_stream(LAYERS, 1e-3, traffic(1.5e-3), link())
     assert (middling.mode, middling.offloaded_layers, middling.streamed_layers) == ("spread", 18, 21)
-    assert middling.copy_s <= LAYERS * 1e-3
     slow = choose_stream(LAYERS, 1e-3, traffic(1.0), link())
-    assert slow == StreamPlan("none", 0, 0, 0.0, slow.reason)
-    assert "no layer" in slow.reason
+    assert slow == StreamPlan("none", 0, 0)
 
 
 def test_streaming_pays_on_fast_links_and_in_mixed_steps() -> None:

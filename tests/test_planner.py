@@ -23,6 +23,7 @@ from vasuki.steady_state import Workload, steady_state
 LLAMA = named_shape("llama-3-8b")
 SMALL = replace(LLAMA, num_layers=8)
 A10 = find_profile("a10")
+LINE = 160  # characters of a reason
 KNOWN = PlanConfig(output_length=Column(column="recorded"))
 
 
@@ -194,6 +195,7 @@ def test_weights_that_do_not_fit_come_from_the_host() -> None:
     assert 40 < layers < 80
     assert plan.to_dict()["offload"]["weights_on_host"] == layers
     assert f"the weights of {layers} of 80 layers stay on the host, since 131.4 GiB" in plan.offload.reason
+    assert len(plan.offload.reason) <= LINE
     assert plan.makespan_s == simulate_plan(plan, lengths, large, a100).result.makespan_s
     fetch_s = a100.link.transfer_s(layers * large.layer_weight_bytes, 0, large.layer_weight_bytes)
     assert plan.makespan_s > 0.9 * fetch_s * 100, "every step fetches them"
@@ -247,6 +249,7 @@ def test_parking_is_taken_where_moving_is_cheaper_than_computing() -> None:
     assert slow.offload.reason
     assert slow.settings.host_blocks == 0
     assert plan.makespan_s <= slow.makespan_s
+    assert max(len(plan.offload.reason), len(slow.offload.reason)) <= LINE
 
 
 def test_streaming_is_taken_on_a_fast_link_only() -> None:
@@ -261,6 +264,18 @@ def test_streaming_is_taken_on_a_fast_link_only() -> None:
     slow = make_plan(lengths, LLAMA, with_link(1), kv=memory)
     assert slow.offload.mode != "stream"
     assert none.offload.reason == "as the job asks"
+    assert max(len(fast.offload.reason), len(slow.offload.reason)) <= LINE
+
+
+def test_streamed_copies_hide() -> None:
+    """As many rows as memory has room for would have to wait for their copies, and end hardly earlier."""
+    lengths, card = lengths_of(240, 110, 140), find_profile("gh200")
+    kv = KVConfig(device_memory=350 * 2**20, host_memory=64 * 2**30)
+    for modes in (("none", "stream"), ("none", "stream", "park")):
+        plan = make_plan(lengths, LLAMA, card, kv=kv, offload_modes=modes)  # type: ignore[arg-type]
+        stats = simulate_plan(plan, lengths, LLAMA, card).result.stats
+        assert plan.offload.mode == "stream"
+        assert stats.hidden_copy_s >= 0.95 * (stats.hidden_copy_s + stats.exposed_copy_s)
 
 
 def test_streamed_blocks_are_large_unless_the_job_says_otherwise() -> None:
@@ -392,3 +407,15 @@ def test_prompts_limit_the_batch_where_steps_are_small() -> None:
     assert large.sequences == pytest.approx(0.97 * 40_000 / work.held_tokens)
     assert steady_state(cost, work, 40_000, 2048, 4096, Mixing.EXCLUSIVE).request_s > large.request_s
     assert steady_state(cost, work, 40_000, 2048, 3, Mixing.MIXED).sequences == 3
+
+
+@pytest.mark.parametrize("mixing", [Mixing.MIXED, Mixing.EXCLUSIVE])
+def test_the_steady_state_says_what_share_of_the_copies_hides(mixing: Mixing) -> None:
+    work = Workload.of(lengths_of(200, 300, 600))
+
+    def hidden(layers: int, gb_per_s: float) -> float:
+        cost = CostModel(LLAMA, with_link(gb_per_s))
+        return steady_state(cost, work, 40_000, 512, 512, mixing, layers, 2**20).hidden
+
+    assert hidden(0, 25) == hidden(8, 400) == 1
+    assert 1 > hidden(8, 25) > hidden(16, 25) > 0

@@ -1,7 +1,7 @@
 """What moves to host memory, by price: nothing, streamed layers, parked sequences, or both, and why in a sentence.
 
 Streaming is found by arithmetic and then simulated; parking saves what preemption costs, which only a simulation knows.
-What holds for no offload either is said first: the weights on the host.
+Where prices differ by no more than noise, copies hide behind compute and nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from vasuki.candidates import MOST_SEQS, Candidate, Problem
 from vasuki.errors import ModelError
 from vasuki.layout import spread_buffers
 from vasuki.memory_budget import host_weight_bytes
-from vasuki.offload_policy import LayerTraffic, StreamPlan, choose_stream
 from vasuki.plan import Offload
 from vasuki.prediction import Prediction, predict, predict_like
 from vasuki.scheduler import Admission
-from vasuki.steady_state import PACKED
 
 STREAM_BLOCKS = (1, 4, 16)  # sizes of streamed blocks that are compared, in units of usual ones: one copy is a block
 SIMULATED_BLOCKS = 2  # of them, the best by arithmetic
 LINK_BUSY = 0.9  # share of a step that weights take on the link, from which on no KV is streamed beside them
 WORTHWHILE = 0.005  # streaming, which moves KV in every step, must save this share
-NOISE = 0.02  # jobs differ by as much where rows only start in another order; then nothing is computed twice
+NOISE = 0.02  # jobs differ by as much where rows only start in another order
+# Of plans that differ by less than noise, one that does not hang on a link as fast as its profile, and wastes no work.
+HIDDEN = 0.95  # share of the copy time that must pass behind compute
+STEADY_HIDDEN = 0.955  # the same of a steady state, whose steps are more even than those of a job
+AGAIN = 0.05  # most tokens to be computed again, as a share of those of the prompts
 
 
 def choose_offload(problem: Problem, base: Prediction) -> Prediction:
@@ -42,16 +44,16 @@ def _cheapest(problem: Problem, base: Prediction) -> Prediction:
     options = [option for option in tried if isinstance(option, Prediction)]
     why_not = [reason for reason in tried if isinstance(reason, str)]
 
-    def change(option: Prediction) -> float:
-        return option.makespan_s / plain.makespan_s - 1
+    def change(option: Prediction) -> str:
+        return f"{option.makespan_s / plain.makespan_s - 1:+.1%}"
 
     if options:
         best = min(options, key=_makespan_s)
         offload = best.candidate.offload
-        if offload.mode == problem.kv.offload or change(best) < (NOISE if offload.mode == "park" else -WORTHWHILE):
-            reason = f"{offload.reason}; the makespan changes by {change(best):+.1%}"
-            return _because(best, replace(offload, reason=reason))
-    why_not += [f"{each.candidate.offload.mode} would change the makespan by {change(each):+.1%}" for each in options]
+        most = 1 + NOISE if offload.mode == "park" else 1 - WORTHWHILE
+        if offload.mode == problem.kv.offload or best.makespan_s < most * plain.makespan_s:
+            return _because(best, replace(offload, reason=f"{offload.reason}; makespan {change(best)}"))
+    why_not += [f"{each.candidate.offload.mode} would change the makespan by {change(each)}" for each in options]
     return _because(plain, Offload("none", 0, "; ".join(why_not) or "as the job asks"))
 
 
@@ -84,7 +86,7 @@ def _parked(problem: Problem, base: Prediction) -> Prediction | str:
     if not problem.policy.ordered:
         return "only vasuki parks sequences"
     if not base.result.counters.preemptions_recompute and problem.kv.offload != "park":
-        return "no sequence has to make room, so that there is none to park"
+        return "no sequence has to make room"
     candidate, shape = base.candidate, problem.shape
     settings, offload = candidate.settings, candidate.offload
     block_bytes = shape.kv_bytes_per_token * settings.block_tokens
@@ -95,10 +97,10 @@ def _parked(problem: Problem, base: Prediction) -> Prediction | str:
         return "computing again is cheaper than moving KV over the link"
     limits = replace(settings.limits, swap_min_tokens=threshold)
     settings = replace(settings, host_blocks=host_blocks, limits=limits)
-    reason = f"preempted sequences of {threshold:,} tokens or more wait on the host, cheaper than computing them again"
     if offload.mode == "stream":
-        offload = replace(offload, reason=f"{offload.reason}; {reason}")
+        offload = replace(offload, reason=f"{offload.reason}, and preempted sequences are parked")
     else:
+        reason = f"preempted sequences of {threshold:,} tokens or more are parked, cheaper than computing them again"
         offload = Offload("park", 0, reason)
     return predict_like(problem, base, Candidate.of(problem, settings, candidate.cost, offload))
 
@@ -129,44 +131,43 @@ def _swap_min_tokens(problem: Problem, candidate: Candidate) -> int | None:
 def _streamed(problem: Problem, base: Prediction) -> Prediction | str:
     """Layers whose KV passes through the device, so that more sequences have room, or why not.
 
-    With parked sequences beside them, unless that is slower.
+    With parked sequences beside them or without, whichever is better.
     """
     candidates = _streaming(problem, base.candidate)
     if isinstance(candidates, str):
         return candidates
-    streamed = min((predict(problem, candidate) for candidate in candidates), key=_makespan_s)
-    if "park" not in problem.offload_modes:
-        return streamed
-    parked = _parked(problem, streamed)
-    if isinstance(parked, str) or parked.makespan_s > (1 + NOISE) * streamed.makespan_s:
-        return streamed
-    return parked
+    options = [predict(problem, candidate) for candidate in candidates]
+    if "park" in problem.offload_modes:
+        parked = [_parked(problem, option) for option in options]
+        options += [option for option in parked if isinstance(option, Prediction)]
+    near = (1 + NOISE) * min(map(_makespan_s, options))
+
+    def merit(option: Prediction) -> tuple[bool, bool, float]:
+        stats, again = option.result.stats, option.result.counters.recomputed_tokens
+        hides = stats.hidden_copy_s >= HIDDEN * (stats.hidden_copy_s + stats.exposed_copy_s)
+        prompts = option.simulated_requests * problem.work.prompt_tokens
+        return hides, again <= AGAIN * prompts, -option.makespan_s
+
+    return max((option for option in options if option.makespan_s <= near), key=merit)
 
 
 def _streaming(problem: Problem, candidate: Candidate) -> list[Candidate] | str:
-    """For each block size the depth with the fastest steady state, or why not.
+    """For each block size the best depth, or why not.
 
-    What a depth makes room for has to be fetched too, so each is priced with the memory filled by it. Arithmetic is not
-    aware that a small job hardly settles, so sizes are left to the simulation.
+    Arithmetic is not aware that a small job hardly settles, so sizes are left to the simulation.
     """
     if not problem.policy.ordered:
         return "only vasuki streams layers"
     if _weights_s(candidate) >= LINK_BUSY * candidate.state.mixed_step_s:
-        return "weights keep the link busy, so that no KV can be streamed"
+        return "weights keep the link busy"
     sizes = STREAM_BLOCKS if problem.kv.block_tokens == "auto" else (1,)
-    hides = _stream_plan(problem, candidate).reason
-    options: list[Candidate] = []
-    for blocks in [_with_blocks(problem, candidate, size) for size in sizes]:
-        depths = range(1, problem.shape.num_layers)  # the first layer's copies hide behind none
-        deeper = [option for depth in depths if (option := _with_streamed(problem, blocks, depth, hides))]
-        options += sorted(deeper, key=_request_s)[:1]
-    longest = problem.lengths.peak_tokens.max()
-    options = sorted((option for option in options if option.settings.kv_tokens >= longest), key=_request_s)
+    depths = [_best_depth(problem, _with_blocks(problem, candidate, size)) for size in sizes]
+    options = sorted((option for option in depths if option), key=_request_s)
     if not options:
-        return hides
+        return "streamed layers would make no room"
     change = _request_s(options[0]) / _request_s(candidate) - 1
     if change > -WORTHWHILE and problem.kv.offload != "stream":
-        return f"streaming {options[0].offload.layers} layers would change it by {change:+.1%} ({hides})"
+        return f"streaming {options[0].offload.layers} layers would change the makespan by {change:+.1%}"
     return options[:SIMULATED_BLOCKS]
 
 
@@ -182,7 +183,33 @@ def _with_blocks(problem: Problem, candidate: Candidate, size: int) -> Candidate
     return Candidate.of(problem, settings, candidate.cost, candidate.offload)
 
 
-def _with_streamed(problem: Problem, candidate: Candidate, streamed: int, hides: str) -> Candidate | None:
+def _best_depth(problem: Problem, resident: Candidate) -> Candidate | None:
+    """The depth with the fastest steady state, or with the fastest that hides its copies if that is nearly as fast.
+
+    What a depth makes room for has to be fetched too, so each is priced with the memory filled by it; and if that is
+    more than a step hides, also with so much less as hides. Arithmetic is smooth where simulations differ by noise.
+    """
+    options: list[Candidate] = []
+    for depth in range(1, problem.shape.num_layers):  # the first layer's copies hide behind none
+        if full := _with_streamed(problem, resident, depth):
+            options.append(full)
+            if full.state.hidden < STEADY_HIDDEN:
+                options.append(_with_kv(problem, full, full.state.hidden))
+    longest = problem.lengths.peak_tokens.max()
+    options = [option for option in options if option.settings.kv_tokens >= longest]
+    near = (1 + NOISE) * min(map(_request_s, options), default=0.0)
+    options = sorted((option for option in options if _request_s(option) <= near), key=_request_s)
+    hiding = [option for option in options if option.state.hidden >= STEADY_HIDDEN]
+    return next(iter(hiding + options), None)
+
+
+def _with_kv(problem: Problem, candidate: Candidate, share: float) -> Candidate:
+    """The candidate with this share of its KV blocks."""
+    settings = replace(candidate.settings, num_blocks=int(share * candidate.settings.num_blocks))
+    return Candidate.of(problem, settings, candidate.cost, candidate.offload)
+
+
+def _with_streamed(problem: Problem, candidate: Candidate, streamed: int) -> Candidate | None:
     """The candidate with so many streamed layers, and blocks and sequences in the room that they leave."""
     shape, settings, limits = problem.shape, candidate.settings, candidate.settings.limits
     layers, layout = shape.num_layers, candidate.cost.layout
@@ -200,26 +227,9 @@ def _with_streamed(problem: Problem, candidate: Candidate, streamed: int, hides:
     homes_bytes = shape.kv_bytes_per_token_per_layer * streamed * settings.block_tokens  # of one block
     most_homes = _host_kv_bytes(problem, candidate) // homes_bytes
     num_blocks = min(num_blocks * layers // device_layers, max(settings.num_blocks, most_homes))
-    reason = (
-        f"{streamed} of {layers} layers stream in blocks of {settings.block_tokens} tokens, which makes room for "
-        f"{num_blocks / settings.num_blocks:.1f} times the KV (with no more than now, {hides})"
-    )
     settings = replace(settings, num_blocks=num_blocks, streamed_layers=streamed, limits=limits)
+    reason = f"{streamed} of {layers} layers stream in blocks of {settings.block_tokens} tokens"
     return Candidate.of(problem, settings, candidate.cost, Offload("stream", streamed, reason))
-
-
-def _stream_plan(problem: Problem, candidate: Candidate) -> StreamPlan:
-    """The layers whose copies a typical step hides, in what time weights leave on the link."""
-    settings, state, layers = candidate.settings, candidate.state, problem.shape.num_layers
-    per_token = problem.shape.kv_bytes_per_token_per_layer
-    context, new_tokens = round(PACKED * settings.kv_tokens), settings.limits.chunk_tokens
-    step_s = (state.decode_step_s + state.mixed_step_s) / 2
-    return choose_stream(
-        layers,
-        max(0.0, step_s - _weights_s(candidate)) / layers,
-        LayerTraffic(context * per_token, new_tokens * per_token, settings.block_tokens * per_token),
-        problem.profile.link,
-    )
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -244,13 +254,7 @@ def _weights_reason(problem: Problem, chosen: Candidate) -> str:
     why = "as the job asks"
     if problem.engine.weights_on_host == "auto":
         weights_gib = shape.weight_bytes / layout.gpus_per_replica / 2**30
-        memory_gib = problem.profile.memory_mib / 2**10
-        why = f"since {weights_gib:.1f} GiB of weights and KV beside them do not fit into {memory_gib:.1f} GiB"
+        why = f"since {weights_gib:.1f} GiB and KV do not fit into {problem.profile.memory_mib / 2**10:.1f} GiB"
         if layout.host_layers == problem.kv.host_memory // shape.layer_weight_bytes:
             why += ", and as many as kv.host_memory allows"
-    return (
-        f"the weights of {layout.host_layers} of {shape.num_layers} layers stay on the host, {why}; they take "
-        f"{_weights_s(chosen) * 1e3:,.0f} ms to come in every step, which lasts "
-        f"{chosen.state.decode_step_s * 1e3:,.0f} ms without prompts and {chosen.state.mixed_step_s * 1e3:,.0f} ms "
-        "with them"
-    )
+    return f"the weights of {layout.host_layers} of {shape.num_layers} layers stay on the host, {why}"

@@ -42,13 +42,11 @@ class LayerTraffic:
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """Which way to stream, and what it saves."""
+    """Which way to stream, and what each would save."""
 
     mode: StreamMode
     offloaded_layers: int  # layers' worth of KV that need no place on the device
     streamed_layers: int  # layers that come back from the host in every step
-    copy_s: float  # in every step, behind the kernels
-    reason: str
     first_last: int = 0  # layers' worth that Algorithm 1 would take off the device
     ring: int = 0  # the same of Algorithm 2
     spread: int = 0
@@ -116,15 +114,9 @@ def choose_stream(num_layers: int, layer_s: float, traffic: LayerTraffic, link: 
         (freed, spread, "spread"),
     ]
     offloaded, streamed, mode = max(candidates, key=lambda candidate: (candidate[0], -candidate[1]))
-    one_layer_s = traffic.transfer_s(link, 1)
-    compared = f"a layer's copies take {one_layer_s * 1e3:.2f} ms and a layer runs {layer_s * 1e3:.2f} ms"
     if not offloaded:
-        return StreamPlan("none", 0, 0, 0.0, f"no layer can be streamed behind the others: {compared}")
-    reason = (
-        f"{mode}: {streamed} of {num_layers} layers stream, {offloaded} need no place on the device (first-last frees "
-        f"{first_last}, ring {ring}, spread {freed}): {compared}"
-    )
-    return StreamPlan(mode, offloaded, streamed, streamed * one_layer_s, reason, first_last, ring, freed)
+        return StreamPlan("none", 0, 0)
+    return StreamPlan(mode, offloaded, streamed, first_last, ring, freed)
 
 
 def _largest(predicate: Callable[[int], bool], high: int) -> int:

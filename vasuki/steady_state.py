@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vasuki.cost_model import CostModel, StepWork, causal_pairs
+from vasuki.cost_model import CostModel, StepTime, StepWork, causal_pairs
 from vasuki.lengths import Lengths
 from vasuki.scheduler import Mixing
 
@@ -60,6 +60,7 @@ class SteadyState:
     sequences: float
     decode_step_s: float  # of a step without prompts
     mixed_step_s: float  # of a full step
+    hidden: float  # share of the copy time that passes behind compute; 1 where nothing is copied
 
 
 def steady_state(
@@ -74,10 +75,10 @@ def steady_state(
 ) -> SteadyState:
     """The state that a job settles at under these limits. Streaming is as in `CostModel.repeated`."""
 
-    def step_s(decodes: float, chunk: float) -> float:
+    def step(decodes: float, chunk: float) -> StepTime:
         count, size = max(0, round(decodes)), max(0, round(chunk))
         context = max(size, round(work.chunk_context_tokens))
-        step = StepWork(
+        work_of_step = StepWork(
             num_tokens=count + size,
             num_samples=max(1, count),
             num_decodes=count,
@@ -86,19 +87,22 @@ def steady_state(
             chunk_context_tokens=context if size else 0,
             chunk_pairs=causal_pairs(size, context) if size else 0.0,
         )
-        return next(cost.repeated(step, 1, streamed_layers, copy_bytes)).total_s
+        return next(cost.repeated(work_of_step, 1, streamed_layers, copy_bytes))
 
     prompt, output = work.prompt_tokens, work.output_tokens
     sequences = min(float(max_num_seqs), work.most_sequences(kv_tokens))
-    if mixing is not Mixing.MIXED:
+    if mixing is Mixing.MIXED:
+        wanted, room = prompt * sequences / output, chunk_tokens - sequences
+        if wanted > room:
+            sequences = max(1.0, chunk_tokens * output / (prompt + output))
+            wanted = room = max(1.0, chunk_tokens - sequences)
+        decode, full = step(sequences, 0), step(sequences, room)
+        full_steps = output / sequences * wanted / room  # for a request, those that it shares with others divided
+        decode_steps = output / sequences - full_steps
+    else:
         sequences = max(1.0, sequences * PACKED_IN_PHASES / PACKED)
-        decode_s, prefill_s = step_s(sequences, 0), step_s(0, chunk_tokens)
-        request_s = prompt / chunk_tokens * prefill_s + output / sequences * decode_s
-        return SteadyState(request_s, sequences, decode_s, prefill_s)
-    wanted, room = prompt * sequences / output, chunk_tokens - sequences
-    if wanted > room:
-        sequences = max(1.0, chunk_tokens * output / (prompt + output))
-        wanted = room = max(1.0, chunk_tokens - sequences)
-    decode_s, mixed_s = step_s(sequences, 0), step_s(sequences, room)
-    share = wanted / room  # of steps that carry prompts
-    return SteadyState(output / sequences * (share * mixed_s + (1 - share) * decode_s), sequences, decode_s, mixed_s)
+        decode, full = step(sequences, 0), step(0, chunk_tokens)
+        full_steps, decode_steps = prompt / chunk_tokens, output / sequences
+    request_s, exposed_s, hidden_s = (full_steps * a + decode_steps * b for a, b in zip(full, decode, strict=True))
+    copied_s = exposed_s + hidden_s
+    return SteadyState(request_s, sequences, decode.total_s, full.total_s, hidden_s / copied_s if copied_s else 1.0)
