@@ -163,7 +163,7 @@ class PlanConfig(_Section):
     """How the rows are ordered."""
 
     solver: Literal["auto", "greedy", "local_search", "milp", "fifo"] = "auto"
-    """`auto` is greedy, with a MILP for small sets of known lengths."""
+    """`auto` is greedy, with an exact solver for small sets of known lengths."""
     gpu: str = "auto"
     """Hardware profile: a name from profiles/, a path, or `auto` for the machine at hand."""
     output_length: OutputLength = "auto"
