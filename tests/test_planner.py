@@ -279,7 +279,7 @@ def test_streamed_copies_hide() -> None:
 
 
 def test_streamed_blocks_are_large_unless_the_job_says_otherwise() -> None:
-    """A copy is a block of a layer: of 16 tokens it reaches half of what PCIe can do."""
+    """A copy is a block of a layer: of 16 tokens it reaches half of what PCIe can do. Larger ones move half-empty ends."""
     lengths = lengths_of(300, 110, 140)
     kv = KVConfig(device_memory=2**29, host_memory=64 * 2**30)
     plan = make_plan(lengths, LLAMA, A10, kv=kv)
@@ -288,7 +288,7 @@ def test_streamed_blocks_are_large_unless_the_job_says_otherwise() -> None:
     assert plan.settings.kv_tokens * LLAMA.kv_bytes_per_token > 2**29
     small = make_plan(lengths, LLAMA, A10, kv=kv.model_copy(update={"block_tokens": 16}))
     assert small.settings.block_tokens == 16
-    assert plan.makespan_s < 0.9 * small.makespan_s
+    assert plan.makespan_s < 0.92 * small.makespan_s
 
 
 def test_forced_modes_are_obeyed_where_they_are_possible() -> None:
