@@ -279,7 +279,7 @@ def test_streamed_copies_hide() -> None:
 
 
 def test_streamed_blocks_are_large_unless_the_job_says_otherwise() -> None:
-    """A copy is a block of a layer: of 16 tokens it reaches half of what PCIe can do. Larger ones move half-empty ends."""
+    """A copy is a block of a layer: of 16 tokens it reaches half of what PCIe can do. Larger ones have emptier ends."""
     lengths = lengths_of(300, 110, 140)
     kv = KVConfig(device_memory=2**29, host_memory=64 * 2**30)
     plan = make_plan(lengths, LLAMA, A10, kv=kv)
