@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from models import load, prompts, requests_of, run
-from vasuki.errors import Interrupted
+from vasuki.errors import Interrupted, JobFileError
 from vasuki.hf.executor import RaggedExecutor
+from vasuki.hf.kv_cache import KVCache, KVLayout
 from vasuki.hf.offload import Offload
 from vasuki.hf.sampler import sample
 
@@ -21,6 +22,12 @@ def test_memory_that_runs_out_stops_the_run_cleanly(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(RaggedExecutor, "_logits", greedy_for_memory)
     with pytest.raises(Interrupted, match="memory ran out"):
         run(load("llama"), requests_of(prompts()))
+
+
+def test_a_pool_that_the_system_does_not_give_is_named() -> None:
+    layout = KVLayout(num_layers=1, num_kv_heads=2, head_dim=8, dtype=torch.float32)
+    with pytest.raises(JobFileError, match="kv.device_memory"):
+        KVCache(layout, 2**50, 16, torch.device("cpu"))
 
 
 def test_memory_that_runs_out_while_blocks_move(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,11 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros that take memory page by page, as they are written. `torch.zeros` would touch a large pool at once.
 
     NumPy's zeros would ask for huge pages: the system then gathers free memory for each, several times as slowly.
+    Raises JobFileError where the system does not promise as much.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise JobFileError(f"kv.device_memory: the system does not give as much ({error.strerror}); lower it") from None
     return torch.frombuffer(memory, dtype=dtype).view(shape)
