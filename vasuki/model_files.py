@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def description_folder(model: ModelConfig) -> Path:
     return folder
 
 
+@functools.cache  # lengths and shape are read from the same files
 def _from_hub(name: str, revision: str | None) -> Path:
     from huggingface_hub import errors, snapshot_download
 
