@@ -80,12 +80,13 @@ row = st.tuples(st.integers(1, 30), st.integers(1, 25), st.integers(1, 25))
     num_blocks=st.integers(6, 40),
     host_blocks=st.sampled_from([0, 4, 30]),
     lookahead=st.integers(1, 8),
+    stalled_share=st.sampled_from([0.0, 0.3, 0.99]),
 )
 @settings(max_examples=300, deadline=None)
 def test_every_row_ends_once_and_blocks_are_accounted_for(  # type: ignore[no-untyped-def]
-    rows, policy, chunk_tokens, max_num_seqs, num_blocks, host_blocks, lookahead
+    rows, policy, chunk_tokens, max_num_seqs, num_blocks, host_blocks, lookahead, stalled_share
 ):
-    limits = Limits(chunk_tokens, max_num_seqs, lookahead, swap_min_tokens=4)
+    limits = Limits(chunk_tokens, max_num_seqs, lookahead, swap_min_tokens=4, stalled_share=stalled_share)
     _, scheduler, _, sink = run(rows, policy, limits, num_blocks, host_blocks)
     assert sorted(sequence.request.row for sequence in sink.rows) == list(range(len(rows)))
     for sequence in sink.rows:
@@ -258,6 +259,23 @@ def test_optimistic_admission_recovers_from_rows_that_outlive_their_estimate() -
     assert len(sink.rows) == 12
     assert scheduler.counters.preemptions_recompute > 0
     assert scheduler.counters.recomputed_tokens > 0
+
+
+def test_decodes_stall_in_place_until_another_ends() -> None:
+    """Three rows outgrow memory for two. The last to come waits where it is, and goes on when the first has ended."""
+    rows = [(4, 9, 12), (4, 12, 12), (4, 12, 12)]
+    _, scheduler, _, _ = run(rows, POLICIES["vasuki"], Limits(12, 3), 8)
+    assert scheduler.counters.recomputed_tokens > 0
+    _, scheduler, executor, _ = run(rows, POLICIES["vasuki"], Limits(12, 3, stalled_share=0.5), 8)
+    assert scheduler.counters.recomputed_tokens == 0
+    first, _, last = (
+        [step for step, batch in enumerate(executor.batches) if row in {c.sequence.request.row for c in batch.chunks}]
+        for row in range(3)
+    )
+    assert first == list(range(9))
+    assert first[-1] not in last, "stalled"
+    assert first[-1] + 1 in last, "room again"
+    assert len(last) == 12, "nothing is computed twice"
 
 
 def test_a_row_that_can_never_fit_is_named_with_the_room_it_needs() -> None:

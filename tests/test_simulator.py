@@ -53,15 +53,16 @@ VARIANTS = [
     chunk_tokens=st.sampled_from([3, 16, 64]),
     num_blocks=st.integers(38, 120),
     host_blocks=st.sampled_from([0, 40]),
+    stalled_share=st.sampled_from([0.0, 0.5]),
     gap_s=st.sampled_from([None, 0.0, 0.05]),
     cost=st.sampled_from([COST, WINDOWED]),
 )
 @settings(max_examples=200, deadline=None)
 def test_runs_of_steps_are_the_same_as_single_steps(  # type: ignore[no-untyped-def]
-    rows, policy, chunk_tokens, num_blocks, host_blocks, gap_s, cost
+    rows, policy, chunk_tokens, num_blocks, host_blocks, stalled_share, gap_s, cost
 ):
     lengths = lengths_of(rows, None if gap_s is None else [gap_s * index for index in range(len(rows))])
-    limits = Limits(chunk_tokens, 6, lookahead=3, swap_min_tokens=8)
+    limits = Limits(chunk_tokens, 6, lookahead=3, swap_min_tokens=8, stalled_share=stalled_share)
     engine = EngineSettings(policy, limits, num_blocks, BLOCK_TOKENS, host_blocks)
     together, single = run(lengths, engine, cost), run(lengths, engine, cost, one_by_one=True)
     assert together.makespan_s == single.makespan_s, "not the same to the last digit"

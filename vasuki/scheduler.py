@@ -3,7 +3,7 @@
 Integers only: the scheduler sees lengths, blocks and a token budget, never a clock, a tensor or a price. Real runs and
 simulated ones use it unchanged. Each call to `schedule` forms one batch under one token budget (Sarathi, section 4):
 
-    1. decodes            every running sequence that is past its prompt computes one token
+    1. decodes            every running sequence that is past its prompt, and has room for it, computes one token
     2. running prefills   sequences in the middle of their prompt take what is left of the budget
     3. waiting rows       are admitted while budget, sequence slots and memory last
 
@@ -38,7 +38,7 @@ class Mixing(enum.Enum):
 class Admission(enum.Enum):
     """Memory that must be available before a waiting row starts."""
 
-    PROMPT = "prompt"  # its prompt; growth is met by preemption
+    PROMPT = "prompt"  # its prompt; growth is met by stalls and preemption
     MAXIMUM = "maximum"  # prompt and max_tokens, beside those of all that run
     PEAK = "peak"  # so that the sum of all expected growth never exceeds the pool
 
@@ -89,6 +89,7 @@ class Limits:
     lookahead: int = 16  # waiting rows kept at hand; the fewer, the later the order is fixed
     prefill_threshold: float = 0.5  # share of the pool that must be free to start a prefill phase, when exclusive
     swap_min_tokens: int | None = None  # preempted rows with at least this much computed are parked on the host
+    stalled_share: float = 0.0  # decodes that may wait in place for a block, before one has to make room; below 1
 
 
 @dataclass(slots=True)
@@ -256,7 +257,7 @@ class Scheduler:
         rounds = (available - 1) // max(1, len(decodes) + chunk_tokens)
         spare = available - 1 - rounds * (len(decodes) + chunk_tokens) - len(decodes)
         sure = rounds * block_tokens + (max(0, spare) * block_tokens // chunk_tokens if chunk_tokens else 0)
-        if sure or prefills:
+        if sure > 0 or prefills:
             return max(1, min(steps, sure))
         # Fewer blocks are left than there are decodes: the step in which they are used up follows from the places left
         # in the last blocks.
@@ -278,21 +279,29 @@ class Scheduler:
     # --- decodes -----------------------------------------------------------------------------------------------------
 
     def _decodes(self) -> list[Sequence]:
-        """Every sequence past its prompt. Makes room for their tokens, by preempting when the pool is exhausted."""
+        """Every sequence past its prompt that has room for its token.
+
+        When the pool is exhausted, some may stall until others end: those with the least computed, since the others
+        are nearer to that. Beyond `Limits.stalled_share` of them, sequences are preempted. One always goes on.
+        """
         pool, block_tokens = self.pool, self.pool.block_tokens
         growing = [
             sequence
             for sequence in self.decoding
             if sequence.num_computed_tokens >= len(sequence.block_table.device) * block_tokens
         ]
-        while len(growing) > pool.num_available:
+        while len(growing) > pool.num_available + int(self.limits.stalled_share * len(self.decoding)):
             victim = self._victim()
             self._preempt(victim)
             if victim in growing:
                 growing.remove(victim)
+        stalled: set[Sequence] = set()
+        if len(growing) > pool.num_available:
+            growing.sort(key=lambda sequence: -sequence.num_computed_tokens)
+            growing, stalled = growing[: pool.num_available], set(growing[pool.num_available :])
         for sequence in growing:
             sequence.block_table.device += pool.allocate(1)
-        return self.decoding[:]
+        return [sequence for sequence in self.decoding if sequence not in stalled] if stalled else self.decoding[:]
 
     # --- prefills ----------------------------------------------------------------------------------------------------
 

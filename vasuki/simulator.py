@@ -17,7 +17,7 @@ from collections.abc import Sequence as Vector
 from vasuki.batch import Batch, StepResult
 from vasuki.cost_model import CostModel, StepTime, StepWork
 from vasuki.plan import EngineSettings
-from vasuki.sequence import Request, Sequence
+from vasuki.sequence import Request, Sequence, Status
 
 
 class VirtualClock:
@@ -91,11 +91,12 @@ class SimulatedExecutor:
         moved = self._copied_bytes(batch, steps)
         return StepResult([0] * (steps * len(stopped)), stopped, elapsed_s, (), exposed_s, hidden_s, moved, steps)
 
-    # Whoever decodes does so in every step with decodes, so that a heap of such steps says who ends next. A sequence
-    # that is preempted leaves an entry behind: at worst it cuts a run of steps short.
+    # Whoever decodes does so in nearly every step with decodes, so that a heap of such steps says who may end next.
+    # One that stalled ends later than noted, and one that was preempted leaves an entry behind: at worst either cuts a
+    # run of steps short.
 
     def _expect_end(self, sequence: Sequence, sampled: int = 0) -> int:
-        """Note when a sequence that is about to decode will end. Returns the tokens that it lacks."""
+        """Note when a sequence that decodes will end, if it does not stall. Returns the tokens that it lacks."""
         left = self._output_tokens[sequence.request.row] - sequence.num_output_tokens - sampled
         if left > 0:
             self._num_entries += 1
@@ -112,9 +113,11 @@ class SimulatedExecutor:
             self._decode_steps += steps
         while self._ends and self._ends[0][0] <= self._decode_steps:
             _, _, sequence = heapq.heappop(self._ends)
-            lacking = self._output_tokens[sequence.request.row] - sequence.num_output_tokens
-            if lacking == steps and sequence in batch.decodes:
-                stopped[batch.decodes.index(sequence)] = True
+            if sequence in batch.decodes:
+                if self._expect_end(sequence, sampled=steps) == 0:
+                    stopped[batch.decodes.index(sequence)] = True
+            elif sequence.status is Status.RUNNING:
+                self._expect_end(sequence)
         return stopped
 
     def step_times(self, batch: Batch, most_steps: int) -> Iterator[StepTime]:

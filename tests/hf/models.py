@@ -145,8 +145,9 @@ def run(
     host_blocks: int = 0,
     num_streamed: int = 0,
     bytes_per_s: float | None = None,
+    stalled_share: float = 0.0,
 ) -> tuple[Rows, Scheduler, RunStats]:
-    limits = Limits(chunk_tokens, max_num_seqs, swap_min_tokens=1)
+    limits = Limits(chunk_tokens, max_num_seqs, swap_min_tokens=1, stalled_share=stalled_share)
     host_pool = BlockPool(host_blocks, block_tokens) if host_blocks else None
     scheduler = Scheduler(policy, limits, BlockPool(num_blocks, block_tokens), host_pool)
     cache = KVCache(loaded.kv_layout, num_blocks, block_tokens, loaded.device)

@@ -37,6 +37,15 @@ def test_greedy_equals_generate_under_preemption(name: str) -> None:
     assert rows.outputs == expected
 
 
+@pytest.mark.parametrize("num_streamed", [0, 2])
+def test_decodes_that_stall_for_a_block_change_nothing(num_streamed: int) -> None:
+    options = dict(chunk_tokens=16, num_blocks=40, num_streamed=num_streamed)
+    _, preempting, _ = run(load("llama"), requests_of(prompts()), **options)
+    rows, stalling, _ = run(load("llama"), requests_of(prompts()), stalled_share=0.8, **options)
+    assert rows.outputs == reference("llama")
+    assert stalling.counters.preemptions_recompute < preempting.counters.preemptions_recompute
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_parked_sequences_return_unharmed(name: str) -> None:
     hopeful = [dataclasses.replace(request, estimated_tokens=1) for request in requests_of(prompts())]
