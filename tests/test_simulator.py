@@ -172,6 +172,25 @@ def test_parking_moves_blocks_instead_of_computing_again() -> None:
     assert parked.stats.exposed_copy_s > 0
 
 
+def test_a_step_in_which_sequences_only_return_takes_the_time_of_their_copies() -> None:
+    """Two rows that do not fit side by side to their ends: when one has ended, the other is on its way back."""
+    cost = CostModel(SHAPE, find_profile("a100"))
+    engine = engine_of("vasuki", num_blocks=36, swap_min_tokens=1)
+    lengths = lengths_of([(60, 60), (60, 60)])
+    empty_s: list[float] = []
+
+    class Watch:
+        def record(self, now_s, batch, result, scheduler):  # type: ignore[no-untyped-def]
+            if not batch.num_seqs:
+                empty_s.append(result.elapsed_s)
+
+    parked = run(lengths, replace(engine, host_blocks=60), cost, observers=[Watch()])
+    assert parked.counters.preemptions_swap == 1
+    block_bytes = engine.block_tokens * SHAPE.kv_bytes_per_token
+    copies_s = cost.profile.link.transfer_s(18 * block_bytes, 0, block_bytes / SHAPE.num_layers)
+    assert empty_s == pytest.approx([copies_s])
+
+
 def test_a_row_that_cannot_fit_fails_alone() -> None:
     result = run(lengths_of([(500, 5), (10, 5)]), engine_of("vasuki"))
     assert (result.written.rows, result.written.failed) == (2, 1)
