@@ -12,7 +12,7 @@ from vasuki.cost_model import CostModel
 from vasuki.errors import InputError, JobFileError, ModelError
 from vasuki.lengths import Lengths, Prefixes
 from vasuki.model_shape import named_shape
-from vasuki.plan import Plan
+from vasuki.plan import EngineSettings, Plan
 from vasuki.planner import make_plan
 from vasuki.prediction import sample_rows
 from vasuki.profile import HardwareProfile, find_profile
@@ -289,6 +289,25 @@ def test_streamed_blocks_are_large_unless_the_job_says_otherwise() -> None:
     small = make_plan(lengths, LLAMA, A10, kv=kv.model_copy(update={"block_tokens": 16}))
     assert small.settings.block_tokens == 16
     assert plan.makespan_s < 0.92 * small.makespan_s
+
+
+def test_streams_compute_little_again() -> None:
+    """Rows start as soon as their prompt fits; where that pushes too many out again, decodes stall instead."""
+    lengths = lengths_of(300, 110, 140)
+    tight = KVConfig(device_memory=2**30, host_memory=64 * 2**30, offload="stream")
+    plan = make_plan(lengths, LLAMA, A10, kv=tight)
+    assert 0 < plan.settings.limits.stalled_share < 1
+    assert "decodes stall" in plan.offload.reason
+    assert len(plan.offload.reason) <= LINE
+
+    def again(settings: EngineSettings) -> float:
+        run = simulate_plan(replace(plan, settings=settings), lengths, LLAMA, A10)
+        return run.recomputed_tokens / lengths.prompt_tokens.sum()
+
+    at_once = replace(plan.settings, limits=replace(plan.settings.limits, stalled_share=0.0))
+    assert again(plan.settings) <= 0.05 < again(at_once)
+    roomy = make_plan(lengths, LLAMA, A10, kv=tight.model_copy(update={"device_memory": 4 * 2**30}))
+    assert roomy.settings.limits.stalled_share == 0
 
 
 def test_forced_modes_are_obeyed_where_they_are_possible() -> None:

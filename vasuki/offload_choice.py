@@ -26,8 +26,8 @@ NOISE = 0.02  # jobs differ by as much where rows only start in another order
 HIDDEN = 0.95  # share of the copy time that must pass behind compute
 STEADY_HIDDEN = 0.955  # the same of a steady state, whose steps are more even than those of a job
 AGAIN = 0.05  # most tokens to be computed again, as a share of those of the prompts
-# Decodes that may stall where layers stream and nothing is parked. So many rows run then, in blocks so large, that
-# soon enough one ends. The second is slower, and taken where the first still computes too much again.
+# Decodes that may stall where layers stream and too much is computed again: so many rows run then, in blocks so large,
+# that soon enough one ends. The second share computes less again and takes longer.
 STALLED_SHARE = 0.25
 PATIENT_SHARE = 0.5
 
@@ -99,7 +99,7 @@ def _parked(problem: Problem, base: Prediction) -> Prediction | str:
     threshold = _swap_min_tokens(problem, candidate)
     if host_blocks < 1 or threshold is None:
         return "computing again is cheaper than moving KV over the link"
-    limits = replace(settings.limits, swap_min_tokens=threshold, stalled_share=0.0)  # to leave is cheaper than to wait
+    limits = replace(settings.limits, swap_min_tokens=threshold)
     settings = replace(settings, host_blocks=host_blocks, limits=limits)
     if offload.mode == "stream":
         offload = replace(offload, reason=f"{offload.reason}, and preempted sequences are parked")
@@ -135,26 +135,28 @@ def _swap_min_tokens(problem: Problem, candidate: Candidate) -> int | None:
 def _streamed(problem: Problem, base: Prediction) -> Prediction | str:
     """Layers whose KV passes through the device, so that more sequences have room, or why not.
 
-    With parked sequences beside them, with decodes that stall for a block, or with more of these: whichever is better.
+    With parked sequences beside them or without, whichever is better. What would compute too much again lets decodes
+    stall for a block instead.
     """
     candidates = _streaming(problem, base.candidate)
     if isinstance(candidates, str):
         return candidates
-    stalling = [predict(problem, candidate) for candidate in candidates]
-    options = list(stalling)
+    plain = [predict(problem, candidate) for candidate in candidates]
+    options = [each if _again(problem, each) <= AGAIN else _stalling(problem, each, STALLED_SHARE) for each in plain]
     if "park" in problem.offload_modes:
-        parked = [_parked(problem, option) for option in stalling]
+        parked = [_parked(problem, option) for option in plain]
         options += [option for option in parked if isinstance(option, Prediction)]
-    best = _best(problem, options)
-    if _again(problem, best) > AGAIN:
-        best = _best(problem, options + [_patient(problem, option) for option in stalling])
-    return best
+    if _again(problem, _best(problem, options)) > AGAIN:
+        options += [_stalling(problem, option, PATIENT_SHARE) for option in plain]
+    return _best(problem, options)
 
 
-def _patient(problem: Problem, option: Prediction) -> Prediction:
+def _stalling(problem: Problem, option: Prediction, share: float) -> Prediction:
+    """The same, where so many of the decodes may wait for a block before a sequence has to make room."""
     candidate = option.candidate
-    settings = replace(candidate.settings, limits=replace(candidate.settings.limits, stalled_share=PATIENT_SHARE))
-    return predict_like(problem, option, replace(candidate, settings=settings))
+    settings = replace(candidate.settings, limits=replace(candidate.settings.limits, stalled_share=share))
+    offload = replace(candidate.offload, reason=f"{candidate.offload.reason}, and decodes stall where memory runs out")
+    return predict_like(problem, option, replace(candidate, settings=settings, offload=offload))
 
 
 def _best(problem: Problem, options: list[Prediction]) -> Prediction:
@@ -250,7 +252,6 @@ def _with_streamed(problem: Problem, candidate: Candidate, streamed: int) -> Can
     homes_bytes = shape.kv_bytes_per_token_per_layer * streamed * settings.block_tokens  # of one block
     most_homes = _host_kv_bytes(problem, candidate) // homes_bytes
     num_blocks = min(num_blocks * layers // device_layers, max(settings.num_blocks, most_homes))
-    limits = replace(limits, stalled_share=STALLED_SHARE)
     settings = replace(settings, num_blocks=num_blocks, streamed_layers=streamed, limits=limits)
     reason = f"{streamed} of {layers} layers stream in blocks of {settings.block_tokens} tokens"
     return Candidate.of(problem, settings, candidate.cost, Offload("stream", streamed, reason))
