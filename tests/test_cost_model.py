@@ -225,8 +225,8 @@ def test_experts_are_read_only_if_chosen() -> None:
 
 
 def test_launches_show_only_where_kernels_are_short() -> None:
-    fused, eager = model("h100", "qwen2.5-0.5b"), model("h100", "qwen2.5-0.5b")
-    eager.kernels_per_layer = 40
+    fused = model("h100", "qwen2.5-0.5b")
+    eager = CostModel(fused.shape, fused.profile, kernels_per_layer=40)
     decode, chunk = fused.work([1], [64]), fused.work([16384], [16384])
     assert eager.step(decode).launch_s > fused.step(decode).launch_s
     assert eager.step(decode).launch_s == pytest.approx((24 * 40 + 6) * 4e-6 - eager.step(decode).device_s)
@@ -280,7 +280,7 @@ def test_tensor_parallel_divides_kernels_and_adds_network() -> None:
     work = one.work([2048], [2048])
     alone, spread = one.step(work), two.step(work)
     assert spread.linear_s == pytest.approx(alone.linear_s / 4, rel=0.15)
-    assert spread.network_s == pytest.approx(2 * 80 * two.all_reduce_s(2048))
+    assert spread.network_s == pytest.approx(2 * 80 * two.network.all_reduce_s(2048))
     assert spread.total_s < alone.total_s
     assert spread.flops == alone.flops
 
@@ -288,8 +288,8 @@ def test_tensor_parallel_divides_kernels_and_adds_network() -> None:
 def test_all_reduce_is_a_ring() -> None:
     cost = model("a100", "llama-3-8b", Layout(tensor_parallel=8))
     num_bytes = 1000 * 4096 * 2
-    assert cost.all_reduce_s(1000) == pytest.approx(2 * 7 / 8 * num_bytes / 240e9 + 14 * 5e-6)
-    assert model("a100").all_reduce_s(1000) == 0
+    assert cost.network.all_reduce_s(1000) == pytest.approx(2 * 7 / 8 * num_bytes / 240e9 + 14 * 5e-6)
+    assert model("a100").network.all_reduce_s(1000) == 0
 
 
 def test_pipeline_stages_share_the_layers() -> None:
@@ -313,7 +313,7 @@ def test_impossible_layouts_are_refused() -> None:
     with pytest.raises(ModelError, match="too few for 64 stages"):
         model("a100", "llama-3-8b", Layout(pipeline_parallel=64))
     with pytest.raises(ModelError, match="no interconnect"):
-        model("gh200", "llama-3-8b", Layout(tensor_parallel=2)).all_reduce_s(1)
+        model("gh200", "llama-3-8b", Layout(tensor_parallel=2)).network.all_reduce_s(1)
     with pytest.raises(ProfileError, match="no peak_tflops for float8"):
         CostModel(LLAMA.with_dtype("float8"), find_profile("a10"))
 

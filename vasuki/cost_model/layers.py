@@ -1,0 +1,128 @@
+"""The operators of a layer, and of what is outside the layers, on each device of a tensor-parallel group."""
+
+from __future__ import annotations
+
+import math
+
+from vasuki.cost_model.measured import RatioCurve
+from vasuki.cost_model.operators import OperatorModel
+from vasuki.cost_model.parts import Part
+from vasuki.cost_model.rooflines import OperatorCost
+from vasuki.cost_model.sharding import local_heads, local_kv_heads, local_matrix
+from vasuki.cost_model.work import StepWork
+from vasuki.layout import Layout
+from vasuki.model_shape import Matrix, ModelShape
+from vasuki.profile import HardwareProfile
+
+
+class LayerModel:
+    """Operators as they run in a step: where the profile has measured it, longer than alone."""
+
+    def __init__(self, shape: ModelShape, profile: HardwareProfile, layout: Layout, operators: OperatorModel) -> None:
+        self._shape = shape
+        self._layout = layout
+        self._operators = operators
+        self._heads, self._kv_heads = local_heads(shape, layout), local_kv_heads(shape, layout)
+        measured = profile.measured.in_step if profile.measured else None
+        self._in_step_ratio = RatioCurve(measured.tokens, measured.ratio) if measured else None
+        self._in_step_cache: dict[int, float] = {}
+        self._linear_cache: dict[int, tuple[OperatorCost, OperatorCost]] = {}
+        self._outside_cache: dict[tuple[int, int], OperatorCost] = {}
+        # One layer's attention without the parts, before `in_step`.
+        self.attention_seconds = operators.attention_seconds(self._heads, self._kv_heads, shape.head_dim)
+
+    def in_step(self, num_tokens: int) -> float:
+        """What the operators of a step of so many tokens take there, over what they take alone."""
+        if self._in_step_ratio is None:
+            return 1.0
+        cached = self._in_step_cache.get(num_tokens)
+        if cached is None:
+            cached = self._in_step_cache[num_tokens] = self._in_step_ratio(max(1, num_tokens))
+        return cached
+
+    def linear(self, num_tokens: int) -> tuple[OperatorCost, OperatorCost]:
+        """Mean matmuls and elementwise operators of one layer."""
+        cached = self._linear_cache.get(num_tokens)
+        if cached is None:
+            in_step = self.in_step(num_tokens)
+            cached = self._matmuls(num_tokens).slowed(in_step), self._elementwise(num_tokens).slowed(in_step)
+            self._linear_cache[num_tokens] = cached
+        return cached
+
+    def _matmuls(self, num_tokens: int) -> OperatorCost:
+        shape, total = self._shape, OperatorCost()
+        dense_share = shape.num_dense_layers / shape.num_layers
+        for matrices, share in (
+            (shape.attention_matrices, 1.0),
+            (shape.dense_matrices, dense_share),
+            (shape.expert_matrices, 1.0 - dense_share),
+        ):
+            for matrix in matrices if share else ():
+                total += self._matmul(matrix, num_tokens).scaled(share)
+        return total
+
+    def _matmul(self, matrix: Matrix, num_tokens: int) -> OperatorCost:
+        """One matrix of a layer. Experts that no token chose are not read: with T tokens that each choose k of E at
+        random, E (1 - (1 - k/E)^T) of them are."""
+        k, n = local_matrix(matrix, self._shape, self._layout)
+        if matrix.copies == 1:
+            return self._operators.matmul(num_tokens, k, n)
+        used = matrix.copies * (1.0 - (1.0 - matrix.used / matrix.copies) ** num_tokens)
+        return self._operators.matmul(num_tokens * matrix.used, k, n, max(1, round(used)))
+
+    def _elementwise(self, num_tokens: int) -> OperatorCost:
+        shape, operators = self._shape, self._operators
+        item, hidden = shape.dtype_bytes, shape.hidden_size
+        heads, kv_heads = self._heads, self._kv_heads
+        mlp_width = (
+            shape.num_dense_layers * shape.intermediate_size
+            + shape.num_expert_layers
+            * (shape.experts_per_token * shape.expert_intermediate_size + shape.shared_intermediate_size)
+        ) / (shape.num_layers * self._layout.tensor_parallel)
+        return (
+            operators.elementwise("norm", num_tokens, 2 * hidden * item).scaled(shape.norms_per_layer)
+            + operators.elementwise("rope", num_tokens, 2 * (heads + kv_heads) * shape.head_dim * item)
+            + operators.elementwise("kv_write", num_tokens, 4 * kv_heads * shape.head_dim * item)
+            + operators.elementwise("activation", num_tokens, (3 if shape.gated_mlp else 2) * mlp_width * item)
+            + operators.elementwise("residual", num_tokens, 3 * hidden * item).scaled(2)
+        )
+
+    def attention(self, work: StepWork, layers: int) -> OperatorCost:
+        """Attention of `layers` layers, windowed ones in proportion."""
+        shape = self._shape
+        full = self._layer_attention(work.decode_context_tokens, work.chunk_pairs, work.chunk_context_tokens)
+        full = full.slowed(in_step := self.in_step(work.num_tokens))
+        if not shape.num_windowed_layers:
+            return full.scaled(layers)
+        windowed = self._layer_attention(
+            work.windowed_decode_context_tokens, work.windowed_chunk_pairs, work.windowed_chunk_context_tokens
+        )
+        share = shape.num_windowed_layers / shape.num_layers
+        return full.scaled(layers * (1 - share)) + windowed.slowed(in_step).scaled(layers * share)
+
+    def _layer_attention(self, decode_context: float, chunk_pairs: float, chunk_context: float) -> OperatorCost:
+        """Decodes and longer chunks run as two kernels, one bound by memory, the other by compute (Sarathi, 4.3.1)."""
+        heads = (self._heads, self._kv_heads, self._shape.head_dim)
+        decodes = self._operators.decode_attention(decode_context, *heads)
+        if not chunk_pairs:
+            return decodes
+        if not decode_context:
+            return self._operators.chunk_attention(chunk_pairs, chunk_context, *heads)
+        return decodes + self._operators.chunk_attention(chunk_pairs, chunk_context, *heads)
+
+    def outside(self, num_tokens: int, num_samples: int, part: Part) -> OperatorCost:
+        """Embedding of every token; output head over sampled tokens, and three passes over float32 logits to sample."""
+        key = (num_tokens if part.embedding else 0, num_samples if part.head else 0)
+        cached = self._outside_cache.get(key)
+        if cached is None:
+            embedded, sampled = key
+            cached = OperatorCost()
+            if embedded:
+                row_bytes = 2 * self._shape.hidden_size * self._shape.dtype_bytes
+                cached += self._operators.elementwise("embedding", embedded, row_bytes)
+            if sampled:
+                vocab = math.ceil(self._shape.vocab_size / self._layout.tensor_parallel)
+                cached += self._operators.matmul(sampled, self._shape.hidden_size, vocab)
+                cached += self._operators.elementwise("activation", sampled, 3 * 4 * vocab)
+            self._outside_cache[key] = cached
+        return cached.slowed(self.in_step(num_tokens))

@@ -1,0 +1,30 @@
+"""What each device of a tensor-parallel group holds of a layer, cut as Megatron-LM cuts it."""
+
+from __future__ import annotations
+
+import math
+
+from vasuki.layout import Layout
+from vasuki.model_shape import Matrix, ModelShape
+
+
+def local_heads(shape: ModelShape, layout: Layout) -> int:
+    """Query heads."""
+    return shape.num_heads // layout.tensor_parallel
+
+
+def local_kv_heads(shape: ModelShape, layout: Layout) -> int:
+    """At least one: KV heads are replicated where there are fewer than devices."""
+    return max(1, shape.num_kv_heads // layout.tensor_parallel)
+
+
+def local_matrix(matrix: Matrix, shape: ModelShape, layout: Layout) -> tuple[int, int]:
+    """(k, n) of a matrix: the first of a pair is cut by columns, the second by rows."""
+    group = layout.tensor_parallel
+    if group == 1 or matrix.name == "router":
+        return matrix.k, matrix.n
+    if matrix.name in ("o", "down", "shared_down"):
+        return math.ceil(matrix.k / group), matrix.n
+    if matrix.name == "qkv":
+        return matrix.k, (local_heads(shape, layout) + 2 * local_kv_heads(shape, layout)) * shape.head_dim
+    return matrix.k, math.ceil(matrix.n / group)

@@ -1,0 +1,149 @@
+"""Seconds of a step without the parts: the same as its cost says, for simulations that ask for millions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from vasuki.cost_model.copies import HostTraffic
+from vasuki.cost_model.layers import LayerModel
+from vasuki.cost_model.network import Network
+from vasuki.cost_model.parts import Part
+from vasuki.cost_model.work import StepWork, windowed_causal_pairs
+from vasuki.model_shape import ModelShape
+from vasuki.profile import HardwareProfile
+
+
+class StepTime(NamedTuple):
+    """What a step takes, or one stage of it."""
+
+    total_s: float
+    exposed_copy_s: float = 0.0
+    hidden_copy_s: float = 0.0
+
+
+class PartTimes:
+    """Times of one part of the model.
+
+    Args:
+        part: all of the model, or a stage.
+        shape: the model.
+        profile: the device.
+        layers: operators.
+        network: between devices.
+        traffic: on the host link.
+        launches_s: host time of the part's kernel launches.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        shape: ModelShape,
+        profile: HardwareProfile,
+        layers: LayerModel,
+        network: Network,
+        traffic: HostTraffic,
+        launches_s: float,
+    ) -> None:
+        self.part = part
+        self._shape = shape
+        self._link = profile.link
+        self._on_cpu = profile.kind == "cpu"
+        self._layers = layers
+        self._network = network
+        self._traffic = traffic
+        self._launches_s = launches_s
+        self._overhead_s = part.overhead_s(profile.overheads)
+        self._fixed_cache: dict[tuple[int, int], float] = {}
+
+    def once(self, work: StepWork) -> StepTime:
+        """One step."""
+        shape, part, attention_seconds = self._shape, self.part, self._layers.attention_seconds
+        attention_s = attention_seconds(work.decode_context_tokens, work.chunk_pairs, work.chunk_context_tokens)
+        if shape.num_windowed_layers:  # every stage has its share of them
+            share = shape.num_windowed_layers / shape.num_layers
+            windowed_s = attention_seconds(
+                work.windowed_decode_context_tokens, work.windowed_chunk_pairs, work.windowed_chunk_context_tokens
+            )
+            attention_s += share * (windowed_s - attention_s)
+        attention_s *= part.layers * self._layers.in_step(work.num_tokens)
+        busy_s = self._busy_s(self._fixed_s(work.num_tokens, work.num_samples) + attention_s)
+        hidden_s, exposed_s = self._traffic.hidden_and_exposed_s(self._traffic.moves(work.copies), busy_s)
+        return StepTime(busy_s + self._overhead_s + exposed_s, exposed_s, hidden_s)
+
+    def repeated(
+        self,
+        work: StepWork,
+        num_steps: int,
+        streamed_layers: int = 0,
+        copy_bytes: float = 0.0,
+        window_rooms: Iterable[int] = (),
+    ) -> Iterator[StepTime]:
+        """`num_steps` steps that follow one another, of which `work` is the first; see `CostModel.repeated`."""
+        tokens = work.num_tokens
+        windowed_layers = self._shape.num_windowed_layers
+        layers = self._shape.num_layers - windowed_layers
+        windowed = self._windowed_sums(work, window_rooms)
+        fixed_s, attention_s = self._fixed_s(tokens, work.num_samples), self._layers.attention_seconds
+        in_step = self._layers.in_step(tokens)
+        decodes, chunk_tokens = work.num_decodes, tokens - work.num_decodes
+        decode_context, chunk_context = work.decode_context_tokens, work.chunk_context_tokens
+        pairs, more_pairs = work.chunk_pairs, chunk_tokens * chunk_tokens
+        traffic, streamed_s = self._traffic, self._link.transfer_s
+        moves = traffic.moves(work.copies)
+        token_bytes = traffic.streamed(streamed_layers, 1, 1).to_device_bytes
+        whole = traffic.streamed(streamed_layers, 0, tokens, copy_bytes, decodes + work.num_chunks)
+        for _ in range(num_steps):
+            device_s = fixed_s
+            if layers:
+                device_s += in_step * layers * attention_s(decode_context, pairs, chunk_context)
+            if windowed_layers:
+                device_s += in_step * windowed_layers * attention_s(*next(windowed))
+            busy_s = self._busy_s(device_s)
+            if streamed_layers or moves:
+                context_bytes = (decode_context + chunk_context) * token_bytes + whole.to_device_bytes
+                streamed = streamed_s(context_bytes, whole.to_host_bytes, copy_bytes), True
+                hidden_s, exposed_s = traffic.hidden_and_exposed_s([*moves, streamed], busy_s)
+                yield StepTime(busy_s + self._overhead_s + exposed_s, exposed_s, hidden_s)
+            else:
+                yield StepTime(busy_s + self._overhead_s)
+            decode_context += decodes
+            chunk_context += chunk_tokens
+            pairs += more_pairs
+
+    def _windowed_sums(self, work: StepWork, rooms: Iterable[int]) -> Iterator[tuple[int, float, int]]:
+        """What a windowed layer sees of `work` and of the steps after it: decode contexts, chunk pairs and contexts.
+
+        A decode's context grows up to the window, and stays.
+        """
+        window, chunk_tokens = self._shape.sliding_window, work.num_tokens - work.num_decodes
+        decode_context, chunk_end = work.windowed_decode_context_tokens, work.chunk_context_tokens
+        pairs, chunk_context = work.windowed_chunk_pairs, work.windowed_chunk_context_tokens
+        rooms = sorted(rooms)
+        full = 0  # of the decodes that lacked something, those whose window has filled up
+        for step in itertools.count(1):
+            yield decode_context, pairs, chunk_context
+            while full < len(rooms) and rooms[full] < step:
+                full += 1
+            decode_context += len(rooms) - full
+            if chunk_tokens:
+                chunk_end += chunk_tokens
+                pairs = windowed_causal_pairs(chunk_tokens, chunk_end, window)
+                chunk_context = min(chunk_end, window + chunk_tokens)
+
+    def _busy_s(self, device_s: float) -> float:
+        """Launches run ahead of a GPU; a CPU launches its own."""
+        return device_s + self._launches_s if self._on_cpu else max(device_s, self._launches_s)
+
+    def _fixed_s(self, num_tokens: int, num_samples: int) -> float:
+        """Device time outside attention: it depends on these two counts alone."""
+        key = (num_tokens, num_samples)
+        fixed_s = self._fixed_cache.get(key)
+        if fixed_s is None:
+            linear, elementwise = self._layers.linear(num_tokens)
+            fixed_s = self.part.layers * (linear.total_s + elementwise.total_s)
+            fixed_s += self._layers.outside(num_tokens, num_samples, self.part).total_s
+            fixed_s += self._network.part_s(num_tokens, self.part)
+            self._fixed_cache[key] = fixed_s
+        return fixed_s

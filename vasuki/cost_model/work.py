@@ -1,0 +1,112 @@
+"""What a step computes, as sums over its chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from vasuki.cost_model.copies import Copies
+
+if TYPE_CHECKING:
+    from vasuki.batch import Batch
+
+
+class StepWork(NamedTuple):
+    """What a step computes, as sums over its chunks: all that the cost model needs to know.
+
+    A chunk of n tokens that ends at context e counts n to `num_tokens`. If n is 1 it is a decode and counts e to
+    `decode_context_tokens`; otherwise it counts e to `chunk_context_tokens` and its n * e - n * (n - 1) / 2 causal
+    (query, key) pairs to `chunk_pairs`. The windowed sums are the same for layers with a sliding window.
+    """
+
+    num_tokens: int
+    num_samples: int
+    num_decodes: int = 0
+    num_chunks: int = 0  # of more than one token
+    decode_context_tokens: int = 0
+    chunk_context_tokens: int = 0
+    chunk_pairs: float = 0
+    windowed_decode_context_tokens: int = 0
+    windowed_chunk_context_tokens: int = 0
+    windowed_chunk_pairs: float = 0
+    copies: tuple[Copies, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Iterable[int],
+        contexts: Iterable[int],
+        num_samples: int | None = None,
+        window: int = 0,
+        copies: tuple[Copies, ...] = (),
+    ) -> StepWork:
+        """Sum over chunks.
+
+        Args:
+            tokens: tokens of each chunk.
+            contexts: context length after each chunk.
+            num_samples: sampled tokens; one for each chunk if not given.
+            window: the model's sliding window in tokens, 0 for none.
+            copies: KV that moves meanwhile.
+        """
+        sizes = list(zip(tokens, contexts, strict=True))
+        decodes = [end for count, end in sizes if count == 1]
+        chunks = [size for size in sizes if size[0] != 1]
+        return cls._sum(decodes, chunks, len(sizes) if num_samples is None else num_samples, window, copies)
+
+    @classmethod
+    def from_batch(cls, batch: Batch, window: int = 0, copies: tuple[Copies, ...] = ()) -> StepWork:
+        """The work of a scheduled batch."""
+        decodes, chunks, num_samples = [start + 1 for start in batch.starts], [], len(batch.starts)
+        for _, start, count, samples in batch.prefills:
+            num_samples += samples
+            if count == 1:
+                decodes.append(start + 1)
+            else:
+                chunks.append((count, start + count))
+        return cls._sum(decodes, chunks, num_samples, window, copies)
+
+    @classmethod
+    def _sum(
+        cls,
+        decodes: list[int],
+        chunks: list[tuple[int, int]],
+        num_samples: int,
+        window: int,
+        copies: tuple[Copies, ...],
+    ) -> StepWork:
+        """From the contexts of decodes, and from tokens and contexts of longer chunks."""
+        decode_context, chunk_context = sum(decodes), sum([end for _, end in chunks])
+        pairs = sum([causal_pairs(count, end) for count, end in chunks])
+        windowed = decode_context, chunk_context, pairs
+        if window:
+            windowed = (
+                decode_context - sum([end - window for end in decodes if end > window]),
+                sum([min(end, window + count) for count, end in chunks]),
+                sum([windowed_causal_pairs(count, end, window) for count, end in chunks]),
+            )
+        return cls(
+            num_tokens=len(decodes) + sum([count for count, _ in chunks]),
+            num_samples=num_samples,
+            num_decodes=len(decodes),
+            num_chunks=len(chunks),
+            decode_context_tokens=decode_context,
+            chunk_context_tokens=chunk_context,
+            chunk_pairs=pairs,
+            windowed_decode_context_tokens=windowed[0],
+            windowed_chunk_context_tokens=windowed[1],
+            windowed_chunk_pairs=windowed[2],
+            copies=copies,
+        )
+
+
+def causal_pairs(num_tokens: int, context: int) -> float:
+    """(query, key) pairs of the last `num_tokens` of `context` positions under a causal mask."""
+    return num_tokens * context - num_tokens * (num_tokens - 1) / 2
+
+
+def windowed_causal_pairs(num_tokens: int, context: int, window: int) -> float:
+    """The same where a position sees itself and at most `window - 1` before it."""
+    start = context - num_tokens
+    growing = max(0, min(context, window) - start)  # leading queries whose window is not full yet
+    return growing * start + growing * (growing + 1) / 2 + (num_tokens - growing) * window
