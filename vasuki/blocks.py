@@ -71,8 +71,9 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks with one reference each. Raises OutOfBlocks if there are fewer."""
-        if count > self.num_available:
-            raise OutOfBlocks(f"{count} blocks wanted, {self.num_available} available")
+        available = self.num_available
+        if count > available:
+            raise OutOfBlocks(f"{count} blocks wanted, {available} available")
         free, references = self._free, self._references
         while len(free) < count:
             self._evict()
@@ -81,7 +82,7 @@ class BlockPool:
         del free[first:]
         for block in blocks:
             references[block] = 1
-        self.peak_held = max(self.peak_held, self.num_held)
+        self.peak_held = max(self.peak_held, self.num_blocks - available + count)
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:

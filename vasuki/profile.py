@@ -19,7 +19,7 @@ import os
 import sys
 import typing
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -160,15 +160,30 @@ class Link(_Section):
         With two copy engines the directions run together at the `both` rate until the shorter is done, and the rest of
         the longer goes on alone; with one engine they take turns.
         """
-        h2d_alone_s = self._one_way_s(h2d_bytes, copy_bytes, "h2d")
-        d2h_alone_s = self._one_way_s(d2h_bytes, copy_bytes, "d2h")
-        if not h2d_bytes or not d2h_bytes or self.copy_engines == 1:
-            return h2d_alone_s + d2h_alone_s
-        h2d_both_s = self._one_way_s(h2d_bytes, copy_bytes, "both")
-        d2h_both_s = self._one_way_s(d2h_bytes, copy_bytes, "both")
-        if h2d_both_s < d2h_both_s:
-            return h2d_both_s + d2h_alone_s * (1 - h2d_both_s / d2h_both_s)
-        return d2h_both_s + h2d_alone_s * (1 - d2h_both_s / h2d_both_s)
+        return self.transfers(d2h_bytes, copy_bytes)(h2d_bytes)
+
+    def transfers(self, d2h_bytes: float, copy_bytes: float) -> Callable[[float], float]:
+        """`transfer_s` as a function of `h2d_bytes` alone, for those who ask a million times."""
+        h2d_copy_s, both_copy_s = self.copy_s(copy_bytes, "h2d"), self.copy_s(copy_bytes, "both")
+        d2h_alone_s, d2h_both_s = (
+            self._one_way_s(d2h_bytes, copy_bytes, "d2h"),
+            self._one_way_s(d2h_bytes, copy_bytes, "both"),
+        )
+        takes_turns = not d2h_bytes or self.copy_engines == 1
+
+        def seconds(h2d_bytes: float) -> float:
+            if not copy_bytes or h2d_bytes <= copy_bytes:
+                h2d_alone_s, h2d_both_s = self.copy_s(h2d_bytes, "h2d"), self.copy_s(h2d_bytes, "both")
+            else:
+                copies = h2d_bytes / copy_bytes
+                h2d_alone_s, h2d_both_s = copies * h2d_copy_s, copies * both_copy_s
+            if takes_turns or not h2d_bytes:
+                return h2d_alone_s + d2h_alone_s
+            if h2d_both_s < d2h_both_s:
+                return h2d_both_s + d2h_alone_s * (1 - h2d_both_s / d2h_both_s)
+            return d2h_both_s + h2d_alone_s * (1 - d2h_both_s / h2d_both_s)
+
+        return seconds
 
     def _one_way_s(self, num_bytes: float, copy_bytes: float, direction: Direction) -> float:
         if not copy_bytes or num_bytes <= copy_bytes:

@@ -70,14 +70,15 @@ class SimulatedExecutor:
         """Let the batch's time pass, up to the first sequence that ends. Waiting for an arrival counts to the step."""
         clock = self.clock
         most_steps = 1 if self._one_by_one else min(batch.max_steps, self._steps_to_next_end(batch))
-        steps, exposed_s, hidden_s = 0, 0.0, 0.0
-        for step in self.step_times(batch, most_steps):
-            clock.now_s += step.total_s
-            exposed_s += step.exposed_copy_s
-            hidden_s += step.hidden_copy_s
+        steps, now_s, exposed_s, hidden_s = 0, clock.now_s, 0.0, 0.0
+        for step_s, step_exposed_s, step_hidden_s in self.step_times(batch, most_steps):
+            now_s += step_s
+            exposed_s += step_exposed_s
+            hidden_s += step_hidden_s
             steps += 1
-            if clock.now_s >= clock.next_arrival_s:
+            if now_s >= clock.next_arrival_s:
                 break
+        clock.now_s = now_s
         self._wave_context += steps
         stopped = self._stopped_decodes(batch, steps)
         for sequence, _, _, samples in batch.prefills:
@@ -137,15 +138,17 @@ class SimulatedExecutor:
         last = self._window - 1
         if self._padded:
             return [max(0, last - self._wave_context)] * self._wave_rows
-        starts = batch.starts + [chunk.start for chunk in batch.prefills if chunk.num_tokens == 1]
-        return [last - start for start in starts if start < last]
+        rooms = [last - start for start in batch.starts if start < last]
+        return rooms + [last - start for _, start, count, _ in batch.prefills if count == 1 and start < last]
 
     def _copied_bytes(self, batch: Batch, steps: int) -> int:
         """Blocks of swaps over all layers, and in every step the streamed layers' context and new tokens."""
         shape, tokens = self.cost_model.shape, 0
         if self._streamed_layers:
             new = batch.num_tokens
-            context = sum(batch.starts) + len(batch.decodes) + sum([chunk.end for chunk in batch.prefills])
+            context = (
+                sum(batch.starts) + len(batch.decodes) + sum([start + count for _, start, count, _ in batch.prefills])
+            )
             tokens = steps * (context + new) + new * steps * (steps - 1) // 2
         swapped = self._block_tokens * sum([len(swap.device) for swap in batch.swaps])
         return shape.kv_bytes_per_token_per_layer * (self._streamed_layers * tokens + shape.num_layers * swapped)

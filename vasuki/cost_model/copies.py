@@ -45,7 +45,14 @@ class HostTraffic:
     def streamed(
         self, layers: int, context_tokens: int, new_tokens: int, copy_bytes: float = 0, sequences: int = 0
     ) -> Copies:
-        """What streaming the KV of `layers` layers moves in a step, on each device.
+        """What streaming the KV of `layers` layers moves in a step, on each device."""
+        to_device, to_host = self.streamed_bytes(layers, context_tokens, new_tokens, copy_bytes, sequences)
+        return Copies(to_device, to_host, copy_bytes, overlapped=True)
+
+    def streamed_bytes(
+        self, layers: int, context_tokens: int, new_tokens: int, copy_bytes: float = 0, sequences: int = 0
+    ) -> tuple[float, float]:
+        """Bytes to the device and to the host.
 
         Everything comes back in every step; only blocks with new tokens go out, since KV is append-only. A copy is a
         whole block: the last one of a sequence is half full on average, and n tokens in a row lie in as many blocks as
@@ -54,7 +61,7 @@ class HostTraffic:
         block_tokens = max(1.0, copy_bytes / self._kv_bytes)
         back, out = context_tokens + sequences * (block_tokens - 1) / 2, new_tokens + sequences * (block_tokens - 1)
         per_token = layers * self._kv_bytes * self._kv_share
-        return Copies(back * per_token, out * per_token, copy_bytes, overlapped=True)
+        return back * per_token, out * per_token
 
     def swapped(self, batch: Batch, block_tokens: int) -> tuple[Copies, ...]:
         """What a batch's swaps move on each device, one copy for a block of a layer.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vasuki.cost_model.copies import Copies, HostTraffic
@@ -150,7 +150,7 @@ class CostModel:
         num_steps: int,
         streamed_layers: int = 0,
         copy_bytes: float = 0.0,
-        window_rooms: Iterable[int] = (),
+        window_rooms: Sequence[int] = (),
     ) -> Iterator[StepTime]:
         """Times of `num_steps` steps that follow one another, of which `work` is the first.
 

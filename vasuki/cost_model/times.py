@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from vasuki.cost_model.copies import HostTraffic
@@ -78,41 +77,51 @@ class PartTimes:
         num_steps: int,
         streamed_layers: int = 0,
         copy_bytes: float = 0.0,
-        window_rooms: Iterable[int] = (),
+        window_rooms: Sequence[int] = (),
     ) -> Iterator[StepTime]:
         """`num_steps` steps that follow one another, of which `work` is the first; see `CostModel.repeated`."""
         tokens = work.num_tokens
         windowed_layers = self._shape.num_windowed_layers
         layers = self._shape.num_layers - windowed_layers
-        windowed = self._windowed_sums(work, window_rooms)
-        fixed_s, attention_s = self._fixed_s(tokens, work.num_samples), self._layers.attention_seconds
         in_step = self._layers.in_step(tokens)
+        full, windowed = in_step * layers, in_step * windowed_layers
+        windowed_sums = self._windowed_sums(work, num_steps, window_rooms)
+        fixed_s, attention_s = self._fixed_s(tokens, work.num_samples), self._layers.attention_seconds
+        launches_s, overhead_s, on_cpu = self._launches_s, self._overhead_s, self._on_cpu
         decodes, chunk_tokens = work.num_decodes, tokens - work.num_decodes
         decode_context, chunk_context = work.decode_context_tokens, work.chunk_context_tokens
         pairs, more_pairs = work.chunk_pairs, chunk_tokens * chunk_tokens
-        traffic, streamed_s = self._traffic, self._link.transfer_s
-        moves = traffic.moves(work.copies)
-        token_bytes = traffic.streamed(streamed_layers, 1, 1).to_device_bytes
-        whole = traffic.streamed(streamed_layers, 0, tokens, copy_bytes, decodes + work.num_chunks)
+        hidden_and_exposed_s = self._traffic.hidden_and_exposed_s
+        moves, streamed_s = self._traffic.moves(work.copies), 0.0
+        if streamed_layers:
+            token_bytes, _ = self._traffic.streamed_bytes(streamed_layers, 1, 1)
+            block_bytes, out_bytes = self._traffic.streamed_bytes(
+                streamed_layers, 0, tokens, copy_bytes, decodes + work.num_chunks
+            )
+            transfer_s = self._link.transfers(out_bytes, copy_bytes)
         for _ in range(num_steps):
             device_s = fixed_s
             if layers:
-                device_s += in_step * layers * attention_s(decode_context, pairs, chunk_context)
+                device_s += full * attention_s(decode_context, pairs, chunk_context)
             if windowed_layers:
-                device_s += in_step * windowed_layers * attention_s(*next(windowed))
-            busy_s = self._busy_s(device_s)
-            if streamed_layers or moves:
-                context_bytes = (decode_context + chunk_context) * token_bytes + whole.to_device_bytes
-                streamed = streamed_s(context_bytes, whole.to_host_bytes, copy_bytes), True
-                hidden_s, exposed_s = traffic.hidden_and_exposed_s([*moves, streamed], busy_s)
-                yield StepTime(busy_s + self._overhead_s + exposed_s, exposed_s, hidden_s)
+                device_s += windowed * attention_s(*next(windowed_sums))
+            busy_s = device_s + launches_s if on_cpu else max(device_s, launches_s)
+            if streamed_layers:
+                streamed_s = transfer_s((decode_context + chunk_context) * token_bytes + block_bytes)
+            if moves:
+                hidden_s, exposed_s = hidden_and_exposed_s([*moves, (streamed_s, True)], busy_s)
+                yield StepTime(busy_s + overhead_s + exposed_s, exposed_s, hidden_s)
+            elif streamed_s:
+                hidden_s = min(streamed_s, busy_s)
+                exposed_s = streamed_s - hidden_s
+                yield StepTime(busy_s + overhead_s + exposed_s, exposed_s, hidden_s)
             else:
-                yield StepTime(busy_s + self._overhead_s)
+                yield StepTime(busy_s + overhead_s)
             decode_context += decodes
             chunk_context += chunk_tokens
             pairs += more_pairs
 
-    def _windowed_sums(self, work: StepWork, rooms: Iterable[int]) -> Iterator[tuple[int, float, int]]:
+    def _windowed_sums(self, work: StepWork, num_steps: int, rooms: Sequence[int]) -> Iterator[tuple[int, float, int]]:
         """What a windowed layer sees of `work` and of the steps after it: decode contexts, chunk pairs and contexts.
 
         A decode's context grows up to the window, and stays.
@@ -120,13 +129,14 @@ class PartTimes:
         window, chunk_tokens = self._shape.sliding_window, work.num_tokens - work.num_decodes
         decode_context, chunk_end = work.windowed_decode_context_tokens, work.chunk_context_tokens
         pairs, chunk_context = work.windowed_chunk_pairs, work.windowed_chunk_context_tokens
-        rooms = sorted(rooms)
-        full = 0  # of the decodes that lacked something, those whose window has filled up
-        for step in itertools.count(1):
+        growing = len(rooms)
+        filling = sorted([room for room in rooms if room < num_steps], reverse=True)  # the next to fill up is the last
+        for step in range(1, num_steps + 1):
             yield decode_context, pairs, chunk_context
-            while full < len(rooms) and rooms[full] < step:
-                full += 1
-            decode_context += len(rooms) - full
+            while filling and filling[-1] < step:
+                filling.pop()
+                growing -= 1
+            decode_context += growing
             if chunk_tokens:
                 chunk_end += chunk_tokens
                 pairs = windowed_causal_pairs(chunk_tokens, chunk_end, window)

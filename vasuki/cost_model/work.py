@@ -50,45 +50,47 @@ class StepWork(NamedTuple):
             copies: KV that moves meanwhile.
         """
         sizes = list(zip(tokens, contexts, strict=True))
-        decodes = [end for count, end in sizes if count == 1]
+        starts = [end - 1 for count, end in sizes if count == 1]
         chunks = [size for size in sizes if size[0] != 1]
-        return cls._sum(decodes, chunks, len(sizes) if num_samples is None else num_samples, window, copies)
+        return cls._sum(starts, chunks, len(sizes) if num_samples is None else num_samples, window, copies)
 
     @classmethod
     def from_batch(cls, batch: Batch, window: int = 0, copies: tuple[Copies, ...] = ()) -> StepWork:
         """The work of a scheduled batch."""
-        decodes, chunks, num_samples = [start + 1 for start in batch.starts], [], len(batch.starts)
+        starts, chunks, num_samples = batch.starts, [], len(batch.starts)
         for _, start, count, samples in batch.prefills:
             num_samples += samples
             if count == 1:
-                decodes.append(start + 1)
+                starts = [*starts, start]
             else:
                 chunks.append((count, start + count))
-        return cls._sum(decodes, chunks, num_samples, window, copies)
+        return cls._sum(starts, chunks, num_samples, window, copies)
 
     @classmethod
     def _sum(
         cls,
-        decodes: list[int],
+        starts: list[int],
         chunks: list[tuple[int, int]],
         num_samples: int,
         window: int,
         copies: tuple[Copies, ...],
     ) -> StepWork:
-        """From the contexts of decodes, and from tokens and contexts of longer chunks."""
-        decode_context, chunk_context = sum(decodes), sum([end for _, end in chunks])
+        """From the positions of decodes, and from tokens and contexts of longer chunks."""
+        num_decodes = len(starts)
+        decode_context, chunk_context = sum(starts) + num_decodes, sum([end for _, end in chunks])
         pairs = sum([causal_pairs(count, end) for count, end in chunks])
         windowed = decode_context, chunk_context, pairs
         if window:
+            last = window - 1  # position whose token sees just a window
             windowed = (
-                decode_context - sum([end - window for end in decodes if end > window]),
+                decode_context - sum([start - last for start in starts if start > last]),
                 sum([min(end, window + count) for count, end in chunks]),
                 sum([windowed_causal_pairs(count, end, window) for count, end in chunks]),
             )
         return cls(
-            num_tokens=len(decodes) + sum([count for count, _ in chunks]),
+            num_tokens=num_decodes + sum([count for count, _ in chunks]),
             num_samples=num_samples,
-            num_decodes=len(decodes),
+            num_decodes=num_decodes,
             num_chunks=len(chunks),
             decode_context_tokens=decode_context,
             chunk_context_tokens=chunk_context,
