@@ -198,16 +198,14 @@ class Scheduler:
         finished: list[Sequence] = []
         sample = len(batch.decodes)
         first = sample * steps
-        if steps == 1:
-            for sequence, token in zip(batch.decodes, tokens, strict=False):
-                sequence.num_computed_tokens += 1
-                sequence.output_token_ids.append(token)
-        else:
-            for index, sequence in enumerate(batch.decodes):
-                sequence.num_computed_tokens += steps
-                sequence.output_token_ids.extend(tokens[index * steps : (index + 1) * steps])
-        for sequence, stops in zip(batch.decodes, stopped, strict=False):
-            if stops or len(sequence.output_token_ids) >= sequence.request.max_tokens:
+        for index, (sequence, stops) in enumerate(zip(batch.decodes, stopped, strict=False)):
+            output = sequence.output_token_ids
+            sequence.num_computed_tokens += steps
+            if steps == 1:
+                output.append(tokens[index])
+            else:
+                output += tokens[index * steps : (index + 1) * steps]
+            if stops or len(output) >= sequence.request.max_tokens:
                 self._finish(sequence, stops, finished)
         for sequence, start, num_tokens, samples in batch.prefills:
             sequence.num_computed_tokens = start + steps * num_tokens
