@@ -143,6 +143,8 @@ class SimulatedExecutor:
 
     def _copied_bytes(self, batch: Batch, steps: int) -> int:
         """Blocks of swaps over all layers, and in every step the streamed layers' context and new tokens."""
+        if not self._streamed_layers and not batch.swaps:
+            return 0
         shape, tokens = self.cost_model.shape, 0
         if self._streamed_layers:
             new = batch.num_tokens

@@ -85,8 +85,10 @@ class PartTimes:
         layers = self._shape.num_layers - windowed_layers
         in_step = self._layers.in_step(tokens)
         full, windowed = in_step * layers, in_step * windowed_layers
+        all_fits = not windowed_layers or self._fits_into_window(work, num_steps, window_rooms)
         windowed_sums = self._windowed_sums(work, num_steps, window_rooms)
-        fixed_s, attention_s = self._fixed_s(tokens, work.num_samples), self._layers.attention_seconds
+        attention_s = 0.0
+        fixed_s, attention_seconds = self._fixed_s(tokens, work.num_samples), self._layers.attention_seconds
         launches_s, overhead_s, on_cpu = self._launches_s, self._overhead_s, self._on_cpu
         decodes, chunk_tokens = work.num_decodes, tokens - work.num_decodes
         decode_context, chunk_context = work.decode_context_tokens, work.chunk_context_tokens
@@ -101,10 +103,11 @@ class PartTimes:
             transfer_s = self._link.transfers(out_bytes, copy_bytes)
         for _ in range(num_steps):
             device_s = fixed_s
-            if layers:
-                device_s += full * attention_s(decode_context, pairs, chunk_context)
+            if layers or all_fits:
+                attention_s = attention_seconds(decode_context, pairs, chunk_context)
+                device_s += full * attention_s
             if windowed_layers:
-                device_s += windowed * attention_s(*next(windowed_sums))
+                device_s += windowed * (attention_s if all_fits else attention_seconds(*next(windowed_sums)))
             busy_s = device_s + launches_s if on_cpu else max(device_s, launches_s)
             if streamed_layers:
                 streamed_s = transfer_s((decode_context + chunk_context) * token_bytes + block_bytes)
@@ -120,6 +123,18 @@ class PartTimes:
             decode_context += decodes
             chunk_context += chunk_tokens
             pairs += more_pairs
+
+    def _fits_into_window(self, work: StepWork, num_steps: int, rooms: Sequence[int]) -> bool:
+        """Whether windowed layers see all of `work` and of the steps after it."""
+        seen = work.windowed_decode_context_tokens, work.windowed_chunk_pairs, work.windowed_chunk_context_tokens
+        if seen != (work.decode_context_tokens, work.chunk_pairs, work.chunk_context_tokens):
+            return False
+        if num_steps == 1:
+            return True
+        if len(rooms) < work.num_decodes or min(rooms, default=num_steps) < num_steps - 1:
+            return False
+        chunk_tokens = work.num_tokens - work.num_decodes
+        return work.chunk_context_tokens + (num_steps - 1) * chunk_tokens <= self._shape.sliding_window
 
     def _windowed_sums(self, work: StepWork, num_steps: int, rooms: Sequence[int]) -> Iterator[tuple[int, float, int]]:
         """What a windowed layer sees of `work` and of the steps after it: decode contexts, chunk pairs and contexts.

@@ -76,29 +76,35 @@ class StepWork(NamedTuple):
         copies: tuple[Copies, ...],
     ) -> StepWork:
         """From the positions of decodes, and from tokens and contexts of longer chunks."""
-        num_decodes = len(starts)
-        decode_context, chunk_context = sum(starts) + num_decodes, sum([end for _, end in chunks])
-        pairs = sum([causal_pairs(count, end) for count, end in chunks])
-        windowed = decode_context, chunk_context, pairs
+        num_decodes, chunk_tokens = len(starts), 0
+        decode_context = windowed_decode_context = sum(starts) + num_decodes
+        chunk_context = windowed_chunk_context = 0
+        pairs: float = 0
+        windowed_pairs: float = 0
+        for count, end in chunks:
+            chunk_tokens += count
+            chunk_context += end
+            pairs += causal_pairs(count, end)
+            if window:
+                windowed_chunk_context += min(end, window + count)
+                windowed_pairs += windowed_causal_pairs(count, end, window)
         if window:
             last = window - 1  # position whose token sees just a window
-            windowed = (
-                decode_context - sum([start - last for start in starts if start > last]),
-                sum([min(end, window + count) for count, end in chunks]),
-                sum([windowed_causal_pairs(count, end, window) for count, end in chunks]),
-            )
+            windowed_decode_context -= sum([start - last for start in starts if start > last])
+        else:
+            windowed_chunk_context, windowed_pairs = chunk_context, pairs
         return cls(
-            num_tokens=num_decodes + sum([count for count, _ in chunks]),
-            num_samples=num_samples,
-            num_decodes=num_decodes,
-            num_chunks=len(chunks),
-            decode_context_tokens=decode_context,
-            chunk_context_tokens=chunk_context,
-            chunk_pairs=pairs,
-            windowed_decode_context_tokens=windowed[0],
-            windowed_chunk_context_tokens=windowed[1],
-            windowed_chunk_pairs=windowed[2],
-            copies=copies,
+            num_decodes + chunk_tokens,
+            num_samples,
+            num_decodes,
+            len(chunks),
+            decode_context,
+            chunk_context,
+            pairs,
+            windowed_decode_context,
+            windowed_chunk_context,
+            windowed_pairs,
+            copies,
         )
 
 
