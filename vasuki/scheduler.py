@@ -266,8 +266,8 @@ class Scheduler:
         """Take the blocks for the steps after the first, which `schedule` provided for."""
         pool, block_tokens = self.pool, self.pool.block_tokens
         for sequence, start in zip(batch.decodes, batch.starts, strict=True):
-            table = sequence.block_table.device
-            if start + steps > len(table) * block_tokens:
+            if -(start + 1) % block_tokens < steps - 1:  # places left in its last block
+                table = sequence.block_table.device
                 table += pool.allocate(pool.blocks_for(start + steps) - len(table))
         for sequence, start, num_tokens, _ in batch.prefills:
             table = sequence.block_table.device
