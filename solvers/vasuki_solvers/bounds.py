@@ -50,15 +50,40 @@ def parallel_bound(instance: Instance) -> int:
     return bound
 
 
-def crowding_bound(instance: Instance) -> int:
-    """Of the items whose prompt alone exceeds capacity / (k + 1), at most k run in one step: their spans, summed and
-    divided by k, are a bound, for every k (k = 1: items larger than half the capacity run one after the other)."""
-    spans = instance.durations + instance.min_waits
-    bound = 0
-    for k in range(1, MAX_CROWD + 1):
-        crowd = int(spans[instance.prompts * (k + 1) > instance.capacity].sum())
-        bound = max(bound, -(-crowd // k))
-    return bound
+def dual_feasible_bound(instance: Instance) -> int:
+    """The area bound with sizes measured so that room which whole items have to leave counts as well.
+
+    A function f is dual feasible if sizes that fit into the capacity together always have f-sizes that fit into f(C)
+    together. No step holds more than f(C) then, and M steps no more than M x f(C), for which the f-sizes of all items,
+    summed over their steps, need room. Two families (Fekete and Schepers, "New classes of fast lower bounds for bin
+    packing problems", Mathematical Programming 91, 2001), with x as a share of the capacity:
+
+        U(e), 0 < e <= 1/2    x > 1 - e counts as 1, x < e as nothing, the rest as x: only what is smaller than e finds
+                              room beside such a large one
+        u(k), k >= 1          floor((k + 1) x) / k, and x where (k + 1) x is whole: no more than k that are larger than
+                              1 / (k + 1) fit into one step
+
+    O(items + largest size): all that counts is for how many item-steps each size is held.
+    """
+    if not len(instance):
+        return 0
+    capacity, largest = instance.capacity, int(instance.peaks.max())
+    sizes = np.arange(largest + 1)
+    begin, end = (np.bincount(edge, minlength=largest + 2) for edge in (instance.prompts, instance.peaks + 1))
+    held = (begin - end).cumsum()[:-1]  # item-steps at which each size is held
+    np.add.at(held, instance.prompts, instance.min_waits)
+
+    steps = 0
+    e = np.arange(capacity - largest + 1, capacity // 2 + 1)  # for smaller ones no size is large
+    if len(e):
+        count, area = held.cumsum(), (held * sizes).cumsum()
+        total = capacity * (count[-1] - count[capacity - e]) + area[capacity - e] - area[e - 1]
+        steps = -(-int(total.max()) // capacity)
+    for k in range(max(1, capacity // largest), MAX_CROWD + 1):
+        whole, rest = np.divmod((k + 1) * sizes, capacity)
+        total = held @ np.where(rest == 0, k * sizes, whole * capacity)
+        steps = max(steps, -(-int(total) // (k * capacity)))
+    return steps
 
 
 def prefill_bound(instance: Instance) -> int:
@@ -134,7 +159,7 @@ def lower_bound(instance: Instance) -> Bound:
         Bound(longest_item_bound(instance), "longest item"),
         Bound(area_bound(instance), "area"),
         Bound(parallel_bound(instance), "max_parallel"),
-        Bound(crowding_bound(instance), "crowding"),
+        Bound(dual_feasible_bound(instance), "whole items"),
         Bound(prefill_bound(instance), "prefill budget"),
     ]
     best = max(bounds, key=lambda bound: bound.steps)
