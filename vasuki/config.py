@@ -200,6 +200,8 @@ class KVConfig(_Section):
     """Tokens in a block."""
     device_memory: Annotated[float, Field(gt=0, le=1)] | Bytes = 0.9
     """Share of the device's memory that weights, activations and KV may take together; or the KV pool's size."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """What keys and values are rounded to. `auto` keeps the type that the model computes in, and its very tokens."""
     host_memory: Bytes = 8 * 2**30
     """Pinned host memory, for weights that stay on the host and for offloaded KV."""
     offload: Literal["auto", "none", "stream", "park"] = "auto"

@@ -134,7 +134,7 @@ def repeat(lengths: Lengths, num_rows: int) -> Lengths:
 
 
 def shape_of(config: JobConfig) -> ModelShape:
-    """The shape of the job's model: a named one, or read from its files. `model.dtype` overrides its own.
+    """The shape of the job's model: a named one, or read from its files. `model.dtype` and `kv.dtype` override its own.
 
     Raises:
         ModelError: there is no such shape or model.
@@ -144,7 +144,7 @@ def shape_of(config: JobConfig) -> ModelShape:
         shape = named_shape(model.shape)
     else:
         shape = ModelShape.from_config_json(description_folder(model), name=Path(model.path).name)
-    return shape if model.dtype == "auto" else shape.with_dtype(model.dtype)
+    return shape.with_dtype(shape.dtype if model.dtype == "auto" else model.dtype, config.kv.dtype)
 
 
 def check_job(config: JobConfig) -> dict[str, str | int]:

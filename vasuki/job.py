@@ -158,14 +158,14 @@ class _Run:
         from vasuki.hf.memory import room_bytes
         from vasuki.hf.model import load_model
 
-        engine, device_memory = self.config.engine, self.config.kv.device_memory
+        engine, kv = self.config.engine, self.config.kv
 
         def stays_on_host(weight_bytes: int, device: torch.device) -> bool:
             if engine.weights_on_host != "auto":
                 return engine.weights_on_host > 0
-            return weight_bytes >= room_bytes(device, device_memory)
+            return weight_bytes >= room_bytes(device, kv.device_memory)
 
-        loaded = load_model(self.config.model, engine.device, stays_on_host, engine.compile != "off")
+        loaded = load_model(self.config.model, engine.device, stays_on_host, engine.compile != "off", kv.dtype)
         self.load_s = time.perf_counter() - started_s - loaded.compile_s
         self.energy = EnergyMeter(loaded.device)
         log.info("loaded %s on %s in %s", self.config.model.path, loaded.device, duration(self.load_s))
@@ -224,9 +224,8 @@ class _Run:
 
     def _shape(self, loaded: LoadedModel) -> ModelShape:
         """The model's shape, in the type that it really runs in."""
-        return ModelShape.from_config_json(loaded.config.to_dict(), self.config.model.path).with_dtype(
-            str(loaded.kv_layout.dtype).removeprefix("torch.")
-        )
+        shape = ModelShape.from_config_json(loaded.config.to_dict(), self.config.model.path)
+        return shape.with_dtype(str(loaded.model.dtype).removeprefix("torch."), self.config.kv.dtype)
 
     def _profile(self, loaded: LoadedModel) -> HardwareProfile:
         if self.config.plan.gpu != "auto":

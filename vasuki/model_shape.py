@@ -58,10 +58,15 @@ class ModelShape:
     vector_parameters_per_layer: int = 0  # norm weights and biases of a layer
     extra_parameters: int = 0  # outside layers, embedding and head: final norm, position table
     dtype: str = "bfloat16"
+    kv_dtype: str = ""  # of keys and values, where they are kept in another
 
     @property
     def dtype_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def kv_dtype_bytes(self) -> int:
+        return DTYPE_BYTES[self.kv_dtype or self.dtype]
 
     @property
     def num_dense_layers(self) -> int:
@@ -137,7 +142,7 @@ class ModelShape:
     @property
     def kv_bytes_per_token_per_layer(self) -> int:
         """2 (K and V) x kv_heads x head_dim x bytes."""
-        return 2 * self.num_kv_heads * self.head_dim * self.dtype_bytes
+        return 2 * self.num_kv_heads * self.head_dim * self.kv_dtype_bytes
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -166,11 +171,15 @@ class ModelShape:
         per_pair = 4 * self.num_heads * self.head_dim
         return per_pair * (full_layers * pairs + self.num_windowed_layers * windowed_pairs)
 
-    def with_dtype(self, dtype: str) -> ModelShape:
-        """The same model with weights and KV in another dtype. Raises ModelError if it is unknown."""
-        if dtype not in DTYPE_BYTES:
-            raise ModelError(f"unknown dtype '{dtype}'{did_you_mean(dtype, DTYPE_BYTES)}")
-        return replace(self, dtype=dtype)
+    def with_dtype(self, dtype: str, kv_dtype: str = "auto") -> ModelShape:
+        """The same model with weights in another dtype, and KV in this or in one of its own.
+
+        Raises ModelError if one is unknown.
+        """
+        for name in (dtype, dtype if kv_dtype == "auto" else kv_dtype):
+            if name not in DTYPE_BYTES:
+                raise ModelError(f"unknown dtype '{name}'{did_you_mean(name, DTYPE_BYTES)}")
+        return replace(self, dtype=dtype, kv_dtype="" if kv_dtype == "auto" else kv_dtype)
 
     def _over_layers(self, size: Callable[[Matrix], int]) -> int:
         per_layer = sum(map(size, self.attention_matrices))

@@ -82,8 +82,15 @@ def prompts(count: int = 9, longest: int = 60, seed: int = 0) -> list[list[int]]
     return [rng.integers(3, VOCAB, int(length)).tolist() for length in lengths]
 
 
+class RoundedCache(transformers.DynamicCache):
+    """transformers' own cache, but for keys and values that are rounded to bfloat16 where they enter."""
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().update(keys.bfloat16().float(), values.bfloat16().float(), *args, **kwargs)
+
+
 @functools.cache
-def reference(name: str, max_tokens: int = 14) -> list[list[int]]:
+def reference(name: str, max_tokens: int = 14, cache: type[transformers.DynamicCache] | None = None) -> list[list[int]]:
     """Greedy output of `model.generate`, row by row."""
     model = random_model(name)
     model.set_attn_implementation("eager")
@@ -94,15 +101,16 @@ def reference(name: str, max_tokens: int = 14) -> list[list[int]]:
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             max_new_tokens=max_tokens,
             do_sample=False,
+            past_key_values=None if cache is None else cache(),
         )
         rows.append(output[0, len(prompt) :].tolist())
     return rows
 
 
-def load(name: str) -> LoadedModel:
+def load(name: str, kv_dtype: str = "auto") -> LoadedModel:
     model = random_model(name)
     model.set_attn_implementation("vasuki_ragged")
-    return prepare(model, NoTokenizer(), model.generation_config, name)  # type: ignore[arg-type]
+    return prepare(model, NoTokenizer(), model.generation_config, name, kv_dtype)  # type: ignore[arg-type]
 
 
 class Rows:
@@ -153,7 +161,7 @@ def run(
     cache = KVCache(loaded.kv_layout, num_blocks, block_tokens, loaded.device)
     for layer in cache.layers:
         layer.fill_(1e4)  # finite, and ruinous wherever a stale value is read
-    kernel = load_kernel(loaded.kv_layout.head_dim, loaded.kv_layout.dtype) if native else None
+    kernel = load_kernel(loaded.kv_layout.head_dim, loaded.model.dtype, loaded.kv_layout.dtype) if native else None
     assert bool(kernel) == native
     offload = None
     if host_blocks or num_streamed:

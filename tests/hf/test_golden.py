@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from models import ARCHITECTURES, load, prompts, reference, requests_of, run
+from models import ARCHITECTURES, RoundedCache, load, prompts, reference, requests_of, run
 from vasuki.scheduler import POLICIES
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
@@ -26,6 +26,17 @@ def test_greedy_equals_generate(name: str, chunk_tokens: int) -> None:
 def test_compiled_attention_equals_its_plain_twin(name: str) -> None:
     rows, _, _ = run(load(name), requests_of(prompts()), chunk_tokens=20, native=True)
     assert rows.outputs == reference(name)
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_compiler), False])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_neox"])
+def test_rounded_keys_and_values_give_what_a_rounded_cache_gives(name: str, native: bool) -> None:
+    hopeful = [dataclasses.replace(request, estimated_tokens=1) for request in requests_of(prompts())]
+    rows, _, stats = run(
+        load(name, "bfloat16"), hopeful, 16, num_blocks=24, native=native, host_blocks=60, num_streamed=1
+    )
+    assert rows.outputs == reference(name, cache=RoundedCache)
+    assert stats.swapped_blocks > 0
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])

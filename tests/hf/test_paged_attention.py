@@ -30,12 +30,13 @@ def test_types_without_a_kernel() -> None:
     assert paged_attention.load_kernel(8, torch.float16) is None
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 7, 900])
-def test_stores_like_its_plain_twin(dtype: torch.dtype, tokens: int) -> None:
-    kernel = paged_attention.load_kernel(12, dtype)
+def test_stores_like_its_plain_twin(dtype: torch.dtype, kv_dtype: torch.dtype, tokens: int) -> None:
+    kernel = paged_attention.load_kernel(12, dtype, kv_dtype)
     assert kernel is not None
-    caches = [KVCache(KVLayout(1, 3, 12, dtype), 80, 16, torch.device("cpu")) for _ in range(2)]
+    caches = [KVCache(KVLayout(1, 3, 12, kv_dtype), 80, 16, torch.device("cpu")) for _ in range(2)]
     torch.manual_seed(0)
     rows = caches[0].rows_of_slots(torch.randperm(80 * 16)[:tokens])
     keys = torch.randn(tokens, 3, 12).to(dtype)

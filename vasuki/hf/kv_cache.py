@@ -67,8 +67,8 @@ class KVCache:
         """Store keys and values `[num_tokens, num_kv_heads, head_dim]` at `rows`, as made by `rows_of_slots`."""
         width = self.layout.num_kv_heads * self.layout.head_dim
         flat = self.layers[layer].view(-1, width)
-        flat.index_copy_(0, rows, keys.reshape(-1, width))
-        flat.index_copy_(0, rows + self.block_tokens, values.reshape(-1, width))
+        flat.index_copy_(0, rows, keys.reshape(-1, width).to(flat.dtype))
+        flat.index_copy_(0, rows + self.block_tokens, values.reshape(-1, width).to(flat.dtype))
 
     def rows_of_slots(self, slots: torch.Tensor) -> torch.Tensor:
         """Row of each slot's key in the `[num_blocks * 2 * block_tokens, ...]` view of a layer."""

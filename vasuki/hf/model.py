@@ -104,6 +104,7 @@ def load_model(
     device_name: str = "auto",
     stays_on_host: Callable[[int, torch.device], bool] | None = None,
     uses_kernels: bool = True,
+    kv_dtype: str = "auto",
 ) -> LoadedModel:
     """Load weights, tokenizer and generation defaults.
 
@@ -112,6 +113,7 @@ def load_model(
         device_name: where it computes.
         stays_on_host: whether so many bytes of weights wait in host memory for `hf.weights.place_weights`.
         uses_kernels: on a CPU, compute by the kernels of this package where they can be compiled.
+        kv_dtype: of keys and values; `auto` is the model's.
 
     Raises:
         ModelError: the model or its tokenizer cannot be read, or it needs what the ragged backend does not have.
@@ -140,24 +142,32 @@ def load_model(
         raise ModelError(f"cannot load model {path}: {_first_line(error)}") from None
     loaded = loaded.eval()
     if device.type == "cpu" and uses_kernels:
-        return _with_kernels(loaded, tokenizer, generation, path)
+        return _with_kernels(loaded, tokenizer, generation, path, kv_dtype)
     weight_bytes = sum(p.numel() * p.element_size() for p in loaded.parameters())
     if stays_on_host is None or not stays_on_host(weight_bytes, device):
         loaded = loaded.to(device)
-    return replace(prepare(loaded, tokenizer, generation, path, uses_kernels=False), device=device)
+    return replace(prepare(loaded, tokenizer, generation, path, kv_dtype, uses_kernels=False), device=device)
 
 
-def _with_kernels(model: Any, tokenizer: Tokenizer, generation: Any, name: str) -> LoadedModel:
+def _with_kernels(model: Any, tokenizer: Tokenizer, generation: Any, name: str, kv_dtype: str) -> LoadedModel:
     """A model on a CPU that computes by the kernels of this package, as far as they can be compiled."""
     started_s = time.perf_counter()
     kernels = load_cpu_kernels()
     compile_s = time.perf_counter() - started_s
     kernels.take_over(model)
-    ready = prepare(model, tokenizer, generation, name)
+    ready = prepare(model, tokenizer, generation, name, kv_dtype)
     return replace(ready, compile_s=compile_s + ready.compile_s)
 
 
-def prepare(model: Any, tokenizer: Tokenizer, generation: Any, name: str, uses_kernels: bool = True) -> LoadedModel:
+def prepare(
+    model: Any,
+    tokenizer: Tokenizer,
+    generation: Any,
+    name: str,
+    kv_dtype: str = "auto",
+    *,
+    uses_kernels: bool = True,
+) -> LoadedModel:
     """Check a model in memory and describe it. The model must have been built with our attention."""
     config = model.config.get_text_config()
     _refuse_config(name, config)
@@ -170,6 +180,8 @@ def prepare(model: Any, tokenizer: Tokenizer, generation: Any, name: str, uses_k
         layout = attention.probe(model, config.num_hidden_layers)
     except attention.Unsupported as error:
         raise ModelError(f"{name}: the ragged backend cannot serve {type(model).__name__}: {error}") from None
+    if kv_dtype != "auto":
+        layout = replace(layout, dtype=getattr(torch, kv_dtype))
     eos = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
     if eos is None:
         eos = tokenizer.eos_token_id
@@ -178,7 +190,7 @@ def prepare(model: Any, tokenizer: Tokenizer, generation: Any, name: str, uses_k
     if not uses_kernels or model.device.type != "cpu":
         return ready
     started_s = time.perf_counter()
-    kernel = paged_attention.load_kernel(layout.head_dim, layout.dtype)
+    kernel = paged_attention.load_kernel(layout.head_dim, model.dtype, layout.dtype)
     return replace(ready, kernel=kernel, compile_s=time.perf_counter() - started_s)
 
 

@@ -7,7 +7,8 @@
 // A single token takes keys and values as they lie. More tokens make small matrix products worthwhile: a span
 // of keys is transposed, and values copied, into scratch memory that the first-level cache keeps.
 //
-// HEAD_DIM (a multiple of 4) and ELEMENT (float or bf16) are set when the file is compiled for a model.
+// HEAD_DIM (a multiple of 4), ELEMENT (float or bf16) and CACHED, the same of the cache, are set when the file is compiled
+// for a model.
 
 #include <omp.h>
 
@@ -18,6 +19,7 @@
 #include "vectors.hpp"
 
 using T = ELEMENT;
+using C = CACHED;
 constexpr int64_t D = HEAD_DIM;
 constexpr int64_t WIDTH = (D + PANEL - 1) / PANEL * PANEL;  // D in whole panels
 constexpr int64_t SPAN = 64;                                // positions that a tile looks at together
@@ -67,7 +69,7 @@ static inline float sum_of(Short value) {
 
 struct Call {
   const T* query;
-  const T* cache;
+  const C* cache;
   const int64_t* tables;
   const float* sinks;
   T* out;
@@ -77,7 +79,7 @@ struct Call {
   int64_t group() const { return num_heads / num_kv_heads; }
   int64_t stride() const { return num_kv_heads * D; }  // from one position to the next
   // Keys of a block for one KV head; its values follow after `block_tokens * stride()`.
-  const T* keys(const int64_t* table, int64_t block, int64_t head) const {
+  const C* keys(const int64_t* table, int64_t block, int64_t head) const {
     return cache + table[block] * 2 * block_tokens * stride() + head * D;
   }
   int64_t begin(int64_t position) const { return window > 0 ? std::max<int64_t>(0, position + 1 - window) : 0; }
@@ -125,7 +127,7 @@ struct Scratch {
 
 // scores[r * stride] = query r . key, for some queries.
 template <int rows>
-static inline void multiply_key(const float* query, const T* key, float* scores, int64_t stride) {
+static inline void multiply_key(const float* query, const C* key, float* scores, int64_t stride) {
   Short dots[rows] = {};
 #pragma GCC unroll 64
   for (int v = 0; v < VECTORS; ++v) {
@@ -139,7 +141,7 @@ static inline void multiply_key(const float* query, const T* key, float* scores,
 
 // sums[r] += weights[r * stride] * value, for some queries.
 template <int rows>
-static inline void add_value(const float* weights, int64_t stride, const T* value, float* sums) {
+static inline void add_value(const float* weights, int64_t stride, const C* value, float* sums) {
 #pragma GCC unroll 64
   for (int v = 0; v < VECTORS; ++v) {
     const Short part = load(value + v * SHORT_LANES);
@@ -152,8 +154,8 @@ static inline void add_value(const float* weights, int64_t stride, const T* valu
 }
 
 // Asks for the bytes that are read soon after `at`. The processor foresees them too, but not beyond a page.
-static inline void prefetch(const T* at, int64_t count) {
-  for (int64_t i = 0; i < count; i += CACHE_LINE / int64_t(sizeof(T)))
+static inline void prefetch(const C* at, int64_t count) {
+  for (int64_t i = 0; i < count; i += CACHE_LINE / int64_t(sizeof(C)))
     __builtin_prefetch(reinterpret_cast<const char*>(at + i) + PREFETCH_BYTES);
 }
 
@@ -172,7 +174,7 @@ static void attend_token(const Call& call, int64_t token, int64_t position, cons
   for (int64_t b = begin / block_tokens; b * block_tokens < end; ++b) {
     const int64_t first = std::max<int64_t>(0, begin - b * block_tokens);
     const int64_t last = std::min(block_tokens, end - b * block_tokens);
-    const T *keys = call.keys(table, b, first_head), *values = keys + block_tokens * stride;
+    const C *keys = call.keys(table, b, first_head), *values = keys + block_tokens * stride;
     for (int64_t t = first; t < last; ++t) {
       prefetch(keys + t * stride, heads * D);
       for (int64_t head = 0; head < heads; ++head)
@@ -204,8 +206,8 @@ static void copy_span(const Call& call, const int64_t* table, int64_t head, int6
   for (int64_t position = first; position < last;) {
     const int64_t offset = position % call.block_tokens;
     const int64_t count = std::min(call.block_tokens - offset, last - position);
-    const T* keys = call.keys(table, position / call.block_tokens, head) + offset * call.stride();
-    const T* values = keys + call.block_tokens * call.stride();
+    const C* keys = call.keys(table, position / call.block_tokens, head) + offset * call.stride();
+    const C* values = keys + call.block_tokens * call.stride();
     float* to_keys = scratch.keys.data() + position - first;
     for (int64_t d = 0; d < D; ++d)
       for (int64_t t = 0; t < count; ++t) to_keys[d * SPAN + t] = to_float(keys[t * call.stride() + d]);
@@ -273,18 +275,25 @@ static void attend_tile(const Call& call, int64_t token, int64_t count, int64_t 
   }
 }
 
+static inline void keep(const T* from, C* to, int64_t count) {
+  if constexpr (std::is_same_v<T, C>)
+    std::memcpy(to, from, count * sizeof(T));
+  else
+    for (int64_t i = 0; i < count; ++i) assign(to[i], to_float(from[i]));
+}
+
 // Stores keys and values of a step's tokens. keys, values [tokens, num_kv_heads * D], tokens `key_stride` and `value_stride`
 // apart; a key goes to row `rows[token]` of the cache seen as [.., num_kv_heads * D], its value
 // `block_tokens` further.
-extern "C" void vasuki_paged_write(const T* keys, const T* values, const int64_t* rows, T* cache, int64_t tokens,
+extern "C" void vasuki_paged_write(const T* keys, const T* values, const int64_t* rows, C* cache, int64_t tokens,
                                    int64_t key_stride, int64_t value_stride, int64_t block_tokens,
                                    int64_t num_kv_heads) {
   const int64_t width = num_kv_heads * D;
 #pragma omp parallel for if (tokens * width >= 1 << 15)
   for (int64_t token = 0; token < tokens; ++token) {
-    T* to = cache + rows[token] * width;
-    std::memcpy(to, keys + token * key_stride, width * sizeof(T));
-    std::memcpy(to + block_tokens * width, values + token * value_stride, width * sizeof(T));
+    C* to = cache + rows[token] * width;
+    keep(keys + token * key_stride, to, width);
+    keep(values + token * value_stride, to + block_tokens * width, width);
   }
 }
 
@@ -296,7 +305,7 @@ extern "C" void vasuki_paged_write(const T* keys, const T* values, const int64_t
 // window       a token sees positions up to its own, or the last `window` of them if window > 0
 // softcap      scores are squashed to (-softcap, softcap) if > 0
 // longest      most tokens of a tile
-extern "C" void vasuki_paged_attention(const T* query, const T* cache, const int64_t* tiles, const int64_t* tables,
+extern "C" void vasuki_paged_attention(const T* query, const C* cache, const int64_t* tiles, const int64_t* tables,
                                        const float* sinks, T* out, int64_t num_tiles, int64_t longest, int64_t width,
                                        int64_t block_tokens, int64_t query_stride, int64_t num_heads,
                                        int64_t num_kv_heads, int64_t window, float scaling, float softcap) {

@@ -1,4 +1,4 @@
-"""The CPU's attention over paged blocks: a compiled kernel, made for a model's head size and type."""
+"""The CPU's attention over paged blocks: a compiled kernel, made for a model's head size and types."""
 
 from __future__ import annotations
 
@@ -78,12 +78,15 @@ class PagedKernel:
         )
 
 
-def load_kernel(head_dim: int, dtype: torch.dtype) -> PagedKernel | None:
-    """The kernel for this head size and type; None if it cannot be had, and attention runs on torch operators."""
-    element = _ELEMENTS.get(dtype)
-    if element is None or head_dim % 4:
+def load_kernel(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> PagedKernel | None:
+    """The kernel for this head size, the type that a model computes in, and that of the cache, if it is another.
+
+    None if it cannot be had, and attention runs on torch operators.
+    """
+    element, cached = _ELEMENTS.get(dtype), _ELEMENTS.get(kv_dtype or dtype)
+    if element is None or cached is None or head_dim % 4:
         return None
     # -ffast-math lets sums be reordered, which vectorises them.
-    flags = ("-ffast-math", f"-DHEAD_DIM={head_dim}", f"-DELEMENT={element}")
+    flags = ("-ffast-math", f"-DHEAD_DIM={head_dim}", f"-DELEMENT={element}", f"-DCACHED={cached}")
     library = native.load("paged_attention.cpp", flags)
     return None if library is None else PagedKernel(library)
