@@ -173,6 +173,19 @@ def test_compiled_kernels_change_no_token(job: Job, tmp_path: Path) -> None:
     assert answers[0] == answers[1]
 
 
+def test_keys_and_values_of_half_the_width_take_half_the_memory(job: Job, tmp_path: Path) -> None:
+    peaks, steps = [], []
+    for dtype in ("auto", "bfloat16"):
+        path = job(kv={"device_memory": "16KiB", "dtype": dtype}, output__path=str(tmp_path / dtype))
+        result = run(path, "--json", "--set", "sampling.ignore_eos=true")
+        assert result.exit_code == 0, result.stderr
+        manifest = json.loads(result.stdout)
+        peaks.append(manifest["kv"]["peak_device_bytes"])
+        steps.append(manifest["steps"])
+    assert peaks[1] <= peaks[0] <= 16 * 1024
+    assert steps[1] < 0.8 * steps[0]  # there is room for twice as many rows
+
+
 def test_manifest_counts_and_success_marker(job: Job) -> None:
     path = job()
     result = run(path, "--json")
