@@ -20,7 +20,7 @@ from vasuki.cost_model import (
 )
 from vasuki.errors import ModelError, ProfileError
 from vasuki.layout import Layout
-from vasuki.model_shape import named_shape
+from vasuki.model_shape import ModelShape, named_shape
 from vasuki.profile import AttentionPoint, AttentionPoints, HardwareProfile, InStep, Measured, find_profile
 from vasuki.sequence import Request, Sequence
 
@@ -335,6 +335,32 @@ def test_measured_attention_takes_precedence() -> None:
     assert cost.step(cost.work([512], [512])).attention_s == pytest.approx(32 * 300e-6)
     assert cost.step(cost.work([512], [4096])).attention_s == pytest.approx(32 * 1500e-6)
     assert cost.step(cost.work([512], [512])).linear_s == model("a10").step(cost.work([512], [512])).linear_s
+
+
+def test_narrow_keys_and_values_are_read_faster_unless_measured_otherwise() -> None:
+    wide, narrow = LLAMA.with_dtype("float32"), LLAMA.with_dtype("float32", "bfloat16")
+    assert narrow.kv_bytes_per_token * 2 == wide.kv_bytes_per_token
+
+    def attention_s(shape: ModelShape, *series: AttentionPoints) -> float:
+        measured = Measured(source="test", attention=series) if series else None
+        cost = CostModel(shape, find_profile("cpu").model_copy(update={"measured": measured}))
+        return cost.step(cost.work([1] * 64, [1000] * 64)).attention_s / 32
+
+    assert attention_s(narrow) < attention_s(wide)
+    taken = [
+        AttentionPoints(
+            heads=32,
+            kv_heads=8,
+            head_dim=128,
+            dtype="float32",
+            kv_dtype=kv_dtype,
+            points=(AttentionPoint(sequences=64, tokens=1, context=1000, us=us),),
+        )
+        for kv_dtype, us in (("", 900), ("bfloat16", 700))
+    ]
+    assert attention_s(wide, *taken) == pytest.approx(900e-6)
+    assert attention_s(narrow, *taken) == pytest.approx(700e-6)
+    assert attention_s(narrow, taken[0]) == pytest.approx(900e-6)  # no faster than what was seen
 
 
 # --- whole steps ------------------------------------------------------------------------------------------------------

@@ -290,7 +290,9 @@ class AttentionPoints(_Section):
     head_dim: Count
     """Size of a head."""
     dtype: str
-    """Of queries, keys and values."""
+    """Of queries, and of keys and values unless they are kept in another."""
+    kv_dtype: str = ""
+    """Of keys and values, where they are."""
     points: Annotated[tuple[AttentionPoint, ...], Field(min_length=1)]
     """In any order."""
 

@@ -87,7 +87,8 @@ def test_every_operator_is_measured(profile: HardwareProfile) -> None:
     assert {series.operator for series in measured.elementwise} == {
         "norm", "rope", "kv_write", "activation", "residual", "embedding"
     }  # fmt: skip
-    (attention,) = measured.attention
+    attention, *narrower = measured.attention
+    assert [each.kv_dtype for each in narrower] == ([] if attention.dtype == "bfloat16" else ["bfloat16"])
     assert (attention.heads, attention.kv_heads, attention.head_dim) == (4, 2, 16)
     assert {point.tokens == 1 for point in attention.points} == {True, False}
     for series in measured.matmul:

@@ -82,7 +82,9 @@ class LayerModel:
         return (
             operators.elementwise("norm", num_tokens, 2 * hidden * item).scaled(shape.norms_per_layer)
             + operators.elementwise("rope", num_tokens, 2 * (heads + kv_heads) * shape.head_dim * item)
-            + operators.elementwise("kv_write", num_tokens, 4 * kv_heads * shape.head_dim * item)
+            + operators.elementwise(
+                "kv_write", num_tokens, 2 * kv_heads * shape.head_dim * (item + shape.kv_dtype_bytes)
+            )
             + operators.elementwise("activation", num_tokens, (3 if shape.gated_mlp else 2) * mlp_width * item)
             + operators.elementwise("residual", num_tokens, 3 * hidden * item).scaled(2)
         )

@@ -81,8 +81,11 @@ class MeasuredRatios:
             for series in measured.elementwise
         }
         of_dtype = [each for each in measured.attention if DTYPE_BYTES.get(each.dtype) == rooflines.dtype_bytes]
+        of_both = [
+            each for each in of_dtype if DTYPE_BYTES.get(each.kv_dtype or each.dtype) == rooflines.kv_dtype_bytes
+        ]
         any_matmul = RatioCurve.mean(list(matmul.values())) if matmul else None
-        decodes, chunks = (_attention_ratio(of_dtype, rooflines, of_decodes) for of_decodes in (True, False))
+        decodes, chunks = (_attention_ratio(of_both or of_dtype, rooflines, of_decodes) for of_decodes in (True, False))
         return cls(matmul, any_matmul, elementwise, decodes, chunks)
 
 

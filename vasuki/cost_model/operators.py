@@ -20,8 +20,8 @@ class OperatorModel:
         ProfileError: the profile has no rate for the dtype.
     """
 
-    def __init__(self, profile: HardwareProfile, dtype: str) -> None:
-        self._rooflines = Rooflines(profile, dtype)
+    def __init__(self, profile: HardwareProfile, dtype: str, kv_dtype: str = "") -> None:
+        self._rooflines = Rooflines(profile, dtype, kv_dtype)
         self._ratios = MeasuredRatios.of(profile.measured, self._rooflines) if profile.measured else MeasuredRatios()
 
     def matmul(self, tokens: float, k: int, n: int, copies: int = 1) -> OperatorCost:

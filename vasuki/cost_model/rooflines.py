@@ -67,14 +67,16 @@ class Rooflines:
 
     Args:
         profile: the device.
-        dtype: of weights, activations and KV; it decides the rates.
+        dtype: of weights and activations; it decides the rates.
+        kv_dtype: of KV, where it is another.
 
     Raises:
         ProfileError: the profile has no rate for the dtype.
     """
 
-    def __init__(self, profile: HardwareProfile, dtype: str) -> None:
+    def __init__(self, profile: HardwareProfile, dtype: str, kv_dtype: str = "") -> None:
         self.dtype_bytes = DTYPE_BYTES[dtype]
+        self.kv_dtype_bytes = DTYPE_BYTES[kv_dtype or dtype]
         self.kernel_s = profile.overheads.kernel_us * 1e-6  # the shortest kernel
         peak, efficiency = profile.peak_flops(dtype), profile.efficiency
         self._bandwidth = profile.memory_bytes_per_s
@@ -120,7 +122,7 @@ class Rooflines:
 
     def kv_read_s(self, kv_heads: float, head_dim: int) -> float:
         """Memory side of attention, a token of context."""
-        return 2 * kv_heads * head_dim * self.dtype_bytes / self._kv_bandwidth
+        return 2 * kv_heads * head_dim * self.kv_dtype_bytes / self._kv_bandwidth
 
     def attention(
         self, pairs: float, context_tokens: float, heads: float, kv_heads: float, head_dim: int
@@ -128,5 +130,5 @@ class Rooflines:
         """One layer of attention, given the sums of its chunks' (query, key) pairs and contexts."""
         compute_s = pairs * self.pair_s(heads, head_dim)
         memory_s = context_tokens * self.kv_read_s(kv_heads, head_dim)
-        memory_bytes = 2 * kv_heads * head_dim * self.dtype_bytes * context_tokens
+        memory_bytes = 2 * kv_heads * head_dim * self.kv_dtype_bytes * context_tokens
         return OperatorCost(self.kernel_s + roofline(compute_s, memory_s), compute_s, memory_s, memory_bytes)

@@ -14,7 +14,7 @@ import statistics
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from tqdm import tqdm
@@ -22,7 +22,7 @@ from tqdm import tqdm
 from vasuki.cost_model import CostModel
 from vasuki.errors import ProfileError
 from vasuki.hf.model import resolve_device, resolve_dtype
-from vasuki.hf.paged_attention import load_kernel
+from vasuki.hf.paged_attention import PagedKernel, load_kernel
 from vasuki.hf.profiler import links, machine, operators, steps
 from vasuki.hf.profiler.in_step import WholeSteps
 from vasuki.hf.profiler.machine import Board, Machine
@@ -231,17 +231,19 @@ class _Profiler:
                 matmul.append(operators.measure_matmul(self._in(dtype), k, n, widths, n == self.shape.vocab_size))
         self._begin("norm, rope, KV write, activation, residual, embedding")
         elementwise = operators.measure_elementwise(self.bench, self._kernel())
-        self._begin("attention")
-        attention = operators.measure_attention(self.bench, self._kernel())
+        attention = []
+        for kv_dtype in dict.fromkeys((self.bench.dtype, self.bench.saved)):
+            self._begin(f"attention over {operators.dtype_name(kv_dtype)}")
+            attention.append(operators.measure_attention(self.bench, self._kernel(kv_dtype), kv_dtype))
         return Measured(
             source=f"{self.source}, sizes of {self.shape.name}",
             matmul=tuple(matmul),
             elementwise=tuple(elementwise),
-            attention=(attention,),
+            attention=tuple(attention),
         )
 
-    def _kernel(self) -> Any:
-        return load_kernel(self.shape.head_dim, self.bench.dtype) if self.kind == "cpu" else None
+    def _kernel(self, kv_dtype: torch.dtype | None = None) -> PagedKernel | None:
+        return load_kernel(self.shape.head_dim, self.bench.dtype, kv_dtype) if self.kind == "cpu" else None
 
     def _floor(self) -> Overheads:
         """Overheads without the parts that come from whole steps."""

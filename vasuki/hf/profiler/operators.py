@@ -310,10 +310,10 @@ def mlp_width(shape: ModelShape) -> int:
 # --- attention -------------------------------------------------------------------------------------------------------
 
 
-def measure_attention(bench: Bench, kernel: PagedKernel | None) -> AttentionPoints:
+def measure_attention(bench: Bench, kernel: PagedKernel | None, kv_dtype: torch.dtype) -> AttentionPoints:
     """One layer of attention as the engine runs it, less the KV write, which is an operator of its own."""
     shape = bench.shape
-    layout = KVLayout(_KV_LAYERS, shape.num_kv_heads, shape.head_dim, bench.dtype)
+    layout = KVLayout(_KV_LAYERS, shape.num_kv_heads, shape.head_dim, kv_dtype)
     wanted = [(count, 1, context) for count, context in bench.effort.decodes] + list(bench.effort.chunks)
     wanted = [point for point in wanted if point[2] <= shape.max_context_tokens]
     wanted = wanted or [(1, 1, 16), (1, 16, 16)]
@@ -338,6 +338,7 @@ def measure_attention(bench: Bench, kernel: PagedKernel | None) -> AttentionPoin
         kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         dtype=dtype_name(bench.dtype),
+        kv_dtype="" if kv_dtype is bench.dtype else dtype_name(kv_dtype),
         points=tuple(
             AttentionPoint(sequences=count, tokens=tokens, context=context, us=microseconds([alone_s])[0])
             for (count, tokens, context), whole_s, write_s in zip(points, seconds[::2], seconds[1::2], strict=True)

@@ -94,7 +94,8 @@ def profile_table(profile: HardwareProfile) -> str:
             cells = [f"{count}: {_short(time)}" for count, time in _spread(list(zip(tokens, us, strict=True)))]
             lines.append(_row(f"{name}, us", cells))
         for attention in measured.attention:
-            heads = f"{attention.heads}/{attention.kv_heads} heads, us"
+            over = f" over {attention.kv_dtype}" if attention.kv_dtype else ""
+            heads = f"{attention.heads}/{attention.kv_heads} heads{over}, us"
             decodes = [point for point in attention.points if point.tokens == 1]
             chunks = [point for point in attention.points if point.tokens > 1]
             cells = [f"{p.sequences}@{p.context}: {_short(p.us)}" for p in _spread(decodes)]
