@@ -46,19 +46,23 @@ def main() -> None:
 
 
 def _bench(options: argparse.Namespace, workload: Path) -> dict[str, Any]:
-    ours, peers = [], []
+    ours, predicted, peers = [], [], []
     manifest: dict[str, Any] = {}
     split: dict[str, float] = {}
     for _ in range(options.repeats):
         manifest, split = _run(options, workload)
         ours.append(manifest["timings"]["generate_s"])
+        predicted.append(manifest["predicted"]["makespan_s"])
         if options.peer:
             peers.append(_run_peer(options.peer, workload))
-        print(f"{workload.stem}: vasuki {ours[-1]:.2f} s" + (f", peer {peers[-1]:.2f} s" if peers else ""), flush=True)
-    floor_s = _floor_s(options.model, workload, manifest["steps"])
+        foreseen = f"{workload.stem}: vasuki {ours[-1]:.2f} s, predicted {predicted[-1]:.2f} s"
+        print(foreseen + (f", peer {peers[-1]:.2f} s" if peers else ""), flush=True)
+    kv_dtype = dict(pair.split("=", 1) for pair in options.set).get("kv.dtype", "auto")
+    floor_s = _floor_s(options.model, workload, manifest["steps"], kv_dtype)
     seconds = statistics.median(ours)
     result = {
         "generate_s": [round(value, 3) for value in ours],
+        "predicted_s": [round(value, 3) for value in predicted],
         "floor_s": round(floor_s, 3),
         "share_of_floor": round(floor_s / seconds, 3),
         "steps": manifest["steps"],
@@ -140,19 +144,20 @@ def _run_peer(command: str, workload: Path) -> float:
     return float(found[-1])
 
 
-def _floor_s(model: str, workload: Path, steps: int) -> float:
+def _floor_s(model: str, workload: Path, steps: int, kv_dtype: str) -> float:
     """Seconds that the workload's arithmetic and memory traffic take at this machine's best rates."""
     from vasuki.hf.model import resolve_dtype
     from vasuki.model_shape import ModelShape
 
     shape = ModelShape.from_config_json(Path(model))
     dtype = resolve_dtype("auto", getattr(torch, shape.dtype), torch.device("cpu"))
-    shape = shape.with_dtype(str(dtype).removeprefix("torch."))
+    shape = shape.with_dtype(str(dtype).removeprefix("torch."), kv_dtype)
     flops = kv_bytes = 0.0
     for row in pq.read_table(workload).to_pylist():
         prompt, output = len(row["prompt_token_ids"]), row["max_tokens"]
         tokens = prompt + output - 1
         flops += tokens * shape.linear_flops_per_token + output * shape.head_flops_per_sample
+        flops -= (tokens - output) * shape.last_mlp_flops_per_token
         flops += shape.attention_flops(tokens * (tokens + 1) / 2)
         kv_bytes += shape.kv_bytes_per_token * (output * prompt + output * (output - 1) / 2)
     flops_per_s, bytes_per_s = _rates(dtype)

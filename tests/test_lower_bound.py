@@ -57,7 +57,13 @@ def test_each_bound_by_hand() -> None:
     weights = (LLAMA.layer_parameters + LLAMA.hidden_size * LLAMA.vocab_size) * 2
     reads = (11 + 12) * LLAMA.kv_bytes_per_token
     tokens, pairs = 12 + 20, 12 * 13 / 2 + 20 * 21 / 2
-    flops = 2 * LLAMA.layer_parameters * tokens + 4 * LLAMA.head_flops_per_sample + LLAMA.attention_flops(pairs)
+    unsampled = tokens - 4
+    flops = (
+        2 * LLAMA.layer_parameters * tokens
+        - 2 * 3 * 4096 * 14336 * unsampled
+        + 4 * LLAMA.head_flops_per_sample
+        + LLAMA.attention_flops(pairs)
+    )
     assert compute_bound_s(LLAMA, profile, prompts, outputs, layout) == pytest.approx(flops / 125e12)
     assert memory_bound_s(LLAMA, profile, prompts, outputs, layout) == pytest.approx((3 * weights + reads) / 600e9)
     area = 10 + 11 + 12 + 20

@@ -73,7 +73,8 @@ def job_lower_bound(
 def compute_bound_s(
     shape: ModelShape, profile: HardwareProfile, prompts: Tokens, outputs: Tokens, layout: Layout
 ) -> float:
-    """Every token but a request's last sampled one passes all layers, every sampled one the head; at peak rate."""
+    """Every token but a request's last one passes all layers, but for the last MLP where nothing is sampled from it;
+    every sampled one comes out of the head; at peak rate."""
     if not len(prompts):
         return 0.0
     flops = float(np.sum(_request_flops(shape, prompts, outputs)))
@@ -145,7 +146,10 @@ def _request_flops(shape: ModelShape, prompts: Tokens, outputs: Tokens) -> npt.N
     full_layers = shape.num_layers - shape.num_windowed_layers
     attention = per_pair * (full_layers * pairs + shape.num_windowed_layers * windowed)
     flops: npt.NDArray[np.float64] = (
-        computed * shape.linear_flops_per_token + outputs * float(shape.head_flops_per_sample) + attention
+        computed * shape.linear_flops_per_token
+        - (computed - outputs) * shape.last_mlp_flops_per_token
+        + outputs * float(shape.head_flops_per_sample)
+        + attention
     )
     return flops
 

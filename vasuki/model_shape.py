@@ -155,6 +155,11 @@ class ModelShape:
         return 2 * self.active_layer_parameters
 
     @property
+    def last_mlp_flops_per_token(self) -> int:
+        """Of the above, the last layer's MLP, which tokens that are not sampled need not pass."""
+        return 2 * sum(matrix.k * matrix.n * matrix.used for matrix in self.expert_matrices or self.dense_matrices)
+
+    @property
     def head_flops_per_sample(self) -> int:
         """Output head for one sampled token."""
         return 2 * self.hidden_size * self.vocab_size

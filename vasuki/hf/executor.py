@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 
 import torch
 
@@ -10,6 +11,7 @@ from vasuki.batch import Batch, StepResult
 from vasuki.errors import Interrupted
 from vasuki.hf.inputs import build_inputs
 from vasuki.hf.kv_cache import KVCache
+from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.model import LoadedModel
 from vasuki.hf.offload import Offload, StreamedLayers, copy_engine
 from vasuki.hf.paged_attention import PagedKernel
@@ -34,6 +36,7 @@ class RaggedExecutor:
         self.want_logprobs = want_logprobs
         self.kernel = kernel
         self.offload = offload
+        self._last_mlp = sampled_mlp(loaded.model, loaded.kv_layout.num_layers)
         self._bytes_seen = 0  # moved by the offload so far
         self._copies_seen = (0.0, 0.0)  # (exposed_s, busy_s) of the copy engine so far
 
@@ -62,13 +65,14 @@ class RaggedExecutor:
     def _logits(self, batch: Batch) -> torch.Tensor:
         """One packed forward: `[num_samples, vocab_size]`."""
         step = build_inputs(batch, self.cache, self.loaded.device, self.kernel, self.offload)
-        output = self.loaded.model(
-            input_ids=step.input_ids,
-            position_ids=step.position_ids,
-            use_cache=False,
-            logits_to_keep=step.sample_positions,
-            step=step,
-        )
+        with self._last_mlp.only(step.sample_positions) if self._last_mlp else nullcontext():
+            output = self.loaded.model(
+                input_ids=step.input_ids,
+                position_ids=step.position_ids,
+                use_cache=False,
+                logits_to_keep=step.sample_positions,
+                step=step,
+            )
         logits: torch.Tensor = output.logits[0]
         return logits
 
