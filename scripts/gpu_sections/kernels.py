@@ -116,7 +116,9 @@ def _compare(
     if not is_available(setting.dtype, device, shape.head_dim):
         for paged in (False, True) if can_page(block_tokens) else (False,):
             packed = PagedVarlen(np.array(lengths), np.array(ends), blocks, block_tokens, device, paged)
-            ways["paged kernel" if paged else "gathered kernel"] = partial(packed, query, cache.layers[0], variant)
+            ways["paged kernel" if paged else "gathered kernel"] = partial(
+                packed, query, cache.layers[0], variant.scaling
+            )
     with torch.inference_mode():
         ways["engine"]()  # writes the step's keys and values, which all ways read
         reference = _reference(query, cache, lengths, ends, blocks, variant)

@@ -106,7 +106,8 @@ def test_the_kernel_is_told_what_the_chunks_see(case: str, variant: str, block_t
     lengths, ends = CHUNKS[case]
     query, cache, tables = example(lengths, ends, block_tokens, torch.float32, CPU)
     attend = PagedVarlen(np.array(lengths), np.array(ends), tables, block_tokens, CPU, paged, plain_varlen)
-    output = attend(query, cache.layers[0], VARIANTS[variant])
+    asked = VARIANTS[variant]
+    output = attend(query, cache.layers[0], asked.scaling, asked.window)
     reference = expected(query, cache, tables, case, VARIANTS[variant])
     torch.testing.assert_close(output.double(), reference, rtol=1e-4, atol=1e-5)
 
@@ -122,7 +123,7 @@ def test_leading_decodes_are_a_call_of_their_own() -> None:
     lengths, ends = CHUNKS["mixed"]
     query, cache, tables = example(lengths, ends, 16, torch.float32, CPU)
     attend = PagedVarlen(np.array(lengths), np.array(ends), tables, 16, CPU, False, watched)
-    attend(query, cache.layers[0], VARIANTS["causal"])
+    attend(query, cache.layers[0], scaling=0.11)
     assert sizes == [(3, 1, (-1, -1)), (241, 200, (-1, 0))]
 
 
@@ -159,7 +160,8 @@ class TestOnCuda:
         lengths, ends = CHUNKS[case]
         query, cache, tables = example(lengths, ends, block_tokens, dtype, device, head_dim)
         attend = PagedVarlen(np.array(lengths), np.array(ends), tables, block_tokens, device, paged)
-        output = attend(query, cache.layers[0], VARIANTS[variant]).cpu().double()
+        asked = VARIANTS[variant]
+        output = attend(query, cache.layers[0], asked.scaling, asked.window).cpu().double()
         reference = expected(query, cache, tables, case, VARIANTS[variant])
         assert output.isfinite().all()
         assert (output - reference).norm() / reference.norm() < 1e-2
@@ -173,6 +175,4 @@ class TestOnCuda:
         together = PagedVarlen(np.array(lengths), np.array(ends), tables, PAGE_TOKENS, device)
         alone = PagedVarlen(np.array(lengths[1:2]), np.array(ends[1:2]), tables[1:2], PAGE_TOKENS, device)
         layer = cache.layers[0]
-        assert torch.equal(
-            together(query, layer, VARIANTS["causal"])[1:2], alone(query[1:2], layer, VARIANTS["causal"])
-        )
+        assert torch.equal(together(query, layer, scaling=0.11)[1:2], alone(query[1:2], layer, scaling=0.11))

@@ -19,9 +19,9 @@ from vasuki.errors import InputError, JobFileError
 from vasuki.io.manifest import Timings
 from vasuki.io.trace import StepRecord
 from vasuki.report import Comparison, compare, load_runs, parse_prices, terminal_table
-from vasuki.report.comparison import Workload
 from vasuki.report.table import energy_text
 from vasuki.report.words import answer, caveats
+from vasuki.report.workload import Workload
 
 
 @pytest.fixture

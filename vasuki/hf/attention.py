@@ -159,7 +159,7 @@ def attend(
     if step.tiles is not None:
         output = _attend_tiles(query, layer, step, step.tiles, variant)
     elif step.varlen is not None and variant.is_plain and query.dtype is step.cache.layout.dtype:
-        output = step.varlen(query.contiguous(), step.cache.layers[layer], variant)
+        output = step.varlen(query.contiguous(), step.cache.layers[layer], variant.scaling, variant.window)
     else:
         output = _attend_gathered(query, layer, step, variant)
     if step.offload is not None:

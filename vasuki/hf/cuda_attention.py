@@ -19,13 +19,10 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    from vasuki.hf.attention import Variant
 
 PAGE_TOKENS = 256  # the paged kernel takes blocks of a multiple of it (FlashAttention-2's largest tile of keys)
 _MOST_HEAD_DIM = 256
@@ -110,20 +107,31 @@ class PagedVarlen:
             if last > first
         ]
 
-    def __call__(self, query: torch.Tensor, cache_layer: torch.Tensor, variant: Variant) -> torch.Tensor:
-        """Attend. The step's keys and values are in the cache already.
+    def __call__(
+        self, query: torch.Tensor, cache_layer: torch.Tensor, scaling: float, window: int | None = None
+    ) -> torch.Tensor:
+        """Attend. The step's keys and values are in the cache already. Soft caps and sinks are beyond the kernel.
 
-        Shapes: query `[num_tokens, num_heads, head_dim]`, cache_layer as in `KVCache.layers`. Returns the query's.
-        Soft caps and sinks are beyond the kernel: ask `variant.is_plain` first.
+        Args:
+            query: `[num_tokens, num_heads, head_dim]`, as is what is returned.
+            cache_layer: as in `KVCache.layers`.
+            scaling: of the scores.
+            window: a token sees itself and the window - 1 tokens before it; None for all of them.
         """
-        outputs = [self._attend(call, query[call.first : call.last], cache_layer, variant) for call in self._calls]
+        parts = [(call, query[call.first : call.last]) for call in self._calls]
+        outputs = [self._attend(call, part, cache_layer, scaling, window) for call, part in parts]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _attend(self, call: _Call, query: torch.Tensor, layer: torch.Tensor, variant: Variant) -> torch.Tensor:
-        window = (-1, 0) if variant.window is None else (variant.window - 1, 0)
-        if call.max_q == 1 and variant.window is None:
-            window = (-1, -1)  # a single last token sees everything; unmasked, the kernel serves its heads together
-        options: dict[str, Any] = {"scale": variant.scaling, "window_size": window}
+    def _attend(
+        self, call: _Call, query: torch.Tensor, layer: torch.Tensor, scaling: float, window: int | None
+    ) -> torch.Tensor:
+        window_size = (-1, 0) if window is None else (window - 1, 0)
+        if call.max_q == 1 and window is None:
+            window_size = (
+                -1,
+                -1,
+            )  # a single last token sees everything; unmasked, the kernel serves its heads together
+        options: dict[str, Any] = {"scale": scaling, "window_size": window_size}
         supported = _parameters_of(self._varlen)
         if "enable_gqa" in supported:  # without it the number of heads is not checked, and may differ
             options["enable_gqa"] = query.shape[1] != layer.shape[3]

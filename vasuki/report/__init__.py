@@ -2,7 +2,8 @@
 
 runs        run folders -> Run; timeline: a trace of any length in 512 bins
 prices      what an hour of a card costs, and who says so
-comparison  Runs -> Comparison: figures, who was first, who cheaper, at what price that flips
+workload    the runs of one job in figures: who was first, who cheaper, at what price that flips
+comparison  Runs -> Comparison: any runs, by workload
 words       a Comparison in sentences; table: on a terminal; page: as HTML
     figures     what the page shows, drawn on a canvas; they alone need matplotlib
 history     the runs of one job over time: the trend, and those that were slow

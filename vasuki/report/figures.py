@@ -29,10 +29,10 @@ from vasuki.report.canvas import (
     panels,
     time_unit,
 )
-from vasuki.report.comparison import Result, Workload
 from vasuki.report.history import Series, Usual, clipped
 from vasuki.report.table import PAPER_METRIC, significant
 from vasuki.report.timeline import Counts, Timeline
+from vasuki.report.workload import Result, Workload
 from vasuki.units import UNKNOWN, listing, money_text, percent_text, time_text
 
 _TAIL_SHARE = 0.2  # how much of the end the tail's figure shows

@@ -17,10 +17,10 @@ import numpy as np
 
 from vasuki.errors import InputError
 from vasuki.io.location import Location
-from vasuki.report.comparison import Result
 from vasuki.report.prices import check_prices, price_of
 from vasuki.report.runs import Run, load_run, run_folders
 from vasuki.report.table import WIDTH, wrapped
+from vasuki.report.workload import Result
 from vasuki.units import listing, money_text, percent_text, plural, time_text
 
 MIN_PAST = 4  # runs before the first that can be called slow

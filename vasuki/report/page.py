@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from vasuki.errors import JobFileError
 from vasuki.io.location import Location
-from vasuki.report.comparison import Comparison, Result, Workload
+from vasuki.report.comparison import Comparison
 from vasuki.report.history import History, entry_cells, findings
 from vasuki.report.table import figures_of, overview_of
 from vasuki.report.words import answer, caveats
+from vasuki.report.workload import Result, Workload
 from vasuki.units import listing
 
 if TYPE_CHECKING:

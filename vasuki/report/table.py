@@ -6,8 +6,9 @@ import math
 import textwrap
 from collections.abc import Callable, Sequence
 
-from vasuki.report.comparison import Comparison, Result, Workload
+from vasuki.report.comparison import Comparison
 from vasuki.report.words import answer, caveats, headline
+from vasuki.report.workload import Result, Workload
 from vasuki.units import bytes_text, count_text, money_text, percent_text, time_text
 
 WIDTH = 100

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from vasuki.report.workload import Result, Workload
 from vasuki.units import count_text, listing, money_text, percent_text, plural, time_text
-
-if TYPE_CHECKING:
-    from vasuki.report.comparison import Result, Workload
 
 _TOGETHER = 1.02  # closer than this is called a draw, whatever the reason
 _LOADING_COUNTS = 0.05  # a larger share of the makespan is told
