@@ -260,7 +260,7 @@ def test_streaming_is_taken_on_a_fast_link_only() -> None:
     assert fast.offload.layers == fast.settings.streamed_layers > 0
     none = make_plan(lengths, LLAMA, with_link(400), kv=memory.model_copy(update={"offload": "none"}))
     assert fast.makespan_s < none.makespan_s
-    assert fast.settings.num_blocks > none.settings.num_blocks
+    assert fast.settings.kv_tokens > none.settings.kv_tokens
     slow = make_plan(lengths, LLAMA, with_link(1), kv=memory)
     assert slow.offload.mode != "stream"
     assert none.offload.reason == "as the job asks"
