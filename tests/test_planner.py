@@ -355,6 +355,17 @@ def test_cpu_profiles_are_planned_alike() -> None:
     assert plan.chunk_tokens % find_profile("cpu").tile_rows == 0
 
 
+def test_tiles_of_single_rows_leave_the_choice_of_large_steps() -> None:
+    card, lengths = find_profile("cpu"), lengths_of(30, 400, 40)
+    slow_steps = card.overheads.model_copy(update={"step_us": 200_000})
+    card = card.model_copy(update={"tile_rows": 1, "overheads": slow_steps})
+
+    def plan(**engine: int) -> Plan:
+        return make_plan(lengths, named_shape("llama-3.2-1b"), card, engine=EngineConfig(**engine))  # type: ignore[arg-type]
+
+    assert plan().makespan_s <= 1.02 * min(plan(chunk_tokens=size).makespan_s for size in (64, 256, 512))
+
+
 def test_streamed_kv_counts_on_the_host() -> None:
     lengths = lengths_of(100, 300, 600)
     kv = KVConfig(device_memory=2**31, host_memory=64 * 2**30, offload="stream")

@@ -25,7 +25,7 @@ from vasuki.scheduler import Limits, Mixing, Policy, find_policy
 from vasuki.steady_state import SteadyState, Workload, steady_state
 
 CHUNK_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
-MOST_CHUNK_TOKENS = 4096
+LEAST_CHUNK_TOKENS, MOST_CHUNK_TOKENS = 32, 4096
 CHUNK_TOKENS = 512  # of the other policies where nothing is said, as in the papers
 WHOLE_PROMPT_TOKENS = 2048  # the same for those that never split a prompt
 NUM_SEQS = 256
@@ -160,6 +160,7 @@ def _chunk_sizes(problem: Problem) -> list[int]:
         longest = int(problem.lengths.prompt_tokens.max())
         return [CHUNK_TOKENS if problem.policy.chunked else max(WHOLE_PROMPT_TOKENS, longest)]
     tile = problem.profile.tile_rows
+    tile *= math.ceil(LEAST_CHUNK_TOKENS / tile)  # a CPU's tiles are single rows
     return [tile * tiles for tiles in CHUNK_TILES if tile * tiles <= MOST_CHUNK_TOKENS]
 
 

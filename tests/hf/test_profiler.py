@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vasuki.cli import main
 from vasuki.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel
 from vasuki.errors import ModelError, ProfileError
 from vasuki.hf.packed_linear import PackedLinear, load_kernel
@@ -154,6 +156,19 @@ def test_names_that_could_not_be_found_are_refused(name: str) -> None:
 def test_the_file_is_called_like_the_profile(profile: HardwareProfile, tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="must be written to a file called"):
         write_profile(profile, tmp_path / "other.yaml")
+
+
+@pytest.mark.parametrize("arguments", [["--name", "this", "--output", "that.yaml"], ["--output", "taken/this.yaml"]])
+def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vasuki.hf.profiler.profile_machine", lambda *_, **__: pytest.fail("it measures"))
+    (tmp_path / "taken").write_text("")
+    result = CliRunner().invoke(main, ["profile", *arguments])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("vasuki: ")
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_a_folder_that_is_a_file(profile: HardwareProfile, tmp_path: Path) -> None:

@@ -11,6 +11,6 @@ output      writes it to a file, and prints it
 """
 
 from vasuki.hf.profiler.build import profile_machine
-from vasuki.hf.profiler.output import profile_table, write_profile
+from vasuki.hf.profiler.output import prepare_folder, profile_table, write_profile
 
-__all__ = ["profile_machine", "profile_table", "write_profile"]
+__all__ = ["prepare_folder", "profile_machine", "profile_table", "write_profile"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,21 +18,35 @@ _CELLS = 5  # of a row
 Item = TypeVar("Item")
 
 
+def prepare_folder(path: Path, name: str) -> None:
+    """Make sure that a profile of this name can be written to a file, before minutes are spent on measuring it.
+
+    Raises:
+        ProfileError: the file is not called like the profile, or there is no such folder to write to.
+    """
+    if path.name != f"{name}.yaml":
+        raise ProfileError(f"profile {name} must be written to a file called {name}.yaml, not {path}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ProfileError(f"cannot write hardware profile {path}: {error.strerror or error}") from None
+
+
 def write_profile(profile: HardwareProfile, path: Path) -> None:
     """Write a file that `load_profile` reads back as the same profile. It is there as a whole or not at all.
 
     Raises:
         ProfileError: the file is not called like the profile, or cannot be written.
     """
-    if path.name != f"{profile.name}.yaml":
-        raise ProfileError(f"profile {profile.name} must be written to a file called {profile.name}.yaml, not {path}")
+    prepare_folder(path, profile.name)
     tree = profile.model_dump(mode="json", exclude_none=True)
     text = "# Written by `vasuki profile`.\n" + yaml.dump(
         _laid_out(tree), Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=120, allow_unicode=True
     )
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(text, encoding="utf-8")
         os.replace(partial, path)
     except OSError as error:
