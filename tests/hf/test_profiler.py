@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(
     monkeypatch.setattr("vasuki.hf.profiler.profile_machine", lambda *_, **__: pytest.fail("it measures"))
     (tmp_path / "taken").write_text("")
     result = CliRunner().invoke(main, ["profile", *arguments])
-    assert result.exit_code == 2
+    assert result.exit_code == 4
     assert result.stderr.startswith("vasuki: ")
     assert len(result.stderr.splitlines()) == 1
 
