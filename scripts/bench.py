@@ -57,8 +57,7 @@ def _bench(options: argparse.Namespace, workload: Path) -> dict[str, Any]:
             peers.append(_run_peer(options.peer, workload))
         foreseen = f"{workload.stem}: vasuki {ours[-1]:.2f} s, predicted {predicted[-1]:.2f} s"
         print(foreseen + (f", peer {peers[-1]:.2f} s" if peers else ""), flush=True)
-    kv_dtype = dict(pair.split("=", 1) for pair in options.set).get("kv.dtype", "auto")
-    floor_s = _floor_s(options.model, workload, manifest["steps"], kv_dtype)
+    floor_s = _floor_s(options.model, workload, manifest["steps"], manifest["job"]["kv"]["dtype"])
     seconds = statistics.median(ours)
     result = {
         "generate_s": [round(value, 3) for value in ours],

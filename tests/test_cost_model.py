@@ -337,6 +337,18 @@ def test_measured_attention_takes_precedence() -> None:
     assert cost.step(cost.work([512], [512])).linear_s == model("a10").step(cost.work([512], [512])).linear_s
 
 
+def test_a_step_that_computes_nothing_takes_the_time_of_its_copies() -> None:
+    """On a measured profile too, whose curves know no step of zero tokens, and whatever would come from the host."""
+    copies = Copies(2**28, 0, 2**20), Copies(0, 2**27, 2**20, overlapped=False)
+    for layout in (Layout(), Layout(pipeline_parallel=2), Layout(host_layers=4)):
+        cost = CostModel(LLAMA, find_profile("a100"), layout)
+        work = cost.work([], [])._replace(copies=copies)
+        link = cost.profile.link
+        seconds = pytest.approx(link.transfer_s(2**28, 0, 2**20) + link.transfer_s(0, 2**27, 2**20))
+        for step in (*cost.repeated(work, 1), *cost.stage_times(work)):
+            assert step == (seconds, seconds, 0.0)
+
+
 def test_narrow_keys_and_values_are_read_faster_unless_measured_otherwise() -> None:
     wide, narrow = LLAMA.with_dtype("float32"), LLAMA.with_dtype("float32", "bfloat16")
     assert narrow.kv_bytes_per_token * 2 == wide.kv_bytes_per_token

@@ -165,10 +165,8 @@ class Link(_Section):
     def transfers(self, d2h_bytes: float, copy_bytes: float) -> Callable[[float], float]:
         """`transfer_s` as a function of `h2d_bytes` alone, for those who ask a million times."""
         h2d_copy_s, both_copy_s = self.copy_s(copy_bytes, "h2d"), self.copy_s(copy_bytes, "both")
-        d2h_alone_s, d2h_both_s = (
-            self._one_way_s(d2h_bytes, copy_bytes, "d2h"),
-            self._one_way_s(d2h_bytes, copy_bytes, "both"),
-        )
+        d2h_alone_s = self._one_way_s(d2h_bytes, copy_bytes, "d2h")
+        d2h_both_s = self._one_way_s(d2h_bytes, copy_bytes, "both")
         takes_turns = not d2h_bytes or self.copy_engines == 1
 
         def seconds(h2d_bytes: float) -> float:

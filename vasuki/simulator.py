@@ -125,10 +125,6 @@ class SimulatedExecutor:
         """What the batch's steps take, one after the other, `most_steps` of them or fewer."""
         cost = self.cost_model
         copies = cost.swap_copies(batch, self._block_tokens) if batch.swaps else ()
-        if not batch.num_seqs:  # sequences return and nothing runs meanwhile
-            link = cost.profile.link
-            copied_s = sum([link.transfer_s(c.to_device_bytes, c.to_host_bytes, c.copy_bytes) for c in copies])
-            return iter([StepTime(copied_s, copied_s, 0.0)])
         work = self._padded_work(batch) if self._padded else cost.batch_work(batch, copies)
         rooms = self._window_rooms(batch) if self._window else ()
         return cost.repeated(work, most_steps, self._streamed_layers, self._stream_copy_bytes, rooms)

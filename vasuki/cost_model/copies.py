@@ -77,10 +77,11 @@ class HostTraffic:
 
     def moves(self, step_copies: Iterable[Copies]) -> list[tuple[float, bool]]:
         """Seconds of the link for weights and for a step's own copies, and whether the whole step may hide them."""
-        return [
-            (self._link.transfer_s(each.to_device_bytes, each.to_host_bytes, each.copy_bytes), each.overlapped)
-            for each in (*self.weights, *step_copies)
-        ]
+        return [(self.alone_s(each), each.overlapped) for each in (*self.weights, *step_copies)]
+
+    def alone_s(self, copies: Copies) -> float:
+        """Seconds of the link, with nothing beside them."""
+        return self._link.transfer_s(copies.to_device_bytes, copies.to_host_bytes, copies.copy_bytes)
 
     def hidden_and_exposed_s(self, moves: Iterable[tuple[float, bool]], busy_s: float) -> tuple[float, float]:
         """Hidden and exposed seconds of a step's copies, which share the time that kernels leave them.

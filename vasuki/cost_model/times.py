@@ -58,6 +58,8 @@ class PartTimes:
 
     def once(self, work: StepWork) -> StepTime:
         """One step."""
+        if not work.num_tokens:
+            return self._copies_alone(work)
         shape, part, attention_seconds = self._shape, self.part, self._layers.attention_seconds
         attention_s = attention_seconds(work.decode_context_tokens, work.chunk_pairs, work.chunk_context_tokens)
         if shape.num_windowed_layers:  # every stage has its share of them
@@ -81,6 +83,9 @@ class PartTimes:
     ) -> Iterator[StepTime]:
         """`num_steps` steps that follow one another, of which `work` is the first; see `CostModel.repeated`."""
         tokens = work.num_tokens
+        if not tokens:
+            yield self._copies_alone(work)
+            return
         windowed_layers = self._shape.num_windowed_layers
         layers = self._shape.num_layers - windowed_layers
         in_step = self._layers.in_step(tokens)
@@ -89,11 +94,9 @@ class PartTimes:
         windowed_sums = self._windowed_sums(work, num_steps, window_rooms)
         attention_s = 0.0
         fixed_s, attention_seconds = self._fixed_s(tokens, work.num_samples), self._layers.attention_seconds
-        launches_s, overhead_s, on_cpu = self._launches_s, self._overhead_s, self._on_cpu
         decodes, chunk_tokens = work.num_decodes, tokens - work.num_decodes
         decode_context, chunk_context = work.decode_context_tokens, work.chunk_context_tokens
         pairs, more_pairs = work.chunk_pairs, chunk_tokens * chunk_tokens
-        hidden_and_exposed_s = self._traffic.hidden_and_exposed_s
         moves, streamed_s = self._traffic.moves(work.copies), 0.0
         if streamed_layers:
             token_bytes, _ = self._traffic.streamed_bytes(streamed_layers, 1, 1)
@@ -108,21 +111,22 @@ class PartTimes:
                 device_s += full * attention_s
             if windowed_layers:
                 device_s += windowed * (attention_s if all_fits else attention_seconds(*next(windowed_sums)))
-            busy_s = device_s + launches_s if on_cpu else max(device_s, launches_s)
+            busy_s = self._busy_s(device_s)
             if streamed_layers:
                 streamed_s = transfer_s((decode_context + chunk_context) * token_bytes + block_bytes)
-            if moves:
-                hidden_s, exposed_s = hidden_and_exposed_s([*moves, (streamed_s, True)], busy_s)
-                yield StepTime(busy_s + overhead_s + exposed_s, exposed_s, hidden_s)
-            elif streamed_s:
-                hidden_s = min(streamed_s, busy_s)
-                exposed_s = streamed_s - hidden_s
-                yield StepTime(busy_s + overhead_s + exposed_s, exposed_s, hidden_s)
+            if moves or streamed_s:
+                hidden_s, exposed_s = self._traffic.hidden_and_exposed_s([*moves, (streamed_s, True)], busy_s)
+                yield StepTime(busy_s + self._overhead_s + exposed_s, exposed_s, hidden_s)
             else:
-                yield StepTime(busy_s + overhead_s)
+                yield StepTime(busy_s + self._overhead_s)
             decode_context += decodes
             chunk_context += chunk_tokens
             pairs += more_pairs
+
+    def _copies_alone(self, work: StepWork) -> StepTime:
+        """Sequences leave or return, and nothing is computed: no weights are fetched and no kernel is launched."""
+        copied_s = sum([self._traffic.alone_s(each) for each in work.copies])
+        return StepTime(copied_s, copied_s)
 
     def _fits_into_window(self, work: StepWork, num_steps: int, rooms: Sequence[int]) -> bool:
         """Whether windowed layers see all of `work` and of the steps after it."""

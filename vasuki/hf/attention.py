@@ -199,21 +199,14 @@ def _attend_gathered(query: torch.Tensor, layer: int, step: StepInputs, variant:
     """By torch operators: single tokens in padded groups, longer chunks in a fused call each."""
     output = query.new_empty(query.shape)
     for group in step.gathered.decode_groups:
-        keys, values = _gather(layer, step, group.blocks, query.dtype)
+        keys, values = step.cache.gather(layer, group.blocks, query.dtype)
         output[group.tokens] = _decode(query[group.tokens], keys, values, group.positions, variant)
     for chunk in step.gathered.long_chunks:
-        keys, values = _gather(layer, step, chunk.blocks, query.dtype)
+        keys, values = step.cache.gather(layer, chunk.blocks, query.dtype)
         chunk_query = query[chunk.first : chunk.last]
         function = _sdpa if variant.is_plain else _eager
         output[chunk.first : chunk.last] = function(chunk_query, keys[: chunk.end], values[: chunk.end], variant)
     return output
-
-
-def _gather(
-    layer: int, step: StepInputs, blocks: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    keys, values = step.cache.gather(layer, blocks)
-    return keys.to(dtype), values.to(dtype)
 
 
 def _mask(queries: torch.Tensor, num_keys: int, window: int | None) -> torch.Tensor:

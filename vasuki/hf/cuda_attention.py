@@ -126,11 +126,9 @@ class PagedVarlen:
         self, call: _Call, query: torch.Tensor, layer: torch.Tensor, scaling: float, window: int | None
     ) -> torch.Tensor:
         window_size = (-1, 0) if window is None else (window - 1, 0)
+        # A single last token sees everything; unmasked, the kernel serves its heads together.
         if call.max_q == 1 and window is None:
-            window_size = (
-                -1,
-                -1,
-            )  # a single last token sees everything; unmasked, the kernel serves its heads together
+            window_size = (-1, -1)
         options: dict[str, Any] = {"scale": scaling, "window_size": window_size}
         supported = _parameters_of(self._varlen)
         if "enable_gqa" in supported:  # without it the number of heads is not checked, and may differ

@@ -74,12 +74,15 @@ class KVCache:
         """Row of each slot's key in the `[num_blocks * 2 * block_tokens, ...]` view of a layer."""
         return slots + torch.div(slots, self.block_tokens, rounding_mode="floor") * self.block_tokens
 
-    def gather(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of whole blocks, in order: each `[..., num_tokens, num_kv_heads, head_dim]`.
+    def gather(
+        self, layer: int, blocks: torch.Tensor, dtype: torch.dtype | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of whole blocks, in order: each `[..., num_tokens, num_kv_heads, head_dim]`, in the
+        type that they are kept in or in another.
 
         `blocks` is `[..., blocks_per_row]`, and `num_tokens = blocks_per_row * block_tokens`.
         """
-        picked = self.layers[layer].index_select(0, blocks.reshape(-1))
+        picked = self.layers[layer].index_select(0, blocks.reshape(-1)).to(dtype or self.layout.dtype)
         picked = picked.view(*blocks.shape, 2, *picked.shape[2:])
         keys, values = picked.unbind(blocks.dim())
         return keys.flatten(-4, -3), values.flatten(-4, -3)
