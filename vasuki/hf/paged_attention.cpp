@@ -7,7 +7,7 @@
 // A single token takes keys and values as they lie. More tokens make small matrix products worthwhile: a span
 // of keys is transposed, and values copied, into scratch memory that the first-level cache keeps.
 //
-// HEAD_DIM (a multiple of 4), ELEMENT (float or bf16) and CACHED, the same of the cache, are set when the file is compiled
+// HEAD_DIM (a multiple of 8), ELEMENT (float or bf16) and CACHED, the same of the cache, are set when the file is compiled
 // for a model.
 
 #include <omp.h>
@@ -24,13 +24,15 @@ constexpr int64_t D = HEAD_DIM;
 constexpr int64_t WIDTH = (D + PANEL - 1) / PANEL * PANEL;  // D in whole panels
 constexpr int64_t SPAN = 64;                                // positions that a tile looks at together
 constexpr int64_t MOST_ROWS = 128;                          // queries of a tile, so that scratch memory stays in cache
-constexpr int TOKEN_ROWS = 4;                               // a single token's queries that take a key at once
-constexpr int64_t CACHE_LINE = 64, PREFETCH_BYTES = 1024;
+constexpr int64_t STRIP = 16;                               // positions that a single token looks at together
+constexpr int KEYS = 4;                                     // of them that its queries take at once
+constexpr int64_t LINE = 64 / int64_t(sizeof(CACHED));      // numbers in a line of the processor's cache
 
-// The single token's vectors: D may not be a multiple of LANES.
-constexpr int SHORT_LANES = D % LANES == 0 ? LANES : D % 8 == 0 && LANES > 8 ? 8 : 4;
-constexpr int VECTORS = D / SHORT_LANES;
+// The single token's vectors. They come in pairs, and D may not be a multiple of two registers.
+constexpr int SHORT_LANES = D % (2 * LANES) == 0 ? LANES : D % 16 == 0 ? 8 : 4;
+constexpr int PAIRS = D / (2 * SHORT_LANES);
 typedef float Short __attribute__((vector_size(SHORT_LANES * 4)));
+typedef float Four __attribute__((vector_size(16)));
 
 static inline float to_float(float value) { return value; }
 static inline float to_float(bf16 value) {
@@ -50,21 +52,30 @@ static inline Short load(const float* at) {
   std::memcpy(&value, at, sizeof value);
   return value;
 }
-static inline Short load(const bf16* at) {
-  typedef uint16_t Narrow __attribute__((vector_size(SHORT_LANES * 2)));
-  typedef uint32_t Wide __attribute__((vector_size(SHORT_LANES * 4)));
-  Narrow narrow;
-  std::memcpy(&narrow, at, sizeof narrow);
-  const Wide bits = __builtin_convertvector(narrow, Wide) << 16;
-  Short value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
 static inline void store(float* at, Short value) { std::memcpy(at, &value, sizeof value); }
-static inline float sum_of(Short value) {
-  float sum = 0;
-  for (int i = 0; i < SHORT_LANES; ++i) sum += value[i];
-  return sum;
+
+// Where `load_pair` puts place `d` of a head: in bfloat16, even places of a pair of vectors come before odd ones.
+static inline int64_t placed(int64_t d) {
+  if (std::is_same_v<C, float>) return d;
+  const int64_t in_pair = d % (2 * SHORT_LANES);
+  return d - in_pair + in_pair % 2 * SHORT_LANES + in_pair / 2;
+}
+
+// Two vectors' halves added up, side by side.
+static inline Four halves_of(Four a, Four b) { return Four{a[0], b[0], a[1], b[1]} + Four{a[2], b[2], a[3], b[3]}; }
+
+// to[i] = the sum of vector i. Sums of four vectors come together, so that they share the steps.
+static inline void store_sums(const Short (&vectors)[4], float* to, int count) {
+  Four parts[4] = {};
+  for (int i = 0; i < 4; ++i)
+    for (int lane = 0; lane < SHORT_LANES; lane += 4) {
+      Four part;
+      std::memcpy(&part, reinterpret_cast<const float*>(&vectors[i]) + lane, sizeof part);
+      parts[i] += part;
+    }
+  const Four a = halves_of(parts[0], parts[1]), b = halves_of(parts[2], parts[3]);
+  const Four sums = Four{a[0], a[1], b[0], b[1]} + Four{a[2], a[3], b[2], b[3]};
+  std::memcpy(to, &sums, count * sizeof(float));
 }
 
 struct Call {
@@ -116,88 +127,125 @@ struct Scratch {
   std::vector<float> query, scores, sums, keys, values;
   std::vector<Softmax> softmax;
 
-  Scratch(int64_t rows, int64_t block_tokens)
+  explicit Scratch(int64_t rows)
       : query(rows * D),
-        scores(rows * std::max(SPAN, block_tokens)),
+        scores(rows * SPAN),
         sums(rows * WIDTH),
         keys(SPAN * WIDTH),
         values(SPAN * WIDTH),
         softmax(rows) {}
 };
 
-// scores[r * stride] = query r . key, for some queries.
-template <int rows>
-static inline void multiply_key(const float* query, const C* key, float* scores, int64_t stride) {
-  Short dots[rows] = {};
-#pragma GCC unroll 64
-  for (int v = 0; v < VECTORS; ++v) {
-    const Short part = load(key + v * SHORT_LANES);
+// scores[r * SPAN + t] = query r . key t, for some queries and keys.
+template <int rows, int keys>
+static inline void multiply_keys(const float* query, const C* key, int64_t stride, float* scores) {
+  Short dots[rows][KEYS] = {};
+  for (int pair = 0; pair < PAIRS; ++pair) {
+    const int64_t at = pair * 2 * SHORT_LANES;
 #pragma GCC unroll 4
-    for (int r = 0; r < rows; ++r) dots[r] += load(query + r * D + v * SHORT_LANES) * part;
-  }
-#pragma GCC unroll 4
-  for (int r = 0; r < rows; ++r) scores[r * stride] = sum_of(dots[r]);
-}
-
-// sums[r] += weights[r * stride] * value, for some queries.
-template <int rows>
-static inline void add_value(const float* weights, int64_t stride, const C* value, float* sums) {
-#pragma GCC unroll 64
-  for (int v = 0; v < VECTORS; ++v) {
-    const Short part = load(value + v * SHORT_LANES);
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; ++r) {
-      float* sum = sums + r * D + v * SHORT_LANES;
-      store(sum, load(sum) + weights[r * stride] * part);
+    for (int t = 0; t < keys; ++t) {
+      Short first, second;
+      load_pair(key + t * stride + at, first, second);
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; ++r) {
+        dots[r][t] += load(query + r * D + at) * first;
+        dots[r][t] += load(query + r * D + at + SHORT_LANES) * second;
+      }
     }
   }
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) store_sums(dots[r], scores + r * SPAN, keys);
 }
 
-// Asks for the bytes that are read soon after `at`. The processor foresees them too, but not beyond a page.
-static inline void prefetch(const C* at, int64_t count) {
-  for (int64_t i = 0; i < count; i += CACHE_LINE / int64_t(sizeof(C)))
-    __builtin_prefetch(reinterpret_cast<const char*>(at + i) + PREFETCH_BYTES);
+// sums[r] += weights[r * SPAN + t] * value t over `count` values, for some queries and pairs of vectors.
+template <int rows, int pairs>
+static inline void add_values(const float* weights, const C* value, int64_t stride, int64_t count, float* sums) {
+  Short own[rows][2 * pairs];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 16
+    for (int v = 0; v < 2 * pairs; ++v) own[r][v] = load(sums + r * D + v * SHORT_LANES);
+  for (int64_t t = 0; t < count; ++t)
+#pragma GCC unroll 8
+    for (int pair = 0; pair < pairs; ++pair) {
+      Short first, second;
+      load_pair(value + t * stride + pair * 2 * SHORT_LANES, first, second);
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; ++r) {
+        own[r][2 * pair] += weights[r * SPAN + t] * first;
+        own[r][2 * pair + 1] += weights[r * SPAN + t] * second;
+      }
+    }
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 16
+    for (int v = 0; v < 2 * pairs; ++v) store(sums + r * D + v * SHORT_LANES, own[r][v]);
 }
 
-// One token's query heads of KV heads [first_head, last_head). All of them take a key before any takes the next, so that
-// memory is read in the order in which it lies: a head's keys by themselves, with gaps between them, come half as fast.
+// Asks for memory line by line: `width` numbers each of positions `stride` apart. The processor foresees what lies in
+// one piece too, but not beyond a page.
+struct Prefetch {
+  const C* at;
+  int64_t stride, width, column = 0;
+
+  void take(int64_t count) {
+    for (; count > 0; count -= LINE) {
+      __builtin_prefetch(at + column);
+      column += LINE;
+      if (column >= width) column = 0, at += stride;
+    }
+  }
+};
+
+// One token's query heads of KV heads [first_head, last_head). They take the positions in strips, all heads one strip
+// before the next, so that memory is read in the order in which it lies: while a strip's scores are computed its values
+// are on their way, and while its values are added the next strip's keys.
 static void attend_token(const Call& call, int64_t token, int64_t position, const int64_t* table, int64_t first_head,
                          int64_t last_head, Scratch& scratch) {
-  const int64_t block_tokens = call.block_tokens, stride = call.stride(), end = position + 1, begin = call.begin(position);
-  const int64_t group = call.group(), heads = last_head - first_head, rows = heads * group;
+  const int64_t block_tokens = call.block_tokens, stride = call.stride(), end = position + 1;
+  const int64_t group = call.group(), heads = last_head - first_head, rows = heads * group, width = heads * D;
   const int64_t first_row = first_head * group, at = (token * call.num_heads + first_row) * D;
   const T* from = call.query + token * call.query_stride + first_row * D;
   float *query = scratch.query.data(), *sums = scratch.sums.data(), *scores = scratch.scores.data();
-  for (int64_t i = 0; i < rows * D; ++i) query[i] = to_float(from[i]) * call.scaling;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t d = 0; d < D; ++d) query[row * D + placed(d)] = to_float(from[row * D + d]) * call.scaling;
+    scratch.softmax[row] = softmax_of(call, first_row + row);
+  }
   std::fill(sums, sums + rows * D, 0.0f);
-  for (int64_t row = 0; row < rows; ++row) scratch.softmax[row] = softmax_of(call, first_row + row);
-  for (int64_t b = begin / block_tokens; b * block_tokens < end; ++b) {
-    const int64_t first = std::max<int64_t>(0, begin - b * block_tokens);
-    const int64_t last = std::min(block_tokens, end - b * block_tokens);
-    const C *keys = call.keys(table, b, first_head), *values = keys + block_tokens * stride;
-    for (int64_t t = first; t < last; ++t) {
-      prefetch(keys + t * stride, heads * D);
-      for (int64_t head = 0; head < heads; ++head)
-        for_tiles<TOKEN_ROWS>(head * group, group, [&](int64_t row, auto tile) {
-          multiply_key<tile>(query + row * D, keys + t * stride + head * D, scores + row * block_tokens + t, block_tokens);
+  const auto keys_at = [&](int64_t t) { return call.keys(table, t / block_tokens, first_head) + t % block_tokens * stride; };
+  for (int64_t first = call.begin(position), last; first < end; first = last) {
+    last = std::min({first - first % block_tokens % STRIP + STRIP, first - first % block_tokens + block_tokens, end});
+    const C *keys = keys_at(first), *values = keys + block_tokens * stride;
+    Prefetch ahead{values, stride, width};
+    for_tiles<KEYS>(0, last - first, [&](int64_t t, auto taken) {
+      for (int64_t head = 0; head < heads; ++head) {
+        ahead.take(taken * D);
+        for_tiles<ROWS * 2 / KEYS>(head * group, group, [&](int64_t row, auto tile) {
+          multiply_keys<tile, taken>(query + row * D, keys + t * stride + head * D, stride, scores + row * SPAN + t);
         });
-    }
+      }
+    });
     for (int64_t row = 0; row < rows; ++row) {
-      float* own_scores = scores + row * block_tokens + first;
+      float* own_scores = scores + row * SPAN;
       call.cap(own_scores, last - first);
       const float shrink = scratch.softmax[row].add(own_scores, last - first);
-      for (int64_t d = 0; d < D; ++d) sums[row * D + d] *= shrink;
+      if (shrink != 1)
+        for (int64_t d = 0; d < D; ++d) sums[row * D + d] *= shrink;
     }
-    for (int64_t t = first; t < last; ++t) {
-      prefetch(values + t * stride, heads * D);
-      for (int64_t head = 0; head < heads; ++head)
-        for_tiles<TOKEN_ROWS>(head * group, group, [&](int64_t row, auto tile) {
-          add_value<tile>(scores + row * block_tokens + t, block_tokens, values + t * stride + head * D, sums + row * D);
+    ahead = {keys_at(std::min(last, position)), stride, width};
+    for (int64_t head = 0; head < heads; ++head)
+      for_tiles<ROWS * 2 / KEYS>(head * group, group, [&](int64_t row, auto tile) {
+        for_tiles<std::max(1, ROWS * 2 / 3 / tile)>(0, PAIRS, [&](int64_t pair, auto taken) {
+          const int64_t place = pair * 2 * SHORT_LANES;
+          if (row == head * group) ahead.take(STRIP * D / PAIRS * taken);
+          add_values<tile, taken>(scores + row * SPAN, values + head * D + place, stride, last - first,
+                                  sums + row * D + place);
         });
-    }
+      });
   }
   for (int64_t row = 0; row < rows; ++row)
-    for (int64_t d = 0; d < D; ++d) assign(call.out[at + row * D + d], sums[row * D + d] / scratch.softmax[row].total);
+    for (int64_t d = 0; d < D; ++d)
+      assign(call.out[at + row * D + d], sums[row * D + placed(d)] / scratch.softmax[row].total);
 }
 
 // Copies positions [first, last) of a sequence: keys transposed [D][SPAN], values [SPAN][WIDTH].
@@ -316,7 +364,7 @@ extern "C" void vasuki_paged_attention(const T* query, const C* cache, const int
 #pragma omp parallel
   {
     const int64_t group = call.group(), slice = std::max<int64_t>(1, std::min(group, MOST_ROWS / longest));
-    Scratch scratch(std::max(num_heads, longest * slice), block_tokens);
+    Scratch scratch(std::max(num_heads, longest * slice));
 #pragma omp for schedule(dynamic, 1) collapse(2)
     for (int64_t i = 0; i < num_tiles; ++i)
       for (int64_t lane = 0; lane < lanes; ++lane) {

@@ -84,7 +84,7 @@ def load_kernel(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None 
     None if it cannot be had, and attention runs on torch operators.
     """
     element, cached = _ELEMENTS.get(dtype), _ELEMENTS.get(kv_dtype or dtype)
-    if element is None or cached is None or head_dim % 4:
+    if element is None or cached is None or head_dim % 8:
         return None
     # -ffast-math lets sums be reordered, which vectorises them.
     flags = ("-ffast-math", f"-DHEAD_DIM={head_dim}", f"-DELEMENT={element}", f"-DCACHED={cached}")

@@ -23,20 +23,22 @@ constexpr int LANES = 4, ROWS = 6;
 constexpr int PANEL = 2 * LANES;  // columns of a panel
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
-typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
 
-// One row of a panel. In bfloat16, columns j and j + LANES share 32 bits, the first in the lower half: one load and two
-// operations widen both.
-static inline void load_pair(const bf16* at, Vec& first, Vec& second) {
+// Two vectors of numbers that lie side by side. In bfloat16, number j of the first and of the second share 32 bits, the
+// first in the lower half: one load and two operations widen both.
+template <typename V>
+static inline void load_pair(const bf16* at, V& first, V& second) {
+  typedef uint32_t Bits __attribute__((vector_size(sizeof(V))));
   Bits both;
   std::memcpy(&both, at, sizeof both);
   const Bits low = both << 16, high = both & 0xffff0000u;
   std::memcpy(&first, &low, sizeof first);
   std::memcpy(&second, &high, sizeof second);
 }
-static inline void load_pair(const float* at, Vec& first, Vec& second) {
+template <typename V>
+static inline void load_pair(const float* at, V& first, V& second) {
   std::memcpy(&first, at, sizeof first);
-  std::memcpy(&second, at + LANES, sizeof second);
+  std::memcpy(&second, at + sizeof(V) / sizeof(float), sizeof second);
 }
 
 // exp(x) for x <= 0, to about 2e-7: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]. Unlike std::exp it vectorises.
