@@ -8,24 +8,55 @@
 // few rows, and changes no value. Every output is summed over `in` from first to last, whatever the number of rows, so
 // that a row's result does not depend on its neighbours.
 
+#include <omp.h>
+
 #include "vectors.hpp"
 
 constexpr int64_t BAND = 16 * ROWS;         // rows that a panel serves before the next one is read
 constexpr int STREAMS = 4;                  // most panels that are read side by side
+constexpr int64_t FEW_TILES = 3;            // of rows: they use a panel up before the next one has come by itself
+constexpr int64_t LINE = 64;                // bytes of a line of the processor's cache
 constexpr int64_t WORTH_THREADS = 1 << 19;  // multiplications; below that, waking threads takes longer than they save
 
 static inline int64_t valid_columns(int64_t panel, int64_t out) { return std::min<int64_t>(PANEL, out - panel * PANEL); }
+
+// The panel that this thread needs next. Each of `parts` tiles asks for its part of it while it computes.
+struct Next {
+  int64_t panel, part, parts;
+};
+struct Unknown {};
+
+struct Prefetch {
+  const char* line;
+  int64_t every, due = 0;  // rows of the panel at hand
+
+  void operator()(int64_t k) {
+    if (k != due) return;
+    __builtin_prefetch(line, 0, 2);
+    line += LINE;
+    due += every;
+  }
+};
 
 template <typename W>
 struct Layer {
   const W* panels;
   const float* bias;  // [out] or null
 
+  Prefetch meanwhile(Next next, int64_t in) const {
+    constexpr int64_t row_bytes = PANEL * sizeof(W);
+    const int64_t every = std::max<int64_t>(1, next.parts * LINE / row_bytes);
+    const char* panel = reinterpret_cast<const char*>(panels) + next.panel * in * row_bytes;
+    return {panel + in / every * LINE * next.part, every};
+  }
+  Nothing meanwhile(Unknown, int64_t) const { return {}; }
+
   // outputs = x[first ..] W^T + b for neighbouring panels.
-  template <int streams, int rows>
-  void operator()(const float* x, int64_t in, int64_t out, int64_t panel, float (&outputs)[streams][rows][PANEL]) const {
+  template <int streams, int rows, typename Next>
+  void operator()(const float* x, int64_t in, int64_t out, int64_t panel, Next next,
+                  float (&outputs)[streams][rows][PANEL]) const {
     Vec sums[streams][rows][2] = {};
-    multiply<streams, rows>(x, in, panels + panel * PANEL * in, PANEL, PANEL * in, in, sums);
+    multiply<streams, rows>(x, in, panels + panel * PANEL * in, PANEL, PANEL * in, in, sums, meanwhile(next, in));
     std::memcpy(outputs, sums, sizeof outputs);
     if (bias)
       for (int s = 0; s < streams; ++s)
@@ -40,13 +71,14 @@ static inline float silu(float x) {
 }
 
 // y = layer(x), or layer(x) * silu(gate(x)), for a tile of rows and neighbouring panels.
-template <typename W, bool gated, int streams, int rows>
-static void linear_tile(const float* x, Layer<W> layer, Layer<W> gate, float* y, int64_t in, int64_t out, int64_t panel) {
+template <typename W, bool gated, int streams, int rows, typename Next>
+static void linear_tile(const float* x, Layer<W> layer, Layer<W> gate, float* y, int64_t in, int64_t out, int64_t panel,
+                        Next next) {
   float outputs[streams][rows][PANEL];
-  layer(x, in, out, panel, outputs);
+  layer(x, in, out, panel, next, outputs);
   if constexpr (gated) {
     float gates[streams][rows][PANEL];
-    gate(x, in, out, panel, gates);
+    gate(x, in, out, panel, next, gates);
     for (int s = 0; s < streams; ++s)
       for (int r = 0; r < rows; ++r)
         for (int j = 0; j < PANEL; ++j) outputs[s][r][j] *= silu(gates[s][r][j]);
@@ -62,18 +94,26 @@ template <typename W, bool gated>
 static void linear(const float* x, Layer<W> layer, Layer<W> gate, float* y, int64_t rows, int64_t in, int64_t out) {
   if (rows == 0) return;  // a step in which nothing is sampled
   const int64_t num_panels = (out + PANEL - 1) / PANEL, streams = std::clamp<int64_t>(ROWS / rows, 1, STREAMS);
+  const int64_t threads = omp_get_max_threads();
 #pragma omp parallel for schedule(dynamic) collapse(2) if (rows * in * out >= WORTH_THREADS)
   for (int64_t band = 0; band < rows; band += BAND)
-    for (int64_t p = 0; p < num_panels; p += streams)
-      for_tiles(band, std::min(BAND, rows - band), [&](int64_t first, auto tile) {
+    for (int64_t p = 0; p < num_panels; p += streams) {
+      const int64_t count = std::min(BAND, rows - band), tiles = (count + ROWS - 1) / ROWS;
+      for_tiles(band, count, [&](int64_t first, auto tile) {
         constexpr int together = std::clamp<int>(ROWS / tile, 1, STREAMS);
         const float* from = x + first * in;
         float* to = y + first * out;
-        if (streams == together && p + streams <= num_panels)
-          return linear_tile<W, gated, together, tile>(from, layer, gate, to, in, out, p);
+        if (streams > 1 && streams == together && p + streams <= num_panels)
+          return linear_tile<W, gated, together, tile>(from, layer, gate, to, in, out, p, Unknown{});
         for (int64_t own = p; own < std::min(p + streams, num_panels); ++own)
-          linear_tile<W, gated, 1, tile>(from, layer, gate, to, in, out, own);
+          if (streams == 1 && tiles <= FEW_TILES) {
+            const Next next{std::min(own + threads, num_panels - 1), (first - band) / ROWS, tiles};
+            linear_tile<W, gated, 1, tile>(from, layer, gate, to, in, out, own, next);
+          } else {
+            linear_tile<W, gated, 1, tile>(from, layer, gate, to, in, out, own, Unknown{});
+          }
       });
+    }
 }
 
 extern "C" {

@@ -288,7 +288,7 @@ static void attend_tile(const Call& call, int64_t token, int64_t count, int64_t 
     for (int64_t p = 0; p < panels; ++p)
       for_tiles(0, rows, [&](int64_t first, auto tile) {
         Vec products[1][tile][2] = {};
-        multiply<1, tile>(query + first * D, D, scratch.keys.data() + p * PANEL, SPAN, 0, D, products);
+        multiply<1, tile>(query + first * D, D, scratch.keys.data() + p * PANEL, SPAN, 0, D, products, Nothing{});
         for (int64_t r = 0; r < tile; ++r)
           std::memcpy(scores + (first + r) * SPAN + p * PANEL, products[0][r], sizeof products[0][r]);
       });
@@ -311,8 +311,8 @@ static void attend_tile(const Call& call, int64_t token, int64_t count, int64_t 
         Vec products[1][tile][2];
         for (int64_t r = 0; r < tile; ++r)
           std::memcpy(products[0][r], sums + (first + r) * WIDTH + p * PANEL, sizeof products[0][r]);
-        multiply<1, tile>(scores + first * SPAN, SPAN, scratch.values.data() + p * PANEL, WIDTH, 0, span_end - span,
-                          products);
+        multiply<1, tile>(scores + first * SPAN, SPAN, scratch.values.data() + p * PANEL, WIDTH, 0, span_end - span, products,
+                          Nothing{});
         for (int64_t r = 0; r < tile; ++r)
           std::memcpy(sums + (first + r) * WIDTH + p * PANEL, products[0][r], sizeof products[0][r]);
       });

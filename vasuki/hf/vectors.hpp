@@ -60,11 +60,13 @@ static inline float exp_negative(float x) {
 }
 
 // sums[p][r] += a[r] . panel p, for `rows` rows of `a` and some panels, over the `depth` rows of a panel from first to
-// last. Rows of `a` lie `a_stride` apart, those of a panel `row_stride`, and panels `panel_stride`.
-template <int panels, int rows, typename W>
+// last. Rows of `a` lie `a_stride` apart, those of a panel `row_stride`, and panels `panel_stride`. `meanwhile(k)` is
+// called before row `k`.
+template <int panels, int rows, typename W, typename Meanwhile>
 static inline void multiply(const float* a, int64_t a_stride, const W* panel, int64_t row_stride, int64_t panel_stride,
-                            int64_t depth, Vec (&sums)[panels][rows][2]) {
-  for (int64_t k = 0; k < depth; ++k)
+                            int64_t depth, Vec (&sums)[panels][rows][2], Meanwhile meanwhile) {
+  for (int64_t k = 0; k < depth; ++k) {
+    meanwhile(k);
 #pragma GCC unroll 12
     for (int p = 0; p < panels; ++p) {
       Vec first, second;
@@ -76,7 +78,11 @@ static inline void multiply(const float* a, int64_t a_stride, const W* panel, in
         sums[p][r][1] += factor * second;
       }
     }
+  }
 }
+struct Nothing {
+  void operator()(int64_t) const {}
+};
 
 // Calls body(first, integral_constant<rows>) for tiles of at most ROWS of `count` rows.
 template <int rows = ROWS, typename Body>
