@@ -127,7 +127,11 @@ MISTAKES = {
     "heads": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--tp", "3"), 4, "32 heads"),
     "stages": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--pp", "64"), 4, "32 layers"),
     "no replica": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--dp", "0"), 4, "at least 1"),
-    "no link": (("simulate", "LENGTHS", *SHAPE, "--gpu", "cpu", "--tp", "2"), 4, "interconnect"),
+    "no link": (
+        ("simulate", "LENGTHS", *SHAPE, "--set", "model.dtype=bfloat16", "--gpu", "cpu", "--tp", "2"),
+        4,
+        "interconnect",
+    ),
     "padded": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--policy", "static", "--pp", "2"), 2, "pads"),
     "streams": (
         ("simulate", "LENGTHS", *SHAPE, "--set", "kv.offload=stream", "--pp", "2", "--gpu", "a100"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from vasuki.config import CostConfig, KVConfig
+from vasuki.forecast import workload_of
 from vasuki.lengths import Lengths, Prefixes
 from vasuki.model_shape import named_shape
 from vasuki.plan import CostEstimate
@@ -64,3 +66,17 @@ def test_durations_read_well(seconds: float, text: str) -> None:
 
 def test_money_reads_well() -> None:
     assert [money_text(None), money_text(0.01234, "USD"), money_text(12.4)] == ["-", "0.0123 USD", "12.40"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "asked", "computed"),
+    [("cpu", "auto", "float32"), ("cpu", "bfloat16", "bfloat16"), ("a10", "auto", "bfloat16")],
+)
+def test_a_cpu_without_bfloat16_instructions_is_planned_in_float32(
+    tmp_path: Path, gpu: str, asked: str, computed: str
+) -> None:
+    """As the run computes there, unless the job says otherwise."""
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("num_prefill_tokens,num_decode_tokens\n100,20\n")
+    workload = workload_of(str(lengths), ("model.shape=llama-3-8b", f"model.dtype={asked}"))
+    assert workload.on(find_profile(gpu)).shape.dtype == computed

@@ -64,6 +64,15 @@ class Workload:
     lengths: Lengths
     fingerprint: str = ""
 
+    def on(self, profile: HardwareProfile) -> Workload:
+        """The same as a machine runs it: on a CPU, `model.dtype: auto` is float32 where that is faster."""
+        peaks = profile.peak_tflops
+        if self.config.model.dtype != "auto" or profile.kind != "cpu":
+            return self
+        if peaks.get(self.shape.dtype, 0.0) >= peaks.get("float32", 0.0):
+            return self
+        return replace(self, shape=self.shape.with_dtype("float32", self.config.kv.dtype))
+
 
 def workload_of(job_or_lengths: str, overrides: tuple[str, ...] = ()) -> Workload:
     """A workload from a job file, or from a LENGTHS.csv and `--set` alone.
@@ -178,7 +187,8 @@ def profiles_of(names: Iterable[str], config: JobConfig) -> list[HardwareProfile
 def plan_workload(workload: Workload, profiles: Iterable[HardwareProfile]) -> list[Plan]:
     """One plan for each machine."""
     return [
-        plan_parallel(workload.lengths, workload.shape, profile, workload.config, ONE_DEVICE) for profile in profiles
+        plan_parallel(workload.lengths, workload.on(profile).shape, profile, workload.config, ONE_DEVICE)
+        for profile in profiles
     ]
 
 
@@ -223,6 +233,7 @@ def planned(workload: Workload, plan: Plan) -> Manifest:
 
 def explain_step(workload: Workload, profile: HardwareProfile, layout: Layout = ONE_DEVICE) -> str:
     """Where the time of a typical full step goes: decodes of half-done rows, and prompts up to the token budget."""
+    workload = workload.on(profile)
     plan = plan_parallel(workload.lengths, workload.shape, profile, workload.config, layout)
     lengths, settings = workload.lengths, plan.settings
     context = int((lengths.prompt_tokens + lengths.output_tokens / 2).mean())
@@ -242,7 +253,7 @@ def _folder_of(output: str, profile: HardwareProfile, layout: Layout, policy: st
 
 def _simulate(workload: Workload, profile: HardwareProfile, policy: str, folder: str, layout: Layout) -> Simulated:
     engine = workload.config.engine.model_copy(update={"policy": policy})
-    workload = replace(workload, config=workload.config.model_copy(update={"engine": engine}))
+    workload = replace(workload.on(profile), config=workload.config.model_copy(update={"engine": engine}))
     plan = plan_parallel(workload.lengths, workload.shape, profile, workload.config, layout)
 
     def simulated_with(*observers: Observer) -> Simulated:

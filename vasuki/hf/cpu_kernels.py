@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
 
-from vasuki.hf import fused_attention, packed_linear, rms_norm
+from vasuki.hf import fused_attention, fused_layer, packed_linear, rms_norm
 
 
 class CPUKernels(NamedTuple):
@@ -17,6 +15,7 @@ class CPUKernels(NamedTuple):
     linear: packed_linear.LinearKernel | None
     norm: rms_norm.Kernel | None
     rotate: fused_attention.Rotary | None
+    layer: fused_layer.LayerKernel | None
 
     def take_over(self, model: torch.nn.Module) -> None:
         """Let a model's float32 layers compute by them."""
@@ -26,14 +25,12 @@ class CPUKernels(NamedTuple):
             rms_norm.fuse_norms(model, self.norm)
         if self.linear and self.rotate:
             fused_attention.fuse_attention(model, self.linear, self.rotate)
+        if self.layer:
+            fused_layer.fuse_layers(model, self.layer)
 
 
 def load_cpu_kernels() -> CPUKernels:
-    """Compile what is not on disk yet, side by side."""
-    loaders: tuple[Callable[[], object], ...] = (
-        packed_linear.load_kernel,
-        rms_norm.load_kernel,
-        fused_attention.load_kernel,
+    """Compile what is not on disk yet."""
+    return CPUKernels(
+        packed_linear.load_kernel(), rms_norm.load_kernel(), fused_attention.load_kernel(), fused_layer.load_kernel()
     )
-    with ThreadPoolExecutor() as compilers:
-        return CPUKernels(*compilers.map(lambda load: load(), loaders))

@@ -59,16 +59,16 @@ class FusedAttention(torch.nn.Module):
         self.norms = torch.nn.ModuleList([layer.q_norm, layer.k_norm] if hasattr(layer, "q_norm") else [])
         self.layer_idx = layer.layer_idx
         self.variant = variant
-        self._head_dim = head_dim
-        self._splits = [getattr(layer, name).out_features // head_dim for name in _PROJECTIONS]
+        self.head_dim = head_dim
+        self.splits = [getattr(layer, name).out_features // head_dim for name in _PROJECTIONS]
         self._rotate = rotate
 
     def project(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         """`[1, num_tokens, hidden_size]` -> queries, keys and values `[num_tokens, num_(kv_)heads, head_dim]`."""
-        heads = self.qkv_proj(hidden_states)[0].unflatten(-1, (-1, self._head_dim))
-        query, key, value = heads.split(self._splits, dim=1)
+        heads = self.qkv_proj(hidden_states)[0].unflatten(-1, (-1, self.head_dim))
+        query, key, value = heads.split(self.splits, dim=1)
         for norm, states in zip(self.norms, (query, key), strict=False):
             states.copy_(norm(states))
         cos, sin = position_embeddings
@@ -100,7 +100,7 @@ def _joined(layers: list[PackedLinear], kernel: LinearKernel) -> PackedLinear:
 
 def load_kernel() -> Rotary | None:
     """The kernel for this processor; None if it cannot be had."""
-    library = native.load("rotary.cpp")
+    library = native.load("decoder_layer.cpp")
     return None if library is None else Rotary(library)
 
 

@@ -18,21 +18,34 @@ from vasuki.hf.replace import replace_modules
 Linear = torch.nn.Linear
 
 
+class Matrix(ctypes.Structure):
+    """A packed layer as the kernels take it. Valid as long as its tensors stay where they are."""
+
+    _fields_ = (
+        ("panels", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("in_features", ctypes.c_int64),
+        ("out_features", ctypes.c_int64),
+        ("narrow", ctypes.c_int64),
+    )
+
+    @classmethod
+    def of(cls, panels: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> Matrix:
+        """Of panels `[out / features, in, features]` and a float32 bias `[out]`."""
+        bias_address = None if bias is None else bias.data_ptr()
+        return cls(panels.data_ptr(), bias_address, panels.shape[1], out_features, panels.dtype is torch.bfloat16)
+
+
 class LinearKernel:
     """Packs weights, and multiplies rows by them. Its plain twin is `torch.nn.functional.linear`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         library.vasuki_panel_columns.restype = ctypes.c_int64
         self._features = library.vasuki_panel_columns()
-        self._functions = {
-            torch.bfloat16: library.vasuki_linear_bf16,
-            torch.float32: library.vasuki_linear_float,
-        }
-        self._gated = {torch.bfloat16: library.vasuki_gated_bf16, torch.float32: library.vasuki_gated_float}
-        for functions, pointers in ((self._functions, 4), (self._gated, 6)):
-            for function in functions.values():
-                function.restype = None
-                function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * 3
+        self._function, self._gated = library.vasuki_linear, library.vasuki_gated
+        self._function.argtypes = [ctypes.POINTER(Matrix)] + [ctypes.c_void_p] * 2 + [ctypes.c_int64]
+        self._gated.argtypes = [ctypes.POINTER(Matrix)] * 2 + [ctypes.c_void_p] * 2 + [ctypes.c_int64]
+        self._function.restype = self._gated.restype = None
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """`[out, in]` in float32 -> panels `[out / features, in, features]`, in bfloat16 if that holds every value."""
@@ -54,36 +67,17 @@ class LinearKernel:
             rows = rows.reshape(num_panels, features // 2, 2, in_features).transpose(1, 2)
         return rows.reshape(num_panels * features, in_features)[:out_features].float()
 
-    def __call__(
-        self, x: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None, out_features: int
-    ) -> torch.Tensor:
-        """`[..., in]` in float32 -> `[..., out]`."""
-        rows = x.reshape(-1, x.shape[-1]).contiguous()
-        output = rows.new_empty(len(rows), out_features)
-        self._functions[panels.dtype](
-            rows.data_ptr(), panels.data_ptr(), _address(bias), output.data_ptr(), *rows.shape, out_features
-        )
-        return output.view(*x.shape[:-1], out_features)
+    def __call__(self, rows: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+        """`[num_rows, in]` in float32, contiguous -> `[num_rows, out]`."""
+        output = rows.new_empty(len(rows), matrix.out_features)
+        self._function(matrix, rows.data_ptr(), output.data_ptr(), len(rows))
+        return output
 
-    def gated(self, x: torch.Tensor, up: PackedLinear, gate: PackedLinear) -> torch.Tensor:
-        """`up(x) * silu(gate(x))`, without either product in memory; both are of one size and stored alike."""
-        rows = x.reshape(-1, x.shape[-1]).contiguous()
+    def gated(self, rows: torch.Tensor, up: Matrix, gate: Matrix) -> torch.Tensor:
+        """`up(rows) * silu(gate(rows))`, without either product in memory; both are of one size and stored alike."""
         output = rows.new_empty(len(rows), up.out_features)
-        self._gated[up.panels.dtype](
-            rows.data_ptr(),
-            up.panels.data_ptr(),
-            _address(up.bias),
-            gate.panels.data_ptr(),
-            _address(gate.bias),
-            output.data_ptr(),
-            *rows.shape,
-            up.out_features,
-        )
-        return output.view(*x.shape[:-1], up.out_features)
-
-
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+        self._gated(up, gate, rows.data_ptr(), output.data_ptr(), len(rows))
+        return output
 
 
 class PackedLinear(torch.nn.Module):
@@ -97,14 +91,24 @@ class PackedLinear(torch.nn.Module):
         self.bias = linear.bias
         self._kernel = kernel
         self.register_buffer("panels", kernel.pack(linear.weight.data))
+        self._matrix = Matrix()
 
     @property
     def weight(self) -> torch.Tensor:
         """The weight as a model's own code may want to see it. It is made anew for each caller."""
         return self._kernel.unpack(self.panels, self.out_features)
 
+    @property
+    def matrix(self) -> Matrix:
+        """The weights where they are now: those of a layer that is streamed move."""
+        if self._matrix.panels != self.panels.data_ptr():
+            self._matrix = Matrix.of(self.panels, self.bias, self.out_features)
+        return self._matrix
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._kernel(x, self.panels, self.bias, self.out_features)
+        """`[..., in]` in float32 -> `[..., out]`."""
+        rows = x.reshape(-1, self.in_features).contiguous()
+        return self._kernel(rows, self.matrix).view(*x.shape[:-1], self.out_features)
 
 
 class GatedMLP(torch.nn.Module):
@@ -116,8 +120,9 @@ class GatedMLP(torch.nn.Module):
         self._kernel = kernel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.down_proj(self._kernel.gated(x, self.up_proj, self.gate_proj))
-        return output
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        between = self._kernel.gated(rows, self.up_proj.matrix, self.gate_proj.matrix)
+        return self._kernel(between, self.down_proj.matrix).view(x.shape)
 
     @staticmethod
     def replaces(module: torch.nn.Module) -> bool:
@@ -142,7 +147,7 @@ class GatedMLP(torch.nn.Module):
 
 def load_kernel() -> LinearKernel | None:
     """The kernel for this processor; None if it cannot be had."""
-    library = native.load("packed_linear.cpp")
+    library = native.load("decoder_layer.cpp")
     return None if library is None else LinearKernel(library)
 
 

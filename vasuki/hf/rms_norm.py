@@ -35,7 +35,7 @@ class FusedNorm(torch.nn.Module):
 
 def load_kernel() -> Kernel | None:
     """The kernel for this processor; None if it cannot be had."""
-    library = native.load("rms_norm.cpp")
+    library = native.load("decoder_layer.cpp")
     if library is None:
         return None
     function = library.vasuki_rms_norm

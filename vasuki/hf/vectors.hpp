@@ -22,6 +22,8 @@ constexpr int LANES = 4, ROWS = 6;
 #endif
 constexpr int PANEL = 2 * LANES;  // columns of a panel
 
+constexpr int64_t WORTH_SHARING = 1 << 16;  // numbers; for fewer, waking threads takes longer than they save
+
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 
 // Two vectors of numbers that lie side by side. In bfloat16, number j of the first and of the second share 32 bits, the

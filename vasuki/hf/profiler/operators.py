@@ -29,7 +29,7 @@ from vasuki.hf.cpu_kernels import load_cpu_kernels
 from vasuki.hf.inputs import StepInputs, build_inputs
 from vasuki.hf.kv_cache import KVCache, KVLayout
 from vasuki.hf.memory import available_bytes
-from vasuki.hf.packed_linear import LinearKernel, PackedLinear, load_kernel
+from vasuki.hf.packed_linear import LinearKernel, Matrix, PackedLinear, load_kernel
 from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.profiler.machine import cache_bytes
 from vasuki.hf.profiler.timing import Call, Clock, Effort, HostClock, affordable, clock_for, measure, measure_timed
@@ -160,7 +160,7 @@ class _Linear:
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if self._kernel is None:
             return linear(rows, self._weight)
-        return self._kernel(rows, self._weight, None, self._features)
+        return self._kernel(rows[0], Matrix.of(self._weight, None, self._features)).unsqueeze(0)
 
 
 def _linear_kernel(weight: torch.Tensor) -> LinearKernel | None:
@@ -262,9 +262,9 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
     def activation_call(tokens: int) -> Call:
         if shape.gated_mlp and (kernel := _linear_kernel(table)):
             # What joins the two products of an MLP, with almost nothing to multiply.
-            factors = [PackedLinear(torch.nn.Linear(1, width, bias=False), kernel) for _ in range(2)]
-            rows = bench.tensor(1, tokens, 1)
-            return lambda: kernel.gated(rows, *factors)
+            layers = [PackedLinear(torch.nn.Linear(1, width, bias=False), kernel) for _ in range(2)]
+            rows = bench.tensor(tokens, 1)
+            return lambda: kernel.gated(rows, *[layer.matrix for layer in layers])
         gate, up = bench.tensor(1, tokens, width), bench.tensor(1, tokens, width)
         return (lambda: silu(gate) * up) if shape.gated_mlp else (lambda: gelu(gate))
 

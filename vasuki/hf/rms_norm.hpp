@@ -1,12 +1,12 @@
 // y = x / sqrt(mean(x^2) + eps) * weight, row by row, in one pass over memory.
 
+#pragma once
+
 #include "vectors.hpp"
 
-constexpr int64_t WORTH_THREADS = 1 << 16;  // numbers; below that, waking threads takes longer than they save
-
 // x, y [rows, width], weight [width]
-extern "C" void vasuki_rms_norm(const float* x, const float* weight, float* y, int64_t rows, int64_t width, float eps) {
-#pragma omp parallel for if (rows * width >= WORTH_THREADS)
+static void rms_norm(const float* x, const float* weight, float* y, int64_t rows, int64_t width, float eps) {
+#pragma omp parallel for if (rows * width >= WORTH_SHARING)
   for (int64_t row = 0; row < rows; ++row) {
     const float* from = x + row * width;
     float* to = y + row * width;

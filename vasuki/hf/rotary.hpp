@@ -1,15 +1,15 @@
 // Rotary position embedding, in place: of the first `rotated` numbers of a head, halves a and b become
 // a cos - b sin and b cos + a sin.
 
+#pragma once
+
 #include "vectors.hpp"
 
-constexpr int64_t WORTH_THREADS = 1 << 16;  // numbers; below that, waking threads takes longer than they save
-
 // x [tokens], `stride` apart: heads of `dim` numbers; cos, sin [tokens, rotated]
-extern "C" void vasuki_rotate(float* x, const float* cos, const float* sin, int64_t tokens, int64_t stride,
-                              int64_t heads, int64_t dim, int64_t rotated) {
+static void rotate(float* x, const float* cos, const float* sin, int64_t tokens, int64_t stride, int64_t heads,
+                   int64_t dim, int64_t rotated) {
   const int64_t half = rotated / 2;
-#pragma omp parallel for if (tokens * heads * dim >= WORTH_THREADS)
+#pragma omp parallel for if (tokens * heads * dim >= WORTH_SHARING)
   for (int64_t token = 0; token < tokens; ++token) {
     const float *c = cos + token * rotated, *s = sin + token * rotated;
     for (int64_t head = 0; head < heads; ++head) {

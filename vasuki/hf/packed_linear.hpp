@@ -8,6 +8,8 @@
 // few rows, and changes no value. Every output is summed over `in` from first to last, whatever the number of rows, so
 // that a row's result does not depend on its neighbours.
 
+#pragma once
+
 #include <omp.h>
 
 #include "vectors.hpp"
@@ -114,21 +116,4 @@ static void linear(const float* x, Layer<W> layer, Layer<W> gate, float* y, int6
           }
       });
     }
-}
-
-extern "C" {
-int64_t vasuki_panel_columns() { return PANEL; }
-
-// x [rows, in], panels as above, biases [out] or null, y [rows, out]
-#define LINEAR(NAME, W)                                                                                               \
-  void vasuki_linear_##NAME(const float* x, const W* panels, const float* bias, float* y, int64_t rows, int64_t in,   \
-                            int64_t out) {                                                                            \
-    linear<W, false>(x, {panels, bias}, {}, y, rows, in, out);                                                        \
-  }                                                                                                                   \
-  void vasuki_gated_##NAME(const float* x, const W* panels, const float* bias, const W* gate_panels,                  \
-                           const float* gate_bias, float* y, int64_t rows, int64_t in, int64_t out) {                 \
-    linear<W, true>(x, {panels, bias}, {gate_panels, gate_bias}, y, rows, in, out);                                   \
-  }
-LINEAR(bf16, bf16)
-LINEAR(float, float)
 }

@@ -1,0 +1,103 @@
+// What a decoder layer of a model in float32 computes beside its attention, on a CPU: operator by operator, and all that
+// lies before and behind attention in a call.
+
+#include <memory>
+
+#include "packed_linear.hpp"
+#include "rms_norm.hpp"
+#include "rotary.hpp"
+
+struct Matrix {
+  const void* panels;
+  const float* bias;  // [out] or null
+  int64_t in, out, narrow;
+
+  // y [rows, out] = x [rows, in] W^T + b
+  void multiply(const float* x, float* y, int64_t rows) const {
+    if (narrow)
+      linear<bf16, false>(x, of<bf16>(), {}, y, rows, in, out);
+    else
+      linear<float, false>(x, of<float>(), {}, y, rows, in, out);
+  }
+  // y [rows, out] = (x W^T + b) * silu(gate(x))
+  void multiply_gated(const Matrix& gate, const float* x, float* y, int64_t rows) const {
+    if (narrow)
+      linear<bf16, true>(x, of<bf16>(), gate.of<bf16>(), y, rows, in, out);
+    else
+      linear<float, true>(x, of<float>(), gate.of<float>(), y, rows, in, out);
+  }
+
+ private:
+  template <typename W>
+  Layer<W> of() const {
+    return {static_cast<const W*>(panels), bias};
+  }
+};
+
+struct DecoderLayer {
+  const float *first_norm, *second_norm;
+  float first_eps, second_eps;
+  Matrix qkv, o, up, gate, down;
+  int64_t rotated_heads, head_dim;
+};
+
+static void add(const float* x, float* y, int64_t count) {
+#pragma omp parallel for if (count >= WORTH_SHARING)
+  for (int64_t i = 0; i < count; ++i) y[i] += x[i];
+}
+
+// Memory for what does not leave a call. It is kept for the next one.
+static float* scratch(int64_t count) {
+  static thread_local std::unique_ptr<float[]> kept;
+  static thread_local int64_t size = 0;
+  if (count > size) kept.reset(new float[size = count]);
+  return kept.get();
+}
+
+extern "C" {
+int64_t vasuki_panel_columns() { return PANEL; }
+
+void vasuki_linear(const Matrix* matrix, const float* x, float* y, int64_t rows) { matrix->multiply(x, y, rows); }
+
+void vasuki_gated(const Matrix* up, const Matrix* gate, const float* x, float* y, int64_t rows) {
+  up->multiply_gated(*gate, x, y, rows);
+}
+
+void vasuki_rms_norm(const float* x, const float* weight, float* y, int64_t rows, int64_t width, float eps) {
+  rms_norm(x, weight, y, rows, width, eps);
+}
+
+void vasuki_rotate(float* x, const float* cos, const float* sin, int64_t tokens, int64_t stride, int64_t heads, int64_t dim,
+                   int64_t rotated) {
+  rotate(x, cos, sin, tokens, stride, heads, dim, rotated);
+}
+
+// x [tokens, hidden] -> joined queries, keys and values [tokens, qkv.out], of which the heads of the first two are rotated
+// by angles cos, sin [tokens, rotated].
+void vasuki_before_attention(const DecoderLayer* layer, const float* x, const float* cos, const float* sin, float* qkv,
+                             int64_t tokens, int64_t rotated) {
+  const int64_t hidden = layer->qkv.in;
+  float* normed = scratch(tokens * hidden);
+  rms_norm(x, layer->first_norm, normed, tokens, hidden, layer->first_eps);
+  layer->qkv.multiply(normed, qkv, tokens);
+  rotate(qkv, cos, sin, tokens, layer->qkv.out, layer->rotated_heads, layer->head_dim, rotated);
+}
+
+// attended [tokens, o.in], x [tokens, hidden] -> y = x + o(attended), and y normed for the MLP.
+void vasuki_after_attention(const DecoderLayer* layer, const float* attended, const float* x, float* y, float* normed,
+                            int64_t tokens) {
+  const int64_t hidden = layer->o.out;
+  layer->o.multiply(attended, y, tokens);
+  add(x, y, tokens * hidden);
+  rms_norm(y, layer->second_norm, normed, tokens, hidden, layer->second_eps);
+}
+
+// y += mlp(normed)
+void vasuki_add_mlp(const DecoderLayer* layer, const float* normed, float* y, int64_t tokens) {
+  const int64_t hidden = layer->down.out, inner = layer->down.in;
+  float *between = scratch(tokens * (inner + hidden)), *output = between + tokens * inner;
+  layer->up.multiply_gated(layer->gate, normed, between, tokens);
+  layer->down.multiply(between, output, tokens);
+  add(output, y, tokens * hidden);
+}
+}

@@ -1,0 +1,161 @@
+"""Decoder layers of a model that computes in float32 on a CPU, from kernel to kernel: in a step of few rows, what lies
+between them, a module and a handful of views each, takes as long as a product.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from vasuki.hf import attention, native
+from vasuki.hf.fused_attention import FusedAttention
+from vasuki.hf.inputs import StepInputs
+from vasuki.hf.packed_linear import GatedMLP, Matrix
+from vasuki.hf.replace import replace_modules
+from vasuki.hf.rms_norm import FusedNorm
+
+_PARTS: dict[str, type[torch.nn.Module]] = {
+    "input_layernorm": FusedNorm,
+    "self_attn": FusedAttention,
+    "post_attention_layernorm": FusedNorm,
+    "mlp": GatedMLP,
+}
+
+
+class _Layer(ctypes.Structure):
+    """`DecoderLayer` of decoder_layer.cpp."""
+
+    _fields_ = (
+        ("first_norm", ctypes.c_void_p),
+        ("second_norm", ctypes.c_void_p),
+        ("first_eps", ctypes.c_float),
+        ("second_eps", ctypes.c_float),
+        ("qkv", Matrix),
+        ("o", Matrix),
+        ("up", Matrix),
+        ("gate", Matrix),
+        ("down", Matrix),
+        ("rotated_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+    )
+
+
+class LayerKernel:
+    """What lies before and behind a layer's attention, each in a call."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.before_attention = library.vasuki_before_attention
+        self.after_attention = library.vasuki_after_attention
+        self.add_mlp = library.vasuki_add_mlp
+        for function, tensors, sizes in (
+            (self.before_attention, 4, 2),
+            (self.after_attention, 4, 1),
+            (self.add_mlp, 2, 1),
+        ):
+            function.restype = None
+            function.argtypes = [ctypes.POINTER(_Layer)] + [ctypes.c_void_p] * tensors + [ctypes.c_int64] * sizes
+
+
+class FusedLayer(torch.nn.Module):
+    """What takes the place of a layer `y + mlp(norm(y))` of `y = x + attend(norm(x))`, which is its plain twin."""
+
+    input_layernorm: FusedNorm
+    post_attention_layernorm: FusedNorm
+    mlp: torch.nn.Module
+
+    def __init__(self, layer: Any, kernel: LayerKernel) -> None:
+        super().__init__()
+        for name in _PARTS:
+            setattr(self, name, getattr(layer, name))
+        # Models look at what their layers say of themselves, such as the kind of their attention.
+        vars(self).update({name: value for name, value in vars(layer).items() if name not in vars(self)})
+        self._kernel = kernel
+        self._parts: tuple[FusedAttention, GatedMLP] = layer.self_attn, layer.mlp
+        self._panels: torch.Tensor = layer.self_attn.qkv_proj.panels
+        self._layer = _Layer()
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        step: StepInputs | None = None,
+        **inert: Any,
+    ) -> torch.Tensor:
+        """`[1, num_tokens, hidden_size]` -> the same shape."""
+        x, layer, (own, mlp) = hidden_states[0].contiguous(), self._pointers(), self._parts
+        num_tokens = len(x)
+        cos, sin = (angles.contiguous() for angles in position_embeddings)
+        joined = x.new_empty(num_tokens, layer.qkv.out_features)
+        self._kernel.before_attention(
+            layer, x.data_ptr(), cos.data_ptr(), sin.data_ptr(), joined.data_ptr(), num_tokens, cos.shape[-1]
+        )
+        query, key, value = joined.view(num_tokens, -1, own.head_dim).split_with_sizes(own.splits, dim=1)
+        attended = attention.attend_or_observe(own, query, key, value, step, own.variant).contiguous()
+        y, normed = torch.empty_like(hidden_states), torch.empty_like(hidden_states)
+        self._kernel.after_attention(
+            layer, attended.data_ptr(), x.data_ptr(), y.data_ptr(), normed.data_ptr(), num_tokens
+        )
+        if self.mlp is not mlp:  # it skips some tokens
+            return y.add_(self.mlp(normed))
+        self._kernel.add_mlp(layer, normed.data_ptr(), y.data_ptr(), num_tokens)
+        return y
+
+    def _pointers(self) -> _Layer:
+        """The weights where they are now: those of a layer that is streamed move, all together."""
+        if self._layer.qkv.panels != self._panels.data_ptr():
+            first, second, (own, mlp) = self.input_layernorm, self.post_attention_layernorm, self._parts
+            matrices = (own.qkv_proj, own.o_proj, mlp.up_proj, mlp.gate_proj, mlp.down_proj)
+            self._layer = _Layer(
+                first.weight.data_ptr(),
+                second.weight.data_ptr(),
+                first.eps,
+                second.eps,
+                *[part.matrix for part in matrices],
+                sum(own.splits[:2]),
+                own.head_dim,
+            )
+        return self._layer
+
+
+def load_kernel() -> LayerKernel | None:
+    """The kernel for this processor; None if it cannot be had."""
+    library = native.load("decoder_layer.cpp")
+    return None if library is None else LayerKernel(library)
+
+
+@torch.inference_mode()
+def fuse_layers(model: torch.nn.Module, kernel: LayerKernel) -> None:
+    """Replace a model's decoder layers: those of such parts that compute on a few tokens what their twin does."""
+    twins: dict[torch.nn.Module, FusedLayer] = {}
+
+    def compare(layer: torch.nn.Module, args: tuple[Any, ...], arguments: dict[str, Any], output: Any) -> None:
+        fused = FusedLayer(layer, kernel)
+        try:
+            answer = fused(*args, **arguments)
+        except TypeError:  # it is called with something else
+            return
+        if isinstance(output, torch.Tensor) and torch.allclose(answer, output, rtol=1e-4, atol=1e-5):
+            twins[layer] = fused
+
+    hooks = [
+        module.register_forward_hook(compare, with_kwargs=True) for module in model.modules() if _is_candidate(module)
+    ]
+    if not hooks:
+        return
+    try:
+        attention.observe(model)
+    except attention.Unsupported:  # it is refused with its name where the model is described
+        return
+    finally:
+        for hook in hooks:
+            hook.remove()
+    replace_modules(model, twins.get)
+
+
+def _is_candidate(module: torch.nn.Module) -> bool:
+    parts = dict(module.named_children())
+    if parts.keys() != _PARTS.keys() or not all(type(parts[name]) is kind for name, kind in _PARTS.items()):
+        return False
+    return not parts["self_attn"].norms  # of heads lie between what one call computes
