@@ -54,8 +54,8 @@ struct Layer {
   Nothing meanwhile(Unknown, int64_t) const { return {}; }
 
   // outputs = x[first ..] W^T + b for neighbouring panels.
-  template <int streams, int rows, typename Next>
-  void operator()(const float* x, int64_t in, int64_t out, int64_t panel, Next next,
+  template <int streams, int rows, typename Ahead>
+  void operator()(const float* x, int64_t in, int64_t out, int64_t panel, Ahead next,
                   float (&outputs)[streams][rows][PANEL]) const {
     Vec sums[streams][rows][2] = {};
     multiply<streams, rows>(x, in, panels + panel * PANEL * in, PANEL, PANEL * in, in, sums, meanwhile(next, in));
@@ -73,9 +73,9 @@ static inline float silu(float x) {
 }
 
 // y = layer(x), or layer(x) * silu(gate(x)), for a tile of rows and neighbouring panels.
-template <typename W, bool gated, int streams, int rows, typename Next>
+template <typename W, bool gated, int streams, int rows, typename Ahead>
 static void linear_tile(const float* x, Layer<W> layer, Layer<W> gate, float* y, int64_t in, int64_t out, int64_t panel,
-                        Next next) {
+                        Ahead next) {
   float outputs[streams][rows][PANEL];
   layer(x, in, out, panel, next, outputs);
   if constexpr (gated) {

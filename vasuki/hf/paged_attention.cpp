@@ -26,6 +26,8 @@ constexpr int64_t SPAN = 64;                                // positions that a 
 constexpr int64_t MOST_ROWS = 128;                          // queries of a tile, so that scratch memory stays in cache
 constexpr int64_t STRIP = 16;                               // positions that a single token looks at together
 constexpr int KEYS = 4;                                     // of them that its queries take at once
+constexpr int QUERIES = 2 * ROWS / KEYS;                    // that take them
+constexpr int SUMS = 4 * ROWS / 3;                          // vectors that gather values; of more, some leave registers
 constexpr int64_t LINE = 64 / int64_t(sizeof(CACHED));      // numbers in a line of the processor's cache
 
 // The single token's vectors. They come in pairs, and D may not be a multiple of two registers.
@@ -220,7 +222,7 @@ static void attend_token(const Call& call, int64_t token, int64_t position, cons
     for_tiles<KEYS>(0, last - first, [&](int64_t t, auto taken) {
       for (int64_t head = 0; head < heads; ++head) {
         ahead.take(taken * D);
-        for_tiles<ROWS * 2 / KEYS>(head * group, group, [&](int64_t row, auto tile) {
+        for_tiles<QUERIES>(head * group, group, [&](int64_t row, auto tile) {
           multiply_keys<tile, taken>(query + row * D, keys + t * stride + head * D, stride, scores + row * SPAN + t);
         });
       }
@@ -234,8 +236,8 @@ static void attend_token(const Call& call, int64_t token, int64_t position, cons
     }
     ahead = {keys_at(std::min(last, position)), stride, width};
     for (int64_t head = 0; head < heads; ++head)
-      for_tiles<ROWS * 2 / KEYS>(head * group, group, [&](int64_t row, auto tile) {
-        for_tiles<std::max(1, ROWS * 2 / 3 / tile)>(0, PAIRS, [&](int64_t pair, auto taken) {
+      for_tiles<QUERIES>(head * group, group, [&](int64_t row, auto tile) {
+        for_tiles<std::max(1, SUMS / 2 / tile)>(0, PAIRS, [&](int64_t pair, auto taken) {
           const int64_t place = pair * 2 * SHORT_LANES;
           if (row == head * group) ahead.take(STRIP * D / PAIRS * taken);
           add_values<tile, taken>(scores + row * SPAN, values + head * D + place, stride, last - first,
