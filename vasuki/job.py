@@ -265,7 +265,6 @@ class _Run:
         interrupted: Interrupted | None = None
         scheduler = plan.settings.build()
         executor = build_executor(loaded, plan.settings, self.config.output.logprobs)
-        gc.freeze()  # the collector need not walk through what was loaded, half a second in the middle of the job
         order = order_requests(
             requests,
             plan.settings,
@@ -277,6 +276,7 @@ class _Run:
             sink = RowSink(writer, loaded.tokenizer.decode, on_commit=trace.flush)
             progress = Progress(self.rows_left, lambda: sink.written.rows, lambda: prediction.makespan_s, self.quiet)
             observers: list[Observer] = [prediction, StepTracer(trace, plan.settings, cost_model, prediction), progress]
+            gc.freeze()  # the collector need not walk through what was loaded, half a second in the middle of the job
             try:
                 drain(order, scheduler, executor, _LearningSink(sink, order), observers, should_stop, self.stats)
             except Interrupted as error:

@@ -14,27 +14,13 @@ from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
 
 from models import ARCHITECTURES, load, prompts, reference, requests_of, run
-from vasuki.hf import packed_linear
-from vasuki.hf.cpu_kernels import load_cpu_kernels
-from vasuki.hf.fused_attention import FusedAttention, Rotary, fuse_attention, load_kernel
+from vasuki.hf.cpu_kernels import CPUKernels
+from vasuki.hf.fused_attention import FusedAttention, fuse_attention
+from vasuki.hf.packed_linear import pack_linear_layers
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 
 OWN = {"phi3", "olmo2", "gpt_neox", "gpt_oss"}  # joined, normed or rotated in ways that only their own layers know
-
-
-@pytest.fixture(scope="module")
-def rotate() -> Rotary:
-    rotate = load_kernel()
-    assert rotate is not None
-    return rotate
-
-
-@pytest.fixture(scope="module")
-def linear() -> packed_linear.LinearKernel:
-    kernel = packed_linear.load_kernel()
-    assert kernel is not None
-    return kernel
 
 
 @given(
@@ -44,31 +30,33 @@ def linear() -> packed_linear.LinearKernel:
     half=st.integers(1, 40),
     seed=st.integers(0, 99),
 )
-def test_rotates_like_transformers(rotate: Rotary, tokens: int, heads: int, values: int, half: int, seed: int) -> None:
+def test_rotates_like_transformers(
+    kernels: CPUKernels, tokens: int, heads: int, values: int, half: int, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     joined = torch.randn(tokens, 2 * heads + values, 2 * half, generator=generator)
     cos, sin = torch.randn(2, tokens, 2 * half, generator=generator)
     query, key, value = joined.clone().split([heads, heads, values], dim=1)
     expected = apply_rotary_pos_emb(query, key, cos, sin)
-    rotate(joined, 2 * heads, cos, sin)
+    kernels.rotate(joined, 2 * heads, cos, sin)
     torch.testing.assert_close(joined[:, : 2 * heads], torch.cat(expected, dim=1), rtol=1e-5, atol=1e-5)
     assert torch.equal(joined[:, 2 * heads :], value)
 
 
-def test_rotates_a_part_of_each_head(rotate: Rotary) -> None:
+def test_rotates_a_part_of_each_head(kernels: CPUKernels) -> None:
     heads, angles = torch.randn(3, 2, 12), torch.randn(3, 8)
     expected, _ = apply_rotary_pos_emb(heads[..., :8], heads[..., :8], angles.cos(), angles.sin())
     rest = heads[..., 8:].clone()
-    rotate(heads, 2, angles.cos(), angles.sin())
+    kernels.rotate(heads, 2, angles.cos(), angles.sin())
     torch.testing.assert_close(heads[..., :8], expected)
     assert torch.equal(heads[..., 8:], rest)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_greedy_equals_generate(name: str) -> None:
+def test_greedy_equals_generate(name: str, kernels: CPUKernels) -> None:
     loaded = load(name)
     model = copy.deepcopy(loaded.model)  # the tests share the original
-    load_cpu_kernels().take_over(model)
+    kernels.take_over(model)
     fused = [module for module in model.modules() if isinstance(module, FusedAttention)]
     assert len(fused) == (0 if name in OWN else loaded.kv_layout.num_layers)
     rows, _, _ = run(dataclasses.replace(loaded, model=model), requests_of(prompts()), chunk_tokens=20)
@@ -77,10 +65,10 @@ def test_greedy_equals_generate(name: str) -> None:
 
 @pytest.mark.parametrize("change", ["gates its output", "turns keys the other way", "scales its values"])
 def test_what_only_looks_like_one_is_left_alone(
-    change: str, linear: packed_linear.LinearKernel, rotate: Rotary, monkeypatch: pytest.MonkeyPatch
+    change: str, kernels: CPUKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = copy.deepcopy(load("llama").model)
-    packed_linear.pack_linear_layers(model, linear)
+    pack_linear_layers(model, kernels.linear)
     own = LlamaAttention.forward
 
     def forward(self: Any, hidden_states: torch.Tensor, position_embeddings: Any, **kwargs: Any) -> Any:
@@ -94,5 +82,5 @@ def test_what_only_looks_like_one_is_left_alone(
     if change == "scales its values":
         for layer in model.model.layers:
             layer.self_attn.v_proj.register_forward_hook(lambda module, args, output: 2 * output)
-    fuse_attention(model, linear, rotate)
+    fuse_attention(model, kernels.linear, kernels.rotate)
     assert not any(isinstance(module, FusedAttention) for module in model.modules())

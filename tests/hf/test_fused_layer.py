@@ -11,7 +11,7 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from models import ARCHITECTURES, load, prompts, random_model, reference, requests_of, run
-from vasuki.hf.cpu_kernels import load_cpu_kernels
+from vasuki.hf.cpu_kernels import CPUKernels
 from vasuki.hf.fused_layer import FusedLayer
 from vasuki.hf.offload import StreamedLayers, ThreadCopyEngine
 from vasuki.hf.weights import WeightStream, decoder_layers
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler
 FUSED = {"llama", "mistral", "qwen2"}
 
 
-def _with_kernels(name: str) -> Any:
+def _with_kernels(name: str, kernels: CPUKernels) -> Any:
     model = random_model.__wrapped__(name)  # of its own: executors change the one that tests share
     model.set_attn_implementation("vasuki_ragged")
-    load_cpu_kernels().take_over(model)
+    kernels.take_over(model)
     return model
 
 
@@ -33,17 +33,17 @@ def _fused(model: torch.nn.Module) -> list[FusedLayer]:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_plain_layers_and_no_others_are_replaced(name: str) -> None:
-    fused = _fused(_with_kernels(name))
+def test_plain_layers_and_no_others_are_replaced(name: str, kernels: CPUKernels) -> None:
+    fused = _fused(_with_kernels(name, kernels))
     assert len(fused) == (load(name).kv_layout.num_layers if name in FUSED else 0)
 
 
 @pytest.mark.parametrize("streamed", [0, 2])
 @pytest.mark.parametrize("name", sorted(FUSED))
-def test_greedy_equals_generate(name: str, streamed: int) -> None:
+def test_greedy_equals_generate(name: str, streamed: int, kernels: CPUKernels) -> None:
     """Also where the weights of layers visit buffers in turn, and so move."""
     loaded = load(name)
-    model = _with_kernels(name)
+    model = _with_kernels(name, kernels)
     if streamed:
         stack = decoder_layers(model, loaded.kv_layout.num_layers)
         WeightStream(stack, StreamedLayers.spread(3, streamed), torch.device("cpu"), ThreadCopyEngine(bytes_per_s=2e8))
@@ -51,11 +51,11 @@ def test_greedy_equals_generate(name: str, streamed: int) -> None:
     assert rows.outputs == reference(name)
 
 
-def test_what_only_looks_like_one_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_looks_like_one_is_left_alone(kernels: CPUKernels, monkeypatch: pytest.MonkeyPatch) -> None:
     own = LlamaDecoderLayer.forward
 
     def forward(self: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return own(self, hidden_states, *args, **kwargs) + 0.1 * hidden_states
 
     monkeypatch.setattr(LlamaDecoderLayer, "forward", forward)
-    assert not _fused(_with_kernels("llama"))
+    assert not _fused(_with_kernels("llama", kernels))

@@ -13,16 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models import ARCHITECTURES, load, prompts, reference, requests_of, run
-from vasuki.hf.packed_linear import GatedMLP, LinearKernel, PackedLinear, load_kernel, pack_linear_layers
+from vasuki.hf.cpu_kernels import CPUKernels
+from vasuki.hf.packed_linear import GatedMLP, LinearKernel, PackedLinear, pack_linear_layers
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 
 
 @pytest.fixture(scope="module")
-def kernel() -> LinearKernel:
-    kernel = load_kernel()
-    assert kernel is not None
-    return kernel
+def kernel(kernels: CPUKernels) -> LinearKernel:
+    return kernels.linear
 
 
 def _layer(in_features: int, out_features: int, bias: bool, saved_as: torch.dtype, seed: int = 0) -> torch.nn.Linear:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from vasuki.cli import main
 from vasuki.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel
 from vasuki.errors import ModelError, ProfileError
-from vasuki.hf.packed_linear import PackedLinear, load_kernel
+from vasuki.hf.packed_linear import PackedLinear
 from vasuki.hf.profiler import profile_machine, profile_table, write_profile
 from vasuki.hf.profiler.in_step import WholeSteps
 from vasuki.hf.profiler.links import link_of, saturation_bytes
@@ -350,7 +350,7 @@ def test_stand_ins_have_the_shape(family: str) -> None:
 def test_products_are_those_of_a_loaded_model() -> None:
     """Packed where there is a kernel, and as narrow as the weights were saved."""
     bench = Bench.on(CPU, torch.float32, TINY.with_dtype("float32"), HASTY, saved=torch.bfloat16)
-    kernel = load_kernel()
+    kernel = bench.kernels and bench.kernels.linear
     (part,) = next(Product(bench, 64, (48,))._turns)
     assert part.num_bytes == (64 * 48 * 2 if kernel else 64 * 48 * 4)
     rows = torch.randn(1, 5, 64)

@@ -14,20 +14,19 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from models import ARCHITECTURES, load, prompts, reference, requests_of, run
-from vasuki.hf.rms_norm import FusedNorm, Kernel, fuse_norms, load_kernel
+from vasuki.hf.cpu_kernels import CPUKernels
+from vasuki.hf.rms_norm import FusedNorm, NormKernel, fuse_norms
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Kernel:
-    kernel = load_kernel()
-    assert kernel is not None
-    return kernel
+def kernel(kernels: CPUKernels) -> NormKernel:
+    return kernels.norm
 
 
 @given(st.integers(1, 200), st.integers(1, 700), st.sampled_from([LlamaRMSNorm, Gemma2RMSNorm]), st.integers(0, 99))
-def test_equals_the_model(kernel: Kernel, rows: int, width: int, norm: type, seed: int) -> None:
+def test_equals_the_model(kernel: NormKernel, rows: int, width: int, norm: type, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     own = norm(width, eps=1e-5)
     torch.nn.init.normal_(own.weight, 1.0, 0.3, generator=generator)
@@ -39,7 +38,7 @@ def test_equals_the_model(kernel: Kernel, rows: int, width: int, norm: type, see
         torch.testing.assert_close(model(x), own(x), rtol=1e-5, atol=1e-5)
 
 
-def test_what_only_looks_like_one_is_left_alone(kernel: Kernel) -> None:
+def test_what_only_looks_like_one_is_left_alone(kernel: NormKernel) -> None:
     class ShiftedRMSNorm(LlamaRMSNorm):
         def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
             return super().forward(hidden_states) + 0.01
@@ -51,7 +50,7 @@ def test_what_only_looks_like_one_is_left_alone(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_greedy_equals_generate(name: str, kernel: Kernel) -> None:
+def test_greedy_equals_generate(name: str, kernel: NormKernel) -> None:
     loaded = load(name)
     model = copy.deepcopy(loaded.model)  # the tests share the original
     fuse_norms(model, kernel)

@@ -10,6 +10,7 @@ step's tokens. It stores the new keys and values in their blocks, then lets ever
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -130,6 +131,24 @@ def observe(model: Any) -> dict[torch.nn.Module, Observation]:
     finally:
         _observed = None
     return observed
+
+
+def observe_calls(
+    model: Any, modules: Iterable[torch.nn.Module], see: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+) -> dict[torch.nn.Module, Observation]:
+    """`observe`, which shows `see` what some modules are called with and answer.
+
+    Nothing is observed where there are no such modules, nor of a model that cannot be served: it is refused with its
+    name where it is described.
+    """
+    hooks = [module.register_forward_hook(see, with_kwargs=True) for module in modules]
+    try:
+        return observe(model) if hooks else {}
+    except Unsupported:
+        return {}
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def probe(model: Any, num_layers: int) -> KVLayout:

@@ -6,31 +6,32 @@ from typing import NamedTuple
 
 import torch
 
-from vasuki.hf import fused_attention, fused_layer, packed_linear, rms_norm
+from vasuki.hf import native
+from vasuki.hf.fused_attention import Rotary, fuse_attention
+from vasuki.hf.fused_layer import LayerKernel, fuse_layers
+from vasuki.hf.packed_linear import LinearKernel, pack_linear_layers
+from vasuki.hf.rms_norm import NormKernel, fuse_norms
 
 
 class CPUKernels(NamedTuple):
-    """Those that can be had on this machine."""
+    """Those of one compiled library: all of them, or none."""
 
-    linear: packed_linear.LinearKernel | None
-    norm: rms_norm.Kernel | None
-    rotate: fused_attention.Rotary | None
-    layer: fused_layer.LayerKernel | None
+    linear: LinearKernel
+    norm: NormKernel
+    rotate: Rotary
+    layer: LayerKernel
 
     def take_over(self, model: torch.nn.Module) -> None:
         """Let a model's float32 layers compute by them."""
-        if self.linear:
-            packed_linear.pack_linear_layers(model, self.linear)
-        if self.norm:
-            rms_norm.fuse_norms(model, self.norm)
-        if self.linear and self.rotate:
-            fused_attention.fuse_attention(model, self.linear, self.rotate)
-        if self.layer:
-            fused_layer.fuse_layers(model, self.layer)
+        pack_linear_layers(model, self.linear)
+        fuse_norms(model, self.norm)
+        fuse_attention(model, self.linear, self.rotate)
+        fuse_layers(model, self.layer)
 
 
-def load_cpu_kernels() -> CPUKernels:
-    """Compile what is not on disk yet."""
-    return CPUKernels(
-        packed_linear.load_kernel(), rms_norm.load_kernel(), fused_attention.load_kernel(), fused_layer.load_kernel()
-    )
+def load_cpu_kernels() -> CPUKernels | None:
+    """Those for this processor, compiled if they are not on disk yet; None if they cannot be had."""
+    library = native.load("decoder_layer.cpp")
+    if library is None:
+        return None
+    return CPUKernels(LinearKernel(library), NormKernel(library), Rotary(library), LayerKernel(library))

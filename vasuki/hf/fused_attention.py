@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vasuki.hf import attention, native
+from vasuki.hf import attention
 from vasuki.hf.inputs import StepInputs
 from vasuki.hf.packed_linear import LinearKernel, PackedLinear
 from vasuki.hf.replace import replace_modules
@@ -98,12 +98,6 @@ def _joined(layers: list[PackedLinear], kernel: LinearKernel) -> PackedLinear:
     return PackedLinear(linear, kernel)
 
 
-def load_kernel() -> Rotary | None:
-    """The kernel for this processor; None if it cannot be had."""
-    library = native.load("decoder_layer.cpp")
-    return None if library is None else Rotary(library)
-
-
 @torch.inference_mode()
 def fuse_attention(model: torch.nn.Module, linear: LinearKernel, rotate: Rotary) -> None:
     """Replace a model's attention layers: those with such parts that compute on a few tokens what their twin does."""
@@ -113,16 +107,7 @@ def fuse_attention(model: torch.nn.Module, linear: LinearKernel, rotate: Rotary)
         if not args:
             calls[layer] = arguments, output
 
-    hooks = [
-        module.register_forward_hook(remember, with_kwargs=True) for module in model.modules() if _is_candidate(module)
-    ]
-    try:
-        observed = attention.observe(model) if hooks else {}
-    except attention.Unsupported:  # it is refused with its name where the model is described
-        return
-    finally:
-        for hook in hooks:
-            hook.remove()
+    observed = attention.observe_calls(model, filter(_is_candidate, model.modules()), remember)
 
     def twin(layer: torch.nn.Module) -> FusedAttention | None:
         call, seen = calls.pop(layer, None), observed.pop(layer, None)

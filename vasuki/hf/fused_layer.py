@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vasuki.hf import attention, native
+from vasuki.hf import attention
 from vasuki.hf.fused_attention import FusedAttention
 from vasuki.hf.inputs import StepInputs
 from vasuki.hf.packed_linear import GatedMLP, Matrix
@@ -119,12 +119,6 @@ class FusedLayer(torch.nn.Module):
         return self._layer
 
 
-def load_kernel() -> LayerKernel | None:
-    """The kernel for this processor; None if it cannot be had."""
-    library = native.load("decoder_layer.cpp")
-    return None if library is None else LayerKernel(library)
-
-
 @torch.inference_mode()
 def fuse_layers(model: torch.nn.Module, kernel: LayerKernel) -> None:
     """Replace a model's decoder layers: those of such parts that compute on a few tokens what their twin does."""
@@ -139,19 +133,8 @@ def fuse_layers(model: torch.nn.Module, kernel: LayerKernel) -> None:
         if isinstance(output, torch.Tensor) and torch.allclose(answer, output, rtol=1e-4, atol=1e-5):
             twins[layer] = fused
 
-    hooks = [
-        module.register_forward_hook(compare, with_kwargs=True) for module in model.modules() if _is_candidate(module)
-    ]
-    if not hooks:
-        return
-    try:
-        attention.observe(model)
-    except attention.Unsupported:  # it is refused with its name where the model is described
-        return
-    finally:
-        for hook in hooks:
-            hook.remove()
-    replace_modules(model, twins.get)
+    if attention.observe_calls(model, filter(_is_candidate, model.modules()), compare):
+        replace_modules(model, twins.get)
 
 
 def _is_candidate(module: torch.nn.Module) -> bool:

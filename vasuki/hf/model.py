@@ -154,7 +154,8 @@ def _with_kernels(model: Any, tokenizer: Tokenizer, generation: Any, name: str, 
     started_s = time.perf_counter()
     kernels = load_cpu_kernels()
     compile_s = time.perf_counter() - started_s
-    kernels.take_over(model)
+    if kernels:
+        kernels.take_over(model)
     ready = prepare(model, tokenizer, generation, name, kv_dtype)
     return replace(ready, compile_s=compile_s + ready.compile_s)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from vasuki.hf import native
 from vasuki.hf.replace import replace_modules
 
 Linear = torch.nn.Linear
@@ -143,12 +142,6 @@ class GatedMLP(torch.nn.Module):
                 return False
             expected = down(torch.nn.functional.silu(gate(x)) * up(x))
             return isinstance(answer, torch.Tensor) and torch.equal(answer, expected)
-
-
-def load_kernel() -> LinearKernel | None:
-    """The kernel for this processor; None if it cannot be had."""
-    library = native.load("decoder_layer.cpp")
-    return None if library is None else LinearKernel(library)
 
 
 def pack_linear_layers(model: torch.nn.Module, kernel: LinearKernel) -> None:

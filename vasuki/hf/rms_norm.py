@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from vasuki.hf import native
 from vasuki.hf.replace import replace_modules
 
-Kernel = Callable[..., None]
+
+class NormKernel:
+    """Norms rows and scales them."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._function = library.vasuki_rms_norm
+        self._function.restype = None
+        self._function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2 + [ctypes.c_float]
+
+    def __call__(self, rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """`[..., width]` in float32, contiguous, and `[width]` -> `[..., width]`."""
+        output, width = torch.empty_like(rows), rows.shape[-1]
+        self._function(rows.data_ptr(), weight.data_ptr(), output.data_ptr(), rows.numel() // width, width, eps)
+        return output
 
 
 class FusedNorm(torch.nn.Module):
@@ -19,39 +30,23 @@ class FusedNorm(torch.nn.Module):
 
     weight: torch.Tensor
 
-    def __init__(self, weight: torch.Tensor, eps: float, kernel: Kernel) -> None:
+    def __init__(self, weight: torch.Tensor, eps: float, kernel: NormKernel) -> None:
         super().__init__()
         self.register_buffer("weight", weight.contiguous())
         self.eps = eps
         self._kernel = kernel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.contiguous()
-        output = torch.empty_like(rows)
-        width = rows.shape[-1]
-        self._kernel(rows.data_ptr(), self.weight.data_ptr(), output.data_ptr(), rows.numel() // width, width, self.eps)
-        return output
+        return self._kernel(x.contiguous(), self.weight, self.eps)
 
 
-def load_kernel() -> Kernel | None:
-    """The kernel for this processor; None if it cannot be had."""
-    library = native.load("decoder_layer.cpp")
-    if library is None:
-        return None
-    function = library.vasuki_rms_norm
-    function.restype = None
-    function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 2 + [ctypes.c_float]
-    kernel: Kernel = function
-    return kernel
-
-
-def fuse_norms(model: torch.nn.Module, kernel: Kernel) -> None:
+def fuse_norms(model: torch.nn.Module, kernel: NormKernel) -> None:
     """Replace a model's float32 RMS norms: modules of that name that answer like one."""
     replace_modules(model, lambda module: _fused(module, kernel) if type(module).__name__.endswith("RMSNorm") else None)
 
 
 @torch.inference_mode()
-def _fused(module: Any, kernel: Kernel) -> FusedNorm | None:
+def _fused(module: Any, kernel: NormKernel) -> FusedNorm | None:
     """The norm that answers like a module; None if its weight, of either convention, does not explain its answers."""
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(weight, torch.Tensor) or weight.dtype is not torch.float32 or weight.dim() != 1:

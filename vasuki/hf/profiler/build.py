@@ -226,7 +226,7 @@ class _Profiler:
             dtypes.append(torch.float32)
         matmul: list[MatmulPoints] = []
         for dtype in dtypes:
-            for (k, n), widths in operators.products(self.shape, self._in(dtype).is_fused).items():
+            for (k, n), widths in operators.products(self.shape, self._in(dtype).kernels is not None).items():
                 self._begin(f"matmul {k} x {n} in {operators.dtype_name(dtype)}")
                 matmul.append(operators.measure_matmul(self._in(dtype), k, n, widths, n == self.shape.vocab_size))
         self._begin("norm, rope, KV write, activation, residual, embedding")

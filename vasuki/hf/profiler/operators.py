@@ -23,13 +23,12 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from vasuki.batch import Batch, ScheduledChunk
 from vasuki.blocks import BlockTable
-from vasuki.hf import fused_attention
 from vasuki.hf.attention import Variant, attend, store
-from vasuki.hf.cpu_kernels import load_cpu_kernels
+from vasuki.hf.cpu_kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.inputs import StepInputs, build_inputs
 from vasuki.hf.kv_cache import KVCache, KVLayout
 from vasuki.hf.memory import available_bytes
-from vasuki.hf.packed_linear import LinearKernel, Matrix, PackedLinear, load_kernel
+from vasuki.hf.packed_linear import LinearKernel, Matrix, PackedLinear
 from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.profiler.machine import cache_bytes
 from vasuki.hf.profiler.timing import Call, Clock, Effort, HostClock, affordable, clock_for, measure, measure_timed
@@ -67,6 +66,7 @@ class Bench:
     effort: Effort
     clock: Clock
     saved: torch.dtype  # that the weights were saved in: packed weights stay as narrow as that
+    kernels: CPUKernels | None  # that a model of this type would be given here
 
     @classmethod
     def on(
@@ -78,16 +78,12 @@ class Bench:
         saved: torch.dtype | None = None,
     ) -> Bench:
         """A bench on a device, for weights saved in the type that it computes in unless said otherwise."""
-        return cls(device, dtype, shape, effort, clock_for(device), saved or dtype)
+        kernels = load_cpu_kernels() if device.type == "cpu" and dtype is torch.float32 else None
+        return cls(device, dtype, shape, effort, clock_for(device), saved or dtype, kernels)
 
     def tensor(self, *size: int) -> torch.Tensor:
         """Random numbers of ordinary size."""
         return torch.randn(size, device=self.device).to(self.dtype)
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether models get the CPU's kernels, which compute queries, keys and values as one product."""
-        return self.device.type == "cpu" and self.dtype is torch.float32 and load_kernel() is not None
 
     def num_copies(self, num_bytes: int) -> int:
         """Copies of a weight that are used in turn, so that it is as cold as in the model."""
@@ -124,7 +120,8 @@ class Product:
         self._bench = bench
         self._k = k
         weight = (bench.tensor(sum(widths), k) * k**-0.5).to(bench.saved).to(bench.dtype)
-        parts = [_Linear(part) for part in weight.split(list(widths))]
+        kernel = bench.kernels.linear if bench.kernels else None
+        parts = [_Linear(part, kernel) for part in weight.split(list(widths))]
         copies = bench.num_copies(sum(part.num_bytes for part in parts))
         self._turns = itertools.cycle([[part.copy() for part in parts] for _ in range(copies)])
 
@@ -142,10 +139,14 @@ class Product:
 class _Linear:
     """A linear layer as `load_model` leaves it: packed, on a CPU in float32 that has the kernel for it."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
-        self._kernel = _linear_kernel(weight)
+    def __init__(self, weight: torch.Tensor, kernel: LinearKernel | None) -> None:
+        self._kernel = kernel
         self._features = len(weight)
-        self._weight = self._kernel.pack(weight) if self._kernel else weight
+        self._place(kernel.pack(weight) if kernel else weight)
+
+    def _place(self, weight: torch.Tensor) -> None:
+        self._weight = weight
+        self._matrix = Matrix.of(weight, None, self._features) if self._kernel else None
 
     @property
     def num_bytes(self) -> int:
@@ -154,18 +155,13 @@ class _Linear:
     def copy(self) -> _Linear:
         """The same weights at another place in memory."""
         other = copy(self)
-        other._weight = self._weight.clone()
+        other._place(self._weight.clone())
         return other
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        if self._kernel is None:
+        if self._kernel is None or self._matrix is None:
             return linear(rows, self._weight)
-        return self._kernel(rows[0], Matrix.of(self._weight, None, self._features)).unsqueeze(0)
-
-
-def _linear_kernel(weight: torch.Tensor) -> LinearKernel | None:
-    """The kernel that `load_model` would give a linear layer with this weight."""
-    return load_kernel() if weight.device.type == "cpu" and weight.dtype is torch.float32 else None
+        return self._kernel(rows[0], self._matrix).unsqueeze(0)
 
 
 def measure_matmul(bench: Bench, k: int, n: int, widths: tuple[int, ...], samples_only: bool = False) -> MatmulPoints:
@@ -233,8 +229,8 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
     norm = torch.nn.Sequential(
         LlamaRMSNorm(hidden) if shape.gated_mlp else torch.nn.LayerNorm(hidden)  # MLPs without a gate came with it
     ).to(bench.device, bench.dtype)
-    if bench.device.type == "cpu":
-        load_cpu_kernels().take_over(norm)
+    if bench.kernels:
+        bench.kernels.take_over(norm)
     cache = KVCache(KVLayout(_KV_LAYERS, kv_heads, head_dim, bench.dtype), 256, BLOCK_TOKENS, bench.device)
 
     def norm_call(tokens: int) -> Call:
@@ -242,7 +238,8 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
         return lambda: norm(rows)
 
     def rope_call(tokens: int) -> Call:
-        if bench.is_fused and (rotate := fused_attention.load_kernel()):
+        if bench.kernels:
+            rotate = bench.kernels.rotate
             joined, angles = bench.tensor(tokens, heads + 2 * kv_heads, head_dim), bench.tensor(tokens, head_dim)
             return lambda: rotate(joined, heads + kv_heads, angles, angles)
         query = bench.tensor(1, tokens, heads, head_dim).transpose(1, 2)
@@ -260,7 +257,8 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
         return lambda: cache.write(next(layers), keys, values, rows)
 
     def activation_call(tokens: int) -> Call:
-        if shape.gated_mlp and (kernel := _linear_kernel(table)):
+        if shape.gated_mlp and bench.kernels:
+            kernel = bench.kernels.linear
             # What joins the two products of an MLP, with almost nothing to multiply.
             layers = [PackedLinear(torch.nn.Linear(1, width, bias=False), kernel) for _ in range(2)]
             rows = bench.tensor(tokens, 1)

@@ -149,8 +149,8 @@ def stand_in(
         config = Starcoder2Config(**common, intermediate_size=shape.intermediate_size, sliding_window=None)
     model = AutoModelForCausalLM.from_config(config, dtype=saved or dtype, attn_implementation=NAME)
     model = model.eval().to(device, dtype)
-    if device.type == "cpu":
-        load_cpu_kernels().take_over(model)
+    if device.type == "cpu" and (kernels := load_cpu_kernels()):
+        kernels.take_over(model)
     return prepare(model, cast(Tokenizer, _NoText()), GenerationConfig(eos_token_id=0), shape.name)
 
 
