@@ -5,6 +5,8 @@
     summaries      long prompts, short outputs
     translations   outputs a little longer than prompts
     mixed          one long prompt, one long output and two short rows in turn
+    512            a number: prompts of so many tokens and 16 output tokens; doubled again and again (`--jobs 512 1024
+                   2048 4096`) such jobs show what attention costs over long contexts
 
 Lengths are log-normal, scaled down where the model's context is short; every row generates exactly as many tokens as
 the plan was told. The profile is measured first, with this model's matrices, unless one is given. What is compared is
@@ -35,10 +37,10 @@ from vasuki.config import load_job
 from vasuki.errors import VasukiError
 from vasuki.hf.profiler import profile_machine, write_profile
 from vasuki.job import run_job
-from vasuki.model_shape import ModelShape
+from vasuki.model_config import shape_from_config
 
 FULL_CONTEXT = 2048  # tokens that the lengths below are made for
-JOBS = ["summaries", "translations", "mixed"]
+JOBS = ("summaries", "translations", "mixed")
 REFERENCE_S = 1.0  # for which the fixed product is repeated
 Ints = npt.NDArray[np.int64]
 
@@ -48,7 +50,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder")
     parser.add_argument("--rows", type=int, default=64, help="of each job")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each job")
-    parser.add_argument("--jobs", nargs="+", default=JOBS, choices=JOBS)
+    parser.add_argument("--jobs", nargs="+", default=list(JOBS), type=_job, help=f"of {', '.join(JOBS)}, or a number")
     parser.add_argument("--profile", type=Path, help="use this one instead of measuring")
     parser.add_argument("--quick", action="store_true", help="measure the profile in seconds, and coarsely")
     options = parser.parse_args()
@@ -58,8 +60,14 @@ def main() -> None:
         parser.exit(error.exit_code, f"{parser.prog}: {error}\n")
 
 
+def _job(name: str) -> str:
+    if name not in JOBS and not (name.isdecimal() and int(name)):
+        raise argparse.ArgumentTypeError(f"'{name}' is neither a number nor one of {', '.join(JOBS)}")
+    return name
+
+
 def _compare(options: argparse.Namespace) -> dict[str, Any]:
-    shape = ModelShape.from_config_json(options.model)
+    shape = shape_from_config(options.model)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         profile, paced_s = options.profile, None
@@ -117,6 +125,8 @@ def _reference_s() -> float:
 
 def _lengths(job: str, rows: int, context: int) -> tuple[Ints, Ints]:
     """`[rows]` prompt and output tokens."""
+    if job.isdecimal():
+        return np.full(rows, int(job)), np.full(rows, 16)
     rng = np.random.default_rng(len(job))
     scale = min(1.0, context / FULL_CONTEXT)
 

@@ -3,7 +3,8 @@
     python scripts/scaling.py [--job jobs/quickstart.yaml] [--rows 1000 10000 100000] [--repeats 1]
 
 The job's rows are repeated as often as it takes, under new ids, and every run is a process of its own. Start-up is the
-time from the start of the command to its first step, less loading the model.
+time from the start of the command to its first step, less loading the model. `times` is how many times as long a run
+took as the run of the size before, in the same round, because machines change speed between rounds.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--job", type=Path, default=Path("jobs/quickstart.yaml"))
     parser.add_argument("--rows", type=int, nargs="+", default=[1000, 10000, 100000])
-    parser.add_argument("--repeats", type=int, default=1, help="runs of each size, in turn; their median counts")
+    parser.add_argument("--repeats", type=int, default=1, help="rounds over all sizes; medians count")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -36,14 +37,17 @@ def main() -> None:
         for repeat in range(options.repeats):
             for rows, job in jobs.items():
                 runs[rows].append(_run(job, folder / f"out-{rows}-{repeat}"))
-    print(f"{'rows':>9} {'generate, s':>12} {'ms a row':>9} {'start-up, s':>12} {'peak, MiB':>10}")
+    print(f"{'rows':>9} {'generate, s':>12} {'ms a row':>9} {'times':>6} {'start-up, s':>12} {'peak, MiB':>10}")
     report = []
+    before: list[dict[str, Any]] = []
     for rows, results in runs.items():
         medians = {key: statistics.median(result[key] for result in results) for key in results[0]}
-        report.append({"rows": rows, **medians})
-        per_row_ms = medians["generate_s"] / rows * 1e3
+        times = [own["generate_s"] / other["generate_s"] for own, other in zip(results, before, strict=False)]
+        before = results
+        report.append({"rows": rows, **medians, "times": times})
         print(
-            f"{rows:>9,} {medians['generate_s']:>12.2f} {per_row_ms:>9.3f} {medians['startup_s']:>12.2f} "
+            f"{rows:>9,} {medians['generate_s']:>12.2f} {medians['generate_s'] / rows * 1e3:>9.3f} "
+            f"{format(statistics.median(times), '.3f') if times else '':>6} {medians['startup_s']:>12.2f} "
             f"{medians['peak_mib']:>10.0f}"
         )
     print(json.dumps(report))
