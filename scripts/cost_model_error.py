@@ -22,15 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vasuki.cost_model import OperatorModel
-from vasuki.model_shape import named_shape
-from vasuki.profile import (
-    ElementwiseOperator,
-    ElementwisePoints,
-    HardwareProfile,
-    MatmulPoints,
-    Measured,
-    find_profile,
-)
+from vasuki.model_config import named_shape
+from vasuki.profile import ElementwiseOperator, ElementwisePoints, HardwareProfile, MatmulPoints, Measured
+from vasuki.profile_files import find_profile
 
 MODEL, DTYPE = "llama-2-7b", "float16"
 CARDS = ("a100", "h100")

@@ -24,13 +24,15 @@ import numpy as np
 from vasuki.config import EngineConfig, KVConfig, PlanConfig
 from vasuki.cost_model import CostModel
 from vasuki.lengths import Lengths
-from vasuki.memory_budget import memory_budget
-from vasuki.model_shape import ModelShape, named_shape
-from vasuki.offload_policy import LayerTraffic, choose_stream
+from vasuki.model_config import named_shape
+from vasuki.model_shape import ModelShape
 from vasuki.plan import OffloadMode, Plan
 from vasuki.planner import make_plan
-from vasuki.profile import HardwareProfile, Link, LinkPoint, find_profile
-from vasuki.simulation import Simulated, simulate_plan
+from vasuki.planner.memory_budget import memory_budget
+from vasuki.planner.offload_policy import LayerTraffic, choose_stream
+from vasuki.profile import HardwareProfile, Link, LinkPoint
+from vasuki.profile_files import find_profile
+from vasuki.simulator import Simulated, simulate_plan
 
 GIB = 2**30
 HOST_BYTES = 256 * GIB

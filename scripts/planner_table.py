@@ -28,10 +28,10 @@ import numpy as np
 
 from vasuki.config import Column, EngineConfig, PlanConfig
 from vasuki.lengths import Lengths, read_lengths
-from vasuki.model_shape import named_shape
+from vasuki.model_config import named_shape
 from vasuki.planner import make_plan
-from vasuki.profile import find_profile
-from vasuki.simulation import Simulated, simulate_plan
+from vasuki.profile_files import find_profile
+from vasuki.simulator import Simulated, simulate_plan
 from vasuki.units import duration
 
 MODEL = "llama-3-8b"

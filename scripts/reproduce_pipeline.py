@@ -28,13 +28,14 @@ from vasuki.blocks import BlockPool
 from vasuki.cost_model import CostModel
 from vasuki.layout import Layout
 from vasuki.lengths import Lengths
-from vasuki.memory_budget import memory_budget
-from vasuki.model_shape import named_shape
-from vasuki.pipeline import PipelineResult, simulate_pipelines
+from vasuki.model_config import named_shape
 from vasuki.plan import EngineSettings
-from vasuki.profile import find_profile
-from vasuki.scheduler import Limits, Scheduler, find_policy
+from vasuki.planner.memory_budget import memory_budget
+from vasuki.policy import find_policy
+from vasuki.profile_files import find_profile
+from vasuki.scheduler import Limits, Scheduler
 from vasuki.sequence import Request, Sequence
+from vasuki.simulator import PipelineResult, simulate_pipelines
 
 CHUNK_TOKENS, BLOCK_TOKENS = 256, 16
 PIPELINE, REPLICAS = Layout(tensor_parallel=8, pipeline_parallel=8), Layout(tensor_parallel=8, data_parallel=8)

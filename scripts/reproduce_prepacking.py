@@ -25,8 +25,8 @@ from reproduce_table import Options, Table
 
 from vasuki.cost_model import CostModel, StepWork
 from vasuki.lengths import read_lengths
-from vasuki.model_shape import ModelShape, named_shape
-from vasuki.profile import find_profile
+from vasuki.model_config import named_shape, shape_from_config
+from vasuki.profile_files import find_profile
 from vasuki_solvers import first_fit_decreasing
 
 Ints = npt.NDArray[np.int64]
@@ -49,7 +49,7 @@ SHEARED_LLAMA = {
 def models() -> dict[str, CostModel]:
     """The paper's smallest model and the one of figure 3's other line, on its card."""
     shapes = {
-        "1.3B": ModelShape.from_config_json(SHEARED_LLAMA, "sheared-llama-1.3b"),
+        "1.3B": shape_from_config(SHEARED_LLAMA, "sheared-llama-1.3b"),
         "Llama-2-7B": named_shape("llama-2-7b"),
     }
     return {name: CostModel(shape.with_dtype("float16"), find_profile("rtx-a6000")) for name, shape in shapes.items()}

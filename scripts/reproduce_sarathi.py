@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from reproduce_table import Options, Table
 
 from vasuki.cost_model import CostModel, StepWork
-from vasuki.model_shape import named_shape
+from vasuki.model_config import named_shape
 from vasuki.plan import EngineSettings
-from vasuki.profile import find_profile
-from vasuki.scheduler import Limits, Policy, find_policy
+from vasuki.policy import Policy, find_policy
+from vasuki.profile_files import find_profile
+from vasuki.scheduler import Limits
 from vasuki.sequence import Request
-from vasuki.simulation import simulate
+from vasuki.simulator import simulate
 
 BLOCK_TOKENS = 16
 WAVES = 40  # requests of a run, in units of the batch

@@ -32,13 +32,14 @@ from vasuki.batch import Batch, StepResult
 from vasuki.config import EngineConfig, KVConfig
 from vasuki.cost_model import CostModel, StepWork
 from vasuki.lengths import Lengths
-from vasuki.memory_budget import MemoryBudget, memory_budget
-from vasuki.model_shape import named_shape
-from vasuki.offload_policy import LayerTraffic, max_layers_first_last, ring_layers, spread_layers
+from vasuki.model_config import named_shape
 from vasuki.planner import make_plan
-from vasuki.profile import HardwareProfile, Link, LinkPoint, find_profile
+from vasuki.planner.memory_budget import MemoryBudget, memory_budget
+from vasuki.planner.offload_policy import LayerTraffic, max_layers_first_last, ring_layers, spread_layers
+from vasuki.profile import HardwareProfile, Link, LinkPoint
+from vasuki.profile_files import find_profile
 from vasuki.scheduler import Scheduler
-from vasuki.simulation import Simulated, simulate_plan
+from vasuki.simulator import Simulated, simulate_plan
 
 SHAPE = named_shape("llama-3-8b")
 ROWS = 2000

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from vasuki.lengths import OUTPUT_COLUMN, PROMPT_COLUMN, Ints, read_lengths
-from vasuki.scheduler import POLICIES
+from vasuki.policy import POLICIES
 
 JOBS = {  # name -> (lengths, options)
     "summaries, A10": ("summaries", "--gpu a10"),

@@ -33,7 +33,8 @@ from vasuki.hf.offload import StreamedLayers, ThreadCopyEngine
 from vasuki.hf.tokenizer import Tokenizer
 from vasuki.hf.weights import decoder_layers, place_weights
 from vasuki.plan import EngineSettings
-from vasuki.scheduler import Limits, find_policy
+from vasuki.policy import find_policy
+from vasuki.scheduler import Limits
 from vasuki.sequence import Request, SamplingParams, Sequence
 
 VOCAB = 2000

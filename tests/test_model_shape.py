@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vasuki.errors import ModelError
-from vasuki.model_shape import NAMED_CONFIGS, ModelShape, named_shape
+from vasuki.model_config import NAMED_CONFIGS, named_shape, shape_from_config
 
 # As the models' own pages and checkpoints count them.
 PARAMETERS = {
@@ -96,30 +96,30 @@ def config(**more: Any) -> dict[str, Any]:
     ],
 )
 def test_windowed_layers(more: dict[str, Any], windowed: int) -> None:
-    shape = ModelShape.from_config_json(config(**more))
+    shape = shape_from_config(config(**more))
     assert shape.num_windowed_layers == windowed
     assert bool(shape.sliding_window) == bool(windowed)
 
 
 def test_architecture_decides_what_a_config_leaves_out() -> None:
-    llama, gemma = ModelShape.from_config_json(config()), ModelShape.from_config_json(config(model_type="gemma"))
-    neox = ModelShape.from_config_json(config(model_type="gpt_neox"))
+    llama, gemma = shape_from_config(config()), shape_from_config(config(model_type="gemma"))
+    neox = shape_from_config(config(model_type="gpt_neox"))
     assert (llama.tied_embeddings, gemma.tied_embeddings) == (False, True)
     assert (llama.gated_mlp, neox.gated_mlp) == (True, False)
     assert llama.num_kv_heads == 4
     assert llama.dtype == "bfloat16"
-    assert ModelShape.from_config_json(config(torch_dtype="float32")).dtype == "float32"
-    assert ModelShape.from_config_json(config(head_dim=32)).head_dim == 32
+    assert shape_from_config(config(torch_dtype="float32")).dtype == "float32"
+    assert shape_from_config(config(head_dim=32)).head_dim == 32
 
 
 def test_multimodal_wrapper_is_read_through() -> None:
-    wrapped = ModelShape.from_config_json({"model_type": "gemma3", "text_config": config(model_type="gemma3_text")})
+    wrapped = shape_from_config({"model_type": "gemma3", "text_config": config(model_type="gemma3_text")})
     assert wrapped.num_layers == 12
     assert wrapped.norms_per_layer == 4
 
 
 def test_dense_layers_among_experts() -> None:
-    shape = ModelShape.from_config_json(
+    shape = shape_from_config(
         config(
             model_type="qwen3_moe", num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, mlp_only_layers=[0]
         )
@@ -129,7 +129,7 @@ def test_dense_layers_among_experts() -> None:
 
 
 def test_gpt_2_spelling() -> None:
-    shape = ModelShape.from_config_json(
+    shape = shape_from_config(
         {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
     )
     assert shape.num_parameters == 124_439_808
@@ -139,8 +139,8 @@ def test_read_from_folder_and_file(tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config()), encoding="utf-8")
-    assert ModelShape.from_config_json(folder).name == "tiny"
-    assert ModelShape.from_config_json(folder / "config.json", name="mine").name == "mine"
+    assert shape_from_config(folder).name == "tiny"
+    assert shape_from_config(folder / "config.json", name="mine").name == "mine"
 
 
 @pytest.mark.parametrize(
@@ -156,18 +156,18 @@ def test_read_from_folder_and_file(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_costed_is_refused(more: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        ModelShape.from_config_json(config(**more))
+        shape_from_config(config(**more))
 
 
 def test_unreadable_configs(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot read model config"):
-        ModelShape.from_config_json(tmp_path / "nothing")
+        shape_from_config(tmp_path / "nothing")
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelError, match="is not valid JSON"):
-        ModelShape.from_config_json(tmp_path)
+        shape_from_config(tmp_path)
     (tmp_path / "config.json").write_text("[]", encoding="utf-8")
     with pytest.raises(ModelError, match="does not describe a model"):
-        ModelShape.from_config_json(tmp_path)
+        shape_from_config(tmp_path)
 
 
 def test_unknown_names() -> None:

@@ -24,7 +24,7 @@ from scripts.offload_map import (
     targets,
     translations,
 )
-from vasuki.model_shape import named_shape
+from vasuki.model_config import named_shape
 
 SHAPE = named_shape("llama-3-8b")
 

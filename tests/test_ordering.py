@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 from vasuki.config import Column, Quantile
 from vasuki.cost_model import CostModel
 from vasuki.lengths import Lengths
-from vasuki.model_shape import named_shape
+from vasuki.model_config import named_shape
 from vasuki.ordering import FIRST_ROWS, Capacity, PlannedOrder, order_requests, solve_order
 from vasuki.output_length import ENOUGH_ROWS, OutputLengths
 from vasuki.plan import EngineSettings
-from vasuki.profile import find_profile
-from vasuki.scheduler import POLICIES, Limits
+from vasuki.policy import POLICIES
+from vasuki.profile_files import find_profile
+from vasuki.scheduler import Limits
 from vasuki.sequence import Request, Sequence
-from vasuki.simulation import simulate
+from vasuki.simulator import simulate
 
 CAPACITY = Capacity(kv_tokens=4000, max_num_seqs=32, chunk_tokens=256, block_tokens=16)
 SETTINGS = EngineSettings(POLICIES["vasuki"], Limits(256, 32), 250, 16)

@@ -141,7 +141,7 @@ def test_what_moves_to_the_host_changes_no_token(job: Job, tmp_path: Path, deep_
 
 def test_a_model_larger_than_its_card_runs_with_weights_on_the_host(job: Job, tmp_path: Path, deep_model: Path) -> None:
     """The plan is for a card of 14 MiB; only here the memory of the real device is another."""
-    from vasuki.profile import find_profile
+    from vasuki.profile_files import find_profile
 
     card = find_profile("a10").model_copy(update={"name": "small", "memory_mib": 14})
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(card.model_dump(mode="json", exclude={"measured"})))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from vasuki.batch import Batch, StepResult
 from vasuki.blocks import BlockPool
 from vasuki.engine import drain
-from vasuki.scheduler import POLICIES, Admission, Limits, Mixing, Policy, Scheduler, peak_blocks
+from vasuki.policy import POLICIES, Admission, Mixing, Policy
+from vasuki.scheduler import Limits, Scheduler, peak_blocks
 from vasuki.sequence import FinishReason, Request, Sequence
 
 BLOCK_TOKENS = 4

@@ -5,9 +5,9 @@ Follow one request from the top:
     cli            commands
     job            the composition root: a JobConfig becomes a run
     io/            tables in, parts out
-    planner        requests and a machine -> Plan
+    planner/       requests and a machine -> Plan
     engine         the loop: schedule, execute, update
     scheduler      who runs in the next step
-    hf/            kernels; simulator: a cost model in their place
+    hf/            kernels; simulator/: a cost model in their place
     report/        what runs took, compared
 """

@@ -253,15 +253,16 @@ def profile(device: str, model: str, name: str | None, output: str | None, quick
     from pathlib import Path
 
     from vasuki.hf.profiler import prepare_folder, profile_machine, profile_table, write_profile
-    from vasuki.model_shape import ModelShape, named_shape
-    from vasuki.profile import user_profile_path
+    from vasuki.model_config import named_shape, shape_from_config
+    from vasuki.profile_files import user_profile_path
 
     shape = None
     if model:
-        shape = ModelShape.from_config_json(Path(model)) if Path(model).is_dir() else named_shape(model)
+        shape = shape_from_config(Path(model)) if Path(model).is_dir() else named_shape(model)
     if output:
         name = name or Path(output).stem
-        prepare_folder(Path(output), name)
+    path = Path(output) if output else user_profile_path(name or "profile")  # in the folder of its later name
+    prepare_folder(path, name or "profile")
     measured = profile_machine(device, shape, name, quick, progress=True)
     path = Path(output) if output else user_profile_path(measured.name)
     write_profile(measured, path)

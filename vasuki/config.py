@@ -17,7 +17,8 @@ import pydantic
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from vasuki.errors import JobFileError, did_you_mean
+from vasuki.errors import JobFileError
+from vasuki.schema import explain
 
 Auto = Literal["auto"]
 T = TypeVar("T")
@@ -279,7 +280,7 @@ def parse_job(tree: Mapping[str, Any], source: str = "job") -> JobConfig:
     try:
         return JobConfig.model_validate(tree)
     except pydantic.ValidationError as error:
-        raise JobFileError(f"{source}: " + "; ".join(_explain(error))) from None
+        raise JobFileError(f"{source}: " + "; ".join(explain(error, JobConfig))) from None
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
@@ -297,33 +298,3 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
             raise JobFileError(f"--set {override!r}: {key} is a value, not a section")
         tree = child
     tree[last] = value
-
-
-def _explain(error: pydantic.ValidationError) -> list[str]:
-    """One phrase for each mistake."""
-    lines: list[str] = []
-    for detail in error.errors(include_url=False):
-        keys = [str(part) for part in detail["loc"] if not _is_tag(part)]
-        where = ".".join(keys)
-        if detail["type"] == "extra_forbidden":
-            lines.append(f"unknown key '{where}'{did_you_mean(keys[-1], _known_keys(keys[:-1]))}")
-        elif detail["type"] == "missing":
-            lines.append(f"'{where}' is missing")
-        else:
-            message = detail["msg"].removeprefix("Value error, ")
-            message = message.replace("Input should", "should") if where else message
-            given = "" if isinstance(detail["input"], Mapping) else f", not {detail['input']!r}"
-            lines.append(f"{where}: {message}{given}")
-    return lines
-
-
-def _is_tag(part: int | str) -> bool:
-    return isinstance(part, str) and part.startswith(("<", "function-", "constrained-", "float", "int"))
-
-
-def _known_keys(section: list[str]) -> list[str]:
-    model: Any = JobConfig
-    for key in section:
-        field = model.model_fields.get(key) if hasattr(model, "model_fields") else None
-        model = field.annotation if field else None
-    return list(model.model_fields) if hasattr(model, "model_fields") else []

@@ -37,13 +37,15 @@ from vasuki.io.tables import open_table
 from vasuki.io.trace import TraceWriter
 from vasuki.layout import Layout
 from vasuki.lengths import Lengths, Prefixes, is_lengths_file, read_lengths
+from vasuki.model_config import named_shape, shape_from_config
 from vasuki.model_files import description_folder
-from vasuki.model_shape import ModelShape, named_shape
-from vasuki.parallel import plan_parallel
+from vasuki.model_shape import ModelShape
 from vasuki.plan import Plan
-from vasuki.profile import HardwareProfile, find_profile
+from vasuki.planner import plan_parallel
+from vasuki.profile import HardwareProfile
+from vasuki.profile_files import find_profile
 from vasuki.sequence import Request
-from vasuki.simulation import Simulated, simulate_plan
+from vasuki.simulator import Simulated, simulate_plan
 from vasuki.steps import StepTracer
 from vasuki.token_counter import TokenCounter
 from vasuki_solvers import shared_prefixes
@@ -152,7 +154,7 @@ def shape_of(config: JobConfig) -> ModelShape:
     if model.shape:
         shape = named_shape(model.shape)
     else:
-        shape = ModelShape.from_config_json(description_folder(model), name=Path(model.path).name)
+        shape = shape_from_config(description_folder(model), name=Path(model.path).name)
     return shape.with_dtype(shape.dtype if model.dtype == "auto" else model.dtype, config.kv.dtype)
 
 

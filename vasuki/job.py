@@ -47,14 +47,15 @@ from vasuki.io.sink import RowSink
 from vasuki.io.tables import InputTable, open_table
 from vasuki.io.trace import TraceWriter
 from vasuki.lengths import Lengths
-from vasuki.memory_budget import within_host_memory
+from vasuki.model_config import shape_from_config
 from vasuki.model_shape import ModelShape
 from vasuki.ordering import PlannedOrder, order_requests
 from vasuki.plan import CostEstimate, Plan
-from vasuki.planner import OFFLOAD_MODES, make_plan
-from vasuki.profile import HardwareProfile, find_profile, profile_for_device
+from vasuki.planner import OFFLOAD_MODES, RunningPrediction, make_plan
+from vasuki.planner.memory_budget import within_host_memory
+from vasuki.profile import HardwareProfile
+from vasuki.profile_files import find_profile, profile_for_device
 from vasuki.progress import Progress
-from vasuki.refine import RunningPrediction
 from vasuki.scheduler import Counters
 from vasuki.sequence import Request, Sequence
 from vasuki.steps import StepTracer
@@ -225,7 +226,7 @@ class _Run:
 
     def _shape(self, loaded: LoadedModel) -> ModelShape:
         """The model's shape, in the type that it really runs in."""
-        shape = ModelShape.from_config_json(loaded.config.to_dict(), self.config.model.path)
+        shape = shape_from_config(loaded.config.to_dict(), self.config.model.path)
         return shape.with_dtype(str(loaded.model.dtype).removeprefix("torch."), self.config.kv.dtype)
 
     def _profile(self, loaded: LoadedModel) -> HardwareProfile:

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from vasuki.blocks import BlockPool
 from vasuki.layout import Layout, spread_buffers
-from vasuki.scheduler import Limits, Policy, Scheduler
+from vasuki.policy import Policy
+from vasuki.scheduler import Limits, Scheduler
 
 OffloadMode = Literal["none", "stream", "park"]
 Solver = Literal["greedy", "local_search", "milp", "fifo", "prompt_length"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vasuki.plan import Plan
-from vasuki.simulation import Simulated, Spread
+from vasuki.simulator import Simulated, Spread
 from vasuki.units import money_text, time_text
 
 WIDTH = 100

@@ -5,9 +5,9 @@ from __future__ import annotations
 from vasuki.batch import Batch, StepResult
 from vasuki.cost_model import CostModel
 from vasuki.io.trace import StepRecord, TraceWriter
-from vasuki.offload_policy import LayerTraffic, StreamPlan, choose_stream
 from vasuki.plan import EngineSettings
-from vasuki.refine import RunningPrediction
+from vasuki.planner import RunningPrediction
+from vasuki.planner.offload_policy import LayerTraffic, StreamPlan, choose_stream
 from vasuki.scheduler import Scheduler
 
 

@@ -25,7 +25,8 @@ from vasuki.hf.model import LoadedModel, prepare
 from vasuki.hf.offload import Offload, StreamedLayers, copy_engine
 from vasuki.hf.weights import WeightStream, decoder_layers
 from vasuki.plan import EngineSettings
-from vasuki.scheduler import Counters, Limits, find_policy
+from vasuki.policy import find_policy
+from vasuki.scheduler import Counters, Limits
 from vasuki.sequence import Request, SamplingParams, Sequence
 
 _TINY_MODELS = Path(__file__).resolve().parents[2] / "tests" / "hf"  # the random models of the golden tests

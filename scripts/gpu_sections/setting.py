@@ -23,12 +23,14 @@ from vasuki.hf.executor import build_executor
 from vasuki.hf.memory import kv_budget_bytes, total_bytes
 from vasuki.hf.model import LoadedModel, prepare
 from vasuki.hf.tokenizer import Tokenizer
-from vasuki.memory_budget import activation_bytes
-from vasuki.model_shape import NAMED_CONFIGS, ModelShape
+from vasuki.model_config import NAMED_CONFIGS, shape_from_config
+from vasuki.model_shape import ModelShape
 from vasuki.ordering import PlannedOrder, order_requests
 from vasuki.plan import Plan
 from vasuki.planner import OFFLOAD_MODES, make_plan
-from vasuki.profile import HardwareProfile, find_profile, profile_for_device
+from vasuki.planner.memory_budget import activation_bytes
+from vasuki.profile import HardwareProfile
+from vasuki.profile_files import find_profile, profile_for_device
 from vasuki.scheduler import Scheduler
 from vasuki.sequence import Request, SamplingParams, Sequence
 
@@ -109,7 +111,7 @@ class Setting:
     def shape(self, name: str) -> ModelShape:
         """What the planner and the cost model know of a model."""
         tree = _TOY_CONFIG if name == "toy" else NAMED_CONFIGS[name]
-        return ModelShape.from_config_json(tree, name).with_dtype(str(self.dtype).removeprefix("torch."))
+        return shape_from_config(tree, name).with_dtype(str(self.dtype).removeprefix("torch."))
 
     def model(self, name: str, implementation: str = "sdpa") -> Any:
         """A model with random weights, built on the device. Only the last one is kept."""

@@ -18,7 +18,8 @@ from vasuki.hf.executor import build_executor
 from vasuki.hf.offload import CopyEngine
 from vasuki.model_shape import ModelShape
 from vasuki.plan import EngineSettings
-from vasuki.scheduler import Limits, Scheduler, find_policy
+from vasuki.policy import find_policy
+from vasuki.scheduler import Limits, Scheduler
 from vasuki.sequence import Request
 
 _WATCHED_STEPS = 24  # whose kernels are counted

@@ -16,7 +16,8 @@ from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.model import LoadedModel, prepare
 from vasuki.hf.offload import Offload, StreamedLayers, ThreadCopyEngine
 from vasuki.hf.paged_attention import load_kernel
-from vasuki.scheduler import POLICIES, Limits, Policy, Scheduler
+from vasuki.policy import POLICIES, Policy
+from vasuki.scheduler import Limits, Scheduler
 from vasuki.sequence import Request, SamplingParams, Sequence
 
 VOCAB = 97

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from models import ARCHITECTURES, RoundedCache, load, prompts, reference, requests_of, run
-from vasuki.scheduler import POLICIES
+from vasuki.policy import POLICIES
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 

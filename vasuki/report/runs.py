@@ -10,7 +10,8 @@ from typing import Any
 from vasuki.errors import InputError, ProfileError
 from vasuki.io.location import Location
 from vasuki.io.manifest import MANIFEST, Manifest, read_manifest
-from vasuki.profile import HardwareProfile, find_profile, profile_for_device
+from vasuki.profile import HardwareProfile
+from vasuki.profile_files import find_profile, profile_for_device
 from vasuki.report.timeline import Timeline, read_timeline
 
 _MAX_DEPTH = 4  # simulate writes DIR/<gpu>, cron jobs DIR/<year>/<month>/<day>

@@ -28,7 +28,8 @@ from vasuki.hf.profiler.in_step import WholeSteps
 from vasuki.hf.profiler.machine import Board, Machine
 from vasuki.hf.profiler.operators import Bench
 from vasuki.hf.profiler.timing import FULL, QUICK, Effort
-from vasuki.model_shape import ModelShape, named_shape
+from vasuki.model_config import named_shape
+from vasuki.model_shape import ModelShape
 from vasuki.profile import (
     AttentionPoints,
     Efficiency,
@@ -39,9 +40,8 @@ from vasuki.profile import (
     Overheads,
     Power,
     Price,
-    find_profile,
-    profile_for_device,
 )
+from vasuki.profile_files import find_profile, profile_for_device
 
 log = logging.getLogger(__name__)
 

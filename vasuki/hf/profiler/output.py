@@ -109,14 +109,13 @@ def profile_table(profile: HardwareProfile) -> str:
             cells = [f"{count}: {_short(time)}" for count, time in _spread(list(zip(tokens, us, strict=True)))]
             lines.append(_row(f"{name}, us", cells))
         for attention in measured.attention:
-            over = f" over {attention.kv_dtype}" if attention.kv_dtype else ""
-            heads = f"{attention.heads}/{attention.kv_heads} heads{over}, us"
+            heads = f"{attention.heads}/{attention.kv_heads}, KV {attention.kv_dtype or attention.dtype}, us"
             decodes = [point for point in attention.points if point.tokens == 1]
             chunks = [point for point in attention.points if point.tokens > 1]
             cells = [f"{p.sequences}@{p.context}: {_short(p.us)}" for p in _spread(decodes)]
-            lines.append(_row(f"decodes, {heads}", cells))
+            lines.append(_row(f"decodes {heads}", cells))
             cells = [f"{p.tokens}@{p.context}: {_short(p.us)}" for p in _spread(chunks)]
-            lines.append(_row(f"chunks, {heads}", cells))
+            lines.append(_row(f"chunks {heads}", cells))
         if measured.in_step is not None:
             pairs = zip(measured.in_step.tokens, measured.in_step.ratio, strict=True)
             lines.append(

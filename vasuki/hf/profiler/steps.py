@@ -33,7 +33,8 @@ from vasuki.hf.profiler.operators import BLOCK_TOKENS, Bench, dtype_name
 from vasuki.hf.profiler.timing import measure_timed
 from vasuki.hf.tokenizer import Tokenizer
 from vasuki.model_shape import ModelShape
-from vasuki.scheduler import Limits, Scheduler, find_policy
+from vasuki.policy import find_policy
+from vasuki.scheduler import Limits, Scheduler
 from vasuki.sequence import Request, SamplingParams
 
 _LAYERS = (2, 6)

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from vasuki.cost_model import CostModel
 from vasuki.lengths import Lengths
-from vasuki.model_shape import named_shape
+from vasuki.model_config import named_shape
 from vasuki.plan import EngineSettings
-from vasuki.profile import find_profile
-from vasuki.scheduler import POLICIES, Admission, Limits, Mixing, Policy
-from vasuki.simulation import SimulationResult, simulate
+from vasuki.policy import POLICIES, Admission, Mixing, Policy
+from vasuki.profile_files import find_profile
+from vasuki.scheduler import Limits
+from vasuki.simulator import SimulationResult, simulate
 
 SHAPE = replace(named_shape("llama-3-8b"), num_layers=4)
 COST = CostModel(SHAPE, find_profile("a10"))

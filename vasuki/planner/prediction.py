@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vasuki.batch import Batch, StepResult
-from vasuki.candidates import Candidate, Problem
 from vasuki.config import Column
 from vasuki.lengths import Ints, Lengths
 from vasuki.ordering import MILP_ROWS, Ordered, order_requests
+from vasuki.planner.candidates import Candidate, Problem
 from vasuki.scheduler import Scheduler
 from vasuki.sequence import Sequence
-from vasuki.simulation import SimulationResult, simulate
-from vasuki.simulator import VirtualClock
+from vasuki.simulator import SimulationResult, VirtualClock, simulate
 
 UNEVEN = 1.03  # what rows of different lengths take beyond the steady state of equal ones; fitted to whole simulations
 # About what a simulation takes on one core: for each run of steps, and in it for each sequence; and for each step.

@@ -17,18 +17,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from vasuki.candidates import Candidate, Problem, ranked_candidates
 from vasuki.config import CostConfig, EngineConfig, KVConfig, PlanConfig
 from vasuki.errors import InputError
 from vasuki.layout import Layout
 from vasuki.lengths import Lengths
-from vasuki.lower_bound import job_lower_bound
 from vasuki.model_shape import ModelShape
-from vasuki.offload_choice import choose_offload
 from vasuki.plan import CostEstimate, OffloadMode, Plan
-from vasuki.prediction import Prediction, affordable_rows, cost_of_uncertainty, predict
+from vasuki.planner.candidates import Candidate, Problem, ranked_candidates
+from vasuki.planner.lower_bound import job_lower_bound
+from vasuki.planner.offload_choice import choose_offload
+from vasuki.planner.prediction import Prediction, affordable_rows, cost_of_uncertainty, predict
+from vasuki.policy import Mixing
 from vasuki.profile import HardwareProfile
-from vasuki.scheduler import Mixing
 
 OFFLOAD_MODES: tuple[OffloadMode, ...] = ("none", "stream", "park")
 

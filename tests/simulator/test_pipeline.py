@@ -1,4 +1,4 @@
-"""Pipelines in virtual time: the schedule drawn in `vasuki.pipeline` to the second, and what holds for any job."""
+"""Pipelines in virtual time: the schedule drawn in `simulator.pipeline` to the second, and what holds for any job."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from vasuki.batch import Batch
 from vasuki.cost_model import Copies, CostModel, StepTime, StepWork
 from vasuki.layout import Layout
-from vasuki.model_shape import named_shape
-from vasuki.pipeline import PipelineResult, simulate_pipelines
+from vasuki.model_config import named_shape
 from vasuki.plan import EngineSettings
-from vasuki.profile import find_profile
-from vasuki.scheduler import Limits, find_policy
+from vasuki.policy import find_policy
+from vasuki.profile_files import find_profile
+from vasuki.scheduler import Limits
 from vasuki.sequence import Request, Sequence
-from vasuki.simulation import simulate
+from vasuki.simulator import PipelineResult, simulate, simulate_pipelines
 
 BLOCK_TOKENS = 16
 

@@ -11,12 +11,12 @@ from vasuki.batch import Batch, StepResult
 from vasuki.cost_model import CostModel
 from vasuki.engine import RunStats
 from vasuki.lengths import Lengths
-from vasuki.model_shape import named_shape
-from vasuki.planner import make_plan
-from vasuki.profile import find_profile
-from vasuki.refine import WARM_UP_STEPS, RunningPrediction
+from vasuki.model_config import named_shape
+from vasuki.planner import RunningPrediction, make_plan
+from vasuki.planner.refine import WARM_UP_STEPS
+from vasuki.profile_files import find_profile
 from vasuki.scheduler import Scheduler
-from vasuki.simulation import simulate_plan
+from vasuki.simulator import simulate_plan
 
 LLAMA, A10 = named_shape("llama-3-8b"), find_profile("a10")
 LENGTHS = Lengths(np.full(150, 400), np.full(150, 100))

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from vasuki.candidates import MOST_SEQS, Candidate, Problem
 from vasuki.errors import ModelError
 from vasuki.layout import spread_buffers
-from vasuki.memory_budget import host_weight_bytes
 from vasuki.plan import Offload
-from vasuki.prediction import Prediction, predict, predict_like
-from vasuki.scheduler import Admission
+from vasuki.planner.candidates import MOST_SEQS, Candidate, Problem
+from vasuki.planner.memory_budget import host_weight_bytes
+from vasuki.planner.prediction import Prediction, predict, predict_like
+from vasuki.policy import Admission
 
 STREAM_BLOCKS = (1, 4, 16)  # sizes of streamed blocks that are compared, in units of usual ones: one copy is a block
 SIMULATED_BLOCKS = 2  # of them, the best by arithmetic

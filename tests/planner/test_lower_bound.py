@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from vasuki.cost_model import CostModel
 from vasuki.layout import Layout
-from vasuki.lower_bound import (
+from vasuki.model_config import named_shape
+from vasuki.planner.lower_bound import (
     compute_bound_s,
     job_lower_bound,
     kv_area_bound_s,
     longest_request_bound_s,
     memory_bound_s,
 )
-from vasuki.model_shape import named_shape
-from vasuki.profile import find_profile
+from vasuki.profile_files import find_profile
 
 LLAMA = named_shape("llama-3-8b")
 TINY = replace(LLAMA, num_layers=4)

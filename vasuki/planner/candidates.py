@@ -17,12 +17,13 @@ from vasuki.cost_model import CostModel
 from vasuki.errors import JobFileError, ModelError
 from vasuki.layout import Layout
 from vasuki.lengths import Lengths
-from vasuki.memory_budget import host_weight_bytes, memory_budget
 from vasuki.model_shape import ModelShape
 from vasuki.plan import EngineSettings, Offload, OffloadMode
+from vasuki.planner.memory_budget import host_weight_bytes, memory_budget
+from vasuki.planner.steady_state import SteadyState, Workload, steady_state
+from vasuki.policy import Mixing, Policy, find_policy
 from vasuki.profile import HardwareProfile
-from vasuki.scheduler import Limits, Mixing, Policy, find_policy
-from vasuki.steady_state import SteadyState, Workload, steady_state
+from vasuki.scheduler import Limits
 
 CHUNK_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 LEAST_CHUNK_TOKENS, MOST_CHUNK_TOKENS = 32, 4096

@@ -7,9 +7,9 @@ import pytest
 from vasuki.config import KVConfig
 from vasuki.errors import JobFileError, ModelError
 from vasuki.layout import Layout
-from vasuki.memory_budget import memory_budget, within_host_memory
-from vasuki.model_shape import named_shape
-from vasuki.profile import find_profile
+from vasuki.model_config import named_shape
+from vasuki.planner.memory_budget import memory_budget, within_host_memory
+from vasuki.profile_files import find_profile
 
 LLAMA = named_shape("llama-3-8b")
 GIB = 2**30

@@ -3,7 +3,7 @@
 A replica of S stages keeps S micro-batches in flight, each with an S-th of the KV memory and a scheduler of its own, so
 what has to be planned is one such stream: its share of the rows on one replica, whose steps pass through all stages one
 after the other. As long as no stage ever waits, that takes as long as all streams side by side. What bubbles add is
-left to the simulation (`vasuki.pipeline`).
+left to the simulation (`vasuki.simulator.pipeline`).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from vasuki.candidates import MOST_CHUNK_TOKENS, NUM_SEQS
 from vasuki.config import JobConfig
 from vasuki.errors import JobFileError
 from vasuki.layout import Layout
 from vasuki.lengths import Ints, Lengths
-from vasuki.lower_bound import job_lower_bound
-from vasuki.memory_budget import memory_budget
 from vasuki.model_shape import ModelShape
 from vasuki.plan import CostEstimate, OffloadMode, Plan
-from vasuki.planner import OFFLOAD_MODES, make_plan
-from vasuki.prediction import sample_rows
+from vasuki.planner.candidates import MOST_CHUNK_TOKENS, NUM_SEQS
+from vasuki.planner.lower_bound import job_lower_bound
+from vasuki.planner.memory_budget import memory_budget
+from vasuki.planner.one_device import OFFLOAD_MODES, make_plan
+from vasuki.planner.prediction import sample_rows
+from vasuki.policy import find_policy
 from vasuki.profile import HardwareProfile
-from vasuki.scheduler import find_policy
 
 STAGED_OFFLOAD: Collection[OffloadMode] = ("none", "park")  # streamed layers are not priced stage by stage
 

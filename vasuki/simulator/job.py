@@ -1,4 +1,4 @@
-"""A whole job in virtual time: the loop of real runs over the executor of `simulator`, and what came of it."""
+"""A whole job in virtual time: the loop of real runs over the executor of virtual time, and what came of it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from vasuki.layout import Layout
 from vasuki.lengths import Lengths
 from vasuki.model_shape import ModelShape
 from vasuki.ordering import PlannedOrder, order_requests
-from vasuki.pipeline import PipelineResult, simulate_pipelines
 from vasuki.plan import EngineSettings, Plan
 from vasuki.profile import HardwareProfile
 from vasuki.scheduler import Counters
 from vasuki.sequence import Request, Sequence
-from vasuki.simulator import Arrivals, SimulatedExecutor, VirtualClock
+from vasuki.simulator.executor import Arrivals, SimulatedExecutor, VirtualClock
+from vasuki.simulator.pipeline import PipelineResult, simulate_pipelines
 
 
 @dataclass(slots=True)

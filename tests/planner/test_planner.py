@@ -11,14 +11,15 @@ from vasuki.config import Column, CostConfig, EngineConfig, KVConfig, PlanConfig
 from vasuki.cost_model import CostModel
 from vasuki.errors import InputError, JobFileError, ModelError
 from vasuki.lengths import Lengths, Prefixes
-from vasuki.model_shape import named_shape
+from vasuki.model_config import named_shape
 from vasuki.plan import EngineSettings, Plan
 from vasuki.planner import make_plan
-from vasuki.prediction import sample_rows
-from vasuki.profile import HardwareProfile, find_profile
-from vasuki.scheduler import Mixing
-from vasuki.simulation import simulate_plan
-from vasuki.steady_state import Workload, steady_state
+from vasuki.planner.prediction import sample_rows
+from vasuki.planner.steady_state import Workload, steady_state
+from vasuki.policy import Mixing
+from vasuki.profile import HardwareProfile
+from vasuki.profile_files import find_profile
+from vasuki.simulator import simulate_plan
 
 LLAMA = named_shape("llama-3-8b")
 SMALL = replace(LLAMA, num_layers=8)

@@ -29,7 +29,7 @@ from vasuki.errors import SchedulerStalled
 from vasuki.plan import EngineSettings
 from vasuki.scheduler import Counters, Scheduler
 from vasuki.sequence import Request, Sequence
-from vasuki.simulator import SimulatedExecutor
+from vasuki.simulator.executor import SimulatedExecutor
 
 
 def _floats() -> array[float]:

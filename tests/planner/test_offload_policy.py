@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from vasuki.offload_policy import (
+from vasuki.planner.offload_policy import (
     LayerTraffic,
     StreamPlan,
     choose_stream,
@@ -17,7 +17,8 @@ from vasuki.offload_policy import (
     ring_layers,
     spread_layers,
 )
-from vasuki.profile import Link, LinkPoint, find_profile
+from vasuki.profile import Link, LinkPoint
+from vasuki.profile_files import find_profile
 
 LAYERS = 32
 RATE_GB_PER_S = 20.0

@@ -1,0 +1,327 @@
+"""config.json -> ModelShape, as architectures spell their sizes, and the configurations of well-known models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vasuki.errors import ModelError, did_you_mean
+from vasuki.model_shape import DTYPE_BYTES, ModelShape
+
+
+def shape_from_config(source: str | Path | Mapping[str, Any], name: str = "") -> ModelShape:
+    """Read a `config.json`, a folder that holds one, or its parsed content.
+
+    Raises:
+        ModelError: the file cannot be read, lacks sizes, or describes a model whose cost this cannot state
+            (state-space layers, compressed KV, encoder-decoder).
+    """
+    if isinstance(source, Mapping):
+        return _from_config(source, name or str(source.get("_name_or_path") or source.get("model_type", "model")))
+    path = Path(source)
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"cannot read model config {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise ModelError(f"{path} does not describe a model")
+    return _from_config(tree, name or path.resolve().parent.name)
+
+
+def named_shape(name: str) -> ModelShape:
+    """A well-known model's shape. Raises ModelError with the nearest name."""
+    key = name.lower().replace("_", "-")
+    if key not in NAMED_CONFIGS:
+        raise ModelError(
+            f"unknown model shape '{name}'{did_you_mean(key, NAMED_CONFIGS)}; known: {', '.join(sorted(NAMED_CONFIGS))}"
+        )
+    return _from_config(NAMED_CONFIGS[key], key)
+
+
+# How one config key is spelled across architectures; the first that is present counts.
+_SPELLINGS = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
+    "intermediate": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
+    "context": ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len"),
+    "experts": ("num_experts", "num_local_experts", "n_routed_experts"),
+    "experts_per_token": ("num_experts_per_tok", "num_experts_per_token"),
+    "dtype": ("dtype", "torch_dtype"),
+}
+
+# Architectures whose MLP has no gate.
+_PLAIN_MLP = {
+    "gpt2",
+    "gpt_neox",
+    "gpt_neo",
+    "gptj",
+    "opt",
+    "phi",
+    "bloom",
+    "falcon",
+    "starcoder2",
+    "gpt_bigcode",
+    "mpt",
+}
+# Architectures that share embedding and head unless the config says otherwise (their configs often leave the key out).
+_TIED = {"gpt2", "opt", "gemma", "gemma2", "gemma3", "gemma3_text", "bloom", "mpt", "gpt_bigcode", "cohere", "cohere2"}
+_TIED |= {"starcoder2", "smollm3", "gpt_neo", "falcon"}
+# Architectures with norms around both the attention and the MLP.
+_SANDWICH_NORMS = {"gemma2", "gemma3", "gemma3_text", "glm4"}
+# LayerNorm (weight and bias) instead of RMSNorm (weight).
+_LAYER_NORM = {"gpt2", "gpt_neox", "gpt_neo", "gptj", "opt", "phi", "bloom", "falcon", "starcoder2", "gpt_bigcode"}
+# What the config of an architecture implies where it is silent about biases: q, k and v; output; MLP.
+_BIASES = dict.fromkeys(("gpt2", "gpt_neox", "opt", "phi", "bloom", "gpt_bigcode"), (True, True, True))
+_BIASES |= dict.fromkeys(("qwen2", "qwen2_moe"), (True, False, False))
+_BIASES["gptj"] = (False, False, True)
+# Norms on queries and keys: one weight a head dimension, or one a projected column.
+_QK_NORM_PER_HEAD = {"qwen3", "qwen3_moe", "gemma3", "gemma3_text"}
+_QK_NORM_FULL = {"olmo2", "olmo3"}
+_UNSUPPORTED_KEYS = {
+    "kv_lora_rank": "compressed KV (multi-head latent attention)",
+    "ssm_state_size": "state-space layers",
+    "mamba_d_state": "state-space layers",
+    "is_encoder_decoder": "an encoder",
+}
+
+
+def _from_config(config: Mapping[str, Any], name: str) -> ModelShape:
+    text = config.get("text_config")
+    if isinstance(text, Mapping):  # a multimodal wrapper: the language model decides
+        config = {**{key: value for key, value in config.items() if key in ("tie_word_embeddings", "dtype")}, **text}
+    family = str(config.get("model_type", "llama"))
+    for key, feature in _UNSUPPORTED_KEYS.items():
+        if config.get(key):
+            raise ModelError(f"{name}: {feature} (config key {key}) is not supported by the cost model")
+    layer_types = config.get("layer_types") or []
+    if any("linear" in kind or "recurrent" in kind or "mamba" in kind for kind in layer_types):
+        raise ModelError(f"{name}: layers of type {sorted(set(layer_types))} are not supported by the cost model")
+
+    def size(key: str, default: int | None = None) -> int:
+        for spelling in _SPELLINGS[key]:
+            if config.get(spelling) is not None:
+                return int(config[spelling])
+        if default is None:
+            raise ModelError(f"{name}: the config has no {_SPELLINGS[key][0]}")
+        return default
+
+    layers, hidden, heads = size("layers"), size("hidden"), size("heads")
+    kv_heads = 1 if config.get("multi_query") else size("kv_heads", heads)
+    head_dim = int(config.get("head_dim") or hidden // heads)
+    if config.get("vocab_size") is None:
+        raise ModelError(f"{name}: the config has no vocab_size")
+    vocab = int(config["vocab_size"])
+    context = size("context", 4096)
+
+    experts = size("experts", 0)
+    expert_size = int(config.get("moe_intermediate_size") or size("intermediate", 4 * hidden)) if experts else 0
+    shared_size = int(config.get("n_shared_experts") or 0) * expert_size
+    shared_size = int(config.get("shared_expert_intermediate_size") or shared_size)
+    expert_layers = _num_expert_layers(config, layers) if experts else 0
+    intermediate = size("intermediate", 4 * hidden) if expert_layers < layers else 0
+    gated = family not in _PLAIN_MLP
+    window, windowed_layers = _windows(config, family, layers)
+
+    qkv_bias, o_bias, mlp_bias = _BIASES.get(family, (False, False, False))
+    qkv_bias = bool(config.get("attention_bias", config.get("use_bias", qkv_bias)))
+    o_bias = bool(config.get("attention_bias", config.get("use_bias", o_bias))) and family not in ("qwen2", "qwen2_moe")
+    mlp_bias = bool(config.get("mlp_bias", config.get("use_bias", mlp_bias)))
+    norms = 4 if family in _SANDWICH_NORMS else 2
+    norm_width = hidden * (2 if family in _LAYER_NORM else 1)
+    qkv_width = (heads + 2 * kv_heads) * head_dim
+    vectors = norms * norm_width + qkv_bias * qkv_width + o_bias * hidden
+    vectors += mlp_bias * ((2 if gated else 1) * intermediate + hidden) if not experts else 0
+    vectors += 2 * head_dim if family in _QK_NORM_PER_HEAD else 0
+    vectors += (heads + kv_heads) * head_dim if family in _QK_NORM_FULL else 0
+    if family == "gpt_oss":  # sinks, router bias, and a bias for each expert's matrices
+        vectors += heads + experts + experts * (2 * expert_size + hidden)
+    positions = {"gpt2": context, "gpt_bigcode": context, "opt": context + 2}.get(family, 0)
+
+    return ModelShape(
+        name=name,
+        num_layers=layers,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=vocab,
+        tied_embeddings=bool(config.get("tie_word_embeddings", family in _TIED)),
+        gated_mlp=gated,
+        num_experts=experts,
+        experts_per_token=size("experts_per_token") if experts else 0,
+        expert_intermediate_size=expert_size,
+        shared_intermediate_size=shared_size if experts else 0,
+        num_expert_layers=expert_layers,
+        sliding_window=window,
+        num_windowed_layers=windowed_layers,
+        max_context_tokens=context,
+        norms_per_layer=norms,
+        vector_parameters_per_layer=vectors,
+        extra_parameters=norm_width + positions * hidden,
+        dtype=_dtype(config),
+    )
+
+
+def _num_expert_layers(config: Mapping[str, Any], layers: int) -> int:
+    """Layers whose MLP is a mixture: every `decoder_sparse_step`-th, less those that the config names as dense."""
+    step, dense = int(config.get("decoder_sparse_step", 1)), set(config.get("mlp_only_layers") or ())
+    dense |= set(range(int(config.get("first_k_dense_replace") or 0)))
+    return sum(index not in dense and (index + 1) % step == 0 for index in range(layers))
+
+
+def _windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int, int]:
+    """Size of the sliding window and the number of layers that have one."""
+    window = int(config.get("sliding_window") or 0)
+    if not window or not config.get("use_sliding_window", not family.startswith("qwen")):
+        return 0, 0
+    if config.get("layer_types"):
+        windowed = sum(kind == "sliding_attention" for kind in config["layer_types"])
+    elif family.startswith("qwen"):  # layers below max_window_layers attend to everything
+        windowed = max(0, layers - int(config.get("max_window_layers", layers)))
+    else:  # every pattern-th layer attends to everything
+        implied = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}.get(family, 0)
+        pattern = int(config.get("sliding_window_pattern") or implied)
+        windowed = layers - layers // pattern if pattern else layers
+    return (window, windowed) if windowed else (0, 0)
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    for spelling in _SPELLINGS["dtype"]:
+        if config.get(spelling) in DTYPE_BYTES:
+            return str(config[spelling])
+    return "bfloat16"
+
+
+def _llama(layers: int, hidden: int, intermediate: int, heads: int, **more: Any) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_attention_heads": heads,
+        "vocab_size": 32000,
+        **more,
+    }
+
+
+def _gpt(family: str, layers: int, hidden: int, heads: int, **more: Any) -> dict[str, Any]:
+    return {
+        "model_type": family,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": 4 * hidden,
+        "num_attention_heads": heads,
+        **more,
+    }
+
+
+_LLAMA_3 = {"num_key_value_heads": 8, "vocab_size": 128256}
+_QWEN_2 = {"model_type": "qwen2", "vocab_size": 152064, "max_position_embeddings": 32768}
+_QWEN_3 = {"model_type": "qwen3", "vocab_size": 151936, "max_position_embeddings": 40960, "head_dim": 128}
+
+# Published sizes: each model's config.json or paper (LLaMA: arXiv 2302.13971, table 2; GPT-3: 2005.14165, table 2.1).
+NAMED_CONFIGS: dict[str, dict[str, Any]] = {
+    "llama-7b": _llama(32, 4096, 11008, 32, max_position_embeddings=2048),
+    "llama-13b": _llama(40, 5120, 13824, 40, max_position_embeddings=2048),
+    "llama-33b": _llama(60, 6656, 17920, 52, max_position_embeddings=2048),
+    "llama-65b": _llama(80, 8192, 22016, 64, max_position_embeddings=2048),
+    "llama-2-7b": _llama(32, 4096, 11008, 32, max_position_embeddings=4096),
+    "llama-2-13b": _llama(40, 5120, 13824, 40, max_position_embeddings=4096),
+    "llama-2-70b": _llama(80, 8192, 28672, 64, num_key_value_heads=8, max_position_embeddings=4096),
+    "llama-3-8b": _llama(32, 4096, 14336, 32, **_LLAMA_3, max_position_embeddings=8192),
+    "llama-3-70b": _llama(80, 8192, 28672, 64, **_LLAMA_3, max_position_embeddings=8192),
+    "llama-3.1-8b": _llama(32, 4096, 14336, 32, **_LLAMA_3, max_position_embeddings=131072),
+    "llama-3.1-70b": _llama(80, 8192, 28672, 64, **_LLAMA_3, max_position_embeddings=131072),
+    "llama-3.2-1b": _llama(
+        16, 2048, 8192, 32, **_LLAMA_3, head_dim=64, tie_word_embeddings=True, max_position_embeddings=131072
+    ),
+    "llama-3.2-3b": _llama(
+        28, 3072, 8192, 24, **_LLAMA_3, head_dim=128, tie_word_embeddings=True, max_position_embeddings=131072
+    ),
+    "mistral-7b": _llama(
+        32,
+        4096,
+        14336,
+        32,
+        model_type="mistral",
+        num_key_value_heads=8,
+        sliding_window=4096,
+        max_position_embeddings=32768,
+    ),
+    "mixtral-8x7b": _llama(
+        32,
+        4096,
+        14336,
+        32,
+        model_type="mixtral",
+        num_key_value_heads=8,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        max_position_embeddings=32768,
+    ),
+    "qwen2.5-0.5b": _llama(
+        24, 896, 4864, 14, **{**_QWEN_2, "vocab_size": 151936}, num_key_value_heads=2, tie_word_embeddings=True
+    ),
+    "qwen2.5-1.5b": _llama(
+        28, 1536, 8960, 12, **{**_QWEN_2, "vocab_size": 151936}, num_key_value_heads=2, tie_word_embeddings=True
+    ),
+    "qwen2.5-7b": _llama(28, 3584, 18944, 28, **_QWEN_2, num_key_value_heads=4),
+    "qwen2.5-14b": _llama(48, 5120, 13824, 40, **_QWEN_2, num_key_value_heads=8),
+    "qwen2.5-32b": _llama(64, 5120, 27648, 40, **_QWEN_2, num_key_value_heads=8),
+    "qwen2.5-72b": _llama(80, 8192, 29568, 64, **_QWEN_2, num_key_value_heads=8),
+    "qwen3-0.6b": _llama(28, 1024, 3072, 16, **_QWEN_3, num_key_value_heads=8, tie_word_embeddings=True),
+    "qwen3-4b": _llama(36, 2560, 9728, 32, **_QWEN_3, num_key_value_heads=8, tie_word_embeddings=True),
+    "qwen3-8b": _llama(36, 4096, 12288, 32, **_QWEN_3, num_key_value_heads=8),
+    "qwen3-30b-a3b": _llama(
+        48,
+        2048,
+        6144,
+        32,
+        **{**_QWEN_3, "model_type": "qwen3_moe"},
+        num_key_value_heads=4,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+    ),
+    "gemma-2-9b": _llama(
+        42,
+        3584,
+        14336,
+        16,
+        model_type="gemma2",
+        num_key_value_heads=8,
+        head_dim=256,
+        vocab_size=256000,
+        sliding_window=4096,
+        max_position_embeddings=8192,
+    ),
+    "phi-3-mini": _llama(32, 3072, 8192, 32, model_type="phi3", vocab_size=32064, sliding_window=2047),
+    "gpt-oss-20b": _llama(
+        24,
+        2880,
+        2880,
+        64,
+        model_type="gpt_oss",
+        num_key_value_heads=8,
+        head_dim=64,
+        vocab_size=201088,
+        num_local_experts=32,
+        num_experts_per_tok=4,
+        attention_bias=True,
+        sliding_window=128,
+        max_position_embeddings=131072,
+    ),
+    "opt-6.7b": _gpt("opt", 32, 4096, 32, vocab_size=50272, max_position_embeddings=2048),
+    "opt-30b": _gpt("opt", 48, 7168, 56, vocab_size=50272, max_position_embeddings=2048),
+    "opt-66b": _gpt("opt", 64, 9216, 72, vocab_size=50272, max_position_embeddings=2048),
+    "pythia-1.4b": _gpt("gpt_neox", 24, 2048, 16, vocab_size=50304, max_position_embeddings=2048),
+    "gpt-3": _gpt("gpt2", 96, 12288, 96, vocab_size=50257, max_position_embeddings=2048),
+}
