@@ -215,6 +215,26 @@ def test_rows_that_begin_alike_stay_together_where_memory_is_tight(common: int) 
     assert changes == 4
 
 
+def test_rows_that_begin_alike_stay_together_when_lengths_are_learned() -> None:
+    tight = replace(CAPACITY, kv_tokens=600)
+    order = PlannedOrder(prefixed(5, 12, 256, 30), tight, lengths=OutputLengths())
+    kinds = [next(order).row % 5 for _ in range(20)]
+    for _ in range(ENOUGH_ROWS):
+        order.observe(ended(286, 5))
+    kinds += [request.row % 5 for request in order]
+    assert sum(before != after for before, after in itertools.pairwise(kinds)) <= 5
+
+
+def test_rows_are_not_compared_where_memory_keeps_all_that_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = prefixed(5, 6, 256, 30)
+    searched = []
+    monkeypatch.setattr("vasuki.ordering.prefix_groups", lambda prompts, **limits: searched.append(1) or [])
+    ample = 30 * (286 + 16) + 30 * (286 + 16 + 20)
+    for kv_tokens in (ample, ample - 1):
+        list(PlannedOrder(rows, replace(CAPACITY, kv_tokens=kv_tokens)))
+    assert len(searched) == 1
+
+
 def test_rows_that_share_anyway_keep_their_order() -> None:
     """With room for all of them, a row of each kind always runs."""
     rows = prefixed(5, 6, 256, 30)

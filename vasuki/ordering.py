@@ -26,6 +26,7 @@ from vasuki.scheduler import Scheduler
 from vasuki.sequence import Request, Sequence
 from vasuki_solvers import (
     Instance,
+    PrefixGroup,
     greedy_order,
     greedy_plan,
     group_together,
@@ -141,8 +142,10 @@ class PlannedOrder:
         self._window_tokens = window_tokens
         self._seed = seed
         self._failed: deque[Request] = deque()
-        self._ordered: deque[Request] = deque()
-        self._expected: deque[int] = deque()  # output tokens of each of them
+        self._rows: list[Request] = []  # of the window, since it was filled last
+        self._groups: list[PrefixGroup] = []  # of those whose prompts begin alike
+        self._ordered: deque[int] = deque()  # those that have not started
+        self._expected: Ints = np.zeros(0, np.int64)  # output tokens of all of them
         self._held_tokens = 0
         self._fill_rows = min(FIRST_ROWS, window_rows)  # the window opens step by step: the first rows must not wait
         self._refill_below = 0  # rows left in the window at which it is filled up
@@ -165,7 +168,8 @@ class PlannedOrder:
                 return self._failed.popleft()
         if not self._ordered:
             raise StopIteration
-        request, expected = self._ordered.popleft(), self._expected.popleft()
+        row = self._ordered.popleft()
+        request, expected = self._rows[row], int(self._expected[row])
         self._held_tokens -= request.num_prompt_tokens
         return request if expected == request.expected_tokens else replace(request, estimated_tokens=expected)
 
@@ -193,7 +197,7 @@ class PlannedOrder:
 
     def _refill(self) -> None:
         """Read up to a full window and order all of it anew."""
-        rows = list(self._ordered)
+        rows = [self._rows[row] for row in self._ordered]
         while len(rows) < self._fill_rows and (not rows or self._held_tokens < self._window_tokens):
             request = next(self._source, None)
             if request is None:
@@ -207,18 +211,21 @@ class PlannedOrder:
             rows.append(request)
             self._held_tokens += request.num_prompt_tokens
         self._fill_rows = min(2 * self._fill_rows, self._window_rows)
-        self._order(rows)
+        self._rows, self._groups = rows, self._alike(rows)
+        self._order(list(range(len(rows))))
         self._refill_below = len(rows) // 2
 
-    def _order(self, rows: list[Request]) -> None:
-        prompts, outputs = _prompts(rows), self._expect(rows)
+    def _order(self, rows: list[int]) -> None:
+        """Order these rows of the window by what is expected of them now."""
+        prompts, self._expected = _prompts(self._rows), self._expect(self._rows)
         uncertain = self._lengths is not None
-        solved = solve_order(prompts, outputs, self._capacity, self._solver, self._seed, uncertain)
+        solved = solve_order(prompts[rows], self._expected[rows], self._capacity, self._solver, self._seed, uncertain)
         if len(rows) >= len(self.solved.order):
             self.solved = solved
-        order = self._together(rows, solved.order, prompts, outputs)
-        self._ordered = deque([rows[index] for index in order])
-        self._expected = deque(outputs[order].tolist())
+        order = [rows[index] for index in solved.order]
+        if self._groups:
+            order = self._together(order, _instance(prompts, self._expected, self._capacity))
+        self._ordered = deque(order)
 
     def _expect(self, rows: list[Request]) -> Ints:
         """`[rows]` output tokens."""
@@ -227,26 +234,31 @@ class PlannedOrder:
         limits = np.array([request.max_tokens for request in rows], dtype=np.int64)
         return self._lengths.estimates(_prompts(rows), limits)
 
-    def _together(self, rows: list[Request], order: list[int], prompts: Ints, outputs: Ints) -> list[int]:
-        """The solved `order`, where rows stand together whose prompts begin alike, so that what they share is computed
-        and held once.
+    def _alike(self, rows: list[Request]) -> list[PrefixGroup]:
+        """The rows that may gain by standing together, because their prompts begin alike.
 
-        What all rows share needs no bringing together, nor do groups of which some row always runs.
+        What all rows share needs no bringing together. Nor does anything if memory holds the prompts of the window
+        beside all rows that run: then it keeps what was computed until the next row wants it.
         """
         if self._solver in ("fifo", "prompt_length") or not any(len(request.prompt_token_ids) for request in rows):
-            return order
-        groups = prefix_groups(
-            (request.prompt_token_ids for request in rows),
-            min_shared=self._capacity.block_tokens,
-        )
+            return []
+        limits = np.array([request.max_tokens for request in rows], dtype=np.int64)
+        prompts, capacity = _prompts(rows) + self._capacity.block_tokens, self._capacity
+        running = np.sort(prompts + limits)[-capacity.max_num_seqs :]
+        if prompts.sum() + running.sum() <= capacity.kv_tokens:
+            return []
+        groups = prefix_groups((request.prompt_token_ids for request in rows), min_shared=capacity.block_tokens)
         while len(groups) == 1 and len(groups[0].members) == len(rows):
             groups = list(groups[0].subgroups)
-        if not groups:
-            return order
-        instance = _instance(prompts, outputs, self._capacity)
-        together = group_together(order, groups)
-        saves = sharing_steps(instance, order, groups) / sharing_steps(instance, together, groups) - 1
-        return together if saves > WORTH_GROUPING else order
+        return groups
+
+    def _together(self, order: list[int], instance: Instance) -> list[int]:
+        """The solved `order` of some rows of the window, an item each, where those that begin alike stand together, so
+        that what they share is computed and held once, if that gains enough. Groups of which some row always runs gain
+        nothing."""
+        together = group_together(order, self._groups)
+        apart_steps, together_steps = (sharing_steps(instance, each, self._groups) for each in (order, together))
+        return together if apart_steps > (1 + WORTH_GROUPING) * together_steps else order
 
 
 def _prompts(rows: list[Request]) -> Ints:

@@ -18,7 +18,7 @@ from vasuki.hf.weights import WeightStream, decoder_layers
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 
-FUSED = {"llama", "mistral", "qwen2"}
+FUSED = {"llama", "mistral", "qwen2", "qwen3"}
 
 
 def _with_kernels(name: str, kernels: CPUKernels) -> Any:

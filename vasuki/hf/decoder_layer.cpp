@@ -34,11 +34,15 @@ struct Matrix {
   }
 };
 
+struct Norm {
+  const float* weight;  // or null: there is none
+  float eps;
+};
+
 struct DecoderLayer {
-  const float *first_norm, *second_norm;
-  float first_eps, second_eps;
+  Norm first, second, query, key;
   Matrix qkv, o, up, gate, down;
-  int64_t rotated_heads, head_dim;
+  int64_t query_heads, key_heads, head_dim;
 };
 
 static void add(const float* x, float* y, int64_t count) {
@@ -72,15 +76,18 @@ void vasuki_rotate(float* x, const float* cos, const float* sin, int64_t tokens,
   rotate(x, cos, sin, tokens, stride, heads, dim, rotated);
 }
 
-// x [tokens, hidden] -> joined queries, keys and values [tokens, qkv.out], of which the heads of the first two are rotated
-// by angles cos, sin [tokens, rotated].
+// x [tokens, hidden] -> joined queries, keys and values [tokens, qkv.out], of which the heads of the first two are normed,
+// if there are norms for them, and rotated by angles cos, sin [tokens, rotated].
 void vasuki_before_attention(const DecoderLayer* layer, const float* x, const float* cos, const float* sin, float* qkv,
                              int64_t tokens, int64_t rotated) {
-  const int64_t hidden = layer->qkv.in;
+  const int64_t hidden = layer->qkv.in, stride = layer->qkv.out, dim = layer->head_dim;
+  const int64_t queries = layer->query_heads, keys = layer->key_heads;
   float* normed = scratch(tokens * hidden);
-  rms_norm(x, layer->first_norm, normed, tokens, hidden, layer->first_eps);
+  rms_norm(x, layer->first.weight, normed, tokens, hidden, layer->first.eps);
   layer->qkv.multiply(normed, qkv, tokens);
-  rotate(qkv, cos, sin, tokens, layer->qkv.out, layer->rotated_heads, layer->head_dim, rotated);
+  if (layer->query.weight) norm_heads(qkv, layer->query.weight, tokens, stride, queries, dim, layer->query.eps);
+  if (layer->key.weight) norm_heads(qkv + queries * dim, layer->key.weight, tokens, stride, keys, dim, layer->key.eps);
+  rotate(qkv, cos, sin, tokens, stride, queries + keys, dim, rotated);
 }
 
 // attended [tokens, o.in], x [tokens, hidden] -> y = x + o(attended), and y normed for the MLP.
@@ -89,7 +96,7 @@ void vasuki_after_attention(const DecoderLayer* layer, const float* attended, co
   const int64_t hidden = layer->o.out;
   layer->o.multiply(attended, y, tokens);
   add(x, y, tokens * hidden);
-  rms_norm(y, layer->second_norm, normed, tokens, hidden, layer->second_eps);
+  rms_norm(y, layer->second.weight, normed, tokens, hidden, layer->second.eps);
 }
 
 // y += mlp(normed)

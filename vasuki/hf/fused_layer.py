@@ -24,20 +24,31 @@ _PARTS: dict[str, type[torch.nn.Module]] = {
 }
 
 
+class _Norm(ctypes.Structure):
+    """`Norm` of decoder_layer.cpp."""
+
+    _fields_ = (("weight", ctypes.c_void_p), ("eps", ctypes.c_float))
+
+    @classmethod
+    def of(cls, norm: FusedNorm) -> _Norm:
+        return cls(norm.weight.data_ptr(), norm.eps)
+
+
 class _Layer(ctypes.Structure):
     """`DecoderLayer` of decoder_layer.cpp."""
 
     _fields_ = (
-        ("first_norm", ctypes.c_void_p),
-        ("second_norm", ctypes.c_void_p),
-        ("first_eps", ctypes.c_float),
-        ("second_eps", ctypes.c_float),
+        ("first", _Norm),
+        ("second", _Norm),
+        ("query", _Norm),
+        ("key", _Norm),
         ("qkv", Matrix),
         ("o", Matrix),
         ("up", Matrix),
         ("gate", Matrix),
         ("down", Matrix),
-        ("rotated_heads", ctypes.c_int64),
+        ("query_heads", ctypes.c_int64),
+        ("key_heads", ctypes.c_int64),
         ("head_dim", ctypes.c_int64),
     )
 
@@ -105,15 +116,14 @@ class FusedLayer(torch.nn.Module):
     def _pointers(self) -> _Layer:
         """The weights where they are now: those of a layer that is streamed move, all together."""
         if self._layer.qkv.panels != self._panels.data_ptr():
-            first, second, (own, mlp) = self.input_layernorm, self.post_attention_layernorm, self._parts
+            own, mlp = self._parts
+            norms = [self.input_layernorm, self.post_attention_layernorm, *own.norms]
             matrices = (own.qkv_proj, own.o_proj, mlp.up_proj, mlp.gate_proj, mlp.down_proj)
             self._layer = _Layer(
-                first.weight.data_ptr(),
-                second.weight.data_ptr(),
-                first.eps,
-                second.eps,
+                *[_Norm.of(norm) for norm in norms],
+                *[_Norm()] * (4 - len(norms)),
                 *[part.matrix for part in matrices],
-                sum(own.splits[:2]),
+                *own.splits[:2],
                 own.head_dim,
             )
         return self._layer
@@ -141,4 +151,5 @@ def _is_candidate(module: torch.nn.Module) -> bool:
     parts = dict(module.named_children())
     if parts.keys() != _PARTS.keys() or not all(type(parts[name]) is kind for name, kind in _PARTS.items()):
         return False
-    return not parts["self_attn"].norms  # of heads lie between what one call computes
+    own: Any = parts["self_attn"]
+    return all(type(norm) is FusedNorm and len(norm.weight) == own.head_dim for norm in own.norms)
