@@ -231,8 +231,7 @@ class PlannedOrder:
         """`[rows]` output tokens."""
         if self._lengths is None:
             return np.array([request.expected_tokens for request in rows], dtype=np.int64)
-        limits = np.array([request.max_tokens for request in rows], dtype=np.int64)
-        return self._lengths.estimates(_prompts(rows), limits)
+        return self._lengths.estimates(_prompts(rows), _limits(rows))
 
     def _alike(self, rows: list[Request]) -> list[PrefixGroup]:
         """The rows that may gain by standing together, because their prompts begin alike.
@@ -242,9 +241,8 @@ class PlannedOrder:
         """
         if self._solver in ("fifo", "prompt_length") or not any(len(request.prompt_token_ids) for request in rows):
             return []
-        limits = np.array([request.max_tokens for request in rows], dtype=np.int64)
         prompts, capacity = _prompts(rows) + self._capacity.block_tokens, self._capacity
-        running = np.sort(prompts + limits)[-capacity.max_num_seqs :]
+        running = np.sort(prompts + _limits(rows))[-capacity.max_num_seqs :]
         if prompts.sum() + running.sum() <= capacity.kv_tokens:
             return []
         groups = prefix_groups((request.prompt_token_ids for request in rows), min_shared=capacity.block_tokens)
@@ -263,6 +261,10 @@ class PlannedOrder:
 
 def _prompts(rows: list[Request]) -> Ints:
     return np.array([request.num_prompt_tokens for request in rows], dtype=np.int64)
+
+
+def _limits(rows: list[Request]) -> Ints:
+    return np.array([request.max_tokens for request in rows], dtype=np.int64)
 
 
 def order_requests(
