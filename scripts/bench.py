@@ -145,11 +145,12 @@ def _run_peer(command: str, workload: Path) -> float:
 
 def _floor_s(model: str, workload: Path, steps: int, kv_dtype: str) -> float:
     """Seconds that the workload's arithmetic and memory traffic take at this machine's best rates."""
+    from vasuki.hf.cpu_kernels import load_cpu_kernels
     from vasuki.hf.model import resolve_dtype
     from vasuki.model_config import shape_from_config
 
     shape = shape_from_config(Path(model))
-    dtype = resolve_dtype("auto", getattr(torch, shape.dtype), torch.device("cpu"))
+    dtype = resolve_dtype("auto", getattr(torch, shape.dtype), torch.device("cpu"), load_cpu_kernels())
     shape = shape.with_dtype(str(dtype).removeprefix("torch."), kv_dtype)
     flops = kv_bytes = 0.0
     for row in pq.read_table(workload).to_pylist():

@@ -165,7 +165,7 @@ def test_a_model_larger_than_its_card_runs_with_weights_on_the_host(job: Job, tm
 def test_compiled_kernels_change_no_token(job: Job, tmp_path: Path) -> None:
     answers = []
     for compiles in ("auto", "off"):
-        path = job(engine__compile=compiles, output__path=str(tmp_path / compiles))
+        path = job(engine__compile=compiles, output__path=str(tmp_path / compiles), model__dtype="float32")
         assert run(path).exit_code == 0
         manifest = json.loads((tmp_path / compiles / "manifest.json").read_text())
         assert (manifest["timings"]["compile_s"] > 0) == (compiles == "auto")
@@ -386,10 +386,12 @@ def test_killed_interrupted_and_continued(job: Job) -> None:
 
     process = start(path)
     wait_for(lambda: len(list(folder.glob("part-*.parquet"))) > 1, process)
+    process.send_signal(signal.SIGSTOP)  # it must not end before the second has looked
     second = start(path)
     assert second.wait(timeout=60) == 5
     assert "in use by process" in second.communicate()[1]
     process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGCONT)
     _, message = process.communicate(timeout=60)
     assert process.returncode == 75
     assert "run the same command again" in message

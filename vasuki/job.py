@@ -227,7 +227,7 @@ class _Run:
     def _shape(self, loaded: LoadedModel) -> ModelShape:
         """The model's shape, in the type that it really runs in."""
         shape = shape_from_config(loaded.config.to_dict(), self.config.model.path)
-        return shape.with_dtype(str(loaded.model.dtype).removeprefix("torch."), self.config.kv.dtype)
+        return shape.with_dtype(str(loaded.dtype).removeprefix("torch."), self.config.kv.dtype)
 
     def _profile(self, loaded: LoadedModel) -> HardwareProfile:
         if self.config.plan.gpu != "auto":

@@ -10,6 +10,7 @@ import transformers
 
 from models import NoTokenizer, random_config
 from vasuki.errors import ModelError
+from vasuki.hf.cpu_kernels import load_cpu_kernels
 from vasuki.hf.model import prepare, resolve_device, resolve_dtype
 
 SMALL: dict[str, Any] = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
@@ -54,10 +55,14 @@ def _prepare(model: Any) -> None:
 def test_bfloat16_is_kept_where_the_processor_has_it() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    assert resolve_dtype("auto", torch.bfloat16, cpu) is (torch.bfloat16 if fast else torch.float32)
-    assert resolve_dtype("auto", torch.float16, cpu) is torch.float32
-    assert resolve_dtype("auto", torch.bfloat16, cuda) is torch.bfloat16
-    assert resolve_dtype("bfloat16", torch.float32, cpu) is torch.bfloat16
+    assert resolve_dtype("auto", torch.bfloat16, cpu, None) is (torch.bfloat16 if fast else torch.float32)
+    if kernels := load_cpu_kernels():
+        for fast, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+            kernels = kernels._replace(multiplies_bfloat16=fast)
+            assert resolve_dtype("auto", torch.bfloat16, cpu, kernels) is dtype
+    assert resolve_dtype("auto", torch.float16, cpu, None) is torch.float32
+    assert resolve_dtype("auto", torch.bfloat16, cuda, None) is torch.bfloat16
+    assert resolve_dtype("bfloat16", torch.float32, cpu, None) is torch.bfloat16
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")

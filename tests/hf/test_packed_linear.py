@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from models import ARCHITECTURES, load, prompts, reference, requests_of, run
 from vasuki.hf.cpu_kernels import CPUKernels
-from vasuki.hf.packed_linear import GatedMLP, LinearKernel, PackedLinear, pack_linear_layers
+from vasuki.hf.packed_linear import Format, GatedMLP, LinearKernel, PackedLinear, pack_linear_layers
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 
@@ -56,7 +56,22 @@ def test_equals_linear(
         packed = PackedLinear(layer, kernel)
         torch.testing.assert_close(packed(x), layer(x), rtol=1e-4, atol=1e-4)
         assert torch.equal(packed.weight, layer.weight)
-        assert packed.panels.dtype is saved_as or bool((layer.weight.bfloat16().float() == layer.weight).all())
+        fits = bool((layer.weight.bfloat16().float() == layer.weight).all())
+        assert packed.format is (Format.NARROW if fits else Format.WIDE)
+
+
+@given(rows=st.integers(0, 130), half_in=st.integers(1, 35), out_features=st.integers(1, 70), seed=st.integers(0, 99))
+def test_a_layer_in_bfloat16_rounds_what_it_takes(
+    kernel: LinearKernel, rows: int, half_in: int, out_features: int, seed: int
+) -> None:
+    layer = _layer(2 * half_in, out_features, True, torch.bfloat16, seed)
+    x = torch.randn(rows, 2 * half_in, generator=torch.Generator().manual_seed(seed))
+    with torch.inference_mode():
+        packed = PackedLinear(copy.deepcopy(layer).bfloat16(), kernel)
+        assert packed.format is Format.ROUNDED
+        torch.testing.assert_close(packed(x), layer(x.bfloat16().float()), rtol=1e-4, atol=1e-4)
+        assert packed.weight.dtype is torch.bfloat16
+        assert torch.equal(packed.weight.float(), layer.weight)
 
 
 @pytest.mark.parametrize("saved_as", [torch.float32, torch.bfloat16])
@@ -74,9 +89,11 @@ def test_no_rows_at_all(kernel: LinearKernel, saved_as: torch.dtype) -> None:
     assert kernel.gated(torch.empty(0, 30), packed.matrix, packed.matrix).shape == (0, 70)
 
 
-def test_a_row_does_not_depend_on_its_neighbours(kernel: LinearKernel) -> None:
-    packed = PackedLinear(_layer(333, 100, False, torch.bfloat16), kernel)
-    x = torch.randn(40, 333, generator=torch.Generator().manual_seed(1))
+@pytest.mark.parametrize("rounds", [False, True])
+def test_a_row_does_not_depend_on_its_neighbours(kernel: LinearKernel, rounds: bool) -> None:
+    layer = _layer(334, 100, False, torch.bfloat16)
+    packed = PackedLinear(layer.bfloat16() if rounds else layer, kernel)
+    x = torch.randn(40, 334, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         together = packed(x)
         for count in (1, 2, 5, 7, 12):
@@ -95,7 +112,7 @@ def test_gated_equals_its_parts(
 ) -> None:
     up, gate = (PackedLinear(_layer(*sizes, bias, saved_as, seed + which), kernel) for which in (0, 1))
     x = torch.randn(rows, sizes[0], generator=torch.Generator().manual_seed(seed))
-    if up.panels.dtype is not gate.panels.dtype:  # tiny float32 weights may happen to fit bfloat16
+    if up.format is not gate.format:  # tiny float32 weights may happen to fit bfloat16
         return
     with torch.inference_mode():
         expected = torch.nn.functional.silu(gate(x)) * up(x)
@@ -120,6 +137,38 @@ def test_greedy_equals_generate(name: str, kernel: LinearKernel) -> None:
     pack_linear_layers(model, kernel)
     rows, _, _ = run(dataclasses.replace(loaded, model=model), requests_of(prompts()), chunk_tokens=20)
     assert rows.outputs == reference(name)
+
+
+class RoundedLinear(torch.nn.Linear):
+    """The plain twin of a layer in bfloat16: of few terms, whose sum is float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x.bfloat16().float(), self.weight, self.bias)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "gpt_neox"])
+def test_a_model_in_bfloat16_rounds_for_products_alone(name: str, kernels: CPUKernels) -> None:
+    """Norms, activations, residuals and positions stay in float32."""
+    loaded = load(name)
+    narrow = copy.deepcopy(loaded.model).bfloat16()
+    twin = copy.deepcopy(narrow).float()
+    for module in twin.modules():
+        if type(module) is torch.nn.Linear:
+            module.__class__ = RoundedLinear
+    kernels.take_over(narrow)
+    assert not any(parameter.dtype is torch.bfloat16 for parameter in narrow.parameters())
+    outputs = [
+        run(dataclasses.replace(loaded, model=model), requests_of(prompts()), chunk_tokens=20)[0].outputs
+        for model in (narrow, twin)
+    ]
+    assert outputs[0] == outputs[1]
+
+
+def test_matrices_that_are_no_linear_layers_keep_a_model_as_it_is(kernels: CPUKernels) -> None:
+    model = copy.deepcopy(load("qwen3_moe").model).bfloat16()
+    kernels.take_over(model)
+    assert all(parameter.dtype is torch.bfloat16 for parameter in model.parameters())
+    assert not any(isinstance(module, PackedLinear) for module in model.modules())
 
 
 def test_layers_that_are_replaced_leave_memory(kernel: LinearKernel) -> None:

@@ -353,15 +353,15 @@ def test_products_are_those_of_a_loaded_model() -> None:
     """Packed where there is a kernel, and as narrow as the weights were saved."""
     bench = Bench.on(CPU, torch.float32, TINY.with_dtype("float32"), HASTY, saved=torch.bfloat16)
     kernel = bench.kernels and bench.kernels.linear
-    (part,) = next(Product(bench, 64, (48,))._turns)
-    assert part.num_bytes == (64 * 48 * 2 if kernel else 64 * 48 * 4)
+    (part,) = next(Product(bench, 64, (64,))._turns)
+    assert part.num_bytes == (64 * 64 * 2 if kernel else 64 * 64 * 4)
     rows = torch.randn(1, 5, 64)
-    weight = kernel.unpack(part._weight, 48) if kernel else part._weight
+    weight = kernel.unpack(part._weight, part._format, 64) if kernel else part._weight
     torch.testing.assert_close(part(rows), torch.nn.functional.linear(rows, weight), rtol=1e-4, atol=1e-4)
     assert part.copy()._weight.data_ptr() != part._weight.data_ptr()
     wide = replace(bench, saved=torch.float32)
-    (part,) = next(Product(wide, 64, (48,))._turns)
-    assert part.num_bytes == 64 * 48 * 4
+    (part,) = next(Product(wide, 64, (64,))._turns)
+    assert part.num_bytes == 64 * 64 * 4
 
 
 @pytest.mark.parametrize("family", SHAPES)

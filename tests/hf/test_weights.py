@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
 
 from models import ARCHITECTURES, load, prompts, reference, requests_of, run
-from vasuki.hf.model import LoadedModel
 from vasuki.hf.offload import StreamedLayers, ThreadCopyEngine
 from vasuki.hf.weights import WeightStream, decoder_layers
 
@@ -24,7 +24,7 @@ def test_streamed_weights_change_nothing(name: str) -> None:
     stream = WeightStream(stack, StreamedLayers.spread(3, 2), CPU, engine)
     for buffer in stream._buffers:
         assert buffer.numel() % 64 == 0
-    streamed = LoadedModel(model, loaded.tokenizer, loaded.config, loaded.eos_token_ids, loaded.kv_layout, CPU)
+    streamed = dataclasses.replace(loaded, model=model)
     rows, _, _ = run(streamed, requests_of(prompts()), chunk_tokens=16)
     assert rows.outputs == reference(name)
     assert engine.busy_s > 0

@@ -20,13 +20,33 @@ class CPUKernels(NamedTuple):
     norm: NormKernel
     rotate: Rotary
     layer: LayerKernel
+    multiplies_bfloat16: bool  # the processor does, faster than float32
 
     def take_over(self, model: torch.nn.Module) -> None:
-        """Let a model's float32 layers compute by them."""
+        """Let a model's layers compute by them.
+
+        Of a model in bfloat16, products are in bfloat16, and everything between them is in float32 from now on. One
+        with matrices beside those of linear layers, as of experts, which would become twice as large, stays as it is.
+        """
+        if _has_other_matrices(model):
+            return
         pack_linear_layers(model, self.linear)
+        for parameter in model.parameters():
+            if parameter.dtype is torch.bfloat16:
+                parameter.data = parameter.data.float()
         fuse_norms(model, self.norm)
         fuse_attention(model, self.linear, self.rotate)
         fuse_layers(model, self.layer)
+
+
+def _has_other_matrices(model: torch.nn.Module) -> bool:
+    """Whether a layer that is neither linear nor an embedding holds a matrix in bfloat16."""
+    return any(
+        parameter.dtype is torch.bfloat16 and parameter.dim() > 1
+        for module in model.modules()
+        if not isinstance(module, torch.nn.Linear | torch.nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+    )
 
 
 def load_cpu_kernels() -> CPUKernels | None:
@@ -34,4 +54,7 @@ def load_cpu_kernels() -> CPUKernels | None:
     library = native.load("decoder_layer.cpp")
     if library is None:
         return None
-    return CPUKernels(LinearKernel(library), NormKernel(library), Rotary(library), LayerKernel(library))
+    multiplies_bfloat16 = bool(library.vasuki_multiplies_bf16())
+    return CPUKernels(
+        LinearKernel(library), NormKernel(library), Rotary(library), LayerKernel(library), multiplies_bfloat16
+    )

@@ -7,27 +7,47 @@
 #include "rms_norm.hpp"
 #include "rotary.hpp"
 
+// Memory for what does not leave a call. It is kept for the next one of the same use.
+template <typename Use, typename T>
+static T* scratch(int64_t count) {
+  static thread_local std::unique_ptr<T[]> kept;
+  static thread_local int64_t size = 0;
+  if (count > size) kept.reset(new T[size = count]);
+  return kept.get();
+}
+
+static const Rounded* round_all(const Floats* x, int64_t count) {
+  Rounded* to = scratch<struct Inputs, Rounded>(count);
+#pragma omp parallel for if (count >= WORTH_SHARING)
+  for (int64_t i = 0; i < count; ++i) round_to(to[i], x[i]);
+  return to;
+}
+
+enum Format : int64_t {
+  WIDE,     // weights in float32
+  NARROW,   // weights in bfloat16
+  ROUNDED,  // weights in bfloat16, and inputs are rounded to it
+};
+
 struct Matrix {
   const void* panels;
   const float* bias;  // [out] or null
-  int64_t in, out, narrow;
+  int64_t in, out;
+  Format format;
 
   // y [rows, out] = x [rows, in] W^T + b
-  void multiply(const float* x, float* y, int64_t rows) const {
-    if (narrow)
-      linear<bf16, false>(x, of<bf16>(), {}, y, rows, in, out);
-    else
-      linear<float, false>(x, of<float>(), {}, y, rows, in, out);
-  }
+  void multiply(const float* x, float* y, int64_t rows) const { run<false>(*this, x, y, rows); }
   // y [rows, out] = (x W^T + b) * silu(gate(x))
-  void multiply_gated(const Matrix& gate, const float* x, float* y, int64_t rows) const {
-    if (narrow)
-      linear<bf16, true>(x, of<bf16>(), gate.of<bf16>(), y, rows, in, out);
-    else
-      linear<float, true>(x, of<float>(), gate.of<float>(), y, rows, in, out);
-  }
+  void multiply_gated(const Matrix& gate, const float* x, float* y, int64_t rows) const { run<true>(gate, x, y, rows); }
 
  private:
+  template <bool gated>
+  void run(const Matrix& gate, const float* x, float* y, int64_t rows) const {
+    if (format == WIDE) return linear<gated>(x, of<float>(), gate.of<float>(), y, rows, in, out);
+    if (format == NARROW) return linear<gated>(x, of<bf16>(), gate.of<bf16>(), y, rows, in, out);
+    const Rounded* inputs = round_all(reinterpret_cast<const Floats*>(x), rows * in / 2);
+    linear<gated>(inputs, of<Bf16s>(), gate.of<Bf16s>(), y, rows, in / 2, out);
+  }
   template <typename W>
   Layer<W> of() const {
     return {static_cast<const W*>(panels), bias};
@@ -50,16 +70,9 @@ static void add(const float* x, float* y, int64_t count) {
   for (int64_t i = 0; i < count; ++i) y[i] += x[i];
 }
 
-// Memory for what does not leave a call. It is kept for the next one.
-static float* scratch(int64_t count) {
-  static thread_local std::unique_ptr<float[]> kept;
-  static thread_local int64_t size = 0;
-  if (count > size) kept.reset(new float[size = count]);
-  return kept.get();
-}
-
 extern "C" {
 int64_t vasuki_panel_columns() { return PANEL; }
+int64_t vasuki_multiplies_bf16() { return std::is_same_v<Rounded, Bf16s>; }
 
 void vasuki_linear(const Matrix* matrix, const float* x, float* y, int64_t rows) { matrix->multiply(x, y, rows); }
 
@@ -82,7 +95,7 @@ void vasuki_before_attention(const DecoderLayer* layer, const float* x, const fl
                              int64_t tokens, int64_t rotated) {
   const int64_t hidden = layer->qkv.in, stride = layer->qkv.out, dim = layer->head_dim;
   const int64_t queries = layer->query_heads, keys = layer->key_heads;
-  float* normed = scratch(tokens * hidden);
+  float* normed = scratch<struct Normed, float>(tokens * hidden);
   rms_norm(x, layer->first.weight, normed, tokens, hidden, layer->first.eps);
   layer->qkv.multiply(normed, qkv, tokens);
   if (layer->query.weight) norm_heads(qkv, layer->query.weight, tokens, stride, queries, dim, layer->query.eps);
@@ -102,7 +115,7 @@ void vasuki_after_attention(const DecoderLayer* layer, const float* attended, co
 // y += mlp(normed)
 void vasuki_add_mlp(const DecoderLayer* layer, const float* normed, float* y, int64_t tokens) {
   const int64_t hidden = layer->down.out, inner = layer->down.in;
-  float *between = scratch(tokens * (inner + hidden)), *output = between + tokens * inner;
+  float *between = scratch<struct Between, float>(tokens * (inner + hidden)), *output = between + tokens * inner;
   layer->up.multiply_gated(layer->gate, normed, between, tokens);
   layer->down.multiply(between, output, tokens);
   add(output, y, tokens * hidden);

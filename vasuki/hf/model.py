@@ -12,8 +12,9 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -22,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from vasuki.config import ModelConfig
 from vasuki.errors import ModelError
 from vasuki.hf import attention, paged_attention
-from vasuki.hf.cpu_kernels import load_cpu_kernels
+from vasuki.hf.cpu_kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.kv_cache import KVLayout
 from vasuki.hf.offload import CopyEngine
 from vasuki.hf.paged_attention import PagedKernel
@@ -31,6 +32,8 @@ from vasuki.model_files import description_folder
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
+
+T = TypeVar("T")
 
 # Rotary embeddings whose frequencies depend on the longest position of the forward, so on a row's neighbours.
 _BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
@@ -46,6 +49,7 @@ class LoadedModel:
     config: Any  # the text model's configuration
     eos_token_ids: frozenset[int]
     kv_layout: KVLayout
+    dtype: torch.dtype  # that it multiplies in
     device: torch.device  # where it computes
     copies: CopyEngine | None = None  # brings the layers that live on the host, see hf.weights
     kernel: PagedKernel | None = None  # the CPU's attention, where it could be compiled
@@ -85,17 +89,18 @@ def resolve_device(wanted: str) -> torch.device:
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def resolve_dtype(wanted: str, saved: Any, device: torch.device) -> torch.dtype:
+def resolve_dtype(wanted: str, saved: Any, device: torch.device, kernels: CPUKernels | None) -> torch.dtype:
     """`auto` keeps the type the model was saved in, unless the device has no fast arithmetic for it.
 
-    A CPU without bfloat16 instructions multiplies bfloat16 matrices several times slower than float32 ones.
+    A CPU without bfloat16 instructions multiplies bfloat16 matrices no faster than float32 ones by our kernels, and
+    several times slower by torch.
     """
     if wanted != "auto":
         return getattr(torch, wanted)  # type: ignore[no-any-return]
     dtype = saved if isinstance(saved, torch.dtype) else torch.float32
     if device.type == "cpu":
-        fast_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        return dtype if dtype is torch.bfloat16 and fast_bf16 else torch.float32
+        fast = kernels.multiplies_bfloat16 if kernels else torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return dtype if dtype is torch.bfloat16 and fast else torch.float32
     return dtype
 
 
@@ -132,7 +137,9 @@ def load_model(
     text_config = config.get_text_config()
     _refuse_config(path, text_config)
     tokenizer = Tokenizer(path, **options)
-    dtype = resolve_dtype(model.dtype, getattr(text_config, "dtype", None), device)
+    uses_kernels = uses_kernels and device.type == "cpu"
+    kernels, compile_s = _timed(load_cpu_kernels) if uses_kernels else (None, 0.0)
+    dtype = resolve_dtype(model.dtype, getattr(text_config, "dtype", None), device, kernels)
     try:
         loaded = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention.NAME, **options)
         generation = getattr(loaded, "generation_config", None) or GenerationConfig()
@@ -141,23 +148,13 @@ def load_model(
     except Exception as error:
         raise ModelError(f"cannot load model {path}: {_first_line(error)}") from None
     loaded = loaded.eval()
-    if device.type == "cpu" and uses_kernels:
-        return _with_kernels(loaded, tokenizer, generation, path, kv_dtype)
+    if kernels:
+        kernels.take_over(loaded)
     weight_bytes = sum(p.numel() * p.element_size() for p in loaded.parameters())
     if stays_on_host is None or not stays_on_host(weight_bytes, device):
         loaded = loaded.to(device)
-    return replace(prepare(loaded, tokenizer, generation, path, kv_dtype, uses_kernels=False), device=device)
-
-
-def _with_kernels(model: Any, tokenizer: Tokenizer, generation: Any, name: str, kv_dtype: str) -> LoadedModel:
-    """A model on a CPU that computes by the kernels of this package, as far as they can be compiled."""
-    started_s = time.perf_counter()
-    kernels = load_cpu_kernels()
-    compile_s = time.perf_counter() - started_s
-    if kernels:
-        kernels.take_over(model)
-    ready = prepare(model, tokenizer, generation, name, kv_dtype)
-    return replace(ready, compile_s=compile_s + ready.compile_s)
+    ready = prepare(loaded, tokenizer, generation, path, kv_dtype, dtype=dtype, uses_kernels=uses_kernels)
+    return replace(ready, device=device, compile_s=compile_s + ready.compile_s)
 
 
 def prepare(
@@ -167,9 +164,20 @@ def prepare(
     name: str,
     kv_dtype: str = "auto",
     *,
+    dtype: torch.dtype | None = None,
     uses_kernels: bool = True,
 ) -> LoadedModel:
-    """Check a model in memory and describe it. The model must have been built with our attention."""
+    """Check a model in memory and describe it. The model must have been built with our attention.
+
+    Args:
+        model: a transformers causal LM.
+        tokenizer: its own.
+        generation: its defaults.
+        name: as errors call it.
+        kv_dtype: of keys and values; `auto` is the model's.
+        dtype: that it multiplies in, if kernels have taken over and what lies between is in another.
+        uses_kernels: whether attention may be ours, on a CPU.
+    """
     config = model.config.get_text_config()
     _refuse_config(name, config)
     if not getattr(model, "_supports_attention_backend", False):
@@ -181,18 +189,23 @@ def prepare(
         layout = attention.probe(model, config.num_hidden_layers)
     except attention.Unsupported as error:
         raise ModelError(f"{name}: the ragged backend cannot serve {type(model).__name__}: {error}") from None
-    if kv_dtype != "auto":
-        layout = replace(layout, dtype=getattr(torch, kv_dtype))
+    dtype = dtype or model.dtype
+    layout = replace(layout, dtype=dtype if kv_dtype == "auto" else getattr(torch, kv_dtype))
     eos = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
     if eos is None:
         eos = tokenizer.eos_token_id
     eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
-    ready = LoadedModel(model, tokenizer, config, eos_ids, layout, model.device)
+    ready = LoadedModel(model, tokenizer, config, eos_ids, layout, dtype, model.device)
     if not uses_kernels or model.device.type != "cpu":
         return ready
+    kernel, compile_s = _timed(partial(paged_attention.load_kernel, layout.head_dim, model.dtype, layout.dtype))
+    return replace(ready, kernel=kernel, compile_s=compile_s)
+
+
+def _timed(load: Callable[[], T]) -> tuple[T, float]:
+    """What it loads, and the seconds that took."""
     started_s = time.perf_counter()
-    kernel = paged_attention.load_kernel(layout.head_dim, model.dtype, layout.dtype)
-    return replace(ready, kernel=kernel, compile_s=time.perf_counter() - started_s)
+    return load(), time.perf_counter() - started_s
 
 
 def _refuse_config(name: str, config: Any) -> None:

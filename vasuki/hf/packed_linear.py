@@ -1,13 +1,15 @@
-"""Linear layers of a model that computes in float32 on a CPU, by a compiled kernel over packed weights.
+"""Linear layers on a CPU, by a compiled kernel over packed weights.
 
 A step has few rows, and general matrix libraries are made for many: they pack the weights anew in every call, or read
 them in an order that few rows cannot pay for. Here they are packed once, when the model is loaded, and stay in bfloat16
-where that is what the model was saved in, which loses nothing and halves what a step of decodes has to read.
+where that is what the model was saved in, which loses nothing and halves what a step of decodes has to read. Layers
+take and give float32; those of a model that computes in bfloat16 round what they take.
 """
 
 from __future__ import annotations
 
 import ctypes
+import enum
 from typing import Any
 
 import torch
@@ -15,6 +17,15 @@ import torch
 from vasuki.hf.replace import replace_modules
 
 Linear = torch.nn.Linear
+DTYPES = (torch.float32, torch.bfloat16)  # of weights that can be packed
+
+
+class Format(enum.IntEnum):
+    """`Format` of decoder_layer.cpp."""
+
+    WIDE = 0  # weights in float32
+    NARROW = 1  # weights in bfloat16
+    ROUNDED = 2  # weights in bfloat16, and inputs are rounded to it
 
 
 class Matrix(ctypes.Structure):
@@ -25,14 +36,15 @@ class Matrix(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("in_features", ctypes.c_int64),
         ("out_features", ctypes.c_int64),
-        ("narrow", ctypes.c_int64),
+        ("format", ctypes.c_int64),
     )
 
     @classmethod
-    def of(cls, panels: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> Matrix:
-        """Of panels `[out / features, in, features]` and a float32 bias `[out]`."""
+    def of(cls, panels: torch.Tensor, bias: torch.Tensor | None, out_features: int, format: Format) -> Matrix:
+        """Of panels as `LinearKernel.pack` makes them and a float32 bias `[out]`."""
         bias_address = None if bias is None else bias.data_ptr()
-        return cls(panels.data_ptr(), bias_address, panels.shape[1], out_features, panels.dtype is torch.bfloat16)
+        in_features = panels.shape[1] * (2 if format is Format.ROUNDED else 1)
+        return cls(panels.data_ptr(), bias_address, in_features, out_features, format)
 
 
 class LinearKernel:
@@ -46,25 +58,35 @@ class LinearKernel:
         self._gated.argtypes = [ctypes.POINTER(Matrix)] * 2 + [ctypes.c_void_p] * 2 + [ctypes.c_int64]
         self._function.restype = self._gated.restype = None
 
-    def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """`[out, in]` in float32 -> panels `[out / features, in, features]`, in bfloat16 if that holds every value."""
+    def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, Format]:
+        """`[out, in]` -> panels `[out / features, in, features]`, in bfloat16 if that holds every value.
+
+        A weight that comes in bfloat16 asks for rounded inputs, unless their number is odd.
+        """
         out_features, in_features = weight.shape
-        panels = -(-out_features // self._features)
         narrow = weight.to(torch.bfloat16)
-        stored = narrow if torch.equal(narrow.to(weight.dtype), weight) else weight
+        if weight.dtype is torch.bfloat16 and in_features % 2 == 0:
+            format, stored = Format.ROUNDED, weight
+        elif torch.equal(narrow.to(weight.dtype), weight):
+            format, stored = Format.NARROW, narrow
+        else:
+            format, stored = Format.WIDE, weight
+        panels = -(-out_features // self._features)
         padded = stored.new_zeros(panels * self._features, in_features)
         padded[:out_features] = stored
-        if stored is narrow:  # outputs j and j + features / 2 are neighbours
+        if format is Format.ROUNDED:  # inputs 2 i and 2 i + 1 are neighbours
+            return padded.view(panels, self._features, -1, 2).transpose(1, 2).contiguous().flatten(2), format
+        if format is Format.NARROW:  # outputs j and j + features / 2 are neighbours
             padded = padded.view(panels, 2, self._features // 2, in_features).transpose(1, 2)
-        return padded.reshape(panels, self._features, in_features).transpose(1, 2).contiguous()
+        return padded.reshape(panels, self._features, in_features).transpose(1, 2).contiguous(), format
 
-    def unpack(self, panels: torch.Tensor, out_features: int) -> torch.Tensor:
-        """The weight that was packed: `[out, in]` in float32."""
-        num_panels, in_features, features = panels.shape
-        rows = panels.transpose(1, 2)
-        if panels.dtype is torch.bfloat16:
-            rows = rows.reshape(num_panels, features // 2, 2, in_features).transpose(1, 2)
-        return rows.reshape(num_panels * features, in_features)[:out_features].float()
+    def unpack(self, panels: torch.Tensor, format: Format, out_features: int) -> torch.Tensor:
+        """The weight that was packed: `[out, in]`."""
+        rows = panels.unflatten(2, (self._features, -1)).transpose(1, 2).flatten(2)
+        if format is Format.NARROW:
+            rows = rows.unflatten(1, (-1, 2)).transpose(1, 2)
+        weight = rows.reshape(len(panels) * self._features, -1)[:out_features]
+        return weight if format is Format.ROUNDED else weight.float()
 
     def __call__(self, rows: torch.Tensor, matrix: Matrix) -> torch.Tensor:
         """`[num_rows, in]` in float32, contiguous -> `[num_rows, out]`."""
@@ -87,21 +109,24 @@ class PackedLinear(torch.nn.Module):
     def __init__(self, linear: Linear, kernel: LinearKernel) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
+        if linear.bias is not None:
+            linear.bias.data = linear.bias.data.float()
         self.bias = linear.bias
         self._kernel = kernel
-        self.register_buffer("panels", kernel.pack(linear.weight.data))
+        panels, self.format = kernel.pack(linear.weight.data)
+        self.register_buffer("panels", panels)
         self._matrix = Matrix()
 
     @property
     def weight(self) -> torch.Tensor:
         """The weight as a model's own code may want to see it. It is made anew for each caller."""
-        return self._kernel.unpack(self.panels, self.out_features)
+        return self._kernel.unpack(self.panels, self.format, self.out_features)
 
     @property
     def matrix(self) -> Matrix:
         """The weights where they are now: those of a layer that is streamed move."""
         if self._matrix.panels != self.panels.data_ptr():
-            self._matrix = Matrix.of(self.panels, self.bias, self.out_features)
+            self._matrix = Matrix.of(self.panels, self.bias, self.out_features, self.format)
         return self._matrix
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -132,7 +157,7 @@ class GatedMLP(torch.nn.Module):
         gate, up, down = parts["gate_proj"], parts["up_proj"], parts["down_proj"]
         if not (isinstance(gate, PackedLinear) and isinstance(up, PackedLinear)):
             return False
-        if gate.panels.dtype is not up.panels.dtype or gate.out_features != up.out_features:
+        if gate.format is not up.format or gate.out_features != up.out_features:
             return False
         x = torch.linspace(-3, 3, gate.in_features, dtype=torch.float32).view(1, 1, -1)
         with torch.inference_mode():
@@ -145,11 +170,11 @@ class GatedMLP(torch.nn.Module):
 
 
 def pack_linear_layers(model: torch.nn.Module, kernel: LinearKernel) -> None:
-    """Replace a model's float32 linear layers, one by one, so that both forms of only one lie in memory; then the MLPs
-    that are made of them."""
+    """Replace a model's linear layers, one by one, so that both forms of only one lie in memory; then the MLPs that are
+    made of them."""
 
     def packed(module: torch.nn.Module) -> PackedLinear | None:
-        if type(module) is not Linear or module.weight.dtype is not torch.float32:
+        if type(module) is not Linear or module.weight.dtype not in DTYPES:
             return None
         return PackedLinear(module, kernel)
 

@@ -37,18 +37,7 @@ typedef float Short __attribute__((vector_size(SHORT_LANES * 4)));
 typedef float Four __attribute__((vector_size(16)));
 
 static inline float to_float(float value) { return value; }
-static inline float to_float(bf16 value) {
-  const uint32_t bits = uint32_t(value.bits) << 16;
-  float wide;
-  std::memcpy(&wide, &bits, sizeof wide);
-  return wide;
-}
 static inline void assign(float& to, float value) { to = value; }
-static inline void assign(bf16& to, float value) {  // rounds to nearest even
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  to.bits = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
 static inline Short load(const float* at) {
   Short value;
   std::memcpy(&value, at, sizeof value);

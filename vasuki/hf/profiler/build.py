@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from vasuki.cost_model import CostModel
 from vasuki.errors import ProfileError
+from vasuki.hf.cpu_kernels import load_cpu_kernels
 from vasuki.hf.model import resolve_device, resolve_dtype
 from vasuki.hf.paged_attention import PagedKernel, load_kernel
 from vasuki.hf.profiler import links, machine, operators, steps
@@ -86,7 +87,8 @@ def profile_machine(
     where = resolve_device(device)
     shape = model or _default_shape(where)
     saved = getattr(torch, shape.dtype, torch.bfloat16)
-    dtype = resolve_dtype("auto", saved, where)
+    kernels = load_cpu_kernels() if where.type == "cpu" else None
+    dtype = resolve_dtype("auto", saved, where, kernels)
     shape = shape.with_dtype(operators.dtype_name(dtype))
     effort = QUICK if quick else FULL
     with torch.inference_mode(), _Stages(progress) as stages:
@@ -243,7 +245,9 @@ class _Profiler:
         )
 
     def _kernel(self, kv_dtype: torch.dtype | None = None) -> PagedKernel | None:
-        return load_kernel(self.shape.head_dim, self.bench.dtype, kv_dtype) if self.kind == "cpu" else None
+        if self.kind != "cpu":
+            return None
+        return load_kernel(self.shape.head_dim, self.bench.between, kv_dtype or self.bench.dtype)
 
     def _floor(self) -> Overheads:
         """Overheads without the parts that come from whole steps."""

@@ -28,7 +28,7 @@ from vasuki.hf.cpu_kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.inputs import StepInputs, build_inputs
 from vasuki.hf.kv_cache import KVCache, KVLayout
 from vasuki.hf.memory import available_bytes
-from vasuki.hf.packed_linear import LinearKernel, Matrix, PackedLinear
+from vasuki.hf.packed_linear import DTYPES, Format, LinearKernel, Matrix, PackedLinear
 from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.profiler.machine import cache_bytes
 from vasuki.hf.profiler.timing import Call, Clock, Effort, HostClock, affordable, clock_for, measure, measure_timed
@@ -78,12 +78,17 @@ class Bench:
         saved: torch.dtype | None = None,
     ) -> Bench:
         """A bench on a device, for weights saved in the type that it computes in unless said otherwise."""
-        kernels = load_cpu_kernels() if device.type == "cpu" and dtype is torch.float32 else None
+        kernels = load_cpu_kernels() if device.type == "cpu" and dtype in DTYPES else None
         return cls(device, dtype, shape, effort, clock_for(device), saved or dtype, kernels)
 
+    @property
+    def between(self) -> torch.dtype:
+        """What operators take and give: compiled kernels float32, whatever they multiply in."""
+        return torch.float32 if self.kernels else self.dtype
+
     def tensor(self, *size: int) -> torch.Tensor:
-        """Random numbers of ordinary size."""
-        return torch.randn(size, device=self.device).to(self.dtype)
+        """Random numbers of ordinary size, as one operator hands them to the next."""
+        return torch.randn(size, device=self.device).to(self.between)
 
     def num_copies(self, num_bytes: int) -> int:
         """Copies of a weight that are used in turn, so that it is as cold as in the model."""
@@ -142,11 +147,14 @@ class _Linear:
     def __init__(self, weight: torch.Tensor, kernel: LinearKernel | None) -> None:
         self._kernel = kernel
         self._features = len(weight)
-        self._place(kernel.pack(weight) if kernel else weight)
+        self._format = Format.WIDE
+        if kernel:
+            weight, self._format = kernel.pack(weight)
+        self._place(weight)
 
     def _place(self, weight: torch.Tensor) -> None:
         self._weight = weight
-        self._matrix = Matrix.of(weight, None, self._features) if self._kernel else None
+        self._matrix = Matrix.of(weight, None, self._features, self._format) if self._kernel else None
 
     @property
     def num_bytes(self) -> int:
@@ -179,11 +187,13 @@ def peak_rate(bench: Bench, sizes: Seq[int]) -> float:
     """FLOP/s of the largest of some square products that does not take too long: near the best of this type."""
 
     def product(size: int) -> Call:
-        return partial(torch.matmul, bench.tensor(size, size), bench.tensor(size, size))
+        left, right = (bench.tensor(size, size).to(bench.dtype) for _ in range(2))
+        return partial(torch.matmul, left, right)
 
     calls = affordable([product(size) for size in sizes], bench.clock, bench.effort)
-    (seconds,) = measure(calls[-1:], bench.clock, bench.effort)
-    return 2 * sizes[len(calls) - 1] ** 3 / seconds
+    largest = sizes[len(calls) - 1]
+    best = [calls[-1], Product(bench, largest, (largest,)).call(largest)] if bench.kernels else calls[-1:]
+    return 2 * largest**3 / min(measure(best, bench.clock, bench.effort))
 
 
 def measure_tile_rows(bench: Bench, processors: int, default: int) -> int:
@@ -228,7 +238,7 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
     table = bench.tensor(shape.vocab_size, hidden)
     norm = torch.nn.Sequential(
         LlamaRMSNorm(hidden) if shape.gated_mlp else torch.nn.LayerNorm(hidden)  # MLPs without a gate came with it
-    ).to(bench.device, bench.dtype)
+    ).to(bench.device, bench.between)
     if bench.kernels:
         bench.kernels.take_over(norm)
     cache = KVCache(KVLayout(_KV_LAYERS, kv_heads, head_dim, bench.dtype), 256, BLOCK_TOKENS, bench.device)

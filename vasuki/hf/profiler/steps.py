@@ -152,7 +152,7 @@ def stand_in(
     model = model.eval().to(device, dtype)
     if device.type == "cpu" and (kernels := load_cpu_kernels()):
         kernels.take_over(model)
-    return prepare(model, cast(Tokenizer, _NoText()), GenerationConfig(eos_token_id=0), shape.name)
+    return prepare(model, cast(Tokenizer, _NoText()), GenerationConfig(eos_token_id=0), shape.name, dtype=dtype)
 
 
 class _NoText:
