@@ -20,7 +20,6 @@ class CPUKernels(NamedTuple):
     norm: NormKernel
     rotate: Rotary
     layer: LayerKernel
-    multiplies_bfloat16: bool  # the processor does, faster than float32
 
     def take_over(self, model: torch.nn.Module) -> None:
         """Let a model's layers compute by them.
@@ -54,7 +53,4 @@ def load_cpu_kernels() -> CPUKernels | None:
     library = native.load("decoder_layer.cpp")
     if library is None:
         return None
-    multiplies_bfloat16 = bool(library.vasuki_multiplies_bf16())
-    return CPUKernels(
-        LinearKernel(library), NormKernel(library), Rotary(library), LayerKernel(library), multiplies_bfloat16
-    )
+    return CPUKernels(LinearKernel(library), NormKernel(library), Rotary(library), LayerKernel(library))

@@ -16,17 +16,18 @@ static T* scratch(int64_t count) {
   return kept.get();
 }
 
-static const Rounded* round_all(const Floats* x, int64_t count) {
-  Rounded* to = scratch<struct Inputs, Rounded>(count);
+// x [count], two and two.
+static const Bf16s* rounded(const float* x, int64_t count) {
+  Bf16s* to = scratch<struct Inputs, Bf16s>(count / 2);
 #pragma omp parallel for if (count >= WORTH_SHARING)
-  for (int64_t i = 0; i < count; ++i) round_to(to[i], x[i]);
+  for (int64_t i = 0; i < count / 2; ++i) round_to(to[i], x[2 * i], x[2 * i + 1]);
   return to;
 }
 
 enum Format : int64_t {
   WIDE,     // weights in float32
   NARROW,   // weights in bfloat16
-  ROUNDED,  // weights in bfloat16, and inputs are rounded to it
+  ROUNDED,  // weights in bfloat16, and inputs are rounded to it; where processors multiply that
 };
 
 struct Matrix {
@@ -45,8 +46,8 @@ struct Matrix {
   void run(const Matrix& gate, const float* x, float* y, int64_t rows) const {
     if (format == WIDE) return linear<gated>(x, of<float>(), gate.of<float>(), y, rows, in, out);
     if (format == NARROW) return linear<gated>(x, of<bf16>(), gate.of<bf16>(), y, rows, in, out);
-    const Rounded* inputs = round_all(reinterpret_cast<const Floats*>(x), rows * in / 2);
-    linear<gated>(inputs, of<Bf16s>(), gate.of<Bf16s>(), y, rows, in / 2, out);
+    if constexpr (MULTIPLIES_BF16)
+      linear<gated>(rounded(x, rows * in), of<Bf16s>(), gate.of<Bf16s>(), y, rows, in / 2, out);
   }
   template <typename W>
   Layer<W> of() const {
@@ -72,7 +73,7 @@ static void add(const float* x, float* y, int64_t count) {
 
 extern "C" {
 int64_t vasuki_panel_columns() { return PANEL; }
-int64_t vasuki_multiplies_bf16() { return std::is_same_v<Rounded, Bf16s>; }
+int64_t vasuki_multiplies_bf16() { return MULTIPLIES_BF16; }
 
 void vasuki_linear(const Matrix* matrix, const float* x, float* y, int64_t rows) { matrix->multiply(x, y, rows); }
 

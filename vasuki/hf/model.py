@@ -99,7 +99,7 @@ def resolve_dtype(wanted: str, saved: Any, device: torch.device, kernels: CPUKer
         return getattr(torch, wanted)  # type: ignore[no-any-return]
     dtype = saved if isinstance(saved, torch.dtype) else torch.float32
     if device.type == "cpu":
-        fast = kernels.multiplies_bfloat16 if kernels else torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        fast = kernels.linear.multiplies_bfloat16 if kernels else torch.ops.mkldnn._is_mkldnn_bf16_supported()
         return dtype if dtype is torch.bfloat16 and fast else torch.float32
     return dtype
 
@@ -198,7 +198,8 @@ def prepare(
     ready = LoadedModel(model, tokenizer, config, eos_ids, layout, dtype, model.device)
     if not uses_kernels or model.device.type != "cpu":
         return ready
-    kernel, compile_s = _timed(partial(paged_attention.load_kernel, layout.head_dim, model.dtype, layout.dtype))
+    rounds = dtype is torch.bfloat16
+    kernel, compile_s = _timed(partial(paged_attention.load_kernel, layout.head_dim, model.dtype, layout.dtype, rounds))
     return replace(ready, kernel=kernel, compile_s=compile_s)
 
 

@@ -62,7 +62,7 @@ struct Layer {
                   float (&outputs)[streams][rows][PANEL]) const {
     Vec sums[streams][rows][2] = {};
     const int64_t size = PANEL * depth;
-    multiply<streams, rows>(x, depth, panels + panel * size, PANEL, size, depth, sums, meanwhile(next, depth));
+    multiply<streams, rows>(x, depth, 1, panels + panel * size, PANEL, size, depth, sums, meanwhile(next, depth));
     std::memcpy(outputs, sums, sizeof outputs);
     if (bias)
       for (int s = 0; s < streams; ++s)

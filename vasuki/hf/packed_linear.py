@@ -3,7 +3,7 @@
 A step has few rows, and general matrix libraries are made for many: they pack the weights anew in every call, or read
 them in an order that few rows cannot pay for. Here they are packed once, when the model is loaded, and stay in bfloat16
 where that is what the model was saved in, which loses nothing and halves what a step of decodes has to read. Layers
-take and give float32; those of a model that computes in bfloat16 round what they take.
+take and give float32; those of a model in bfloat16 round what they take where processors multiply that faster.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Format(enum.IntEnum):
 
     WIDE = 0  # weights in float32
     NARROW = 1  # weights in bfloat16
-    ROUNDED = 2  # weights in bfloat16, and inputs are rounded to it
+    ROUNDED = 2  # weights in bfloat16, and inputs are rounded to it; where processors multiply that
 
 
 class Matrix(ctypes.Structure):
@@ -53,6 +53,7 @@ class LinearKernel:
     def __init__(self, library: ctypes.CDLL) -> None:
         library.vasuki_panel_columns.restype = ctypes.c_int64
         self._features = library.vasuki_panel_columns()
+        self.multiplies_bfloat16 = bool(library.vasuki_multiplies_bf16())  # the processor does, faster than float32
         self._function, self._gated = library.vasuki_linear, library.vasuki_gated
         self._function.argtypes = [ctypes.POINTER(Matrix)] + [ctypes.c_void_p] * 2 + [ctypes.c_int64]
         self._gated.argtypes = [ctypes.POINTER(Matrix)] * 2 + [ctypes.c_void_p] * 2 + [ctypes.c_int64]
@@ -61,11 +62,11 @@ class LinearKernel:
     def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, Format]:
         """`[out, in]` -> panels `[out / features, in, features]`, in bfloat16 if that holds every value.
 
-        A weight that comes in bfloat16 asks for rounded inputs, unless their number is odd.
+        A weight that comes in bfloat16 has its inputs rounded where that is faster.
         """
         out_features, in_features = weight.shape
         narrow = weight.to(torch.bfloat16)
-        if weight.dtype is torch.bfloat16 and in_features % 2 == 0:
+        if weight.dtype is torch.bfloat16 and self.multiplies_bfloat16 and in_features % 2 == 0:
             format, stored = Format.ROUNDED, weight
         elif torch.equal(narrow.to(weight.dtype), weight):
             format, stored = Format.NARROW, narrow
@@ -82,10 +83,11 @@ class LinearKernel:
 
     def unpack(self, panels: torch.Tensor, format: Format, out_features: int) -> torch.Tensor:
         """The weight that was packed: `[out, in]`."""
-        rows = panels.unflatten(2, (self._features, -1)).transpose(1, 2).flatten(2)
+        num_panels, features = len(panels), self._features
+        rows = panels.view(num_panels, -1, features, panels.shape[2] // features).transpose(1, 2).flatten(2)
         if format is Format.NARROW:
-            rows = rows.unflatten(1, (-1, 2)).transpose(1, 2)
-        weight = rows.reshape(len(panels) * self._features, -1)[:out_features]
+            rows = rows.view(num_panels, features // 2, 2, -1).transpose(1, 2)
+        weight = rows.reshape(num_panels * features, -1)[:out_features]
         return weight if format is Format.ROUNDED else weight.float()
 
     def __call__(self, rows: torch.Tensor, matrix: Matrix) -> torch.Tensor:

@@ -4,11 +4,12 @@
 // nothing is gathered or padded in memory. The query heads that share a KV head are served together: every key and value
 // comes from memory once for all of them. The softmax is accumulated online, span by span.
 //
-// A single token takes keys and values as they lie. More tokens make small matrix products worthwhile: a span
-// of keys is transposed, and values copied, into scratch memory that the first-level cache keeps.
+// A single token takes keys and values as they lie. More tokens make small matrix products worthwhile: of keys by queries,
+// which are transposed once, and of weights by values. Queries are the columns of the first, so that a softmax goes down
+// them, sixteen side by side.
 //
-// HEAD_DIM (a multiple of 8), ELEMENT (float or bf16) and CACHED, the same of the cache, are set when the file is compiled
-// for a model.
+// HEAD_DIM (a multiple of 8), ELEMENT (float or bf16), CACHED, the same of the cache, and ROUNDS, whether those products may
+// be of numbers rounded to bfloat16, are set when the file is compiled for a model.
 
 #include <omp.h>
 
@@ -22,6 +23,10 @@ using T = ELEMENT;
 using C = CACHED;
 constexpr int64_t D = HEAD_DIM;
 constexpr int64_t WIDTH = (D + PANEL - 1) / PANEL * PANEL;  // D in whole panels
+
+// What a tile multiplies: one number of a row at a time, or two.
+using Factor = std::conditional_t<ROUNDS && MULTIPLIES_BF16, Bf16s, float>;
+constexpr int64_t EACH = std::is_same_v<Factor, Bf16s> ? 2 : 1;
 constexpr int64_t SPAN = 64;                                // positions that a tile looks at together
 constexpr int64_t MOST_ROWS = 128;                          // queries of a tile, so that scratch memory stays in cache
 constexpr int64_t STRIP = 16;                               // positions that a single token looks at together
@@ -114,17 +119,62 @@ static Softmax softmax_of(const Call& call, int64_t head) {
   return call.sinks ? Softmax{call.sinks[head], 1} : Softmax{};
 }
 
+// The softmax of some queries, LANES side by side.
+struct Queries {
+  Vec peak, total, shrink;  // what it has seen so far, and what earlier sums shrink by
+  Ints first, last;         // positions that they see
+
+  // Turns scores of `count` positions from `span` on into weights; rows of both lie `stride` apart. `masked` says that not
+  // every query sees all of them.
+  void soften(const float* scores, Factor* weights, int64_t count, int64_t stride, int64_t span, bool masked) {
+    constexpr float NEVER = -std::numeric_limits<float>::max();
+    const auto sees = [&](int64_t t) { return (first <= int32_t(span + t)) & (last >= int32_t(span + t)); };
+    const auto score = [&](int64_t t) {
+      Vec own;
+      std::memcpy(&own, scores + t * stride, sizeof own);
+      return own;
+    };
+    Vec top = peak, sum = {};
+    for (int64_t t = 0; t < count; ++t) {
+      const Vec own = masked ? (sees(t) ? score(t) : Vec{} + NEVER) : score(t);
+      top = own > top ? own : top;
+    }
+    for (int64_t t = 0; t < count; t += EACH) {
+      Vec own[EACH] = {};
+      for (int64_t each = 0; each < std::min(EACH, count - t); ++each) {
+        own[each] = exp_negative(score(t + each) - top);
+        if (masked) own[each] = sees(t + each) ? own[each] : Vec{};
+        sum += own[each];
+      }
+      store_factors(weights + t / EACH * stride, own);
+    }
+    shrink = exp_negative(peak - top);
+    total = total * shrink + sum;
+    peak = top;
+  }
+};
+
+// Of `rows` queries.
 struct Scratch {
-  std::vector<float> query, scores, sums, keys, values;
+  std::vector<float> query, scores, sums;  // of single tokens; the scores and sums of tiles
   std::vector<Softmax> softmax;
+  std::vector<Queries> queries;       // of a tile
+  std::vector<Factor> columns;        // the same: panels [rows / PANEL][D / EACH][PANEL]
+  std::vector<Factor> keys, weights;  // [SPAN][D / EACH], [SPAN / EACH][rows]
+  std::vector<Factor> values;         // [SPAN / EACH][WIDTH]
 
   explicit Scratch(int64_t rows)
       : query(rows * D),
-        scores(rows * SPAN),
+        scores(padded(rows) * SPAN),
         sums(rows * WIDTH),
-        keys(SPAN * WIDTH),
-        values(SPAN * WIDTH),
-        softmax(rows) {}
+        softmax(rows),
+        queries(padded(rows) / LANES),
+        columns(padded(rows) * D / EACH),
+        keys(SPAN * D / EACH),
+        weights(padded(rows) * SPAN / EACH),
+        values(SPAN * WIDTH / EACH) {}
+
+  static int64_t padded(int64_t rows) { return (rows + PANEL - 1) / PANEL * PANEL; }
 };
 
 // scores[r * SPAN + t] = query r . key t, for some queries and keys.
@@ -239,22 +289,46 @@ static void attend_token(const Call& call, int64_t token, int64_t position, cons
       assign(call.out[at + row * D + d], sums[row * D + placed(d)] / scratch.softmax[row].total);
 }
 
-// Copies positions [first, last) of a sequence: keys transposed [D][SPAN], values [SPAN][WIDTH].
+// One number, or two neighbours.
+template <typename From>
+static inline void take(float& to, const From* from, float scale = 1) {
+  to = to_float(*from) * scale;
+}
+template <typename From>
+static inline void take(Bf16s& to, const From* from, float scale) {
+  round_to(to, to_float(from[0]) * scale, to_float(from[1]) * scale);
+}
+static inline void take(Bf16s& to, const float* from) { round_to(to, from[0], from[1]); }
+static inline void take(Bf16s& to, const bf16* from) { to = {from[0], from[1]}; }
+
+// One number, or that below it too, if there is one.
+template <typename From>
+static inline void take_below(float& to, const From* first, const From*, int64_t at) {
+  take(to, first + at);
+}
+template <typename From>
+static inline void take_below(Bf16s& to, const From* first, const From* second, int64_t at) {
+  const From both[2] = {first[at], second ? second[at] : From{}};
+  take(to, both);
+}
+
+// Copies positions [first, last) of a sequence to scratch memory that the first-level cache keeps.
 static void copy_span(const Call& call, const int64_t* table, int64_t head, int64_t first, int64_t last,
                       Scratch& scratch) {
-  for (int64_t position = first; position < last;) {
-    const int64_t offset = position % call.block_tokens;
-    const int64_t count = std::min(call.block_tokens - offset, last - position);
-    const C* keys = call.keys(table, position / call.block_tokens, head) + offset * call.stride();
-    const C* values = keys + call.block_tokens * call.stride();
-    float* to_keys = scratch.keys.data() + position - first;
-    for (int64_t d = 0; d < D; ++d)
-      for (int64_t t = 0; t < count; ++t) to_keys[d * SPAN + t] = to_float(keys[t * call.stride() + d]);
-    for (int64_t t = 0; t < count; ++t) {
-      float* to_values = scratch.values.data() + (position - first + t) * WIDTH;
-      for (int64_t d = 0; d < D; ++d) to_values[d] = to_float(values[t * call.stride() + d]);
-    }
-    position += count;
+  const auto keys_at = [&](int64_t position) {
+    return call.keys(table, position / call.block_tokens, head) + position % call.block_tokens * call.stride();
+  };
+  const int64_t to_values = call.block_tokens * call.stride();
+  for (int64_t position = first; position < last; ++position) {
+    const C* keys = keys_at(position);
+    Factor* to = scratch.keys.data() + (position - first) * (D / EACH);
+    for (int64_t i = 0; i < D / EACH; ++i) take(to[i], keys + i * EACH);
+  }
+  for (int64_t position = first; position < last; position += EACH) {
+    const C* values = keys_at(position) + to_values;
+    const C* below = EACH > 1 && position + 1 < last ? keys_at(position + 1) + to_values : nullptr;
+    Factor* to = scratch.values.data() + (position - first) / EACH * WIDTH;
+    for (int64_t d = 0; d < D; ++d) take_below(to[d], values, below, d);
   }
 }
 
@@ -262,55 +336,58 @@ static void copy_span(const Call& call, const int64_t* table, int64_t head, int6
 // query head `query_head` + g of token i.
 static void attend_tile(const Call& call, int64_t token, int64_t count, int64_t position, const int64_t* table,
                         int64_t head, int64_t query_head, int64_t query_heads, Scratch& scratch) {
-  const int64_t rows = query_heads * count, end = position + count;
-  float *query = scratch.query.data(), *sums = scratch.sums.data(), *scores = scratch.scores.data();
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t own_head = query_head + row / count;
-    const T* from = call.query + (token + row % count) * call.query_stride + own_head * D;
-    for (int64_t d = 0; d < D; ++d) query[row * D + d] = to_float(from[d]) * call.scaling;
-    scratch.softmax[row] = softmax_of(call, own_head);
-  }
+  const int64_t rows = query_heads * count, width = Scratch::padded(rows), end = position + count;
+  float *sums = scratch.sums.data(), *scores = scratch.scores.data();
+  Factor* columns = scratch.columns.data();
+  std::fill(columns, columns + width * D / EACH, Factor{});
   std::fill(sums, sums + rows * WIDTH, 0.0f);
+  for (int64_t row = 0; row < width; ++row) {
+    const int64_t own_head = query_head + std::min(row, rows - 1) / count;
+    const Softmax softmax = softmax_of(call, own_head);
+    Queries& beside = scratch.queries[row / LANES];
+    beside.peak[row % LANES] = softmax.peak;
+    beside.total[row % LANES] = softmax.total;
+    beside.first[row % LANES] = int32_t(call.begin(position + row % count));
+    beside.last[row % LANES] = int32_t(position + row % count);
+    if (row >= rows) continue;
+    const T* from = call.query + (token + row % count) * call.query_stride + own_head * D;
+    Factor* to = columns + row / PANEL * PANEL * (D / EACH) + row % PANEL;
+    for (int64_t i = 0; i < D / EACH; ++i) take(to[i * PANEL], from + i * EACH, call.scaling);
+  }
   // Spans begin at multiples of SPAN, so that a token's sums are the same in whatever tile it comes.
   for (int64_t span = call.begin(position) / SPAN * SPAN; span < end; span += SPAN) {
-    const int64_t span_end = std::min(span + SPAN, end);
-    copy_span(call, table, head, span, span_end, scratch);
-    const int64_t panels = (span_end - span + PANEL - 1) / PANEL;
-    for (int64_t p = 0; p < panels; ++p)
-      for_tiles(0, rows, [&](int64_t first, auto tile) {
+    const int64_t seen = std::min(SPAN, end - span), depth = (seen + EACH - 1) / EACH;
+    const bool masked = span + seen - 1 > position || span < call.begin(end - 1);
+    copy_span(call, table, head, span, span + seen, scratch);
+    for (int64_t panel = 0; panel < width; panel += PANEL) {
+      for_tiles(0, seen, [&](int64_t first, auto tile) {
         Vec products[1][tile][2] = {};
-        multiply<1, tile>(query + first * D, D, scratch.keys.data() + p * PANEL, SPAN, 0, D, products, Nothing{});
-        for (int64_t r = 0; r < tile; ++r)
-          std::memcpy(scores + (first + r) * SPAN + p * PANEL, products[0][r], sizeof products[0][r]);
+        multiply<1, tile>(scratch.keys.data() + first * (D / EACH), D / EACH, 1, columns + panel * (D / EACH), PANEL, 0,
+                          D / EACH, products, Nothing{});
+        for (int64_t t = 0; t < tile; ++t)
+          std::memcpy(scores + (first + t) * width + panel, products[0][t], sizeof products[0][t]);
       });
-    for (int64_t row = 0; row < rows; ++row) {
-      const int64_t own = position + row % count;
-      const int64_t from = std::max(call.begin(own), span) - span, to = std::min(own + 1, span_end) - span;
-      float* own_scores = scores + row * SPAN;
-      if (from >= to) {
-        std::fill(own_scores, own_scores + span_end - span, 0.0f);
-        continue;
-      }
-      std::fill(own_scores, own_scores + from, 0.0f);
-      std::fill(own_scores + to, own_scores + (span_end - span), 0.0f);
-      call.cap(own_scores + from, to - from);
-      const float shrink = scratch.softmax[row].add(own_scores + from, to - from);
-      for (int64_t d = 0; d < WIDTH; ++d) sums[row * WIDTH + d] *= shrink;
     }
+    if (call.softcap > 0) call.cap(scores, seen * width);
+    for (int64_t row = 0; row < width; row += LANES)
+      scratch.queries[row / LANES].soften(scores + row, scratch.weights.data() + row, seen, width, span, masked);
+    for (int64_t row = 0; row < rows; ++row)
+      if (const float shrink = scratch.queries[row / LANES].shrink[row % LANES]; shrink != 1)
+        for (int64_t d = 0; d < WIDTH; ++d) sums[row * WIDTH + d] *= shrink;
     for (int64_t p = 0; p < WIDTH / PANEL; ++p)
       for_tiles(0, rows, [&](int64_t first, auto tile) {
         Vec products[1][tile][2];
         for (int64_t r = 0; r < tile; ++r)
           std::memcpy(products[0][r], sums + (first + r) * WIDTH + p * PANEL, sizeof products[0][r]);
-        multiply<1, tile>(scores + first * SPAN, SPAN, scratch.values.data() + p * PANEL, WIDTH, 0, span_end - span, products,
-                          Nothing{});
+        multiply<1, tile>(scratch.weights.data() + first, 1, width, scratch.values.data() + p * PANEL, WIDTH, 0, depth,
+                          products, Nothing{});
         for (int64_t r = 0; r < tile; ++r)
           std::memcpy(sums + (first + r) * WIDTH + p * PANEL, products[0][r], sizeof products[0][r]);
       });
   }
   for (int64_t row = 0; row < rows; ++row) {
     T* to = call.out + ((token + row % count) * call.num_heads + query_head + row / count) * D;
-    for (int64_t d = 0; d < D; ++d) assign(to[d], sums[row * WIDTH + d] / scratch.softmax[row].total);
+    for (int64_t d = 0; d < D; ++d) assign(to[d], sums[row * WIDTH + d] / scratch.queries[row / LANES].total[row % LANES]);
   }
 }
 

@@ -78,15 +78,21 @@ class PagedKernel:
         )
 
 
-def load_kernel(head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> PagedKernel | None:
-    """The kernel for this head size, the type that a model computes in, and that of the cache, if it is another.
+def load_kernel(
+    head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, rounds: bool = False
+) -> PagedKernel | None:
+    """The attention of a model on a CPU; None if it cannot be had, and attention runs on torch operators.
 
-    None if it cannot be had, and attention runs on torch operators.
+    Args:
+        head_dim: numbers of a head.
+        dtype: of queries and outputs.
+        kv_dtype: of the cache, if it is another.
+        rounds: whether what several tokens multiply is rounded to bfloat16, as in a model that computes in it.
     """
     element, cached = _ELEMENTS.get(dtype), _ELEMENTS.get(kv_dtype or dtype)
     if element is None or cached is None or head_dim % 8:
         return None
+    types = (f"-DHEAD_DIM={head_dim}", f"-DELEMENT={element}", f"-DCACHED={cached}", f"-DROUNDS={int(rounds)}")
     # -ffast-math lets sums be reordered, which vectorises them.
-    flags = ("-ffast-math", f"-DHEAD_DIM={head_dim}", f"-DELEMENT={element}", f"-DCACHED={cached}")
-    library = native.load("paged_attention.cpp", flags)
+    library = native.load("paged_attention.cpp", ("-ffast-math", *types))
     return None if library is None else PagedKernel(library)

@@ -14,11 +14,13 @@
 struct bf16 {
   uint16_t bits;
 };
-static inline void assign(bf16& to, float value) {  // rounds to nearest even
+// The upper half is the nearest bfloat16, or the even one of two.
+static inline uint32_t rounded_bits(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
-  to.bits = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  return bits + 0x7fff + ((bits >> 16) & 1);
 }
+static inline void assign(bf16& to, float value) { to.bits = uint16_t(rounded_bits(value) >> 16); }
 static inline float to_float(bf16 value) {
   const uint32_t bits = uint32_t(value.bits) << 16;
   float wide;
@@ -26,11 +28,7 @@ static inline float to_float(bf16 value) {
   return wide;
 }
 
-// Numbers that lie side by side in a row.
-struct Floats {
-  float first, second;
-};
-struct Bf16s {
+struct Bf16s {  // neighbours, as processors multiply them
   bf16 first, second;
 };
 
@@ -49,6 +47,7 @@ constexpr int PANEL = 2 * LANES;  // columns of a panel
 constexpr int64_t WORTH_SHARING = 1 << 16;  // numbers; for fewer, waking threads takes longer than they save
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 
 // Two vectors of numbers that lie side by side. In bfloat16, number j of the first and of the second share 32 bits, the
 // first in the lower half: one load and two operations widen both.
@@ -67,22 +66,31 @@ static inline void load_pair(const float* at, V& first, V& second) {
   std::memcpy(&second, at + sizeof(V) / sizeof(float), sizeof second);
 }
 
-// exp(x) for x <= 0, to about 2e-7: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]. Unlike std::exp it vectorises.
-static inline float exp_negative(float x) {
-  x = std::max(x, -87.0f);
-  const float n = std::nearbyint(x * 1.44269504f);
-  const float r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
-  float p = 1.38873136e-3f;
-  p = p * r + 8.33360776e-3f;
+// exp(x) for x <= 0, to about 2e-7: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]. Unlike std::exp it vectorises. For a
+// number or a vector of them, n = `whole` being the integer next to x / ln 2.
+template <typename V, typename I>
+static inline V exp_negative(V x, V whole, I n) {
+  const V r = (x - whole * 0.693145752f) - whole * 1.42860677e-6f;
+  V p = r * 1.38873136e-3f + 8.33360776e-3f;
   p = p * r + 4.16664853e-2f;
   p = p * r + 1.66666672e-1f;
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  const int32_t bits = (int32_t(n) + 127) << 23;
-  float scale;
+  const I bits = (n + 127) << 23;
+  V scale;
   std::memcpy(&scale, &bits, sizeof scale);
   return p * scale;
+}
+static inline float exp_negative(float x) {
+  x = std::max(x, -87.0f);
+  const float whole = std::nearbyint(x * 1.44269504f);
+  return exp_negative(x, whole, int32_t(whole));
+}
+static inline Vec exp_negative(Vec x) {
+  x = x > -87.0f ? x : Vec{} - 87.0f;
+  const Ints n = __builtin_convertvector(x * 1.44269504f - 0.5f, Ints);  // which cuts off
+  return exp_negative(x, __builtin_convertvector(n, Vec), n);
 }
 
 // sums[r] += a[r * stride] * row, for a row of a panel: a number for each column.
@@ -98,34 +106,10 @@ static inline void add_row(const float* a, int64_t stride, const W* row, Vec (&s
   }
 }
 
-// The same for two rows in one, of which each column holds a number next to the other's: first all the one, then the other.
-template <int rows>
-static inline void add_row(const Floats* a, int64_t stride, const Bf16s* row, Vec (&sums)[rows][2]) {
-  typedef uint32_t Bits __attribute__((vector_size(sizeof(Vec))));
-#pragma GCC unroll 2
-  for (int which = 0; which < 2; ++which) {
-    Vec columns[2];
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      Bits both;
-      std::memcpy(&both, row + half * LANES, sizeof both);
-      both = which ? both & 0xffff0000u : both << 16;
-      std::memcpy(&columns[half], &both, sizeof both);
-    }
-#pragma GCC unroll 12
-    for (int r = 0; r < rows; ++r) {
-      const float factor = which ? a[r * stride].second : a[r * stride].first;
-      sums[r][0] += factor * columns[0];
-      sums[r][1] += factor * columns[1];
-    }
-  }
-}
-
-// Factors rounded to bfloat16, as the processor multiplies them fastest.
 #ifdef __AVX512BF16__
-using Rounded = Bf16s;
+constexpr bool MULTIPLIES_BF16 = true;
 
-// Both products of a column are added at once: twice as many a cycle.
+// The same for two rows in one, of which each column holds a number next to the other's: both products are added at once.
 template <int rows>
 static inline void add_row(const Bf16s* a, int64_t stride, const Bf16s* row, Vec (&sums)[rows][2]) {
   const __m512i first = _mm512_loadu_si512(row), second = _mm512_loadu_si512(row + LANES);
@@ -139,30 +123,48 @@ static inline void add_row(const Bf16s* a, int64_t stride, const Bf16s* row, Vec
   }
 }
 #else
-using Rounded = Floats;
+constexpr bool MULTIPLIES_BF16 = false;
 #endif
 
-static inline void round_to(Bf16s& to, Floats from) {
-  assign(to.first, from.first);
-  assign(to.second, from.second);
+static inline void round_to(Bf16s& to, float first, float second) {  // in one word, so that it vectorises
+  const uint32_t both = rounded_bits(first) >> 16 | (rounded_bits(second) & 0xffff0000u);
+  std::memcpy(&to, &both, sizeof both);
 }
-static inline void round_to(Floats& to, Floats from) {
-  Bf16s narrow;
-  round_to(narrow, from);
-  to = {to_float(narrow.first), to_float(narrow.second)};
+
+// to[lane] = what a row of a panel multiplies: a number, or that below it too.
+static inline void store_factors(float* to, const Vec (&from)[1]) { std::memcpy(to, from, sizeof from); }
+static inline void store_factors(Bf16s* to, const Vec (&from)[2]) {
+  float first[LANES], second[LANES];
+  std::memcpy(first, &from[0], sizeof first);
+  std::memcpy(second, &from[1], sizeof second);
+  for (int lane = 0; lane < LANES; ++lane) round_to(to[lane], first[lane], second[lane]);
+}
+
+template <int panels, int rows, typename Body>
+static inline void each_sum(Body&& body) {
+#pragma GCC unroll 12
+  for (int p = 0; p < panels; ++p)
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) body(p, r, half);
 }
 
 // sums[p][r] += a[r] . panel p, for `rows` rows of `a` and some panels, over the `depth` rows of a panel from first to
-// last. Rows of `a` lie `a_stride` apart, those of a panel `row_stride`, and panels `panel_stride`. `meanwhile(k)` is
-// called before row `k`.
+// last. Rows of `a` lie `a_stride` apart and their numbers `a_step`, rows of a panel `row_stride`, and panels
+// `panel_stride`. `meanwhile(k)` is called before row `k`.
 template <int panels, int rows, typename A, typename W, typename Meanwhile>
-static inline void multiply(const A* a, int64_t a_stride, const W* panel, int64_t row_stride, int64_t panel_stride,
-                            int64_t depth, Vec (&sums)[panels][rows][2], Meanwhile meanwhile) {
+static inline void multiply(const A* a, int64_t a_stride, int64_t a_step, const W* panel, int64_t row_stride,
+                            int64_t panel_stride, int64_t depth, Vec (&sums)[panels][rows][2], Meanwhile meanwhile) {
+  Vec own[panels][rows][2];  // in registers, whatever callers do with theirs
+  each_sum<panels, rows>([&](int p, int r, int half) { own[p][r][half] = sums[p][r][half]; });
   for (int64_t k = 0; k < depth; ++k) {
     meanwhile(k);
 #pragma GCC unroll 12
-    for (int p = 0; p < panels; ++p) add_row(a + k, a_stride, panel + p * panel_stride + k * row_stride, sums[p]);
+    for (int p = 0; p < panels; ++p)
+      add_row(a + k * a_step, a_stride, panel + p * panel_stride + k * row_stride, own[p]);
   }
+  each_sum<panels, rows>([&](int p, int r, int half) { sums[p][r][half] = own[p][r][half]; });
 }
 struct Nothing {
   void operator()(int64_t) const {}

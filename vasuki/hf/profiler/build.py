@@ -247,7 +247,8 @@ class _Profiler:
     def _kernel(self, kv_dtype: torch.dtype | None = None) -> PagedKernel | None:
         if self.kind != "cpu":
             return None
-        return load_kernel(self.shape.head_dim, self.bench.between, kv_dtype or self.bench.dtype)
+        bench, rounds = self.bench, self.bench.dtype is torch.bfloat16
+        return load_kernel(self.shape.head_dim, bench.between, kv_dtype or bench.dtype, rounds)
 
     def _floor(self) -> Overheads:
         """Overheads without the parts that come from whole steps."""
