@@ -9,9 +9,12 @@ import pytest
 from scripts.offload_map import (
     LINK_GB_PER_S,
     PANELS,
+    AheadJob,
     Cell,
     Panel,
     Pressure,
+    ahead_change,
+    ahead_table,
     card_mark,
     draw,
     hidden_layers,
@@ -53,6 +56,17 @@ def test_steps_hide_more_with_prompts_and_with_larger_copies() -> None:
         assert mixed.by_block >= decodes.by_block
     assert any(row.by_block[1] > row.by_block[0] for row in rows)
     assert layers_table(rows).count("\n") == 2 + 4
+
+
+def test_prefilling_ahead_never_makes_a_plan_slower() -> None:
+    known = AheadJob("equal", "a10", (), (2000, 400))
+    changes = [
+        *(ahead_change(known, rows, SHAPE) for rows in (18, 36)),
+        ahead_change(AheadJob("not known", "a10", (), None, known=False), 20, SHAPE),
+    ]
+    assert [change.auto < 0 for change in changes] == [False, True, False]
+    assert max(change.auto for change in changes) == 0
+    assert ahead_table(changes).count("\n") == 2 + 3
 
 
 def test_jobs_are_the_same_every_time() -> None:

@@ -109,7 +109,7 @@ def deep_model(tmp_path: Path, tiny_model: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("offload", ["none", "park", "stream"])
+@pytest.mark.parametrize("offload", ["none", "park", "stream", "ahead"])
 def test_what_moves_to_the_host_changes_no_token(job: Job, tmp_path: Path, deep_model: Path, offload: str) -> None:
     """Five of eight layers' weights, beside each way to move KV."""
     path = job(model__path=str(deep_model))
@@ -137,6 +137,23 @@ def test_what_moves_to_the_host_changes_no_token(job: Job, tmp_path: Path, deep_
         assert all(0 <= layers < 8 for layers in ways)
         assert max(ways) > 0, "the profile's link hides the copies of so small a model"
     assert run(job(model__path=str(deep_model), engine={"weights_on_host": 8}), "--fresh").exit_code == 4
+
+
+def test_rows_whose_prompts_are_computed_ahead_are_counted(job: Job, tmp_path: Path) -> None:
+    long = {"max_tokens": 40, "ignore_eos": True}
+    path = job(sampling=long)
+    assert run(path).exit_code == 0
+    expected = tokens(path)
+    path = job(
+        sampling=long,
+        output={"path": str(tmp_path / "out2"), "token_ids": True},
+        engine={"max_num_seqs": 12, "chunk_tokens": 32},
+        kv={"device_memory": "48KiB", "block_tokens": 4, "offload": "ahead"},
+    )
+    result = run(path, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert tokens(path) == expected
+    assert json.loads(result.stdout)["kv"]["prefilled_ahead"] > 0
 
 
 def test_a_model_larger_than_its_card_runs_with_weights_on_the_host(job: Job, tmp_path: Path, deep_model: Path) -> None:

@@ -12,10 +12,11 @@ from vasuki.batch import Batch, StepResult
 from vasuki.blocks import BlockPool
 from vasuki.engine import drain
 from vasuki.policy import POLICIES, Admission, Mixing, Policy
-from vasuki.scheduler import Limits, Scheduler, peak_blocks
+from vasuki.scheduler import Counters, Limits, Scheduler, peak_blocks
 from vasuki.sequence import FinishReason, Request, Sequence
 
 BLOCK_TOKENS = 4
+AHEAD = replace(POLICIES["vasuki"], admission=Admission.AHEAD)
 
 
 class FakeExecutor:
@@ -55,10 +56,17 @@ class ListSink:
     def commit_if_due(self, now_s: float) -> None: ...
 
 
-def run(rows: list[tuple[int, int, int]], policy: Policy, limits: Limits, num_blocks: int, host_blocks: int = 0):  # type: ignore[no-untyped-def]
-    """Drain rows of (prompt tokens, actual output, max_tokens)."""
+def run(  # type: ignore[no-untyped-def]
+    rows: list[tuple[int, int, int]],
+    policy: Policy,
+    limits: Limits,
+    num_blocks: int,
+    host_blocks: int = 0,
+    hope: int = 0,
+):
+    """Drain rows of (prompt tokens, actual output, max_tokens), each estimated to end after `hope` tokens."""
     requests = [
-        Request(i, i, prompt, maximum, prompt_token_ids=[t // 3 for t in range(prompt)])
+        Request(i, i, prompt, maximum, prompt_token_ids=[t // 3 for t in range(prompt)], estimated_tokens=hope)
         for i, (prompt, _, maximum) in enumerate(rows)
     ]
     pool = BlockPool(num_blocks, BLOCK_TOKENS)
@@ -75,20 +83,21 @@ row = st.tuples(st.integers(1, 30), st.integers(1, 25), st.integers(1, 25))
 
 @given(
     rows=st.lists(row, max_size=25),
-    policy=st.sampled_from(list(POLICIES.values())),
+    policy=st.sampled_from([*POLICIES.values(), AHEAD]),
     chunk_tokens=st.sampled_from([1, 3, 8, 64]),
     max_num_seqs=st.integers(1, 8),
     num_blocks=st.integers(6, 40),
     host_blocks=st.sampled_from([0, 4, 30]),
     lookahead=st.integers(1, 8),
     stalled_share=st.sampled_from([0.0, 0.3, 0.99]),
+    hope=st.sampled_from([0, 1, 5]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_every_row_ends_once_and_blocks_are_accounted_for(  # type: ignore[no-untyped-def]
-    rows, policy, chunk_tokens, max_num_seqs, num_blocks, host_blocks, lookahead, stalled_share
+    rows, policy, chunk_tokens, max_num_seqs, num_blocks, host_blocks, lookahead, stalled_share, hope
 ):
     limits = Limits(chunk_tokens, max_num_seqs, lookahead, swap_min_tokens=4, stalled_share=stalled_share)
-    _, scheduler, _, sink = run(rows, policy, limits, num_blocks, host_blocks)
+    _, scheduler, _, sink = run(rows, policy, limits, num_blocks, host_blocks, hope)
     assert sorted(sequence.request.row for sequence in sink.rows) == list(range(len(rows)))
     for sequence in sink.rows:
         prompt, actual, maximum = rows[sequence.request.row]
@@ -99,15 +108,20 @@ def test_every_row_ends_once_and_blocks_are_accounted_for(  # type: ignore[no-un
             assert sequence.finish_reason is (FinishReason.STOP if actual <= maximum else FinishReason.LENGTH)
 
 
-def test_nothing_leaks_over_ten_thousand_rows() -> None:
+@pytest.mark.parametrize("policy", [POLICIES["vasuki"], AHEAD])
+def test_nothing_leaks_over_ten_thousand_rows(policy: Policy) -> None:
     """Through a pool that is always full, with parking, host memory that runs out, and shared prefixes."""
     rows = [(1 + 7 * i % 20, 1 + 5 * i % 12, 20) for i in range(10_000)]
-    _, scheduler, _, sink = run(rows, POLICIES["vasuki"], Limits(64, 24, swap_min_tokens=8), 20, host_blocks=6)
+    _, scheduler, _, sink = run(rows, policy, Limits(64, 24, swap_min_tokens=8), 20, host_blocks=6)
     assert len(sink.rows) == len({sequence.request.row for sequence in sink.rows}) == len(rows)
     assert scheduler.host_pool is not None
     assert scheduler.host_pool.num_held == 0
     counters = scheduler.counters
-    assert min(counters.preemptions_swap, counters.preemptions_recompute, counters.shared_tokens) > 100
+    assert counters.shared_tokens > 100
+    if policy is AHEAD:
+        assert counters.prefilled_ahead > 100
+    else:
+        assert min(counters.preemptions_swap, counters.preemptions_recompute) > 100
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=12))
@@ -277,6 +291,23 @@ def test_decodes_stall_in_place_until_another_ends() -> None:
     assert first[-1] not in last, "stalled"
     assert first[-1] + 1 in last, "room again"
     assert len(last) == 12, "nothing is computed twice"
+
+
+def test_a_prompt_is_computed_ahead_where_it_fits_and_its_row_does_not() -> None:
+    """Two of the equal rows run side by side. The third has its prompt computed beside them, one chunk a step, leaves
+    for the host before its second token, and goes on when the first has ended, with nothing computed twice."""
+    rows = [(8, 12, 12)] * 4
+    _, scheduler, executor, sink = run(rows, AHEAD, Limits(12, 8, swap_min_tokens=4), 12, host_blocks=3)
+    steps = [
+        [step for step, batch in enumerate(executor.batches) if row in {c.sequence.request.row for c in batch.chunks}]
+        for row in range(4)
+    ]
+    third, swaps = steps[2], [(swap.sequence.request.row, swap.to_host) for b in executor.batches for swap in b.swaps]
+    assert swaps == [(2, True), (2, False)]
+    assert scheduler.counters == Counters(prefilled_ahead=1, shared_tokens=3 * BLOCK_TOKENS)
+    assert third[0] < steps[0][-1] < third[1], "one step beside the first row, the others after it"
+    assert len(third) == 12, "nothing is computed twice"
+    assert [sequence.request.row for sequence in sink.rows] == [0, 1, 2, 3]
 
 
 def test_a_row_that_can_never_fit_is_named_with_the_room_it_needs() -> None:

@@ -205,8 +205,9 @@ class KVConfig(_Section):
     """What keys and values are rounded to. `auto` keeps the type that the model computes in, and its very tokens."""
     host_memory: Bytes = 8 * 2**30
     """Pinned host memory, for weights that stay on the host and for offloaded KV."""
-    offload: Literal["auto", "none", "stream", "park"] = "auto"
-    """What moves to the host. `auto` takes whatever the cost model finds cheapest, often nothing."""
+    offload: Literal["auto", "none", "stream", "park", "ahead"] = "auto"
+    """What moves to the host: layers, rows that have to make room, or also rows whose prompt is computed ahead. `auto`
+    takes whatever the cost model finds cheapest, often nothing."""
 
 
 class ErrorsConfig(_Section):

@@ -218,7 +218,7 @@ class _Run:
         from vasuki.hf.memory import available_bytes
 
         kv, layout = self.config.kv, loaded.kv_layout
-        if loaded.device.type != "cpu" or kv.offload in ("stream", "park"):
+        if loaded.device.type != "cpu" or kv.offload not in ("auto", "none"):
             kv = within_host_memory(kv, available_bytes(torch.device("cpu")))
         if kv.block_tokens != "auto" or cuda_attention.is_available(layout.dtype, loaded.device, layout.head_dim):
             return kv
@@ -334,6 +334,7 @@ class _Run:
                 offloaded_bytes=stats.copied_bytes,
                 exposed_copy_s=stats.exposed_copy_s,
                 hidden_copy_s=stats.hidden_copy_s,
+                prefilled_ahead=counters.prefilled_ahead,
             ),
             preemptions=PreemptionCounts(counters.preemptions_swap, counters.preemptions_recompute),
             device=_device(loaded, plan, self.energy.energy_j),

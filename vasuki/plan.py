@@ -10,7 +10,7 @@ from vasuki.layout import Layout, spread_buffers
 from vasuki.policy import Policy
 from vasuki.scheduler import Limits, Scheduler
 
-OffloadMode = Literal["none", "stream", "park"]
+OffloadMode = Literal["none", "stream", "park", "ahead"]
 Solver = Literal["greedy", "local_search", "milp", "fifo", "prompt_length"]
 
 

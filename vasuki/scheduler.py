@@ -7,6 +7,9 @@ simulated ones use it unchanged. Each call to `schedule` forms one batch under o
     2. running prefills   sequences in the middle of their prompt take what is left of the budget
     3. waiting rows       are admitted while budget, sequence slots and memory last
 
+Under `Admission.AHEAD` a row for which memory does not last may start all the same, one at a time, if its prompt fits:
+it is parked as soon as that is computed, and comes back as parked rows do (Baton's prefilled queries, section 4.3).
+
 How a baseline differs from vasuki is said by a `Policy`.
 """
 
@@ -45,6 +48,7 @@ class Counters:
     recomputed_tokens: int = 0
     preemptions_recompute: int = 0
     preemptions_swap: int = 0
+    prefilled_ahead: int = 0  # rows that waited on the host with their prompt computed
     shared_tokens: int = 0  # prompt tokens found in blocks of another row
 
 
@@ -62,6 +66,7 @@ class Scheduler:
         self.parked: deque[Sequence] = deque()
         self.counters = Counters()
         self._swaps: list[Swap] = []  # of the batch being formed
+        self._ahead: Sequence | None = None  # runs until its prompt is computed, without room for what follows
         self._maximum_blocks = 0  # what the running sequences would hold if all grew to max_tokens
         self._memory_is_tight = False  # admission was refused for lack of memory, and nothing was freed since
         self._filling = True  # in a prefill phase, when exclusive
@@ -114,6 +119,7 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """Form the next batch, or return None if nothing can run."""
         self._swaps = []
+        self._park_ahead()
         budget = self.limits.chunk_tokens if self.policy.refill else sys.maxsize  # a static batch starts as a whole
         decodes: list[Sequence] = []
         prefills: list[ScheduledChunk] = []
@@ -256,12 +262,13 @@ class Scheduler:
             if budget <= 0:
                 return budget
             budget -= self._add_chunk(chunks, sequence, budget)
-        while may_start and self.waiting and budget > 0 and self.num_running < self.limits.max_num_seqs:
+        while self.waiting and budget > 0:
             sequence = self.waiting[0]
             if not self.policy.chunked and sequence.num_tokens > budget and chunks:
                 break  # a whole prompt larger than the budget gets a step of its own
-            if not self._fits(sequence):
-                self._memory_is_tight = True
+            if may_start and not self._fits(sequence):
+                may_start, self._memory_is_tight = False, True
+            if not may_start and not self._goes_ahead(sequence):
                 break
             self._admit(self.waiting.popleft())
             budget -= self._add_chunk(chunks, sequence, budget)
@@ -308,10 +315,13 @@ class Scheduler:
         return self.pool.blocks_for(sequence.request.num_prompt_tokens + sequence.request.max_tokens - 1)
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Whether memory allows the sequence to start now. An empty batch takes any row, `add` having checked it."""
+        """Whether memory and slots allow the sequence to start now. An empty batch takes any row, `add` having checked
+        it."""
         pool = self.pool
         if not self.num_running:
             return True
+        if self.num_running >= self.limits.max_num_seqs:
+            return False
         if self.policy.padded:  # the cache has as many columns for every row as for the longest
             widest = max(map(self._maximum, [*self.running, sequence]))
             return (self.num_running + 1) * widest <= pool.num_blocks
@@ -325,7 +335,32 @@ class Scheduler:
             return False
         if pool.num_held + pool.blocks_for(sequence.num_tokens) > pool.num_blocks:
             return False
-        return peak_blocks([*self.running, sequence], pool.block_tokens) <= pool.num_blocks
+        return peak_blocks([*self.running, sequence], pool.block_tokens, self._ahead) <= pool.num_blocks
+
+    # --- prefilling ahead --------------------------------------------------------------------------------------------
+
+    def _goes_ahead(self, sequence: Sequence) -> bool:
+        """Whether a row that may not start can have its prompt computed in the room that others have yet to grow into.
+
+        If they need it sooner, it is the first to make room.
+        """
+        if self.policy.admission is not Admission.AHEAD or self._ahead or not self._may_park(sequence.num_tokens):
+            return False
+        self._ahead = sequence
+        if not self._fits(sequence):
+            self._ahead = None
+        return self._ahead is sequence
+
+    def _park_ahead(self) -> None:
+        """Park the row that went ahead when its prompt is computed. It stays if by now it could start."""
+        sequence = self._ahead
+        if sequence is None or sequence in self.prefilling:
+            return
+        self._ahead = None
+        stays = self.num_running == 1 or not (self.parked or self._memory_is_tight)
+        if sequence.status is Status.RUNNING and not stays and self._may_park(sequence.num_computed_tokens):
+            self._park(sequence)
+            self.counters.prefilled_ahead += 1
 
     # --- prefix sharing ----------------------------------------------------------------------------------------------
     # While a row waits, the pool knows what it wants to begin with, and keeps that longer than what nobody wants.
@@ -372,28 +407,39 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Free a sequence's device blocks, keeping its KV on the host if that is worth it and there is room."""
-        (self.prefilling if sequence in self.prefilling else self.decoding).remove(sequence)
-        self._leave(sequence)
         sequence.num_preemptions += 1
         self._memory_is_tight = True
-        threshold, host = self.limits.swap_min_tokens, self.host_pool
-        table = sequence.block_table
-        worth_it = threshold is not None and sequence.num_computed_tokens >= threshold
-        if worth_it and host is not None and len(table.device) <= host.num_available:
-            table.host = host.allocate(len(table.device))
-            self._swaps.append(Swap(sequence, True, table.device, table.host))
-            self._release(sequence)
-            sequence.status = Status.PARKED
-            self.parked.append(sequence)
+        if self._may_park(sequence.num_computed_tokens):
+            self._park(sequence)
             self.counters.preemptions_swap += 1
         else:
             self.counters.preemptions_recompute += 1
             self.counters.recomputed_tokens += sequence.num_computed_tokens
-            self._release(sequence)
+            self._vacate(sequence)
             sequence.num_computed_tokens = 0
             sequence.status = Status.WAITING
             self.waiting.appendleft(sequence)
             self.pool.want(self._shareable(sequence))
+
+    def _may_park(self, num_tokens: int) -> bool:
+        """Whether so many computed tokens are worth keeping on the host, and have room there."""
+        host, threshold = self.host_pool, self.limits.swap_min_tokens
+        worth_it = threshold is not None and num_tokens >= threshold
+        return worth_it and host is not None and host.blocks_for(num_tokens) <= host.num_available
+
+    def _park(self, sequence: Sequence) -> None:
+        assert self.host_pool is not None
+        table = sequence.block_table
+        table.host = self.host_pool.allocate(len(table.device))
+        self._swaps.append(Swap(sequence, True, table.device, table.host))
+        self._vacate(sequence)
+        sequence.status = Status.PARKED
+        self.parked.append(sequence)
+
+    def _vacate(self, sequence: Sequence) -> None:
+        (self.prefilling if sequence in self.prefilling else self.decoding).remove(sequence)
+        self._leave(sequence)
+        self._release(sequence)
 
     def _unpark(self) -> bool:
         """Bring parked sequences back while memory would let them start. Returns whether any came.
@@ -445,8 +491,9 @@ def _sampling(batch: Batch) -> Iterator[Sequence]:
     yield from (chunk.sequence for chunk in batch.prefills if chunk.samples)
 
 
-def peak_blocks(sequences: list[Sequence], block_tokens: int) -> int:
-    """Most blocks that the sequences will hold together, if each grows a token a step and ends when expected.
+def peak_blocks(sequences: list[Sequence], block_tokens: int, ahead: Sequence | None = None) -> int:
+    """Most blocks that the sequences will hold together, if each grows a token a step and ends when expected; the one
+    that goes `ahead` with its prompt.
 
     Between two ends the total only grows, so it peaks in the last step of one of them. With the sequences ordered by
     remaining steps r_1 >= r_2 >= ..., the j longest-lived are all there in step r_j and hold
@@ -457,7 +504,7 @@ def peak_blocks(sequences: list[Sequence], block_tokens: int) -> int:
     """
     outputs = np.array([len(sequence.output_token_ids) for sequence in sequences])
     tokens = outputs + np.array([sequence.request.num_prompt_tokens for sequence in sequences])
-    expected = np.array([sequence.expected_tokens for sequence in sequences])
+    expected = np.array([1 if sequence is ahead else sequence.expected_tokens for sequence in sequences])
     remaining = np.maximum(1, expected - outputs)
     order = np.argsort(-remaining)
     alive = np.arange(1, len(sequences) + 1)

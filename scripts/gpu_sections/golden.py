@@ -25,7 +25,7 @@ from vasuki.hf.model import LoadedModel, prepare
 from vasuki.hf.offload import Offload, StreamedLayers, copy_engine
 from vasuki.hf.weights import WeightStream, decoder_layers
 from vasuki.plan import EngineSettings
-from vasuki.policy import find_policy
+from vasuki.policy import Admission, find_policy
 from vasuki.scheduler import Counters, Limits
 from vasuki.sequence import Request, SamplingParams, Sequence
 
@@ -80,7 +80,8 @@ def offload(setting: Setting, share_s: float) -> Finding:
         for mode, run in _offload_runs(setting, model).items():
             found = run()
             same = sum(ours == theirs for ours, theirs in zip(found.outputs, expected, strict=True))
-            happened = {"park": found.counters.preemptions_swap > 0}.get(mode, True)
+            counters = found.counters
+            happened = {"park": counters.preemptions_swap, "ahead": counters.prefilled_ahead}.get(mode, True)
             finding.rows.append({"check": f"{name}, {mode}", "exact": same == len(expected), "rows": f"{same}/"
                                  f"{len(expected)}", "swaps": found.counters.preemptions_swap})  # fmt: skip
             if same != len(expected) or not happened:
@@ -186,6 +187,7 @@ def _offload_runs(setting: Setting, model: _Tiny) -> dict[str, Callable[[], _Out
     """Every way of moving things between the tiers. Rows that hope for one token overflow the memory and are parked."""
     streamed = StreamedLayers.spread(3, 2)
     tight: dict[str, Any] = dict(num_blocks=24, host_blocks=60)
+    ahead = dataclasses.replace(find_policy("vasuki"), admission=Admission.AHEAD)
 
     def weights() -> _Outcome:
         loaded = model.loaded()
@@ -198,6 +200,7 @@ def _offload_runs(setting: Setting, model: _Tiny) -> dict[str, Callable[[], _Out
         "park": lambda: model.run(estimate=1, **tight),
         "stream": lambda: model.run(streamed_layers=2),
         "park and stream": lambda: model.run(estimate=1, streamed_layers=2, **tight),
+        "ahead": lambda: model.run(policy=ahead, **tight),
         "weights": weights,
     }
 

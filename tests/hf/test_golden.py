@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from models import ARCHITECTURES, RoundedCache, load, prompts, reference, requests_of, run
-from vasuki.policy import POLICIES
+from vasuki.policy import POLICIES, Admission
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 
@@ -63,6 +63,17 @@ def test_parked_sequences_return_unharmed(name: str) -> None:
     rows, scheduler, stats = run(load(name), hopeful, chunk_tokens=16, num_blocks=24, host_blocks=60)
     assert scheduler.counters.preemptions_swap > 0
     assert stats.swapped_blocks > 0
+    assert rows.outputs == reference(name)
+
+
+@pytest.mark.parametrize("num_streamed", [0, 2])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_prompts_computed_ahead_change_nothing(name: str, num_streamed: int) -> None:
+    policy = dataclasses.replace(POLICIES["vasuki"], admission=Admission.AHEAD)
+    rows, scheduler, _ = run(
+        load(name), requests_of(prompts()), 16, num_blocks=24, policy=policy, host_blocks=60, num_streamed=num_streamed
+    )
+    assert scheduler.counters.prefilled_ahead > 2
     assert rows.outputs == reference(name)
 
 

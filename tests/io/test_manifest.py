@@ -56,7 +56,7 @@ def test_the_fields_of_the_contract():
         "timings": "load_s plan_s compile_s generate_s makespan_s",
         "predicted": "makespan_s lower_bound_s",
         "batch": "mean_seqs max_seqs",
-        "kv": "peak_device_bytes peak_host_bytes offloaded_bytes exposed_copy_s hidden_copy_s",
+        "kv": "peak_device_bytes peak_host_bytes offloaded_bytes exposed_copy_s hidden_copy_s prefilled_ahead",
         "preemptions": "swap recompute",
         "cost": "gpu_hours amount currency per_million_tokens",
     }

@@ -16,7 +16,7 @@ from vasuki.plan import EngineSettings, Plan
 from vasuki.planner import make_plan
 from vasuki.planner.prediction import sample_rows
 from vasuki.planner.steady_state import Workload, steady_state
-from vasuki.policy import Mixing
+from vasuki.policy import Admission, Mixing
 from vasuki.profile import HardwareProfile
 from vasuki.profile_files import find_profile
 from vasuki.simulator import simulate_plan
@@ -311,12 +311,39 @@ def test_streams_compute_little_again() -> None:
     assert roomy.settings.limits.stalled_share == 0
 
 
+def test_prompts_are_computed_ahead_in_short_jobs_of_known_lengths() -> None:
+    """Two waves of long prompts: those of the second one are computed while the first has yet to grow."""
+    rows = Lengths(np.full(36, 2000), np.full(36, 400))
+    plan = make_plan(rows, LLAMA, A10, plan=KNOWN)
+    assert plan.offload.mode == "ahead"
+    assert plan.settings.policy.admission is Admission.AHEAD
+    assert "prompts are computed ahead" in plan.offload.reason
+    without = make_plan(rows, LLAMA, A10, plan=KNOWN, offload_modes=("none", "stream", "park"))
+    assert plan.makespan_s < 0.985 * without.makespan_s
+    run = simulate_plan(plan, rows, LLAMA, A10, plan_config=KNOWN)
+    assert run.to_dict()["kv"]["prefilled_ahead"] > 9
+    assert run.result.makespan_s == plan.makespan_s
+
+    streamed = make_plan(rows.take(np.arange(34)), LLAMA, with_link(50), plan=KNOWN)
+    assert streamed.offload.mode == "stream"
+    assert "more with prompts that are computed ahead" in streamed.offload.reason
+    assert max(len(plan.offload.reason), len(streamed.offload.reason)) <= LINE
+    for job, config in ((rows, PlanConfig()), (Lengths(np.full(120, 2000), np.full(120, 400)), KNOWN)):
+        assert make_plan(job, LLAMA, A10, plan=config).settings.policy.admission is not Admission.AHEAD
+
+
 def test_forced_modes_are_obeyed_where_they_are_possible() -> None:
     lengths = lengths_of(40)
     parked = make_plan(lengths, LLAMA, A10, kv=KVConfig(offload="park"))
     assert parked.offload.mode == "park"
     streamed = make_plan(lengths, LLAMA, with_link(400), kv=KVConfig(offload="stream", host_memory=64 * 2**30))
     assert streamed.offload.mode == "stream"
+    ahead = make_plan(lengths, LLAMA, A10, kv=KVConfig(offload="ahead"))
+    assert ahead.offload.mode == "ahead"
+    assert ahead.settings.host_blocks > 0
+    nowhere = make_plan(lengths, LLAMA, A10, kv=KVConfig(offload="ahead", host_memory=0))
+    assert nowhere.offload.mode == "none"
+    assert "cheaper" in nowhere.offload.reason
 
 
 # --- what does not fit ------------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ def engine_of(policy: Policy | str, num_blocks: int = 60, **limits: int) -> Engi
 VARIANTS = [
     *POLICIES.values(),
     replace(POLICIES["vasuki"], admission=Admission.PEAK),
+    replace(POLICIES["vasuki"], admission=Admission.AHEAD),
     replace(POLICIES["vasuki"], mixing=Mixing.EXCLUSIVE),
 ]
 

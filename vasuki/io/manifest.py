@@ -77,6 +77,7 @@ class KVStats:
     offloaded_bytes: int = 0
     exposed_copy_s: float = 0.0  # steps waited this long for copies
     hidden_copy_s: float = 0.0  # copies that ran behind compute
+    prefilled_ahead: int = 0  # rows that waited on the host with their prompt computed
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """What moves to host memory, by price: nothing, streamed layers, parked sequences, or both, and why in a sentence.
 
+Whatever it is, prompts may be computed ahead beside it.
+
 Streaming is found by arithmetic and then simulated; parking saves what preemption costs, which only a simulation knows.
 Where prices differ by no more than noise, copies hide behind compute and nothing is computed twice.
 """
@@ -11,16 +13,17 @@ from dataclasses import replace
 
 from vasuki.errors import ModelError
 from vasuki.layout import spread_buffers
-from vasuki.plan import Offload
+from vasuki.plan import EngineSettings, Offload
 from vasuki.planner.candidates import MOST_SEQS, Candidate, Problem
 from vasuki.planner.memory_budget import host_weight_bytes
 from vasuki.planner.prediction import Prediction, predict, predict_like
-from vasuki.policy import Admission
+from vasuki.policy import Admission, Mixing
 
 STREAM_BLOCKS = (1, 4, 16)  # sizes of streamed blocks that are compared, in units of usual ones: one copy is a block
 SIMULATED_BLOCKS = 2  # of them, the best by arithmetic
 LINK_BUSY = 0.9  # share of a step that weights take on the link, from which on no KV is streamed beside them
-WORTHWHILE = 0.005  # streaming, which moves KV in every step, must save this share
+WORTHWHILE = 0.005  # streaming, which moves KV in every step, must save this share, and so must prefilling ahead
+MOST_WAVES = 4  # of rows side by side; in a longer job prefilling ahead is not tried
 NOISE = 0.02  # jobs differ by as much where rows only start in another order
 # Of plans that differ by less than noise, one that does not hang on a link as fast as its profile, and wastes no work.
 HIDDEN = 0.95  # share of the copy time that must pass behind compute
@@ -34,7 +37,7 @@ PATIENT_SHARE = 0.5
 
 def choose_offload(problem: Problem, base: Prediction) -> Prediction:
     """The candidate of `base`, which moves no KV, with whatever offload makes it fastest."""
-    chosen = _cheapest(problem, base)
+    chosen = _ahead(problem, _cheapest(problem, base))
     weights, offload = _weights_reason(problem, chosen.candidate), chosen.candidate.offload
     if not weights:
         return chosen
@@ -91,22 +94,29 @@ def _parked(problem: Problem, base: Prediction) -> Prediction | str:
         return "only vasuki parks sequences"
     if not base.result.counters.preemptions_recompute and problem.kv.offload != "park":
         return "no sequence has to make room"
-    candidate, shape = base.candidate, problem.shape
-    settings, offload = candidate.settings, candidate.offload
-    block_bytes = shape.kv_bytes_per_token * settings.block_tokens
-    homes_bytes = settings.num_blocks * block_bytes * settings.streamed_layers // shape.num_layers
-    host_blocks = (_host_kv_bytes(problem, candidate) - homes_bytes) // block_bytes
-    threshold = _swap_min_tokens(problem, candidate)
-    if host_blocks < 1 or threshold is None:
-        return "computing again is cheaper than moving KV over the link"
-    limits = replace(settings.limits, swap_min_tokens=threshold)
-    settings = replace(settings, host_blocks=host_blocks, limits=limits)
+    candidate = base.candidate
+    settings, offload = _parking(problem, candidate), candidate.offload
+    if isinstance(settings, str):
+        return settings
+    threshold = settings.limits.swap_min_tokens
     if offload.mode == "stream":
         offload = replace(offload, reason=f"{offload.reason}, and preempted sequences are parked")
     else:
         reason = f"preempted sequences of {threshold:,} tokens or more are parked, cheaper than computing them again"
         offload = Offload("park", 0, reason)
     return predict_like(problem, base, Candidate.of(problem, settings, candidate.cost, offload))
+
+
+def _parking(problem: Problem, candidate: Candidate) -> EngineSettings | str:
+    """The candidate's settings with what host memory is left as room for sequences, or why not."""
+    settings, shape = candidate.settings, problem.shape
+    block_bytes = shape.kv_bytes_per_token * settings.block_tokens
+    homes_bytes = settings.num_blocks * block_bytes * settings.streamed_layers // shape.num_layers
+    host_blocks = (_host_kv_bytes(problem, candidate) - homes_bytes) // block_bytes
+    threshold = _swap_min_tokens(problem, candidate)
+    if host_blocks < 1 or threshold is None:
+        return "computing again is cheaper than moving KV over the link"
+    return replace(settings, host_blocks=host_blocks, limits=replace(settings.limits, swap_min_tokens=threshold))
 
 
 def _swap_min_tokens(problem: Problem, candidate: Candidate) -> int | None:
@@ -127,6 +137,36 @@ def _swap_min_tokens(problem: Problem, candidate: Candidate) -> int | None:
             return tokens
         tokens *= 2
     return None
+
+
+# --- prefilling ahead -------------------------------------------------------------------------------------------------
+
+
+def _ahead(problem: Problem, chosen: Prediction) -> Prediction:
+    """What was chosen, with prompts computed ahead beside it if that is faster.
+
+    Rows start only with room for all their growth then: where that is not known, too late. After the first few waves
+    prompts and decodes share steps evenly anyway.
+    """
+    candidate, asked = chosen.candidate, problem.kv.offload == "ahead"
+    waves = len(problem.lengths) / candidate.state.sequences
+    may_pay = problem.known and 1 < waves <= MOST_WAVES and chosen.simulated_requests == len(problem.lengths)
+    if "ahead" not in problem.offload_modes or not problem.policy.ordered or not (asked or may_pay):
+        return chosen
+    settings, offload = _parking(problem, candidate), candidate.offload
+    if isinstance(settings, str):
+        return _because(chosen, replace(offload, reason=settings)) if asked else chosen
+    policy = replace(settings.policy, admission=Admission.AHEAD, mixing=Mixing.MIXED)
+    changed = Candidate.of(problem, replace(settings, policy=policy), candidate.cost, offload)
+    option = predict_like(problem, chosen, changed)
+    change = option.makespan_s / chosen.makespan_s - 1
+    if not asked and change > -WORTHWHILE:
+        return chosen
+    if offload.mode == "stream":
+        reason = f"{offload.reason}, and {change:+.1%} more with prompts that are computed ahead"
+        return _because(option, replace(offload, reason=reason))
+    reason = f"prompts are computed ahead and wait on the host until their rows have room; makespan {change:+.1%}"
+    return _because(option, Offload("ahead", 0, reason))
 
 
 # --- streamed layers --------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from vasuki.planner.prediction import Prediction, affordable_rows, cost_of_uncer
 from vasuki.policy import Mixing
 from vasuki.profile import HardwareProfile
 
-OFFLOAD_MODES: tuple[OffloadMode, ...] = ("none", "stream", "park")
+OFFLOAD_MODES: tuple[OffloadMode, ...] = ("none", "stream", "park", "ahead")
 
 SHORTLIST = 3
 

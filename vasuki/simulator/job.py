@@ -170,6 +170,7 @@ class Simulated:
                 "offloaded_bytes": stats.copied_bytes,
                 "exposed_copy_s": stats.exposed_copy_s,
                 "hidden_copy_s": stats.hidden_copy_s,
+                "prefilled_ahead": counters.prefilled_ahead,
             },
             "preemptions": {"swap": counters.preemptions_swap, "recompute": counters.preemptions_recompute},
             "layout": self.plan.layout.to_dict(),

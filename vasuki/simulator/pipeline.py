@@ -221,4 +221,5 @@ class _Simulation:
             total.recomputed_tokens += counters.recomputed_tokens
             total.preemptions_recompute += counters.preemptions_recompute
             total.preemptions_swap += counters.preemptions_swap
+            total.prefilled_ahead += counters.prefilled_ahead
             total.shared_tokens += counters.shared_tokens
