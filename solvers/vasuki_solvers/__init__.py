@@ -3,6 +3,8 @@
     items           Item, Instance: what has to run and what it has to fit into; the model, in one formula
     occupancy       the growth-aware peak of what runs, and the profile of a plan
     bounds          lower bounds on the makespan, each with its argument
+    potentials      a bound that sees growth, proved by a potential for every state of the memory
+    potential_lp    the best potentials for tens of items, by linear programming (needs highspy)
     plan, verify    Plan: start steps, makespan and gap; a referee that replays it step by step
     forward         list scheduling in the present: what an online step scheduler makes of an order
     reverse         list scheduling backwards in time, where items shrink: the decoder behind the next two

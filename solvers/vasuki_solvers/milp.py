@@ -31,11 +31,13 @@ from vasuki_solvers.holdings import Holdings, coarse_holdings, growing_holdings,
 from vasuki_solvers.items import Instance, Ints
 from vasuki_solvers.local_search import local_search
 from vasuki_solvers.plan import Plan
+from vasuki_solvers.potential_lp import potential_bound
 from vasuki_solvers.reverse import reverse_schedule
 
 MAX_VARIABLES = 40_000
 WARM_START_ITERATIONS = 3_000
 WARM_START_SHARE = 0.2  # of the time limit, at most
+POTENTIALS_SHARE = 0.2  # likewise, for a better bound
 REFUTATION_SHARE = 0.7  # of the time that is left: refute short makespans before looking for a shorter plan
 
 SolverName = Literal["cp-sat", "highs", "cbc"]
@@ -53,10 +55,11 @@ def milp_plan(
 ) -> Plan:
     """The best plan found in `time_limit_s`, with the best bound: `plan.optimal` says whether it is proved.
 
-    Greedy and local search come first. Their plan is the answer whenever nothing shorter is found, and so also when no
-    solver is installed ("auto" takes CP-SAT, else HiGHS, else CBC), when its time is up, or when the items alone are
-    more than `max_variables`. If items x steps are more than that, steps are made coarser, and the plan found in coarse
-    steps is decoded again in fine ones; its bound is then the one of `bounds`, since coarse steps prove nothing.
+    Greedy, local search and the bound of `potentials` come first. Their plan is the answer whenever nothing shorter is
+    found, and so also when no solver is installed ("auto" takes CP-SAT, else HiGHS, else CBC), when its time is up, or
+    when the items alone are more than `max_variables`. If items x steps are more than that, steps are made coarser, and
+    the plan found in coarse steps is decoded again in fine ones; its bound is then one that was known before, since
+    coarse steps prove nothing.
 
     `formulation="static"` returns the plan of the paper's own model, even where it is longer than greedy's.
 
@@ -73,6 +76,9 @@ def milp_plan(
     )
     backend = _backend(solver)
     if backend is None or not 0 < len(instance) <= max_variables or (plan.optimal and formulation == "growing"):
+        return plan
+    plan = _with_growth(plan, threads, min(POTENTIALS_SHARE * time_limit_s, deadline - time.perf_counter()))
+    if plan.optimal and formulation == "growing":
         return plan
     search = _Search(backend, threads, deadline)
     kind = "constraints" if backend == "cp-sat" else "milp"
@@ -102,6 +108,16 @@ def milp_plan(
     if found.makespan < plan.makespan:
         return found
     return Plan.build(instance, plan.starts, None, plan.method, bound)
+
+
+def _with_growth(plan: Plan, threads: int, time_limit_s: float) -> Plan:
+    """The same plan, with the bound of the best potentials where that is larger."""
+    if plan.optimal or time_limit_s <= 0:
+        return plan
+    steps = potential_bound(plan.instance, threads=threads, time_limit_s=time_limit_s)
+    if steps <= plan.bound.steps:
+        return plan
+    return Plan.build(plan.instance, plan.starts, plan.waits, plan.method, Bound(steps, "growth"))
 
 
 @dataclass(frozen=True, slots=True)
