@@ -131,24 +131,48 @@ def tiny_row(count: int) -> dict[str, object]:
 
 
 def proof_rows(count: int, time_limit_s: float) -> list[dict[str, object]]:
-    """Twenty items of up to forty steps, at four degrees of crowding: how many are proved, and how fast."""
+    """Twenty items of up to forty steps, at four degrees of crowding, and in memory for 2, 4 and 8 mean items."""
     rows: list[dict[str, object]] = []
     for crowding in (0.8, 1.0, 1.25, 1.5):
-        proved, seconds = 0, []
         rng = np.random.default_rng(int(100 * crowding))
+        instances = []
         for _ in range(count):
             prompts, durations = rng.integers(1, 61, 20), rng.integers(1, 41, 20)
             area = int((prompts * durations + durations * (durations - 1) // 2).sum())
             capacity = max(int(area / (crowding * durations.max())), int((prompts + durations).max()))
-            began_s = time.perf_counter()
-            plan = milp_plan(Instance(prompts, durations, capacity), time_limit_s=time_limit_s, threads=2)
-            seconds.append(time.perf_counter() - began_s)
-            verify(plan)
-            proved += plan.optimal
-        rows.append(
-            {"area_over_longest": crowding, "instances": count, "proved": proved, "worst_s": round(max(seconds), 1)}
-        )
+            instances.append(Instance(prompts, durations, capacity))
+        rows.append({"set": f"crowding {crowding}"} | proof_row(instances, time_limit_s))
+    for mean_items in (2, 4, 8):
+        rng = np.random.default_rng(mean_items)
+        instances = []
+        for _ in range(max(1, count // 2)):
+            prompts, durations = rng.integers(1, 21, 20), rng.integers(1, 41, 20)
+            peaks = prompts + durations - 1
+            instances.append(Instance(prompts, durations, max(int(mean_items * peaks.mean()), int(peaks.max()))))
+        rows.append({"set": f"memory for {mean_items}"} | proof_row(instances, time_limit_s))
     return rows
+
+
+def proof_row(instances: list[Instance], time_limit_s: float) -> dict[str, object]:
+    """How many are proved, and how fast; mean distance of the plans from the bounds that need no solver, and from the
+    best one."""
+    seconds, proved, first_gaps, gaps = [], 0, [], []
+    for instance in instances:
+        began_s = time.perf_counter()
+        plan = milp_plan(instance, time_limit_s=time_limit_s, threads=2)
+        seconds.append(time.perf_counter() - began_s)
+        verify(plan)
+        proved += plan.optimal
+        first_gaps.append(plan.makespan / lower_bound(instance).steps - 1)
+        gaps.append(plan.gap)
+        print(plan, file=sys.stderr)
+    return {
+        "instances": len(instances),
+        "proved": proved,
+        "worst_s": round(max(seconds), 1),
+        "first_gap": round(float(np.mean(first_gaps)), 4),
+        "gap": round(float(np.mean(gaps)), 4),
+    }
 
 
 def packing_rows(lengths: Path) -> list[dict[str, object]]:

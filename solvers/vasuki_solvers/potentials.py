@@ -83,12 +83,22 @@ class Potentials:
 
     def bound(self, instance: Instance) -> int:
         """Steps that no plan of `instance` undercuts. Exact arithmetic: O(items x states)."""
+        arrivals, departures = self.rises(instance)
+        total = int(instance.areas.sum()) * self.per_token_step + self.lift - int((arrivals + departures).sum())
+        step = self.step(instance)
+        return -(-total // step) if step > 0 else 0
+
+    @property
+    def lift(self) -> int:
+        """f_end - f(0, 0), and no less than 0."""
+        return max(0, self.end - int(self.values[0, 0]))
+
+    def rises(self, instance: Instance) -> tuple[Ints, Ints]:
+        """a and d, [num_items] each: the most that an item's arrival, and its departure, can raise the potential."""
         states, f = States.of(instance), self.values
-        start = int(f[0, 0])
-        end = max(start, self.end)
-        worth = int(instance.areas.sum()) * self.per_token_step + end - start
+        arrivals, departures = [], []
         for prompt, peak in zip(instance.prompts.tolist(), instance.peaks.tolist(), strict=True):
-            arrival, departure = [], [end - int(f[1, prompt - 1])]
+            arrival, departure = [], [self.lift + int(f[0, 0] - f[1, prompt - 1])]
             for k in range(states.most):
                 first, last = states.arrivals(k, peak)
                 if first <= last:
@@ -99,11 +109,16 @@ class Potentials:
                 if first <= last:
                     rise = f[k - 1, first - prompt + 1 : last - prompt + 2] - f[k, first : last + 1]
                     departure.append(int(rise.max()))
-            worth -= max(arrival) + max(departure)
-        dearest = 0
+            arrivals.append(max(arrival))
+            departures.append(max(departure))
+        return np.array(arrivals, np.int64), np.array(departures, np.int64)
+
+    def step(self, instance: Instance) -> int:
+        """w: the most that a step is worth."""
+        states, f = States.of(instance), self.values
+        most = 0
         for k in range(1, states.most + 1):
             first, last = states.steps(k)
-            held = np.arange(first, last + 1)
             change = f[k, first - k : last - k + 1] - f[k, first : last + 1]
-            dearest = max(dearest, int((held * self.per_token_step + change).max()))
-        return -(-worth // dearest) if dearest > 0 else 0
+            most = max(most, int((np.arange(first, last + 1) * self.per_token_step + change).max()))
+        return most
