@@ -5,6 +5,7 @@
     bounds          lower bounds on the makespan, each with its argument
     potentials      a bound that sees growth, proved by a potential for every state of the memory
     potential_lp    the best potentials for tens of items, by linear programming (needs highspy)
+    beam            shorter plans for tens of items of which few run at once, guided by potentials
     plan, verify    Plan: start steps, makespan and gap; a referee that replays it step by step
     forward         list scheduling in the present: what an online step scheduler makes of an order
     reverse         list scheduling backwards in time, where items shrink: the decoder behind the next two

@@ -24,6 +24,7 @@ import numpy as np
 import pulp
 
 from vasuki_solvers import cp_sat
+from vasuki_solvers.beam import beam_search
 from vasuki_solvers.bounds import Bound
 from vasuki_solvers.errors import UnsupportedLimit
 from vasuki_solvers.greedy import greedy_plan
@@ -31,13 +32,13 @@ from vasuki_solvers.holdings import Holdings, coarse_holdings, growing_holdings,
 from vasuki_solvers.items import Instance, Ints
 from vasuki_solvers.local_search import local_search
 from vasuki_solvers.plan import Plan
-from vasuki_solvers.potential_lp import potential_bound
+from vasuki_solvers.potential_lp import best_potentials
 from vasuki_solvers.reverse import reverse_schedule
 
 MAX_VARIABLES = 40_000
 WARM_START_ITERATIONS = 3_000
 WARM_START_SHARE = 0.2  # of the time limit, at most
-POTENTIALS_SHARE = 0.2  # likewise, for a better bound
+POTENTIALS_SHARE = 0.2  # likewise, for a better bound and what it leads to
 REFUTATION_SHARE = 0.7  # of the time that is left: refute short makespans before looking for a shorter plan
 
 SolverName = Literal["cp-sat", "highs", "cbc"]
@@ -55,11 +56,11 @@ def milp_plan(
 ) -> Plan:
     """The best plan found in `time_limit_s`, with the best bound: `plan.optimal` says whether it is proved.
 
-    Greedy, local search and the bound of `potentials` come first. Their plan is the answer whenever nothing shorter is
-    found, and so also when no solver is installed ("auto" takes CP-SAT, else HiGHS, else CBC), when its time is up, or
-    when the items alone are more than `max_variables`. If items x steps are more than that, steps are made coarser, and
-    the plan found in coarse steps is decoded again in fine ones; its bound is then one that was known before, since
-    coarse steps prove nothing.
+    Greedy, local search, the bound of `potentials` and its beam search come first. Their plan is the answer whenever
+    nothing shorter is found, and so also when no solver is installed ("auto" takes CP-SAT, else HiGHS, else CBC), when
+    its time is up, or when the items alone are more than `max_variables`. If items x steps are more than that, steps
+    are made coarser, and the plan found in coarse steps is decoded again in fine ones; its bound is then one that was
+    known before, since coarse steps prove nothing.
 
     `formulation="static"` returns the plan of the paper's own model, even where it is longer than greedy's.
 
@@ -77,7 +78,7 @@ def milp_plan(
     backend = _backend(solver)
     if backend is None or not 0 < len(instance) <= max_variables or (plan.optimal and formulation == "growing"):
         return plan
-    plan = _with_growth(plan, threads, min(POTENTIALS_SHARE * time_limit_s, deadline - time.perf_counter()))
+    plan = _with_potentials(plan, threads, min(POTENTIALS_SHARE * time_limit_s, deadline - time.perf_counter()))
     if plan.optimal and formulation == "growing":
         return plan
     search = _Search(backend, threads, deadline)
@@ -110,14 +111,20 @@ def milp_plan(
     return Plan.build(instance, plan.starts, None, plan.method, bound)
 
 
-def _with_growth(plan: Plan, threads: int, time_limit_s: float) -> Plan:
-    """The same plan, with the bound of the best potentials where that is larger."""
+def _with_potentials(plan: Plan, threads: int, time_limit_s: float) -> Plan:
+    """The same plan, or a shorter one, with the bound of the best potentials where that is larger."""
+    deadline = time.perf_counter() + time_limit_s
     if plan.optimal or time_limit_s <= 0:
         return plan
-    steps = potential_bound(plan.instance, threads=threads, time_limit_s=time_limit_s)
-    if steps <= plan.bound.steps:
+    potentials = best_potentials(plan.instance, threads=threads, time_limit_s=time_limit_s)
+    if potentials is None:
         return plan
-    return Plan.build(plan.instance, plan.starts, plan.waits, plan.method, Bound(steps, "growth"))
+    steps = potentials.bound(plan.instance)
+    if steps > plan.bound.steps:
+        plan = Plan.build(plan.instance, plan.starts, plan.waits, plan.method, Bound(steps, "growth"))
+    if plan.optimal:
+        return plan
+    return beam_search(plan, potentials, deadline=deadline)[0]  # proofs are left to the solver
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,16 +32,17 @@ Terms = Sequence[tuple[Ints, Floats]]  # columns and coefficients, [rows, terms]
 
 
 def potential_bound(instance: Instance, *, threads: int = 1, time_limit_s: float = 10.0) -> int:
-    """Steps that no plan undercuts; 0 without highspy, with a prefill budget, and for more than about 40 items."""
+    """Steps that no plan undercuts; 0 where there are no `best_potentials`."""
+    potentials = best_potentials(instance, threads=threads, time_limit_s=time_limit_s)
+    return 0 if potentials is None else potentials.bound(instance)
+
+
+def best_potentials(instance: Instance, *, threads: int = 1, time_limit_s: float = 10.0) -> Potentials | None:
+    """Potentials with a good bound; None without highspy, with a prefill budget, and for more than about 40 items."""
     if importlib.util.find_spec("highspy") is None or instance.prefill_tokens_per_step is not None:
-        return 0
+        return None
     if not len(instance) or _num_knots(States.of(instance), instance) < MIN_KNOTS:
-        return 0
-    return best_potentials(instance, threads=threads, time_limit_s=time_limit_s).bound(instance)
-
-
-def best_potentials(instance: Instance, *, threads: int = 1, time_limit_s: float = 10.0) -> Potentials:
-    """Potentials with a good bound. Raises ImportError without highspy."""
+        return None
     program = _Program(instance)
     x = program.solve(threads, time_limit_s)
     values = np.zeros((program.states.most + 1, instance.capacity + 1))

@@ -18,6 +18,18 @@ def needs(solver: str) -> None:
         pytest.skip(f"{solver} is not installed")
 
 
+def start_badly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every item by itself is the best plan that the search before the solver finds."""
+    monkeypatch.setattr(
+        milp_module,
+        "local_search",
+        lambda plan, **_: milp_module.Plan.build(
+            plan.instance, np.cumsum([0, *plan.instance.durations[:-1]]), None, "one by one", plan.bound
+        ),
+    )
+    monkeypatch.setattr(milp_module, "beam_search", lambda plan, *_, **__: (plan, False))
+
+
 @pytest.mark.parametrize("max_parallel", [None, 2])
 def test_it_proves_the_optimum_of_brute_force(max_parallel: int | None) -> None:
     needs("highs")
@@ -49,13 +61,7 @@ def test_each_solver_proves_what_bounds_alone_do_not(solver: str) -> None:
 def test_it_finds_what_a_bad_start_missed(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Minimising from above: a MILP is given the start, and refutation from below is switched off."""
     needs(solver)
-    monkeypatch.setattr(
-        milp_module,
-        "local_search",
-        lambda plan, **_: milp_module.Plan.build(
-            plan.instance, np.cumsum([0, *plan.instance.durations[:-1]]), None, "one by one", plan.bound
-        ),
-    )
+    start_badly(monkeypatch)
     monkeypatch.setattr(milp_module, "REFUTATION_SHARE", 0.0)
     items = EIGHT[:5]
     plan = milp_plan(Instance.of(items, 16), solver=solver, threads=1)  # type: ignore[arg-type]
@@ -95,13 +101,7 @@ def test_coarse_steps_give_a_plan_that_holds_in_fine_ones() -> None:
 
 def test_coarse_steps_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     needs("highs")
-    monkeypatch.setattr(
-        milp_module,
-        "local_search",
-        lambda plan, **_: milp_module.Plan.build(
-            plan.instance, np.cumsum([0, *plan.instance.durations[:-1]]), None, "one by one", plan.bound
-        ),
-    )
+    start_badly(monkeypatch)
     instance = Instance.of([(10, 20), (12, 16), (8, 24), (20, 9)], 60)
     plan = milp_plan(instance, max_variables=80, solver="highs", threads=1)
     verify(plan)
