@@ -344,7 +344,11 @@ class Scheduler:
 
         If they need it sooner, it is the first to make room.
         """
-        if self.policy.admission is not Admission.AHEAD or self._ahead or not self._may_park(sequence.num_tokens):
+        if (
+            self.policy.admission is not Admission.AHEAD
+            or self._ahead
+            or not self._may_park(sequence, sequence.num_tokens)
+        ):
             return False
         self._ahead = sequence
         if not self._fits(sequence):
@@ -358,7 +362,7 @@ class Scheduler:
             return
         self._ahead = None
         stays = self.num_running == 1 or not (self.parked or self._memory_is_tight)
-        if sequence.status is Status.RUNNING and not stays and self._may_park(sequence.num_computed_tokens):
+        if sequence.status is Status.RUNNING and not stays and self._may_park(sequence, sequence.num_computed_tokens):
             self._park(sequence)
             self.counters.prefilled_ahead += 1
 
@@ -409,7 +413,7 @@ class Scheduler:
         """Free a sequence's device blocks, keeping its KV on the host if that is worth it and there is room."""
         sequence.num_preemptions += 1
         self._memory_is_tight = True
-        if self._may_park(sequence.num_computed_tokens):
+        if self._may_park(sequence, sequence.num_computed_tokens):
             self._park(sequence)
             self.counters.preemptions_swap += 1
         else:
@@ -421,11 +425,12 @@ class Scheduler:
             self.waiting.appendleft(sequence)
             self.pool.want(self._shareable(sequence))
 
-    def _may_park(self, num_tokens: int) -> bool:
+    def _may_park(self, sequence: Sequence, num_tokens: int) -> bool:
         """Whether so many computed tokens are worth keeping on the host, and have room there."""
         host, threshold = self.host_pool, self.limits.swap_min_tokens
-        worth_it = threshold is not None and num_tokens >= threshold
-        return worth_it and host is not None and host.blocks_for(num_tokens) <= host.num_available
+        if host is None or threshold is None or num_tokens < threshold:
+            return False
+        return max(len(sequence.block_table.device), host.blocks_for(num_tokens)) <= host.num_available
 
     def _park(self, sequence: Sequence) -> None:
         assert self.host_pool is not None

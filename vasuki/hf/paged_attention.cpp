@@ -15,6 +15,7 @@
 
 #include <limits>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "vectors.hpp"
@@ -29,7 +30,7 @@ using Factor = std::conditional_t<ROUNDS && MULTIPLIES_BF16, Bf16s, float>;
 constexpr int64_t EACH = std::is_same_v<Factor, Bf16s> ? 2 : 1;
 constexpr int64_t SPAN = 64;                                // positions that a tile looks at together
 constexpr int64_t MOST_ROWS = 128;                          // queries of a tile, so that scratch memory stays in cache
-constexpr int64_t STRIP = 16;                               // positions that a single token looks at together
+constexpr int64_t STRIP = 32;                               // positions that a single token looks at together
 constexpr int KEYS = 4;                                     // of them that its queries take at once
 constexpr int QUERIES = 2 * ROWS / KEYS;                    // that take them
 constexpr int SUMS = 4 * ROWS / 3;                          // vectors that gather values; of more, some leave registers
@@ -57,20 +58,24 @@ static inline int64_t placed(int64_t d) {
   return d - in_pair + in_pair % 2 * SHORT_LANES + in_pair / 2;
 }
 
-// Two vectors' halves added up, side by side.
-static inline Four halves_of(Four a, Four b) { return Four{a[0], b[0], a[1], b[1]} + Four{a[2], b[2], a[3], b[3]}; }
+// Each lane of four: [a0 + a2, b0 + b2, a1 + a3, b1 + b3].
+template <size_t... lane>
+static inline Short interleave_sums(Short a, Short b, std::index_sequence<lane...>) {
+  typedef int32_t Places __attribute__((vector_size(SHORT_LANES * 4)));
+  constexpr Places first = {int32_t(lane / 4 * 4 + lane % 4 / 2 + lane % 2 * SHORT_LANES)...};
+  return __builtin_shuffle(a, b, first) + __builtin_shuffle(a, b, first + 2);
+}
 
 // to[i] = the sum of vector i. Sums of four vectors come together, so that they share the steps.
 static inline void store_sums(const Short (&vectors)[4], float* to, int count) {
-  Four parts[4] = {};
-  for (int i = 0; i < 4; ++i)
-    for (int lane = 0; lane < SHORT_LANES; lane += 4) {
-      Four part;
-      std::memcpy(&part, reinterpret_cast<const float*>(&vectors[i]) + lane, sizeof part);
-      parts[i] += part;
-    }
-  const Four a = halves_of(parts[0], parts[1]), b = halves_of(parts[2], parts[3]);
-  const Four sums = Four{a[0], a[1], b[0], b[1]} + Four{a[2], a[3], b[2], b[3]};
+  constexpr auto lanes = std::make_index_sequence<SHORT_LANES>{};
+  const Short even = interleave_sums(vectors[0], vectors[2], lanes), odd = interleave_sums(vectors[1], vectors[3], lanes);
+  const Short fours = interleave_sums(even, odd, lanes);
+  Four sums = {}, part;
+  for (int lane = 0; lane < SHORT_LANES; lane += 4) {
+    std::memcpy(&part, reinterpret_cast<const float*>(&fours) + lane, sizeof part);
+    sums += part;
+  }
   std::memcpy(to, &sums, count * sizeof(float));
 }
 
@@ -231,12 +236,35 @@ struct Prefetch {
 
   void take(int64_t count) {
     for (; count > 0; count -= LINE) {
-      __builtin_prefetch(at + column);
+      __builtin_prefetch(at + column, 0, 2);  // which more lines can be on their way to than to the first level
       column += LINE;
       if (column >= width) column = 0, at += stride;
     }
   }
 };
+
+// One number, or two neighbours.
+template <typename From>
+static inline void take(float& to, const From* from, float scale = 1) {
+  to = to_float(*from) * scale;
+}
+template <typename From>
+static inline void take(Bf16s& to, const From* from, float scale) {
+  round_to(to, to_float(from[0]) * scale, to_float(from[1]) * scale);
+}
+static inline void take(Bf16s& to, const float* from) { round_to(to, from[0], from[1]); }
+static inline void take(Bf16s& to, const bf16* from) { to = {from[0], from[1]}; }
+
+// One number, or that below it too, if there is one.
+template <typename From>
+static inline void take_below(float& to, const From* first, const From*, int64_t at) {
+  take(to, first + at);
+}
+template <typename From>
+static inline void take_below(Bf16s& to, const From* first, const From* second, int64_t at) {
+  const From both[2] = {first[at], second ? second[at] : From{}};
+  take(to, both);
+}
 
 // One token's query heads of KV heads [first_head, last_head). They take the positions in strips, all heads one strip
 // before the next, so that memory is read in the order in which it lies: while a strip's scores are computed its values
@@ -287,29 +315,6 @@ static void attend_token(const Call& call, int64_t token, int64_t position, cons
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t d = 0; d < D; ++d)
       assign(call.out[at + row * D + d], sums[row * D + placed(d)] / scratch.softmax[row].total);
-}
-
-// One number, or two neighbours.
-template <typename From>
-static inline void take(float& to, const From* from, float scale = 1) {
-  to = to_float(*from) * scale;
-}
-template <typename From>
-static inline void take(Bf16s& to, const From* from, float scale) {
-  round_to(to, to_float(from[0]) * scale, to_float(from[1]) * scale);
-}
-static inline void take(Bf16s& to, const float* from) { round_to(to, from[0], from[1]); }
-static inline void take(Bf16s& to, const bf16* from) { to = {from[0], from[1]}; }
-
-// One number, or that below it too, if there is one.
-template <typename From>
-static inline void take_below(float& to, const From* first, const From*, int64_t at) {
-  take(to, first + at);
-}
-template <typename From>
-static inline void take_below(Bf16s& to, const From* first, const From* second, int64_t at) {
-  const From both[2] = {first[at], second ? second[at] : From{}};
-  take(to, both);
 }
 
 // Copies positions [first, last) of a sequence to scratch memory that the first-level cache keeps.

@@ -48,6 +48,14 @@ constexpr int64_t WORTH_SHARING = 1 << 16;  // numbers; for fewer, waking thread
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
+
+constexpr uint32_t UPPER = 0xffff0000u;
+#ifdef __AVX512BF16__
+constexpr bool MULTIPLIES_BF16 = true;  // faster than float
+#else
+constexpr bool MULTIPLIES_BF16 = false;
+#endif
 
 // Two vectors of numbers that lie side by side. In bfloat16, number j of the first and of the second share 32 bits, the
 // first in the lower half: one load and two operations widen both.
@@ -56,7 +64,7 @@ static inline void load_pair(const bf16* at, V& first, V& second) {
   typedef uint32_t Bits __attribute__((vector_size(sizeof(V))));
   Bits both;
   std::memcpy(&both, at, sizeof both);
-  const Bits low = both << 16, high = both & 0xffff0000u;
+  const Bits low = both << 16, high = both & UPPER;
   std::memcpy(&first, &low, sizeof first);
   std::memcpy(&second, &high, sizeof second);
 }
@@ -64,6 +72,12 @@ template <typename V>
 static inline void load_pair(const float* at, V& first, V& second) {
   std::memcpy(&first, at, sizeof first);
   std::memcpy(&second, at + sizeof(V) / sizeof(float), sizeof second);
+}
+
+static inline Vec as_floats(Bits bits) {
+  Vec numbers;
+  std::memcpy(&numbers, &bits, sizeof numbers);
+  return numbers;
 }
 
 // exp(x) for x <= 0, to about 2e-7: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]. Unlike std::exp it vectorises. For a
@@ -106,28 +120,31 @@ static inline void add_row(const float* a, int64_t stride, const W* row, Vec (&s
   }
 }
 
+// sums + a * b, lane by lane, of both pairs of bfloat16 in a lane.
+static inline Vec add_products(Vec sums, Bits a, Bits b) {
 #ifdef __AVX512BF16__
-constexpr bool MULTIPLIES_BF16 = true;
+  return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b);
+#else
+  return sums + as_floats(a << 16) * as_floats(b << 16) + as_floats(a & UPPER) * as_floats(b & UPPER);
+#endif
+}
 
-// The same for two rows in one, of which each column holds a number next to the other's: both products are added at once.
+// The same for two rows in one, of which each column holds a number next to the other's.
 template <int rows>
 static inline void add_row(const Bf16s* a, int64_t stride, const Bf16s* row, Vec (&sums)[rows][2]) {
-  const __m512i first = _mm512_loadu_si512(row), second = _mm512_loadu_si512(row + LANES);
+  Bits columns[2];
+  std::memcpy(columns, row, sizeof columns);
 #pragma GCC unroll 12
   for (int r = 0; r < rows; ++r) {
-    int32_t bits;
-    std::memcpy(&bits, a + r * stride, sizeof bits);
-    const __m512bh factor = (__m512bh)_mm512_set1_epi32(bits);
-    sums[r][0] = _mm512_dpbf16_ps(sums[r][0], factor, (__m512bh)first);
-    sums[r][1] = _mm512_dpbf16_ps(sums[r][1], factor, (__m512bh)second);
+    uint32_t factor;
+    std::memcpy(&factor, a + r * stride, sizeof factor);
+    sums[r][0] = add_products(sums[r][0], Bits{} + factor, columns[0]);
+    sums[r][1] = add_products(sums[r][1], Bits{} + factor, columns[1]);
   }
 }
-#else
-constexpr bool MULTIPLIES_BF16 = false;
-#endif
 
 static inline void round_to(Bf16s& to, float first, float second) {  // in one word, so that it vectorises
-  const uint32_t both = rounded_bits(first) >> 16 | (rounded_bits(second) & 0xffff0000u);
+  const uint32_t both = rounded_bits(first) >> 16 | (rounded_bits(second) & UPPER);
   std::memcpy(&to, &both, sizeof both);
 }
 
