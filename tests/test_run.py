@@ -390,7 +390,7 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[str], ti
 
 def test_killed_interrupted_and_continued(job: Job) -> None:
     """Kill -9, then SIGTERM, then to the end: every row once, and the same as in a run without accidents."""
-    rows = [{"id": i, "text": " ".join(WORDS[: 1 + i % 15])} for i in range(4000)]
+    rows = [{"id": i, "text": " ".join(WORDS[: 1 + i % 15])} for i in range(2200)]
     path = job(rows, sampling={"max_tokens": 60, "ignore_eos": True})
     folder = path.parent / "out"
 

@@ -86,7 +86,8 @@ class ModelConfig(_Section):
     shape: str = ""
     """Instead of `path`, for `plan` and `simulate` without weights: llama-3-8b, mistral-7b, llama-13b, gpt-3, ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and KV cache. `auto` takes the one the model was saved in, if the device computes it well."""
+    """Type of weights and KV cache. `auto` takes the one the model was saved in, if the device computes it well. On a
+    CPU, bfloat16 is what is multiplied, and float32 what lies between."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     trust_remote_code: bool = False

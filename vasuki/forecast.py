@@ -57,6 +57,9 @@ MIN_SHARED_TOKENS = 8  # shorter common beginnings fill no block
 COUNTED_ROWS = 20_000  # rows of a larger input are planned from its first so many
 
 
+CLEARLY = 1.2  # a CPU's rates, measured one after the other, differ by noise
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """What is to be planned."""
@@ -67,11 +70,11 @@ class Workload:
     fingerprint: str = ""
 
     def on(self, profile: HardwareProfile) -> Workload:
-        """The same as a machine runs it: on a CPU, `model.dtype: auto` is float32 where that is faster."""
+        """The same as a machine runs it: on a CPU, `model.dtype: auto` is float32 unless its own is clearly faster."""
         peaks = profile.peak_tflops
         if self.config.model.dtype != "auto" or profile.kind != "cpu":
             return self
-        if peaks.get(self.shape.dtype, 0.0) >= peaks.get("float32", 0.0):
+        if peaks.get(self.shape.dtype, 0.0) >= CLEARLY * peaks.get("float32", 0.0):
             return self
         return replace(self, shape=self.shape.with_dtype("float32", self.config.kv.dtype))
 
