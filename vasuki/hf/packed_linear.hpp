@@ -17,6 +17,7 @@
 #include "vectors.hpp"
 
 constexpr int64_t BAND = 16 * ROWS;         // rows that a panel serves before the next one is read
+constexpr int64_t SHARES = 8;               // of the work that each thread takes, or more
 constexpr int STREAMS = 4;                  // most panels that are read side by side
 constexpr int64_t FEW_TILES = 3;            // of rows: they use a panel up before the next one has come by itself
 constexpr int64_t LINE = 64;                // bytes of a line of the processor's cache
@@ -48,13 +49,18 @@ struct Layer {
   const W* panels;
   const float* bias;  // [out] or null
 
+  // While `streams` panels are read, as many come.
+  template <int streams>
   Prefetch meanwhile(Next next, int64_t depth) const {
     constexpr int64_t row_bytes = PANEL * sizeof(W);
-    const int64_t every = std::max<int64_t>(1, next.parts * LINE / row_bytes);
+    const int64_t every = std::max<int64_t>(1, next.parts * LINE / (streams * row_bytes));
     const char* panel = reinterpret_cast<const char*>(panels) + next.panel * depth * row_bytes;
     return {panel + depth / every * LINE * next.part, every};
   }
-  Nothing meanwhile(Unknown, int64_t) const { return {}; }
+  template <int streams>
+  Nothing meanwhile(Unknown, int64_t) const {
+    return {};
+  }
 
   // outputs = x[first ..] W^T + b for neighbouring panels.
   template <int streams, int rows, typename X, typename Ahead>
@@ -62,7 +68,8 @@ struct Layer {
                   float (&outputs)[streams][rows][PANEL]) const {
     Vec sums[streams][rows][2] = {};
     const int64_t size = PANEL * depth;
-    multiply<streams, rows>(x, depth, 1, panels + panel * size, PANEL, size, depth, sums, meanwhile(next, depth));
+    multiply<streams, rows>(x, depth, 1, panels + panel * size, PANEL, size, depth, sums,
+                            meanwhile<streams>(next, depth));
     std::memcpy(outputs, sums, sizeof outputs);
     if (bias)
       for (int s = 0; s < streams; ++s)
@@ -94,30 +101,39 @@ static void linear_tile(const X* x, Layer<W> layer, Layer<W> gate, float* y, int
       std::memcpy(y + r * out + (panel + s) * PANEL, outputs[s][r], valid_columns(panel + s, out) * sizeof(float));
 }
 
-// The same for all of them. So few rows that they leave registers free read several panels side by side: their weights come
-// from memory, and one chain of sums would wait for it.
+// The same for all of them. A factor is best used for two panels at once, if their weights come as they are multiplied. So
+// few rows that they leave registers free read several panels side by side in any case: their weights come from memory, and
+// one chain of sums would wait for it.
 template <bool gated, typename X, typename W>
 static void linear(const X* x, Layer<W> layer, Layer<W> gate, float* y, int64_t rows, int64_t depth, int64_t out) {
   if (rows == 0) return;  // a step in which nothing is sampled
-  const int64_t num_panels = (out + PANEL - 1) / PANEL, streams = std::clamp<int64_t>(ROWS / rows, 1, STREAMS);
-  const int64_t threads = omp_get_max_threads();
+  constexpr int least = std::is_same_v<X, Bf16s> ? 2 : 1, most_rows = ROWS / least;
+  const int64_t num_panels = (out + PANEL - 1) / PANEL, streams = std::clamp<int64_t>(ROWS / rows, least, STREAMS);
+  const int64_t groups = (num_panels + streams - 1) / streams, threads = omp_get_max_threads();
+  // Bands of rows that panels serve before the next ones are read: so many that no thread waits long for another.
+  const int64_t tiles = (rows + most_rows - 1) / most_rows, shares = (SHARES * threads + groups - 1) / groups;
+  const int64_t band_rows = std::min(BAND, (tiles + shares - 1) / shares * most_rows);
 #pragma omp parallel for schedule(dynamic) collapse(2) if (rows * depth * out >= WORTH_THREADS)
-  for (int64_t band = 0; band < rows; band += BAND)
-    for (int64_t p = 0; p < num_panels; p += streams) {
-      const int64_t count = std::min(BAND, rows - band), tiles = (count + ROWS - 1) / ROWS;
-      for_tiles(band, count, [&](int64_t first, auto tile) {
-        constexpr int together = std::clamp<int>(ROWS / tile, 1, STREAMS);
+  for (int64_t band = 0; band < rows; band += band_rows)
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t p = group * streams, count = std::min(band_rows, rows - band);
+      const int64_t parts = (count + most_rows - 1) / most_rows;
+      for_tiles<most_rows>(band, count, [&](int64_t first, auto tile) {
+        constexpr int together = std::clamp<int>(ROWS / tile, least, STREAMS);
         const X* from = x + first * depth;
         float* to = y + first * out;
-        if (streams > 1 && streams == together && p + streams <= num_panels)
-          return linear_tile<gated, together, tile>(from, layer, gate, to, depth, out, p, Unknown{});
-        for (int64_t own = p; own < std::min(p + streams, num_panels); ++own)
-          if (streams == 1 && tiles <= FEW_TILES) {
-            const Next next{std::min(own + threads, num_panels - 1), (first - band) / ROWS, tiles};
-            linear_tile<gated, 1, tile>(from, layer, gate, to, depth, out, own, next);
-          } else {
-            linear_tile<gated, 1, tile>(from, layer, gate, to, depth, out, own, Unknown{});
-          }
+        const auto take = [&](int64_t own, auto panels) {
+          const Next next{std::min(own + panels * threads, num_panels - panels), (first - band) / most_rows, parts};
+          if (panels == least && parts <= FEW_TILES * least)
+            linear_tile<gated, panels, tile>(from, layer, gate, to, depth, out, own, next);
+          else
+            linear_tile<gated, panels, tile>(from, layer, gate, to, depth, out, own, Unknown{});
+        };
+        const int64_t last = std::min(p + streams, num_panels);
+        if (streams == together && p + streams == last) return take(p, std::integral_constant<int, together>{});
+        int64_t own = p;
+        for (; own + least <= last; own += least) take(own, std::integral_constant<int, least>{});
+        for (; own < last; ++own) take(own, std::integral_constant<int, 1>{});
       });
     }
 }
