@@ -55,9 +55,7 @@ log = logging.getLogger(__name__)
 ONE_DEVICE = Layout()
 MIN_SHARED_TOKENS = 8  # shorter common beginnings fill no block
 COUNTED_ROWS = 20_000  # rows of a larger input are planned from its first so many
-
-
-CLEARLY = 1.2  # a CPU's rates, measured one after the other, differ by noise
+CLEARLY = 1.2  # times as fast; a CPU's rates, measured one after the other, differ by noise
 
 
 @dataclass(frozen=True, slots=True)

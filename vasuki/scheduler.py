@@ -268,8 +268,10 @@ class Scheduler:
                 break  # a whole prompt larger than the budget gets a step of its own
             if may_start and not self._fits(sequence):
                 may_start, self._memory_is_tight = False, True
-            if not may_start and not self._goes_ahead(sequence):
-                break
+            if not may_start:
+                if not self._may_go_ahead(sequence):
+                    break
+                self._ahead = sequence
             self._admit(self.waiting.popleft())
             budget -= self._add_chunk(chunks, sequence, budget)
         return budget
@@ -314,9 +316,9 @@ class Scheduler:
         """Blocks the sequence holds in the step that samples its last possible token, which itself is never stored."""
         return self.pool.blocks_for(sequence.request.num_prompt_tokens + sequence.request.max_tokens - 1)
 
-    def _fits(self, sequence: Sequence) -> bool:
-        """Whether memory and slots allow the sequence to start now. An empty batch takes any row, `add` having checked
-        it."""
+    def _fits(self, sequence: Sequence, ahead: Sequence | None = None) -> bool:
+        """Whether memory and slots allow the sequence to start now, or to go `ahead`. An empty batch takes any row,
+        `add` having checked it."""
         pool = self.pool
         if not self.num_running:
             return True
@@ -335,25 +337,18 @@ class Scheduler:
             return False
         if pool.num_held + pool.blocks_for(sequence.num_tokens) > pool.num_blocks:
             return False
-        return peak_blocks([*self.running, sequence], pool.block_tokens, self._ahead) <= pool.num_blocks
+        return peak_blocks([*self.running, sequence], pool.block_tokens, ahead or self._ahead) <= pool.num_blocks
 
     # --- prefilling ahead --------------------------------------------------------------------------------------------
 
-    def _goes_ahead(self, sequence: Sequence) -> bool:
+    def _may_go_ahead(self, sequence: Sequence) -> bool:
         """Whether a row that may not start can have its prompt computed in the room that others have yet to grow into.
 
         If they need it sooner, it is the first to make room.
         """
-        if (
-            self.policy.admission is not Admission.AHEAD
-            or self._ahead
-            or not self._may_park(sequence, sequence.num_tokens)
-        ):
+        if self.policy.admission is not Admission.AHEAD or self._ahead:
             return False
-        self._ahead = sequence
-        if not self._fits(sequence):
-            self._ahead = None
-        return self._ahead is sequence
+        return self._may_park(sequence, sequence.num_tokens) and self._fits(sequence, ahead=sequence)
 
     def _park_ahead(self) -> None:
         """Park the row that went ahead when its prompt is computed. It stays if by now it could start."""

@@ -365,6 +365,17 @@ def test_products_are_those_of_a_loaded_model() -> None:
 
 
 @pytest.mark.parametrize("family", SHAPES)
+def test_operators_are_those_of_a_model_in_bfloat16(family: str) -> None:
+    """Kernels are measured if a model of that family would be given them."""
+    shape = SHAPES[family].with_dtype("bfloat16")
+    bench = Bench.on(CPU, torch.bfloat16, shape, HASTY)
+    loaded = stand_in(shape, 2, torch.bfloat16, CPU)
+    assert loaded.dtype is loaded.kv_layout.dtype is torch.bfloat16
+    assert loaded.model.dtype is bench.between
+    assert any(isinstance(module, PackedLinear) for module in loaded.model.modules()) == bool(bench.kernels)
+
+
+@pytest.mark.parametrize("family", SHAPES)
 def test_steps_of_every_family_run(family: str, profile: HardwareProfile) -> None:
     shape = SHAPES[family].with_dtype("float32")
     bench = Bench.on(CPU, torch.float32, shape, HASTY)

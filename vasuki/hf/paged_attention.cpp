@@ -6,7 +6,7 @@
 //
 // A single token takes keys and values as they lie. More tokens make small matrix products worthwhile: of keys by queries,
 // which are transposed once, and of weights by values. Queries are the columns of the first, so that a softmax goes down
-// them, sixteen side by side.
+// them, a register side by side.
 //
 // HEAD_DIM (a multiple of 8), ELEMENT (float or bf16), CACHED, the same of the cache, and ROUNDS, whether those products may
 // be of numbers rounded to bfloat16, are set when the file is compiled for a model.

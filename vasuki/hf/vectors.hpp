@@ -48,14 +48,8 @@ constexpr int64_t WORTH_SHARING = 1 << 16;  // numbers; for fewer, waking thread
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
-typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
 
 constexpr uint32_t UPPER = 0xffff0000u;
-#ifdef __AVX512BF16__
-constexpr bool MULTIPLIES_BF16 = true;  // faster than float
-#else
-constexpr bool MULTIPLIES_BF16 = false;
-#endif
 
 // Two vectors of numbers that lie side by side. In bfloat16, number j of the first and of the second share 32 bits, the
 // first in the lower half: one load and two operations widen both.
@@ -72,12 +66,6 @@ template <typename V>
 static inline void load_pair(const float* at, V& first, V& second) {
   std::memcpy(&first, at, sizeof first);
   std::memcpy(&second, at + sizeof(V) / sizeof(float), sizeof second);
-}
-
-static inline Vec as_floats(Bits bits) {
-  Vec numbers;
-  std::memcpy(&numbers, &bits, sizeof numbers);
-  return numbers;
 }
 
 // exp(x) for x <= 0, to about 2e-7: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]. Unlike std::exp it vectorises. For a
@@ -120,28 +108,25 @@ static inline void add_row(const float* a, int64_t stride, const W* row, Vec (&s
   }
 }
 
-// sums + a * b, lane by lane, of both pairs of bfloat16 in a lane.
-static inline Vec add_products(Vec sums, Bits a, Bits b) {
 #ifdef __AVX512BF16__
-  return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b);
-#else
-  return sums + as_floats(a << 16) * as_floats(b << 16) + as_floats(a & UPPER) * as_floats(b & UPPER);
-#endif
-}
+constexpr bool MULTIPLIES_BF16 = true;
 
-// The same for two rows in one, of which each column holds a number next to the other's.
+// The same for two rows in one, of which each column holds a number next to the other's: both products are added at once.
 template <int rows>
 static inline void add_row(const Bf16s* a, int64_t stride, const Bf16s* row, Vec (&sums)[rows][2]) {
-  Bits columns[2];
-  std::memcpy(columns, row, sizeof columns);
+  const __m512bh first = (__m512bh)_mm512_loadu_si512(row), second = (__m512bh)_mm512_loadu_si512(row + LANES);
 #pragma GCC unroll 12
   for (int r = 0; r < rows; ++r) {
-    uint32_t factor;
-    std::memcpy(&factor, a + r * stride, sizeof factor);
-    sums[r][0] = add_products(sums[r][0], Bits{} + factor, columns[0]);
-    sums[r][1] = add_products(sums[r][1], Bits{} + factor, columns[1]);
+    int32_t both;
+    std::memcpy(&both, a + r * stride, sizeof both);
+    const __m512bh factor = (__m512bh)_mm512_set1_epi32(both);
+    sums[r][0] = _mm512_dpbf16_ps(sums[r][0], factor, first);
+    sums[r][1] = _mm512_dpbf16_ps(sums[r][1], factor, second);
   }
 }
+#else
+constexpr bool MULTIPLIES_BF16 = false;
+#endif
 
 static inline void round_to(Bf16s& to, float first, float second) {  // in one word, so that it vectorises
   const uint32_t both = rounded_bits(first) >> 16 | (rounded_bits(second) & UPPER);
