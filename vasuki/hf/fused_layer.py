@@ -59,12 +59,7 @@ class LayerKernel:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.before_attention = library.vasuki_before_attention
         self.after_attention = library.vasuki_after_attention
-        self.add_mlp = library.vasuki_add_mlp
-        for function, tensors, sizes in (
-            (self.before_attention, 4, 2),
-            (self.after_attention, 4, 1),
-            (self.add_mlp, 2, 1),
-        ):
+        for function, tensors, sizes in ((self.before_attention, 4, 2), (self.after_attention, 3, 2)):
             function.restype = None
             function.argtypes = [ctypes.POINTER(_Layer)] + [ctypes.c_void_p] * tensors + [ctypes.c_int64] * sizes
 
@@ -104,14 +99,10 @@ class FusedLayer(torch.nn.Module):
         )
         query, key, value = joined.view(num_tokens, -1, own.head_dim).split_with_sizes(own.splits, dim=1)
         attended = attention.attend_or_observe(own, query, key, value, step, own.variant).contiguous()
-        y, normed = torch.empty_like(hidden_states), torch.empty_like(hidden_states)
-        self._kernel.after_attention(
-            layer, attended.data_ptr(), x.data_ptr(), y.data_ptr(), normed.data_ptr(), num_tokens
-        )
-        if self.mlp is not mlp:  # it skips some tokens
-            return y.add_(self.mlp(normed))
-        self._kernel.add_mlp(layer, normed.data_ptr(), y.data_ptr(), num_tokens)
-        return y
+        y = torch.empty_like(hidden_states)
+        whole = self.mlp is mlp
+        self._kernel.after_attention(layer, attended.data_ptr(), x.data_ptr(), y.data_ptr(), num_tokens, whole)
+        return y if whole else y.add_(self.mlp(self.post_attention_layernorm(y)))  # which skips some tokens
 
     def _pointers(self) -> _Layer:
         """The weights where they are now: those of a layer that is streamed move, all together."""

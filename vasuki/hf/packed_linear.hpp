@@ -1,5 +1,6 @@
-// y = x W^T + b in float32, for the few rows of a step, on a CPU. Of a gated MLP, both products and what joins them:
-// y = (x U^T + c) * silu(x W^T + b), tile by tile, so that neither product is ever in memory as a whole.
+// y = x W^T + b in float32, for the few rows of a step, on a CPU, and what follows, while a tile is in registers: y is added
+// to a residual, or rounded for the next product. Of a gated MLP, both products and what joins them:
+// y = (x U^T + c) * silu(x W^T + b), so that neither product is ever in memory as a whole.
 //
 //   x [rows, in]     in tiles of ROWS rows, as they lie
 //   W [out, in]      in panels of PANEL outputs, so that the inner loop reads one stream: [out / PANEL][in][PANEL]
@@ -19,17 +20,13 @@
 constexpr int64_t BAND = 16 * ROWS;         // rows that a panel serves before the next one is read
 constexpr int64_t SHARES = 8;               // of the work that each thread takes, or more
 constexpr int STREAMS = 4;                  // most panels that are read side by side
-constexpr int64_t FEW_TILES = 3;            // of rows: they use a panel up before the next one has come by itself
 constexpr int64_t LINE = 64;                // bytes of a line of the processor's cache
 constexpr int64_t WORTH_THREADS = 1 << 19;  // multiplications; below that, waking threads takes longer than they save
-
-static inline int64_t valid_columns(int64_t panel, int64_t out) { return std::min<int64_t>(PANEL, out - panel * PANEL); }
 
 // The panel that this thread needs next. Each of `parts` tiles asks for its part of it while it computes.
 struct Next {
   int64_t panel, part, parts;
 };
-struct Unknown {};
 
 struct Prefetch {
   const char* line;
@@ -57,77 +54,68 @@ struct Layer {
     const char* panel = reinterpret_cast<const char*>(panels) + next.panel * depth * row_bytes;
     return {panel + depth / every * LINE * next.part, every};
   }
-  template <int streams>
-  Nothing meanwhile(Unknown, int64_t) const {
-    return {};
-  }
 
-  // outputs = x[first ..] W^T + b for neighbouring panels.
-  template <int streams, int rows, typename X, typename Ahead>
-  void operator()(const X* x, int64_t depth, int64_t out, int64_t panel, Ahead next,
-                  float (&outputs)[streams][rows][PANEL]) const {
-    Vec sums[streams][rows][2] = {};
+  // to(s, r, half, sums) for x[r] W^T + b and neighbouring panels.
+  template <int streams, int rows, typename X, typename To>
+  void tile(const X* x, int64_t depth, int64_t out, int64_t panel, Next next, To to) const {
     const int64_t size = PANEL * depth;
-    multiply<streams, rows>(x, depth, 1, panels + panel * size, PANEL, size, depth, sums,
+    const auto from = [&](int s, int, int half) {
+      const int64_t column = (panel + s) * PANEL + half * LANES;
+      return bias ? load_some(bias + column, out - column) : Vec{};
+    };
+    multiply<streams, rows>(x, depth, 1, panels + panel * size, PANEL, size, depth, from, to,
                             meanwhile<streams>(next, depth));
-    std::memcpy(outputs, sums, sizeof outputs);
-    if (bias)
-      for (int s = 0; s < streams; ++s)
-        for (int r = 0; r < rows; ++r)
-          for (int64_t j = 0; j < valid_columns(panel + s, out); ++j) outputs[s][r][j] += bias[(panel + s) * PANEL + j];
   }
 };
 
-static inline float silu(float x) {
-  const float e = exp_negative(-std::abs(x));
-  return x * (x < 0 ? e : 1.0f) / (1.0f + e);
+static inline Vec silu(Vec x) {
+  const Vec e = exp_negative(x < 0 ? x : -x);
+  return x * (x < 0 ? e : Vec{} + 1.0f) / (1.0f + e);
 }
 
-// y = layer(x), or layer(x) * silu(gate(x)), for a tile of rows and neighbouring panels.
-template <bool gated, int streams, int rows, typename X, typename W, typename Ahead>
-static void linear_tile(const X* x, Layer<W> layer, Layer<W> gate, float* y, int64_t depth, int64_t out, int64_t panel,
-                        Ahead next) {
-  float outputs[streams][rows][PANEL];
-  layer(x, depth, out, panel, next, outputs);
+// y = layer(x), or layer(x) * silu(gate(x)), and `plus` if it is not null, for a tile of rows and neighbouring panels.
+template <bool gated, int streams, int rows, typename X, typename W>
+static void linear_tile(const X* x, Layer<W> layer, Layer<W> gate, const float* plus, Rows y, int64_t row, int64_t depth,
+                        int64_t panel, Next next) {
+  const X* from = x + row * depth;
+  const auto store = [&](int s, int r, int half, Vec sums) {
+    const int64_t column = (panel + s) * PANEL + half * LANES;
+    y.store(row + r, column, plus ? sums + load_some(plus + (row + r) * y.width + column, y.width - column) : sums);
+  };
   if constexpr (gated) {
-    float gates[streams][rows][PANEL];
-    gate(x, depth, out, panel, next, gates);
-    for (int s = 0; s < streams; ++s)
-      for (int r = 0; r < rows; ++r)
-        for (int j = 0; j < PANEL; ++j) outputs[s][r][j] *= silu(gates[s][r][j]);
+    Vec outputs[streams][rows][2];
+    layer.template tile<streams, rows>(
+        from, depth, y.width, panel, next, [&](int s, int r, int half, Vec sums) { outputs[s][r][half] = sums; });
+    gate.template tile<streams, rows>(from, depth, y.width, panel, next, [&](int s, int r, int half, Vec sums) {
+      store(s, r, half, outputs[s][r][half] * silu(sums));
+    });
+  } else {
+    layer.template tile<streams, rows>(from, depth, y.width, panel, next, store);
   }
-  for (int s = 0; s < streams; ++s)
-    for (int r = 0; r < rows; ++r)
-      std::memcpy(y + r * out + (panel + s) * PANEL, outputs[s][r], valid_columns(panel + s, out) * sizeof(float));
 }
 
 // The same for all of them. A factor is best used for two panels at once, if their weights come as they are multiplied. So
 // few rows that they leave registers free read several panels side by side in any case: their weights come from memory, and
 // one chain of sums would wait for it.
 template <bool gated, typename X, typename W>
-static void linear(const X* x, Layer<W> layer, Layer<W> gate, float* y, int64_t rows, int64_t depth, int64_t out) {
+static void linear(const X* x, Layer<W> layer, Layer<W> gate, const float* plus, Rows y, int64_t rows, int64_t depth) {
   if (rows == 0) return;  // a step in which nothing is sampled
   constexpr int least = std::is_same_v<X, Bf16s> ? 2 : 1, most_rows = ROWS / least;
-  const int64_t num_panels = (out + PANEL - 1) / PANEL, streams = std::clamp<int64_t>(ROWS / rows, least, STREAMS);
-  const int64_t groups = (num_panels + streams - 1) / streams, threads = omp_get_max_threads();
+  const int64_t num_panels = (y.width + PANEL - 1) / PANEL, streams = std::clamp<int64_t>(ROWS / rows, least, STREAMS);
+  const int64_t groups = (num_panels + streams - 1) / streams, threads = omp_in_parallel() ? 1 : omp_get_max_threads();
   // Bands of rows that panels serve before the next ones are read: so many that no thread waits long for another.
   const int64_t tiles = (rows + most_rows - 1) / most_rows, shares = (SHARES * threads + groups - 1) / groups;
   const int64_t band_rows = std::min(BAND, (tiles + shares - 1) / shares * most_rows);
-#pragma omp parallel for schedule(dynamic) collapse(2) if (rows * depth * out >= WORTH_THREADS)
+#pragma omp parallel for schedule(dynamic) collapse(2) if (rows * depth * y.width >= WORTH_THREADS)
   for (int64_t band = 0; band < rows; band += band_rows)
     for (int64_t group = 0; group < groups; ++group) {
       const int64_t p = group * streams, count = std::min(band_rows, rows - band);
       const int64_t parts = (count + most_rows - 1) / most_rows;
       for_tiles<most_rows>(band, count, [&](int64_t first, auto tile) {
         constexpr int together = std::clamp<int>(ROWS / tile, least, STREAMS);
-        const X* from = x + first * depth;
-        float* to = y + first * out;
         const auto take = [&](int64_t own, auto panels) {
           const Next next{std::min(own + panels * threads, num_panels - panels), (first - band) / most_rows, parts};
-          if (panels == least && parts <= FEW_TILES * least)
-            linear_tile<gated, panels, tile>(from, layer, gate, to, depth, out, own, next);
-          else
-            linear_tile<gated, panels, tile>(from, layer, gate, to, depth, out, own, Unknown{});
+          linear_tile<gated, panels, tile>(x, layer, gate, plus, y, first, depth, own, next);
         };
         const int64_t last = std::min(p + streams, num_panels);
         if (streams == together && p + streams == last) return take(p, std::integral_constant<int, together>{});

@@ -366,11 +366,12 @@ static void attend_tile(const Call& call, int64_t token, int64_t count, int64_t 
     copy_span(call, table, head, span, span + seen, scratch);
     for (int64_t panel = 0; panel < width; panel += PANEL) {
       for_tiles(0, seen, [&](int64_t first, auto tile) {
-        Vec products[1][tile][2] = {};
+        const auto zero = [](int, int, int) { return Vec{}; };
+        const auto store = [&](int, int t, int half, Vec products) {
+          std::memcpy(scores + (first + t) * width + panel + half * LANES, &products, sizeof products);
+        };
         multiply<1, tile>(scratch.keys.data() + first * (D / EACH), D / EACH, 1, columns + panel * (D / EACH), PANEL, 0,
-                          D / EACH, products, Nothing{});
-        for (int64_t t = 0; t < tile; ++t)
-          std::memcpy(scores + (first + t) * width + panel, products[0][t], sizeof products[0][t]);
+                          D / EACH, zero, store, Nothing{});
       });
     }
     if (call.softcap > 0) call.cap(scores, seen * width);
@@ -381,13 +382,13 @@ static void attend_tile(const Call& call, int64_t token, int64_t count, int64_t 
         for (int64_t d = 0; d < WIDTH; ++d) sums[row * WIDTH + d] *= shrink;
     for (int64_t p = 0; p < WIDTH / PANEL; ++p)
       for_tiles(0, rows, [&](int64_t first, auto tile) {
-        Vec products[1][tile][2];
-        for (int64_t r = 0; r < tile; ++r)
-          std::memcpy(products[0][r], sums + (first + r) * WIDTH + p * PANEL, sizeof products[0][r]);
+        float* own = sums + first * WIDTH + p * PANEL;
+        const auto load = [&](int, int r, int half) { return load_some(own + r * WIDTH + half * LANES, LANES); };
+        const auto store = [&](int, int r, int half, Vec sum) {
+          std::memcpy(own + r * WIDTH + half * LANES, &sum, sizeof sum);
+        };
         multiply<1, tile>(scratch.weights.data() + first, 1, width, scratch.values.data() + p * PANEL, WIDTH, 0, depth,
-                          products, Nothing{});
-        for (int64_t r = 0; r < tile; ++r)
-          std::memcpy(sums + (first + r) * WIDTH + p * PANEL, products[0][r], sizeof products[0][r]);
+                          load, store, Nothing{});
       });
   }
   for (int64_t row = 0; row < rows; ++row) {

@@ -4,26 +4,24 @@
 
 #include "vectors.hpp"
 
-// x, y, weight [width]; y may be x
-static void norm_row(const float* x, const float* weight, float* y, int64_t width, float eps) {
+// x, weight [y.width]; row `row` of y may be x
+static void norm_row(const float* x, const float* weight, Rows y, int64_t row, float eps) {
   Vec sums = {};
-  int64_t i = 0;
-  for (; i + LANES <= width; i += LANES) {
-    Vec part;
-    std::memcpy(&part, x + i, sizeof part);
+  for (int64_t i = 0; i < y.width; i += LANES) {
+    const Vec part = load_some(x + i, y.width - i);
     sums += part * part;
   }
   float sum = 0;
   for (int lane = 0; lane < LANES; ++lane) sum += sums[lane];
-  for (; i < width; ++i) sum += x[i] * x[i];
-  const float scale = 1 / std::sqrt(sum / float(width) + eps);
-  for (int64_t j = 0; j < width; ++j) y[j] = x[j] * scale * weight[j];
+  const float scale = 1 / std::sqrt(sum / float(y.width) + eps);
+  for (int64_t i = 0; i < y.width; i += LANES)
+    y.store(row, i, load_some(x + i, y.width - i) * scale * load_some(weight + i, y.width - i));
 }
 
-// x, y [rows, width], weight [width]
-static void rms_norm(const float* x, const float* weight, float* y, int64_t rows, int64_t width, float eps) {
-#pragma omp parallel for if (rows * width >= WORTH_SHARING)
-  for (int64_t row = 0; row < rows; ++row) norm_row(x + row * width, weight, y + row * width, width, eps);
+// x [rows, y.width], weight [y.width]
+static void rms_norm(const float* x, const float* weight, Rows y, int64_t rows, float eps) {
+#pragma omp parallel for if (rows * y.width >= WORTH_SHARING)
+  for (int64_t row = 0; row < rows; ++row) norm_row(x + row * y.width, weight, y, row, eps);
 }
 
 // x [tokens], `stride` apart: heads of `dim` numbers, each normed where it lies; weight [dim]
@@ -33,6 +31,6 @@ static void norm_heads(float* x, const float* weight, int64_t tokens, int64_t st
   for (int64_t token = 0; token < tokens; ++token)
     for (int64_t head = 0; head < heads; ++head) {
       float* own = x + token * stride + head * dim;
-      norm_row(own, weight, own, dim, eps);
+      norm_row(own, weight, {own, dim, false}, 0, eps);
     }
 }

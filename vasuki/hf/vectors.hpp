@@ -48,6 +48,8 @@ constexpr int64_t WORTH_SHARING = 1 << 16;  // numbers; for fewer, waking thread
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
+typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
 
 constexpr uint32_t UPPER = 0xffff0000u;
 
@@ -55,10 +57,10 @@ constexpr uint32_t UPPER = 0xffff0000u;
 // first in the lower half: one load and two operations widen both.
 template <typename V>
 static inline void load_pair(const bf16* at, V& first, V& second) {
-  typedef uint32_t Bits __attribute__((vector_size(sizeof(V))));
-  Bits both;
+  typedef uint32_t Words __attribute__((vector_size(sizeof(V))));
+  Words both;
   std::memcpy(&both, at, sizeof both);
-  const Bits low = both << 16, high = both & UPPER;
+  const Words low = both << 16, high = both & UPPER;
   std::memcpy(&first, &low, sizeof first);
   std::memcpy(&second, &high, sizeof second);
 }
@@ -67,6 +69,49 @@ static inline void load_pair(const float* at, V& first, V& second) {
   std::memcpy(&first, at, sizeof first);
   std::memcpy(&second, at + sizeof(V) / sizeof(float), sizeof second);
 }
+
+static inline Halves rounded(Vec values) {
+#ifdef __AVX512BF16__
+  return (Halves)_mm512_cvtneps_pbh((__m512)values);
+#else
+  Bits bits;
+  std::memcpy(&bits, &values, sizeof bits);
+  return __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, Halves);
+#endif
+}
+
+// The first `count` lanes, or all if there are fewer.
+static inline Vec load_some(const float* at, int64_t count) {
+  Vec values = {};
+  if (count >= LANES)
+    std::memcpy(&values, at, sizeof values);
+  else if (count > 0)
+    std::memcpy(&values, at, count * sizeof *at);
+  return values;
+}
+template <typename T, typename V>
+static inline void store_some(T* to, V values, int64_t count) {
+  static_assert(sizeof values == LANES * sizeof(T));
+  if (count >= LANES)
+    std::memcpy(to, &values, sizeof values);
+  else if (count > 0)
+    std::memcpy(to, &values, count * sizeof *to);
+}
+
+// Rows of `width` numbers, or of such rounded to bfloat16.
+struct Rows {
+  void* at;
+  int64_t width;
+  bool in_bf16;
+
+  void store(int64_t row, int64_t column, Vec values) const {
+    const int64_t first = row * width + column, count = width - column;
+    if (in_bf16)
+      store_some(static_cast<bf16*>(at) + first, rounded(values), count);
+    else
+      store_some(static_cast<float*>(at) + first, values, count);
+  }
+};
 
 // exp(x) for x <= 0, to about 2e-7: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]. Unlike std::exp it vectorises. For a
 // number or a vector of them, n = `whole` being the integer next to x / ln 2.
@@ -152,21 +197,21 @@ static inline void each_sum(Body&& body) {
       for (int half = 0; half < 2; ++half) body(p, r, half);
 }
 
-// sums[p][r] += a[r] . panel p, for `rows` rows of `a` and some panels, over the `depth` rows of a panel from first to
-// last. Rows of `a` lie `a_stride` apart and their numbers `a_step`, rows of a panel `row_stride`, and panels
+// For `rows` rows of `a` and some panels: to(p, r, half, from(p, r, half) + a[r] . panel p), over the `depth` rows of a panel
+// from first to last. Rows of `a` lie `a_stride` apart and their numbers `a_step`, rows of a panel `row_stride`, and panels
 // `panel_stride`. `meanwhile(k)` is called before row `k`.
-template <int panels, int rows, typename A, typename W, typename Meanwhile>
+template <int panels, int rows, typename A, typename W, typename From, typename To, typename Meanwhile>
 static inline void multiply(const A* a, int64_t a_stride, int64_t a_step, const W* panel, int64_t row_stride,
-                            int64_t panel_stride, int64_t depth, Vec (&sums)[panels][rows][2], Meanwhile meanwhile) {
-  Vec own[panels][rows][2];  // in registers, whatever callers do with theirs
-  each_sum<panels, rows>([&](int p, int r, int half) { own[p][r][half] = sums[p][r][half]; });
+                            int64_t panel_stride, int64_t depth, From from, To to, Meanwhile meanwhile) {
+  Vec sums[panels][rows][2];  // in registers
+  each_sum<panels, rows>([&](int p, int r, int half) { sums[p][r][half] = from(p, r, half); });
   for (int64_t k = 0; k < depth; ++k) {
     meanwhile(k);
 #pragma GCC unroll 12
     for (int p = 0; p < panels; ++p)
-      add_row(a + k * a_step, a_stride, panel + p * panel_stride + k * row_stride, own[p]);
+      add_row(a + k * a_step, a_stride, panel + p * panel_stride + k * row_stride, sums[p]);
   }
-  each_sum<panels, rows>([&](int p, int r, int half) { sums[p][r][half] = own[p][r][half]; });
+  each_sum<panels, rows>([&](int p, int r, int half) { to(p, r, half, sums[p][r][half]); });
 }
 struct Nothing {
   void operator()(int64_t) const {}
