@@ -156,17 +156,24 @@ static inline void add_row(const float* a, int64_t stride, const W* row, Vec (&s
 #ifdef __AVX512BF16__
 constexpr bool MULTIPLIES_BF16 = true;
 
+typedef __m512bh Pairs;  // as many as there are lanes
+static inline Pairs load_pairs(const void* at) { return (Pairs)_mm512_loadu_si512(at); }
+static inline Pairs repeat(const Bf16s& pair) {
+  int32_t both;
+  std::memcpy(&both, &pair, sizeof both);
+  return (Pairs)_mm512_set1_epi32(both);
+}
+static inline Vec add_products(Vec sums, Pairs a, Pairs b) { return (Vec)_mm512_dpbf16_ps((__m512)sums, a, b); }
+
 // The same for two rows in one, of which each column holds a number next to the other's: both products are added at once.
 template <int rows>
 static inline void add_row(const Bf16s* a, int64_t stride, const Bf16s* row, Vec (&sums)[rows][2]) {
-  const __m512bh first = (__m512bh)_mm512_loadu_si512(row), second = (__m512bh)_mm512_loadu_si512(row + LANES);
+  const Pairs first = load_pairs(row), second = load_pairs(row + LANES);
 #pragma GCC unroll 12
   for (int r = 0; r < rows; ++r) {
-    int32_t both;
-    std::memcpy(&both, a + r * stride, sizeof both);
-    const __m512bh factor = (__m512bh)_mm512_set1_epi32(both);
-    sums[r][0] = _mm512_dpbf16_ps(sums[r][0], factor, first);
-    sums[r][1] = _mm512_dpbf16_ps(sums[r][1], factor, second);
+    const Pairs factor = repeat(a[r * stride]);
+    sums[r][0] = add_products(sums[r][0], factor, first);
+    sums[r][1] = add_products(sums[r][1], factor, second);
   }
 }
 #else
