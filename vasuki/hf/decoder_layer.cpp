@@ -55,7 +55,7 @@ struct Matrix {
   }
   Rows round_all(const float* x, int64_t rows) const {
     const Rows y = inputs<struct Rounded>(rows);
-#pragma omp parallel for if (rows * in >= WORTH_SHARING)
+#pragma omp parallel for if (worth_sharing(rows * in))
     for (int64_t row = 0; row < rows; ++row)
       for (int64_t i = 0; i < in; i += LANES) y.store(row, i, load_some(x + row * in + i, in - i));
     return y;

@@ -13,12 +13,10 @@
 
 #pragma once
 
-#include <omp.h>
-
 #include "vectors.hpp"
 
 constexpr int64_t BAND = 16 * ROWS;         // rows that a panel serves before the next one is read
-constexpr int64_t SHARES = 8;               // of the work that each thread takes, or more
+constexpr int64_t SHARES = 4;               // of the work that each thread takes, or more
 constexpr int STREAMS = 4;                  // most panels that are read side by side
 constexpr int64_t LINE = 64;                // bytes of a line of the processor's cache
 constexpr int64_t WORTH_THREADS = 1 << 19;  // multiplications; below that, waking threads takes longer than they save
@@ -55,11 +53,11 @@ struct Layer {
     return {panel + depth / every * LINE * next.part, every};
   }
 
-  // to(s, r, half, sums) for x[r] W^T + b and neighbouring panels.
+  // to(s, r, half, sums) for x[r] W^T + b and neighbouring panels. A function of its own keeps sums in registers.
   template <int streams, int rows, typename X, typename To>
-  void tile(const X* x, int64_t depth, int64_t out, int64_t panel, Next next, To to) const {
+  [[gnu::noinline]] void tile(const X* x, int64_t depth, int64_t out, int64_t panel, Next next, To to) const {
     const int64_t size = PANEL * depth;
-    const auto from = [&](int s, int, int half) {
+    const auto from = [=, bias = bias](int s, int, int half) {
       const int64_t column = (panel + s) * PANEL + half * LANES;
       return bias ? load_some(bias + column, out - column) : Vec{};
     };
@@ -78,15 +76,15 @@ template <bool gated, int streams, int rows, typename X, typename W>
 static void linear_tile(const X* x, Layer<W> layer, Layer<W> gate, const float* plus, Rows y, int64_t row, int64_t depth,
                         int64_t panel, Next next) {
   const X* from = x + row * depth;
-  const auto store = [&](int s, int r, int half, Vec sums) {
+  const auto store = [=](int s, int r, int half, Vec sums) {
     const int64_t column = (panel + s) * PANEL + half * LANES;
     y.store(row + r, column, plus ? sums + load_some(plus + (row + r) * y.width + column, y.width - column) : sums);
   };
   if constexpr (gated) {
-    Vec outputs[streams][rows][2];
+    Vec memory[streams][rows][2], (*outputs)[rows][2] = memory;
     layer.template tile<streams, rows>(
-        from, depth, y.width, panel, next, [&](int s, int r, int half, Vec sums) { outputs[s][r][half] = sums; });
-    gate.template tile<streams, rows>(from, depth, y.width, panel, next, [&](int s, int r, int half, Vec sums) {
+        from, depth, y.width, panel, next, [=](int s, int r, int half, Vec sums) { outputs[s][r][half] = sums; });
+    gate.template tile<streams, rows>(from, depth, y.width, panel, next, [=](int s, int r, int half, Vec sums) {
       store(s, r, half, outputs[s][r][half] * silu(sums));
     });
   } else {
@@ -102,11 +100,13 @@ static void linear(const X* x, Layer<W> layer, Layer<W> gate, const float* plus,
   if (rows == 0) return;  // a step in which nothing is sampled
   constexpr int least = std::is_same_v<X, Bf16s> ? 2 : 1, most_rows = ROWS / least;
   const int64_t num_panels = (y.width + PANEL - 1) / PANEL, streams = std::clamp<int64_t>(ROWS / rows, least, STREAMS);
-  const int64_t groups = (num_panels + streams - 1) / streams, threads = omp_in_parallel() ? 1 : omp_get_max_threads();
+  const int64_t groups = (num_panels + streams - 1) / streams;
+  const bool alone = omp_in_parallel() || rows * depth * y.width < WORTH_THREADS;
+  const int64_t threads = alone ? 1 : omp_get_max_threads();
   // Bands of rows that panels serve before the next ones are read: so many that no thread waits long for another.
   const int64_t tiles = (rows + most_rows - 1) / most_rows, shares = (SHARES * threads + groups - 1) / groups;
   const int64_t band_rows = std::min(BAND, (tiles + shares - 1) / shares * most_rows);
-#pragma omp parallel for schedule(dynamic) collapse(2) if (rows * depth * y.width >= WORTH_THREADS)
+#pragma omp parallel for schedule(dynamic) collapse(2) num_threads(threads)
   for (int64_t band = 0; band < rows; band += band_rows)
     for (int64_t group = 0; group < groups; ++group) {
       const int64_t p = group * streams, count = std::min(band_rows, rows - band);

@@ -4,8 +4,6 @@
 // nothing is gathered or padded in memory. The query heads that share a KV head are served together: every key and value
 // comes from memory once for all of them. The softmax is accumulated online, span by span.
 
-#include <omp.h>
-
 #include <atomic>
 
 #include "chunk_attention.hpp"

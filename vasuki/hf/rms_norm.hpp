@@ -20,14 +20,14 @@ static void norm_row(const float* x, const float* weight, Rows y, int64_t row, f
 
 // x [rows, y.width], weight [y.width]
 static void rms_norm(const float* x, const float* weight, Rows y, int64_t rows, float eps) {
-#pragma omp parallel for if (rows * y.width >= WORTH_SHARING)
+#pragma omp parallel for if (worth_sharing(rows * y.width))
   for (int64_t row = 0; row < rows; ++row) norm_row(x + row * y.width, weight, y, row, eps);
 }
 
 // x [tokens], `stride` apart: heads of `dim` numbers, each normed where it lies; weight [dim]
 static void norm_heads(float* x, const float* weight, int64_t tokens, int64_t stride, int64_t heads, int64_t dim,
                        float eps) {
-#pragma omp parallel for if (tokens * heads * dim >= WORTH_SHARING)
+#pragma omp parallel for if (worth_sharing(tokens * heads * dim))
   for (int64_t token = 0; token < tokens; ++token)
     for (int64_t head = 0; head < heads; ++head) {
       float* own = x + token * stride + head * dim;

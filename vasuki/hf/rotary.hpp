@@ -9,7 +9,7 @@
 static void rotate(float* x, const float* cos, const float* sin, int64_t tokens, int64_t stride, int64_t heads,
                    int64_t dim, int64_t rotated) {
   const int64_t half = rotated / 2;
-#pragma omp parallel for if (tokens * heads * dim >= WORTH_SHARING)
+#pragma omp parallel for if (worth_sharing(tokens * heads * dim))
   for (int64_t token = 0; token < tokens; ++token) {
     const float *c = cos + token * rotated, *s = sin + token * rotated;
     for (int64_t head = 0; head < heads; ++head) {
