@@ -51,6 +51,19 @@ def test_greedy_equals_generate(name: str, streamed: int, kernels: CPUKernels) -
     assert rows.outputs == reference(name)
 
 
+@pytest.mark.parametrize("name", sorted(FUSED))
+@pytest.mark.usefixtures("two_threads")
+def test_so_many_rows_that_threads_take_slabs_of_them(name: str, kernels: CPUKernels) -> None:
+    loaded = load(name)
+    requests = requests_of(prompts(longest=230))
+    models = (loaded.model, _with_kernels(name, kernels))
+    plain, fused = (
+        run(dataclasses.replace(loaded, model=model), requests, chunk_tokens=230, num_blocks=400)[0].outputs
+        for model in models
+    )
+    assert fused == plain
+
+
 def test_what_only_looks_like_one_is_left_alone(kernels: CPUKernels, monkeypatch: pytest.MonkeyPatch) -> None:
     own = LlamaDecoderLayer.forward
 

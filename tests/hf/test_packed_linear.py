@@ -77,7 +77,8 @@ def test_a_layer_in_bfloat16_rounds_what_it_takes(
 
 
 @pytest.mark.parametrize("saved_as", [torch.float32, torch.bfloat16])
-def test_many_rows_on_many_threads(kernel: LinearKernel, saved_as: torch.dtype) -> None:
+@pytest.mark.usefixtures("two_threads")
+def test_many_rows_on_two_threads(kernel: LinearKernel, saved_as: torch.dtype) -> None:
     layer = _layer(300, 700, True, saved_as)
     x = torch.randn(2, 150, 300, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():

@@ -51,6 +51,7 @@ def test_stores_like_its_plain_twin(dtype: torch.dtype, kv_dtype: torch.dtype, t
 @pytest.mark.parametrize("block_tokens", [1, 5, 16, 40])
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.usefixtures("two_threads")
 def test_attends_like_its_plain_twin(
     head_dim: int, kv_dtype: torch.dtype, group: int, block_tokens: int, window: int | None, rounds: bool
 ) -> None:
