@@ -141,16 +141,29 @@ static inline void multiply_keys(const float* query, const C* key, const C* next
   for (int r = 0; r < rows; ++r) store_sums(dots[r], scores + r * STRIP, keys);
 }
 
+// Some vectors of each row's sums, into registers and back.
+template <int rows, int vectors>
+static inline void load_rows(const float* sums, Short (&own)[rows][vectors]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) own[r][v] = load(sums + r * D + v * SHORT_LANES);
+}
+template <int rows, int vectors>
+static inline void store_rows(float* sums, const Short (&own)[rows][vectors]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) store(sums + r * D + v * SHORT_LANES, own[r][v]);
+}
+
 // sums[r] += weights[r * STRIP + t] * value t over `count` values, for some queries and pairs of vectors. `next` lies like
 // the values, and is asked for.
 template <int rows, int pairs>
 static inline void add_values(const float* weights, const C* value, const C* next, int64_t stride, int64_t count,
                               float* sums) {
   Short own[rows][2 * pairs];
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; ++r)
-#pragma GCC unroll 16
-    for (int v = 0; v < 2 * pairs; ++v) own[r][v] = load(sums + r * D + v * SHORT_LANES);
+  load_rows(sums, own);
   for (int64_t t = 0; t < count; ++t) {
     ask_for<2 * SHORT_LANES * pairs>(next + t * stride);
 #pragma GCC unroll 8
@@ -164,10 +177,7 @@ static inline void add_values(const float* weights, const C* value, const C* nex
       }
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; ++r)
-#pragma GCC unroll 16
-    for (int v = 0; v < 2 * pairs; ++v) store(sums + r * D + v * SHORT_LANES, own[r][v]);
+  store_rows(sums, own);
 }
 
 #ifdef __AVX512BF16__
@@ -200,10 +210,7 @@ template <int rows, int pairs>
 static inline void add_values(const Bf16s* weights, const bf16* value, const bf16* next, int64_t stride, int64_t count,
                               float* sums) {
   Vec own[rows][2 * pairs];
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; ++r)
-#pragma GCC unroll 16
-    for (int v = 0; v < 2 * pairs; ++v) own[r][v] = load(sums + r * D + v * LANES);
+  load_rows(sums, own);
   for (int64_t t = 0; t < count; t += 2) {
     const bf16 *first = value + t * stride, *second = t + 1 < count ? first + stride : first;
     ask_for<PANEL * pairs>(next + t * stride);
@@ -220,10 +227,7 @@ static inline void add_values(const Bf16s* weights, const bf16* value, const bf1
       }
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < rows; ++r)
-#pragma GCC unroll 16
-    for (int v = 0; v < 2 * pairs; ++v) store(sums + r * D + v * LANES, own[r][v]);
+  store_rows(sums, own);
 }
 #endif
 

@@ -46,8 +46,8 @@ constexpr int LANES = 4, ROWS = 6;
 #endif
 constexpr int PANEL = 2 * LANES;  // columns of a panel
 
-constexpr int64_t WORTH_SHARING = 1 << 16;  // numbers; for fewer, waking threads takes longer than they save
-static inline bool worth_sharing(int64_t numbers) { return numbers >= WORTH_SHARING && !omp_in_parallel(); }
+// For fewer numbers, waking threads takes longer than they save; within a parallel region all are at work.
+static inline bool worth_sharing(int64_t numbers) { return numbers >= 1 << 16 && !omp_in_parallel(); }
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
