@@ -23,6 +23,7 @@ from vasuki.sequence import NO_TOKENS, Request
 PROMPT_COLUMN, OUTPUT_COLUMN, ARRIVAL_COLUMN = "num_prefill_tokens", "num_decode_tokens", "arrived_at"
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 

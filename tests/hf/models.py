@@ -11,6 +11,7 @@ import transformers
 
 from vasuki.blocks import BlockPool
 from vasuki.engine import RunStats, drain
+from vasuki.hf.cpu_kernels import CPUKernels
 from vasuki.hf.executor import RaggedExecutor
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.model import LoadedModel, prepare
@@ -52,6 +53,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3MoeConfig", dict(head_dim=16, **_MOE)),
     "gpt_oss": ("GptOssConfig", dict(head_dim=16, sliding_window=8, num_local_experts=4, num_experts_per_tok=2)),
 }
+# Those whose layers a CPU's kernels compute from end to end.
+FUSED = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class NoTokenizer:
@@ -73,6 +76,14 @@ def random_model(name: str) -> Any:
     """A float32 model with random weights, the same in every process."""
     torch.manual_seed(sum(map(ord, name)))
     return transformers.AutoModelForCausalLM.from_config(random_config(name), attn_implementation="eager").eval()
+
+
+def with_kernels(name: str, kernels: CPUKernels) -> Any:
+    """Such a model of one's own, with kernels in the place of its layers."""
+    model = random_model.__wrapped__(name)
+    model.set_attn_implementation("vasuki_ragged")
+    kernels.take_over(model)
+    return model
 
 
 @functools.cache

@@ -10,22 +10,13 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from models import ARCHITECTURES, load, prompts, random_model, reference, requests_of, run
+from models import ARCHITECTURES, FUSED, load, prompts, reference, requests_of, run, with_kernels
 from vasuki.hf.cpu_kernels import CPUKernels
 from vasuki.hf.fused_layer import FusedLayer
 from vasuki.hf.offload import StreamedLayers, ThreadCopyEngine
 from vasuki.hf.weights import WeightStream, decoder_layers
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
-
-FUSED = {"llama", "mistral", "qwen2", "qwen3"}
-
-
-def _with_kernels(name: str, kernels: CPUKernels) -> Any:
-    model = random_model.__wrapped__(name)  # of its own: executors change the one that tests share
-    model.set_attn_implementation("vasuki_ragged")
-    kernels.take_over(model)
-    return model
 
 
 def _fused(model: torch.nn.Module) -> list[FusedLayer]:
@@ -34,16 +25,16 @@ def _fused(model: torch.nn.Module) -> list[FusedLayer]:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_plain_layers_and_no_others_are_replaced(name: str, kernels: CPUKernels) -> None:
-    fused = _fused(_with_kernels(name, kernels))
+    fused = _fused(with_kernels(name, kernels))
     assert len(fused) == (load(name).kv_layout.num_layers if name in FUSED else 0)
 
 
 @pytest.mark.parametrize("streamed", [0, 2])
-@pytest.mark.parametrize("name", sorted(FUSED))
+@pytest.mark.parametrize("name", FUSED)
 def test_greedy_equals_generate(name: str, streamed: int, kernels: CPUKernels) -> None:
     """Also where the weights of layers visit buffers in turn, and so move."""
     loaded = load(name)
-    model = _with_kernels(name, kernels)
+    model = with_kernels(name, kernels)
     if streamed:
         stack = decoder_layers(model, loaded.kv_layout.num_layers)
         WeightStream(stack, StreamedLayers.spread(3, streamed), torch.device("cpu"), ThreadCopyEngine(bytes_per_s=2e8))
@@ -51,12 +42,12 @@ def test_greedy_equals_generate(name: str, streamed: int, kernels: CPUKernels) -
     assert rows.outputs == reference(name)
 
 
-@pytest.mark.parametrize("name", sorted(FUSED))
+@pytest.mark.parametrize("name", FUSED)
 @pytest.mark.usefixtures("two_threads")
 def test_so_many_rows_that_threads_take_slabs_of_them(name: str, kernels: CPUKernels) -> None:
     loaded = load(name)
     requests = requests_of(prompts(longest=230))
-    models = (loaded.model, _with_kernels(name, kernels))
+    models = (loaded.model, with_kernels(name, kernels))
     plain, fused = (
         run(dataclasses.replace(loaded, model=model), requests, chunk_tokens=230, num_blocks=400)[0].outputs
         for model in models
@@ -71,4 +62,4 @@ def test_what_only_looks_like_one_is_left_alone(kernels: CPUKernels, monkeypatch
         return own(self, hidden_states, *args, **kwargs) + 0.1 * hidden_states
 
     monkeypatch.setattr(LlamaDecoderLayer, "forward", forward)
-    assert not _fused(_with_kernels("llama", kernels))
+    assert not _fused(with_kernels("llama", kernels))

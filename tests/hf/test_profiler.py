@@ -317,7 +317,7 @@ def test_overheads_are_read_off_two_depths(launch_s: float, step_s: float) -> No
 @given(st.lists(st.floats(-1.0, 1.0), min_size=2, max_size=2))
 def test_noise_never_makes_overheads_absurd(rests: list[float]) -> None:
     found = fit_overheads((2, 6), rests, dispatch_s=3e-6)
-    assert 3e-6 <= found.launch_s <= 60e-6
+    assert 0 <= found.launch_s <= 60e-6
     assert 150e-6 <= found.step_s <= 6e-3
 
 

@@ -8,6 +8,7 @@ import torch
 
 from vasuki.hf import native
 from vasuki.hf.fused_attention import Rotary, fuse_attention
+from vasuki.hf.fused_decoder import DecoderKernel, fuse_decoder
 from vasuki.hf.fused_layer import LayerKernel, fuse_layers
 from vasuki.hf.packed_linear import LinearKernel, pack_linear_layers
 from vasuki.hf.rms_norm import NormKernel, fuse_norms
@@ -20,6 +21,7 @@ class CPUKernels(NamedTuple):
     norm: NormKernel
     rotate: Rotary
     layer: LayerKernel
+    decoder: DecoderKernel
 
     def take_over(self, model: torch.nn.Module) -> None:
         """Let a model's layers compute by them.
@@ -36,6 +38,7 @@ class CPUKernels(NamedTuple):
         fuse_norms(model, self.norm)
         fuse_attention(model, self.linear, self.rotate)
         fuse_layers(model, self.layer)
+        fuse_decoder(model, self.decoder)
 
 
 def _has_other_matrices(model: torch.nn.Module) -> bool:
@@ -50,7 +53,8 @@ def _has_other_matrices(model: torch.nn.Module) -> bool:
 
 def load_cpu_kernels() -> CPUKernels | None:
     """Those for this processor, compiled if they are not on disk yet; None if they cannot be had."""
-    library = native.load("decoder_layer.cpp")
+    library = native.load("decoder.cpp")
     if library is None:
         return None
-    return CPUKernels(LinearKernel(library), NormKernel(library), Rotary(library), LayerKernel(library))
+    linear, norm, rotate = LinearKernel(library), NormKernel(library), Rotary(library)
+    return CPUKernels(linear, norm, rotate, LayerKernel(library), DecoderKernel(library))

@@ -25,7 +25,7 @@ _PARTS: dict[str, type[torch.nn.Module]] = {
 
 
 class _Norm(ctypes.Structure):
-    """`Norm` of decoder_layer.cpp."""
+    """`Norm` of decoder_layer.hpp."""
 
     _fields_ = (("weight", ctypes.c_void_p), ("eps", ctypes.c_float))
 
@@ -34,8 +34,19 @@ class _Norm(ctypes.Structure):
         return cls(norm.weight.data_ptr(), norm.eps)
 
 
-class _Layer(ctypes.Structure):
-    """`DecoderLayer` of decoder_layer.cpp."""
+class Angles(ctypes.Structure):
+    """`Angles` of decoder_layer.hpp. Valid as long as the tensors that it was made of."""
+
+    _fields_ = (("cos", ctypes.c_void_p), ("sin", ctypes.c_void_p), ("rotated", ctypes.c_int64))
+
+    @classmethod
+    def of(cls, cos: torch.Tensor, sin: torch.Tensor) -> Angles:
+        """Of two contiguous `[..., num_tokens, rotated]`."""
+        return cls(cos.data_ptr(), sin.data_ptr(), cos.shape[-1])
+
+
+class Layer(ctypes.Structure):
+    """`DecoderLayer` of decoder_layer.hpp."""
 
     _fields_ = (
         ("first", _Norm),
@@ -50,6 +61,8 @@ class _Layer(ctypes.Structure):
         ("query_heads", ctypes.c_int64),
         ("key_heads", ctypes.c_int64),
         ("head_dim", ctypes.c_int64),
+        ("window", ctypes.c_int64),
+        ("scaling", ctypes.c_float),
     )
 
 
@@ -59,9 +72,10 @@ class LayerKernel:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.before_attention = library.vasuki_before_attention
         self.after_attention = library.vasuki_after_attention
-        for function, tensors, sizes in ((self.before_attention, 4, 2), (self.after_attention, 3, 2)):
-            function.restype = None
-            function.argtypes = [ctypes.POINTER(_Layer)] + [ctypes.c_void_p] * tensors + [ctypes.c_int64] * sizes
+        layer, tensor, size = ctypes.POINTER(Layer), ctypes.c_void_p, ctypes.c_int64
+        self.before_attention.argtypes = [layer, ctypes.POINTER(Angles), tensor, tensor, size]
+        self.after_attention.argtypes = [layer, tensor, tensor, tensor, size, size]
+        self.before_attention.restype = self.after_attention.restype = None
 
 
 class FusedLayer(torch.nn.Module):
@@ -80,7 +94,7 @@ class FusedLayer(torch.nn.Module):
         self._kernel = kernel
         self._parts: tuple[FusedAttention, GatedMLP] = layer.self_attn, layer.mlp
         self._panels: torch.Tensor = layer.self_attn.qkv_proj.panels
-        self._layer = _Layer()
+        self._layer = Layer()
 
     def forward(
         self,
@@ -90,13 +104,11 @@ class FusedLayer(torch.nn.Module):
         **inert: Any,
     ) -> torch.Tensor:
         """`[1, num_tokens, hidden_size]` -> the same shape."""
-        x, layer, (own, mlp) = hidden_states[0].contiguous(), self._pointers(), self._parts
+        x, layer, (own, mlp) = hidden_states[0].contiguous(), self.pointers(), self._parts
         num_tokens = len(x)
         cos, sin = (angles.contiguous() for angles in position_embeddings)
         joined = x.new_empty(num_tokens, layer.qkv.out_features)
-        self._kernel.before_attention(
-            layer, x.data_ptr(), cos.data_ptr(), sin.data_ptr(), joined.data_ptr(), num_tokens, cos.shape[-1]
-        )
+        self._kernel.before_attention(layer, Angles.of(cos, sin), x.data_ptr(), joined.data_ptr(), num_tokens)
         query, key, value = joined.view(num_tokens, -1, own.head_dim).split_with_sizes(own.splits, dim=1)
         attended = attention.attend_or_observe(own, query, key, value, step, own.variant).contiguous()
         y = torch.empty_like(hidden_states)
@@ -104,18 +116,25 @@ class FusedLayer(torch.nn.Module):
         self._kernel.after_attention(layer, attended.data_ptr(), x.data_ptr(), y.data_ptr(), num_tokens, whole)
         return y if whole else y.add_(self.mlp(self.post_attention_layernorm(y)))  # which skips some tokens
 
-    def _pointers(self) -> _Layer:
+    @property
+    def is_plain(self) -> bool:
+        """Whether `Layer` says all that its attention wants."""
+        return self._parts[0].variant.is_plain
+
+    def pointers(self) -> Layer:
         """The weights where they are now: those of a layer that is streamed move, all together."""
         if self._layer.qkv.panels != self._panels.data_ptr():
             own, mlp = self._parts
             norms = [self.input_layernorm, self.post_attention_layernorm, *own.norms]
             matrices = (own.qkv_proj, own.o_proj, mlp.up_proj, mlp.gate_proj, mlp.down_proj)
-            self._layer = _Layer(
+            self._layer = Layer(
                 *[_Norm.of(norm) for norm in norms],
                 *[_Norm()] * (4 - len(norms)),
                 *[part.matrix for part in matrices],
                 *own.splits[:2],
                 own.head_dim,
+                own.variant.window or 0,
+                own.variant.scaling,
             )
         return self._layer
 

@@ -14,7 +14,7 @@ from vasuki.hf.cuda_attention import PagedVarlen
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.offload import Offload
 from vasuki.hf.paged_attention import PagedKernel
-from vasuki.lengths import Ints
+from vasuki.lengths import Bools, Ints
 from vasuki.sequence import Sequence
 
 # Tokens of a tile: enough to pay for what it copies, few enough to keep many cores busy.
@@ -95,20 +95,31 @@ class PagedTiles:
     Attributes:
         tiles: int64 `[count, 4]`: first token in the packed batch, tokens, position of the first, row of `tables`.
         longest: most tokens of a tile.
+        sampled: tiles of those tokens alone whose logits are wanted.
         tables: int64 `[num_chunks, width]`, padded with anything.
     """
 
-    def __init__(self, kernel: PagedKernel, firsts: Ints, lengths: Ints, starts: Ints, tables: Ints) -> None:
+    def __init__(
+        self, kernel: PagedKernel, firsts: Ints, lengths: Ints, starts: Ints, samples: Bools, tables: Ints
+    ) -> None:
         self.kernel = kernel
         counts = -(-lengths // _TILE_TOKENS)
         chunk_of = np.repeat(np.arange(len(lengths)), counts)  # [count]
         skipped = (np.arange(len(chunk_of)) - (np.cumsum(counts) - counts)[chunk_of]) * _TILE_TOKENS
         tokens = np.minimum(lengths[chunk_of] - skipped, _TILE_TOKENS)
         tiles = np.stack([firsts[chunk_of] + skipped, tokens, starts[chunk_of] + skipped, chunk_of], axis=1)
-        work = tokens * (tiles[:, 2] + tokens)
-        self.tiles = torch.from_numpy(tiles[np.argsort(-work, kind="stable")])
+        self.tiles = _most_work_first(tiles)
         self.longest = int(tokens.max())
+        lasts = lengths - 1
+        self.sampled = _most_work_first(
+            np.stack([firsts + lasts, np.ones_like(lasts), starts + lasts, np.arange(len(lasts))], axis=1)[samples]
+        )
         self.tables = torch.from_numpy(tables)
+
+
+def _most_work_first(tiles: Ints) -> torch.Tensor:
+    _, tokens, positions, _ = tiles.T
+    return torch.from_numpy(tiles[np.argsort(-tokens * (positions + tokens), kind="stable")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +155,15 @@ def build_inputs(
     tables = _tables(batch, cache.block_tokens)
     slots = tables[chunk_of, positions // cache.block_tokens] * cache.block_tokens + positions % cache.block_tokens
     token_ids = np.concatenate([_tokens(chunk.sequence, chunk.start, chunk.end) for chunk in batch.chunks])
-    samples = lasts[[chunk.samples for chunk in batch.chunks]] - 1
+    samples = np.array([chunk.samples for chunk in batch.chunks])
     return StepInputs(
         input_ids=torch.from_numpy(token_ids.astype(np.int64)).unsqueeze(0).to(device),
         position_ids=torch.from_numpy(positions).unsqueeze(0).to(device),
         rows=cache.rows_of_slots(torch.from_numpy(slots).to(device)),
-        sample_positions=torch.from_numpy(samples).to(device),
+        sample_positions=torch.from_numpy(lasts[samples] - 1).to(device),
         cache=cache,
         offload=offload,
-        tiles=None if kernel is None else PagedTiles(kernel, firsts, lengths, starts, tables),
+        tiles=None if kernel is None else PagedTiles(kernel, firsts, lengths, starts, samples, tables),
         varlen=_varlen(lengths, starts + lengths, tables, cache, device),
         gathered=Gathered(firsts, lengths, starts, tables, cache.block_tokens, device),
     )

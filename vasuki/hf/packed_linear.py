@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16)  # of weights that can be packed
 
 
 class Format(enum.IntEnum):
-    """`Format` of decoder_layer.cpp."""
+    """`Format` of decoder_layer.hpp."""
 
     WIDE = 0  # weights in float32
     NARROW = 1  # weights in bfloat16

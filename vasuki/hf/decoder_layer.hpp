@@ -1,5 +1,6 @@
-// What a decoder layer of a model in float32 computes beside its attention, on a CPU: operator by operator, and all that
-// lies before and behind attention in a call each.
+// What a decoder layer of a model in float32 computes beside its attention, on a CPU.
+
+#pragma once
 
 #include <memory>
 
@@ -67,12 +68,6 @@ struct Norm {
   float eps;
 };
 
-struct DecoderLayer {
-  Norm first, second, query, key;
-  Matrix qkv, o, up, gate, down;
-  int64_t query_heads, key_heads, head_dim;
-};
-
 // Rows that a thread takes through several operators, so that what one leaves is in its cache for the next, and threads wait
 // for each other once. Slabs of fewer rows would read weights too often; so few rows are shared out operator by operator.
 constexpr int64_t SLAB = 128, LEAST_SLAB = 32;
@@ -90,55 +85,45 @@ static void in_slabs(int64_t rows, Body&& body) {
 
 static Rows floats(const float* x, int64_t width) { return {const_cast<float*>(x), width, false}; }
 
-extern "C" {
-int64_t vasuki_panel_columns() { return PANEL; }
-int64_t vasuki_multiplies_bf16() { return MULTIPLIES_BF16; }
+struct Angles {
+  const float *cos, *sin;  // [tokens, rotated]
+  int64_t rotated;
+};
 
-void vasuki_linear(const Matrix* matrix, const float* x, float* y, int64_t rows) {
-  matrix->multiply(floats(x, matrix->in), floats(y, matrix->out), rows);
-}
+struct DecoderLayer {
+  Norm first, second, query, key;
+  Matrix qkv, o, up, gate, down;
+  int64_t query_heads, key_heads, head_dim;
+  int64_t window;  // as vasuki_paged_attention takes it, and
+  float scaling;
 
-void vasuki_gated(const Matrix* up, const Matrix* gate, const float* x, float* y, int64_t rows) {
-  up->multiply_gated(*gate, floats(x, up->in), floats(y, up->out), rows);
-}
+  // x [tokens, hidden] -> joined queries, keys and values [tokens, qkv.out], of which the heads of the first two are
+  // normed, if there are norms for them, and rotated.
+  void before_attention(const float* x, const Angles& angles, float* joined, int64_t tokens) const {
+    const int64_t stride = qkv.out, rotated = angles.rotated;
+    in_slabs(tokens, [&](int64_t begin, int64_t count) {
+      const Rows normed = qkv.inputs<struct Normed>(count);
+      float *queries = joined + begin * stride, *keys = queries + query_heads * head_dim;
+      rms_norm(x + begin * qkv.in, first.weight, normed, count, first.eps);
+      qkv.multiply(normed, floats(queries, stride), count);
+      if (query.weight) norm_heads(queries, query.weight, count, stride, query_heads, head_dim, query.eps);
+      if (key.weight) norm_heads(keys, key.weight, count, stride, key_heads, head_dim, key.eps);
+      rotate(queries, angles.cos + begin * rotated, angles.sin + begin * rotated, count, stride, query_heads + key_heads,
+             head_dim, rotated);
+    });
+  }
 
-void vasuki_rms_norm(const float* x, const float* weight, float* y, int64_t rows, int64_t width, float eps) {
-  rms_norm(x, weight, floats(y, width), rows, eps);
-}
-
-void vasuki_rotate(float* x, const float* cos, const float* sin, int64_t tokens, int64_t stride, int64_t heads, int64_t dim,
-                   int64_t rotated) {
-  rotate(x, cos, sin, tokens, stride, heads, dim, rotated);
-}
-
-// x [tokens, hidden] -> joined queries, keys and values [tokens, qkv.out], of which the heads of the first two are normed,
-// if there are norms for them, and rotated by angles cos, sin [tokens, rotated].
-void vasuki_before_attention(const DecoderLayer* layer, const float* x, const float* cos, const float* sin, float* qkv,
-                             int64_t tokens, int64_t rotated) {
-  const int64_t stride = layer->qkv.out, dim = layer->head_dim, queries = layer->query_heads, keys = layer->key_heads;
-  in_slabs(tokens, [&](int64_t first, int64_t count) {
-    const Rows normed = layer->qkv.inputs<struct Normed>(count);
-    float* own = qkv + first * stride;
-    rms_norm(x + first * layer->qkv.in, layer->first.weight, normed, count, layer->first.eps);
-    layer->qkv.multiply(normed, floats(own, stride), count);
-    if (layer->query.weight) norm_heads(own, layer->query.weight, count, stride, queries, dim, layer->query.eps);
-    if (layer->key.weight) norm_heads(own + queries * dim, layer->key.weight, count, stride, keys, dim, layer->key.eps);
-    rotate(own, cos + first * rotated, sin + first * rotated, count, stride, queries + keys, dim, rotated);
-  });
-}
-
-// attended [tokens, o.in], x [tokens, hidden] -> y = x + o(attended), and if `with_mlp` y += mlp(norm(y)).
-void vasuki_after_attention(const DecoderLayer* layer, const float* attended, const float* x, float* y, int64_t tokens,
-                            int64_t with_mlp) {
-  const int64_t in = layer->o.in, hidden = layer->o.out;
-  in_slabs(tokens, [&](int64_t first, int64_t count) {
-    float* own = y + first * hidden;
-    layer->o.multiply(floats(attended + first * in, in), floats(own, hidden), count, x + first * hidden);
-    if (!with_mlp) return;
-    const Rows normed = layer->up.inputs<struct Normed>(count), between = layer->down.inputs<struct Between>(count);
-    rms_norm(own, layer->second.weight, normed, count, layer->second.eps);
-    layer->up.multiply_gated(layer->gate, normed, between, count);
-    layer->down.multiply(between, floats(own, hidden), count, own);
-  });
-}
-}
+  // attended [tokens, o.in], x [tokens, hidden] -> y = x + o(attended), and if `with_mlp` y += mlp(norm(y)); y may be x
+  void after_attention(const float* attended, const float* x, float* y, int64_t tokens, bool with_mlp) const {
+    const int64_t hidden = o.out;
+    in_slabs(tokens, [&](int64_t begin, int64_t count) {
+      float* own = y + begin * hidden;
+      o.multiply(floats(attended + begin * o.in, o.in), floats(own, hidden), count, x + begin * hidden);
+      if (!with_mlp) return;
+      const Rows normed = up.inputs<struct Normed>(count), between = down.inputs<struct Between>(count);
+      rms_norm(own, second.weight, normed, count, second.eps);
+      up.multiply_gated(gate, normed, between, count);
+      down.multiply(between, floats(own, hidden), count, own);
+    });
+  }
+};
