@@ -187,7 +187,8 @@ class EngineConfig(_Section):
     """Backend. `ragged` packs chunks without padding, for every model on transformers' attention interface."""
     compile: Literal["auto", "off"] = "auto"
     """On a CPU, `auto` computes by kernels that are compiled for its processor and kept on disk between runs; `off` by
-    torch's own, which are slower. CUDA has no use for it."""
+    torch's own, which are slower. On CUDA, `auto` records steps of decodes as graphs, where the model allows it; `off`
+    launches every kernel by itself."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run."""
     weights_on_host: Auto | Annotated[int, Field(ge=0)] = "auto"

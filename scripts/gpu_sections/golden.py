@@ -101,6 +101,7 @@ def _tiny_models() -> Any:
 class _Outcome:
     outputs: list[list[int]]
     counters: Counters
+    replayed_steps: int  # by graphs
 
 
 class _Tiny:
@@ -134,7 +135,7 @@ class _Tiny:
         limits = Limits(16, 16, swap_min_tokens=1)
         settings = EngineSettings(find_policy("vasuki"), limits, num_blocks=200, block_tokens=4)
         settings = dataclasses.replace(settings, **changes)
-        executor = build_executor(loaded or self.loaded(), settings)
+        executor = build_executor(loaded or self.loaded(), settings, record_after=1)
         host = executor.offload.host if executor.offload is not None else None
         for layer in [*executor.cache.layers, *(host.layers if host is not None else ())]:
             layer.fill_(_POISON)
@@ -146,7 +147,7 @@ class _Tiny:
         ]  # fmt: skip
         scheduler, rows = settings.build(), Rows()
         drain(requests, scheduler, executor, rows)
-        return _Outcome(rows.outputs, scheduler.counters)
+        return _Outcome(rows.outputs, scheduler.counters, executor.replayed_steps)
 
     def regret(self, outputs: list[list[int]]) -> float:
         """The worst choice among the outputs' tokens, judged in float32."""
@@ -166,7 +167,8 @@ def _golden_row(
     model: _Tiny, dtype: torch.dtype, block_tokens: int, expected: list[list[int]], finding: Finding
 ) -> Record:
     kind = str(dtype).removeprefix("torch.")
-    found = model.run(block_tokens=block_tokens).outputs
+    outcome = model.run(block_tokens=block_tokens)
+    found = outcome.outputs
     same = sum(ours == theirs for ours, theirs in zip(found, expected, strict=True))
     ours, theirs = model.regret(found), model.regret(expected)
     holds = same == len(expected) if dtype is torch.float32 else ours <= _SLACK * theirs + 0.05
@@ -177,6 +179,7 @@ def _golden_row(
         "dtype": kind,
         "block": block_tokens,
         "rows_equal": f"{same}/{len(expected)}",
+        "replayed_steps": outcome.replayed_steps,
         "regret": float(f"{ours:.2g}"),
         "regret_of_generate": float(f"{theirs:.2g}"),
         "holds": holds,

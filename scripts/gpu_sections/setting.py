@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -249,6 +249,7 @@ class PlannedRun:
     log: StepLog
     peak_bytes: int  # of device memory that torch held; 0 on a CPU
     planned_bytes: int  # weights, KV and activations
+    replayed_steps: int  # by graphs
 
 
 def plan_for(setting: Setting, name: str, requests: list[Request], loaded: LoadedModel) -> Plan:
@@ -267,9 +268,11 @@ def plan_for(setting: Setting, name: str, requests: list[Request], loaded: Loade
     )
 
 
-def run_planned(setting: Setting, name: str, requests: list[Request], observers: Iterable[Observer] = ()) -> PlannedRun:
-    """Plan and run, as the command does, without files."""
-    loaded = setting.loaded(name)
+def run_planned(
+    setting: Setting, name: str, requests: list[Request], observers: Iterable[Observer] = (), compiles: bool = True
+) -> PlannedRun:
+    """Plan and run, as the command does, without files; `compiles` as in `LoadedModel`."""
+    loaded = replace(setting.loaded(name), compiles=compiles)
     plan = plan_for(setting, name, requests, loaded)
     if setting.on_gpu:
         torch.cuda.reset_peak_memory_stats(setting.device)
@@ -281,4 +284,5 @@ def run_planned(setting: Setting, name: str, requests: list[Request], observers:
     activations = activation_bytes(setting.shape(name), limits.chunk_tokens, limits.max_num_seqs)
     kv = plan.settings.num_blocks * plan.settings.block_tokens * loaded.kv_layout.bytes_per_token
     peak = torch.cuda.max_memory_allocated(setting.device) if setting.on_gpu else 0
-    return PlannedRun(plan, seconds, rows, stats, log, peak, loaded.weight_bytes + kv + activations)
+    planned = loaded.weight_bytes + kv + activations
+    return PlannedRun(plan, seconds, rows, stats, log, peak, planned, executor.replayed_steps)

@@ -37,8 +37,12 @@ def steps(setting: Setting, share_s: float) -> Finding:
         watcher = _KernelWatcher(setting, first, first + _WATCHED_STEPS)
         run_planned(setting, name, requests, [watcher])
         wall_s = sum(run.log.elapsed_s[first : first + _WATCHED_STEPS])
+        if name == setting.small:  # whose kernels are the shortest
+            launched = run_planned(setting, name, requests, compiles=False)
+            finding.notes.append(f"{name}: {launched.seconds:.3g} s with every kernel launched by itself")
         setting.free()
         finding.rows += _step_rows(setting, name, run.log)
+        finding.notes.append(f"{name}: {run.replayed_steps} of {len(run.log.batches)} steps were replayed by graphs")
         outside_s = run.seconds - sum(run.log.elapsed_s)
         finding.notes.append(
             f"{name}: {len(run.log.batches)} steps in {run.seconds:.3g} s, of which {outside_s / run.seconds:.1%} "

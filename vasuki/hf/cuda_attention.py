@@ -107,6 +107,16 @@ class PagedVarlen:
             if last > first
         ]
 
+    def take_over(self, other: PagedVarlen, padding_block: int) -> None:
+        """Attend from now on to another step's contexts, from the same memory as before. Both steps are of single
+        tokens, and both kernels page. Tokens beyond those of `other` see the first token of `padding_block`."""
+        [own], [theirs] = self._calls, other._calls
+        count, width = theirs.table.shape
+        own.used_k[:count].copy_(theirs.used_k)
+        own.used_k[count:].fill_(1)
+        own.table[:count, :width].copy_(theirs.table)
+        own.table[count:].fill_(padding_block)
+
     def __call__(
         self, query: torch.Tensor, cache_layer: torch.Tensor, scaling: float, window: int | None = None
     ) -> torch.Tensor:

@@ -9,7 +9,9 @@ import torch
 
 from vasuki.batch import Batch, StepResult
 from vasuki.errors import Interrupted
-from vasuki.hf.inputs import build_inputs
+from vasuki.hf import decode_graphs
+from vasuki.hf.decode_graphs import RECORD_AFTER, DecodeGraphs
+from vasuki.hf.inputs import StepInputs, build_inputs
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.model import LoadedModel
@@ -36,9 +38,15 @@ class RaggedExecutor:
         self.want_logprobs = want_logprobs
         self.kernel = kernel
         self.offload = offload
+        self.graphs: DecodeGraphs | None = None  # recorded steps of decodes
         self._last_mlp = sampled_mlp(loaded.model, loaded.kv_layout.num_layers)
         self._bytes_seen = 0  # moved by the offload so far
         self._copies_seen = (0.0, 0.0)  # (exposed_s, busy_s) of the copy engine so far
+
+    @property
+    def replayed_steps(self) -> int:
+        """Steps so far that were not launched kernel by kernel."""
+        return self.graphs.replayed_steps if self.graphs is not None else 0
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:
@@ -63,8 +71,14 @@ class RaggedExecutor:
         return StepResult(sampled.token_ids, stopped, elapsed_s, sampled.logprobs, exposed_s, hidden_s, moved)
 
     def _logits(self, batch: Batch) -> torch.Tensor:
-        """One packed forward: `[num_samples, vocab_size]`."""
+        """`[num_samples, vocab_size]`."""
         step = build_inputs(batch, self.cache, self.loaded.device, self.kernel, self.offload)
+        if self.graphs is not None and not batch.prefills:
+            return self.graphs(step)
+        return self.forward(step)
+
+    def forward(self, step: StepInputs) -> torch.Tensor:
+        """One packed forward: `[num_samples, vocab_size]`."""
         with self._last_mlp.only(step.sample_positions) if self._last_mlp else nullcontext():
             output = self.loaded.model(
                 input_ids=step.input_ids,
@@ -102,11 +116,16 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
-def build_executor(loaded: LoadedModel, settings: EngineSettings, want_logprobs: bool = False) -> RaggedExecutor:
-    """An executor with the memory that the settings ask for, on the device that the model is on."""
+def build_executor(
+    loaded: LoadedModel, settings: EngineSettings, want_logprobs: bool = False, record_after: int = RECORD_AFTER
+) -> RaggedExecutor:
+    """An executor with the memory that the settings ask for, on the device that the model is on. Where steps of decodes
+    can be recorded, those of a size are after so many."""
     layout, device, block_tokens = loaded.kv_layout, loaded.device, settings.block_tokens
     on_gpu = device.type == "cuda"
-    cache = KVCache(layout, settings.num_blocks, block_tokens, device)
+    records = on_gpu and not (settings.host_blocks or settings.streamed_layers)
+    records = records and decode_graphs.is_available(loaded, block_tokens)
+    cache = KVCache(layout, settings.num_blocks + records, block_tokens, device)  # a block for padding
     offload = None
     if settings.host_blocks or settings.streamed_layers:
         host = streamed = None
@@ -115,4 +134,8 @@ def build_executor(loaded: LoadedModel, settings: EngineSettings, want_logprobs:
         if settings.streamed_layers:
             streamed = StreamedLayers.spread(layout.num_layers, settings.streamed_layers)
         offload = Offload(cache, loaded.copies or copy_engine(device), host, streamed)
-    return RaggedExecutor(loaded, cache, want_logprobs, loaded.kernel, offload)
+    executor = RaggedExecutor(loaded, cache, want_logprobs, loaded.kernel, offload)
+    if records:
+        record = decode_graphs.record_on_device()
+        executor.graphs = DecodeGraphs(executor.forward, cache, loaded.max_context, record, record_after)
+    return executor

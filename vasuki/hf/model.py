@@ -53,6 +53,7 @@ class LoadedModel:
     device: torch.device  # where it computes
     copies: CopyEngine | None = None  # brings the layers that live on the host, see hf.weights
     kernel: PagedKernel | None = None  # the CPU's attention, where it could be compiled
+    compiles: bool = True  # whether what can be compiled or recorded for it is
     compile_s: float = 0.0  # that the kernels took to compile, or to be found on disk
 
     @property
@@ -108,7 +109,7 @@ def load_model(
     model: ModelConfig,
     device_name: str = "auto",
     stays_on_host: Callable[[int, torch.device], bool] | None = None,
-    uses_kernels: bool = True,
+    compiles: bool = True,
     kv_dtype: str = "auto",
 ) -> LoadedModel:
     """Load weights, tokenizer and generation defaults.
@@ -117,7 +118,8 @@ def load_model(
         model: which.
         device_name: where it computes.
         stays_on_host: whether so many bytes of weights wait in host memory for `hf.weights.place_weights`.
-        uses_kernels: on a CPU, compute by the kernels of this package where they can be compiled.
+        compiles: on a CPU, compute by the kernels of this package where they can be compiled; on CUDA, let steps be
+            recorded where they can be.
         kv_dtype: of keys and values; `auto` is the model's.
 
     Raises:
@@ -137,7 +139,7 @@ def load_model(
     text_config = config.get_text_config()
     _refuse_config(path, text_config)
     tokenizer = Tokenizer(path, **options)
-    uses_kernels = uses_kernels and device.type == "cpu"
+    uses_kernels = compiles and device.type == "cpu"
     kernels, compile_s = _timed(load_cpu_kernels) if uses_kernels else (None, 0.0)
     dtype = resolve_dtype(model.dtype, getattr(text_config, "dtype", None), device, kernels)
     try:
@@ -154,7 +156,7 @@ def load_model(
     if stays_on_host is None or not stays_on_host(weight_bytes, device):
         loaded = loaded.to(device)
     ready = prepare(loaded, tokenizer, generation, path, kv_dtype, dtype=dtype, uses_kernels=uses_kernels)
-    return replace(ready, device=device, compile_s=compile_s + ready.compile_s)
+    return replace(ready, device=device, compiles=compiles, compile_s=compile_s + ready.compile_s)
 
 
 def prepare(

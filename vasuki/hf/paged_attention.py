@@ -22,8 +22,8 @@ class PagedKernel:
         self._write = library.vasuki_paged_write
         self._write.restype = None
         self._write.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 5
-        # Of both functions, for kernels that call them themselves.
-        self.addresses = [ctypes.cast(function, ctypes.c_void_p) for function in (self._write, self._function)]
+        self.functions = [self._write, self._function]
+        self.addresses = [ctypes.cast(function, ctypes.c_void_p) for function in self.functions]  # for other kernels
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor) -> None:
         """Store keys and values `[num_tokens, num_kv_heads, head_dim]`. Its plain twin is `KVCache.write`."""

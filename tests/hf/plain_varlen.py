@@ -1,0 +1,51 @@
+"""The plain twin of torch's variable-length attention kernel."""
+
+from __future__ import annotations
+
+import torch
+
+from vasuki.hf.attention import Variant, _eager
+from vasuki.hf.cuda_attention import PAGE_TOKENS
+
+
+def plain_varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+    num_splits: int,
+    seqused_k: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What torch documents `varlen_attn` to compute, chunk by chunk, with the kernel's own checks of its arguments."""
+    assert num_splits == 1
+    assert enable_gqa or query.shape[1] == key.shape[-2]
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+    assert cu_seq_q.is_contiguous()
+    assert cu_seq_k.is_contiguous()
+    assert int(cu_seq_q[-1]) == len(query)
+    assert max_q == int(cu_seq_q.diff().max())
+    assert max_k == int(cu_seq_k.diff().max())
+    left, right = window_size
+    assert right == 0 or (window_size == (-1, -1) and max_q == 1)
+    outputs = []
+    for row in range(len(cu_seq_q) - 1):
+        if block_table is None:
+            keys, values = (tensor[cu_seq_k[row] : cu_seq_k[row + 1]] for tensor in (key, value))
+        else:
+            assert seqused_k is not None
+            assert block_table.dtype == seqused_k.dtype == torch.int32
+            assert key.stride(-1) == 1
+            assert key.shape[1] % PAGE_TOKENS == 0
+            blocks = block_table[row].long()
+            keys, values = (tensor[blocks].flatten(0, 1)[: seqused_k[row]] for tensor in (key, value))
+        variant = Variant(scaling=scale, window=None if left < 0 else left + 1)
+        outputs.append(_eager(query[cu_seq_q[row] : cu_seq_q[row + 1]], keys, values, variant))
+    return torch.cat(outputs)

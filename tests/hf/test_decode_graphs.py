@@ -1,0 +1,141 @@
+"""Recorded steps of decodes. What is replayed here is the recorded computation itself, with torch's own operators: a
+graph of a device does the same by itself."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from plain_varlen import plain_varlen
+
+from models import Rows, load, prompts, reference, requests_of
+from vasuki.blocks import BlockPool
+from vasuki.engine import drain
+from vasuki.hf import decode_graphs, inputs
+from vasuki.hf.cuda_attention import PAGE_TOKENS, PagedVarlen
+from vasuki.hf.decode_graphs import SIZES, DecodeGraphs, Replay
+from vasuki.hf.executor import RaggedExecutor
+from vasuki.hf.kv_cache import KVCache
+from vasuki.policy import POLICIES
+from vasuki.scheduler import Limits, Scheduler
+
+
+@pytest.fixture(autouse=True)
+def _paged_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps on a CPU attend as on CUDA."""
+
+    def varlen(lengths: Any, ends: Any, tables: Any, cache: KVCache, device: torch.device) -> PagedVarlen:
+        return PagedVarlen(lengths, ends, tables, cache.block_tokens, device, True, plain_varlen)
+
+    monkeypatch.setattr(inputs, "_varlen", varlen)
+
+
+def _run(name: str, record: Any, max_num_seqs: int = 9, record_after: int = 1) -> tuple[list[list[int]], DecodeGraphs]:
+    """In memory full of poison, but for the block of padding, whose first tokens are written before they are read."""
+    loaded, num_blocks = load(name), 12
+    scheduler = Scheduler(POLICIES["vasuki"], Limits(64, max_num_seqs), BlockPool(num_blocks, PAGE_TOKENS))
+    cache = KVCache(loaded.kv_layout, num_blocks + 1, PAGE_TOKENS, loaded.device)
+    for layer in cache.layers:
+        layer.fill_(1e4)
+    executor = RaggedExecutor(loaded, cache)
+    executor.graphs = DecodeGraphs(
+        executor.forward, cache, loaded.max_context, record, record_after, varlen=plain_varlen
+    )
+    rows = Rows()
+    drain(requests_of(prompts()), scheduler, executor, rows)
+    return rows.outputs, executor.graphs
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("max_num_seqs", [3, 9])
+def test_greedy_equals_generate(name: str, max_num_seqs: int) -> None:
+    """Rows come and go, so every size sees steps of fewer rows after steps of more."""
+    recorded: list[int] = []
+
+    def record(compute: Replay) -> Replay:
+        recorded.append(len(compute()))
+        return compute
+
+    outputs, graphs = _run(name, record, max_num_seqs)
+    assert outputs == reference(name)
+    assert graphs.replayed_steps
+    assert len(set(recorded)) == len(recorded)
+    assert set(recorded) <= set(SIZES)
+
+
+def test_a_size_is_recorded_once_it_has_come_up_often_enough() -> None:
+    recorded: list[int] = []
+
+    def record(compute: Replay) -> Replay:
+        recorded.append(len(compute()))
+        return compute
+
+    outputs, graphs = _run("llama", record, record_after=10**6)
+    assert outputs == reference("llama")
+    assert not recorded
+    assert not graphs.replayed_steps
+
+
+@pytest.mark.parametrize("fails", ["to be recorded", "to answer the same"])
+def test_what_cannot_be_replayed_is_computed(fails: str, caplog: pytest.LogCaptureFixture) -> None:
+    def record(compute: Replay) -> Replay:
+        if fails == "to be recorded":
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        return lambda: compute().flip(-1)
+
+    outputs, graphs = _run("llama", record)
+    assert outputs == reference("llama")
+    assert not graphs.replayed_steps
+    [said] = caplog.messages
+    assert said.startswith("steps are launched kernel by kernel: a")
+    assert "\n" not in said
+
+
+def test_padding_reads_and_writes_its_own_block_alone() -> None:
+    loaded = load("llama")
+    cache = KVCache(loaded.kv_layout, 5, PAGE_TOKENS, loaded.device)
+    seen: list[list[list[int]]] = []
+
+    @functools.wraps(plain_varlen)
+    def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
+        seen.append([kwargs["seqused_k"].tolist(), kwargs["block_table"].flatten().tolist()])
+        return plain_varlen(*args, **kwargs)
+
+    executor = RaggedExecutor(loaded, cache)
+    graphs = DecodeGraphs(executor.forward, cache, loaded.max_context, lambda compute: compute, 1, watched)
+    with torch.inference_mode():
+        graphs(_step(cache, np.array([5, 200, 7, 99]), np.array([[2], [1], [2], [0]])))  # is recorded beside
+        for layer in cache.layers:
+            layer.fill_(7.0)
+        graphs(_step(cache, np.array([5, 200, 7]), np.array([[2], [1], [2]])))
+    assert graphs.replayed_steps == 1
+    assert seen[-1] == [[6, 201, 8, 1], [2, 1, 2, 4]]
+    for layer in cache.layers:
+        written = (layer[:, 0] != 7.0).any(dim=-1).any(dim=-1)  # [num_blocks, block_tokens]
+        assert torch.equal(written.nonzero(), torch.tensor([[1, 200], [2, 5], [2, 7], [4, 0]]))
+
+
+def _step(cache: KVCache, positions: np.ndarray, tables: np.ndarray) -> inputs.StepInputs:
+    """Single tokens at these positions."""
+    count = len(positions)
+    blocks = tables[np.arange(count), positions // cache.block_tokens]
+    slots = torch.from_numpy(blocks * cache.block_tokens + positions % cache.block_tokens)
+    ones, device = np.ones(count, np.int64), torch.device("cpu")
+    return inputs.StepInputs(
+        input_ids=torch.arange(3, 3 + count).unsqueeze(0),
+        position_ids=torch.from_numpy(positions).unsqueeze(0),
+        rows=cache.rows_of_slots(slots),
+        sample_positions=torch.arange(count),
+        cache=cache,
+        offload=None,
+        tiles=None,
+        varlen=PagedVarlen(ones, positions + 1, tables, cache.block_tokens, device, True, plain_varlen),
+        gathered=inputs.Gathered(np.arange(count), ones, positions, tables, cache.block_tokens, device),
+    )
+
+
+def test_a_model_on_a_cpu_is_not_recorded() -> None:
+    assert not decode_graphs.is_available(load("llama"), PAGE_TOKENS)

@@ -1,0 +1,177 @@
+"""Steps of single tokens on a GPU, recorded once for each of a few sizes, and replayed.
+
+A step of decodes is some thousand kernels, and launching them one by one takes the host longer than few rows take the
+device. A CUDA graph launches all of them at once. It reads and writes where it did when it was recorded, so what a step
+brings is copied into buffers that stay, and its rows are padded to the next size:
+
+    a step of 5 rows         a7 | b12 | c3 | d9 | e1
+    in a graph of 8          a7 | b12 | c3 | d9 | e1 | - | - | -
+
+A row of padding is a token at position 0 that sees itself alone, in a block that belongs to nobody.
+
+A size is recorded once it has come up a few times, and used if it then answers what the step beside it answered.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from vasuki.hf import attention, cuda_attention
+from vasuki.hf.cuda_attention import PagedVarlen, Varlen, can_page
+from vasuki.hf.inputs import Gathered, StepInputs
+from vasuki.hf.kv_cache import KVCache
+from vasuki.hf.model import LoadedModel
+
+log = logging.getLogger(__name__)
+
+Forward = Callable[[StepInputs], torch.Tensor]
+Replay = Callable[[], torch.Tensor]
+Record = Callable[[Replay], Replay]  # something that computes -> what computes it again, from and to the same memory
+
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # rows; padding is at most half of them
+RECORD_AFTER = 8  # steps of a size: recording takes as long as some tens of them
+_CLOSE = 0.25  # standard deviations of the logits: rounding of bfloat16 in sums of another order takes up to a tenth
+
+
+class DecodeGraphs:
+    """Recorded steps of one model and one cache.
+
+    Args:
+        forward: a step's logits `[num_samples, vocab_size]`.
+        cache: its last block is for padding.
+        max_context: most tokens of a sequence.
+        record: how a computation is recorded; `record_on_device` on CUDA.
+        record_after: steps of a size before it is recorded.
+        varlen: the attention kernel, torch's unless given.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        cache: KVCache,
+        max_context: int,
+        record: Record,
+        record_after: int = RECORD_AFTER,
+        varlen: Varlen | None = None,
+    ) -> None:
+        self._forward, self._record, self._record_after = forward, record, record_after
+        self._cache, self._varlen = cache, varlen
+        self._width = min(-(-max_context // cache.block_tokens), cache.num_blocks)
+        self._seen: Counter[int] = Counter()
+        self._recorded: dict[int, _Recorded] = {}
+        self._gave_up = False
+        self.replayed_steps = 0
+
+    def __call__(self, step: StepInputs) -> torch.Tensor:
+        """The logits of a step of single tokens that all sample."""
+        count = len(step.sample_positions)
+        if self._gave_up or count > SIZES[-1]:
+            return self._forward(step)
+        size = SIZES[bisect_left(SIZES, count)]
+        if recorded := self._recorded.get(size):
+            self.replayed_steps += 1
+            return recorded(step)
+        logits = self._forward(step)
+        self._seen[size] += 1
+        if self._seen[size] == self._record_after:
+            self._try(size, step, logits)
+        return logits
+
+    def _try(self, size: int, step: StepInputs, expected: torch.Tensor) -> None:
+        """Record a size, beside a step of it that was computed without."""
+        try:
+            recorded = _Recorded(size, self._width, self._cache, self._forward, self._record, self._varlen)
+            worst = float((recorded(step) - expected).abs().max() / expected.float().std())
+        except RuntimeError as error:  # such as a layer that looks at what the device has computed
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            self._give_up(f"a step of {size} rows cannot be recorded: {reason[0]}")
+            return
+        if worst > _CLOSE:
+            self._give_up(f"a recorded step of {size} rows answers something else, by {worst:.2g} standard deviations")
+            return
+        self._recorded[size] = recorded
+
+    def _give_up(self, reason: str) -> None:
+        log.warning("steps are launched kernel by kernel: %s", reason)
+        self._gave_up = True
+        self._recorded.clear()
+
+
+class _Recorded:
+    """Steps of up to `size` rows, each with a table of up to `width` blocks."""
+
+    def __init__(
+        self, size: int, width: int, cache: KVCache, forward: Forward, record: Record, varlen: Varlen | None
+    ) -> None:
+        device, block_tokens = cache.layers[0].device, cache.block_tokens
+        self._padding_block = cache.num_blocks - 1
+        self._padding_row = self._padding_block * 2 * block_tokens  # where the key of its first token goes
+        rows, ones = np.arange(size), np.ones(size, np.int64)
+        tables = np.full((size, width), self._padding_block)
+        # Sizes that the kernel is told, not what it reads: the longest contexts that can come.
+        self._attention = PagedVarlen(ones, ones * width * block_tokens, tables, block_tokens, device, True, varlen)
+        self._step = StepInputs(
+            input_ids=torch.zeros(1, size, dtype=torch.int64, device=device),
+            position_ids=torch.zeros(1, size, dtype=torch.int64, device=device),
+            rows=torch.full((size,), self._padding_row, device=device),
+            sample_positions=torch.arange(size, device=device),
+            cache=cache,
+            offload=None,
+            tiles=None,
+            varlen=self._attention,
+            gathered=Gathered(rows, ones, 0 * ones, tables, block_tokens, device),
+        )
+        self._replay = record(lambda: forward(self._step))
+
+    def __call__(self, step: StepInputs) -> torch.Tensor:
+        """`[num_rows, vocab_size]`, valid until the next call."""
+        count, own = len(step.rows), self._step
+        for mine, theirs in ((own.input_ids[0], step.input_ids[0]), (own.position_ids[0], step.position_ids[0])):
+            mine[:count].copy_(theirs)
+            mine[count:].zero_()
+        own.rows[:count].copy_(step.rows)
+        own.rows[count:].fill_(self._padding_row)
+        assert step.varlen is not None
+        self._attention.take_over(step.varlen, self._padding_block)
+        return self._replay()[:count]
+
+
+def is_available(loaded: LoadedModel, block_tokens: int) -> bool:
+    """Whether a model's steps of single tokens can be recorded: not where the size of some tensor depends on contexts,
+    nor where copies wait between layers."""
+    layout = loaded.kv_layout
+    if cuda_attention.is_available(layout.dtype, loaded.device, layout.head_dim) or not can_page(block_tokens):
+        return False
+    if not loaded.compiles or loaded.copies is not None or layout.dtype is not loaded.dtype:
+        return False
+    return all(seen.variant.is_plain for seen in attention.observe(loaded.model).values())
+
+
+def record_on_device() -> Record:
+    """By CUDA graphs that share a pool of memory."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(compute: Replay) -> Replay:
+        # What kernels set up when they are first called cannot be recorded.
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            compute()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            output = compute()
+
+        def replay() -> torch.Tensor:
+            graph.replay()
+            return output
+
+        return replay
+
+    return record
