@@ -312,6 +312,12 @@ MISTAKES: dict[str, tuple[dict[str, Any], int, str]] = {
     "no model": ({"model__path": "/nowhere/model"}, 4, "/nowhere/model"),
     "bad policy": ({"engine__policy": "fastest"}, 2, "engine.policy"),
     "two prompts": ({"input__messages": "text"}, 2, "exactly one"),
+    "no tokens": ({"sampling__max_tokens": 0}, 2, "sampling.max_tokens: should be greater than or equal to 1, not 0"),
+    "neither type": (
+        {"engine__chunk_tokens": 0},
+        2,
+        "engine.chunk_tokens: should be 'auto' or greater than or equal to 1, not 0",
+    ),
 }
 
 

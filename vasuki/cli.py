@@ -261,10 +261,13 @@ def profile(device: str, model: str, name: str | None, output: str | None, quick
         shape = shape_from_config(Path(model)) if Path(model).is_dir() else named_shape(model)
     if output:
         name = name or Path(output).stem
-    path = Path(output) if output else user_profile_path(name or "profile")  # in the folder of its later name
-    prepare_folder(path, name or "profile")
+
+    def path_of(name: str) -> Path:
+        return Path(output) if output else user_profile_path(name)
+
+    prepare_folder(path_of(name or "profile"), name or "profile")
     measured = profile_machine(device, shape, name, quick, progress=True)
-    path = Path(output) if output else user_profile_path(measured.name)
+    path = path_of(measured.name)
     write_profile(measured, path)
     if as_json:
         click.echo(measured.model_dump_json())

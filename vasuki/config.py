@@ -143,7 +143,7 @@ class OutputConfig(_Section):
 class SamplingConfig(_Section):
     """How tokens are chosen. Each setting is a value or `{column: name}`."""
 
-    max_tokens: OrColumn[int] = 256
+    max_tokens: OrColumn[Annotated[int, Field(ge=1)]] = 256
     """Most output tokens of a row."""
     temperature: OrColumn[Annotated[float, Field(ge=0)]] = 0.0
     """0 is greedy."""

@@ -14,6 +14,9 @@ from vasuki.errors import did_you_mean
 
 def explain(error: pydantic.ValidationError, schema: type[BaseModel]) -> Iterator[str]:
     """The mistakes that pydantic found, with the nearest known key of the schema where one is unknown."""
+    wrong: dict[
+        tuple[str, str], list[str]
+    ] = {}  # by the key and what it holds: a message for each type that it may have
     for detail in error.errors(include_url=False):
         keys = [part for part in detail["loc"] if not _is_tag(part)]
         where = ".".join(map(str, keys))
@@ -22,14 +25,18 @@ def explain(error: pydantic.ValidationError, schema: type[BaseModel]) -> Iterato
         elif detail["type"] == "missing":
             yield f"'{where}' is missing"
         else:
-            message = detail["msg"].removeprefix("Value error, ")
+            message = detail["msg"].removeprefix("Value error, ").replace("Input should", "should")
             given = "" if isinstance(detail["input"], (Mapping, BaseModel)) else f", not {detail['input']!r}"
-            yield f"{where}: {message.replace('Input should', 'should')}{given}" if where else f"{message}{given}"
+            wrong.setdefault((where, given), []).append(message)
+    for (where, given), [message, *others] in wrong.items():
+        message = " or ".join([message, *(other.removeprefix("should be ") for other in others)])
+        yield f"{where}: {message}{given}" if where else f"{message}{given}"
 
 
 def _is_tag(part: int | str) -> bool:
     """Of one of several types that a value may have, which pydantic names beside the keys."""
-    return isinstance(part, str) and (part in ("float", "int") or part.startswith(("<", "function-", "constrained-")))
+    tags = ("<", "function-", "constrained-", "literal[")
+    return isinstance(part, str) and (part in ("float", "int", "str") or part.startswith(tags))
 
 
 def _known_keys(schema: type[BaseModel], section: list[int | str]) -> list[str]:

@@ -205,7 +205,7 @@ def test_settings_from_columns(job, parquet, read):
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [
-        ("max_tokens", 0, "max_tokens is 0; it must be at least 1"),
+        ("max_tokens", 0, "max_tokens should be greater than or equal to 1, not 0"),
         ("max_tokens", 1.5, "max_tokens should be a valid integer"),
         ("max_tokens", "many", "max_tokens should be a valid integer"),
         ("temperature", -0.1, "temperature should be greater than or equal to 0, not -0.1"),
@@ -299,7 +299,7 @@ def test_openai_batch(job, tmp_path, read):
         ({"prompt": "a", "tools": [{}]}, "body.tools is not supported"),
         ({"prompt": "a", "frequency_penalty": 0.5}, "body.frequency_penalty is not supported"),
         ({"prompt": "a", "temperature": -1}, "temperature should be greater than or equal to 0"),
-        ({"prompt": "a", "max_tokens": 0}, "max_tokens is 0"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens should be greater than or equal to 1"),
         ({"prompt": "a", "temperature": {"column": "x"}}, "temperature cannot be"),
     ],
 )

@@ -37,14 +37,11 @@ class SamplingReader:
         Raises:
             RowError: a value is of the wrong type or out of range.
         """
-        params = self._of_the_job
-        if self._columns or overrides:
-            given = {name: values[column] for name, column in self._columns.items()} | dict(overrides or {})
-            settings = {name: _checked(name, value) for name, value in given.items() if value not in (None, "")}
-            params = SamplingParams(**(self._settings | settings))
-        if params.max_tokens < 1:
-            raise RowError(f"max_tokens is {params.max_tokens}; it must be at least 1")
-        return params
+        if not self._columns and not overrides:
+            return self._of_the_job
+        given = {name: values[column] for name, column in self._columns.items()} | dict(overrides or {})
+        settings = {name: _checked(name, value) for name, value in given.items() if value not in (None, "")}
+        return SamplingParams(**(self._settings | settings))
 
 
 def _checked(name: str, value: Any) -> Any:
