@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from vasuki.hf import attention
 from vasuki.hf.fused_layer import Angles, FusedLayer, Layer
 from vasuki.hf.inputs import PagedTiles, StepInputs
-from vasuki.hf.replace import replace_modules
+from vasuki.hf.replace import replace_where_equal
 from vasuki.hf.rms_norm import FusedNorm
 
 _PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
@@ -123,22 +122,9 @@ class FusedDecoder(torch.nn.Module):
         return self._side_by_side
 
 
-@torch.inference_mode()
 def fuse_decoder(model: torch.nn.Module, kernel: DecoderKernel) -> None:
     """Replace a model's decoder, if it is of such parts and computes on a few tokens what its twin does."""
-    twins: dict[torch.nn.Module, FusedDecoder] = {}
-
-    def compare(decoder: torch.nn.Module, args: tuple[Any, ...], arguments: dict[str, Any], output: Any) -> None:
-        fused = FusedDecoder(decoder, kernel)
-        try:
-            answer = fused(*args, **arguments).last_hidden_state
-        except TypeError:  # it is called with something else
-            return
-        if torch.allclose(answer, output.last_hidden_state, rtol=1e-4, atol=1e-5):
-            twins[decoder] = fused
-
-    if attention.observe_calls(model, filter(_is_candidate, model.modules()), compare):
-        replace_modules(model, twins.get)
+    replace_where_equal(model, _is_candidate, lambda decoder: FusedDecoder(decoder, kernel))
 
 
 def _is_candidate(module: torch.nn.Module) -> bool:

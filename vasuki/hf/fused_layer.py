@@ -13,7 +13,7 @@ from vasuki.hf import attention
 from vasuki.hf.fused_attention import FusedAttention
 from vasuki.hf.inputs import StepInputs
 from vasuki.hf.packed_linear import GatedMLP, Matrix
-from vasuki.hf.replace import replace_modules
+from vasuki.hf.replace import replace_where_equal
 from vasuki.hf.rms_norm import FusedNorm
 
 _PARTS: dict[str, type[torch.nn.Module]] = {
@@ -139,22 +139,9 @@ class FusedLayer(torch.nn.Module):
         return self._layer
 
 
-@torch.inference_mode()
 def fuse_layers(model: torch.nn.Module, kernel: LayerKernel) -> None:
     """Replace a model's decoder layers: those of such parts that compute on a few tokens what their twin does."""
-    twins: dict[torch.nn.Module, FusedLayer] = {}
-
-    def compare(layer: torch.nn.Module, args: tuple[Any, ...], arguments: dict[str, Any], output: Any) -> None:
-        fused = FusedLayer(layer, kernel)
-        try:
-            answer = fused(*args, **arguments)
-        except TypeError:  # it is called with something else
-            return
-        if isinstance(output, torch.Tensor) and torch.allclose(answer, output, rtol=1e-4, atol=1e-5):
-            twins[layer] = fused
-
-    if attention.observe_calls(model, filter(_is_candidate, model.modules()), compare):
-        replace_modules(model, twins.get)
+    replace_where_equal(model, _is_candidate, lambda layer: FusedLayer(layer, kernel))
 
 
 def _is_candidate(module: torch.nn.Module) -> bool:
