@@ -26,6 +26,7 @@ from vasuki.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel
 from vasuki.hf.attention import NAME
 from vasuki.hf.cpu_kernels import load_cpu_kernels
 from vasuki.hf.executor import RaggedExecutor
+from vasuki.hf.fused_decoder import FusedDecoder
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.model import LoadedModel, prepare
 from vasuki.hf.paged_attention import PagedKernel
@@ -41,7 +42,7 @@ _LAYERS = (2, 6)
 _PROMPT_TOKENS = 24
 _MOST_STEPS = 400
 # Bounds of what is plausible, in eager operators: a layer has some fifty, of which the cost model counts twelve.
-_LAUNCH_DISPATCHES = (0.0, 20.0)
+_LAUNCH_DISPATCHES = (1.0, 20.0)
 _STEP_DISPATCHES = (50.0, 2000.0)
 _NARROW = dict(hidden_size=64, num_heads=4, num_kv_heads=2, vocab_size=512)
 
@@ -76,17 +77,25 @@ def measure_overheads(
     for function in timed:
         function()
     rests = np.array(measure_timed(timed, replace(bench.effort, group_s=3 * bench.effort.group_s)))
-    return fit_overheads(_LAYERS, rests.reshape(len(_LAYERS), -1).mean(axis=1).tolist(), dispatch_s)
+    in_one_call = kernel is not None and all(map(_has_fused_decoder, models.values()))
+    return fit_overheads(_LAYERS, rests.reshape(len(_LAYERS), -1).mean(axis=1).tolist(), dispatch_s, in_one_call)
 
 
-def fit_overheads(layers: tuple[int, ...], rests_s: list[float], dispatch_s: float) -> StepOverheads:
+def _has_fused_decoder(loaded: LoadedModel) -> bool:
+    return any(isinstance(module, FusedDecoder) for module in loaded.model.modules())
+
+
+def fit_overheads(
+    layers: tuple[int, ...], rests_s: list[float], dispatch_s: float, in_one_call: bool = False
+) -> StepOverheads:
     """The line through the rests of steps of models with so many layers.
 
     A rest is a small difference of long times. Where a noisy machine makes it absurd, what one eager operator takes of
-    the host sets the bounds.
+    the host sets the bounds. Where all layers are computed `in_one_call`, a layer may cost the host nothing.
     """
+    least, most = _LAUNCH_DISPATCHES
     slope, intercept = np.polyfit(layers, rests_s, 1)
-    launch_s = _within(float(slope) / KERNELS_PER_LAYER, _LAUNCH_DISPATCHES, dispatch_s)
+    launch_s = _within(float(slope) / KERNELS_PER_LAYER, (0.0 if in_one_call else least, most), dispatch_s)
     return StepOverheads(
         _within(float(intercept) - KERNELS_PER_STEP * launch_s, _STEP_DISPATCHES, dispatch_s), launch_s
     )
