@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ class _Clocks:
         self._watch(executor, "sample", "sampling")
         self._watch(Scheduler, "schedule", "scheduling")
         self._watch(Scheduler, "update", "scheduling")
-        self._replace(paged_attention, "load_kernel", self._load_kernel)
+        self._replace(paged_attention, "load_kernel", partial(self._load_kernel, paged_attention.load_kernel))
         return self
 
     def split(self, total_s: float) -> dict[str, float]:
@@ -136,10 +137,9 @@ class _Clocks:
 
         return timed
 
-    def _load_kernel(self, *args: Any) -> PagedKernel | None:
+    def _load_kernel(self, load: Callable[..., PagedKernel | None], *args: Any) -> PagedKernel | None:
         """The kernel with clocks around what other kernels call of it themselves."""
-        [load] = [own for _, name, own in self._places if name == "load_kernel"]
-        kernel: PagedKernel | None = load(*args)
+        kernel = load(*args)
         if kernel is not None:
             kinds = [ctypes.CFUNCTYPE(None, *function.argtypes) for function in kernel.functions]
             pairs = zip(kinds, kernel.functions, strict=True)

@@ -14,9 +14,8 @@ from vasuki.errors import did_you_mean
 
 def explain(error: pydantic.ValidationError, schema: type[BaseModel]) -> Iterator[str]:
     """The mistakes that pydantic found, with the nearest known key of the schema where one is unknown."""
-    wrong: dict[
-        tuple[str, str], list[str]
-    ] = {}  # by the key and what it holds: a message for each type that it may have
+    # By the key and what it holds: a message for each type that it may have.
+    wrong: dict[tuple[str, str], list[str]] = {}
     for detail in error.errors(include_url=False):
         keys = [part for part in detail["loc"] if not _is_tag(part)]
         where = ".".join(map(str, keys))
@@ -36,7 +35,7 @@ def explain(error: pydantic.ValidationError, schema: type[BaseModel]) -> Iterato
 def _is_tag(part: int | str) -> bool:
     """Of one of several types that a value may have, which pydantic names beside the keys."""
     tags = ("<", "function-", "constrained-", "literal[")
-    return isinstance(part, str) and (part in ("float", "int", "str") or part.startswith(tags))
+    return isinstance(part, str) and (part in ("float", "int") or part.startswith(tags))
 
 
 def _known_keys(schema: type[BaseModel], section: list[int | str]) -> list[str]:

@@ -35,8 +35,8 @@ Replay = Callable[[], torch.Tensor]
 Record = Callable[[Replay], Replay]  # something that computes -> what computes it again, from and to the same memory
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # rows; padding is at most half of them
-RECORD_AFTER = 8  # steps of a size: recording takes as long as some tens of them
-_CLOSE = 0.25  # standard deviations of the logits: rounding of bfloat16 in sums of another order takes up to a tenth
+RECORD_AFTER = 8  # steps of a size: recording takes longer than a step, and does not pay for one that comes up rarely
+_CLOSE = 0.25  # standard deviations of the logits, for rounding: logits of something else are off by several
 
 
 class DecodeGraphs:

@@ -123,11 +123,11 @@ def build_executor(
     can be recorded, those of a size are after so many."""
     layout, device, block_tokens = loaded.kv_layout, loaded.device, settings.block_tokens
     on_gpu = device.type == "cuda"
-    records = on_gpu and not (settings.host_blocks or settings.streamed_layers)
-    records = records and decode_graphs.is_available(loaded, block_tokens)
+    offloads = settings.host_blocks > 0 or settings.streamed_layers > 0
+    records = not offloads and decode_graphs.is_available(loaded, block_tokens)
     cache = KVCache(layout, settings.num_blocks + records, block_tokens, device)  # a block for padding
     offload = None
-    if settings.host_blocks or settings.streamed_layers:
+    if offloads:
         host = streamed = None
         if settings.host_blocks:
             host = KVCache(layout, settings.host_blocks, block_tokens, torch.device("cpu"), pinned=on_gpu)
