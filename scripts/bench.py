@@ -113,7 +113,8 @@ class _Clocks:
         self._watch(executor, "build_inputs", "inputs")
         self._watch(executor, "sample", "sampling")
         self._watch(Scheduler, "schedule", "scheduling")
-        self._watch(Scheduler, "update", "scheduling")
+        self._watch(Scheduler, "advance", "scheduling")
+        self._watch(Scheduler, "settle", "scheduling")
         self._replace(paged_attention, "load_kernel", partial(self._load_kernel, paged_attention.load_kernel))
         return self
 

@@ -22,12 +22,13 @@ AHEAD = replace(POLICIES["vasuki"], admission=Admission.AHEAD)
 class FakeExecutor:
     """Ends row i after `lengths[i]` tokens and checks every batch as it comes."""
 
-    def __init__(self, lengths: list[int], scheduler: Scheduler) -> None:
+    def __init__(self, lengths: list[int], scheduler: Scheduler, steps_ahead: int = 0) -> None:
         self.lengths = lengths
         self.scheduler = scheduler
+        self.steps_ahead = steps_ahead
         self.batches: list[Batch] = []
 
-    def execute(self, batch: Batch) -> StepResult:
+    def launch(self, batch: Batch) -> StepResult:
         self.scheduler.check_integrity()
         seen = set()
         for chunk in batch.chunks:
@@ -42,8 +43,9 @@ class FakeExecutor:
         assert len(batch.chunks) <= self.scheduler.limits.max_num_seqs
         self.batches.append(batch)
         sampled = [chunk.sequence for chunk in batch.chunks if chunk.samples]
+        tokens = [s.num_output_tokens for s in sampled]
         stopped = [s.num_output_tokens + 1 >= self.lengths[s.request.row] for s in sampled]
-        return StepResult([7] * len(sampled), stopped, elapsed_s=1.0)
+        return StepResult(tokens, stopped, elapsed_s=1.0)
 
 
 class ListSink:
@@ -63,6 +65,7 @@ def run(  # type: ignore[no-untyped-def]
     num_blocks: int,
     host_blocks: int = 0,
     hope: int = 0,
+    steps_ahead: int = 0,
 ):
     """Drain rows of (prompt tokens, actual output, max_tokens), each estimated to end after `hope` tokens."""
     requests = [
@@ -71,7 +74,7 @@ def run(  # type: ignore[no-untyped-def]
     ]
     pool = BlockPool(num_blocks, BLOCK_TOKENS)
     scheduler = Scheduler(policy, limits, pool, BlockPool(host_blocks, BLOCK_TOKENS) if host_blocks else None)
-    executor, sink = FakeExecutor([actual for _, actual, _ in rows], scheduler), ListSink()
+    executor, sink = FakeExecutor([actual for _, actual, _ in rows], scheduler, steps_ahead), ListSink()
     stats = drain(requests, scheduler, executor, sink)
     scheduler.check_integrity()
     assert scheduler.pool.num_held == 0, "blocks leaked"
@@ -91,28 +94,31 @@ row = st.tuples(st.integers(1, 30), st.integers(1, 25), st.integers(1, 25))
     lookahead=st.integers(1, 8),
     stalled_share=st.sampled_from([0.0, 0.3, 0.99]),
     hope=st.sampled_from([0, 1, 5]),
+    steps_ahead=st.integers(0, 1),
 )
 @settings(max_examples=400, deadline=None)
 def test_every_row_ends_once_and_blocks_are_accounted_for(  # type: ignore[no-untyped-def]
-    rows, policy, chunk_tokens, max_num_seqs, num_blocks, host_blocks, lookahead, stalled_share, hope
+    rows, policy, chunk_tokens, max_num_seqs, num_blocks, host_blocks, lookahead, stalled_share, hope, steps_ahead
 ):
     limits = Limits(chunk_tokens, max_num_seqs, lookahead, swap_min_tokens=4, stalled_share=stalled_share)
-    _, scheduler, _, sink = run(rows, policy, limits, num_blocks, host_blocks, hope)
+    _, scheduler, _, sink = run(rows, policy, limits, num_blocks, host_blocks, hope, steps_ahead)
     assert sorted(sequence.request.row for sequence in sink.rows) == list(range(len(rows)))
     for sequence in sink.rows:
         prompt, actual, maximum = rows[sequence.request.row]
         if sequence.finish_reason is FinishReason.ERROR:
             assert scheduler.pool.blocks_for(prompt + maximum - 1) > num_blocks
         else:
-            assert sequence.num_output_tokens == min(actual, maximum)
+            assert sequence.output_token_ids == list(range(min(actual, maximum)))
+            assert sequence.num_pending_tokens == 0
             assert sequence.finish_reason is (FinishReason.STOP if actual <= maximum else FinishReason.LENGTH)
 
 
+@pytest.mark.parametrize("steps_ahead", [0, 1])
 @pytest.mark.parametrize("policy", [POLICIES["vasuki"], AHEAD])
-def test_nothing_leaks_over_ten_thousand_rows(policy: Policy) -> None:
+def test_nothing_leaks_over_ten_thousand_rows(policy: Policy, steps_ahead: int) -> None:
     """Through a pool that is always full, with parking, host memory that runs out, and shared prefixes."""
     rows = [(1 + 7 * i % 20, 1 + 5 * i % 12, 20) for i in range(10_000)]
-    _, scheduler, _, sink = run(rows, policy, Limits(64, 24, swap_min_tokens=8), 20, host_blocks=6)
+    _, scheduler, _, sink = run(rows, policy, Limits(64, 24, swap_min_tokens=8), 20, 6, 0, steps_ahead)
     assert len(sink.rows) == len({sequence.request.row for sequence in sink.rows}) == len(rows)
     assert scheduler.host_pool is not None
     assert scheduler.host_pool.num_held == 0
@@ -122,6 +128,30 @@ def test_nothing_leaks_over_ten_thousand_rows(policy: Policy) -> None:
         assert counters.prefilled_ahead > 100
     else:
         assert min(counters.preemptions_swap, counters.preemptions_recompute) > 100
+
+
+@pytest.mark.parametrize("host_blocks", [0, 6])
+def test_a_row_that_had_stopped_before_it_was_preempted_is_forgotten(host_blocks: int) -> None:
+    """Two rows fill the pool with their 12th token. The second has to go, and then turns out to have stopped."""
+    host_pool = BlockPool(host_blocks, BLOCK_TOKENS) if host_blocks else None
+    limits = Limits(64, 8, swap_min_tokens=4)
+    scheduler = Scheduler(POLICIES["vasuki"], limits, BlockPool(6, BLOCK_TOKENS), host_pool)
+    for row in range(2):
+        scheduler.add(Request(row, row, 8, 16, prompt_token_ids=[row] * 8, estimated_tokens=1))
+    under_way: list[Batch] = []
+    while len(under_way) < 2 or len(under_way[-1].decodes) != 1:
+        batch = scheduler.schedule()
+        assert batch is not None
+        scheduler.advance(batch)
+        under_way.append(batch)
+        if len(under_way) > 2:
+            scheduler.settle(under_way.pop(0), StepResult([1, 1], [False, False], 1.0))
+    [kept], [_, gone] = under_way[1].decodes, under_way[0].decodes
+    assert gone in (scheduler.parked if host_blocks else scheduler.waiting)
+    assert scheduler.settle(under_way[0], StepResult([1, 2], [False, True], 1.0)) == [gone]
+    assert (gone.output_token_ids, gone.finish_reason) == ([1, 1, 1, 1, 2], FinishReason.STOP)
+    assert list(scheduler.live()) == [kept]
+    scheduler.check_integrity()
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=12))
@@ -304,7 +334,7 @@ def test_a_prompt_is_computed_ahead_where_it_fits_and_its_row_does_not() -> None
     ]
     third, swaps = steps[2], [(swap.sequence.request.row, swap.to_host) for b in executor.batches for swap in b.swaps]
     assert swaps == [(2, True), (2, False)]
-    assert scheduler.counters == Counters(prefilled_ahead=1, shared_tokens=3 * BLOCK_TOKENS)
+    assert scheduler.counters == Counters(prefilled_ahead=1, shared_tokens=3 * BLOCK_TOKENS, finished=4)
     assert third[0] < steps[0][-1] < third[1], "one step beside the first row, the others after it"
     assert len(third) == 12, "nothing is computed twice"
     assert [sequence.request.row for sequence in sink.rows] == [0, 1, 2, 3]

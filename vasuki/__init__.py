@@ -6,7 +6,7 @@ Follow one request from the top:
     job            the composition root: a JobConfig becomes a run
     io/            tables in, parts out
     planner/       requests and a machine -> Plan
-    engine         the loop: schedule, execute, update
+    engine         the loop: schedule, launch, settle
     scheduler      who runs in the next step
     hf/            kernels; simulator/: a cost model in their place
     report/        what runs took, compared

@@ -1,14 +1,21 @@
-"""THE loop: schedule, execute, update. Real and simulated runs share it.
+"""THE loop: schedule, launch, settle. Real and simulated runs share it.
 
-    requests --> scheduler.add --> schedule --> executor.execute --> scheduler.update --> sink.write
-                                      ^                                   |
-                                      +-----------------------------------+
+    requests --> scheduler.add --> schedule --> executor.launch --> advance --> wait --> settle --> sink.write
+                                      ^                                                     |
+                                      +-----------------------------------------------------+
+
+Where launching returns before the device is done, one step more is launched before its tokens are waited for, so that
+the device never waits for the host:
+
+    host     launch 1 | launch 2 | settle 1, launch 3 | settle 2, launch 4 |
+    device            |--- step 1 ---|--- step 2 ---|--- step 3 ---|--- step 4 ---|
 
 Everything that differs between a GPU, a CPU and a simulation is behind `Executor`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,11 +26,25 @@ from vasuki.scheduler import Scheduler
 from vasuki.sequence import Request, Sequence
 
 
+class Step(Protocol):
+    """A batch that was launched, and may still be under way."""
+
+    @property
+    def num_steps(self) -> int: ...
+
+    def wait(self) -> StepResult: ...
+
+
 class Executor(Protocol):
     """Computes batches: with kernels, or with a cost model in their place."""
 
-    def execute(self, batch: Batch) -> StepResult:
-        """Compute every chunk of the batch and sample where a chunk asks for it."""
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that are best under way while another one is prepared: 0 or 1."""
+        ...
+
+    def launch(self, batch: Batch) -> Step:
+        """Compute every chunk of the batch and sample where a chunk asks for it, behind what was launched before."""
         ...
 
 
@@ -99,17 +120,25 @@ def drain(
     source = iter(requests)
     observers = list(observers)
     stats = RunStats() if stats is None else stats
+    under_way: deque[tuple[Batch, Step]] = deque()
     while True:
         while scheduler.wants_more() and (request := next(source, None)) is not None:
             if rejected := scheduler.add(request):
                 sink.write(rejected)
         batch = scheduler.schedule()
-        if batch is None:
+        if batch is not None:
+            step = executor.launch(batch)
+            scheduler.advance(batch, step.num_steps)
+            under_way.append((batch, step))
+            if len(under_way) <= executor.steps_ahead:
+                continue
+        elif not under_way:
             if scheduler.is_empty():
                 return stats
             raise SchedulerStalled(f"{len(list(scheduler.live()))} sequences are left and none can run")
-        result = executor.execute(batch)
-        finished = scheduler.update(batch, result)
+        batch, step = under_way.popleft()
+        result = step.wait()
+        finished = scheduler.settle(batch, result)
         stats.count(batch, result, scheduler)
         for sequence in finished:
             sink.write(sequence)

@@ -20,6 +20,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 
@@ -50,6 +51,7 @@ class Counters:
     preemptions_swap: int = 0
     prefilled_ahead: int = 0  # rows that waited on the host with their prompt computed
     shared_tokens: int = 0  # prompt tokens found in blocks of another row
+    finished: int = 0  # rows that ended
 
 
 class Scheduler:
@@ -141,45 +143,84 @@ class Scheduler:
         return Batch(decodes, starts, prefills, self._swaps, max_steps)
 
     def update(self, batch: Batch, result: StepResult) -> list[Sequence]:
-        """Record what the step, or several of them, computed. Returns the sequences that ended with it."""
-        steps, tokens, stopped = result.num_steps, result.token_ids, result.stopped
+        """Record a batch that was computed before anything else was scheduled: `advance` and `settle`."""
+        self.advance(batch, result.num_steps)
+        return self.settle(batch, result)
+
+    def advance(self, batch: Batch, steps: int = 1) -> None:
+        """Go on from a batch that is under way, as far as that needs none of its tokens.
+
+        What ends for its length gives its memory back at once: whatever is launched later runs later.
+        """
         if steps > 1:
             self._grow(batch, steps)
-        for sequence, logprob in zip(_sampling(batch), result.logprobs, strict=False):
-            sequence.logprob += logprob
-        finished: list[Sequence] = []
-        sample = len(batch.decodes)
-        first = sample * steps
-        for index, (sequence, stops) in enumerate(zip(batch.decodes, stopped, strict=False)):
-            output = sequence.output_token_ids
+        for sequence in batch.decodes:
             sequence.num_computed_tokens += steps
-            if steps == 1:
-                output.append(tokens[index])
-            else:
-                output += tokens[index * steps : (index + 1) * steps]
-            if stops or len(output) >= sequence.request.max_tokens:
-                self._finish(sequence, stops, finished)
         for sequence, start, num_tokens, samples in batch.prefills:
             sequence.num_computed_tokens = start + steps * num_tokens
             if samples:
-                sequence.output_token_ids.append(tokens[first])
-                first += 1
                 self.prefilling.remove(sequence)
                 self.decoding.append(sequence)
-                if stopped[sample] or len(sequence.output_token_ids) >= sequence.request.max_tokens:
-                    self._finish(sequence, stopped[sample], finished)
-                sample += 1
-        if finished:
-            self.decoding = [sequence for sequence in self.decoding if sequence.finish_reason is None]
-            self._memory_is_tight = False
+        ended = False
+        for sequence in _sampling(batch):
+            sequence.num_pending_tokens += steps
+            if sequence.num_output_tokens >= sequence.request.max_tokens:
+                self._end(sequence, FinishReason.LENGTH)
+                ended = True
+        if ended:
+            self._forget_ended()
+
+    def settle(self, batch: Batch, result: StepResult) -> list[Sequence]:
+        """Record the tokens of a batch that `advance` has seen. Returns the sequences that ended with it.
+
+        The batch behind it may be under way already, with sequences that turn out to have stopped here. What it says of
+        them is dropped.
+        """
+        steps, tokens = result.num_steps, result.token_ids
+        finished: list[Sequence] = []
+        stopped = False
+        logprobs = result.logprobs or repeat(0.0)
+        for index, (sequence, stops, logprob) in enumerate(
+            zip(_sampling(batch), result.stopped, logprobs, strict=False)
+        ):
+            if not sequence.num_pending_tokens:
+                continue
+            if steps == 1:
+                sequence.output_token_ids.append(tokens[index])
+            else:
+                sequence.output_token_ids += tokens[index * steps : (index + 1) * steps]
+            sequence.num_pending_tokens -= steps
+            sequence.logprob += logprob
+            if stops:
+                self._end(sequence, FinishReason.STOP)
+                sequence.num_pending_tokens = 0
+                stopped = True
+            if sequence.finish_reason is not None and not sequence.num_pending_tokens:
+                finished.append(sequence)
+        if stopped:
+            self._forget_ended()
+        self.counters.finished += len(finished)
         return finished
 
-    def _finish(self, sequence: Sequence, stops: bool, finished: list[Sequence]) -> None:
-        sequence.finish_reason = FinishReason.STOP if stops else FinishReason.LENGTH
-        self._leave(sequence)
-        self._release(sequence)
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        """Take back what a sequence holds, wherever it is: nothing more will be computed for it."""
+        sequence.finish_reason = reason
+        if sequence.status is Status.RUNNING:
+            self._leave(sequence)
+            self._release(sequence)
+        elif sequence.status is Status.WAITING:  # preempted before its last token was known
+            self.waiting.remove(sequence)
+            self.pool.unwant(self._shareable(sequence))
+        elif sequence.status is Status.PARKED:  # likewise
+            assert self.host_pool is not None
+            self.parked.remove(sequence)
+            self.host_pool.release(sequence.block_table.host)
+            sequence.block_table.host = []
         sequence.status = Status.FINISHED
-        finished.append(sequence)
+
+    def _forget_ended(self) -> None:
+        self.decoding = [sequence for sequence in self.decoding if sequence.finish_reason is None]
+        self._memory_is_tight = False
 
     # --- several steps at once ---------------------------------------------------------------------------------------
 
@@ -502,7 +543,7 @@ def peak_blocks(sequences: list[Sequence], block_tokens: int, ahead: Sequence | 
 
     of which the blocks' rounding is bounded by block_tokens - 1 each.
     """
-    outputs = np.array([len(sequence.output_token_ids) for sequence in sequences])
+    outputs = np.array([sequence.num_output_tokens for sequence in sequences])
     tokens = outputs + np.array([sequence.request.num_prompt_tokens for sequence in sequences])
     expected = np.array([1 if sequence is ahead else sequence.expected_tokens for sequence in sequences])
     remaining = np.maximum(1, expected - outputs)

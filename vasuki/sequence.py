@@ -1,13 +1,14 @@
 """A request as it was read, and the sequence that serves it.
 
-A `Request` never changes. A `Sequence` is its life inside the engine: four numbers move, everything else is derived.
+A `Request` never changes. A `Sequence` is its life inside the engine: a few numbers move, everything else is derived.
 
     token positions   0 ............ num_prompt_tokens ............ num_tokens
                       |-- prompt ----|-- output so far -------------|
                       |-- computed: K and V are in blocks --|-- next chunk --|
 
 A prefill chunk and a decode are the same thing: an interval of positions that is computed in one step. The step that
-computes position `num_tokens - 1` samples the next token.
+computes position `num_tokens - 1` samples the next token. Until the device has told which, that one is pending: it
+counts as a token, and the next step may compute it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Status(enum.Enum):
     WAITING = "waiting"  # not admitted, or preempted with its KV dropped
     RUNNING = "running"  # holds device blocks
     PARKED = "parked"  # its KV lies in host blocks
-    FINISHED = "finished"
+    FINISHED = "finished"  # computes no more and holds no memory
 
 
 class FinishReason(str, enum.Enum):
@@ -86,13 +87,14 @@ class Sequence:
     """A request in progress. Compared by identity."""
 
     request: Request
-    output_token_ids: list[int] = field(default_factory=list)  # appended by Scheduler.update
+    output_token_ids: list[int] = field(default_factory=list)  # appended by Scheduler.settle
+    num_pending_tokens: int = 0  # output behind those, sampled but not known yet; set by Scheduler
     num_computed_tokens: int = 0  # set by Scheduler: positions whose K and V are in blocks
     block_table: BlockTable = field(default_factory=BlockTable)  # filled by Scheduler from the BlockPool
     status: Status = Status.WAITING  # set by Scheduler
-    finish_reason: FinishReason | None = None  # set by Scheduler.update
+    finish_reason: FinishReason | None = None  # set by Scheduler
     error: str = ""  # set by Scheduler when it rejects, or by the executor's verdict
-    logprob: float = 0.0  # sum over output tokens, if asked for; set by Scheduler.update
+    logprob: float = 0.0  # sum over output tokens, if asked for; set by Scheduler.settle
     num_preemptions: int = 0  # set by Scheduler
     prefix_keys: list[bytes] = field(default_factory=list)  # of the prompt's full blocks, set by Scheduler on admission
     expected_tokens: int = field(init=False)  # of output, in all; from the request, sharpened by PlannedOrder
@@ -106,12 +108,12 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.output_token_ids)
+        return len(self.output_token_ids) + self.num_pending_tokens
 
     @property
     def num_tokens(self) -> int:
         """Prompt and output so far."""
-        return self.request.num_prompt_tokens + len(self.output_token_ids)
+        return self.request.num_prompt_tokens + len(self.output_token_ids) + self.num_pending_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:

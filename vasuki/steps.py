@@ -33,6 +33,7 @@ class StepTracer:
         self._cost_model = cost_model
         self._prediction = prediction
         self._preempted = 0
+        self._finished = 0
 
     def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
         """Note a step."""
@@ -62,10 +63,11 @@ class StepTracer:
                 exposed_copy_s=result.exposed_copy_s,
                 hidden_copy_s=result.hidden_copy_s,
                 predicted_s=self._prediction.step_s if self._prediction else 0.0,
-                finished=sum(chunk.sequence.is_finished for chunk in batch.chunks),
+                finished=counters.finished - self._finished,
             )
         )
         self._preempted = preempted
+        self._finished = counters.finished
 
     def _ways_to_stream(self, batch: Batch) -> StreamPlan:
         """What Algorithms 1 and 2 and the spread layers say of this very step. The layers were chosen for the job."""

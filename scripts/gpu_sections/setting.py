@@ -250,6 +250,7 @@ class PlannedRun:
     peak_bytes: int  # of device memory that torch held; 0 on a CPU
     planned_bytes: int  # weights, KV and activations
     replayed_steps: int  # by graphs
+    waited_s: float  # in which the host had nothing to do but wait for the device
 
 
 def plan_for(setting: Setting, name: str, requests: list[Request], loaded: LoadedModel) -> Plan:
@@ -269,14 +270,22 @@ def plan_for(setting: Setting, name: str, requests: list[Request], loaded: Loade
 
 
 def run_planned(
-    setting: Setting, name: str, requests: list[Request], observers: Iterable[Observer] = (), compiles: bool = True
+    setting: Setting,
+    name: str,
+    requests: list[Request],
+    observers: Iterable[Observer] = (),
+    compiles: bool = True,
+    steps_ahead: int | None = None,
 ) -> PlannedRun:
-    """Plan and run, as the command does, without files; `compiles` as in `LoadedModel`."""
+    """Plan and run, as the command does, without files; `compiles` as in `LoadedModel`, `steps_ahead` as in
+    `RaggedExecutor`."""
     loaded = replace(setting.loaded(name), compiles=compiles)
     plan = plan_for(setting, name, requests, loaded)
     if setting.on_gpu:
         torch.cuda.reset_peak_memory_stats(setting.device)
     executor = build_executor(loaded, plan.settings)
+    if steps_ahead is not None:
+        executor.steps_ahead = steps_ahead
     order = order_requests(iter(requests), plan.settings, solver=plan.solver, output_length="max")
     rows, log, scheduler, stats = Rows(order), StepLog(), plan.settings.build(), RunStats()
     seconds = setting.seconds(lambda: drain(order, scheduler, executor, rows, [log, *observers], stats=stats))
@@ -285,4 +294,4 @@ def run_planned(
     kv = plan.settings.num_blocks * plan.settings.block_tokens * loaded.kv_layout.bytes_per_token
     peak = torch.cuda.max_memory_allocated(setting.device) if setting.on_gpu else 0
     planned = loaded.weight_bytes + kv + activations
-    return PlannedRun(plan, seconds, rows, stats, log, peak, planned, executor.replayed_steps)
+    return PlannedRun(plan, seconds, rows, stats, log, peak, planned, executor.replayed_steps, executor.waited_s)

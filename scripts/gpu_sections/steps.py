@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+import warnings
+from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,13 +43,15 @@ def steps(setting: Setting, share_s: float) -> Finding:
         if name == setting.small:  # whose kernels are the shortest
             launched = run_planned(setting, name, requests, compiles=False)
             finding.notes.append(f"{name}: {launched.seconds:.3g} s with every kernel launched by itself")
+            in_turn = run_planned(setting, name, requests, steps_ahead=0)
+            finding.notes.append(f"{name}: {in_turn.seconds:.3g} s where each step waits for the one before")
         setting.free()
         finding.rows += _step_rows(setting, name, run.log)
         finding.notes.append(f"{name}: {run.replayed_steps} of {len(run.log.batches)} steps were replayed by graphs")
-        outside_s = run.seconds - sum(run.log.elapsed_s)
+        step_ms, waited_ms = (seconds / len(run.log.batches) * 1e3 for seconds in (run.seconds, run.waited_s))
         finding.notes.append(
-            f"{name}: {len(run.log.batches)} steps in {run.seconds:.3g} s, of which {outside_s / run.seconds:.1%} "
-            f"between steps (scheduling, rows out)"
+            f"{name}: {len(run.log.batches)} steps in {run.seconds:.3g} s; of {step_ms:.3g} ms a step the host works "
+            f"{step_ms - waited_ms:.3g} ms and waits for the device for the rest"
         )
         if watcher.busy_s is None:
             finding.notes.append(f"{name}: no idle share, the device is the host" if not setting.on_gpu else
@@ -58,6 +63,8 @@ def steps(setting: Setting, share_s: float) -> Finding:
                 f"{wall_s / _WATCHED_STEPS * 1e3:.3g} ms in steps {first} to {first + _WATCHED_STEPS}: "
                 f"the device idles {idle:.1%}, waiting for the host"
             )
+            places = "; ".join(f"{count} times at {place}" for place, count in watcher.waits.most_common(5))
+            finding.notes.append(f"{name}: meanwhile the host waited for it {places or 'for nothing but tokens'}")
     return finding
 
 
@@ -99,14 +106,17 @@ def _floor_s(setting: Setting, shape: ModelShape, work: StepWork) -> float:
 
 
 class _KernelWatcher:
-    """An engine observer that has torch's profiler running between two steps."""
+    """An engine observer that has torch's profiler running between two steps, and notes what makes the host wait."""
 
     def __init__(self, setting: Setting, first: int, last: int) -> None:
         self.busy_s: float | None = None  # the device was at work; None where nothing was seen
+        self.waits: Counter[str] = Counter()  # for the device, by line of code; fetched tokens are not among them
         self._setting = setting
         self._first, self._last = first, last
         self._step = 0
         self._profiler: Any = None
+        self._catcher = warnings.catch_warnings(record=True)
+        self._caught: list[warnings.WarningMessage] | None = None
 
     def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
         self._step += 1
@@ -115,7 +125,14 @@ class _KernelWatcher:
         if self._step == self._first:
             self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
             self._profiler.start()
+            self._caught = self._catcher.__enter__()
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
         elif self._step == self._last:
+            torch.cuda.set_sync_debug_mode("default")
+            self._catcher.__exit__(None, None, None)
+            said = [warning for warning in self._caught or () if "synchroniz" in str(warning.message)]
+            self.waits.update(f"{Path(warning.filename).name}:{warning.lineno}" for warning in said)
             self._setting.synchronize()
             self._profiler.stop()
             spans = [

@@ -148,9 +148,13 @@ class Checked:
     def __init__(self, executor: Any, scheduler: Scheduler) -> None:
         self.executor, self.scheduler = executor, scheduler
 
-    def execute(self, batch: Any) -> Any:
+    @property
+    def steps_ahead(self) -> int:
+        return self.executor.steps_ahead  # type: ignore[no-any-return]
+
+    def launch(self, batch: Any) -> Any:
         self.scheduler.check_integrity()
-        return self.executor.execute(batch)
+        return self.executor.launch(batch)
 
 
 def run(
@@ -166,6 +170,8 @@ def run(
     num_streamed: int = 0,
     bytes_per_s: float | None = None,
     stalled_share: float = 0.0,
+    want_logprobs: bool = False,
+    steps_ahead: int = 0,
 ) -> tuple[Rows, Scheduler, RunStats]:
     limits = Limits(chunk_tokens, max_num_seqs, swap_min_tokens=1, stalled_share=stalled_share)
     host_pool = BlockPool(host_blocks, block_tokens) if host_blocks else None
@@ -182,7 +188,7 @@ def run(
         offload = Offload(cache, ThreadCopyEngine(bytes_per_s), host, streamed)
         for layer in [*cache.layers, *(host.layers if host else ())]:
             layer.fill_(1e4)
-    executor = RaggedExecutor(loaded, cache, kernel=kernel, offload=offload)
+    executor = RaggedExecutor(loaded, cache, want_logprobs, kernel, offload, steps_ahead)
     rows = Rows()
     stats = drain(requests, scheduler, Checked(executor, scheduler), rows)
     assert scheduler.pool.num_held == 0

@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from vasuki.hf.transfer import to_device
+
 PAGE_TOKENS = 256  # the paged kernel takes blocks of a multiple of it (FlashAttention-2's largest tile of keys)
 _MOST_HEAD_DIM = 256
 _AMPERE = (8, 0)
@@ -159,15 +161,14 @@ class PagedVarlen:
 
     def _call(self, first: int, lengths: np.ndarray, ends: np.ndarray, tables: np.ndarray) -> _Call:
         cu_seq_q, cu_seq_k = _cumulative(lengths), _cumulative(ends)
-        # One copy to the device for the small arrays, rather than one for each.
-        small = torch.from_numpy(np.concatenate([cu_seq_q, cu_seq_k, ends.astype(np.int32)])).to(self._device)
-        table = torch.from_numpy(tables.astype(np.int32)).to(self._device)
-        count = len(lengths)
-        on_device_k, used_k = small[count + 1 : 2 * count + 2], small[2 * count + 2 :]
+        on_device_q, on_device_k, used_k, table = to_device(
+            self._device, cu_seq_q, cu_seq_k, ends.astype(np.int32), tables.astype(np.int32).reshape(-1)
+        )
+        table = table.view(tables.shape)
         return _Call(
             first=first,
             last=first + int(cu_seq_q[-1]),
-            cu_seq_q=small[: count + 1],
+            cu_seq_q=on_device_q,
             cu_seq_k=on_device_k,
             used_k=used_k,
             table=table,

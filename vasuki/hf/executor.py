@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 
@@ -11,19 +12,44 @@ from vasuki.batch import Batch, StepResult
 from vasuki.errors import Interrupted
 from vasuki.hf import decode_graphs
 from vasuki.hf.decode_graphs import RECORD_AFTER, DecodeGraphs
-from vasuki.hf.inputs import StepInputs, build_inputs
+from vasuki.hf.inputs import LastTokens, StepInputs, build_inputs
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.model import LoadedModel
 from vasuki.hf.offload import Offload, StreamedLayers, copy_engine
 from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.sampler import Sampled, sample
+from vasuki.hf.transfer import ToHost
 from vasuki.plan import EngineSettings
 from vasuki.sequence import Sequence
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that the device has been given."""
+
+    executor: RaggedExecutor
+    sequences: list[Sequence]  # those that it samples for
+    sampled: ToHost  # token ids, and log probabilities if asked for
+    started_s: float
+    num_steps: int = 1
+
+    def wait(self) -> StepResult:
+        """What it sampled, once the device is done. Steps are waited for in the order in which they were launched."""
+        return self.executor.collect(self)
+
+
 class RaggedExecutor:
-    """Runs batches on a model, over the KV cache whose blocks the scheduler hands out."""
+    """Runs batches on a model, over the KV cache whose blocks the scheduler hands out.
+
+    Args:
+        loaded: the model.
+        cache: its KV memory.
+        want_logprobs: also say how likely each token was.
+        kernel: of a CPU's attention.
+        offload: moves KV beside the compute.
+        steps_ahead: see `engine.Executor`; by default what suits the device.
+    """
 
     def __init__(
         self,
@@ -32,14 +58,19 @@ class RaggedExecutor:
         want_logprobs: bool = False,
         kernel: PagedKernel | None = None,
         offload: Offload | None = None,
+        steps_ahead: int | None = None,
     ) -> None:
         self.loaded = loaded
         self.cache = cache
         self.want_logprobs = want_logprobs
         self.kernel = kernel
         self.offload = offload
+        self.steps_ahead = int(loaded.device.type == "cuda") if steps_ahead is None else steps_ahead
         self.graphs: DecodeGraphs | None = None  # recorded steps of decodes
+        self.waited_s = 0.0  # in which the host had nothing to do but wait for the device
         self._last_mlp = sampled_mlp(loaded.model, loaded.kv_layout.num_layers)
+        self._last_tokens: LastTokens | None = None
+        self._ended_s = 0.0  # when the last step that was waited for was over
         self._bytes_seen = 0  # moved by the offload so far
         self._copies_seen = (0.0, 0.0)  # (exposed_s, busy_s) of the copy engine so far
 
@@ -48,15 +79,20 @@ class RaggedExecutor:
         """Steps so far that were not launched kernel by kernel."""
         return self.graphs.replayed_steps if self.graphs is not None else 0
 
-    @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:
+        """Launch and wait."""
+        return self.launch(batch).wait()
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> LaunchedStep:
         """Compute every chunk, and the next token of those that reach their last known one."""
         started_s = time.perf_counter()
         sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
         try:
             if self.offload is not None:
                 self.offload.begin_step(batch)
-            sampled = sample(self._logits(batch), sequences, self.want_logprobs) if batch.chunks else Sampled([], [])
+            empty = not batch.chunks
+            sampled = Sampled.nothing() if empty else sample(self._logits(batch), sequences, self.want_logprobs)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -64,15 +100,25 @@ class RaggedExecutor:
                 f"{self.loaded.device.type} memory ran out in a step of {batch.num_tokens} tokens; "
                 "lower kv.device_memory or engine.chunk_tokens"
             ) from None
-        stopped = list(map(self._stops, sequences, sampled.token_ids))
+        self._last_tokens = LastTokens(sequences, sampled.token_ids)
+        return LaunchedStep(self, sequences, ToHost(sampled.token_ids, sampled.logprobs), started_s)
+
+    def collect(self, step: LaunchedStep) -> StepResult:
+        """Wait for a launched step."""
+        asked_s = time.perf_counter()
+        token_ids, logprobs = [tensor.tolist() for tensor in step.sampled.wait()]
+        self.waited_s += time.perf_counter() - asked_s
+        stopped = list(map(self._stops, step.sequences, token_ids))
         exposed_s, hidden_s = self._copy_times()
-        elapsed_s = time.perf_counter() - started_s
         moved = self._copied_bytes()
-        return StepResult(sampled.token_ids, stopped, elapsed_s, sampled.logprobs, exposed_s, hidden_s, moved)
+        now_s = time.perf_counter()
+        elapsed_s = now_s - max(step.started_s, self._ended_s)  # from the end of the step before, if that came later
+        self._ended_s = now_s
+        return StepResult(token_ids, stopped, elapsed_s, logprobs, exposed_s, hidden_s, moved)
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         """`[num_samples, vocab_size]`."""
-        step = build_inputs(batch, self.cache, self.loaded.device, self.kernel, self.offload)
+        step = build_inputs(batch, self.cache, self.loaded.device, self.kernel, self.offload, self._last_tokens)
         if self.graphs is not None and not batch.prefills:
             return self.graphs(step)
         return self.forward(step)

@@ -14,6 +14,7 @@ from vasuki.hf.cuda_attention import PagedVarlen
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.offload import Offload
 from vasuki.hf.paged_attention import PagedKernel
+from vasuki.hf.transfer import to_device
 from vasuki.lengths import Bools, Ints
 from vasuki.sequence import Sequence
 
@@ -60,7 +61,7 @@ class Gathered:
                 int(self._firsts[i]),
                 int(self._firsts[i] + self._lengths[i]),
                 int(ends[i]),
-                torch.from_numpy(self._tables[i, : -(-ends[i] // self._block_tokens)]).to(self._device),
+                to_device(self._device, self._tables[i, : -(-ends[i] // self._block_tokens)])[0],
             )
             for i in np.flatnonzero(self._lengths > 1)
         ]
@@ -78,13 +79,9 @@ class Gathered:
             padded = widths[first] * sizes <= _GROUP_PADDING * np.cumsum(widths[first:])
             size = int(np.argmin(padded)) or len(padded)
             rows = slice(first, first + size)
-            groups.append(
-                DecodeGroup(
-                    torch.from_numpy(tokens[rows]).to(self._device),
-                    torch.from_numpy(positions[rows]).to(self._device),
-                    torch.from_numpy(tables[rows, : widths[first]].copy()).to(self._device),
-                )
-            )
+            table = tables[rows, : widths[first]]
+            on_device = to_device(self._device, tokens[rows], positions[rows], table.reshape(-1))
+            groups.append(DecodeGroup(on_device[0], on_device[1], on_device[2].view(table.shape)))
             first += size
         return groups
 
@@ -138,12 +135,36 @@ class StepInputs:
     gathered: Gathered  # torch operators
 
 
+class LastTokens:
+    """What the step before sampled, where it did: the host may not have seen it yet.
+
+    Args:
+        sequences: those that were sampled for.
+        token_ids: int64 `[num_sequences]`.
+    """
+
+    def __init__(self, sequences: list[Sequence], token_ids: torch.Tensor) -> None:
+        self._row_of = {sequence: row for row, sequence in enumerate(sequences)}
+        self._token_ids = token_ids
+
+    def fill_in(self, input_ids: torch.Tensor, batch: Batch, lasts: Ints) -> None:
+        """Give each chunk that ends with a pending token that token; `lasts` are the places behind the chunks."""
+        chunks = zip(batch.chunks, lasts, strict=True)
+        late = [
+            (last - 1, self._row_of[c.sequence]) for c, last in chunks if c.samples and c.sequence.num_pending_tokens
+        ]
+        if late:
+            places, rows = to_device(input_ids.device, *np.array(late).T)
+            input_ids[places] = self._token_ids[rows]
+
+
 def build_inputs(
     batch: Batch,
     cache: KVCache,
     device: torch.device,
     kernel: PagedKernel | None = None,
     offload: Offload | None = None,
+    last_tokens: LastTokens | None = None,
 ) -> StepInputs:
     """Lay the chunks of a batch end to end."""
     lengths = np.array([chunk.num_tokens for chunk in batch.chunks])
@@ -156,11 +177,16 @@ def build_inputs(
     slots = tables[chunk_of, positions // cache.block_tokens] * cache.block_tokens + positions % cache.block_tokens
     token_ids = np.concatenate([_tokens(chunk.sequence, chunk.start, chunk.end) for chunk in batch.chunks])
     samples = np.array([chunk.samples for chunk in batch.chunks])
+    input_ids, position_ids, slots, sample_positions = to_device(
+        device, token_ids.astype(np.int64), positions, slots, lasts[samples] - 1
+    )
+    if last_tokens is not None:
+        last_tokens.fill_in(input_ids, batch, lasts)
     return StepInputs(
-        input_ids=torch.from_numpy(token_ids.astype(np.int64)).unsqueeze(0).to(device),
-        position_ids=torch.from_numpy(positions).unsqueeze(0).to(device),
-        rows=cache.rows_of_slots(torch.from_numpy(slots).to(device)),
-        sample_positions=torch.from_numpy(lasts[samples] - 1).to(device),
+        input_ids=input_ids.unsqueeze(0),
+        position_ids=position_ids.unsqueeze(0),
+        rows=cache.rows_of_slots(slots),
+        sample_positions=sample_positions,
         cache=cache,
         offload=offload,
         tiles=None if kernel is None else PagedTiles(kernel, firsts, lengths, starts, samples, tables),
@@ -187,11 +213,12 @@ def _tables(batch: Batch, block_tokens: int) -> np.ndarray:
 
 
 def _tokens(sequence: Sequence, start: int, end: int) -> np.ndarray | list[int]:
-    """Token ids at positions [start, end) of prompt and output."""
+    """Token ids at positions [start, end) of prompt and output, with 0 for a pending one."""
     num_prompt = sequence.num_prompt_tokens
     if start >= num_prompt:
-        return sequence.output_token_ids[start - num_prompt : end - num_prompt]
+        output = sequence.output_token_ids[start - num_prompt : end - num_prompt]
+        return output + [0] * (end - start - len(output))
     prompt = np.asarray(sequence.request.prompt_token_ids[start:end])
     if end <= num_prompt:
         return prompt
-    return np.concatenate([prompt, np.asarray(sequence.output_token_ids[: end - num_prompt])])
+    return np.concatenate([prompt, np.asarray(_tokens(sequence, num_prompt, end))])

@@ -10,17 +10,24 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from vasuki.hf.transfer import to_device
 from vasuki.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One entry for each row of logits."""
+    """One entry for each row of logits, where the logits are."""
 
-    token_ids: list[int]
-    logprobs: list[float]  # empty unless asked for
+    token_ids: torch.Tensor  # int64
+    logprobs: torch.Tensor  # float32; empty unless asked for
+
+    @classmethod
+    def nothing(cls) -> Sampled:
+        """Of a step that only copies."""
+        return cls(torch.empty(0, dtype=torch.int64), torch.empty(0))
 
 
 def sample(logits: torch.Tensor, sequences: list[Sequence], want_logprobs: bool = False) -> Sampled:
@@ -31,13 +38,12 @@ def sample(logits: torch.Tensor, sequences: list[Sequence], want_logprobs: bool 
     token_ids = _argmax(logits)
     drawn = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.temperature > 0]
     if drawn:
-        rows = torch.tensor(drawn, device=logits.device)
+        [rows] = to_device(logits.device, np.array(drawn))
         token_ids[rows] = _draw(logits[rows].float(), [sequences[row] for row in drawn])
-    logprobs: list[float] = []
+    logprobs = torch.empty(0)
     if want_logprobs:
-        chosen = torch.log_softmax(logits.float(), dim=-1).gather(-1, token_ids.unsqueeze(-1))
-        logprobs = chosen.squeeze(-1).tolist()
-    return Sampled(token_ids.tolist(), logprobs)
+        logprobs = torch.log_softmax(logits.float(), dim=-1).gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+    return Sampled(token_ids, logprobs)
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
@@ -58,16 +64,20 @@ def uniform(sequence: Sequence) -> float:
 def _draw(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
     params = [sequence.request.sampling for sequence in sequences]
     device = logits.device
-    temperature = torch.tensor([p.temperature for p in params], device=device)
-    probabilities = torch.softmax(logits / temperature.unsqueeze(-1), dim=-1)
+    temperature, top_p, targets = to_device(
+        device,
+        np.array([p.temperature for p in params]),
+        np.array([p.top_p for p in params]),
+        np.array([uniform(sequence) for sequence in sequences]),
+    )
+    probabilities = torch.softmax(logits / temperature.float().unsqueeze(-1), dim=-1)
     filtered = [row for row, p in enumerate(params) if p.top_k > 0 or p.top_p < 1]
     if filtered:
-        rows = torch.tensor(filtered, device=device)
-        top_k = torch.tensor([params[row].top_k or logits.shape[-1] for row in filtered], device=device)
-        top_p = torch.tensor([params[row].top_p for row in filtered], device=device)
-        probabilities[rows] = _keep_top(probabilities[rows], top_k, top_p)
+        rows, top_k = to_device(
+            device, np.array(filtered), np.array([params[row].top_k or logits.shape[-1] for row in filtered])
+        )
+        probabilities[rows] = _keep_top(probabilities[rows], top_k, top_p[rows].float())
     cumulative = probabilities.double().cumsum(dim=-1)
-    targets = torch.tensor([uniform(sequence) for sequence in sequences], dtype=torch.double, device=device)
     # Scaled by the total instead of normalised; the last token with any probability absorbs rounding.
     targets = targets.unsqueeze(-1) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, targets, right=True).squeeze(-1).clamp_(max=logits.shape[-1] - 1)

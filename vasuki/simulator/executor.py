@@ -42,6 +42,8 @@ class SimulatedExecutor:
         one_by_one: run single steps, so that observers see each of them.
     """
 
+    steps_ahead = 0
+
     def __init__(
         self,
         cost_model: CostModel,
@@ -66,7 +68,7 @@ class SimulatedExecutor:
         self._num_entries = 0  # breaks ties
         self._wave_rows = self._wave_context = 0  # of the running padded batch
 
-    def execute(self, batch: Batch) -> StepResult:
+    def launch(self, batch: Batch) -> StepResult:
         """Let the batch's time pass, up to the first sequence that ends. Waiting for an arrival counts to the step."""
         clock = self.clock
         most_steps = 1 if self._one_by_one else min(batch.max_steps, self._steps_to_next_end(batch))

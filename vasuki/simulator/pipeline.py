@@ -193,7 +193,7 @@ class _Simulation:
     def _step(self, stream: _Stream, batch: Batch) -> None:
         """The loop of `engine.drain`, for one stream of several."""
         result, executor = self.result, stream.executor
-        step = executor.execute(batch)
+        step = executor.launch(batch)
         now_s = executor.clock.now_s
         if not isinstance(executor, _StagedExecutor):
             result.busy_s += step.elapsed_s
@@ -223,3 +223,4 @@ class _Simulation:
             total.preemptions_swap += counters.preemptions_swap
             total.prefilled_ahead += counters.prefilled_ahead
             total.shared_tokens += counters.shared_tokens
+            total.finished += counters.finished
