@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention_call.hpp"
+#include "tile_registers.hpp"
 
 namespace chunk {
 
@@ -14,6 +15,8 @@ constexpr int64_t WIDTH = (D + PANEL - 1) / PANEL * PANEL;  // D in whole panels
 // What is multiplied: one number of a row at a time, or two.
 using Factor = std::conditional_t<ROUNDS && MULTIPLIES_BF16, Bf16s, float>;
 constexpr int64_t EACH = std::is_same_v<Factor, Bf16s> ? 2 : 1;
+// Whether they are multiplied by tile registers.
+static inline bool by_registers() { return tiles::take<Factor>(D / EACH); }
 
 // The softmax of some queries, LANES side by side.
 struct Queries {
@@ -56,6 +59,7 @@ struct Scratch {
   std::vector<Factor> columns;        // the same: panels [rows / PANEL][D / EACH][PANEL]
   std::vector<Factor> keys, weights;  // [SPAN][D / EACH], [SPAN / EACH][rows]
   std::vector<Factor> values;         // [SPAN / EACH][WIDTH]
+  std::vector<Factor> turned;         // weights as rows: [rows][SPAN / EACH]; where tile registers are used
 
   explicit Scratch(int64_t rows)
       : scores(padded(rows) * SPAN),
@@ -64,7 +68,8 @@ struct Scratch {
         columns(padded(rows) * D / EACH),
         keys(SPAN * D / EACH),
         weights(padded(rows) * SPAN / EACH),
-        values(SPAN * WIDTH / EACH) {}
+        values(SPAN * WIDTH / EACH),
+        turned(by_registers() ? weights.size() : 0) {}
 
   static int64_t padded(int64_t rows) { return (rows + PANEL - 1) / PANEL * PANEL; }
 };
@@ -95,6 +100,49 @@ static void copy_span(const Call& call, const Tile& tile, int64_t head, int64_t 
   }
 }
 
+// scores[t][row] = key t . query row, for `seen` keys and `width` queries
+static void score(Scratch& scratch, int64_t seen, int64_t width) {
+  constexpr int64_t depth = D / EACH;
+  const Factor *keys = scratch.keys.data(), *columns = scratch.columns.data();
+  float* scores = scratch.scores.data();
+  if (by_registers())
+    return tiles::multiply_all<false>(keys, depth, seen, columns, PANEL, PANEL * depth, width, depth, scores, width);
+  for (int64_t panel = 0; panel < width; panel += PANEL) {
+    for_tiles(0, seen, [&](int64_t first, auto taken) {
+      const auto zero = [](int, int, int) { return Vec{}; };
+      const auto store = [&](int, int t, int half, Vec products) {
+        std::memcpy(scores + (first + t) * width + panel + half * LANES, &products, sizeof products);
+      };
+      multiply<1, taken>(keys + first * depth, depth, 1, columns + panel * depth, PANEL, 0, depth, zero, store, Nothing{});
+    });
+  }
+}
+
+// sums[row] += weights[t][row] * value t, for `seen` values and `rows` of `width` queries
+static void add_values(Scratch& scratch, int64_t seen, int64_t rows, int64_t width) {
+  const int64_t depth = (seen + EACH - 1) / EACH;
+  const Factor* weights = scratch.weights.data();
+  Factor* values = scratch.values.data();
+  float* sums = scratch.sums.data();
+  if (by_registers()) {
+    constexpr int64_t most = SPAN / EACH;
+    const int64_t whole = (depth + tiles::DEPTH - 1) / tiles::DEPTH * tiles::DEPTH;
+    // What another sequence left there may be no numbers, which no weight of 0 takes away.
+    std::fill(values + depth * WIDTH, values + whole * WIDTH, Factor{});
+    tiles::transpose(weights, whole, width, scratch.turned.data(), most);
+    return tiles::multiply_all<true>(scratch.turned.data(), most, rows, values, WIDTH, PANEL, WIDTH, whole, sums, WIDTH);
+  }
+  for (int64_t panel = 0; panel < WIDTH; panel += PANEL)
+    for_tiles(0, rows, [&](int64_t first, auto queries) {
+      float* own = sums + first * WIDTH + panel;
+      const auto load = [&](int, int r, int half) { return load_some(own + r * WIDTH + half * LANES, LANES); };
+      const auto store = [&](int, int r, int half, Vec sum) {
+        std::memcpy(own + r * WIDTH + half * LANES, &sum, sizeof sum);
+      };
+      multiply<1, queries>(weights + first, 1, width, values + panel, WIDTH, 0, depth, load, store, Nothing{});
+    });
+}
+
 // A tile's tokens and some query heads that share a KV head: row g * tokens + i is query head `query_head` + g of token i.
 static void attend(const Call& call, const Tile& tile, int64_t head, int64_t query_head, int64_t query_heads,
                    Scratch& scratch) {
@@ -118,35 +166,17 @@ static void attend(const Call& call, const Tile& tile, int64_t head, int64_t que
   }
   // Spans begin at multiples of SPAN, so that a token's sums are the same in whatever tile it comes.
   for (int64_t span = call.begin(position) / SPAN * SPAN; span < end; span += SPAN) {
-    const int64_t seen = std::min(SPAN, end - span), depth = (seen + EACH - 1) / EACH;
+    const int64_t seen = std::min(SPAN, end - span);
     const bool masked = span + seen - 1 > position || span < call.begin(end - 1);
     copy_span(call, tile, head, span, span + seen, scratch);
-    for (int64_t panel = 0; panel < width; panel += PANEL) {
-      for_tiles(0, seen, [&](int64_t first, auto keys) {
-        const auto zero = [](int, int, int) { return Vec{}; };
-        const auto store = [&](int, int t, int half, Vec products) {
-          std::memcpy(scores + (first + t) * width + panel + half * LANES, &products, sizeof products);
-        };
-        multiply<1, keys>(scratch.keys.data() + first * (D / EACH), D / EACH, 1, columns + panel * (D / EACH), PANEL, 0,
-                          D / EACH, zero, store, Nothing{});
-      });
-    }
+    score(scratch, seen, width);
     if (call.softcap > 0) call.cap(scores, seen * width);
     for (int64_t row = 0; row < width; row += LANES)
       scratch.queries[row / LANES].soften(scores + row, scratch.weights.data() + row, seen, width, span, masked);
     for (int64_t row = 0; row < rows; ++row)
       if (const float shrink = scratch.queries[row / LANES].shrink[row % LANES]; shrink != 1)
         for (int64_t d = 0; d < WIDTH; ++d) sums[row * WIDTH + d] *= shrink;
-    for (int64_t p = 0; p < WIDTH / PANEL; ++p)
-      for_tiles(0, rows, [&](int64_t first, auto queries) {
-        float* own = sums + first * WIDTH + p * PANEL;
-        const auto load = [&](int, int r, int half) { return load_some(own + r * WIDTH + half * LANES, LANES); };
-        const auto store = [&](int, int r, int half, Vec sum) {
-          std::memcpy(own + r * WIDTH + half * LANES, &sum, sizeof sum);
-        };
-        multiply<1, queries>(scratch.weights.data() + first, 1, width, scratch.values.data() + p * PANEL, WIDTH, 0, depth,
-                          load, store, Nothing{});
-      });
+    add_values(scratch, seen, rows, width);
   }
   for (int64_t row = 0; row < rows; ++row) {
     T* to = call.out_of(tile.first + row % count, query_head + row / count);

@@ -46,6 +46,7 @@ static float* floats_for(int64_t rows, int64_t width) {
 extern "C" {
 int64_t vasuki_panel_columns() { return PANEL; }
 int64_t vasuki_multiplies_bf16() { return MULTIPLIES_BF16; }
+int64_t vasuki_has_tile_registers() { return tiles::usable(); }
 
 void vasuki_linear(const Matrix* matrix, const float* x, float* y, int64_t rows) {
   matrix->multiply(floats(x, matrix->in), floats(y, matrix->out), rows);

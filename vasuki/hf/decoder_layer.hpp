@@ -75,10 +75,11 @@ constexpr int64_t SLAB = 128, LEAST_SLAB = 32;
 // Calls body(first, count) for all rows, or for slabs of nearly equal size.
 template <typename Body>
 static void in_slabs(int64_t rows, Body&& body) {
-  const int64_t threads = omp_get_max_threads(), tiles = (rows + ROWS - 1) / ROWS;
+  const int64_t together = tiles::usable() ? tiles::ROWS : ROWS;  // rows that are multiplied, so that few are left over
+  const int64_t threads = omp_get_max_threads(), parts = (rows + together - 1) / together;
   if (threads == 1 || rows < LEAST_SLAB * threads) return body(0, rows);
   const int64_t slabs = (rows + SLAB * threads - 1) / (SLAB * threads) * threads;
-  const auto begin = [&](int64_t slab) { return std::min(rows, tiles * slab / slabs * ROWS); };
+  const auto begin = [&](int64_t slab) { return std::min(rows, parts * slab / slabs * together); };
 #pragma omp parallel for schedule(dynamic)
   for (int64_t slab = 0; slab < slabs; ++slab) body(begin(slab), begin(slab + 1) - begin(slab));
 }

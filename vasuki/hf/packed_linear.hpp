@@ -13,6 +13,7 @@
 
 #pragma once
 
+#include "tile_registers.hpp"
 #include "vectors.hpp"
 
 constexpr int64_t BAND = 16 * ROWS;         // rows that a panel serves before the next one is read
@@ -44,6 +45,8 @@ struct Layer {
   const W* panels;
   const float* bias;  // [out] or null
 
+  Vec bias_at(int64_t column, int64_t out) const { return bias ? load_some(bias + column, out - column) : Vec{}; }
+
   // While `streams` panels are read, as many come.
   template <int streams>
   Prefetch meanwhile(Next next, int64_t depth) const {
@@ -57,10 +60,7 @@ struct Layer {
   template <int streams, int rows, typename X, typename To>
   [[gnu::noinline]] void tile(const X* x, int64_t depth, int64_t out, int64_t panel, Next next, To to) const {
     const int64_t size = PANEL * depth;
-    const auto from = [=, bias = bias](int s, int, int half) {
-      const int64_t column = (panel + s) * PANEL + half * LANES;
-      return bias ? load_some(bias + column, out - column) : Vec{};
-    };
+    const auto from = [=, *this](int s, int, int half) { return bias_at((panel + s) * PANEL + half * LANES, out); };
     multiply<streams, rows>(x, depth, 1, panels + panel * size, PANEL, size, depth, from, to,
                             meanwhile<streams>(next, depth));
   }
@@ -71,25 +71,83 @@ static inline Vec silu(Vec x) {
   return x * (x < 0 ? e : Vec{} + 1.0f) / (1.0f + e);
 }
 
-// y = layer(x), or layer(x) * silu(gate(x)), and `plus` if it is not null, for a tile of rows and neighbouring panels.
+// Where sums go, and what is added to them on the way.
+struct Target {
+  Rows y;
+  const float* plus;  // [rows, y.width] or null
+
+  void store(int64_t row, int64_t column, Vec sums) const {
+    if (plus) sums += load_some(plus + row * y.width + column, y.width - column);
+    y.store(row, column, sums);
+  }
+};
+
+// target = layer(x), or layer(x) * silu(gate(x)), for a tile of rows and neighbouring panels.
 template <bool gated, int streams, int rows, typename X, typename W>
-static void linear_tile(const X* x, Layer<W> layer, Layer<W> gate, const float* plus, Rows y, int64_t row, int64_t depth,
+static void linear_tile(const X* x, Layer<W> layer, Layer<W> gate, Target target, int64_t row, int64_t depth,
                         int64_t panel, Next next) {
   const X* from = x + row * depth;
+  const int64_t out = target.y.width;
   const auto store = [=](int s, int r, int half, Vec sums) {
-    const int64_t column = (panel + s) * PANEL + half * LANES;
-    y.store(row + r, column, plus ? sums + load_some(plus + (row + r) * y.width + column, y.width - column) : sums);
+    target.store(row + r, (panel + s) * PANEL + half * LANES, sums);
   };
   if constexpr (gated) {
     Vec memory[streams][rows][2], (*outputs)[rows][2] = memory;
     layer.template tile<streams, rows>(
-        from, depth, y.width, panel, next, [=](int s, int r, int half, Vec sums) { outputs[s][r][half] = sums; });
-    gate.template tile<streams, rows>(from, depth, y.width, panel, next, [=](int s, int r, int half, Vec sums) {
+        from, depth, out, panel, next, [=](int s, int r, int half, Vec sums) { outputs[s][r][half] = sums; });
+    gate.template tile<streams, rows>(from, depth, out, panel, next, [=](int s, int r, int half, Vec sums) {
       store(s, r, half, outputs[s][r][half] * silu(sums));
     });
   } else {
-    layer.template tile<streams, rows>(from, depth, y.width, panel, next, store);
+    layer.template tile<streams, rows>(from, depth, out, panel, next, store);
   }
+}
+
+// Calls body(first, count, group, threads) for bands of rows and groups of panels, on as many threads as are worth it. A
+// panel serves a band before the next one is read; bands are so many that no thread waits long for another.
+template <typename Body>
+static void share_out(int64_t rows, int64_t most_rows, int64_t groups, int64_t products, Body&& body) {
+  const bool alone = omp_in_parallel() || products < WORTH_THREADS;
+  const int64_t threads = alone ? 1 : omp_get_max_threads();
+  const int64_t tiles = (rows + most_rows - 1) / most_rows, shares = (SHARES * threads + groups - 1) / groups;
+  const int64_t band_rows = std::min(BAND, (tiles + shares - 1) / shares * most_rows);
+#pragma omp parallel for schedule(dynamic) collapse(2) num_threads(threads)
+  for (int64_t band = 0; band < rows; band += band_rows)
+    for (int64_t group = 0; group < groups; ++group) body(band, std::min(band_rows, rows - band), group, threads);
+}
+
+// The same for all rows, by tile registers.
+template <bool gated>
+static void linear_by_registers(const Bf16s* x, Layer<Bf16s> layer, Layer<Bf16s> gate, Target target, int64_t rows,
+                                int64_t depth) {
+  const int64_t out = target.y.width, num_panels = (out + PANEL - 1) / PANEL;
+  const auto serve = [&](int64_t band, int64_t count, int64_t panel, int64_t threads) {
+    tiles::Registers registers;
+    float sums[1 + gated][tiles::ROWS][PANEL];
+    const int64_t parts = (count + tiles::ROWS - 1) / tiles::ROWS;
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t first = band + part * tiles::ROWS, taken = std::min(tiles::ROWS, band + count - first);
+      const Next next{std::min(panel + threads, num_panels - 1), part, parts};
+      const auto multiply = [&](const Layer<Bf16s>& own, float* to) {
+        tiles::multiply<false>(x + first * depth, depth, own.panels + panel * PANEL * depth, PANEL, depth, to, PANEL, taken,
+                               own.template meanwhile<1>(next, depth));
+      };
+      registers.use(taken);
+      multiply(layer, sums[0][0]);
+      if constexpr (gated) multiply(gate, sums[1][0]);
+      for (int64_t row = 0; row < taken; ++row)
+        for (int64_t half = 0; half < PANEL; half += LANES) {
+          const int64_t column = panel * PANEL + half;
+          const auto output = [&](const Layer<Bf16s>& own, const float* from) {
+            return load_some(from + row * PANEL + half, LANES) + own.bias_at(column, out);
+          };
+          Vec value = output(layer, sums[0][0]);
+          if constexpr (gated) value *= silu(output(gate, sums[1][0]));
+          target.store(first + row, column, value);
+        }
+    }
+  };
+  share_out(rows, tiles::ROWS, num_panels, rows * depth * out, serve);
 }
 
 // The same for all of them. A factor is best used for two panels at once, if their weights come as they are multiplied. So
@@ -98,30 +156,26 @@ static void linear_tile(const X* x, Layer<W> layer, Layer<W> gate, const float* 
 template <bool gated, typename X, typename W>
 static void linear(const X* x, Layer<W> layer, Layer<W> gate, const float* plus, Rows y, int64_t rows, int64_t depth) {
   if (rows == 0) return;  // a step in which nothing is sampled
+  const Target target{y, plus};
+  if constexpr (std::is_same_v<X, Bf16s>)
+    if (tiles::take<X>(depth)) return linear_by_registers<gated>(x, layer, gate, target, rows, depth);
   constexpr int least = std::is_same_v<X, Bf16s> ? 2 : 1, most_rows = ROWS / least;
   const int64_t num_panels = (y.width + PANEL - 1) / PANEL, streams = std::clamp<int64_t>(ROWS / rows, least, STREAMS);
   const int64_t groups = (num_panels + streams - 1) / streams;
-  const bool alone = omp_in_parallel() || rows * depth * y.width < WORTH_THREADS;
-  const int64_t threads = alone ? 1 : omp_get_max_threads();
-  // Bands of rows that panels serve before the next ones are read: so many that no thread waits long for another.
-  const int64_t tiles = (rows + most_rows - 1) / most_rows, shares = (SHARES * threads + groups - 1) / groups;
-  const int64_t band_rows = std::min(BAND, (tiles + shares - 1) / shares * most_rows);
-#pragma omp parallel for schedule(dynamic) collapse(2) num_threads(threads)
-  for (int64_t band = 0; band < rows; band += band_rows)
-    for (int64_t group = 0; group < groups; ++group) {
-      const int64_t p = group * streams, count = std::min(band_rows, rows - band);
-      const int64_t parts = (count + most_rows - 1) / most_rows;
-      for_tiles<most_rows>(band, count, [&](int64_t first, auto tile) {
-        constexpr int together = std::clamp<int>(ROWS / tile, least, STREAMS);
-        const auto take = [&](int64_t own, auto panels) {
-          const Next next{std::min(own + panels * threads, num_panels - panels), (first - band) / most_rows, parts};
-          linear_tile<gated, panels, tile>(x, layer, gate, plus, y, first, depth, own, next);
-        };
-        const int64_t last = std::min(p + streams, num_panels);
-        if (streams == together && p + streams == last) return take(p, std::integral_constant<int, together>{});
-        int64_t own = p;
-        for (; own + least <= last; own += least) take(own, std::integral_constant<int, least>{});
-        for (; own < last; ++own) take(own, std::integral_constant<int, 1>{});
-      });
-    }
+  const auto serve = [&](int64_t band, int64_t count, int64_t group, int64_t threads) {
+    const int64_t p = group * streams, parts = (count + most_rows - 1) / most_rows;
+    for_tiles<most_rows>(band, count, [&](int64_t first, auto tile) {
+      constexpr int together = std::clamp<int>(ROWS / tile, least, STREAMS);
+      const auto take = [&](int64_t own, auto panels) {
+        const Next next{std::min(own + panels * threads, num_panels - panels), (first - band) / most_rows, parts};
+        linear_tile<gated, panels, tile>(x, layer, gate, target, first, depth, own, next);
+      };
+      const int64_t last = std::min(p + streams, num_panels);
+      if (streams == together && p + streams == last) return take(p, std::integral_constant<int, together>{});
+      int64_t own = p;
+      for (; own + least <= last; own += least) take(own, std::integral_constant<int, least>{});
+      for (; own < last; ++own) take(own, std::integral_constant<int, 1>{});
+    });
+  };
+  share_out(rows, most_rows, groups, rows * depth * y.width, serve);
 }
