@@ -116,7 +116,7 @@ static void share_out(int64_t rows, int64_t most_rows, int64_t groups, int64_t p
     for (int64_t group = 0; group < groups; ++group) body(band, std::min(band_rows, rows - band), group, threads);
 }
 
-// The same for all rows, by tile registers.
+// target = layer(x), or layer(x) * silu(gate(x)), for all rows, by tile registers.
 template <bool gated>
 static void linear_by_registers(const Bf16s* x, Layer<Bf16s> layer, Layer<Bf16s> gate, Target target, int64_t rows,
                                 int64_t depth) {
@@ -150,7 +150,7 @@ static void linear_by_registers(const Bf16s* x, Layer<Bf16s> layer, Layer<Bf16s>
   share_out(rows, tiles::ROWS, num_panels, rows * depth * out, serve);
 }
 
-// The same for all of them. A factor is best used for two panels at once, if their weights come as they are multiplied. So
+// The same, by what the processor has. A factor is best used for two panels at once, if their weights come as they are multiplied. So
 // few rows that they leave registers free read several panels side by side in any case: their weights come from memory, and
 // one chain of sums would wait for it.
 template <bool gated, typename X, typename W>
