@@ -19,7 +19,7 @@ import hashlib
 import sys
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import repeat
 
 import numpy as np
@@ -52,6 +52,11 @@ class Counters:
     prefilled_ahead: int = 0  # rows that waited on the host with their prompt computed
     shared_tokens: int = 0  # prompt tokens found in blocks of another row
     finished: int = 0  # rows that ended
+
+    def add(self, other: Counters) -> None:
+        """Count what happened elsewhere too."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 class Scheduler:

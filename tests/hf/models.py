@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 from typing import Any
 
@@ -188,7 +190,8 @@ def run(
         offload = Offload(cache, ThreadCopyEngine(bytes_per_s), host, streamed)
         for layer in [*cache.layers, *(host.layers if host else ())]:
             layer.fill_(1e4)
-    executor = RaggedExecutor(loaded, cache, want_logprobs, kernel, offload, steps_ahead)
+    executor = RaggedExecutor(loaded, cache, want_logprobs, kernel, offload)
+    executor.steps_ahead = steps_ahead
     rows = Rows()
     stats = drain(requests, scheduler, Checked(executor, scheduler), rows)
     assert scheduler.pool.num_held == 0
@@ -200,4 +203,33 @@ def requests_of(token_lists: list[list[int]], max_tokens: int = 14, **sampling: 
     return [
         Request(i, f"row-{i}", len(ids), max_tokens, np.array(ids, dtype=np.int32), params)
         for i, ids in enumerate(token_lists)
+    ]
+
+
+def hopeful(requests: list[Request]) -> list[Request]:
+    """The same, expected to end with their first token: more of them start than memory can hold to their end."""
+    return [dataclasses.replace(request, estimated_tokens=1) for request in requests]
+
+
+class RoundedLinear(torch.nn.Linear):
+    """The plain twin of a layer in bfloat16."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x.bfloat16().float(), self.weight, self.bias)
+
+
+def answers_in_bfloat16(name: str, kernels: CPUKernels) -> list[list[list[int]]]:
+    """Outputs of a model in bfloat16 by the kernels, and of its twin in float32, which rounds for products alone where
+    they do."""
+    loaded = load(name)
+    narrow = copy.deepcopy(loaded.model).bfloat16()
+    twin = copy.deepcopy(narrow).float()
+    for module in twin.modules():
+        if type(module) is torch.nn.Linear and kernels.linear.multiplies_bfloat16:
+            module.__class__ = RoundedLinear
+    kernels.take_over(narrow)
+    assert not any(parameter.dtype is torch.bfloat16 for parameter in narrow.parameters())
+    return [
+        run(dataclasses.replace(loaded, model=model), requests_of(prompts()), chunk_tokens=20)[0].outputs
+        for model in (narrow, twin)
     ]

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from models import ARCHITECTURES, RoundedCache, load, prompts, reference, requests_of, run
+from models import ARCHITECTURES, RoundedCache, hopeful, load, prompts, reference, requests_of, run
 from vasuki.policy import POLICIES, Admission
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
@@ -31,9 +31,14 @@ def test_compiled_attention_equals_its_plain_twin(name: str) -> None:
 @pytest.mark.parametrize("native", [pytest.param(True, marks=needs_compiler), False])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_neox"])
 def test_rounded_keys_and_values_give_what_a_rounded_cache_gives(name: str, native: bool) -> None:
-    hopeful = [dataclasses.replace(request, estimated_tokens=1) for request in requests_of(prompts())]
     rows, _, stats = run(
-        load(name, "bfloat16"), hopeful, 16, num_blocks=24, native=native, host_blocks=60, num_streamed=1
+        load(name, "bfloat16"),
+        hopeful(requests_of(prompts())),
+        16,
+        num_blocks=24,
+        native=native,
+        host_blocks=60,
+        num_streamed=1,
     )
     assert rows.outputs == reference(name, cache=RoundedCache)
     assert stats.swapped_blocks > 0
@@ -42,8 +47,7 @@ def test_rounded_keys_and_values_give_what_a_rounded_cache_gives(name: str, nati
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
 def test_greedy_equals_generate_under_preemption(name: str) -> None:
     expected = reference(name)
-    hopeful = [dataclasses.replace(request, estimated_tokens=1) for request in requests_of(prompts())]
-    rows, scheduler, _ = run(load(name), hopeful, chunk_tokens=16, num_blocks=24)
+    rows, scheduler, _ = run(load(name), hopeful(requests_of(prompts())), chunk_tokens=16, num_blocks=24)
     assert scheduler.counters.preemptions_recompute > 0
     assert rows.outputs == expected
 
@@ -59,8 +63,9 @@ def test_decodes_that_stall_for_a_block_change_nothing(num_streamed: int) -> Non
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_parked_sequences_return_unharmed(name: str) -> None:
-    hopeful = [dataclasses.replace(request, estimated_tokens=1) for request in requests_of(prompts())]
-    rows, scheduler, stats = run(load(name), hopeful, chunk_tokens=16, num_blocks=24, host_blocks=60)
+    rows, scheduler, stats = run(
+        load(name), hopeful(requests_of(prompts())), chunk_tokens=16, num_blocks=24, host_blocks=60
+    )
     assert scheduler.counters.preemptions_swap > 0
     assert stats.swapped_blocks > 0
     assert rows.outputs == reference(name)
@@ -85,9 +90,14 @@ def test_streamed_layers_change_nothing(name: str, num_streamed: int) -> None:
 
 
 def test_streaming_and_parking_together_over_a_slow_link() -> None:
-    hopeful = [dataclasses.replace(request, estimated_tokens=1) for request in requests_of(prompts())]
     rows, scheduler, stats = run(
-        load("llama"), hopeful, chunk_tokens=16, num_blocks=24, host_blocks=60, num_streamed=2, bytes_per_s=5e6
+        load("llama"),
+        hopeful(requests_of(prompts())),
+        chunk_tokens=16,
+        num_blocks=24,
+        host_blocks=60,
+        num_streamed=2,
+        bytes_per_s=5e6,
     )
     assert scheduler.counters.preemptions_swap > 0
     assert stats.exposed_copy_s > 0

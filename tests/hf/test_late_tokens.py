@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from models import ARCHITECTURES, NoTokenizer, load, prompts, reference, requests_of, run
+from models import ARCHITECTURES, NoTokenizer, hopeful, load, prompts, reference, requests_of, run
 from vasuki.hf import executor
 from vasuki.policy import POLICIES, Admission
-from vasuki.sequence import FinishReason, Request, Sequence
+from vasuki.sequence import FinishReason, Sequence
 
 AHEAD = dataclasses.replace(POLICIES["vasuki"], admission=Admission.AHEAD)
 
@@ -90,7 +90,3 @@ class PairsStop(NoTokenizer):
 
     def meets_stop_string(self, sequence: Sequence, token_id: int) -> bool:
         return bool(sequence.output_token_ids) and (sequence.output_token_ids[-1] + token_id) % 9 == 0
-
-
-def hopeful(requests: list[Request]) -> list[Request]:
-    return [dataclasses.replace(request, estimated_tokens=1) for request in requests]

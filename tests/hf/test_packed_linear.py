@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models import ARCHITECTURES, load, prompts, reference, requests_of, run
+from models import ARCHITECTURES, answers_in_bfloat16, load, prompts, reference, requests_of, run
 from vasuki.hf.cpu_kernels import CPUKernels
 from vasuki.hf.packed_linear import Format, GatedMLP, LinearKernel, PackedLinear, pack_linear_layers
 
@@ -141,29 +141,11 @@ def test_greedy_equals_generate(name: str, kernel: LinearKernel) -> None:
     assert rows.outputs == reference(name)
 
 
-class RoundedLinear(torch.nn.Linear):
-    """The plain twin of a layer in bfloat16."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(x.bfloat16().float(), self.weight, self.bias)
-
-
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "gpt_neox"])
 def test_a_model_in_bfloat16_rounds_for_products_alone(name: str, kernels: CPUKernels) -> None:
     """Norms, activations, residuals and positions stay in float32."""
-    loaded = load(name)
-    narrow = copy.deepcopy(loaded.model).bfloat16()
-    twin = copy.deepcopy(narrow).float()
-    for module in twin.modules():
-        if type(module) is torch.nn.Linear and kernels.linear.multiplies_bfloat16:
-            module.__class__ = RoundedLinear
-    kernels.take_over(narrow)
-    assert not any(parameter.dtype is torch.bfloat16 for parameter in narrow.parameters())
-    outputs = [
-        run(dataclasses.replace(loaded, model=model), requests_of(prompts()), chunk_tokens=20)[0].outputs
-        for model in (narrow, twin)
-    ]
-    assert outputs[0] == outputs[1]
+    ours, twin = answers_in_bfloat16(name, kernels)
+    assert ours == twin
 
 
 def test_matrices_that_are_no_linear_layers_keep_a_model_as_it_is(kernels: CPUKernels) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import shutil
 
 import pytest
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
-from models import load, prompts, requests_of, run
+from models import answers_in_bfloat16
+from vasuki.hf import native
 from vasuki.hf.cpu_kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.packed_linear import Format, PackedLinear
 from vasuki.hf.paged_attention import load_kernel
@@ -20,11 +20,12 @@ pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler
 
 @pytest.fixture
 def kernels(emulated_tiles: None) -> CPUKernels:
-    kernels = load_cpu_kernels()
+    kernels, library = load_cpu_kernels(), native.load("decoder.cpp")
     assert kernels is not None
+    assert library is not None
     if not kernels.linear.multiplies_bfloat16:
         pytest.skip("the processor does not multiply bfloat16 in vectors, as all with tile registers do")
-    assert kernels.linear.has_tile_registers
+    assert library.vasuki_has_tile_registers()
     return kernels
 
 
@@ -70,25 +71,10 @@ def test_a_row_does_not_depend_on_its_neighbours(kernels: CPUKernels) -> None:
         assert torch.equal(packed(x[3 : 3 + count]), together[3 : 3 + count])
 
 
-class RoundedLinear(torch.nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return expected(x, self)
-
-
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_a_model_answers_the_same(name: str, kernels: CPUKernels) -> None:
-    loaded = load(name)
-    narrow = copy.deepcopy(loaded.model).bfloat16()
-    twin = copy.deepcopy(narrow).float()
-    for module in twin.modules():
-        if type(module) is torch.nn.Linear:
-            module.__class__ = RoundedLinear
-    kernels.take_over(narrow)
-    outputs = [
-        run(dataclasses.replace(loaded, model=model), requests_of(prompts()), chunk_tokens=20)[0].outputs
-        for model in (narrow, twin)
-    ]
-    assert outputs[0] == outputs[1]
+    ours, twin = answers_in_bfloat16(name, kernels)
+    assert ours == twin
 
 
 class Chunks:

@@ -48,7 +48,9 @@ class RaggedExecutor:
         want_logprobs: also say how likely each token was.
         kernel: of a CPU's attention.
         offload: moves KV beside the compute.
-        steps_ahead: see `engine.Executor`; by default what suits the device.
+
+    Attributes:
+        steps_ahead: see `engine.Executor`.
     """
 
     def __init__(
@@ -58,14 +60,13 @@ class RaggedExecutor:
         want_logprobs: bool = False,
         kernel: PagedKernel | None = None,
         offload: Offload | None = None,
-        steps_ahead: int | None = None,
     ) -> None:
         self.loaded = loaded
         self.cache = cache
         self.want_logprobs = want_logprobs
         self.kernel = kernel
         self.offload = offload
-        self.steps_ahead = int(loaded.device.type == "cuda") if steps_ahead is None else steps_ahead
+        self.steps_ahead = int(loaded.device.type == "cuda")  # launching returns before the device is done
         self.graphs: DecodeGraphs | None = None  # recorded steps of decodes
         self.waited_s = 0.0  # in which the host had nothing to do but wait for the device
         self._last_mlp = sampled_mlp(loaded.model, loaded.kv_layout.num_layers)
@@ -100,7 +101,8 @@ class RaggedExecutor:
                 f"{self.loaded.device.type} memory ran out in a step of {batch.num_tokens} tokens; "
                 "lower kv.device_memory or engine.chunk_tokens"
             ) from None
-        self._last_tokens = LastTokens(sequences, sampled.token_ids)
+        if self.steps_ahead:
+            self._last_tokens = LastTokens(sequences, sampled.token_ids)
         return LaunchedStep(self, sequences, ToHost(sampled.token_ids, sampled.logprobs), started_s)
 
     def collect(self, step: LaunchedStep) -> StepResult:

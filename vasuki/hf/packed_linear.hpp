@@ -150,9 +150,9 @@ static void linear_by_registers(const Bf16s* x, Layer<Bf16s> layer, Layer<Bf16s>
   share_out(rows, tiles::ROWS, num_panels, rows * depth * out, serve);
 }
 
-// The same, by what the processor has. A factor is best used for two panels at once, if their weights come as they are multiplied. So
-// few rows that they leave registers free read several panels side by side in any case: their weights come from memory, and
-// one chain of sums would wait for it.
+// The same, by what the processor has. In vectors, a factor is best used for two panels at once, if their weights come as
+// they are multiplied. So few rows that they leave registers free read several panels side by side in any case: their
+// weights come from memory, and one chain of sums would wait for it.
 template <bool gated, typename X, typename W>
 static void linear(const X* x, Layer<W> layer, Layer<W> gate, const float* plus, Rows y, int64_t rows, int64_t depth) {
   if (rows == 0) return;  // a step in which nothing is sampled

@@ -54,7 +54,6 @@ class LinearKernel:
         library.vasuki_panel_columns.restype = ctypes.c_int64
         self._features = library.vasuki_panel_columns()
         self.multiplies_bfloat16 = bool(library.vasuki_multiplies_bf16())  # the processor does, faster than float32
-        self.has_tile_registers = bool(library.vasuki_has_tile_registers())  # and multiplies many times faster still
         self._function, self._gated = library.vasuki_linear, library.vasuki_gated
         self._function.argtypes = [ctypes.POINTER(Matrix)] + [ctypes.c_void_p] * 2 + [ctypes.c_int64]
         self._gated.argtypes = [ctypes.POINTER(Matrix)] * 2 + [ctypes.c_void_p] * 2 + [ctypes.c_int64]

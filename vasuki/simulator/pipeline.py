@@ -217,10 +217,4 @@ class _Simulation:
         stats.peak_device_blocks = sum(scheduler.pool.peak_held for scheduler in schedulers)
         stats.peak_host_blocks = sum(s.host_pool.peak_held for s in schedulers if s.host_pool is not None)
         for scheduler in schedulers:
-            counters = scheduler.counters
-            total.recomputed_tokens += counters.recomputed_tokens
-            total.preemptions_recompute += counters.preemptions_recompute
-            total.preemptions_swap += counters.preemptions_swap
-            total.prefilled_ahead += counters.prefilled_ahead
-            total.shared_tokens += counters.shared_tokens
-            total.finished += counters.finished
+            total.add(scheduler.counters)
