@@ -108,7 +108,7 @@ static void score(Scratch& scratch, int64_t seen, int64_t width) {
   if (by_registers())
     return tiles::multiply_all<false>(keys, depth, seen, columns, PANEL, PANEL * depth, width, depth, scores, width);
   for (int64_t panel = 0; panel < width; panel += PANEL) {
-    for_tiles(0, seen, [&](int64_t first, auto taken) {
+    for_even_tiles(seen, [&](int64_t first, auto taken) {
       const auto zero = [](int, int, int) { return Vec{}; };
       const auto store = [&](int, int t, int half, Vec products) {
         std::memcpy(scores + (first + t) * width + panel + half * LANES, &products, sizeof products);
@@ -133,7 +133,7 @@ static void add_values(Scratch& scratch, int64_t seen, int64_t rows, int64_t wid
     return tiles::multiply_all<true>(scratch.turned.data(), most, rows, values, WIDTH, PANEL, WIDTH, whole, sums, WIDTH);
   }
   for (int64_t panel = 0; panel < WIDTH; panel += PANEL)
-    for_tiles(0, rows, [&](int64_t first, auto queries) {
+    for_even_tiles(rows, [&](int64_t first, auto queries) {
       float* own = sums + first * WIDTH + panel;
       const auto load = [&](int, int r, int half) { return load_some(own + r * WIDTH + half * LANES, LANES); };
       const auto store = [&](int, int r, int half, Vec sum) {

@@ -43,16 +43,16 @@ struct Matrix {
   template <bool gated>
   void run(const Matrix& gate, Rows x, const float* plus, Rows y, int64_t rows) const {
     const float* wide = static_cast<const float*>(x.at);
-    if (format == WIDE) return linear<gated>(wide, of<float>(), gate.of<float>(), plus, y, rows, in);
-    if (format == NARROW) return linear<gated>(wide, of<bf16>(), gate.of<bf16>(), plus, y, rows, in);
+    if (format == WIDE) return linear<gated>(wide, of<float>(), gate.of<float>(), plus, y, rows);
+    if (format == NARROW) return linear<gated>(wide, of<bf16>(), gate.of<bf16>(), plus, y, rows);
     if constexpr (MULTIPLIES_BF16) {
       const Bf16s* pairs = static_cast<const Bf16s*>(x.in_bf16 ? x.at : round_all(wide, rows).at);
-      linear<gated>(pairs, of<Bf16s>(), gate.of<Bf16s>(), plus, y, rows, in / 2);
+      linear<gated>(pairs, of<Bf16s>(), gate.of<Bf16s>(), plus, y, rows);
     }
   }
   template <typename W>
   Layer<W> of() const {
-    return {static_cast<const W*>(panels), bias};
+    return {static_cast<const W*>(panels), bias, std::is_same_v<W, Bf16s> ? in / 2 : in, out};
   }
   Rows round_all(const float* x, int64_t rows) const {
     const Rows y = inputs<struct Rounded>(rows);

@@ -1,5 +1,5 @@
-// y = x W^T + b in float32, for the few rows of a step, on a CPU, and what follows, while a tile is in registers: y is added
-// to a residual, or rounded for the next product. Of a gated MLP, both products and what joins them:
+// y = x W^T + b in float32, for the few rows of a step, on a CPU, and what follows, while sums are at hand: y is added to
+// a residual, or rounded for the next product. Of a gated MLP, both products and what joins them:
 // y = (x U^T + c) * silu(x W^T + b), so that neither product is ever in memory as a whole.
 //
 //   x [rows, in]     in tiles of ROWS rows, as they lie
@@ -17,54 +17,54 @@
 #include "vectors.hpp"
 
 constexpr int64_t BAND = 16 * ROWS;         // rows that a panel serves before the next one is read
+constexpr int64_t CHUNK = 1024;             // rows of a panel that serve a band before the next: what a cache holds
 constexpr int64_t SHARES = 4;               // of the work that each thread takes, or more
 constexpr int STREAMS = 4;                  // most panels that are read side by side
 constexpr int64_t LINE = 64;                // bytes of a line of the processor's cache
 constexpr int64_t WORTH_THREADS = 1 << 19;  // multiplications; below that, waking threads takes longer than they save
 
-// The panel that this thread needs next. Each of `parts` tiles asks for its part of it while it computes.
-struct Next {
-  int64_t panel, part, parts;
-};
-
-struct Prefetch {
-  const char* line;
-  int64_t every, due = 0;  // rows of the panel at hand
-
-  void operator()(int64_t k) {
-    if (k != due) return;
-    __builtin_prefetch(line, 0, 2);
-    line += LINE;
-    due += every;
-  }
-};
-
-// `depth` rows of W make a panel, and as many X a row of x: one for each input, or for two.
+// Outputs of `depth` rows of W a panel, and as many X a row of x: one for each input, or for two.
 template <typename W>
 struct Layer {
   const W* panels;
   const float* bias;  // [out] or null
+  int64_t depth, out;
 
-  Vec bias_at(int64_t column, int64_t out) const { return bias ? load_some(bias + column, out - column) : Vec{}; }
+  const W* panel(int64_t index) const { return panels + index * PANEL * depth; }
+  Vec bias_at(int64_t column) const { return bias ? load_some(bias + column, out - column) : Vec{}; }
+};
 
-  // While `streams` panels are read, as many come.
-  template <int streams>
-  Prefetch meanwhile(Next next, int64_t depth) const {
-    constexpr int64_t row_bytes = PANEL * sizeof(W);
-    const int64_t every = std::max<int64_t>(1, next.parts * LINE / (streams * row_bytes));
-    const char* panel = reinterpret_cast<const char*>(panels) + next.panel * depth * row_bytes;
-    return {panel + depth / every * LINE * next.part, every};
-  }
+// Rows of panels, `stride` apart, that are multiplied next. Each of `parts` tiles asks for its part of them meanwhile,
+// but not for more than a line of each panel in a step: what is read faster, the processor sees coming.
+template <typename W>
+struct Next {
+  const W* panel;
+  int64_t stride, rows, part, parts;
 
-  // to(s, r, half, sums) for x[r] W^T + b and neighbouring panels. A function of its own keeps sums in registers.
-  template <int streams, int rows, typename X, typename To>
-  [[gnu::noinline]] void tile(const X* x, int64_t depth, int64_t out, int64_t panel, Next next, To to) const {
-    const int64_t size = PANEL * depth;
-    const auto from = [=, *this](int s, int, int half) { return bias_at((panel + s) * PANEL + half * LANES, out); };
-    multiply<streams, rows>(x, depth, 1, panels + panel * size, PANEL, size, depth, from, to,
-                            meanwhile<streams>(next, depth));
+  template <int panels>
+  auto prefetch(int64_t steps) const {
+    const int64_t lines = rows * PANEL * sizeof(W) / LINE, first = lines * part / parts, own = lines / parts;
+    const int64_t every = 0 < own && own <= steps ? steps / own : 0, bytes = stride * sizeof(W);
+    const char* line = reinterpret_cast<const char*>(panel) + first * LINE;
+    return [=, due = every - 1](int64_t k) mutable {
+      if (k != due) return;
+#pragma GCC unroll 4
+      for (int p = 0; p < panels; ++p) __builtin_prefetch(line + p * bytes, 0, 2);
+      line += LINE;
+      due += every;
+    };
   }
 };
+
+// sums [rows][panels][2] += x . neighbouring panels, over `depth` of their rows. A function of its own keeps sums in
+// registers.
+template <int panels, int rows, typename X, typename W>
+[[gnu::noinline]] static void add_tile(const X* x, int64_t x_stride, const W* panel, int64_t stride, int64_t depth,
+                                       Vec* sums, Next<W> next) {
+  const auto from = [=](int p, int r, int half) { return sums[(r * panels + p) * 2 + half]; };
+  const auto to = [=](int p, int r, int half, Vec sum) { sums[(r * panels + p) * 2 + half] = sum; };
+  multiply<panels, rows>(x, x_stride, 1, panel, PANEL, stride, depth, from, to, next.template prefetch<panels>(depth));
+}
 
 static inline Vec silu(Vec x) {
   const Vec e = exp_negative(x < 0 ? x : -x);
@@ -82,27 +82,6 @@ struct Target {
   }
 };
 
-// target = layer(x), or layer(x) * silu(gate(x)), for a tile of rows and neighbouring panels.
-template <bool gated, int streams, int rows, typename X, typename W>
-static void linear_tile(const X* x, Layer<W> layer, Layer<W> gate, Target target, int64_t row, int64_t depth,
-                        int64_t panel, Next next) {
-  const X* from = x + row * depth;
-  const int64_t out = target.y.width;
-  const auto store = [=](int s, int r, int half, Vec sums) {
-    target.store(row + r, (panel + s) * PANEL + half * LANES, sums);
-  };
-  if constexpr (gated) {
-    Vec memory[streams][rows][2], (*outputs)[rows][2] = memory;
-    layer.template tile<streams, rows>(
-        from, depth, out, panel, next, [=](int s, int r, int half, Vec sums) { outputs[s][r][half] = sums; });
-    gate.template tile<streams, rows>(from, depth, out, panel, next, [=](int s, int r, int half, Vec sums) {
-      store(s, r, half, outputs[s][r][half] * silu(sums));
-    });
-  } else {
-    layer.template tile<streams, rows>(from, depth, out, panel, next, store);
-  }
-}
-
 // Calls body(first, count, group, threads) for bands of rows and groups of panels, on as many threads as are worth it. A
 // panel serves a band before the next one is read; bands are so many that no thread waits long for another.
 template <typename Body>
@@ -116,66 +95,87 @@ static void share_out(int64_t rows, int64_t most_rows, int64_t groups, int64_t p
     for (int64_t group = 0; group < groups; ++group) body(band, std::min(band_rows, rows - band), group, threads);
 }
 
-// target = layer(x), or layer(x) * silu(gate(x)), for all rows, by tile registers.
-template <bool gated>
-static void linear_by_registers(const Bf16s* x, Layer<Bf16s> layer, Layer<Bf16s> gate, Target target, int64_t rows,
-                                int64_t depth) {
-  const int64_t out = target.y.width, num_panels = (out + PANEL - 1) / PANEL;
-  const auto serve = [&](int64_t band, int64_t count, int64_t panel, int64_t threads) {
-    tiles::Registers registers;
-    float sums[1 + gated][tiles::ROWS][PANEL];
-    const int64_t parts = (count + tiles::ROWS - 1) / tiles::ROWS;
-    for (int64_t part = 0; part < parts; ++part) {
-      const int64_t first = band + part * tiles::ROWS, taken = std::min(tiles::ROWS, band + count - first);
-      const Next next{std::min(panel + threads, num_panels - 1), part, parts};
-      const auto multiply = [&](const Layer<Bf16s>& own, float* to) {
-        tiles::multiply<false>(x + first * depth, depth, own.panels + panel * PANEL * depth, PANEL, depth, to, PANEL, taken,
-                               own.template meanwhile<1>(next, depth));
-      };
-      registers.use(taken);
-      multiply(layer, sums[0][0]);
-      if constexpr (gated) multiply(gate, sums[1][0]);
-      for (int64_t row = 0; row < taken; ++row)
-        for (int64_t half = 0; half < PANEL; half += LANES) {
-          const int64_t column = panel * PANEL + half;
-          const auto output = [&](const Layer<Bf16s>& own, const float* from) {
-            return load_some(from + row * PANEL + half, LANES) + own.bias_at(column, out);
-          };
-          Vec value = output(layer, sums[0][0]);
-          if constexpr (gated) value *= silu(output(gate, sums[1][0]));
-          target.store(first + row, column, value);
+// How rows and panels meet, by what the processor has. In vectors, a factor is best used for two panels at once, if
+// their weights come as they are multiplied. So few rows that they leave registers free take several panels side by side
+// in any case: their weights come from memory, and one chain of sums would wait for it.
+template <typename X>
+struct Tiling {
+  static constexpr int LEAST = std::is_same_v<X, Bf16s> ? 2 : 1, MOST_ROWS = ROWS / LEAST;
+  static constexpr int together(int64_t rows) { return int(std::clamp<int64_t>(ROWS / rows, LEAST, STREAMS)); }
+
+  bool by_registers;
+  int64_t rows, panels;  // of a tile, at most
+
+  Tiling(int64_t count, int64_t depth) : by_registers(tiles::take<X>(depth)) {
+    rows = by_registers ? tiles::ROWS : MOST_ROWS;
+    panels = by_registers ? 1 : together(count);
+  }
+  int64_t width(int64_t left) const { return left >= panels ? panels : left >= LEAST ? LEAST : 1; }
+};
+
+// sums [count][width][2] = x . `width` panels. All rows take a chunk of them before the next one, which comes meanwhile,
+// and `then` at last.
+template <typename X, typename W>
+static void multiply_panels(const Tiling<X>& tiling, tiles::Registers& registers, const X* x, int64_t count,
+                            const W* panels, int64_t width, int64_t depth, const W* then, Vec* sums) {
+  const int64_t stride = PANEL * depth, parts = (count + tiling.rows - 1) / tiling.rows;
+  std::fill_n(sums, count * width * 2, Vec{});
+  for (int64_t k = 0; k < depth; k += CHUNK) {
+    const int64_t taken = std::min(CHUNK, depth - k);
+    const W *chunk = panels + k * PANEL, *following = k + taken < depth ? chunk + taken * PANEL : then;
+    int64_t part = 0;
+    for_even_parts(count, tiling.rows, [&](int64_t first, int64_t rows) {
+      const Next<W> next{following, stride, taken, part++, parts};
+      const X* from = x + first * depth + k;
+      Vec* to = sums + first * width * 2;
+      if constexpr (std::is_same_v<X, Bf16s>)
+        if (tiling.by_registers) {
+          registers.use(rows);
+          return tiles::multiply<true>(from, depth, chunk, PANEL, taken, reinterpret_cast<float*>(to), PANEL, rows,
+                                       next.template prefetch<1>(taken));
         }
-    }
-  };
-  share_out(rows, tiles::ROWS, num_panels, rows * depth * out, serve);
+      as_constant<Tiling<X>::MOST_ROWS>(rows, [&](auto tile) {
+        const auto add = [&](auto side_by_side) {
+          add_tile<side_by_side, tile>(from, depth, chunk, stride, taken, to, next);
+        };
+        constexpr int together = Tiling<X>::together(tile), least = Tiling<X>::LEAST;
+        if (width == together) return add(std::integral_constant<int, together>{});
+        if (width == least) return add(std::integral_constant<int, least>{});
+        add(std::integral_constant<int, 1>{});
+      });
+    });
+  }
 }
 
-// The same, by what the processor has. In vectors, a factor is best used for two panels at once, if their weights come as
-// they are multiplied. So few rows that they leave registers free read several panels side by side in any case: their
-// weights come from memory, and one chain of sums would wait for it.
+// y = layer(x), or layer(x) * silu(gate(x)), and `plus` [rows, y.width] if it is given.
 template <bool gated, typename X, typename W>
-static void linear(const X* x, Layer<W> layer, Layer<W> gate, const float* plus, Rows y, int64_t rows, int64_t depth) {
+static void linear(const X* x, Layer<W> layer, Layer<W> gate, const float* plus, Rows y, int64_t rows) {
   if (rows == 0) return;  // a step in which nothing is sampled
   const Target target{y, plus};
-  if constexpr (std::is_same_v<X, Bf16s>)
-    if (tiles::take<X>(depth)) return linear_by_registers<gated>(x, layer, gate, target, rows, depth);
-  constexpr int least = std::is_same_v<X, Bf16s> ? 2 : 1, most_rows = ROWS / least;
-  const int64_t num_panels = (y.width + PANEL - 1) / PANEL, streams = std::clamp<int64_t>(ROWS / rows, least, STREAMS);
-  const int64_t groups = (num_panels + streams - 1) / streams;
+  const Tiling<X> tiling(rows, layer.depth);
+  const int64_t num_panels = (y.width + PANEL - 1) / PANEL, groups = (num_panels + tiling.panels - 1) / tiling.panels;
   const auto serve = [&](int64_t band, int64_t count, int64_t group, int64_t threads) {
-    const int64_t p = group * streams, parts = (count + most_rows - 1) / most_rows;
-    for_tiles<most_rows>(band, count, [&](int64_t first, auto tile) {
-      constexpr int together = std::clamp<int>(ROWS / tile, least, STREAMS);
-      const auto take = [&](int64_t own, auto panels) {
-        const Next next{std::min(own + panels * threads, num_panels - panels), (first - band) / most_rows, parts};
-        linear_tile<gated, panels, tile>(x, layer, gate, target, first, depth, own, next);
+    tiles::Registers registers;
+    Vec sums[1 + gated][BAND * Tiling<X>::LEAST * 2];
+    const int64_t last = std::min((group + 1) * tiling.panels, num_panels);
+    for (int64_t p = group * tiling.panels, width; p < last; p += width) {
+      width = tiling.width(last - p);
+      const auto multiply = [&](const Layer<W>& own, const W* then, Vec* to) {
+        multiply_panels(tiling, registers, x + band * own.depth, count, own.panel(p), width, own.depth, then, to);
       };
-      const int64_t last = std::min(p + streams, num_panels);
-      if (streams == together && p + streams == last) return take(p, std::integral_constant<int, together>{});
-      int64_t own = p;
-      for (; own + least <= last; own += least) take(own, std::integral_constant<int, least>{});
-      for (; own < last; ++own) take(own, std::integral_constant<int, 1>{});
-    });
+      const W* after = layer.panel(std::min(p + width * threads, num_panels - width));
+      multiply(layer, gated ? gate.panel(p) : after, sums[0]);
+      if constexpr (gated) multiply(gate, after, sums[1]);
+      for (int64_t i = 0; i < width * 2; ++i) {
+        const int64_t column = p * PANEL + i * LANES;
+        const Vec bias = layer.bias_at(column), gate_bias = gated ? gate.bias_at(column) : Vec{};
+        for (int64_t row = 0; row < count; ++row) {
+          Vec value = sums[0][row * width * 2 + i] + bias;
+          if constexpr (gated) value *= silu(sums[1][row * width * 2 + i] + gate_bias);
+          target.store(band + row, column, value);
+        }
+      }
+    }
   };
-  share_out(rows, most_rows, groups, rows * depth * y.width, serve);
+  share_out(rows, tiling.rows, groups, rows * layer.depth * y.width, serve);
 }

@@ -28,7 +28,9 @@ static_assert(PANEL == 2 * COLUMNS);
 // panels use 6 and 7.
 class Registers {
  public:
-  ~Registers() { _tile_release(); }
+  ~Registers() {
+    if (rows_) _tile_release();
+  }
 
   void use(int64_t rows) {
     if (rows == rows_) return;

@@ -234,3 +234,29 @@ static inline void for_tiles(int64_t first, int64_t count, Body&& body) {
   if constexpr (rows > 1)
     if (count > 0) for_tiles<rows - 1>(first, count, body);
 }
+
+// Calls body(first, rows) for parts of `count` rows, as few as can be and nearly of a size.
+template <typename Body>
+static inline void for_even_parts(int64_t count, int64_t most_rows, Body&& body) {
+  for (int64_t first = 0, parts = (count + most_rows - 1) / most_rows; parts > 0; --parts) {
+    const int64_t rows = (count - first + parts - 1) / parts;
+    body(first, rows);
+    first += rows;
+  }
+}
+
+// Calls body(integral_constant<n>), 0 < n <= most.
+template <int most, typename Body>
+static inline void as_constant(int64_t n, Body&& body) {
+  if constexpr (most > 1)
+    if (n < most) return as_constant<most - 1>(n, body);
+  body(std::integral_constant<int, most>{});
+}
+
+// Calls body(first, integral_constant<rows>) for such parts of at most ROWS rows. Unlike tiles they take a division.
+template <typename Body>
+static inline void for_even_tiles(int64_t count, Body&& body) {
+  for_even_parts(count, ROWS, [&](int64_t first, int64_t rows) {
+    as_constant<ROWS>(rows, [&](auto tile) { body(first, tile); });
+  });
+}
