@@ -226,6 +226,27 @@ def test_experts_are_read_only_if_chosen() -> None:
     assert many.weights_read_s < 1.3 * cost.shape.weight_bytes / (3350e9 * 0.85)
 
 
+def test_the_last_mlp_is_for_sampled_tokens() -> None:
+    cost, matrices = model("a100"), LLAMA.dense_matrices
+    steps = {samples: cost.step(cost.work([512], [512], samples)) for samples in (1, 256, 512)}
+    mlp_s = {
+        samples: sum(cost.operators.matmul(samples, matrix.k, matrix.n).total_s for matrix in matrices)
+        for samples in steps
+    }
+    flops_per_sample = LLAMA.last_mlp_flops_per_token + LLAMA.head_flops_per_sample
+    for samples, step in steps.items():
+        assert steps[512].linear_s - step.linear_s == pytest.approx(mlp_s[512] - mlp_s[samples])
+        assert steps[512].flops - step.flops == (512 - samples) * flops_per_sample
+        assert next(cost.repeated(cost.work([512], [512], samples), 1)).total_s == pytest.approx(step.total_s)
+    assert steps[1].total_s < steps[256].total_s < steps[512].total_s
+
+
+def test_the_last_mlp_of_a_mixture_is_that_of_its_experts() -> None:
+    cost = model("a100", "mixtral-8x7b")
+    one, all_of_them = [cost.step(cost.work([512], [512], samples)) for samples in (1, 512)]
+    assert 0.5 / cost.shape.num_layers < 1 - one.linear_s / all_of_them.linear_s < 1 / cost.shape.num_layers
+
+
 def test_launches_show_only_where_kernels_are_short() -> None:
     fused = model("h100", "qwen2.5-0.5b")
     eager = CostModel(fused.shape, fused.profile, kernels_per_layer=40)

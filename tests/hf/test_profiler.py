@@ -19,6 +19,7 @@ from vasuki.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel
 from vasuki.errors import ModelError, ProfileError
 from vasuki.hf.packed_linear import PackedLinear
 from vasuki.hf.profiler import profile_machine, profile_table, write_profile
+from vasuki.hf.profiler.build import _Rates
 from vasuki.hf.profiler.in_step import WholeSteps
 from vasuki.hf.profiler.links import link_of, saturation_bytes
 from vasuki.hf.profiler.machine import _without_noise, describe, device_name
@@ -27,7 +28,7 @@ from vasuki.hf.profiler.steps import fit_overheads, measure_overheads, narrow, s
 from vasuki.hf.profiler.timing import QUICK, HostClock, affordable, low_quantile, measure
 from vasuki.model_config import named_shape
 from vasuki.model_shape import ModelShape
-from vasuki.profile import HardwareProfile
+from vasuki.profile import HardwareProfile, MatmulPoints
 from vasuki.profile_files import find_profile, load_profile, profile_for_device, user_profile_path
 
 TINY = ModelShape(
@@ -117,6 +118,15 @@ def test_the_cost_model_meets_what_was_measured(profile: HardwareProfile) -> Non
             assert model.operators.matmul(tokens, series.k, series.n).total_s == pytest.approx(us * 1e-6)
     few, many = (model.step_time_s(model.work([1] * rows, [100] * rows)) for rows in (1, 64))
     assert 0 < few < many
+
+
+def test_no_measured_product_is_faster_than_the_peak() -> None:
+    rates = _Rates({"float32": 0.2, "bfloat16": 0.39}, 30.0)
+    series = [  # 0.1 and 0.5 TFLOP/s
+        MatmulPoints(tokens=(1, 100), us=(200.0, us), k=1000, n=1000, dtype=dtype)
+        for us, dtype in ((2000.0, "float32"), (400.0, "bfloat16"))
+    ]
+    assert rates.raised(series) == _Rates({"float32": 0.2, "bfloat16": 0.5}, 30.0)
 
 
 def test_the_table_is_narrow_and_complete(profile: HardwareProfile) -> None:

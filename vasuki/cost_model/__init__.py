@@ -4,6 +4,7 @@ A step multiplies its tokens with every weight once, attends over the KV of its 
 
     total = max(device, launches) + step overhead + exposed copies
     device = layers x (matmuls + attention + elementwise + all-reduces) + embedding + head
+             - the last layer's MLP of tokens that are not sampled
 
     work        StepWork: what a step computes, as sums over its chunks
     rooflines   an operator's time from its arithmetic and its memory traffic

@@ -27,6 +27,7 @@ class LayerModel:
         self._in_step_ratio = RatioCurve(measured.tokens, measured.ratio) if measured else None
         self._in_step_cache: dict[int, float] = {}
         self._linear_cache: dict[int, tuple[OperatorCost, OperatorCost]] = {}
+        self._skipped_cache: dict[tuple[int, int], tuple[OperatorCost, OperatorCost]] = {}
         self._outside_cache: dict[tuple[int, int], OperatorCost] = {}
         # One layer's attention without the parts, before `in_step`.
         self.attention_seconds = operators.attention_seconds(self._heads, self._kv_heads, shape.head_dim)
@@ -47,6 +48,25 @@ class LayerModel:
             in_step = self.in_step(num_tokens)
             cached = self._matmuls(num_tokens).slowed(in_step), self._elementwise(num_tokens).slowed(in_step)
             self._linear_cache[num_tokens] = cached
+        return cached
+
+    def skipped(self, num_tokens: int, num_samples: int) -> tuple[OperatorCost, OperatorCost]:
+        """Matmuls and activations of the model's last MLP that tokens which are not sampled need not pass."""
+        key = num_tokens, max(1, num_samples)
+        cached = self._skipped_cache.get(key)
+        if cached is None:
+            shape, in_step = self._shape, self.in_step(num_tokens)
+            matrices, width = (
+                (shape.expert_matrices, self._expert_width)
+                if shape.num_expert_layers
+                else (shape.dense_matrices, shape.intermediate_size)
+            )
+            linear, activation = OperatorCost(), OperatorCost()
+            for tokens, sign in zip(key, (1.0, -1.0), strict=True):
+                for matrix in matrices:
+                    linear += self._matmul(matrix, tokens).scaled(sign)
+                activation += self._activation(tokens, width).scaled(sign)
+            cached = self._skipped_cache[key] = linear.slowed(in_step), activation.slowed(in_step)
         return cached
 
     def _matmuls(self, num_tokens: int) -> OperatorCost:
@@ -74,20 +94,26 @@ class LayerModel:
         shape, operators = self._shape, self._operators
         item, hidden = shape.dtype_bytes, shape.hidden_size
         heads, kv_heads = self._heads, self._kv_heads
-        mlp_width = (
-            shape.num_dense_layers * shape.intermediate_size
-            + shape.num_expert_layers
-            * (shape.experts_per_token * shape.expert_intermediate_size + shape.shared_intermediate_size)
-        ) / (shape.num_layers * self._layout.tensor_parallel)
+        widths = shape.num_dense_layers * shape.intermediate_size + shape.num_expert_layers * self._expert_width
         return (
             operators.elementwise("norm", num_tokens, 2 * hidden * item).scaled(shape.norms_per_layer)
             + operators.elementwise("rope", num_tokens, 2 * (heads + kv_heads) * shape.head_dim * item)
             + operators.elementwise(
                 "kv_write", num_tokens, 2 * kv_heads * shape.head_dim * (item + shape.kv_dtype_bytes)
             )
-            + operators.elementwise("activation", num_tokens, (3 if shape.gated_mlp else 2) * mlp_width * item)
+            + self._activation(num_tokens, widths / shape.num_layers)
             + operators.elementwise("residual", num_tokens, 3 * hidden * item).scaled(2)
         )
+
+    @property
+    def _expert_width(self) -> int:
+        shape = self._shape
+        return shape.experts_per_token * shape.expert_intermediate_size + shape.shared_intermediate_size
+
+    def _activation(self, num_tokens: int, mlp_width: float) -> OperatorCost:
+        shape = self._shape
+        values = (3 if shape.gated_mlp else 2) * mlp_width / self._layout.tensor_parallel
+        return self._operators.elementwise("activation", num_tokens, values * shape.dtype_bytes)
 
     def attention(self, work: StepWork, layers: int) -> OperatorCost:
         """Attention of `layers` layers, windowed ones in proportion."""

@@ -95,12 +95,14 @@ class CostModel:
 
     def _cost(self, work: StepWork, part: Part) -> StepCost:
         layers = part.layers
-        linear, elementwise = self._layers.linear(work.num_tokens)
+        linear, elementwise = [cost.scaled(layers) for cost in self._layers.linear(work.num_tokens)]
+        if part.head:
+            matmuls, activations = self._layers.skipped(work.num_tokens, work.num_samples)
+            linear, elementwise = linear + matmuls.scaled(-1), elementwise + activations.scaled(-1)
         attention = self._layers.attention(work, layers)
         outside = self._layers.outside(work.num_tokens, work.num_samples, part)
-        linear_s, elementwise_s = layers * linear.total_s, layers * elementwise.total_s
         network_s = self.network.part_s(work.num_tokens, part)
-        device_s = linear_s + elementwise_s + attention.total_s + outside.total_s + network_s
+        device_s = linear.total_s + elementwise.total_s + attention.total_s + outside.total_s + network_s
 
         overheads, traffic = self.profile.overheads, self._traffic
         host_s, overhead_s = part.launches_s(overheads, self._kernels_per_layer), part.overhead_s(overheads)
@@ -110,22 +112,22 @@ class CostModel:
 
         flops = self._flops(work, part)
         devices = self.layout.tensor_parallel
-        layer_bytes = linear.memory_bytes + elementwise.memory_bytes
-        memory_bytes = devices * (layers * layer_bytes + attention.memory_bytes + outside.memory_bytes)
+        operators = linear + elementwise + attention + outside
+        memory_bytes = devices * operators.memory_bytes
         each_j = energy_j(self.profile, self.shape.dtype, flops / devices, memory_bytes / devices, total_s)
         return StepCost(
             total_s=total_s,
-            linear_s=linear_s,
+            linear_s=linear.total_s,
             attention_s=attention.total_s,
-            elementwise_s=elementwise_s,
+            elementwise_s=elementwise.total_s,
             outside_s=outside.total_s,
             network_s=network_s,
             launch_s=launch_s,
             overhead_s=overhead_s,
             exposed_copy_s=exposed_s,
             hidden_copy_s=hidden_s,
-            weights_read_s=layers * linear.memory_s,
-            matmul_compute_s=layers * linear.compute_s,
+            weights_read_s=linear.memory_s,
+            matmul_compute_s=linear.compute_s,
             kv_read_s=attention.memory_s,
             attention_compute_s=attention.compute_s,
             flops=flops,
@@ -140,7 +142,8 @@ class CostModel:
             work.windowed_decode_context_tokens + work.windowed_chunk_pairs,
         )
         flops = (work.num_tokens * self._flops_per_token + attention) * part.layers / self.shape.num_layers
-        return flops + part.head * work.num_samples * self.shape.head_flops_per_sample
+        skipped = (work.num_tokens - work.num_samples) * self.shape.last_mlp_flops_per_token
+        return flops + part.head * (work.num_samples * self.shape.head_flops_per_sample - skipped)
 
     # --- without the parts -------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from vasuki.profile import InStep
 from vasuki.sequence import Request, Sequence
 
 _CONTEXT = 256  # of each decode
+_LEAST_LAYERS = 4  # the last one computes less than the others, and not the same in every implementation
 _RATIOS = (0.5, 3.0)  # what is plausible
 
 
@@ -88,8 +89,8 @@ class WholeSteps:
 
 
 def _num_layers(shape: ModelShape, cold: int) -> int:
-    """As many layers as no cache holds, or all of them."""
-    return min(shape.num_layers, max(2, math.ceil(cold / shape.layer_weight_bytes)))
+    """As many layers as no cache holds and a few at least, or all of them."""
+    return min(shape.num_layers, max(_LEAST_LAYERS, math.ceil(cold / shape.layer_weight_bytes)))
 
 
 def _blocks(tokens: int) -> int:
