@@ -27,7 +27,7 @@ class LayerModel:
         self._in_step_ratio = RatioCurve(measured.tokens, measured.ratio) if measured else None
         self._in_step_cache: dict[int, float] = {}
         self._linear_cache: dict[int, tuple[OperatorCost, OperatorCost]] = {}
-        self._skipped_cache: dict[tuple[int, int], tuple[OperatorCost, OperatorCost]] = {}
+        self._last_mlp_cache: dict[int, tuple[OperatorCost, OperatorCost]] = {}
         self._outside_cache: dict[tuple[int, int], OperatorCost] = {}
         # One layer's attention without the parts, before `in_step`.
         self.attention_seconds = operators.attention_seconds(self._heads, self._kv_heads, shape.head_dim)
@@ -50,23 +50,26 @@ class LayerModel:
             self._linear_cache[num_tokens] = cached
         return cached
 
-    def skipped(self, num_tokens: int, num_samples: int) -> tuple[OperatorCost, OperatorCost]:
-        """Matmuls and activations of the model's last MLP that tokens which are not sampled need not pass."""
-        key = num_tokens, max(1, num_samples)
-        cached = self._skipped_cache.get(key)
+    def in_part(self, num_tokens: int, num_samples: int, part: Part) -> tuple[OperatorCost, OperatorCost]:
+        """Matmuls and elementwise operators of a part's layers. Only sampled tokens pass the model's last MLP."""
+        linear, elementwise = [cost.scaled(part.layers) for cost in self.linear(num_tokens)]
+        if part.head:
+            in_step = self.in_step(num_tokens)
+            for tokens, times in ((num_tokens, -1), (min(num_tokens, max(1, num_samples)), 1)):
+                matmuls, activation = self._last_mlp(tokens)
+                linear += matmuls.slowed(in_step).scaled(times)
+                elementwise += activation.slowed(in_step).scaled(times)
+        return linear, elementwise
+
+    def _last_mlp(self, num_tokens: int) -> tuple[OperatorCost, OperatorCost]:
+        """Matmuls and activation of the last layer's MLP, which has experts if any layer has."""
+        cached = self._last_mlp_cache.get(num_tokens)
         if cached is None:
-            shape, in_step = self._shape, self.in_step(num_tokens)
-            matrices, width = (
-                (shape.expert_matrices, self._expert_width)
-                if shape.num_expert_layers
-                else (shape.dense_matrices, shape.intermediate_size)
-            )
-            linear, activation = OperatorCost(), OperatorCost()
-            for tokens, sign in zip(key, (1.0, -1.0), strict=True):
-                for matrix in matrices:
-                    linear += self._matmul(matrix, tokens).scaled(sign)
-                activation += self._activation(tokens, width).scaled(sign)
-            cached = self._skipped_cache[key] = linear.slowed(in_step), activation.slowed(in_step)
+            shape, matmuls = self._shape, OperatorCost()
+            for matrix in shape.expert_matrices or shape.dense_matrices:
+                matmuls += self._matmul(matrix, num_tokens)
+            width = self._expert_width if shape.expert_matrices else shape.intermediate_size
+            cached = self._last_mlp_cache[num_tokens] = matmuls, self._activation(num_tokens, width)
         return cached
 
     def _matmuls(self, num_tokens: int) -> OperatorCost:

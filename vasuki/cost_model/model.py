@@ -94,12 +94,8 @@ class CostModel:
         return kv_tokens * self.shape.kv_bytes_per_token / 2**20 * self.profile.overheads.first_touch_us_per_mib * 1e-6
 
     def _cost(self, work: StepWork, part: Part) -> StepCost:
-        layers = part.layers
-        linear, elementwise = [cost.scaled(layers) for cost in self._layers.linear(work.num_tokens)]
-        if part.head:
-            matmuls, activations = self._layers.skipped(work.num_tokens, work.num_samples)
-            linear, elementwise = linear + matmuls.scaled(-1), elementwise + activations.scaled(-1)
-        attention = self._layers.attention(work, layers)
+        linear, elementwise = self._layers.in_part(work.num_tokens, work.num_samples, part)
+        attention = self._layers.attention(work, part.layers)
         outside = self._layers.outside(work.num_tokens, work.num_samples, part)
         network_s = self.network.part_s(work.num_tokens, part)
         device_s = linear.total_s + elementwise.total_s + attention.total_s + outside.total_s + network_s

@@ -170,10 +170,7 @@ class PartTimes:
         key = (num_tokens, num_samples)
         fixed_s = self._fixed_cache.get(key)
         if fixed_s is None:
-            linear, elementwise = self._layers.linear(num_tokens)
-            fixed_s = self.part.layers * (linear.total_s + elementwise.total_s)
-            if self.part.head:
-                fixed_s -= sum(cost.total_s for cost in self._layers.skipped(num_tokens, num_samples))
+            fixed_s = sum(cost.total_s for cost in self._layers.in_part(num_tokens, num_samples, self.part))
             fixed_s += self._layers.outside(num_tokens, num_samples, self.part).total_s
             fixed_s += self._network.part_s(num_tokens, self.part)
             self._fixed_cache[key] = fixed_s

@@ -160,12 +160,12 @@ static void linear(const X* x, Layer<W> layer, Layer<W> gate, const float* plus,
     const int64_t last = std::min((group + 1) * tiling.panels, num_panels);
     for (int64_t p = group * tiling.panels, width; p < last; p += width) {
       width = tiling.width(last - p);
-      const auto multiply = [&](const Layer<W>& own, const W* then, Vec* to) {
+      const auto product = [&](const Layer<W>& own, const W* then, Vec* to) {
         multiply_panels(tiling, registers, x + band * own.depth, count, own.panel(p), width, own.depth, then, to);
       };
       const W* after = layer.panel(std::min(p + width * threads, num_panels - width));
-      multiply(layer, gated ? gate.panel(p) : after, sums[0]);
-      if constexpr (gated) multiply(gate, after, sums[1]);
+      product(layer, gated ? gate.panel(p) : after, sums[0]);
+      if constexpr (gated) product(gate, after, sums[1]);
       for (int64_t i = 0; i < width * 2; ++i) {
         const int64_t column = p * PANEL + i * LANES;
         const Vec bias = layer.bias_at(column), gate_bias = gated ? gate.bias_at(column) : Vec{};

@@ -253,7 +253,8 @@ static inline void as_constant(int64_t n, Body&& body) {
   body(std::integral_constant<int, most>{});
 }
 
-// Calls body(first, integral_constant<rows>) for such parts of at most ROWS rows. Unlike tiles they take a division.
+// Calls body(first, integral_constant<rows>) for such parts of at most ROWS rows. Where rows are few, for_tiles is faster: it
+// does not divide.
 template <typename Body>
 static inline void for_even_tiles(int64_t count, Body&& body) {
   for_even_parts(count, ROWS, [&](int64_t first, int64_t rows) {

@@ -1,8 +1,8 @@
 """Measurements put together as a HardwareProfile.
 
-Datasheet figures of a known device stay as they are: peak rates, bandwidth, price. Efficiencies are then what was
-measured as a share of them. An unknown device, and every CPU, gets the best that was measured as its peak. Either way
-the measured points are part of the profile, and the cost model meets them exactly.
+Datasheet figures of a known device stay as they are: peak rates that no product exceeds, bandwidth, price. Efficiencies
+are then what was measured as a share of them. An unknown device, and every CPU, gets the best that was measured as its
+peak. Either way the measured points are part of the profile, and the cost model meets them exactly.
 """
 
 from __future__ import annotations
