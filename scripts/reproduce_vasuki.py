@@ -39,6 +39,7 @@ from vasuki.planner.offload_policy import LayerTraffic, max_layers_first_last, r
 from vasuki.profile import HardwareProfile, Link, LinkPoint
 from vasuki.profile_files import find_profile
 from vasuki.scheduler import Scheduler
+from vasuki.sequence import Sequence
 from vasuki.simulator import Simulated, simulate_plan
 
 SHAPE = named_shape("llama-3-8b")
@@ -90,7 +91,9 @@ class Distributions:
     context_tokens: list[int]
     steps: list[int]  # how many such steps followed one another
 
-    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
+    def record(
+        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
+    ) -> None:
         self.sequences.append(batch.num_seqs)
         self.context_tokens.append(sum(batch.starts) + sum(chunk.end for chunk in batch.prefills))
         self.steps.append(result.num_steps)

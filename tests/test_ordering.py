@@ -59,7 +59,7 @@ def test_every_request_comes_once_and_the_window_is_bounded(rows, solver, window
         taken.append(request)
         good_in_window = [r for r in range(read) if not rows[r][2]]
         assert len(good_in_window) - sum(not request.error for request in taken) <= window_rows
-        order.observe(ended(request.num_prompt_tokens, request.max_tokens))
+        order.learn([ended(request.num_prompt_tokens, request.max_tokens)], [])
     assert sorted(request.row for request in taken) == list(range(len(rows)))
     assert next(order, None) is None
 
@@ -156,8 +156,7 @@ def test_rows_longer_than_the_memory_are_ordered_all_the_same() -> None:
 def test_estimates_sharpen_as_rows_end() -> None:
     order = PlannedOrder(requests_of([100] * 200, [500] * 200), CAPACITY, lengths=OutputLengths())
     assert next(order).expected_tokens == 500
-    for _ in range(ENOUGH_ROWS):
-        order.observe(ended(100, 20))
+    order.learn([ended(100, 20)] * ENOUGH_ROWS, [])
     assert next(order).expected_tokens < 60
 
 
@@ -165,9 +164,7 @@ def test_estimates_of_rows_that_already_run_are_revised() -> None:
     scheduler = SETTINGS.build()
     order = PlannedOrder(requests_of([100] * 50, [500] * 50), CAPACITY, lengths=OutputLengths())
     scheduler.add(next(order))
-    order.record(0.0, None, None, scheduler)  # type: ignore[arg-type]
-    for _ in range(ENOUGH_ROWS):
-        order.observe(ended(100, 20))
+    order.learn([ended(100, 20)] * ENOUGH_ROWS, scheduler.live())
     assert scheduler.waiting[0].expected_tokens < 60
 
 
@@ -184,8 +181,7 @@ def test_estimates_of_rows_that_already_run_are_revised() -> None:
 def test_who_learns(policy: str, output_length, learns: bool) -> None:  # type: ignore[no-untyped-def]
     settings_ = replace(SETTINGS, policy=POLICIES[policy])
     order = order_requests(requests_of([100] * 200, [500] * 200), settings_, output_length=output_length)
-    for _ in range(4 * ENOUGH_ROWS):
-        order.observe(ended(100, 20))
+    order.learn([ended(100, 20)] * 4 * ENOUGH_ROWS, [])
     assert (list(order)[-1].expected_tokens < 100) == learns
 
 
@@ -219,8 +215,7 @@ def test_rows_that_begin_alike_stay_together_when_lengths_are_learned() -> None:
     tight = replace(CAPACITY, kv_tokens=600)
     order = PlannedOrder(prefixed(5, 12, 256, 30), tight, lengths=OutputLengths())
     kinds = [next(order).row % 5 for _ in range(20)]
-    for _ in range(ENOUGH_ROWS):
-        order.observe(ended(286, 5))
+    order.learn([ended(286, 5)] * ENOUGH_ROWS, [])
     kinds += [request.row % 5 for request in order]
     assert sum(before != after for before, after in itertools.pairwise(kinds)) <= 5
 

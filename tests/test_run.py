@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +252,25 @@ def test_messages_and_token_ids(job: Job, tmp_path: Path, tiny_model: Path) -> N
     assert run(path).exit_code == 0
     assert chat[0]["output"] == output(path)[0]["output"]
     assert chat[0]["prompt_tokens"] == len(ids)
+
+
+def test_lengths_are_learned_from_rows_that_still_run_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short outputs end first: without those that still run, estimates would be too short."""
+    from vasuki.output_length import OutputLengths
+
+    running: list[int] = []
+    watch = OutputLengths.watch
+
+    def spy(lengths: OutputLengths, rows: Iterable[tuple[int, int]]) -> None:
+        rows = list(rows)
+        running.extend(produced for _, produced in rows)
+        watch(lengths, rows)
+
+    monkeypatch.setattr(OutputLengths, "watch", spy)
+    rows = [{**row, "limit": 2 if index % 4 else 60} for index, row in enumerate(texts(40))]
+    result = run(job(rows, sampling={"max_tokens": {"column": "limit"}, "ignore_eos": True}))
+    assert result.exit_code == 0, result.stderr
+    assert max(running) > 2
 
 
 def test_sampled_rows_do_not_depend_on_their_neighbours(job: Job, tmp_path: Path) -> None:

@@ -57,9 +57,12 @@ class Sink(Protocol):
 
 
 class Observer(Protocol):
-    """Sees every step after it happened: the trace, the progress bar, the plan's running correction."""
+    """Sees every step after it happened, and the rows that ended in it: the trace, the progress bar, the plan's running
+    correction, the order that learns how long outputs become."""
 
-    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None: ...
+    def record(
+        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
+    ) -> None: ...
 
 
 @dataclass(slots=True)
@@ -143,7 +146,7 @@ def drain(
         for sequence in finished:
             sink.write(sequence)
         for observer in observers:
-            observer.record(stats.now_s, batch, result, scheduler)
+            observer.record(stats.now_s, batch, result, scheduler, finished)
         sink.commit_if_due(stats.now_s)
         if should_stop():
             raise Interrupted("stopped by a signal")

@@ -49,7 +49,7 @@ from vasuki.io.trace import TraceWriter
 from vasuki.lengths import Lengths
 from vasuki.model_config import shape_from_config
 from vasuki.model_shape import ModelShape
-from vasuki.ordering import PlannedOrder, order_requests
+from vasuki.ordering import order_requests
 from vasuki.plan import CostEstimate, Plan
 from vasuki.planner import OFFLOAD_MODES, RunningPrediction, make_plan
 from vasuki.planner.memory_budget import within_host_memory
@@ -57,7 +57,7 @@ from vasuki.profile import HardwareProfile
 from vasuki.profile_files import find_profile, profile_for_device
 from vasuki.progress import Progress
 from vasuki.scheduler import Counters
-from vasuki.sequence import Request, Sequence
+from vasuki.sequence import Request
 from vasuki.steps import StepTracer
 from vasuki.units import duration
 
@@ -210,19 +210,20 @@ class _Run:
         return plan
 
     def _kv(self, loaded: LoadedModel) -> KVConfig:
-        """Blocks as large as torch's CUDA kernel wants them for walking block tables, unless the job says otherwise,
-        and no more host memory than there is."""
+        """Blocks as large as torch's CUDA kernel wants them for walking block tables, where it does and unless the job
+        says otherwise, and no more host memory than there is."""
         import torch
 
-        from vasuki.hf import cuda_attention
+        from vasuki.hf.cuda_attention import preferred_block_tokens
         from vasuki.hf.memory import available_bytes
 
         kv, layout = self.config.kv, loaded.kv_layout
         if loaded.device.type != "cpu" or kv.offload not in ("auto", "none"):
             kv = within_host_memory(kv, available_bytes(torch.device("cpu")))
-        if kv.block_tokens != "auto" or cuda_attention.is_available(layout.dtype, loaded.device, layout.head_dim):
+        preferred = preferred_block_tokens(layout.dtype, loaded.device, layout.head_dim)
+        if kv.block_tokens != "auto" or preferred is None:
             return kv
-        return kv.model_copy(update={"block_tokens": cuda_attention.PAGE_TOKENS})
+        return kv.model_copy(update={"block_tokens": preferred})
 
     def _shape(self, loaded: LoadedModel) -> ModelShape:
         """The model's shape, in the type that it really runs in."""
@@ -276,10 +277,11 @@ class _Run:
         with TraceWriter(self.folder.trace) as trace:
             sink = RowSink(writer, loaded.tokenizer.decode, on_commit=trace.flush)
             progress = Progress(self.rows_left, lambda: sink.written.rows, lambda: prediction.makespan_s, self.quiet)
-            observers: list[Observer] = [prediction, StepTracer(trace, plan.settings, cost_model, prediction), progress]
+            tracer = StepTracer(trace, plan.settings, cost_model, prediction)
+            observers: list[Observer] = [order, prediction, tracer, progress]
             gc.freeze()  # the collector need not walk through what was loaded, half a second in the middle of the job
             try:
-                drain(order, scheduler, executor, _LearningSink(sink, order), observers, should_stop, self.stats)
+                drain(order, scheduler, executor, sink, observers, should_stop, self.stats)
             except Interrupted as error:
                 interrupted = error
             finally:
@@ -348,21 +350,6 @@ class _Run:
         price = None if plan.cost.amount is None else plan.cost.amount / plan.cost.gpu_hours
         estimate = CostEstimate.of(makespan_s, 1, price, plan.cost.currency, tokens)
         return Cost(estimate.gpu_hours, estimate.amount, estimate.currency, estimate.per_million_tokens)
-
-
-class _LearningSink:
-    """Hands rows on, and tells the order how long they became."""
-
-    def __init__(self, sink: RowSink, order: PlannedOrder) -> None:
-        self._sink = sink
-        self._order = order
-
-    def write(self, sequence: Sequence) -> None:
-        self._order.observe(sequence)
-        self._sink.write(sequence)
-
-    def commit_if_due(self, now_s: float) -> None:
-        self._sink.commit_if_due(now_s)
 
 
 @contextmanager

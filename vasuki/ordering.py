@@ -151,7 +151,6 @@ class PlannedOrder:
         self._refill_below = 0  # rows left in the window at which it is filled up
         self._learn_again_at = ENOUGH_ROWS
         self._is_exhausted = False
-        self._scheduler: Scheduler | None = None
         self.solved = Ordered([], solver)  # the solver's answer for the most rows that the window has held
 
     def __iter__(self) -> Iterator[Request]:
@@ -173,27 +172,30 @@ class PlannedOrder:
         self._held_tokens -= request.num_prompt_tokens
         return request if expected == request.expected_tokens else replace(request, estimated_tokens=expected)
 
-    def observe(self, sequence: Sequence) -> None:
-        """Learn from a row that ended."""
-        if self._lengths is None or sequence.error:
+    def record(
+        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
+    ) -> None:
+        """As an engine observer: learn from a step."""
+        self.learn(finished, scheduler.live())
+
+    def learn(self, finished: Iterable[Sequence], live: Iterable[Sequence]) -> None:
+        """Learn from rows that ended. As their number grows, also look at those that the scheduler holds, which keeps
+        estimates from being too short, revise what is expected of these, and order anew what has not started."""
+        lengths = self._lengths
+        if lengths is None:
             return
-        self._lengths.observe(sequence.num_prompt_tokens, sequence.num_output_tokens)
-        if self._lengths.rows >= self._learn_again_at:
-            self._learn_again_at *= 2
-            if self._scheduler is not None:
-                self._sharpen(self._lengths, list(self._scheduler.live()))
-            self._order(list(self._ordered))
-
-    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
-        """As an engine observer it also sees rows that still run, which keeps its estimates from being too short."""
-        self._scheduler = scheduler
-
-    def _sharpen(self, lengths: OutputLengths, live: list[Sequence]) -> None:
-        """Learn from rows that still run, and revise what is expected of them and of those that the scheduler holds."""
-        lengths.watch((sequence.num_prompt_tokens, sequence.num_output_tokens) for sequence in live)
-        expected = self._expect([sequence.request for sequence in live])
-        for sequence, tokens in zip(live, expected.tolist(), strict=True):
+        for sequence in finished:
+            if not sequence.error:
+                lengths.observe(sequence.num_prompt_tokens, sequence.num_output_tokens)
+        if lengths.rows < self._learn_again_at:
+            return
+        self._learn_again_at = 2 * lengths.rows
+        held = list(live)
+        lengths.watch((sequence.num_prompt_tokens, sequence.num_output_tokens) for sequence in held)
+        expected = self._expect([sequence.request for sequence in held])
+        for sequence, tokens in zip(held, expected.tolist(), strict=True):
             sequence.expected_tokens = tokens
+        self._order(list(self._ordered))
 
     def _refill(self) -> None:
         """Read up to a full window and order all of it anew."""
@@ -278,7 +280,7 @@ def order_requests(
 ) -> PlannedOrder:
     """Requests in the order that the policy wants: vasuki's is planned, the others take rows as they come.
 
-    Tell the result of every row that ends (`PlannedOrder.observe`), which is how it learns output lengths.
+    Make the result an observer of the run as well, which is how it learns output lengths.
     """
     policy, limits = settings.policy, settings.limits
     capacity = Capacity(settings.kv_tokens, limits.max_num_seqs, limits.chunk_tokens, settings.block_tokens)

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from vasuki.batch import Batch, StepResult
 from vasuki.scheduler import Scheduler
+from vasuki.sequence import Sequence
 from vasuki.units import duration, percent_text
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,9 @@ class Progress:
             else None
         )
 
-    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
+    def record(
+        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
+    ) -> None:
         """Count a step, and show the state if it is time."""
         self._tokens += batch.num_tokens
         wall_s = time.perf_counter()

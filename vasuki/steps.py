@@ -9,6 +9,7 @@ from vasuki.plan import EngineSettings
 from vasuki.planner import RunningPrediction
 from vasuki.planner.offload_policy import LayerTraffic, StreamPlan, choose_stream
 from vasuki.scheduler import Scheduler
+from vasuki.sequence import Sequence
 
 
 class StepTracer:
@@ -35,7 +36,9 @@ class StepTracer:
         self._preempted = 0
         self._finished = 0
 
-    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
+    def record(
+        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
+    ) -> None:
         """Note a step."""
         counters = scheduler.counters
         held = scheduler.pool.num_held

@@ -13,7 +13,7 @@ from gpu_sections.setting import Ceilings, Finding, Setting
 from vasuki.batch import Batch, ScheduledChunk
 from vasuki.blocks import BlockTable
 from vasuki.hf.attention import Variant, _eager, attend
-from vasuki.hf.cuda_attention import PAGE_TOKENS, PagedVarlen, can_page, is_available
+from vasuki.hf.cuda_attention import PAGE_TOKENS, PagedVarlen, can_page, why_unavailable
 from vasuki.hf.inputs import build_inputs
 from vasuki.hf.kv_cache import KVCache, KVLayout
 from vasuki.hf.paged_attention import load_kernel
@@ -83,7 +83,7 @@ def attention(setting: Setting, share_s: float) -> Finding:
     for title, (lengths, ends) in batches.items():
         for block_tokens in (32, PAGE_TOKENS):
             _compare(setting, finding, title, lengths, ends, block_tokens)
-    if reason := is_available(setting.dtype, setting.device, shape.head_dim):
+    if reason := why_unavailable(setting.dtype, setting.device, shape.head_dim):
         finding.notes.append(f"no packed kernel: {reason}")
     elif not can_page(PAGE_TOKENS):
         finding.notes.append(f"the packed kernel of torch {torch.__version__} does not walk block tables")
@@ -113,7 +113,7 @@ def _compare(
         "engine": lambda: attend(query, key, value, 0, step, variant),
         "torch operators": lambda: attend(query, key, value, 0, plain, variant),
     }
-    if not is_available(setting.dtype, device, shape.head_dim):
+    if not why_unavailable(setting.dtype, device, shape.head_dim):
         for paged in (False, True) if can_page(block_tokens) else (False,):
             packed = PagedVarlen(np.array(lengths), np.array(ends), blocks, block_tokens, device, paged)
             ways["paged kernel" if paged else "gathered kernel"] = partial(

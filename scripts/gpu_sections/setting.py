@@ -25,7 +25,7 @@ from vasuki.hf.model import LoadedModel, prepare
 from vasuki.hf.tokenizer import Tokenizer
 from vasuki.model_config import NAMED_CONFIGS, shape_from_config
 from vasuki.model_shape import ModelShape
-from vasuki.ordering import PlannedOrder, order_requests
+from vasuki.ordering import order_requests
 from vasuki.plan import Plan
 from vasuki.planner import OFFLOAD_MODES, make_plan
 from vasuki.planner.memory_budget import activation_bytes
@@ -203,16 +203,13 @@ WORKLOADS = tuple(_LENGTHS)
 
 
 class Rows:
-    """A sink that keeps what each row became, and lets the order learn from it."""
+    """A sink that keeps what each row became."""
 
-    def __init__(self, order: PlannedOrder | None = None) -> None:
+    def __init__(self) -> None:
         self.sequences: dict[int, Sequence] = {}
-        self._order = order
 
     def write(self, sequence: Sequence) -> None:
         self.sequences[sequence.request.row] = sequence
-        if self._order is not None:
-            self._order.observe(sequence)
 
     def commit_if_due(self, now_s: float) -> None: ...
 
@@ -233,7 +230,9 @@ class StepLog:
     batches: list[Batch] = field(default_factory=list)
     elapsed_s: list[float] = field(default_factory=list)
 
-    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
+    def record(
+        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
+    ) -> None:
         self.batches.append(batch)
         self.elapsed_s.append(result.elapsed_s)
 
@@ -287,8 +286,8 @@ def run_planned(
     if steps_ahead is not None:
         executor.steps_ahead = steps_ahead
     order = order_requests(iter(requests), plan.settings, solver=plan.solver, output_length="max")
-    rows, log, scheduler, stats = Rows(order), StepLog(), plan.settings.build(), RunStats()
-    seconds = setting.seconds(lambda: drain(order, scheduler, executor, rows, [log, *observers], stats=stats))
+    rows, log, scheduler, stats = Rows(), StepLog(), plan.settings.build(), RunStats()
+    seconds = setting.seconds(lambda: drain(order, scheduler, executor, rows, [order, log, *observers], stats=stats))
     limits = plan.settings.limits
     activations = activation_bytes(setting.shape(name), limits.chunk_tokens, limits.max_num_seqs)
     kv = plan.settings.num_blocks * plan.settings.block_tokens * loaded.kv_layout.bytes_per_token

@@ -23,7 +23,7 @@ from vasuki.model_shape import ModelShape
 from vasuki.plan import EngineSettings
 from vasuki.policy import find_policy
 from vasuki.scheduler import Limits, Scheduler
-from vasuki.sequence import Request
+from vasuki.sequence import Request, Sequence
 
 _WATCHED_STEPS = 24  # whose kernels are counted
 _ROWS = 256
@@ -118,7 +118,9 @@ class _KernelWatcher:
         self._catcher = warnings.catch_warnings(record=True)
         self._caught: list[warnings.WarningMessage] | None = None
 
-    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
+    def record(
+        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
+    ) -> None:
         self._step += 1
         if not self._setting.on_gpu:
             return

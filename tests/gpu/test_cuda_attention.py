@@ -11,7 +11,7 @@ import torch
 from plain_varlen import plain_varlen
 
 from vasuki.hf.attention import Variant, _eager
-from vasuki.hf.cuda_attention import PAGE_TOKENS, PagedVarlen, can_page, is_available, preferred_block_tokens
+from vasuki.hf.cuda_attention import PAGE_TOKENS, PagedVarlen, can_page, preferred_block_tokens, why_unavailable
 from vasuki.hf.kv_cache import KVCache, KVLayout
 
 CPU = torch.device("cpu")
@@ -86,7 +86,7 @@ def test_leading_decodes_are_a_call_of_their_own() -> None:
 
 
 def test_what_the_kernel_lacks_is_said() -> None:
-    assert "not on cpu" in is_available(torch.bfloat16, CPU, 64)
+    assert "not on cpu" in why_unavailable(torch.bfloat16, CPU, 64)
     assert not can_page(PAGE_TOKENS + 16)
     assert preferred_block_tokens(torch.bfloat16, CPU, 64) is None
 
@@ -98,8 +98,8 @@ class TestOnCuda:
 
     def test_what_it_does_not_take(self) -> None:
         device = torch.device("cuda")
-        assert "float32" in is_available(torch.float32, device, 64)
-        assert "not 100" in is_available(torch.bfloat16, device, 100)
+        assert "float32" in why_unavailable(torch.float32, device, 64)
+        assert "not 100" in why_unavailable(torch.bfloat16, device, 100)
 
     @pytest.mark.parametrize("paged", [False, True], ids=["gathered", "paged"])
     @pytest.mark.parametrize("head_dim", [64, 128])
@@ -110,7 +110,7 @@ class TestOnCuda:
         self, case: str, variant: str, dtype: torch.dtype, head_dim: int, paged: bool
     ) -> None:
         device = torch.device("cuda")
-        if reason := is_available(dtype, device, head_dim):
+        if reason := why_unavailable(dtype, device, head_dim):
             pytest.skip(reason)
         if paged and not can_page(PAGE_TOKENS):
             pytest.skip(f"torch {torch.__version__} does not page")
@@ -126,7 +126,7 @@ class TestOnCuda:
 
     def test_a_row_does_not_depend_on_its_neighbours(self) -> None:
         device = torch.device("cuda")
-        if reason := is_available(torch.bfloat16, device, 64):
+        if reason := why_unavailable(torch.bfloat16, device, 64):
             pytest.skip(reason)
         lengths, ends = CHUNKS["decodes"]
         query, cache, tables = example(lengths, ends, PAGE_TOKENS, torch.bfloat16, device, 64)

@@ -138,4 +138,4 @@ def _step(cache: KVCache, positions: np.ndarray, tables: np.ndarray) -> inputs.S
 
 
 def test_a_model_on_a_cpu_is_not_recorded() -> None:
-    assert not decode_graphs.is_available(load("llama"), PAGE_TOKENS)
+    assert not decode_graphs.can_record(load("llama"), PAGE_TOKENS)

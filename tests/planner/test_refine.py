@@ -16,6 +16,7 @@ from vasuki.planner import RunningPrediction, make_plan
 from vasuki.planner.refine import WARM_UP_STEPS
 from vasuki.profile_files import find_profile
 from vasuki.scheduler import Scheduler
+from vasuki.sequence import Sequence
 from vasuki.simulator import simulate_plan
 
 LLAMA, A10 = named_shape("llama-3-8b"), find_profile("a10")
@@ -30,9 +31,11 @@ class Slower:
         self.prediction, self.prompts, self.decodes = prediction, prompts, decodes
         self.ratios: list[float] = []
 
-    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
+    def record(
+        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
+    ) -> None:
         factor = self.prompts if batch.prefills else self.decodes
-        self.prediction.record(now_s, batch, result._replace(elapsed_s=factor * result.elapsed_s), scheduler)
+        self.prediction.record(now_s, batch, result._replace(elapsed_s=factor * result.elapsed_s), scheduler, finished)
         self.ratios.append(self.prediction.ratio)
 
 
@@ -64,7 +67,7 @@ def test_a_slow_start_says_less_than_the_plan_knows_about_decodes() -> None:
 
 def test_nothing_measured_changes_nothing() -> None:
     prediction = RunningPrediction(replace(PLAN, makespan_s=10.0), CostModel(LLAMA, A10))
-    prediction.record(0.0, Batch([], [], [], []), StepResult([], [], 1.0), PLAN.settings.build())
+    prediction.record(0.0, Batch([], [], [], []), StepResult([], [], 1.0), PLAN.settings.build(), [])
     assert prediction.ratio == 1.0
     assert prediction.makespan_s == 10.0
     assert RunStats().mean_seqs == 0

@@ -182,7 +182,7 @@ def test_a_step_in_which_sequences_only_return_takes_the_time_of_their_copies() 
     empty_s: list[float] = []
 
     class Watch:
-        def record(self, now_s, batch, result, scheduler):  # type: ignore[no-untyped-def]
+        def record(self, now_s, batch, result, scheduler, finished):  # type: ignore[no-untyped-def]
             if not batch.num_seqs:
                 empty_s.append(result.elapsed_s)
 

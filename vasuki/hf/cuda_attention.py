@@ -33,7 +33,7 @@ _AMPERE = (8, 0)
 Varlen = Callable[..., Any]  # a tensor, or with more where more is asked for
 
 
-def is_available(dtype: torch.dtype, device: torch.device, head_dim: int) -> str:
+def why_unavailable(dtype: torch.dtype, device: torch.device, head_dim: int) -> str:
     """Empty if the kernel serves such a model, else what is in the way."""
     if device.type != "cuda":
         return f"the kernel runs on CUDA, not on {device.type}"
@@ -57,7 +57,7 @@ def can_page(block_tokens: int) -> bool:
 
 def preferred_block_tokens(dtype: torch.dtype, device: torch.device, head_dim: int) -> int | None:
     """Tokens of a block for which the kernel pages; None where it does not, and any size is as good."""
-    return PAGE_TOKENS if not is_available(dtype, device, head_dim) and can_page(PAGE_TOKENS) else None
+    return PAGE_TOKENS if not why_unavailable(dtype, device, head_dim) and can_page(PAGE_TOKENS) else None
 
 
 @dataclass(frozen=True, slots=True)

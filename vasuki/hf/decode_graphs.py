@@ -142,11 +142,11 @@ class _Recorded:
         return self._replay()[:count]
 
 
-def is_available(loaded: LoadedModel, block_tokens: int) -> bool:
+def can_record(loaded: LoadedModel, block_tokens: int) -> bool:
     """Whether a model's steps of single tokens can be recorded: not where the size of some tensor depends on contexts,
     nor where copies wait between layers."""
     layout = loaded.kv_layout
-    if cuda_attention.is_available(layout.dtype, loaded.device, layout.head_dim) or not can_page(block_tokens):
+    if cuda_attention.why_unavailable(layout.dtype, loaded.device, layout.head_dim) or not can_page(block_tokens):
         return False
     if not loaded.compiles or loaded.copies is not None or layout.dtype is not loaded.dtype:
         return False

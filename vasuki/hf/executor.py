@@ -172,7 +172,7 @@ def build_executor(
     layout, device, block_tokens = loaded.kv_layout, loaded.device, settings.block_tokens
     on_gpu = device.type == "cuda"
     offloads = settings.host_blocks > 0 or settings.streamed_layers > 0
-    records = not offloads and decode_graphs.is_available(loaded, block_tokens)
+    records = not offloads and decode_graphs.can_record(loaded, block_tokens)
     cache = KVCache(layout, settings.num_blocks + records, block_tokens, device)  # a block for padding
     offload = None
     if offloads:

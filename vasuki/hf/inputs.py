@@ -198,7 +198,7 @@ def build_inputs(
 def _varlen(
     lengths: np.ndarray, ends: np.ndarray, tables: np.ndarray, cache: KVCache, device: torch.device
 ) -> PagedVarlen | None:
-    if cuda_attention.is_available(cache.layout.dtype, device, cache.layout.head_dim):
+    if cuda_attention.why_unavailable(cache.layout.dtype, device, cache.layout.head_dim):
         return None
     return PagedVarlen(lengths, ends, tables, cache.block_tokens, device)
 

@@ -7,7 +7,7 @@ takes in the steady state is added.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from vasuki.ordering import MILP_ROWS, Ordered, order_requests
 from vasuki.planner.candidates import Candidate, Problem
 from vasuki.scheduler import Scheduler
 from vasuki.sequence import Sequence
-from vasuki.simulator import SimulationResult, VirtualClock, simulate
+from vasuki.simulator import SimulationResult, simulate
 
 UNEVEN = 1.03  # what rows of different lengths take beyond the steady state of equal ones; fitted to whole simulations
 # About what a simulation takes on one core: for each run of steps, and in it for each sequence; and for each step.
@@ -58,26 +58,17 @@ def predict(problem: Problem, candidate: Candidate, known: bool | None = None) -
         window_rows=config.window_rows,
         seed=problem.seed,
     )
-    clock = VirtualClock()
-    ends_s: list[float] = []
-
-    def finished(sequence: Sequence) -> None:
-        order.observe(sequence)
-        ends_s.append(clock.now_s)
-
     outputs = np.minimum(sample.output_tokens, sample.limits).tolist()
-    shares = _Shares()
-    result = simulate(
-        order, outputs, settings, candidate.cost, observers=[shares, order], on_finished=finished, clock=clock
-    )
+    seen = _Course()
+    result = simulate(order, outputs, settings, candidate.cost, observers=[seen, order])
     missing = len(job) - len(sample)
     # The arithmetic knows how vasuki fills memory; of the other policies it takes what the sample shows.
-    row_s = UNEVEN * candidate.state.request_s if problem.policy.ordered else _steady_s(ends_s)
+    row_s = UNEVEN * candidate.state.request_s if problem.policy.ordered else _steady_s(seen.ends_s)
     return Prediction(
         candidate,
         makespan_s=result.makespan_s + missing * row_s,
         simulated_requests=len(sample),
-        prompt_steps_share=shares.prompts_s / shares.all_s,
+        prompt_steps_share=seen.prompts_s / seen.all_s,
         shared_tokens=_scaled_up(result.counters.shared_tokens, sample, job, settings.block_tokens),
         result=result,
         solved=order.solved,
@@ -119,15 +110,19 @@ def sample_rows(lengths: Lengths, rows: int) -> Ints:
 
 
 @dataclass(slots=True)
-class _Shares:
-    """An engine observer that tells steps with prompts from steps without."""
+class _Course:
+    """An engine observer that tells steps with prompts from steps without, and notes when rows ended."""
 
     all_s: float = 0.0
     prompts_s: float = 0.0
+    ends_s: list[float] = field(default_factory=list)
 
-    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
+    def record(
+        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
+    ) -> None:
         self.all_s += result.elapsed_s
         self.prompts_s += result.elapsed_s if batch.prefills else 0.0
+        self.ends_s += [now_s] * len(finished)
 
 
 def _scaled_up(shared_tokens: int, sample: Lengths, job: Lengths, block_tokens: int) -> int:

@@ -8,6 +8,7 @@ from vasuki.batch import Batch, StepResult
 from vasuki.cost_model import CostModel
 from vasuki.plan import Plan
 from vasuki.scheduler import Scheduler
+from vasuki.sequence import Sequence
 
 WARM_UP_STEPS = 3  # allocation and compilation fall into the first steps
 ENOUGH_STEPS = 20  # of a kind, before it is trusted fully
@@ -52,7 +53,9 @@ class RunningPrediction:
         self._steps = self._peak_blocks = 0
         self._with_prompts, self._decodes_only, self._all = _Kind(), _Kind(), _Kind()
 
-    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
+    def record(
+        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
+    ) -> None:
         """Compare a step."""
         self._steps += result.num_steps
         self.step_s = 0.0

@@ -5,7 +5,7 @@ pipeline   the same for stages and replicas, with the bubbles between them
 job        every request of a job, and what came of it
 """
 
-from vasuki.simulator.executor import Arrivals, SimulatedExecutor, VirtualClock
+from vasuki.simulator.executor import Arrivals, SimulatedExecutor
 from vasuki.simulator.job import Simulated, SimulationResult, Spread, simulate, simulate_plan
 from vasuki.simulator.pipeline import PipelineResult, simulate_pipelines
 
@@ -16,7 +16,6 @@ __all__ = [
     "SimulatedExecutor",
     "SimulationResult",
     "Spread",
-    "VirtualClock",
     "simulate",
     "simulate_pipelines",
     "simulate_plan",

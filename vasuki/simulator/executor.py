@@ -38,7 +38,6 @@ class SimulatedExecutor:
         cost_model: says how long a step takes.
         output_tokens: recorded length of each row, by `Request.row`.
         settings: what the scheduler was built from.
-        clock: moved on by every batch.
         one_by_one: run single steps, so that observers see each of them.
     """
 
@@ -49,11 +48,10 @@ class SimulatedExecutor:
         cost_model: CostModel,
         output_tokens: Vector[int],
         settings: EngineSettings,
-        clock: VirtualClock | None = None,
         one_by_one: bool = False,
     ) -> None:
         self.cost_model = cost_model
-        self.clock = clock or VirtualClock()
+        self.clock = VirtualClock()  # moved on by every batch
         self._output_tokens = output_tokens
         self._one_by_one = one_by_one
         self._padded = settings.policy.padded

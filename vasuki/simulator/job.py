@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Vector
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -20,7 +20,7 @@ from vasuki.plan import EngineSettings, Plan
 from vasuki.profile import HardwareProfile
 from vasuki.scheduler import Counters
 from vasuki.sequence import Request, Sequence
-from vasuki.simulator.executor import Arrivals, SimulatedExecutor, VirtualClock
+from vasuki.simulator.executor import Arrivals, SimulatedExecutor
 from vasuki.simulator.pipeline import PipelineResult, simulate_pipelines
 
 
@@ -64,9 +64,7 @@ def simulate(
     *,
     arrived_at_s: Vector[float] | None = None,
     observers: Iterable[Observer] = (),
-    on_finished: Callable[[Sequence], None] | None = None,
     one_by_one: bool = False,
-    clock: VirtualClock | None = None,
 ) -> SimulationResult:
     """Run requests to their recorded ends in virtual time. The same arguments give the same result to the last digit.
 
@@ -76,34 +74,17 @@ def simulate(
         settings: policy, limits and memory.
         cost_model: model and device.
         arrived_at_s: by `Request.row`; None if all rows are there from the start.
-        observers: see the steps, several at a time unless `one_by_one`.
-        on_finished: told of every row that ends, such as `PlannedOrder.observe`.
+        observers: see the steps, several at a time unless `one_by_one`; a `PlannedOrder` learns from them.
         one_by_one: run single steps.
-        clock: to read the time from meanwhile.
     """
     scheduler = settings.build()
-    executor = SimulatedExecutor(cost_model, output_tokens, settings, clock, one_by_one)
+    executor = SimulatedExecutor(cost_model, output_tokens, settings, one_by_one)
     if arrived_at_s is not None:
         requests = Arrivals(requests, arrived_at_s, executor.clock, scheduler.is_empty)
     sink = CountingSink()
-    told = sink if on_finished is None else _Telling(sink, on_finished)
-    stats = drain(requests, scheduler, executor, told, observers)
+    stats = drain(requests, scheduler, executor, sink, observers)
     makespan_s = executor.clock.now_s + cost_model.first_touch_s(stats.peak_device_blocks * settings.block_tokens)
     return SimulationResult(makespan_s, stats, scheduler.counters, sink)
-
-
-class _Telling:
-    """A sink that also tells somebody."""
-
-    def __init__(self, sink: CountingSink, tell: Callable[[Sequence], None]) -> None:
-        self._sink = sink
-        self._tell = tell
-
-    def write(self, sequence: Sequence) -> None:
-        self._tell(sequence)
-        self._sink.write(sequence)
-
-    def commit_if_due(self, now_s: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +210,6 @@ def simulate_plan(
             cost_model,
             arrived_at_s=None if arrivals is None else np.ascontiguousarray(arrivals).data,
             observers=[*observers, order],
-            on_finished=order.observe,
             one_by_one=one_by_one,
         )
     tokens = result.written.prompt_tokens + result.written.output_tokens
@@ -258,6 +238,6 @@ def _in_streams(
         settings,
         cost_model,
         observers=[*observers, order],
-        on_ended=_Telling(sink, order.observe).write,
+        on_ended=sink.write,
     )
     return SimulationResult(result.makespan_s, result.stats, result.counters, sink), Bubbles.of(result)

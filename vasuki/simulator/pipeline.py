@@ -209,7 +209,7 @@ class _Simulation:
             result.bubble_s.append(self._bubble_s.pop(sequence, 0.0))
             self._on_ended(sequence)
         for observer in self._observers:
-            observer.record(now_s, batch, step, stream.scheduler)
+            observer.record(now_s, batch, step, stream.scheduler, finished)
 
     def _sum_up(self, schedulers: list[Scheduler]) -> None:
         stats, total = self.result.stats, self.result.counters
