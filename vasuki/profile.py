@@ -26,7 +26,6 @@ NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 
-SATURATED = 0.95  # share of the best bandwidth from which a copy size counts as saturating the link
 
 
 class _Section(BaseModel):
@@ -118,12 +117,6 @@ class Link(_Section):
     def seconds(self) -> dict[Direction, list[float]]:
         """Seconds of a copy at each point."""
         return {way: [point.copy_s(way) for point in self.curve] for way in typing.get_args(Direction)}
-
-    @property
-    def saturation_bytes(self) -> int:
-        """Smallest copy size within 5 % of the best rate in both directions: the paper's saturation point (5.1)."""
-        h2d, d2h = (SATURATED * max(getattr(point, way) for point in self.curve) for way in ("h2d", "d2h"))
-        return next((p.bytes for p in self.curve if p.h2d >= h2d and p.d2h >= d2h), self.curve[-1].bytes)
 
     def copy_s(self, copy_bytes: float, direction: Direction) -> float:
         """Seconds of one contiguous copy of pinned memory. `both`: of one direction while the other is busy too."""
@@ -355,11 +348,6 @@ class HardwareProfile(_Section):
     @property
     def memory_bytes_per_s(self) -> float:
         return self.memory_gb_per_s * 1e9
-
-    @property
-    def gflops_per_watt(self) -> float:
-        """FP32 gigaflops for each watt of board power."""
-        return self.fp32_gflops / self.power.peak_w
 
     def peak_flops(self, dtype: str) -> float:
         """Peak dense matmul rate in FLOP/s. Raises ProfileError for a dtype that the profile does not list."""

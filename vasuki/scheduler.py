@@ -452,7 +452,6 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Free a sequence's device blocks, keeping its KV on the host if that is worth it and there is room."""
-        sequence.num_preemptions += 1
         self._memory_is_tight = True
         if self._may_park(sequence, sequence.num_computed_tokens):
             self._park(sequence)

@@ -93,9 +93,8 @@ class Sequence:
     block_table: BlockTable = field(default_factory=BlockTable)  # filled by Scheduler from the BlockPool
     status: Status = Status.WAITING  # set by Scheduler
     finish_reason: FinishReason | None = None  # set by Scheduler
-    error: str = ""  # set by Scheduler when it rejects, or by the executor's verdict
+    error: str = ""  # set by Scheduler when it rejects
     logprob: float = 0.0  # sum over output tokens, if asked for; set by Scheduler.settle
-    num_preemptions: int = 0  # set by Scheduler
     prefix_keys: list[bytes] = field(default_factory=list)  # of the prompt's full blocks, set by Scheduler on admission
     expected_tokens: int = field(init=False)  # of output, in all; from the request, sharpened by PlannedOrder
 
@@ -123,12 +122,3 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         return self.num_uncomputed_tokens == 1 and self.num_output_tokens > 0
-
-    @property
-    def num_expected_remaining(self) -> int:
-        """Decode steps the planner still expects of it, at least one."""
-        return max(1, self.expected_tokens - self.num_output_tokens)
-
-    @property
-    def is_finished(self) -> bool:
-        return self.status is Status.FINISHED

@@ -8,7 +8,7 @@ from pathlib import Path
 from vasuki.errors import JobFileError
 
 _JOB = """\
-# What each key means: vasuki run --help, and docs/job.md
+# docs/job.md says what each key means, and lists the others
 name: {name}
 model: {{path: PATH_OR_HUB_ID}}            # a folder with config.json, weights and tokenizer, or a Hugging Face id
 input:

@@ -1,5 +1,5 @@
-// What the decoder of a model in float32 computes on a CPU: operator by operator, what lies before and behind a layer's
-// attention, and whole layers, one after the other.
+// What a decoder with activations in float32 computes on a CPU: operator by operator, what lies before and behind a
+// layer's attention, and whole layers, one after the other.
 
 #include "decoder_layer.hpp"
 

@@ -1,4 +1,4 @@
-// What a decoder layer of a model in float32 computes beside its attention, on a CPU.
+// What a decoder layer with activations in float32 computes beside its attention, on a CPU.
 
 #pragma once
 

@@ -1,5 +1,6 @@
-"""Attention layers of a model that computes in float32 on a CPU: one product gives queries, keys and values, and they
-are rotated where they lie. In a step of few rows, a layer's own dozens of small operators take as long as its products.
+"""Attention layers of a model with activations in float32 on a CPU: one product gives queries, keys and values, and
+they are rotated where they lie. In a step of few rows, a layer's own dozens of small operators take as long as its
+products.
 """
 
 from __future__ import annotations

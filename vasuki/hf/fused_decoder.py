@@ -1,4 +1,4 @@
-"""All layers of a model that computes in float32 on a CPU in one call, attention included: in a step of few rows, a
+"""All layers of a model with activations in float32 on a CPU in one call, attention included: in a step of few rows, a
 fifth of the time goes into coming back to Python for every part of every layer.
 """
 

@@ -1,5 +1,5 @@
-"""Decoder layers of a model that computes in float32 on a CPU, from kernel to kernel: in a step of few rows, what lies
-between them, a module and a handful of views each, takes as long as a product.
+"""Decoder layers of a model with activations in float32 on a CPU, from kernel to kernel: in a step of few rows, what
+lies between them, a module and a handful of views each, takes as long as a product.
 """
 
 from __future__ import annotations

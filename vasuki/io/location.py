@@ -65,9 +65,6 @@ class Location:
     def exists(self) -> bool:
         return bool(self.filesystem.get_file_info(self.path).type != fs.FileType.NotFound)
 
-    def size_bytes(self) -> int:
-        return int(self.filesystem.get_file_info(self.path).size)
-
     def children(self) -> list[Location]:
         """Files and folders directly below, by name. Empty when there is no such folder."""
         selector = fs.FileSelector(self.path, allow_not_found=True)

@@ -87,7 +87,3 @@ class RunningPrediction:
     def makespan_s(self) -> float:
         """The plan's makespan at the pace of this run."""
         return self.plan.makespan_s * self.ratio
-
-    def time_left_s(self, now_s: float) -> float:
-        """Seconds until the end, at `now_s` seconds of generating."""
-        return max(0.0, self.makespan_s - now_s)
