@@ -30,8 +30,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import yaml
 
-from vasuki.hf import attention, executor, paged_attention  # before torch, as in a run: it sets up the threads
-from vasuki.hf.paged_attention import PagedKernel
+from vasuki.hf import attention, executor  # before torch, as in a run: it sets up the threads
+from vasuki.hf.cpu import paged_attention
+from vasuki.hf.cpu.paged_attention import PagedKernel
 from vasuki.scheduler import Scheduler
 
 import torch  # isort: skip
@@ -169,7 +170,7 @@ def _run_peer(command: str, workload: Path) -> float:
 
 def _floor_s(model: str, workload: Path, steps: int, kv_dtype: str) -> float:
     """Seconds that the workload's arithmetic and memory traffic take at this machine's best rates."""
-    from vasuki.hf.cpu_kernels import load_cpu_kernels
+    from vasuki.hf.cpu.kernels import load_cpu_kernels
     from vasuki.hf.model import resolve_dtype
     from vasuki.model_config import shape_from_config
 

@@ -75,6 +75,7 @@ class RunStats:
     max_seqs: int = 0
     peak_device_blocks: int = 0
     peak_host_blocks: int = 0
+    swapped_blocks: int = 0
     copied_bytes: int = 0  # KV, in either direction
     exposed_copy_s: float = 0.0
     hidden_copy_s: float = 0.0
@@ -93,6 +94,8 @@ class RunStats:
         self.peak_device_blocks = scheduler.pool.peak_held
         if scheduler.host_pool is not None:
             self.peak_host_blocks = scheduler.host_pool.peak_held
+        for swap in batch.swaps:
+            self.swapped_blocks += len(swap.device)
         self.copied_bytes += result.copied_bytes
         self.exposed_copy_s += result.exposed_copy_s
         self.hidden_copy_s += result.hidden_copy_s

@@ -214,7 +214,7 @@ class _Run:
         says otherwise, and no more host memory than there is."""
         import torch
 
-        from vasuki.hf.cuda_attention import preferred_block_tokens
+        from vasuki.hf.cuda.varlen import preferred_block_tokens
         from vasuki.hf.memory import available_bytes
 
         kv, layout = self.config.kv, loaded.kv_layout

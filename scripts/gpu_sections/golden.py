@@ -18,7 +18,7 @@ from gpu_sections.setting import Finding, Record, Rows, Setting
 from vasuki.batch import Batch, Swap
 from vasuki.engine import drain
 from vasuki.hf import attention
-from vasuki.hf.cuda_attention import PAGE_TOKENS
+from vasuki.hf.cuda.varlen import PAGE_TOKENS
 from vasuki.hf.executor import build_executor
 from vasuki.hf.kv_cache import KVCache, KVLayout
 from vasuki.hf.model import LoadedModel, prepare

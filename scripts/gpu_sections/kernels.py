@@ -12,11 +12,12 @@ import torch
 from gpu_sections.setting import Ceilings, Finding, Setting
 from vasuki.batch import Batch, ScheduledChunk
 from vasuki.blocks import BlockTable
-from vasuki.hf.attention import Variant, _eager, attend
-from vasuki.hf.cuda_attention import PAGE_TOKENS, PagedVarlen, can_page, why_unavailable
+from vasuki.hf.attention import attend
+from vasuki.hf.cpu.paged_attention import load_kernel
+from vasuki.hf.cuda.varlen import PAGE_TOKENS, PagedVarlen, can_page, why_unavailable
 from vasuki.hf.inputs import build_inputs
 from vasuki.hf.kv_cache import KVCache, KVLayout
-from vasuki.hf.paged_attention import load_kernel
+from vasuki.hf.plain_attention import Variant, attend_eagerly
 from vasuki.hf.profiler import profile_machine, write_profile
 from vasuki.hf.profiler.timing import QUICK, clock_for, measure
 from vasuki.sequence import Request, Sequence
@@ -166,7 +167,7 @@ def _reference(
     for row, (length, end) in enumerate(zip(lengths, ends, strict=True)):
         keys, values = cache.gather(0, torch.from_numpy(blocks[row]).to(query.device))
         outputs.append(
-            _eager(query[first : first + length].double(), keys[:end].double(), values[:end].double(), variant)
+            attend_eagerly(query[first : first + length].double(), keys[:end].double(), values[:end].double(), variant)
         )
         first += length
     return torch.cat(outputs)

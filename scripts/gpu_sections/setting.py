@@ -18,7 +18,7 @@ from vasuki.config import KVConfig, PlanConfig
 from vasuki.engine import Observer, RunStats, drain
 from vasuki.forecast import lengths_of
 from vasuki.hf import attention
-from vasuki.hf.cuda_attention import preferred_block_tokens
+from vasuki.hf.cuda.varlen import preferred_block_tokens
 from vasuki.hf.executor import build_executor
 from vasuki.hf.memory import kv_budget_bytes, total_bytes
 from vasuki.hf.model import LoadedModel, prepare

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from vasuki.hf import native
-from vasuki.hf.cpu_kernels import CPUKernels, load_cpu_kernels
+from vasuki.hf.cpu import native
+from vasuki.hf.cpu.kernels import CPUKernels, load_cpu_kernels
 
-EMULATED = Path(__file__).with_name("emulated_tiles.hpp")
+EMULATED = Path(__file__).parent / "cpu/emulated_tiles.hpp"
 
 
 @pytest.fixture(scope="session")

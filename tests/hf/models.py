@@ -13,12 +13,12 @@ import transformers
 
 from vasuki.blocks import BlockPool
 from vasuki.engine import RunStats, drain
-from vasuki.hf.cpu_kernels import CPUKernels
+from vasuki.hf.cpu.kernels import CPUKernels
+from vasuki.hf.cpu.paged_attention import load_kernel
 from vasuki.hf.executor import RaggedExecutor
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.model import LoadedModel, prepare
 from vasuki.hf.offload import Offload, StreamedLayers, ThreadCopyEngine
-from vasuki.hf.paged_attention import load_kernel
 from vasuki.policy import POLICIES, Policy
 from vasuki.scheduler import Limits, Scheduler
 from vasuki.sequence import Request, SamplingParams, Sequence

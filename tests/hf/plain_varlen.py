@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from vasuki.hf.attention import Variant, _eager
-from vasuki.hf.cuda_attention import PAGE_TOKENS
+from vasuki.hf.cuda.varlen import PAGE_TOKENS
+from vasuki.hf.plain_attention import Variant, attend_eagerly
 
 
 def plain_varlen(
@@ -47,5 +47,5 @@ def plain_varlen(
             blocks = block_table[row].long()
             keys, values = (tensor[blocks].flatten(0, 1)[: seqused_k[row]] for tensor in (key, value))
         variant = Variant(scaling=scale, window=None if left < 0 else left + 1)
-        outputs.append(_eager(query[cu_seq_q[row] : cu_seq_q[row + 1]], keys, values, variant))
+        outputs.append(attend_eagerly(query[cu_seq_q[row] : cu_seq_q[row + 1]], keys, values, variant))
     return torch.cat(outputs)

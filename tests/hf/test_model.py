@@ -10,7 +10,7 @@ import transformers
 
 from models import NoTokenizer, random_config
 from vasuki.errors import ModelError
-from vasuki.hf.cpu_kernels import load_cpu_kernels
+from vasuki.hf.cpu.kernels import load_cpu_kernels
 from vasuki.hf.model import prepare, resolve_device, resolve_dtype
 
 SMALL: dict[str, Any] = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)

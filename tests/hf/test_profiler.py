@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from vasuki.cli import main
 from vasuki.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel
 from vasuki.errors import ModelError, ProfileError
-from vasuki.hf.packed_linear import PackedLinear
+from vasuki.hf.cpu.packed_linear import PackedLinear
 from vasuki.hf.profiler import profile_machine, profile_table, write_profile
 from vasuki.hf.profiler.build import _Rates
 from vasuki.hf.profiler.in_step import WholeSteps

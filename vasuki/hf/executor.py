@@ -10,14 +10,14 @@ import torch
 
 from vasuki.batch import Batch, StepResult
 from vasuki.errors import Interrupted
-from vasuki.hf import decode_graphs
-from vasuki.hf.decode_graphs import RECORD_AFTER, DecodeGraphs
+from vasuki.hf.cpu.paged_attention import PagedKernel
+from vasuki.hf.cuda import decode_graphs
+from vasuki.hf.cuda.decode_graphs import RECORD_AFTER, DecodeGraphs
 from vasuki.hf.inputs import LastTokens, StepInputs, build_inputs
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.model import LoadedModel
 from vasuki.hf.offload import Offload, StreamedLayers, copy_engine
-from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.sampler import Sampled, sample
 from vasuki.hf.transfer import ToHost
 from vasuki.plan import EngineSettings

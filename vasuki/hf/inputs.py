@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from vasuki.batch import Batch
-from vasuki.hf import cuda_attention
-from vasuki.hf.cuda_attention import PagedVarlen
+from vasuki.hf.cpu.paged_attention import PagedKernel
+from vasuki.hf.cuda import varlen
+from vasuki.hf.cuda.varlen import PagedVarlen
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.offload import Offload
-from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.transfer import to_device
 from vasuki.lengths import Bools, Ints
 from vasuki.sequence import Sequence
@@ -198,7 +198,7 @@ def build_inputs(
 def _varlen(
     lengths: np.ndarray, ends: np.ndarray, tables: np.ndarray, cache: KVCache, device: torch.device
 ) -> PagedVarlen | None:
-    if cuda_attention.why_unavailable(cache.layout.dtype, device, cache.layout.head_dim):
+    if varlen.why_unavailable(cache.layout.dtype, device, cache.layout.head_dim):
         return None
     return PagedVarlen(lengths, ends, tables, cache.block_tokens, device)
 

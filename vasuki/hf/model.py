@@ -22,11 +22,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from vasuki.config import ModelConfig
 from vasuki.errors import ModelError
-from vasuki.hf import attention, paged_attention
-from vasuki.hf.cpu_kernels import CPUKernels, load_cpu_kernels
+from vasuki.hf import attention
+from vasuki.hf.cpu import paged_attention
+from vasuki.hf.cpu.kernels import CPUKernels, load_cpu_kernels
+from vasuki.hf.cpu.paged_attention import PagedKernel
 from vasuki.hf.kv_cache import KVLayout
 from vasuki.hf.offload import CopyEngine
-from vasuki.hf.paged_attention import PagedKernel
+from vasuki.hf.probe import probe
 from vasuki.hf.tokenizer import Tokenizer
 from vasuki.model_files import description_folder
 
@@ -188,7 +190,7 @@ def prepare(
             "the ragged backend cannot serve it"
         )
     try:
-        layout = attention.probe(model, config.num_hidden_layers)
+        layout = probe(model, config.num_hidden_layers)
     except attention.Unsupported as error:
         raise ModelError(f"{name}: the ragged backend cannot serve {type(model).__name__}: {error}") from None
     dtype = dtype or model.dtype

@@ -32,11 +32,13 @@ class CountingSink:
     failed: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    first_error: str = ""
 
     def write(self, sequence: Sequence) -> None:
         self.rows += 1
         if sequence.error:
             self.failed += 1
+            self.first_error = self.first_error or sequence.error
             return
         self.prompt_tokens += sequence.num_prompt_tokens
         self.output_tokens += sequence.num_output_tokens

@@ -22,9 +22,9 @@ from tqdm import tqdm
 
 from vasuki.cost_model import CostModel
 from vasuki.errors import ProfileError
-from vasuki.hf.cpu_kernels import load_cpu_kernels
+from vasuki.hf.cpu.kernels import load_cpu_kernels
+from vasuki.hf.cpu.paged_attention import PagedKernel, load_kernel
 from vasuki.hf.model import resolve_device, resolve_dtype
-from vasuki.hf.paged_attention import PagedKernel, load_kernel
 from vasuki.hf.profiler import links, machine, operators, steps
 from vasuki.hf.profiler.in_step import WholeSteps
 from vasuki.hf.profiler.machine import Board, Machine

@@ -18,10 +18,10 @@ import numpy as np
 from vasuki.batch import Batch, ScheduledChunk
 from vasuki.blocks import BlockTable
 from vasuki.cost_model import CostModel
+from vasuki.hf.cpu.paged_attention import PagedKernel
 from vasuki.hf.executor import RaggedExecutor
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.memory import available_bytes
-from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.profiler.operators import BLOCK_TOKENS, MEMORY_SHARE, Bench, cold_bytes
 from vasuki.hf.profiler.steps import cut, stand_in
 from vasuki.hf.profiler.timing import HostClock, affordable

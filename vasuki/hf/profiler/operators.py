@@ -23,13 +23,14 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from vasuki.batch import Batch, ScheduledChunk
 from vasuki.blocks import BlockTable
-from vasuki.hf.attention import Variant, attend, store
-from vasuki.hf.cpu_kernels import CPUKernels, load_cpu_kernels
+from vasuki.hf.attention import attend, store
+from vasuki.hf.cpu.kernels import CPUKernels, load_cpu_kernels
+from vasuki.hf.cpu.packed_linear import DTYPES, Format, LinearKernel, Matrix, PackedLinear
+from vasuki.hf.cpu.paged_attention import PagedKernel
 from vasuki.hf.inputs import StepInputs, build_inputs
 from vasuki.hf.kv_cache import KVCache, KVLayout
 from vasuki.hf.memory import available_bytes
-from vasuki.hf.packed_linear import DTYPES, Format, LinearKernel, Matrix, PackedLinear
-from vasuki.hf.paged_attention import PagedKernel
+from vasuki.hf.plain_attention import Variant
 from vasuki.hf.profiler.machine import cache_bytes
 from vasuki.hf.profiler.timing import Call, Clock, Effort, HostClock, affordable, clock_for, measure, measure_timed
 from vasuki.model_shape import ModelShape

@@ -24,12 +24,12 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Qw
 from vasuki.blocks import BlockPool
 from vasuki.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel
 from vasuki.hf.attention import NAME
-from vasuki.hf.cpu_kernels import load_cpu_kernels
+from vasuki.hf.cpu.fused_decoder import FusedDecoder
+from vasuki.hf.cpu.kernels import load_cpu_kernels
+from vasuki.hf.cpu.paged_attention import PagedKernel
 from vasuki.hf.executor import RaggedExecutor
-from vasuki.hf.fused_decoder import FusedDecoder
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.model import LoadedModel, prepare
-from vasuki.hf.paged_attention import PagedKernel
 from vasuki.hf.profiler.operators import BLOCK_TOKENS, Bench, dtype_name
 from vasuki.hf.profiler.timing import measure_timed
 from vasuki.hf.tokenizer import Tokenizer

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import torch
 
-from vasuki.hf import native
-from vasuki.hf.fused_attention import Rotary, fuse_attention
-from vasuki.hf.fused_decoder import DecoderKernel, fuse_decoder
-from vasuki.hf.fused_layer import LayerKernel, fuse_layers
-from vasuki.hf.packed_linear import LinearKernel, pack_linear_layers
-from vasuki.hf.rms_norm import NormKernel, fuse_norms
+from vasuki.hf.cpu import native
+from vasuki.hf.cpu.fused_attention import Rotary, fuse_attention
+from vasuki.hf.cpu.fused_decoder import DecoderKernel, fuse_decoder
+from vasuki.hf.cpu.fused_layer import LayerKernel, fuse_layers
+from vasuki.hf.cpu.packed_linear import LinearKernel, pack_linear_layers
+from vasuki.hf.cpu.rms_norm import NormKernel, fuse_norms
 
 
 class CPUKernels(NamedTuple):

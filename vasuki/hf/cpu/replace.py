@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vasuki.hf import attention
+from vasuki.hf.probe import observe_calls
 
 
 def replace_modules(model: torch.nn.Module, twin_of: Callable[[torch.nn.Module], torch.nn.Module | None]) -> None:
@@ -42,5 +42,5 @@ def replace_where_equal(
         if torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5):
             twins[module] = twin
 
-    if attention.observe_calls(model, filter(is_candidate, model.modules()), compare):
+    if observe_calls(model, filter(is_candidate, model.modules()), compare):
         replace_modules(model, twins.get)

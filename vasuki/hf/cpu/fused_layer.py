@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from vasuki.hf import attention
-from vasuki.hf.fused_attention import FusedAttention
+from vasuki.hf.cpu.fused_attention import FusedAttention
+from vasuki.hf.cpu.packed_linear import GatedMLP, Matrix
+from vasuki.hf.cpu.replace import replace_where_equal
+from vasuki.hf.cpu.rms_norm import FusedNorm
 from vasuki.hf.inputs import StepInputs
-from vasuki.hf.packed_linear import GatedMLP, Matrix
-from vasuki.hf.replace import replace_where_equal
-from vasuki.hf.rms_norm import FusedNorm
 
 _PARTS: dict[str, type[torch.nn.Module]] = {
     "input_layernorm": FusedNorm,

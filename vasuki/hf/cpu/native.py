@@ -30,7 +30,7 @@ def load(source_name: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL | None:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         return None
-    folder = Path(str(resources.files("vasuki.hf")))
+    folder = Path(str(resources.files(__package__)))
     sources = [file.read_text() for file in (folder / source_name, *sorted(folder.glob("*.hpp")))]
     # `-march=native` ties the library to the processor, and a cache folder may be shared between machines.
     recipe = "\0".join([*sources, *_COMPILE, *flags, *_LINK, compiler, _processor()])

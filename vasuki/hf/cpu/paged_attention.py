@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from vasuki.hf import native
+from vasuki.hf.cpu import native
 
 _ELEMENTS = {torch.float32: "float", torch.bfloat16: "bf16"}
 

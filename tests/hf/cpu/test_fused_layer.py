@@ -11,8 +11,8 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from models import ARCHITECTURES, FUSED, load, prompts, reference, requests_of, run, with_kernels
-from vasuki.hf.cpu_kernels import CPUKernels
-from vasuki.hf.fused_layer import FusedLayer
+from vasuki.hf.cpu.fused_layer import FusedLayer
+from vasuki.hf.cpu.kernels import CPUKernels
 from vasuki.hf.offload import StreamedLayers, ThreadCopyEngine
 from vasuki.hf.weights import WeightStream, decoder_layers
 

@@ -22,11 +22,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from vasuki.hf import attention, cuda_attention
-from vasuki.hf.cuda_attention import PagedVarlen, Varlen, can_page
+from vasuki.hf.cuda import varlen
+from vasuki.hf.cuda.varlen import PagedVarlen, Varlen, can_page
 from vasuki.hf.inputs import Gathered, StepInputs
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.model import LoadedModel
+from vasuki.hf.probe import observe
 
 log = logging.getLogger(__name__)
 
@@ -146,11 +147,11 @@ def can_record(loaded: LoadedModel, block_tokens: int) -> bool:
     """Whether a model's steps of single tokens can be recorded: not where the size of some tensor depends on contexts,
     nor where copies wait between layers."""
     layout = loaded.kv_layout
-    if cuda_attention.why_unavailable(layout.dtype, loaded.device, layout.head_dim) or not can_page(block_tokens):
+    if varlen.why_unavailable(layout.dtype, loaded.device, layout.head_dim) or not can_page(block_tokens):
         return False
     if not loaded.compiles or loaded.copies is not None or layout.dtype is not loaded.dtype:
         return False
-    return all(seen.variant.is_plain for seen in attention.observe(loaded.model).values())
+    return all(seen.variant.is_plain for seen in observe(loaded.model).values())
 
 
 def record_on_device() -> Record:

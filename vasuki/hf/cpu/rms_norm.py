@@ -1,4 +1,4 @@
-"""RMS norms of a model with activations in float32 on a CPU: one pass of a compiled kernel in place of six operators."""
+"""RMS norms of a model with activations in float32 on a CPU: one pass of a compiled kernel in place of six."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vasuki.hf.replace import replace_modules
+from vasuki.hf.cpu.replace import replace_modules
 
 
 class NormKernel:

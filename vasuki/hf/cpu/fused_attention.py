@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from vasuki.hf import attention
+from vasuki.hf.cpu.packed_linear import LinearKernel, PackedLinear
+from vasuki.hf.cpu.replace import replace_modules
 from vasuki.hf.inputs import StepInputs
-from vasuki.hf.packed_linear import LinearKernel, PackedLinear
-from vasuki.hf.replace import replace_modules
+from vasuki.hf.plain_attention import Variant
+from vasuki.hf.probe import Observation, observe_calls
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _PARTS = ({*_PROJECTIONS, "o_proj"}, {*_PROJECTIONS, "o_proj", "q_norm", "k_norm"})
@@ -51,9 +53,7 @@ class FusedAttention(torch.nn.Module):
         variant: what it asks of its attention.
     """
 
-    def __init__(
-        self, layer: Any, head_dim: int, variant: attention.Variant, linear: LinearKernel, rotate: Rotary
-    ) -> None:
+    def __init__(self, layer: Any, head_dim: int, variant: Variant, linear: LinearKernel, rotate: Rotary) -> None:
         super().__init__()
         self.qkv_proj = _joined([getattr(layer, name) for name in _PROJECTIONS], linear)
         self.o_proj = layer.o_proj
@@ -108,7 +108,7 @@ def fuse_attention(model: torch.nn.Module, linear: LinearKernel, rotate: Rotary)
         if not args:
             calls[layer] = arguments, output
 
-    observed = attention.observe_calls(model, filter(_is_candidate, model.modules()), remember)
+    observed = observe_calls(model, filter(_is_candidate, model.modules()), remember)
 
     def twin(layer: torch.nn.Module) -> FusedAttention | None:
         call, seen = calls.pop(layer, None), observed.pop(layer, None)
@@ -128,7 +128,7 @@ def _is_candidate(module: torch.nn.Module) -> bool:
     return all(isinstance(part, PackedLinear) for part in projections)
 
 
-def _agree(fused: FusedAttention, seen: attention.Observation, arguments: dict[str, Any], output: Any) -> bool:
+def _agree(fused: FusedAttention, seen: Observation, arguments: dict[str, Any], output: Any) -> bool:
     """Whether the twin computes what the layer handed to its attention, and what it answered."""
 
     def close(a: torch.Tensor, b: torch.Tensor) -> bool:

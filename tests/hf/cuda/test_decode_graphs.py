@@ -14,9 +14,10 @@ from plain_varlen import plain_varlen
 from models import Rows, load, prompts, reference, requests_of
 from vasuki.blocks import BlockPool
 from vasuki.engine import drain
-from vasuki.hf import decode_graphs, inputs
-from vasuki.hf.cuda_attention import PAGE_TOKENS, PagedVarlen
-from vasuki.hf.decode_graphs import SIZES, DecodeGraphs, Replay
+from vasuki.hf import inputs
+from vasuki.hf.cuda import decode_graphs
+from vasuki.hf.cuda.decode_graphs import SIZES, DecodeGraphs, Replay
+from vasuki.hf.cuda.varlen import PAGE_TOKENS, PagedVarlen
 from vasuki.hf.executor import RaggedExecutor
 from vasuki.hf.kv_cache import KVCache
 from vasuki.policy import POLICIES

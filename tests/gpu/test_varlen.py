@@ -10,9 +10,9 @@ import pytest
 import torch
 from plain_varlen import plain_varlen
 
-from vasuki.hf.attention import Variant, _eager
-from vasuki.hf.cuda_attention import PAGE_TOKENS, PagedVarlen, can_page, preferred_block_tokens, why_unavailable
+from vasuki.hf.cuda.varlen import PAGE_TOKENS, PagedVarlen, can_page, preferred_block_tokens, why_unavailable
 from vasuki.hf.kv_cache import KVCache, KVLayout
+from vasuki.hf.plain_attention import Variant, attend_eagerly
 
 CPU = torch.device("cpu")
 CHUNKS = {
@@ -52,7 +52,7 @@ def expected(query: torch.Tensor, cache: KVCache, tables: np.ndarray, case: str,
     for row, (length, end) in enumerate(zip(lengths, ends, strict=True)):
         blocks = torch.from_numpy(tables[row, : -(-end // cache.block_tokens)]).to(query.device)
         keys, values = (tensor[:end].cpu().double() for tensor in cache.gather(0, blocks))
-        outputs.append(_eager(query[first : first + length].cpu().double(), keys, values, variant))
+        outputs.append(attend_eagerly(query[first : first + length].cpu().double(), keys, values, variant))
         first += length
     return torch.cat(outputs)
 
