@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from vasuki.batch import Batch, StepResult
 from vasuki.config import OutputLength, Quantile
+from vasuki.lengths import Ints
 from vasuki.output_length import ENOUGH_ROWS, OutputLengths
 from vasuki.plan import EngineSettings, Solver
 from vasuki.scheduler import Scheduler
@@ -36,8 +36,6 @@ from vasuki_solvers import (
     sharing_steps,
 )
 from vasuki_solvers.greedy import spread_order
-
-Ints = npt.NDArray[np.int64]
 
 WINDOW_ROWS = 32_768
 FIRST_ROWS = 4_096

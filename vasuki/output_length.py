@@ -12,10 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from vasuki.lengths import Floats, Ints
 
 BUCKETS_PER_OCTAVE = 4  # of prompt lengths
 BINS_PER_OCTAVE = 8  # of output lengths: quantiles are exact to 9 %

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vasuki.errors import JobFileError, did_you_mean
 
@@ -30,9 +30,9 @@ class Policy:
     """What tells one scheduler from another."""
 
     name: str
+    admission: Admission
     mixing: Mixing = Mixing.MIXED
     chunked: bool = True  # a prompt may be split over steps
-    admission: Admission = Admission.PEAK
     refill: bool = True  # False: rows join only an empty batch, as in request-level serving
     padded: bool = False  # the executor pads rows to the longest, and finished rows keep their slot
     ordered: bool = False  # rows are taken in a planned order, by estimated output lengths
@@ -41,15 +41,17 @@ class Policy:
     evicts_least_computed: bool = False  # False: the victim is the row that came last
 
 
+_STATIC = Policy("static", Admission.MAXIMUM, Mixing.PREFILL_FIRST, chunked=False, refill=False, padded=True)
+
 POLICIES = {
     policy.name: policy
     for policy in (
-        Policy("vasuki", admission=Admission.PROMPT, ordered=True, shares_prefixes=True, evicts_least_computed=True),
-        Policy("sarathi", admission=Admission.PROMPT),
-        Policy("orca", chunked=False, admission=Admission.MAXIMUM),
-        Policy("vllm", Mixing.PREFILL_FIRST, chunked=False, admission=Admission.PROMPT),
-        Policy("static", Mixing.PREFILL_FIRST, False, Admission.MAXIMUM, refill=False, padded=True),
-        Policy("static-sorted", Mixing.PREFILL_FIRST, False, Admission.MAXIMUM, False, True, sorted_prompts=True),
+        Policy("vasuki", Admission.PROMPT, ordered=True, shares_prefixes=True, evicts_least_computed=True),
+        Policy("sarathi", Admission.PROMPT),
+        Policy("orca", Admission.MAXIMUM, chunked=False),
+        Policy("vllm", Admission.PROMPT, Mixing.PREFILL_FIRST, chunked=False),
+        _STATIC,
+        replace(_STATIC, name="static-sorted", sorted_prompts=True),
     )
 }
 
