@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -375,6 +376,52 @@ def test_a_model_without_tokenizer_is_refused(job: Job, tmp_path: Path, tiny_mod
     assert "tokenizer" in result.stderr
 
 
+def test_a_plan_counts_what_a_run_takes_and_leaves_out_what_it_refuses(
+    job: Job, tmp_path: Path, tiny_model: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "chat"))
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.role == 'crowd' %}{{ raise_exception('one at a time') }}{% endif %}"
+        "{{ bos_token }}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}"
+    )
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"add_bos_token": True}))
+    chats = {"a": "user", "b": "crowd", "c": "user"}
+    rows = [{"id": i, "m": [{"role": role, "content": "two dogs"}] * 2} for i, role in chats.items()]
+    source = {"path": str(tmp_path / "in.parquet"), "id": "id", "messages": "m"}
+    path = job(rows, model__path=str(folder), input=source)
+    for command in ("plan", "simulate"):
+        result = CliRunner().invoke(main, [command, str(path), "--json"])
+        assert result.exit_code == 0, result.stderr
+        (planned,) = json.loads(result.stdout)
+        assert planned["requests"] == 2
+    assert run(path).exit_code == 3
+    answers = by_id(path)
+    assert [name for name, row in answers.items() if row["error"]] == ["b"]
+    assert "one at a time" in answers["b"]["error"]
+    assert planned["prompt_tokens"] == sum(row["prompt_tokens"] for row in answers.values())
+
+
+@pytest.mark.parametrize("command", ["check", "plan", "simulate", "run"])
+def test_a_tokenizer_that_does_not_do_is_refused_by_every_command(
+    job: Job, tmp_path: Path, tiny_model: Path, command: str
+) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "chat"))
+    (folder / "chat_template.jinja").unlink()
+    source = {"path": str(tmp_path / "in.parquet"), "messages": "m"}
+    path = job([{"m": [{"role": "user", "content": "two dogs"}]}], model__path=str(folder), input=source)
+
+    def assert_refused(words: str) -> None:
+        result = CliRunner().invoke(main, [command, str(path)])
+        assert result.exit_code == 4
+        assert words in result.stderr.splitlines()[-1]
+        assert "Traceback" not in result.stderr
+
+    assert_refused("no chat template")
+    (folder / "tokenizer_config.json").write_text("{")
+    assert_refused("tokenizer_config.json is not valid JSON")
+
+
 def test_another_job_in_the_output_folder_is_refused(job: Job) -> None:
     assert run(job()).exit_code == 0
     result = run(job(sampling__max_tokens=3))
@@ -453,6 +500,16 @@ def test_planning_needs_no_torch() -> None:
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_counting_a_jobs_tokens_needs_no_torch(job: Job) -> None:
+    path = str(job())
+    code = (
+        "import sys; from vasuki.cli import main\n"
+        f"for command in ('check', 'plan', 'simulate'): main([command, {path!r}], standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize("memory", ["4MiB", "24KiB"])

@@ -1,6 +1,7 @@
 """What a job will take, without running it: the composition root of `vasuki plan` and `vasuki simulate`.
 
-Prompt lengths come from the job's input or from a LENGTHS.csv, the machine from a profile. Nothing here needs torch.
+Prompt lengths come from the job's input or from a LENGTHS.csv, the machine from a profile. Nothing here needs torch,
+unless a model has no tokenizer.json.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from vasuki.io.manifest import (
     TokenCounts,
     now_utc,
 )
-from vasuki.io.requests import RequestStream
+from vasuki.io.requests import RequestStream, Tokenizer
 from vasuki.io.tables import open_table
 from vasuki.io.trace import TraceWriter
 from vasuki.layout import Layout
@@ -107,11 +108,10 @@ def job_workload(config: JobConfig) -> Workload:
     if is_lengths_file(config.input.path):
         return Workload(config, shape, read_lengths(config.input.path))
     table = open_table(config)
-    counter = TokenCounter(description_folder(config.model) if config.model.path else None)
     stream = RequestStream(
         table,
         config,
-        counter,
+        tokenizer_of(config),
         max_context_tokens=shape.max_context_tokens,
         vocab_size=shape.vocab_size,
     )
@@ -123,6 +123,22 @@ def job_workload(config: JobConfig) -> Workload:
         log.info("planning %d rows from the first %d", table.num_rows, COUNTED_ROWS)
         lengths = repeat(lengths, table.num_rows)
     return Workload(config, shape, lengths, table.fingerprint)
+
+
+def tokenizer_of(config: JobConfig) -> Tokenizer:
+    """The model's own tokenizer; where there is only a shape, tokens are guessed from characters.
+
+    Raises:
+        ModelError: it cannot be read, or the job has messages and the model no chat template.
+    """
+    if not config.model.path:
+        return TokenCounter()
+    from vasuki.hf.tokenizer import tokenizer_without_torch  # transformers takes a second to import
+
+    tokenizer = tokenizer_without_torch(config.model)
+    if config.input.messages:
+        tokenizer.require_chat_template()
+    return tokenizer
 
 
 def lengths_of(requests: Iterable[Request]) -> Lengths:
@@ -167,8 +183,7 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
     """
     table = open_table(config)
     shape = shape_of(config)
-    if config.model.path:
-        TokenCounter(description_folder(config.model))
+    tokenizer_of(config)
     if config.plan.gpu != "auto":
         find_profile(config.plan.gpu)
     return {

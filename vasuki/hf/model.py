@@ -32,7 +32,6 @@ from vasuki.hf.probe import probe
 from vasuki.hf.tokenizer import Tokenizer
 from vasuki.model_files import description_folder
 
-transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 T = TypeVar("T")

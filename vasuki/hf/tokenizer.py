@@ -2,27 +2,67 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
+from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
+import transformers
 
+from vasuki.config import ModelConfig
 from vasuki.errors import ModelError
+from vasuki.model_files import description_folder
 from vasuki.sequence import Sequence
+
+transformers.logging.set_verbosity_error()
+
+_FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json")
+
+
+def tokenizer_without_torch(model: ModelConfig) -> Tokenizer:
+    """The model's tokenizer for planning: as its tokenizer.json has it, where there is one.
+
+    `AutoTokenizer` imports torch to find the class that belongs to a model. That class may split a text a little
+    differently from the file, by a token more or less, which does not matter for a plan.
+
+    Raises:
+        ModelError: as for a run.
+    """
+    folder = description_folder(model)
+    if (folder / "tokenizer.json").is_file():
+        return Tokenizer(str(folder), of_file=True)
+    return Tokenizer(os.path.expanduser(model.path), model.revision, model.trust_remote_code)
 
 
 class Tokenizer:
-    """The model's own tokenizer, with the few calls that a job needs."""
+    """The model's own tokenizer, with the few calls that a job needs.
 
-    def __init__(self, path: str, revision: str | None = None, trust_remote_code: bool = False) -> None:
+    Args:
+        path: a folder or hub id.
+        revision: of the hub's model.
+        trust_remote_code: whether a class that comes with the model may run.
+        of_file: take tokenizer.json as it is, without looking for the model's class.
+
+    Raises:
+        ModelError: there is none, or it cannot be read.
+    """
+
+    def __init__(
+        self, path: str, revision: str | None = None, trust_remote_code: bool = False, of_file: bool = False
+    ) -> None:
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(
-                path, revision=revision, trust_remote_code=trust_remote_code
-            )
+            if of_file:
+                self._tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(path)
+            else:
+                self._tokenizer = transformers.AutoTokenizer.from_pretrained(
+                    path, revision=revision, trust_remote_code=trust_remote_code
+                )
         except Exception as error:
-            raise ModelError(f"model {path} has no usable tokenizer: {_first_line(error)}") from None
-        if not getattr(self._tokenizer, "vocab_size", 0):
+            raise ModelError(_what_is_wrong(path, error)) from None
+        # Without files, classes of some models make up a tokenizer of their special tokens.
+        if self._tokenizer.vocab_size <= len(self._tokenizer.all_special_tokens):
             raise ModelError(f"model {path} has no usable tokenizer: its vocabulary is empty")
 
     @property
@@ -43,12 +83,16 @@ class Tokenizer:
             ModelError: the model has no chat template.
             Exception: whatever the template raises for messages it does not accept.
         """
-        if not self._tokenizer.chat_template:
-            raise ModelError("the model has no chat template; use input.prompt instead of input.messages")
+        self.require_chat_template()
         encoded: list[list[int]] = self._tokenizer.apply_chat_template(
             list(conversations), add_generation_prompt=True, tokenize=True, return_dict=True
         )["input_ids"]
         return encoded
+
+    def require_chat_template(self) -> None:
+        """Raises ModelError if the model has no chat template."""
+        if not self._tokenizer.chat_template:
+            raise ModelError("the model has no chat template; use input.prompt instead of input.messages")
 
     def decode(self, sequence: Sequence) -> str:
         """The sequence's output as text, without special tokens, cut before the first stop string."""
@@ -72,6 +116,21 @@ class Tokenizer:
     def _text(self, token_ids: list[int]) -> str:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
+
+
+def _what_is_wrong(path: str, error: Exception) -> str:
+    """A file that is no JSON, of which transformers does not say which one it is; else what it says itself."""
+    folder = Path(path)
+    for file in (folder / name for name in _FILES):
+        try:
+            json.loads(file.read_text(encoding="utf-8"))
+        except OSError:  # not there, or the model is on the hub
+            continue
+        except ValueError as problem:
+            return f"{file} is not valid JSON: {problem}"
+    missing = folder.is_dir() and not (folder / "tokenizer.json").exists()
+    reason = "no tokenizer.json in it, and transformers says: " if missing else ""
+    return f"model {path} has no usable tokenizer: {reason}{_first_line(error).rstrip(': ')}"
 
 
 def _first_line(error: Exception) -> str:
