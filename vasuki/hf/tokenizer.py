@@ -24,8 +24,8 @@ _FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", 
 def tokenizer_without_torch(model: ModelConfig) -> Tokenizer:
     """The model's tokenizer for planning: as its tokenizer.json has it, where there is one.
 
-    `AutoTokenizer` imports torch to find the class that belongs to a model. That class may split a text a little
-    differently from the file, by a token more or less, which does not matter for a plan.
+    `AutoTokenizer` imports torch to find the class that belongs to a model. That class may split a text otherwise than
+    the file after special tokens, as for Llama 2 by a token for each, which does not matter for a plan.
 
     Raises:
         ModelError: as for a run.
