@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from vasuki.batch import Batch, StepResult
 from vasuki.blocks import BlockPool
 from vasuki.engine import drain
+from vasuki.errors import Interrupted
 from vasuki.policy import POLICIES, Admission, Mixing, Policy
 from vasuki.scheduler import Counters, Limits, Scheduler, peak_blocks
 from vasuki.sequence import FinishReason, Request, Sequence
@@ -128,6 +129,22 @@ def test_nothing_leaks_over_ten_thousand_rows(policy: Policy, steps_ahead: int) 
         assert counters.prefilled_ahead > 100
     else:
         assert min(counters.preemptions_swap, counters.preemptions_recompute) > 100
+
+
+def test_rows_that_can_never_run_are_committed_and_can_be_stopped() -> None:
+    """However many follow one another, without a step in between."""
+
+    class Sink(ListSink):
+        seen = 0
+
+        def commit_if_due(self, now_s: float) -> None:
+            self.seen = len(self.rows)
+
+    scheduler, sink = Scheduler(POLICIES["vasuki"], Limits(64, 8), BlockPool(6, BLOCK_TOKENS)), Sink()
+    requests = (Request(row, row, 0, 1, error="no prompt") for row in range(1000))
+    with pytest.raises(Interrupted, match="stopped by a signal"):
+        drain(requests, scheduler, FakeExecutor([], scheduler), sink, should_stop=lambda: len(sink.rows) >= 100)
+    assert len(sink.rows) == sink.seen == 100
 
 
 @pytest.mark.parametrize("host_blocks", [0, 6])

@@ -117,17 +117,25 @@ def drain(
         stats: counted into, so that they survive an exception.
 
     Raises:
-        Interrupted: `should_stop` said so between two steps. Finished rows are with the sink.
+        Interrupted: `should_stop` said so between two steps, or after a row that can never run. Finished rows are with
+            the sink.
         SchedulerStalled: work is left but no batch can be formed.
     """
     source = iter(requests)
     observers = list(observers)
     stats = RunStats() if stats is None else stats
     under_way: deque[tuple[Batch, Step]] = deque()
+
+    def commit_or_stop() -> None:
+        sink.commit_if_due(stats.now_s)
+        if should_stop():
+            raise Interrupted("stopped by a signal")
+
     while True:
         while scheduler.wants_more() and (request := next(source, None)) is not None:
             if rejected := scheduler.add(request):
                 sink.write(rejected)
+                commit_or_stop()  # millions of such rows may follow one another, without a step
         batch = scheduler.schedule()
         if batch is not None:
             step = executor.launch(batch)
@@ -147,6 +155,4 @@ def drain(
             sink.write(sequence)
         for observer in observers:
             observer.record(stats.now_s, batch, result, scheduler, finished)
-        sink.commit_if_due(stats.now_s)
-        if should_stop():
-            raise Interrupted("stopped by a signal")
+        commit_or_stop()
