@@ -45,6 +45,25 @@ def test_a_folder_is_read_in_path_order_without_hidden_files(job, tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("num_rows", [0, 2, 4])
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_file_that_changed_since_the_survey(job, tmp_path, name, num_rows, form):
+    """Its rows, and those of the files after it, would have other numbers than the output knows them by."""
+    (tmp_path / "in").mkdir()
+    write = {
+        "jsonl": lambda path, texts: jsonl(path, [{"text": text} for text in texts]),
+        "csv": lambda path, texts: path.write_text("\n".join(["text", *texts, ""])),
+        "parquet": lambda path, texts: pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), path),
+    }[form]
+    for each in "ab":
+        write(tmp_path / f"in/{each}.{form}", [each] * 3)
+    table = open_table(job(tmp_path / "in"))
+    write(tmp_path / f"in/{name}.{form}", [name] * num_rows)
+    with pytest.raises(InputError, match=rf"input changed .*/{name}\.{form} had 3 rows, now {num_rows}"):
+        rows_of(table, Selection(done=DoneRows(6)))
+
+
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [

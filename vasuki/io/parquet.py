@@ -15,7 +15,7 @@ from vasuki.errors import InputError
 from vasuki.io.ids import IdHashes
 from vasuki.io.location import Location
 from vasuki.io.selection import EVERY_ROW, Selection
-from vasuki.io.sources import BLOCK_BYTES, BLOCK_ROWS, Block, Survey
+from vasuki.io.sources import BLOCK_BYTES, BLOCK_ROWS, Block, Survey, refuse_change
 from vasuki.io.values import python_values
 
 _PAGE_BUFFER_BYTES = 2**20  # pages are read through a buffer of this size, so a row group is never held whole
@@ -43,8 +43,10 @@ class ParquetSource:
             types = {field.name: field.type for field in schema}
             return Survey(file.metadata.num_rows, types, self._digest())
 
-    def blocks(self, columns: Sequence[str], first_row: int, selection: Selection = EVERY_ROW) -> Iterator[Block]:
+    def blocks(self, columns: Sequence[str], rows: range, selection: Selection = EVERY_ROW) -> Iterator[Block]:
+        first_row = rows.start
         with self._opened() as file:
+            refuse_change(self.location, len(rows), file.metadata.num_rows)
             for group in range(file.num_row_groups):
                 num_rows = file.metadata.row_group(group).num_rows
                 if len(selection.positions(first_row, num_rows)):

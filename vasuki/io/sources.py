@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from vasuki.errors import InputError
 from vasuki.io.ids import IdHashes
 from vasuki.io.location import Location
 from vasuki.io.selection import Selection
@@ -54,6 +55,16 @@ class Source(Protocol):
         """
         ...
 
-    def blocks(self, columns: Sequence[str], first_row: int, selection: Selection) -> Iterator[Block]:
-        """Read the wanted rows. `first_row` is the number of the file's first row within the input."""
+    def blocks(self, columns: Sequence[str], rows: range, selection: Selection) -> Iterator[Block]:
+        """Read the wanted rows. `rows` are the numbers that the file's rows, as surveyed, have within the input.
+
+        Raises:
+            InputError: the file is unreadable, or has another number of rows by now.
+        """
         ...
+
+
+def refuse_change(location: Location, surveyed_rows: int, rows: int) -> None:
+    """Raises InputError if a file no longer has the rows that its survey counted, and all rows were numbered by."""
+    if rows != surveyed_rows:
+        raise InputError(f"input changed while it was read: {location} had {surveyed_rows} rows, now {rows}")

@@ -45,7 +45,7 @@ class InputTable:
     """An input that was checked and counted. Made by `open_table`."""
 
     files: tuple[Source, ...]
-    first_rows: tuple[int, ...]  # number of each file's first row
+    file_rows: tuple[range, ...]  # numbers of each file's rows
     num_rows: int
     columns: tuple[str, ...]  # those the job reads
     id_column: str  # empty: the row number is the id
@@ -57,10 +57,10 @@ class InputTable:
         """Stream the wanted rows in order, a bounded number at a time.
 
         Raises:
-            InputError: a file has become unreadable since the table was opened.
+            InputError: a file has become unreadable, longer or shorter since the table was opened.
         """
-        for file, first_row in zip(self.files, self.first_rows, strict=True):
-            yield from file.blocks(self.columns, first_row, selection)
+        for file, rows in zip(self.files, self.file_rows, strict=True):
+            yield from file.blocks(self.columns, rows, selection)
 
     def ids(self, block: Block) -> list[Any]:
         """The ids of a block's rows, in the type they have in the output."""
@@ -92,12 +92,12 @@ def open_table(job: JobConfig) -> InputTable:
     _refuse_output_among(files, job)
     ids = IdHashes(id_name) if id_name else None
     digest = hashlib.blake2b(digest_size=16)
-    first_rows: list[int] = []
+    file_rows: list[range] = []
     num_rows = 0
     types: dict[str, Any] = {}
     for file in files:
         survey = file.survey(needed, {*stored, id_name} - {""}, ids)
-        first_rows.append(num_rows)
+        file_rows.append(range(num_rows, num_rows + survey.num_rows))
         num_rows += survey.num_rows
         if not isinstance(file, JsonlSource):  # a file with a schema has to have every column itself
             _check_columns(needed, survey.types, file.location)
@@ -112,7 +112,7 @@ def open_table(job: JobConfig) -> InputTable:
         id_type = id_type if pa.types.is_integer(id_type) else pa.string()
     carried_types = {name: storable_type(types.get(name, pa.string())) for name in stored}
     table = InputTable(
-        tuple(files), tuple(first_rows), num_rows, columns, id_name, id_type, carried_types, digest.hexdigest()
+        tuple(files), tuple(file_rows), num_rows, columns, id_name, id_type, carried_types, digest.hexdigest()
     )
     if ids is not None and len(suspects := ids.suspects()):
         refuse_duplicates(id_name, suspects, _numbered_ids(table))
@@ -186,8 +186,8 @@ def _merge(types: dict[str, Any], more: dict[str, Any], file: Source) -> dict[st
 
 
 def _numbered_ids(table: InputTable) -> Iterator[tuple[int, Any]]:
-    for file, first_row in zip(table.files, table.first_rows, strict=True):
-        for block in file.blocks([table.id_column], first_row, EVERY_ROW):
+    for file, rows in zip(table.files, table.file_rows, strict=True):
+        for block in file.blocks([table.id_column], rows, EVERY_ROW):
             yield from zip(block.rows, block.columns[table.id_column], strict=True)
 
 

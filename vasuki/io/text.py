@@ -20,7 +20,7 @@ from vasuki.errors import InputError
 from vasuki.io.ids import IdHashes
 from vasuki.io.location import Location
 from vasuki.io.selection import EVERY_ROW, Selection
-from vasuki.io.sources import BLOCK_BYTES, BLOCK_ROWS, Block, Survey
+from vasuki.io.sources import BLOCK_BYTES, BLOCK_ROWS, Block, Survey, refuse_change
 
 _BUFFER_BYTES = 2**20
 
@@ -51,11 +51,13 @@ class TextSource(abc.ABC):
     def records(self, stream: IO[bytes]) -> Iterator[Record]:
         """Every row of the open file, unparsed."""
 
-    def blocks(self, columns: Sequence[str], first_row: int, selection: Selection = EVERY_ROW) -> Iterator[Block]:
+    def blocks(self, columns: Sequence[str], rows: range, selection: Selection = EVERY_ROW) -> Iterator[Block]:
         block, num_bytes = _empty_block(columns), 0
+        num_rows = 0
         with self._opened() as stream:
-            for row, record in enumerate(self.records(stream), first_row):
-                if not selection.wants(row):
+            for num_rows, record in enumerate(self.records(stream), 1):
+                row = rows.start + num_rows - 1
+                if row >= rows.stop or not selection.wants(row):
                     continue
                 try:
                     values = record.parse()
@@ -71,6 +73,7 @@ class TextSource(abc.ABC):
                     block, num_bytes = _empty_block(columns), 0
         if block.rows:
             yield block
+        refuse_change(self.location, len(rows), num_rows)
 
     def parse(self, record: Record, ids: IdHashes | None) -> dict[str, Any] | None:
         """A row's values during the survey; None if malformed, which is fatal only where rows must have an id."""
