@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from vasuki.cli import main
+from vasuki.io.output_folder import OutputFolder
 
 PLAN_FIELDS = {
     "gpu", "requests", "prompt_tokens", "output_tokens_estimate", "makespan_s", "lower_bound_s", "gap", "solver",
@@ -89,6 +90,42 @@ def test_simulated_runs_can_be_reported(lengths: Path, tmp_path: Path) -> None:
     assert (tmp_path / "page.html").stat().st_size > 10_000
     compared = json.loads(vasuki("report", *sorted(out.iterdir()), "--json").stdout)
     assert compared
+
+
+def test_a_simulation_does_not_replace_a_real_run(lengths: Path, tmp_path: Path) -> None:
+    arguments = ("simulate", lengths, *SHAPE, "--gpu", "a10", "--set", f"output.path={tmp_path}/out")
+    manifest, trace = (tmp_path / "out" / "a10" / name for name in ("manifest.json", "trace.jsonl"))
+    for _ in range(2):
+        assert vasuki(*arguments).exit_code == 0
+    manifest.write_text(manifest.read_text().replace('"simulated": true', '"simulated": false'))
+    before = manifest.read_bytes(), trace.read_bytes()
+    result = vasuki(*arguments)
+    assert result.exit_code == 5, result.output
+    assert "out/a10 holds the output of a real run" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert (manifest.read_bytes(), trace.read_bytes()) == before
+
+
+def test_check_looks_at_the_output_folder(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "the cat"}\n')
+    job, out = tmp_path / "job.yaml", tmp_path / "out"
+    job.write_text(
+        f"model: {{path: {tiny_model}}}\ninput: {{path: {tmp_path}/in.jsonl, prompt: '{{text}}'}}\n"
+        f"output: {{path: {out}}}\n"
+    )
+    assert vasuki("check", job).exit_code == 0
+    assert not out.exists()
+    out.write_text("")
+    result = vasuki("check", job)
+    assert result.exit_code == 2
+    assert "is a file; name a folder" in result.stderr
+    out.unlink()
+    with OutputFolder.open(str(out), num_rows=1, config_hash="c", input_fingerprint="f"):
+        result = vasuki("check", job)
+    assert result.exit_code == 5
+    assert "is in use by process" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert vasuki("check", job).exit_code == 0
 
 
 def test_layouts_are_simulated_with_their_bubbles(lengths: Path, tmp_path: Path) -> None:

@@ -447,8 +447,103 @@ def test_shards_fill_one_folder(job: Job) -> None:
     assert (path.parent / "out" / "_SUCCESS").exists()
 
 
-def start(path: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "vasuki", "run", str(path), "--quiet", *arguments]
+@pytest.mark.parametrize("shard", ["0/1", "0/2"])
+def test_rows_that_do_not_fit_become_error_rows_even_if_no_other_is_left(job: Job, shard: str) -> None:
+    """There is memory for 64 tokens; of the first shard's rows none fits."""
+    fits = [shard == "0/2" and i % 2 == 1 for i in range(4)]
+    rows = [{"id": i, "text": "the cat" if fits[i] else " ".join(WORDS)} for i in range(4)]
+    path = job(rows, sampling={"max_tokens": 50}, kv={"device_memory": "16KiB"})
+    result = run(path, "--shard", shard)
+    assert result.exit_code == 3, result.stderr
+    failed = by_id(path)
+    assert sorted(failed) == [i for i in range(4) if not fits[i]]
+    assert all("needs KV memory for" in row["error"] for row in failed.values())
+    assert run(path, "--set", "errors.max_fraction=1").exit_code == 0
+    assert CliRunner().invoke(main, ["plan", str(path)]).exit_code == (4 if shard == "0/1" else 0)
+
+
+def test_the_plan_counts_every_sample(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made from the first 50 requests, and from the other samples of the last one's row."""
+    import vasuki.forecast
+    import vasuki.job
+
+    rows = [{**row, "n": 1 + 2 * (i % 2)} for i, row in enumerate(texts(60))]
+    path = job(rows, sampling={"max_tokens": 2, "n": {"column": "n"}})
+    monkeypatch.setattr(vasuki.forecast, "COUNTED_REQUESTS", 50)
+    monkeypatch.setattr(vasuki.job, "PLANNED_REQUESTS", 50)
+    (plan,) = json.loads(CliRunner().invoke(main, ["plan", str(path), "--json"]).stdout)
+    assert plan["requests"] == 120
+    planned: list[int] = []
+    make_plan = vasuki.job.make_plan
+
+    def spy(lengths: Any, *arguments: Any, **options: Any) -> Any:
+        planned.append(len(lengths))
+        return make_plan(lengths, *arguments, **options)
+
+    monkeypatch.setattr(vasuki.job, "make_plan", spy)
+    assert run(path).exit_code == 0
+    assert planned == [120]
+    assert len(output(path)) == 120
+
+
+def test_the_profile_is_read_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vasuki import job as module
+
+    read: list[str] = []
+    find = module.find_profile
+
+    def spy(name: str) -> Any:
+        read.append(name)
+        return find(name)
+
+    monkeypatch.setattr(module, "find_profile", spy)
+    assert run(job(plan__gpu="cpu")).exit_code == 0
+    assert read == ["cpu"]
+
+
+@pytest.mark.parametrize("count", [1, 30])
+def test_an_input_that_changes_meanwhile_is_told(job: Job, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """After the survey the file is another."""
+    import vasuki.job
+
+    open_table = vasuki.job.open_table
+
+    def survey(config: Any) -> Any:
+        table = open_table(config)
+        pq.write_table(pa.Table.from_pylist(texts(count)), config.input.path)
+        return table
+
+    path = job()
+    monkeypatch.setattr(vasuki.job, "open_table", survey)
+    result = run(path)
+    assert result.exit_code == 4
+    assert f"input changed while it was read: {path.parent}/in.parquet had 12 rows, now {count}" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_rows_finished_before_a_change_are_kept(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import vasuki.job
+
+    open_table = vasuki.job.open_table
+
+    def survey(config: Any) -> Any:
+        table = open_table(config)
+        with (tmp_path / "in.jsonl").open("a") as file:
+            file.write('{"id": "more", "text": "the cat"}\n')
+        return table
+
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts(300)))
+    path = job([], input__path=str(tmp_path / "in.jsonl"), sampling={"max_tokens": 1}, plan__window_rows=32)
+    monkeypatch.setattr(vasuki.job, "open_table", survey)
+    monkeypatch.setattr(vasuki.job, "PLANNED_REQUESTS", 32)
+    result = run(path)
+    assert result.exit_code == 4
+    assert "had 300 rows, now 301" in result.stderr
+    assert 0 < len(by_id(path)) <= 300
+
+
+def start(path: Path, *program: str) -> subprocess.Popen[str]:
+    command = [sys.executable, *(program or ("-m", "vasuki")), "run", str(path), "--quiet"]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
@@ -492,6 +587,62 @@ def test_killed_interrupted_and_continued(job: Job) -> None:
     assert sorted(continued) == list(range(len(rows)))
     assert run(path, "--fresh").exit_code == 0
     assert {i: row["output"] for i, row in by_id(path).items()} == continued
+
+
+def ends_with_one_line(process: subprocess.Popen[str], words: str) -> None:
+    """Asserts that a run is interrupted as it should be."""
+    message = process.communicate(timeout=60)[1]
+    assert process.returncode == 75, message
+    assert words in message
+    assert len(message.strip().splitlines()) == 1, message
+
+
+COMMITTING_OFTEN = """
+import vasuki.io.parts
+from vasuki.cli import main
+vasuki.io.parts.COMMIT_S = 0.1
+main()
+"""
+
+
+@pytest.mark.parametrize("accident", ["two signals", "no folder"])
+def test_an_accident_in_the_middle_is_an_interruption(job: Job, accident: str) -> None:
+    rows = [{"id": i, "text": " ".join(WORDS[: 1 + i % 15])} for i in range(4000)]
+    path = job(rows, sampling={"max_tokens": 60, "ignore_eos": True})
+    folder = path.parent / "out"
+    process = start(path, "-c", COMMITTING_OFTEN)
+    wait_for(lambda: list(folder.glob("part-*.parquet")), process)
+    process.send_signal(signal.SIGSTOP)  # the accident must find it between two commits, and all at once
+    if accident == "no folder":
+        shutil.rmtree(folder)
+    else:
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGCONT)
+    ends_with_one_line(process, f"cannot write {folder}" if accident == "no folder" else "stopped by a signal")
+    if accident == "two signals":
+        assert output(path)
+
+
+SURVEY = """
+import sys, time, vasuki.job
+from vasuki.cli import main
+def survey(config):
+    print("surveying", flush=True)
+    time.sleep(60)
+vasuki.job.open_table = survey
+main(["run", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_survey_ends_the_run(job: Job, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", SURVEY, str(job())]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "surveying\n"
+    process.send_signal(number)
+    ends_with_one_line(process, "stopped by a signal")
 
 
 def test_planning_needs_no_torch() -> None:

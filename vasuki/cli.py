@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from vasuki.errors import VasukiError
+from vasuki.errors import Interrupted, VasukiError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,6 +26,8 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except VasukiError as error:
             _fail(str(error), error.exit_code)
+        except KeyboardInterrupt:
+            _fail("stopped by a signal; run the same command again to go on", Interrupted.exit_code)
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:

@@ -45,7 +45,7 @@ class UnreadableError(VasukiError):
 
 
 class InputError(UnreadableError):
-    """The input table is missing, corrupt, or lacks a column."""
+    """The input table is missing, corrupt, lacks a column, or changed while it was read."""
 
 
 class ModelError(UnreadableError):
@@ -57,13 +57,13 @@ class ProfileError(UnreadableError):
 
 
 class OutputInUse(VasukiError):
-    """Another run holds this output folder, or it belongs to a different job."""
+    """Another run holds this output folder, or it belongs to a different job, or a simulation would replace it."""
 
     exit_code = 5
 
 
 class Interrupted(VasukiError):
-    """Stopped by a signal or by a resource that ran out; finished rows are kept."""
+    """Stopped by a signal, a resource that ran out, or an output that cannot be written; finished rows are kept."""
 
     exit_code = 75
 

@@ -19,9 +19,10 @@ from numpy.typing import ArrayLike
 from vasuki.config import JobConfig, load_job, parse_overrides
 from vasuki.cost_model import CostModel
 from vasuki.engine import Observer
-from vasuki.errors import InputError, JobFileError
-from vasuki.io.location import Location
+from vasuki.errors import InputError
+from vasuki.io.location import writing
 from vasuki.io.manifest import (
+    MANIFEST,
     BatchStats,
     Cost,
     KVStats,
@@ -33,9 +34,10 @@ from vasuki.io.manifest import (
     TokenCounts,
     now_utc,
 )
+from vasuki.io.output_folder import OutputFolder, simulated_folder
 from vasuki.io.requests import RequestStream, Tokenizer
 from vasuki.io.tables import open_table
-from vasuki.io.trace import TraceWriter
+from vasuki.io.trace import TRACE, TraceWriter
 from vasuki.layout import Layout
 from vasuki.lengths import Lengths, Prefixes, is_lengths_file, read_lengths
 from vasuki.model_config import named_shape, shape_from_config
@@ -55,7 +57,7 @@ log = logging.getLogger(__name__)
 
 ONE_DEVICE = Layout()
 MIN_SHARED_TOKENS = 8  # shorter common beginnings fill no block
-COUNTED_ROWS = 20_000  # rows of a larger input are planned from its first so many
+COUNTED_REQUESTS = 20_000  # a larger input is planned from its first so many
 CLEARLY = 1.2  # times as fast; a CPU's rates, measured one after the other, differ by noise
 
 
@@ -116,12 +118,9 @@ def job_workload(config: JobConfig) -> Workload:
         vocab_size=shape.vocab_size,
     )
     with stream as requests:
-        lengths = lengths_of(itertools.islice(requests, COUNTED_ROWS))
+        lengths = lengths_of(first_rows(requests, COUNTED_REQUESTS), table.num_rows)
     if not len(lengths):
         raise InputError(f"{config.input.path} has no row that can be run")
-    if table.num_rows > COUNTED_ROWS:
-        log.info("planning %d rows from the first %d", table.num_rows, COUNTED_ROWS)
-        lengths = repeat(lengths, table.num_rows)
     return Workload(config, shape, lengths, table.fingerprint)
 
 
@@ -141,24 +140,37 @@ def tokenizer_of(config: JobConfig) -> Tokenizer:
     return tokenizer
 
 
-def lengths_of(requests: Iterable[Request]) -> Lengths:
-    """Lengths of requests that can run: prompts, what is expected of outputs, their limits, and what prompts share."""
+def first_rows(requests: Iterable[Request], num_requests: int) -> Iterator[Request]:
+    """The first so many requests, and the other samples of the last one's row."""
+    for count, request in enumerate(requests, 1):
+        yield request
+        if count >= num_requests and (request.error or request.sample_index == request.sampling.n - 1):
+            return
+
+
+def lengths_of(requests: Iterable[Request], num_rows: int = 0) -> Lengths:
+    """Lengths of requests that can run: prompts, what is expected of outputs, their limits, and what prompts share.
+
+    If they are the first of `num_rows` rows, the others are taken to go on like them.
+    """
     rows: list[tuple[int, int, int]] = []
+    rows_read = 0
 
     def prompts() -> Iterator[ArrayLike]:
+        nonlocal rows_read
         for request in requests:
+            rows_read += request.sample_index == 0
             if not request.error:
                 rows.append((request.num_prompt_tokens, request.expected_tokens, request.max_tokens))
                 yield request.prompt_token_ids
 
     of_row, token_ids = shared_prefixes(prompts(), min_shared=MIN_SHARED_TOKENS)
     table = np.array(rows, dtype=np.int64).reshape(len(rows), 3)
-    return Lengths(table[:, 0], table[:, 1], None, table[:, 2], Prefixes(token_ids, of_row))
-
-
-def repeat(lengths: Lengths, num_rows: int) -> Lengths:
-    """The same rows again and again, up to a number."""
-    return lengths.take(np.arange(num_rows, dtype=np.int64) % len(lengths))
+    lengths = Lengths(table[:, 0], table[:, 1], None, table[:, 2], Prefixes(token_ids, of_row))
+    if not rows or rows_read >= num_rows:
+        return lengths
+    log.info("planning %d rows from the first %d", num_rows, rows_read)
+    return lengths.take(np.arange(round(len(rows) * num_rows / rows_read)) % len(rows))
 
 
 def shape_of(config: JobConfig) -> ModelShape:
@@ -182,6 +194,12 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
         VasukiError: the same that the run would raise, as far as it can be known without loading weights.
     """
     table = open_table(config)
+    OutputFolder.check(
+        config.output.path,
+        num_rows=table.num_rows,
+        config_hash=config.config_hash,
+        input_fingerprint=table.fingerprint,
+    )
     shape = shape_of(config)
     tokenizer_of(config)
     if config.plan.gpu != "auto":
@@ -287,19 +305,15 @@ def _simulate(workload: Workload, profile: HardwareProfile, policy: str, folder:
 
     if not folder:
         return simulated_with()
-    place = Location.parse(folder)
-    try:
-        place.make_folder()
-    except OSError as error:
-        raise JobFileError(f"cannot write to output.path {folder}: {error}") from None
-    (place / "trace.jsonl").delete()
-    if layout.num_streams > 1:  # their steps overlap, a trace's follow one another
-        simulated = simulated_with()
-    else:
-        cost_model = CostModel(workload.shape, profile, plan.layout)
-        with TraceWriter(place / "trace.jsonl") as trace:
-            simulated = simulated_with(StepTracer(trace, plan.settings, cost_model))
-    _manifest(workload, plan, simulated, profile).write(place / "manifest.json")
+    with simulated_folder(folder) as place, writing(place):
+        (place / TRACE).delete()
+        if layout.num_streams > 1:  # their steps overlap, a trace's follow one another
+            simulated = simulated_with()
+        else:
+            cost_model = CostModel(workload.shape, profile, plan.layout)
+            with TraceWriter(place / TRACE) as trace:
+                simulated = simulated_with(StepTracer(trace, plan.settings, cost_model))
+        _manifest(workload, plan, simulated, profile).write(place / MANIFEST)
     return simulated
 
 

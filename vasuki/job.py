@@ -14,8 +14,8 @@ import logging
 import platform
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +24,8 @@ import numpy as np
 from vasuki.config import JobConfig, KVConfig
 from vasuki.cost_model import CostModel
 from vasuki.engine import Observer, RunStats, drain
-from vasuki.errors import Interrupted, TooManyRowErrors
-from vasuki.forecast import lengths_of, repeat
+from vasuki.errors import InputError, Interrupted, TooManyRowErrors
+from vasuki.forecast import first_rows, lengths_of
 from vasuki.io.answers import answer_schema
 from vasuki.io.manifest import (
     BatchStats,
@@ -69,8 +69,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NOTHING_TO_RUN = Lengths(np.ones(1, np.int64), np.ones(1, np.int64))  # stands in where the first rows all have errors
-PLANNED_ROWS = 4096  # rows read before the first step to plan from; a larger input is taken to go on like them
+NOTHING_TO_RUN = Lengths(np.ones(1, np.int64), np.ones(1, np.int64))  # stands in where none of the first rows can run
+PLANNED_REQUESTS = 4096  # read before the first step to plan from; a larger input is taken to go on like them
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,17 @@ class Outcome:
 def run_job(config: JobConfig, shard: str = "0/1", fresh: bool = False, quiet: bool = False) -> Outcome:
     """Run what is left of a job.
 
+    The first SIGTERM or SIGINT while rows are generated makes finished ones durable and raises Interrupted.
+
     Raises:
         VasukiError: as described in `vasuki.errors`; finished rows are durable whatever is raised.
+        KeyboardInterrupt: a signal before that, or a second one.
     """
     started_s = time.perf_counter()
     own_shard = Shard.parse(shard)
-    table = open_table(config)
     with ExitStack() as stack:
+        signals = stack.enter_context(_StopSignals())
+        table = open_table(config)
         folder = stack.enter_context(
             OutputFolder.open(
                 config.output.path,
@@ -113,10 +117,9 @@ def run_job(config: JobConfig, shard: str = "0/1", fresh: bool = False, quiet: b
         if folder.is_finished:
             log.info("nothing to do: %s is complete", config.output.path)
             return Outcome(read_manifest(folder.manifest), config.errors.max_fraction)
-        should_stop = stack.enter_context(_stop_signals())
         rows_left = own_shard.num_rows(table.num_rows) - folder.done.count_in(own_shard)
         run = _Run(config, table, folder, rows_left, quiet, started_s)
-        manifest = run.to_end(should_stop)
+        manifest = run.to_end(signals)
     return Outcome(manifest, config.errors.max_fraction)
 
 
@@ -136,7 +139,7 @@ class _Run:
         self.energy: EnergyMeter  # set once the model is loaded
         self.stats = RunStats()
 
-    def to_end(self, should_stop: Callable[[], bool]) -> Manifest:
+    def to_end(self, signals: _StopSignals) -> Manifest:
         """Load, plan, generate, and write the manifest, also when interrupted."""
         loaded = self._load()
         stream = RequestStream(
@@ -148,11 +151,14 @@ class _Run:
             selection=self.folder.selection,
         )
         with stream as requests:
-            first = list(itertools.islice(requests, PLANNED_ROWS))
-            plan = self._plan(loaded, first)
+            first = list(first_rows(requests, PLANNED_REQUESTS))
+            shape, profile = self._shape(loaded), self._profile(loaded)
+            plan = self._plan(loaded, shape, profile, first)
+            cost_model = CostModel(shape, profile, plan.layout)
             self.folder.begin()
             writer = self.folder.writer(answer_schema(self.config, self.table))
-            return self._generate(loaded, plan, itertools.chain(first, requests), writer, should_stop)
+            signals.wait_for_step = True
+            return self._generate(loaded, plan, cost_model, itertools.chain(first, requests), writer, signals.asked)
 
     def _load(self) -> LoadedModel:
         started_s = time.perf_counter()
@@ -175,29 +181,34 @@ class _Run:
 
     # --- plan --------------------------------------------------------------------------------------------------------
 
-    def _plan(self, loaded: LoadedModel, first: list[Request]) -> Plan:
+    def _plan(self, loaded: LoadedModel, shape: ModelShape, profile: HardwareProfile, first: list[Request]) -> Plan:
         """Plan from the first rows, and take the others to go on like them."""
         from vasuki.hf.memory import kv_budget_bytes
 
         config = self.config
-        lengths = lengths_of(first)
-        if not len(lengths):
-            lengths = NOTHING_TO_RUN
-        elif len(first) == PLANNED_ROWS:
-            lengths = repeat(lengths, max(len(lengths), self.rows_left))
         on_cpu = loaded.device.type == "cpu"
-        plan = make_plan(
-            lengths,
-            self._shape(loaded),
-            self._profile(loaded),
-            plan=config.plan,
-            engine=config.engine,
-            kv=self._kv(loaded),
-            cost=config.cost,
-            kv_bytes=kv_budget_bytes(loaded, config.kv.device_memory) if loaded.is_on_device else None,
-            # On a CPU both tiers are the same memory: moving gains nothing, unless somebody asks for it.
-            offload_modes=("none",) if on_cpu and config.kv.offload == "auto" else OFFLOAD_MODES,
-        )
+        kv = self._kv(loaded)
+        kv_bytes = kv_budget_bytes(loaded, config.kv.device_memory) if loaded.is_on_device else None
+
+        def planned(lengths: Lengths) -> Plan:
+            return make_plan(
+                lengths,
+                shape,
+                profile,
+                plan=config.plan,
+                engine=config.engine,
+                kv=kv,
+                cost=config.cost,
+                kv_bytes=kv_bytes,
+                # On a CPU both tiers are the same memory: moving gains nothing, unless somebody asks for it.
+                offload_modes=("none",) if on_cpu and config.kv.offload == "auto" else OFFLOAD_MODES,
+            )
+
+        lengths = lengths_of(first, self.rows_left)
+        try:
+            plan = planned(lengths if len(lengths) else NOTHING_TO_RUN)
+        except InputError:  # none of them fits: they become error rows, as beside others that do
+            plan = planned(NOTHING_TO_RUN)
         log.info(
             "planned: %d requests in %s, at least %s; steps of %d tokens, offload %s%s",
             plan.requests,
@@ -252,6 +263,7 @@ class _Run:
         self,
         loaded: LoadedModel,
         plan: Plan,
+        cost_model: CostModel,
         requests: Iterable[Request],
         writer: PartWriter,
         should_stop: Callable[[], bool],
@@ -259,7 +271,6 @@ class _Run:
         from vasuki.hf.executor import build_executor
         from vasuki.hf.weights import place_weights
 
-        cost_model = CostModel(self._shape(loaded), self._profile(loaded), plan.layout)
         prediction = RunningPrediction(plan, cost_model)
         loaded = place_weights(loaded, plan.layout.host_layers)
         generate_started_s = time.perf_counter()
@@ -274,26 +285,30 @@ class _Run:
             output_length=self.config.plan.output_length,
             window_rows=self.config.plan.window_rows,
         )
-        with TraceWriter(self.folder.trace) as trace:
-            sink = RowSink(writer, loaded.tokenizer.decode, on_commit=trace.flush)
-            progress = Progress(self.rows_left, lambda: sink.written.rows, lambda: prediction.makespan_s, self.quiet)
-            tracer = StepTracer(trace, plan.settings, cost_model, prediction)
-            observers: list[Observer] = [order, prediction, tracer, progress]
-            gc.freeze()  # the collector need not walk through what was loaded, half a second in the middle of the job
-            try:
-                drain(order, scheduler, executor, sink, observers, should_stop, self.stats)
-            except Interrupted as error:
-                interrupted = error
-            finally:
-                gc.unfreeze()
-                progress.close()
-                sink.close()
+        try:
+            with TraceWriter(self.folder.trace) as trace:
+                sink = RowSink(writer, loaded.tokenizer.decode, on_commit=trace.flush)
+                progress = Progress(
+                    self.rows_left, lambda: sink.written.rows, lambda: prediction.makespan_s, self.quiet
+                )
+                tracer = StepTracer(trace, plan.settings, cost_model, prediction)
+                observers: list[Observer] = [order, prediction, tracer, progress]
+                gc.freeze()  # the collector need not walk through what was loaded, half a second in the midst of a job
+                try:
+                    drain(order, scheduler, executor, sink, observers, should_stop, self.stats)
+                finally:
+                    gc.unfreeze()
+                    progress.close()
+                    sink.close()
+        except Interrupted as error:
+            interrupted = error
         generate_s = time.perf_counter() - generate_started_s
-        tokens = sink.written.prompt_tokens + sink.written.output_tokens
+        written = writer.committed
+        tokens = written.prompt_tokens + written.output_tokens
         manifest = self._manifest(loaded, plan, scheduler.counters, tokens, predicted_s, generate_s)
         manifest = self.folder.finish(manifest)
         if interrupted is not None:
-            left = self.rows_left - sink.written.rows
+            left = self.rows_left - written.rows
             raise Interrupted(f"{interrupted}; {left} rows are left, run the same command again to go on")
         return manifest
 
@@ -352,21 +367,33 @@ class _Run:
         return Cost(estimate.gpu_hours, estimate.amount, estimate.currency, estimate.per_million_tokens)
 
 
-@contextmanager
-def _stop_signals() -> Iterator[Callable[[], bool]]:
-    """Turns SIGTERM and SIGINT into a question that is asked between two steps. A second signal ends at once."""
-    asked: list[int] = []
+class _StopSignals:
+    """What SIGTERM and SIGINT do to a run: they end it at once, by a KeyboardInterrupt.
 
-    def handle(number: int, frame: Any) -> None:
-        if asked:
+    Once there are rows to keep, `wait_for_step` is set, and the first signal is a question that is asked between two
+    steps instead.
+    """
+
+    def __init__(self) -> None:
+        self.wait_for_step = False
+        self._received = 0
+        self._previous: dict[int, Any] = {}
+
+    def asked(self) -> bool:
+        """Whether the run should stop."""
+        return self._received > 0
+
+    def _handle(self, number: int, frame: Any) -> None:
+        self._received += 1
+        if self._received > 1 or not self.wait_for_step:
             raise KeyboardInterrupt
-        asked.append(number)
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in previous.items():
+    def __enter__(self) -> _StopSignals:
+        self._previous = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
 

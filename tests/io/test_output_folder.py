@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +14,10 @@ import pytest
 from pyarrow import fs
 from rooms import output, run
 
-from vasuki.errors import JobFileError, OutputInUse, UnreadableError
+from vasuki.errors import Interrupted, JobFileError, OutputInUse, UnreadableError
 from vasuki.io.location import Location
-from vasuki.io.manifest import read_manifest
-from vasuki.io.output_folder import OutputFolder
+from vasuki.io.manifest import Manifest, read_manifest
+from vasuki.io.output_folder import OutputFolder, simulated_folder
 from vasuki.io.selection import WHOLE, Shard
 
 
@@ -185,6 +186,36 @@ def test_bad_output_paths(job, parquet, tmp_path):
         open_folder("ftp://host/out")
 
 
+def test_a_check_says_what_a_run_would_and_leaves_no_trace(job, parquet, tmp_path):
+    def check(path, config_hash="c"):
+        OutputFolder.check(str(path), num_rows=5, config_hash=config_hash, input_fingerprint="f")
+
+    (tmp_path / "file").write_text("")
+    check(tmp_path / "not" / "yet")
+    for path, words in (("file", "is a file; name a folder"), ("file/below", "cannot write.*Not a directory")):
+        with pytest.raises(JobFileError, match=words):
+            check(tmp_path / path)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    config = job(parquet(text=["a"] * 5))
+    run(config)
+    (out(config) / ".vasuki.lock").unlink()
+    before = sorted(out(config).iterdir())
+    with pytest.raises(OutputInUse, match="a job with another model"):
+        check(out(config))
+    assert sorted(out(config).iterdir()) == before
+    for shard in (WHOLE, Shard(0, 2)):
+        with open_folder(tmp_path / "held", shard=shard), pytest.raises(OutputInUse, match="is in use by"):
+            check(tmp_path / "held")
+    check(tmp_path / "held")
+
+
+def test_a_folder_that_is_gone_interrupts(tmp_path):
+    with open_folder(tmp_path / "out") as folder:
+        shutil.rmtree(tmp_path / "out")
+        with pytest.raises(Interrupted, match=r"cannot write .*/out: No such file or directory; rows finished before"):
+            folder.finish(Manifest(job={}, config_hash="c", input_fingerprint="f"))
+
+
 # --- locks -----------------------------------------------------------------------------------------------------------
 
 HOLDER = """
@@ -267,6 +298,29 @@ def test_a_fresh_shard_leaves_its_siblings(job, parquet):
     run(config, shard=Shard(1, 2))
     assert run(config, shard=Shard(0, 2), fresh=True) == 10
     assert rows_in(config) == list(range(20))
+
+
+# --- simulated runs --------------------------------------------------------------------------------------------------
+
+
+def test_a_simulation_replaces_nothing_but_a_simulation(job, parquet, tmp_path):
+    def simulate(path):
+        with simulated_folder(str(path)) as place:
+            Manifest(job={}, config_hash="c", input_fingerprint="f", simulated=True).write(place / "manifest.json")
+
+    simulate(tmp_path / "new")
+    simulate(tmp_path / "new")
+    with open_folder(tmp_path / "new"), pytest.raises(OutputInUse, match="is in use by"):
+        simulate(tmp_path / "new")
+    config = job(parquet(text=["a"] * 20))
+    run(config)
+    manifest = (out(config) / "manifest.json").read_bytes()
+    with pytest.raises(OutputInUse, match=r"holds the output of a real run; choose another output\.path"):
+        simulate(out(config))
+    assert (out(config) / "manifest.json").read_bytes() == manifest
+    (out(config) / "manifest.json").unlink()
+    with pytest.raises(OutputInUse, match="holds the output of a real run"):
+        simulate(out(config))
 
 
 # --- elsewhere -------------------------------------------------------------------------------------------------------

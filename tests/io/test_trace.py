@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pyarrow import fs
 
-from vasuki.errors import InputError
+from vasuki.errors import InputError, Interrupted
 from vasuki.io.location import Location
 from vasuki.io.trace import StepRecord, TraceWriter, read_trace
 
@@ -38,6 +38,18 @@ def test_lines_are_on_disk_after_a_flush(tmp_path):
     assert (tmp_path / "trace.jsonl").read_bytes().count(b"\n") == 1
     trace.close()
     trace.close()
+
+
+def test_a_full_disk_interrupts(tmp_path):
+    with pytest.raises(Interrupted, match=r"cannot write .*/trace\.jsonl: No such file or directory"):
+        TraceWriter(Location.parse(str(tmp_path / "nowhere")) / "trace.jsonl")
+    trace = TraceWriter(Location.parse(str(tmp_path)) / "trace.jsonl")
+    trace._file.close()
+    trace._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+    trace.record(step(1.0))
+    with pytest.raises(Interrupted, match=r"trace\.jsonl: No space left on device; rows finished before it are kept"):
+        trace.flush()
+    trace._file.close()
 
 
 def test_a_line_cut_off_by_a_kill(tmp_path):

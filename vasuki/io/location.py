@@ -7,6 +7,7 @@ when its upload completes, so there a plain put already is all or nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fnmatch
 import os
 import re
@@ -16,6 +17,8 @@ from typing import IO, Any, cast
 
 import pyarrow as pa
 from pyarrow import fs
+
+from vasuki.errors import Interrupted
 
 TEMPORARY_SUFFIX = ".tmp"
 _MAGIC = re.compile(r"[*?\[]")
@@ -82,6 +85,20 @@ class Location:
     def make_folder(self) -> None:
         self.filesystem.create_dir(self.path, recursive=True)
 
+    def refuse_unwritable(self) -> None:
+        """Raises OSError where a local folder could not be made, or not be written to. Nothing is changed.
+
+        What an object store refuses is known only from trying.
+        """
+        if not self.is_local:
+            return
+        folder = self.path
+        while not os.path.lexists(folder):
+            folder = os.path.dirname(folder)
+        if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+            problem = errno.EACCES if os.path.isdir(folder) else errno.ENOTDIR
+            raise OSError(problem, os.strerror(problem), folder)
+
     def delete(self) -> None:
         """Remove a file; fine if it is already gone."""
         if self.exists():
@@ -118,6 +135,20 @@ class Location:
                 os.unlink(temporary)
             raise
         _fsync_folder(folder)
+
+
+@contextlib.contextmanager
+def writing(place: Location) -> Iterator[None]:
+    """Around all that a run writes: disks fill up, folders vanish, networks fail, and the same command can go on later.
+
+    Raises Interrupted for every OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise Interrupted(
+            f"cannot write {place}: {error.strerror or error}; rows finished before it are kept"
+        ) from None
 
 
 def find_files(text: str) -> list[Location]:

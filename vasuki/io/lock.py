@@ -56,6 +56,14 @@ class FolderLock:
             raise
         return lock
 
+    @staticmethod
+    def refuse_held(place: Location) -> None:
+        """Raise what `take` would for a whole run, and leave no lock file behind."""
+        file = place / _WHOLE
+        if place.is_local and file.exists():
+            with open(file.path) as held:
+                _lock(held, fcntl.LOCK_EX, place)
+
     def release(self) -> None:
         for file in self._files:
             file.close()
@@ -74,12 +82,7 @@ class FolderLock:
     def _hold(self, place: Location, name: str, kind: int) -> None:
         file = open((place / name).path, "a+")  # noqa: SIM115 - open for as long as the lock is held
         self._files.append(file)
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise OutputInUse(
-                f"{place} is in use by {_holder(file)}; wait for it, or choose another output.path"
-            ) from None
+        _lock(file, kind, place)
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
         file.flush()
@@ -95,6 +98,14 @@ class FolderLock:
                         raise OutputInUse(
                             f"{place} is in use by a run of {match[1]} shards, not {shard.count}"
                         ) from None
+
+
+def _lock(file: IO[str], kind: int, place: Location) -> None:
+    """Lock a file or raise OutputInUse at once."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OutputInUse(f"{place} is in use by {_holder(file)}; wait for it, or choose another output.path") from None
 
 
 def _holder(file: IO[str]) -> str:

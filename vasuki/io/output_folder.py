@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from vasuki.errors import JobFileError, OutputInUse, UnreadableError
-from vasuki.io.location import TEMPORARY_SUFFIX, Location
+from vasuki.io.location import TEMPORARY_SUFFIX, Location, writing
 from vasuki.io.lock import FolderLock
 from vasuki.io.manifest import MANIFEST, Manifest, RowCounts, merge, read_manifest
 from vasuki.io.parts import PartLabel, PartWriter, Totals, read_label
@@ -74,14 +75,7 @@ class OutputFolder:
             OutputInUse: another run is on, or the folder belongs to another job or holds foreign Parquet files.
             UnreadableError: a part is damaged.
         """
-        try:
-            place = Location.parse(path)
-            if place.is_file():
-                raise JobFileError(f"output.path {path} is a file; name a folder")
-            place.make_folder()
-            lock = FolderLock.take(place, shard)
-        except (OSError, ValueError) as error:
-            raise JobFileError(f"cannot write to output.path {path}: {' '.join(str(error).split())}") from None
+        place, lock = _locked(path, shard)
         folder = cls(place, lock, shard, config_hash, input_fingerprint)
         try:
             if fresh:
@@ -92,6 +86,15 @@ class OutputFolder:
             lock.release()
             raise
         return folder
+
+    @classmethod
+    def check(cls, path: str, *, num_rows: int, config_hash: str, input_fingerprint: str) -> None:
+        """Raise what `open` would for the whole input, and leave everything as it is."""
+        with _refused(path):
+            place = _folder_at(path)
+            place.refuse_unwritable()
+            FolderLock.refuse_held(place)
+        cls(place, FolderLock([]), WHOLE, config_hash, input_fingerprint)._read_back(num_rows)
 
     @property
     def is_finished(self) -> bool:
@@ -116,8 +119,9 @@ class OutputFolder:
         return self.place / f"trace{self.shard.label}.jsonl"
 
     def begin(self) -> None:
-        """Say that the output is not complete. Call it when there is something to do."""
-        (self.place / SUCCESS).delete()
+        """Say that the output is not complete. Call it when there is something to do. Raises Interrupted."""
+        with writing(self.place):
+            (self.place / SUCCESS).delete()
 
     def writer(self, schema: Any, started_s: float = 0.0) -> PartWriter:
         """A writer of this folder's parts. See `PartWriter` for the arguments."""
@@ -140,8 +144,11 @@ class OutputFolder:
 
         `rows` and the prompt and output `tokens` are counted from the parts, those of earlier runs included, and filled
         in here. Returns the manifest as written; that of a shard counts the shard's own parts.
+
+        Raises:
+            Interrupted: the disk is full or the store cannot be reached.
         """
-        with self._lock.alone(self.place):
+        with writing(self.place), self._lock.alone(self.place):
             labels = list(self._labels())
             done = self._done_rows(labels, self.done.num_rows)
             own = [label for part, label in labels if self._is_own(part)]
@@ -224,6 +231,51 @@ class OutputFolder:
             part = _PART.fullmatch(name[1:]) if name != file.name else None
             if part and (self.shard.is_whole or part[2] == self.shard.label):
                 file.delete()
+
+
+@contextmanager
+def simulated_folder(path: str) -> Iterator[Location]:
+    """The run folder of a simulation, locked as that of a run. An older simulation there may be overwritten.
+
+    Raises:
+        JobFileError: the path is not a folder or cannot be written.
+        OutputInUse: a run is on, or has left its output there.
+    """
+    place, lock = _locked(path, WHOLE)
+    try:
+        manifest = place / MANIFEST
+        has_parts = any(_PART.fullmatch(file.name) for file in place.children())
+        if has_parts or (manifest.exists() and not read_manifest(manifest).simulated):
+            raise OutputInUse(f"{place} holds the output of a real run; choose another output.path")
+        yield place
+    finally:
+        lock.release()
+
+
+def _locked(path: str, shard: Shard) -> tuple[Location, FolderLock]:
+    """The folder at `path`, made if there is none, and its lock. Raises JobFileError or OutputInUse."""
+    with _refused(path):
+        place = _folder_at(path)
+        place.make_folder()
+        lock = FolderLock.take(place, shard)
+    return place, lock
+
+
+def _folder_at(path: str) -> Location:
+    """Where the folder is or will be. Raises JobFileError if there is a file."""
+    place = Location.parse(path)
+    if place.is_file():
+        raise JobFileError(f"output.path {path} is a file; name a folder")
+    return place
+
+
+@contextmanager
+def _refused(path: str) -> Iterator[None]:
+    """Turns all that a file system says against a folder into a JobFileError."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise JobFileError(f"cannot write to output.path {path}: {' '.join(str(error).split())}") from None
 
 
 def _counted(manifest: Manifest, labels: Sequence[PartLabel], num_rows: int) -> Manifest:

@@ -26,9 +26,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from vasuki.errors import Interrupted
 from vasuki.io.answers import Answer, to_table
-from vasuki.io.location import Location
+from vasuki.io.location import Location, writing
 
 METADATA_KEY = b"vasuki"
 COMMIT_BYTES = 128 * 2**20
@@ -165,11 +164,8 @@ class PartWriter:
         rows = np.unique(np.array([answer.row for answer in answers], dtype=np.int64))
         label = PartLabel(self._config_hash, self._input_fingerprint, rows, totals)
         part = self._next_part()
-        try:
+        with writing(part):
             part.write_bytes(_to_parquet(to_table(answers, self.schema), label))
-        except OSError as error:
-            reason = error.strerror or error
-            raise Interrupted(f"cannot write {part}: {reason}; rows finished before it are kept") from None
         self.committed += totals
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import IO, Any
 
 from vasuki.errors import InputError
-from vasuki.io.location import Location
+from vasuki.io.location import Location, writing
 
 TRACE = "trace.jsonl"
 _FLUSH_BYTES = 2**20
@@ -48,19 +48,23 @@ class StepRecord:
 
 
 class TraceWriter:
-    """Appends steps to a trace. Close it, or use it in a `with` statement."""
+    """Appends steps to a trace. Close it, or use it in a `with` statement.
+
+    Raises Interrupted wherever it cannot be written.
+    """
 
     def __init__(self, place: Location) -> None:
         self._place = place
         self._lines: list[bytes] = []
         self._num_bytes = 0
-        if place.is_local:
-            self._file: IO[bytes] = open(place.path, "a+b")  # noqa: SIM115 - closed by close()
-        else:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115
-            if place.exists():
-                self._file.write(place.read_bytes())
-        self.run = _last_run(self._file) + 1
+        with writing(place):
+            if place.is_local:
+                self._file: IO[bytes] = open(place.path, "a+b")  # noqa: SIM115 - closed by close()
+            else:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115
+                if place.exists():
+                    self._file.write(place.read_bytes())
+            self.run = _last_run(self._file) + 1
 
     def record(self, step: StepRecord) -> None:
         """Note a step."""
@@ -75,8 +79,9 @@ class TraceWriter:
 
     def flush(self) -> None:
         """Hand what was noted to the operating system. Called when a part is committed."""
-        self._file.write(b"".join(self._lines))
-        self._file.flush()
+        with writing(self._place):
+            self._file.write(b"".join(self._lines))
+            self._file.flush()
         self._lines.clear()
         self._num_bytes = 0
 
@@ -84,10 +89,11 @@ class TraceWriter:
         if self._file.closed:
             return
         self.flush()
-        if not self._place.is_local:
-            self._file.seek(0)
-            self._place.write_bytes(self._file.read())
-        self._file.close()
+        with writing(self._place):
+            if not self._place.is_local:
+                self._file.seek(0)
+                self._place.write_bytes(self._file.read())
+            self._file.close()
 
     def __enter__(self) -> TraceWriter:
         return self
