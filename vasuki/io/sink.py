@@ -69,6 +69,8 @@ class RowSink:
     def _answer(self, sequence: Sequence) -> Answer:
         request = sequence.request
         error = request.error or sequence.error
+        if not error and sequence.finish_reason is FinishReason.ERROR:
+            error = "failed without a reason"
         if error:
             return Answer(
                 row=request.row,
