@@ -32,7 +32,7 @@ def reference() -> str:
     plain = []
     for name, field in JobConfig.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            lines += ["", f"## {name}", "", (field.annotation.__doc__ or "").strip(), ""]
+            lines += ["", f"## {name}", "", " ".join((field.annotation.__doc__ or "").split()), ""]
             lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
             lines += [_row(f"{name}.{key}", entry) for key, entry in field.annotation.model_fields.items()]
         else:

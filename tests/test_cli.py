@@ -64,6 +64,17 @@ def test_plan_of_a_job_counts_the_tokens_that_the_run_would(tiny_model: Path, tm
     assert findings["rows"] == 2
 
 
+def test_plan_of_a_job_needs_no_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": "a cat " * count}) + "\n" for count in (4, 40)))
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"model: {{shape: llama-3-8b}}\ninput: {{path: {tmp_path}/in.jsonl, prompt: '{{text}}'}}\n"
+        f"output: {{path: {tmp_path}/out}}\n"
+    )
+    (plan,) = json.loads(vasuki("plan", job, "--gpu", "a10", "--json").stdout)
+    assert (plan["requests"], plan["prompt_tokens"]) == (2, 24 // 4 + 1 + 240 // 4 + 1)
+
+
 def test_the_table_fits_a_terminal(lengths: Path) -> None:
     table = vasuki("plan", lengths, *SHAPE, "--gpu", "a10", "--gpu", "h100").stdout
     assert "makespan" in table

@@ -159,9 +159,10 @@ def test_not_a_profile(tmp_path: Path) -> None:
     path.write_text("[1, 2]", encoding="utf-8")
     with pytest.raises(ProfileError, match="does not describe a hardware profile"):
         load_profile(path)
-    path.write_text("a: [", encoding="utf-8")
-    with pytest.raises(ProfileError, match="is not valid YAML"):
-        load_profile(path)
+    for text in ("a: [", "a: 2026-02-30"):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(ProfileError, match="is not valid YAML"):
+            load_profile(path)
 
 
 def test_curve_must_be_monotone(tmp_path: Path) -> None:

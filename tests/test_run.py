@@ -298,6 +298,18 @@ def test_stop_strings_end_the_answer(job: Job, tmp_path: Path) -> None:
     assert row["output"] == full[: full.index(stop)]
 
 
+def test_a_special_token_is_a_stop_string(job: Job, tmp_path: Path) -> None:
+    """The name of the token that ends answers, where that is to be ignored, ends them all the same."""
+    expected, row_of = [], lambda row: (row["output_token_ids"], row["output"], row["finish_reason"])
+    for out, settings in (("out", {}), ("out2", {"ignore_eos": True, "stop": ["</s>"]})):
+        sampling = {"max_tokens": 60, "temperature": 1.5, **settings}
+        path = job(sampling=sampling, output={"path": str(tmp_path / out), "token_ids": True})
+        assert run(path).exit_code == 0
+        expected.append({name: row_of(row) for name, row in by_id(path).items()})
+    assert expected[0] == expected[1]
+    assert "stop" in {reason for _, _, reason in expected[0].values()}
+
+
 def test_settings_come_from_columns(job: Job) -> None:
     rows = [row | {"limit": 1 + i} for i, row in enumerate(texts(5))]
     path = job(rows, sampling={"max_tokens": {"column": "limit"}, "ignore_eos": True})
@@ -325,6 +337,41 @@ def test_bad_rows_become_error_rows_and_the_job_goes_on(job: Job) -> None:
     assert run(path, "--fresh", "--set", "errors.max_fraction=0.9").exit_code == 0
 
 
+def test_the_share_of_failed_rows_is_counted_as_written(tmp_path: Path) -> None:
+    """29 of 100 rows are no more than 0.29, though the float 0.29 is less than that."""
+    from vasuki.errors import TooManyRowErrors
+    from vasuki.io.manifest import Manifest, RowCounts
+    from vasuki.job import Outcome
+
+    for share in range(100):
+        fraction = float(f"0.{share:02d}")
+        Outcome(Manifest({}, "", "", RowCounts(100, 100 - share, share)), fraction).raise_for_errors()
+        with pytest.raises(TooManyRowErrors):
+            Outcome(Manifest({}, "", "", RowCounts(100, 99 - share, share + 1)), fraction).raise_for_errors()
+
+
+def test_penalties_that_the_model_asks_for_are_named(job: Job, tmp_path: Path, tiny_model: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    defaults = folder / "generation_config.json"
+    asked = {"repetition_penalty": 1.05, "no_repeat_ngram_size": 0, "forced_eos_token_id": 0, "suppress_tokens": []}
+    defaults.write_text(json.dumps(json.loads(defaults.read_text()) | asked))
+    result = run(job(texts(1), model__path=str(folder)))
+    assert result.exit_code == 0, result.stderr
+    words = "generation_config.json asks for repetition_penalty 1.05 and forced_eos_token_id 0, which are not applied"
+    assert words in result.stderr
+    assert "generation_config" not in run(job(texts(1)), "--fresh").stderr
+
+
+def test_a_date_that_no_calendar_has(job: Job) -> None:
+    path = job()
+    assert run(path, "--set", "name=2026-02-30").exit_code == 0
+    path.write_text(path.read_text() + "\nname: 2026-02-30\n")
+    result = run(path)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert "not valid YAML: day is out of range for month" in result.stderr
+
+
 MISTAKES: dict[str, tuple[dict[str, Any], int, str]] = {
     "no input": ({"input__path": "/nowhere/in.parquet"}, 4, "/nowhere/in.parquet"),
     "unknown key": ({"sampling__max_token": 3}, 2, "did you mean 'max_tokens'"),
@@ -333,6 +380,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], int, str]] = {
     "bad policy": ({"engine__policy": "fastest"}, 2, "engine.policy"),
     "two prompts": ({"input__messages": "text"}, 2, "exactly one"),
     "no tokens": ({"sampling__max_tokens": 0}, 2, "sampling.max_tokens: should be greater than or equal to 1, not 0"),
+    "empty stop": ({"sampling__stop": [""]}, 2, "sampling.stop: holds an empty string\n"),
     "neither type": (
         {"engine__chunk_tokens": 0},
         2,

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from vasuki.errors import JobFileError
 from vasuki.schema import explain
@@ -38,6 +38,17 @@ def parse_bytes(value: Any) -> Any:
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
+
+
+def _without_empty(stops: tuple[str, ...]) -> tuple[str, ...]:
+    """An empty string would end every answer before it begins."""
+    if "" in stops:
+        raise ValueError("holds an empty string")
+    return stops
+
+
+StopStrings = Annotated[tuple[str, ...], AfterValidator(_without_empty)]
+MAX_SAMPLES = 16_384  # of a row: they are held until the last is done, and one wrong number must not fill the memory
 
 
 class _Section(BaseModel):
@@ -133,7 +144,7 @@ class OutputConfig(_Section):
     path: str
     """Folder, or an s3:// or gs:// URL. It belongs to this job alone."""
     columns: tuple[str, ...] = ()
-    """Input columns copied beside each answer."""
+    """Input columns copied beside each answer. One whose numbers no single type holds exactly is copied as text."""
     token_ids: bool = False
     """Add the column `output_token_ids`."""
     logprobs: bool = False
@@ -141,7 +152,8 @@ class OutputConfig(_Section):
 
 
 class SamplingConfig(_Section):
-    """How tokens are chosen. Each setting is a value or `{column: name}`."""
+    """How tokens are chosen. Each setting is a value or `{column: name}`. Of the model's generation_config.json only
+    what ends an answer is used; a warning names what else would change greedy output, such as a repetition penalty."""
 
     max_tokens: OrColumn[Annotated[int, Field(ge=1)]] = 256
     """Most output tokens of a row."""
@@ -150,12 +162,13 @@ class SamplingConfig(_Section):
     top_p: OrColumn[Annotated[float, Field(gt=0, le=1)]] = 1.0
     """Keep the smallest set of tokens whose probability reaches this. 1 keeps all."""
     top_k: OrColumn[Annotated[int, Field(ge=0)]] = 0
-    """Keep this many tokens. 0 keeps all."""
-    stop: OrColumn[tuple[str, ...]] = ()
-    """Strings that end the answer; they are not part of it."""
+    """Keep this many tokens. 0 keeps all, and so does more than there are."""
+    stop: OrColumn[StopStrings] = ()
+    """Strings that end the answer; they are not part of it. The name of a special token, such as `<end_of_turn>`,
+    stands for that token."""
     seed: OrColumn[int] = 0
     """A sampled row depends on (seed, row id) alone, never on its neighbours."""
-    n: OrColumn[Annotated[int, Field(ge=1)]] = 1
+    n: OrColumn[Annotated[int, Field(ge=1, le=MAX_SAMPLES)]] = 1
     """Answers for each row. With n > 1 the output has a column `sample`, from 0."""
     ignore_eos: OrColumn[bool] = False
     """Go on to max_tokens whatever the model says. For benchmarks."""
@@ -264,7 +277,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
         tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise JobFileError(f"cannot read job file {path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that no calendar has
         raise JobFileError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
         raise JobFileError(f"{path} does not describe a job: expected keys such as model, input and output")
@@ -292,7 +305,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
         raise JobFileError(f"--set {override!r}: write it as key.path=value")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # ValueError: a date that no calendar has
         value = text
     *parents, last = dotted.split(".")
     for key in parents:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,7 +84,8 @@ class Outcome:
     def raise_for_errors(self) -> None:
         """Raises TooManyRowErrors if more rows failed than the job allows."""
         rows = self.manifest.rows
-        if rows.failed > self.max_error_fraction * rows.total:
+        allowed = Fraction(str(self.max_error_fraction)) * rows.total  # of the decimal as written, which no float is
+        if rows.failed > allowed:
             raise TooManyRowErrors(
                 f"{rows.failed} of {rows.total} rows failed, errors.max_fraction allows {self.max_error_fraction:g}; "
                 "the column `error` says why"

@@ -103,7 +103,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         tree = _parse_yaml(path, path.stat().st_mtime_ns)
     except OSError as error:
         raise ProfileError(f"cannot read hardware profile {path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that no calendar has
         raise ProfileError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, Mapping):
         raise ProfileError(f"{path} does not describe a hardware profile: expected keys such as name and memory_mib")

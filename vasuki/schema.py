@@ -29,6 +29,8 @@ def explain(error: pydantic.ValidationError, schema: type[BaseModel]) -> Iterato
             wrong.setdefault((where, given), []).append(message)
     for (where, given), [message, *others] in wrong.items():
         message = " or ".join([message, *(other.removeprefix("should be ") for other in others)])
+        if "should" not in message:  # words of our own, which say what was given
+            given = ""
         yield f"{where}: {message}{given}" if where else f"{message}{given}"
 
 

@@ -22,10 +22,10 @@ class TokenCounter:
 
 
 def _made_up_ids(text: str) -> list[int]:
-    """A number for every few characters."""
+    """A number for every few characters, negative: they stand for no token of a vocabulary."""
     count = len(text) // CHARACTERS_PER_TOKEN + 1
     padded = text.ljust(count * CHARACTERS_PER_TOKEN, "\0").encode("utf-32-le", "surrogatepass")
     pieces = np.frombuffer(padded, np.uint32).reshape(count, CHARACTERS_PER_TOKEN)
     hashed = pieces @ (np.uint32(2_654_435_761) ** np.arange(1, CHARACTERS_PER_TOKEN + 1, dtype=np.uint32))
-    ids: list[int] = (hashed >> 1).tolist()  # 31 bits
+    ids: list[int] = (hashed | np.uint32(2**31)).view(np.int32).tolist()
     return ids

@@ -57,6 +57,28 @@ def test_top_k_and_top_p_keep_what_they_should() -> None:
     assert support() == {0, 1, 2, 3}
 
 
+def test_more_than_the_vocabulary_is_all_of_it() -> None:
+    logits = torch.randn(50, 7, generator=torch.Generator().manual_seed(0))
+
+    def drawn(top_k: int) -> list[int]:
+        return sample(logits, [sequence(row, temperature=1.0, top_k=top_k) for row in range(50)]).token_ids.tolist()
+
+    assert drawn(7) == drawn(8) == drawn(2**63) == drawn(2**200) == drawn(0)
+
+
+def test_extreme_settings_come_near_their_limits() -> None:
+    logits = torch.tensor([[0.0, 30.0, 29.0, -3e4]]).expand(200, -1)
+
+    def support(**sampling: float) -> set[int]:
+        rows = [sequence(row, **{"temperature": 1e5, **sampling}) for row in range(200)]
+        return set(sample(logits, rows).token_ids.tolist())
+
+    assert support(temperature=1e300) == {0, 1, 2, 3}
+    for temperature in (1e-29, 1e-30, 1e-45, 5e-324):
+        assert support(temperature=temperature) == {1}
+    assert support(top_p=5e-324) == {1}
+
+
 @given(st.permutations(range(6)))
 def test_a_row_draws_the_same_in_any_batch(order: list[int]) -> None:
     torch.manual_seed(0)
@@ -75,8 +97,9 @@ def test_seed_row_sample_and_position_each_change_the_draw() -> None:
         uniform(sequence(0, sample_index=1)),
         uniform(sequence(0, output=1)),
         uniform(sequence(0, seed=1)),
+        uniform(sequence(0, seed=-(2**200))),
     ]
-    assert len(set(draws)) == 5
+    assert len(set(draws)) == 6
     assert all(0 <= draw < 1 for draw in draws)
 
 

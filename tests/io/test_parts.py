@@ -128,6 +128,21 @@ def test_a_full_disk_interrupts_and_leaves_no_trash(tmp_path, monkeypatch):
     assert pq.read_table(part)["id"].to_pylist() == [2], "row 1 is left to the next run"
 
 
+def test_rows_that_cannot_be_made_a_part_stay_buffered(tmp_path, monkeypatch):
+    def fail(answers, schema):
+        raise MemoryError
+
+    out = writer(tmp_path)
+    out.append([answer(1)])
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "to_table", fail)
+        with pytest.raises(MemoryError):
+            out.close()
+    out.close()
+    (part,) = parts_in(tmp_path)
+    assert pq.read_table(part)["id"].to_pylist() == [1]
+
+
 # --- the schema ------------------------------------------------------------------------------------------------------
 
 EVERY_TYPE = {
@@ -137,6 +152,7 @@ EVERY_TYPE = {
     "day": pa.array([datetime.date(2024, 1, 2), None]),
     "far": pa.array([2**62, None], pa.timestamp("us")),
     "price": pa.array([decimal.Decimal("1.20"), None], pa.decimal128(9, 2)),
+    "share": pa.array([decimal.Decimal("0.25"), None], pa.decimal128(2, 2)),
     "raw": pa.array([b"\xff", None], pa.binary()),
     "nested": pa.array([[{"a": 1, "b": [True]}], None]),
     "category": pa.array(["a", None]).dictionary_encode(),

@@ -11,13 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rooms import MAX_CONTEXT, VOCAB, ByteTokenizer
 
+from vasuki.config import SamplingConfig
 from vasuki.errors import InputError, JobFileError, ModelError
 from vasuki.io.prefetch import Prefetch
 from vasuki.io.requests import RequestStream
 from vasuki.io.rows import RowError
+from vasuki.io.sampling import SamplingReader
 from vasuki.io.tables import open_table
 from vasuki.io.templates import Template
-from vasuki.sequence import SamplingParams
+from vasuki.sequence import Request, SamplingParams
 
 
 def text(request):
@@ -70,7 +72,14 @@ def test_values_in_templates():
     for expected, value in cases.items():
         assert template.render({"v": value}) == expected
     assert template.render({"v": pa.scalar(1, pa.timestamp("ns"))}) == "1970-01-01 00:00:00.000000001"
-    for value, message in [(None, "column 'v' is null"), (b"\xff", "cannot be written as text")]:
+    nested: list = []
+    for _ in range(10_000):
+        nested = [nested]
+    for value, message in [
+        (None, "column 'v' is null"),
+        (b"\xff", "cannot be written as text"),
+        (nested, "nested too deeply"),
+    ]:
         with pytest.raises(RowError, match=message):
             template.render({"v": value})
 
@@ -166,12 +175,42 @@ def test_token_ids(job, parquet, read, tmp_path):
     assert "True, which is not an integer" in errors[4]
 
 
+def test_tokens_that_the_model_lacks_fail_their_row(job, parquet, read):
+    """As of a tokenizer with a token that was added later."""
+    first, bad = read(job(parquet(text=["abc", "abz"])), vocab_size=ord("z"))
+    assert not first.error
+    assert bad.error == "prompt has token 122, outside the model's vocabulary of 122 tokens"
+
+
+def test_a_tokenizer_that_knows_no_token_for_a_text(job, parquet, read):
+    class NoUnknown(ByteTokenizer):
+        def encode_batch(self, texts):
+            return [[None if byte == ord("?") else byte for byte in text.encode()] for text in texts]
+
+    first, bad, last = read(job(parquet(text=["a", "b?", "c"])), tokenizer=NoUnknown())
+    assert [text(first), text(last)] == ["a", "c"]
+    assert bad.error.startswith("the tokenizer refuses the prompt: int() argument must be")
+
+
 def test_malformed_rows_become_requests(job, tmp_path, read):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\nnonsense\n')
     good, bad = read(job(tmp_path / "a.jsonl", output={"columns": ["text"]}))
     assert not good.error
     assert "line 2 is not JSON" in bad.error
     assert bad.carried == {"text": None}
+
+
+def test_a_row_that_nests_too_deeply_for_the_template_fails_alone(job, parquet, read):
+    class Recursive(ByteTokenizer):
+        def encode_batch(self, texts):
+            if "b" in texts:
+                raise RecursionError("maximum recursion depth exceeded")
+            return super().encode_batch(texts)
+
+    requests = read(job(parquet(text=["a", "b"])), tokenizer=Recursive())
+    assert [request.error for request in requests] == [
+        "", "the tokenizer refuses the prompt: maximum recursion depth exceeded"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("trouble", [RuntimeError("already borrowed"), ModelError("the model has no chat template")])
@@ -215,7 +254,11 @@ def test_settings_from_columns(job, parquet, read):
         ("top_p", 1.1, "top_p should be less than or equal to 1, not 1.1"),
         ("top_k", -1, "top_k should be greater than or equal to 0, not -1"),
         ("n", 0, "n should be greater than or equal to 1, not 0"),
+        ("n", 10**9, "n should be less than or equal to 16384, not 1000000000"),
         ("stop", ["a", ""], "stop holds an empty string"),
+        ("stop", 5, "stop should be a valid tuple, not 5"),
+        ("stop", True, "stop should be a valid tuple, not True"),
+        ("stop", b"x", "stop should be a valid tuple, not b'x'"),
         ("stop", [None], "stop should be a valid string"),
         ("ignore_eos", "perhaps", "ignore_eos should be a valid boolean"),
     ],
@@ -223,6 +266,40 @@ def test_settings_from_columns(job, parquet, read):
 def test_bad_settings_fail_their_row(job, parquet, read, setting, value, message):
     (request,) = read(job(parquet(text=["a"], v=[value]), sampling={setting: {"column": "v"}}))
     assert request.error.startswith(message)
+
+
+SCALAR = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.integers(-(10**400), 10**400), st.floats(), st.text(), st.binary()
+)
+NESTED = st.recursive(
+    SCALAR, lambda values: st.lists(values) | st.dictionaries(st.text() | st.just("column"), values), max_leaves=5
+)
+
+
+@pytest.mark.parametrize("name", SamplingConfig.model_fields)
+@given(value=SCALAR | NESTED)
+def test_any_value_is_a_setting_or_an_error_of_its_row(name, value):
+    try:
+        settings = SamplingReader(SamplingConfig()).read({}, {name: value})
+    except RowError as problem:
+        str(problem).encode()
+    else:
+        assert isinstance(settings, SamplingParams)
+
+
+def test_numbers_of_any_size_are_settings(job, parquet, read):
+    sampling = {name: {"column": name} for name in ("seed", "top_k", "max_tokens")}
+    path = parquet(text=["a"], seed=[str(-(10**40))], top_k=[str(2**64)], max_tokens=[str(10**30)])
+    (request,) = read(job(path, sampling=sampling))
+    assert request.sampling == SamplingParams(max_tokens=10**30, top_k=2**64, seed=-(10**40))
+    assert request.max_tokens == MAX_CONTEXT - 1
+
+
+def test_a_setting_that_is_not_utf8_fails_its_row(job, parquet, read):
+    offsets, text = pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff")
+    column = pa.Array.from_buffers(pa.string(), 1, [None, offsets, text])
+    (request,) = read(job(parquet(text=["a"], s=column), sampling={"stop": {"column": "s"}}))
+    assert request.error == "stop cannot be read from a string that Python does not hold"
 
 
 def test_settings_in_csv(job, tmp_path, read):
@@ -242,6 +319,17 @@ def test_samples(job, parquet, read):
     requests = read(job(parquet(text=["a", "", "c"], n=[2, 2, 1]), sampling={"n": {"column": "n"}}))
     assert [(request.row, request.sample_index) for request in requests] == [(0, 0), (0, 1), (1, 0), (2, 0)]
     assert requests[0].prompt_token_ids is requests[1].prompt_token_ids
+
+
+def test_samples_are_made_one_at_a_time(job, parquet, read, monkeypatch):
+    made = []
+    monkeypatch.setattr("vasuki.io.requests.Request", lambda **fields: made.append(1) or Request(**fields))
+    config = job(parquet(text=["a"] * 50), sampling={"n": 16_384})
+    with RequestStream(
+        open_table(config), config, ByteTokenizer(), max_context_tokens=MAX_CONTEXT, vocab_size=VOCAB
+    ) as requests:
+        next(requests)
+    assert len(made) == 1
 
 
 def test_estimates(job, parquet, read):
@@ -301,6 +389,7 @@ def test_openai_batch(job, tmp_path, read):
         ({"prompt": "a", "temperature": -1}, "temperature should be greater than or equal to 0"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens should be greater than or equal to 1"),
         ({"prompt": "a", "temperature": {"column": "x"}}, "temperature cannot be"),
+        ({"prompt": "a", "stop": 5}, "stop should be a valid tuple"),
     ],
 )
 def test_bad_batch_rows_fail_alone(job, tmp_path, read, body, message):

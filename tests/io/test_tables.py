@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import decimal
 import gzip
 import json
 from pathlib import Path
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rooms import output, run
 
 from vasuki.errors import InputError, JobFileError
 from vasuki.io import parquet as parquet_module
@@ -249,6 +251,90 @@ def test_types_of_carried_json(job, tmp_path, values, expected):
     assert table.carried_types["extra"] == expected
     (block,) = table.blocks()
     pa.array(table.carried(block)["extra"], type=expected)
+
+
+WIDE = 2**53 + 1  # the first integer that a double rounds
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([WIDE, 1.5], ["9007199254740993", "1.5"]),
+        ([-WIDE, None, 1.5], ["-9007199254740993", None, "1.5"]),
+        ([WIDE - 1, 1.5], [2.0**53, 1.5]),
+        ([WIDE, 1], [WIDE, 1]),
+    ],
+)
+def test_json_numbers_are_carried_as_they_are(job, tmp_path, values, expected):
+    """In two runs, and in files of their own: the type is the same for every part."""
+    for row, value in enumerate(values):
+        jsonl(tmp_path / f"in/{row}.jsonl", [{"text": "x", "extra": value}])
+    config = job(tmp_path / "in", output={"columns": ["extra"]})
+    run(config, stop_after=1)
+    run(config)
+    assert output(config)["extra"].to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (pa.array([WIDE]), pa.array([0.5]), ["9007199254740993", "0.5"]),
+        (pa.array([7, None]), pa.array([0.5]), [7.0, None, 0.5]),
+        (pa.array([None], pa.int64()), pa.array([0.5]), [None, 0.5]),
+        (pa.array([decimal.Decimal("1.10")]), pa.array([0.1]), ["1.10", "0.1"]),
+        (pa.array([decimal.Decimal("1.10")]), pa.array([WIDE]), [decimal.Decimal("1.10"), WIDE]),
+        (pa.array([2**64 - 1], pa.uint64()), pa.array([-1]), ["18446744073709551615", "-1"]),
+        (pa.array([7], pa.uint64()), pa.array([-1]), [7, -1]),
+        (pa.array([2**24 + 1], pa.int32()), pa.array([0.5], pa.float32()), None),
+    ],
+)
+def test_numbers_of_files_that_disagree_are_carried_as_they_are(job, parquet, tmp_path, one, other, expected):
+    parquet("in/a.parquet", text=["x"] * len(one), extra=one)
+    parquet("in/b.parquet", text=["x"], extra=other)
+    config = job(tmp_path / "in", output={"columns": ["extra"]})
+    run(config, stop_after=1)
+    run(config)
+    values = output(config)["extra"].to_pylist()
+    assert values == (expected or one.to_pylist() + other.to_pylist())
+    assert set(output(config)["error"].to_pylist()) == {""}
+
+
+def test_integers_without_statistics_may_be_any(job, tmp_path):
+    for name, column in {"a": pa.array([1]), "b": pa.array([0.5])}.items():
+        pq.write_table(pa.table({"text": ["x"], "extra": column}), tmp_path / f"{name}.parquet", write_statistics=False)
+    table = open_table(job(f"{tmp_path}/*.parquet", output={"columns": ["extra"]}))
+    assert table.carried_types == {"extra": pa.string()}
+
+
+def test_ids_that_no_integer_type_holds_become_text(job, parquet, tmp_path):
+    parquet("in/a.parquet", text=["x"], key=pa.array([2**64 - 1], pa.uint64()))
+    parquet("in/b.parquet", text=["x"], key=pa.array([-1]))
+    config = job(tmp_path / "in", id="key")
+    run(config)
+    assert output(config)["id"].to_pylist() == ["18446744073709551615", "-1"]
+
+
+def test_a_value_that_its_column_cannot_hold_fails_its_row(job, parquet, tmp_path):
+    """Days of the year 3000 in seconds, beside times in nanoseconds, which end in 2262."""
+    parquet("in/a.parquet", text=["x", "y"], when=pa.array([32503680000, 1], pa.timestamp("s")))
+    parquet("in/b.parquet", text=["z"], when=pa.array([1], pa.timestamp("ns")))
+    config = job(tmp_path / "in", output={"columns": ["when"]})
+    assert run(config) == 3
+    table = output(config)
+    assert table["error"].to_pylist() == ["column 'when' has a value that is no timestamp[ns]", "", ""]
+    assert table["when"].cast(pa.int64()).to_pylist() == [None, 10**9, 1]
+
+
+def test_a_value_without_text_fails_its_row(job, parquet):
+    """As a list that is nested more deeply than what writes it as text can go."""
+    table = open_table(job(parquet(text=["a", "b"], extra=["c", "d"]), output={"columns": ["extra"]}))
+    (block,) = table.blocks()
+    nested: list = []
+    for _ in range(10_000):
+        nested = [nested]
+    block.columns["extra"][1] = nested
+    assert table.carried(block) == {"extra": ["c", None]}
+    assert block.malformed == {1: "column 'extra' has a value that is no string"}
 
 
 def test_malformed_lines_fail_alone(job, tmp_path):

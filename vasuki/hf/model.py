@@ -7,8 +7,10 @@ load time, by a probe that runs it once; nothing is ignored.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
+import reprlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -34,11 +36,26 @@ from vasuki.model_files import description_folder
 
 transformers.logging.disable_progress_bar()
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 # Rotary embeddings whose frequencies depend on the longest position of the forward, so on a row's neighbours.
 _BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 _ATTENTION_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
+# What generation_config.json may ask for that changes greedy output, each with its value that changes nothing.
+_NOT_APPLIED: dict[str, Any] = {
+    "repetition_penalty": 1,
+    "encoder_repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "guidance_scale": 1,
+    "num_beams": 1,
+    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "stop_strings")),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty")),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +211,7 @@ def prepare(
         raise ModelError(f"{name}: the ragged backend cannot serve {type(model).__name__}: {error}") from None
     dtype = dtype or model.dtype
     layout = replace(layout, dtype=dtype if kv_dtype == "auto" else getattr(torch, kv_dtype))
+    _warn_of_penalties(generation)
     eos = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
     if eos is None:
         eos = tokenizer.eos_token_id
@@ -226,6 +244,19 @@ def _refuse_config(name: str, config: Any) -> None:
                 f"{name}: the ragged backend cannot serve {config.model_type} with '{kind}' rotary embeddings, "
                 "which depend on the longest row of a batch"
             )
+
+
+def _warn_of_penalties(generation: Any) -> None:
+    """Say what the model asks for that rows do not get."""
+    values = {name: getattr(generation, name, None) for name in _NOT_APPLIED}
+    asked = [
+        f"{name} {reprlib.repr(value)}"
+        for name, value in values.items()
+        if value not in (None, _NOT_APPLIED[name], [], {})
+    ]
+    if asked:
+        are = "is" if len(asked) == 1 else "are"
+        log.warning("generation_config.json asks for %s, which %s not applied", " and ".join(asked), are)
 
 
 def _processor_name() -> str:

@@ -16,6 +16,8 @@ import torch
 from vasuki.hf.transfer import to_device
 from vasuki.sequence import Sequence
 
+_COLDEST = 1e-30  # temperature up to which a row is greedy: logits divided by less overflow in float32
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -36,7 +38,7 @@ def sample(logits: torch.Tensor, sequences: list[Sequence], want_logprobs: bool 
     Shapes: logits `[num_sequences, vocab_size]`.
     """
     token_ids = _argmax(logits)
-    drawn = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.temperature > 0]
+    drawn = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.temperature > _COLDEST]
     if drawn:
         [rows] = to_device(logits.device, np.array(drawn))
         token_ids[rows] = _draw(logits[rows].float(), [sequences[row] for row in drawn])
@@ -63,7 +65,7 @@ def uniform(sequence: Sequence) -> float:
 
 def _draw(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
     params = [sequence.request.sampling for sequence in sequences]
-    device = logits.device
+    device, vocab_size = logits.device, logits.shape[-1]
     temperature, top_p, targets = to_device(
         device,
         np.array([p.temperature for p in params]),
@@ -74,13 +76,13 @@ def _draw(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
     filtered = [row for row, p in enumerate(params) if p.top_k > 0 or p.top_p < 1]
     if filtered:
         rows, top_k = to_device(
-            device, np.array(filtered), np.array([params[row].top_k or logits.shape[-1] for row in filtered])
+            device, np.array(filtered), np.array([min(params[row].top_k or vocab_size, vocab_size) for row in filtered])
         )
         probabilities[rows] = _keep_top(probabilities[rows], top_k, top_p[rows].float())
     cumulative = probabilities.double().cumsum(dim=-1)
     # Scaled by the total instead of normalised; the last token with any probability absorbs rounding.
     targets = targets.unsqueeze(-1) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, targets, right=True).squeeze(-1).clamp_(max=logits.shape[-1] - 1)
+    return torch.searchsorted(cumulative, targets, right=True).squeeze(-1).clamp_(max=vocab_size - 1)
 
 
 def _keep_top(probabilities: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
@@ -90,5 +92,5 @@ def _keep_top(probabilities: torch.Tensor, top_k: torch.Tensor, top_p: torch.Ten
     ordered = ordered.masked_fill(ranks >= top_k.unsqueeze(-1), 0.0)
     before = ordered.cumsum(dim=-1) - ordered
     threshold = top_p.unsqueeze(-1) * ordered.sum(dim=-1, keepdim=True)
-    ordered = ordered.masked_fill(before >= threshold, 0.0)
+    ordered = ordered.masked_fill((before >= threshold) & (ranks > 0), 0.0)  # a p of next to nothing keeps one
     return torch.zeros_like(probabilities).scatter_(-1, order, ordered)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Mapping
@@ -64,6 +65,7 @@ class Tokenizer:
         # Without files, classes of some models make up a tokenizer of their special tokens.
         if self._tokenizer.vocab_size <= len(self._tokenizer.all_special_tokens):
             raise ModelError(f"model {path} has no usable tokenizer: its vocabulary is empty")
+        self._name = functools.cache(lambda token_id: self._text([token_id], skip_special_tokens=False))
 
     @property
     def eos_token_id(self) -> int | None:
@@ -101,7 +103,7 @@ class Tokenizer:
         return text[: min(cuts)] if cuts else text
 
     def meets_stop_string(self, sequence: Sequence, token_id: int) -> bool:
-        """Whether a stop string is complete once `token_id` follows the sequence's output.
+        """Whether a stop string is complete, or the special token that it names is there, once `token_id` follows.
 
         A token stands for at least one byte, so a stop string of n bytes lies within the last n tokens. A few more are
         decoded because the first ones may be the rest of a character, or lose a leading space.
@@ -111,10 +113,12 @@ class Tokenizer:
             return False
         window = max(len(stop.encode()) for stop in stops) + 4
         tail = self._text([*sequence.output_token_ids[1 - window :], token_id])
-        return any(stop in tail for stop in stops)
+        return any(stop in tail for stop in stops) or self._name(token_id) in stops
 
-    def _text(self, token_ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def _text(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
+        text: str = self._tokenizer.decode(
+            token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
         return text
 
 

@@ -38,6 +38,7 @@ class JsonlSource(TextSource):
         digest = hashlib.blake2b(digest_size=16)
         known: dict[str, None] = {}  # every key, in order of appearance
         kinds: dict[str, set[type]] = {name: set() for name in stored}
+        integers: dict[str, tuple[int, int]] = {}  # the least and the greatest
         unseen = set(needed)
         num_rows = 0
         with self._opened(digest.update) as stream:
@@ -52,12 +53,17 @@ class JsonlSource(TextSource):
                 if len(known) < _MOST_NAMES:
                     known |= dict.fromkeys(values)
                 for name, seen in kinds.items():
-                    seen.add(_kind(values.get(name)))
+                    value: Any = values.get(name)
+                    kind = _kind(value)
+                    seen.add(kind)
+                    if kind is int:
+                        low, high = integers.get(name, (value, value))
+                        integers[name] = min(low, value), max(high, value)
                 if ids is not None:
                     ids.add(values.get(ids.column))
         known |= dict.fromkeys(name for name in needed if name not in unseen)
         types = {name: _type_of(kinds.get(name, set())) for name in known}
-        return Survey(num_rows, types, digest.digest())
+        return Survey(num_rows, types, digest.digest(), integers)
 
 
 def common_type(one: Any, other: Any) -> Any:

@@ -6,8 +6,10 @@ import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -41,7 +43,8 @@ class ParquetSource:
                         for value in python_values(batch.column(ids.column)):
                             ids.add(value)
             types = {field.name: field.type for field in schema}
-            return Survey(file.metadata.num_rows, types, self._digest())
+            numbers = {name: _extremes(file, name, types[name]) for name in stored if name in types}
+            return Survey(file.metadata.num_rows, types, self._digest(), numbers)
 
     def blocks(self, columns: Sequence[str], rows: range, selection: Selection = EVERY_ROW) -> Iterator[Block]:
         first_row = rows.start
@@ -103,6 +106,23 @@ class ParquetSource:
             for offset in range(0, size, stride):
                 digest.update(stream.read_at(_SAMPLE_BYTES, offset))
             return digest.digest()
+
+
+def _extremes(file: Any, name: str, arrow_type: Any) -> tuple[Any, ...]:
+    """The least and the greatest integer of a column, by its statistics or, where it has none, by its type. Of decimals
+    zero, which has a place among decimals only."""
+    if pa.types.is_decimal(arrow_type):
+        return (Decimal(0),)
+    if not pa.types.is_integer(arrow_type):
+        return ()
+    column = next(index for index in range(len(file.schema)) if file.schema.column(index).path == name)
+    chunks = (file.metadata.row_group(group).column(column) for group in range(file.num_row_groups))
+    found = [chunk.statistics for chunk in chunks]
+    found = [statistics for statistics in found if statistics is None or statistics.num_values]  # not of nulls alone
+    if any(statistics is None or not statistics.has_min_max for statistics in found):
+        limits = np.iinfo(arrow_type.to_pandas_dtype())
+        return int(limits.min), int(limits.max)
+    return tuple(value for statistics in found for value in (statistics.min, statistics.max))
 
 
 def _first_line(error: BaseException) -> str:

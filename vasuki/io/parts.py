@@ -154,18 +154,20 @@ class PartWriter:
     def _commit(self) -> None:
         """Write everything buffered as one part, sorted by input row.
 
-        The buffer is given up first: should writing fail half way, its rows are the next run's, and never there twice.
+        The buffer is given up once the part is made, before it is written: should writing fail half way, its rows are
+        the next run's, and never there twice.
         """
         answers = sorted(self._answers, key=lambda answer: (answer.row, answer.sample))
-        self._answers = []
-        self._num_bytes = 0
-        self._even_if_empty = False
         totals = Totals.of(answers)
         rows = np.unique(np.array([answer.row for answer in answers], dtype=np.int64))
         label = PartLabel(self._config_hash, self._input_fingerprint, rows, totals)
+        content = _to_parquet(to_table(answers, self.schema), label)
+        self._answers = []
+        self._num_bytes = 0
+        self._even_if_empty = False
         part = self._next_part()
         with writing(part):
-            part.write_bytes(_to_parquet(to_table(answers, self.schema), label))
+            part.write_bytes(content)
         self.committed += totals
 
 

@@ -29,6 +29,7 @@ from vasuki.sequence import NO_TOKENS, Request, SamplingParams
 P = TypeVar("P")
 
 _BLOCKS_AHEAD = 2
+_NO_PROMPTS_FAULT = (VasukiError, RuntimeError, MemoryError)  # but trouble of the model, the machine or threads
 
 
 class Tokenizer(Protocol):
@@ -68,7 +69,7 @@ class RequestStream:
         job: decides prompt, settings and carried columns.
         tokenizer: the model's.
         max_context_tokens: most tokens of prompt and answer together.
-        vocab_size: token ids given in the input must lie below it.
+        vocab_size: token ids must lie below it, those given in the input and those of the tokenizer.
         selection: which rows to read.
 
     Raises, while iterating:
@@ -96,7 +97,10 @@ class RequestStream:
         length = job.plan.output_length
         self._length_column = length.column if isinstance(length, Column) else ""
         self._blocks = Prefetch(self._tokenised(selection), _BLOCKS_AHEAD)
-        self._requests = (request for block in self._blocks for request in block)
+        # Made one at a time: a row may have thousands of samples.
+        self._requests = (
+            request for drafts in self._blocks for draft in drafts for request in self._requests_of(draft)
+        )
 
     def __iter__(self) -> Iterator[Request]:
         return self
@@ -115,11 +119,11 @@ class RequestStream:
         self._requests.close()
         self._blocks.close()
 
-    def _tokenised(self, selection: Selection) -> Generator[list[Request], None, None]:
+    def _tokenised(self, selection: Selection) -> Generator[list[_Draft], None, None]:
         for block in self._table.blocks(selection):
             drafts = self._drafts(block)
             self._tokenise(drafts)
-            yield [request for draft in drafts for request in self._requests_of(draft)]
+            yield drafts
 
     def _drafts(self, block: Block) -> list[_Draft]:
         ids = self._table.ids(block)
@@ -161,15 +165,21 @@ class RequestStream:
         _encode(texts, self._tokenizer.encode_batch, "the tokenizer")
         _encode(conversations, self._tokenizer.encode_messages, "the chat template")
         for draft in drafts:
-            draft.error = draft.error or self._length_problem(len(draft.token_ids))
+            draft.error = draft.error or self._problem(draft.token_ids)
 
-    def _length_problem(self, num_tokens: int) -> str:
+    def _problem(self, token_ids: Any) -> str:
+        """Why a prompt cannot be run; empty if it can."""
+        num_tokens = len(token_ids)
         if not num_tokens:
             return "prompt is empty"
         if num_tokens >= self._max_context_tokens:
             return (
                 f"prompt has {num_tokens} tokens: no room is left in the model's context of {self._max_context_tokens}"
             )
+        if (
+            largest := int(token_ids.max())
+        ) >= self._vocab_size:  # an added token, for which the model has no embedding
+            return f"prompt has token {largest}, outside the model's vocabulary of {self._vocab_size} tokens"
         return ""
 
     def _requests_of(self, draft: _Draft) -> Iterator[Request]:
@@ -196,10 +206,10 @@ def _encode(drafts: list[tuple[_Draft, P]], encode: Callable[[list[P]], list[lis
     if not drafts:
         return
     try:
-        encoded = encode([prompt for _, prompt in drafts])
-    except (VasukiError, RuntimeError, MemoryError):  # trouble of the model, the machine or threads, not of a prompt
-        raise
+        encoded = [np.asarray(token_ids, dtype=np.int32) for token_ids in encode([prompt for _, prompt in drafts])]
     except Exception as error:
+        if isinstance(error, _NO_PROMPTS_FAULT) and not isinstance(error, RecursionError):
+            raise
         if len(drafts) > 1:
             for pair in drafts:
                 _encode([pair], encode, who)
@@ -207,7 +217,7 @@ def _encode(drafts: list[tuple[_Draft, P]], encode: Callable[[list[P]], list[lis
             drafts[0][0].error = f"{who} refuses the prompt: {' '.join(str(error).split()) or type(error).__name__}"
         return
     for (draft, _), token_ids in zip(drafts, encoded, strict=True):
-        draft.token_ids = np.asarray(token_ids, dtype=np.int32)
+        draft.token_ids = token_ids
 
 
 def _estimate(value: Any) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
+import pyarrow as pa
 import pydantic
 
 from vasuki.config import Column, SamplingConfig
@@ -46,16 +47,18 @@ class SamplingReader:
 
 def _checked(name: str, value: Any) -> Any:
     """`value` as the setting's type. Text is read as a number where the setting is one."""
+    if isinstance(value, pa.Scalar):
+        raise RowError(f"{name} cannot be read from a {value.type} that Python does not hold")
     if isinstance(value, Decimal):
         value = float(value)
     if name == "stop" and isinstance(value, str):
         value = (value,)
     if isinstance(value, Mapping) or (isinstance(value, float) and not math.isfinite(value)):
         raise RowError(f"{name} cannot be {value!r}")
-    if name == "stop" and "" in value:
-        raise RowError("stop holds an empty string")
     try:
         return getattr(SamplingConfig.model_validate({name: value}), name)
     except pydantic.ValidationError as error:
-        problem = error.errors(include_url=False)[0]["msg"].replace("Input should", "should")
-        raise RowError(f"{name} {problem}, not {value!r}") from None
+        detail = error.errors(include_url=False)[0]
+        problem = detail["msg"].removeprefix("Value error, ").replace("Input should", "should")
+        given = f", not {value!r}" if "should" in problem else ""
+        raise RowError(f"{name} {problem}{given}") from None

@@ -25,6 +25,7 @@ class Survey:
     num_rows: int
     types: dict[str, Any]  # pyarrow type by column; of a text file those that its values suggest
     digest: bytes  # changes when the content does
+    numbers: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # extremes that the columns' types have to hold
 
 
 @dataclass(slots=True)
@@ -33,7 +34,7 @@ class Block:
 
     rows: list[int]  # numbers within the whole input
     columns: dict[str, list[Any]]
-    malformed: dict[int, str] = field(default_factory=dict)  # why a row could not be parsed; its values are None
+    malformed: dict[int, str] = field(default_factory=dict)  # why a row cannot be used; values it lacks are None
 
 
 class Source(Protocol):

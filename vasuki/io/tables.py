@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -70,11 +71,21 @@ class InputTable:
         return values if pa.types.is_integer(self.id_type) else [as_text(value) for value in values]
 
     def carried(self, block: Block) -> dict[str, list[Any]]:
-        """The values to copy to the output, in the types they have there."""
+        """The values to copy to the output, in the types they have there.
+
+        A row with a value that its column's type cannot hold joins the malformed ones, and the value is null: files may
+        disagree on the unit of times, or in the depths of a nested type.
+        """
         columns = {name: block.columns[name] for name in self.carried_types}
         for name, arrow_type in self.carried_types.items():
             if pa.types.is_string(arrow_type):
                 columns[name] = [_stored_text(value) for value in columns[name]]
+            if not _holds(arrow_type, columns[name]):
+                held = [_holds(arrow_type, [value]) for value in columns[name]]
+                columns[name] = [value if fits else None for value, fits in zip(columns[name], held, strict=True)]
+                for row, fits in zip(block.rows, held, strict=True):
+                    if not fits:
+                        block.malformed.setdefault(row, f"column '{name}' has a value that is no {arrow_type}")
         return columns
 
 
@@ -95,6 +106,7 @@ def open_table(job: JobConfig) -> InputTable:
     file_rows: list[range] = []
     num_rows = 0
     types: dict[str, Any] = {}
+    numbers: defaultdict[str, list[Any]] = defaultdict(list)
     for file in files:
         survey = file.survey(needed, {*stored, id_name} - {""}, ids)
         file_rows.append(range(num_rows, num_rows + survey.num_rows))
@@ -102,15 +114,17 @@ def open_table(job: JobConfig) -> InputTable:
         if not isinstance(file, JsonlSource):  # a file with a schema has to have every column itself
             _check_columns(needed, survey.types, file.location)
         types = _merge(types, survey.types, file)
+        for name, extremes in survey.numbers.items():
+            numbers[name] += extremes
         digest.update(f"{file.location.name}\0{survey.num_rows}\0".encode() + survey.digest)
     if num_rows:
         _check_columns(needed, types, job.input.path)
     columns = tuple(needed) + ((BATCH_URL,) if job.input.format == "openai-batch" else ())
     id_type = pa.int64()
     if id_name:
-        id_type = storable_type(types.get(id_name, pa.string()))
+        id_type = _output_type(types.get(id_name, pa.string()), numbers[id_name])
         id_type = id_type if pa.types.is_integer(id_type) else pa.string()
-    carried_types = {name: storable_type(types.get(name, pa.string())) for name in stored}
+    carried_types = {name: _output_type(types.get(name, pa.string()), numbers[name]) for name in stored}
     table = InputTable(
         tuple(files), tuple(file_rows), num_rows, columns, id_name, id_type, carried_types, digest.hexdigest()
     )
@@ -185,6 +199,21 @@ def _merge(types: dict[str, Any], more: dict[str, Any], file: Source) -> dict[st
     return merged
 
 
+def _output_type(arrow_type: Any, numbers: list[Any]) -> Any:
+    """The type in which a column is copied to the output: text if numbers in it would be rounded or do not fit."""
+    stored = storable_type(arrow_type)
+    return stored if _holds(stored, numbers) else pa.string()
+
+
+def _holds(arrow_type: Any, values: list[Any]) -> bool:
+    """Whether a column of this type can be made of the values, each as it is."""
+    try:
+        pa.array(values, type=arrow_type)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return False
+    return True
+
+
 def _numbered_ids(table: InputTable) -> Iterator[tuple[int, Any]]:
     for file, rows in zip(table.files, table.file_rows, strict=True):
         for block in file.blocks([table.id_column], rows, EVERY_ROW):
@@ -192,4 +221,8 @@ def _numbered_ids(table: InputTable) -> Iterator[tuple[int, Any]]:
 
 
 def _stored_text(value: Any) -> Any:
-    return value if value is None or isinstance(value, (str, pa.Scalar)) else as_text(value)
+    """The text of a value, or the value itself if it has none."""
+    try:
+        return value if value is None or isinstance(value, (str, pa.Scalar)) else as_text(value)
+    except ValueError:
+        return value

@@ -31,14 +31,17 @@ def as_text(value: Any) -> str:
     """A value as it appears in a prompt or a text column: text as it stands, lists and structs as JSON.
 
     Raises:
-        ValueError: bytes that are not UTF-8, or a value that has no text.
+        ValueError: bytes that are not UTF-8, lists in lists without end, or a value that has no text.
     """
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if isinstance(value, (dict, list, bool)):
-        return json.dumps(value, ensure_ascii=False, default=str)
+        try:
+            return json.dumps(value, ensure_ascii=False, default=str)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
     if isinstance(value, pa.Scalar):
         try:
             return str(value.cast(pa.string()).as_py())
