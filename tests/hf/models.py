@@ -48,6 +48,21 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         dict(head_dim=16, sliding_window=7, query_pre_attn_scalar=16, attn_logit_softcapping=5.0),
     ),
     "gemma3": ("Gemma3TextConfig", dict(head_dim=16, sliding_window=6, query_pre_attn_scalar=16)),
+    "ministral3": (  # which scales queries far behind what it was trained on
+        "Ministral3Config",
+        dict(
+            head_dim=8,
+            rope_parameters=dict(
+                rope_type="yarn",
+                rope_theta=1e4,
+                factor=16.0,
+                original_max_position_embeddings=16,
+                mscale=1.0,
+                mscale_all_dim=1.0,
+                llama_4_scaling_beta=0.5,
+            ),
+        ),
+    ),
     "phi3": ("Phi3Config", dict(sliding_window=11)),
     "olmo2": ("Olmo2Config", {}),
     "gpt_neox": ("GPTNeoXConfig", {}),

@@ -33,6 +33,15 @@ REFUSED = {
         lambda: transformers.DeepseekV3Config(**SMALL, **LATENT),
         "value heads",
     ),
+    "window in the mask": (
+        lambda: transformers.PhimoeConfig(**SMALL, intermediate_size=32, num_local_experts=4, sliding_window=9),
+        "window of its attention is in its mask",
+    ),
+    "two attentions in a layer": (lambda: transformers.DiffLlamaConfig(**SMALL), "more than once in a layer"),
+    "no way for a step": (
+        lambda: transformers.NemotronConfig(**SMALL, intermediate_size=32, num_key_value_heads=4),
+        "does not hand keyword arguments on",
+    ),
 }
 
 
@@ -42,6 +51,13 @@ def test_a_feature_that_is_missing_is_named(name: str) -> None:
     model = transformers.AutoModelForCausalLM.from_config(make_config())
     with pytest.raises(ModelError, match=words):
         _prepare(model)
+
+
+def test_a_window_that_holds_all_positions_is_none() -> None:
+    config = transformers.PhimoeConfig(
+        **SMALL, intermediate_size=32, num_local_experts=4, sliding_window=128, max_position_embeddings=128
+    )
+    _prepare(transformers.AutoModelForCausalLM.from_config(config))
 
 
 def _prepare(model: Any) -> None:

@@ -1,6 +1,6 @@
 """Attention of packed chunks over paged blocks.
 
-The model's layers call `_interface` through transformers' attention interface with queries, keys and values of all the
+The model's layers call `interface` through transformers' attention interface with queries, keys and values of all the
 step's tokens. It stores the new keys and values in their blocks, then lets every chunk attend to its own sequence:
 
     tokens     a5 a6 a7 | b12 | c0 c1 c2 c3          one packed row, no padding
@@ -9,12 +9,10 @@ step's tokens. It stores the new keys and values in their blocks, then lets ever
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 from vasuki.hf.inputs import PagedTiles, StepInputs
 from vasuki.hf.plain_attention import Variant, attend_gathered
@@ -31,12 +29,21 @@ _INERT = {"position_ids", "use_cache", "cache_position", "output_attentions", "o
 _INERT |= {"output_router_logits", "position_embeddings", "num_items_in_batch", "logits_to_keep"}
 
 
-Observer = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor, Variant], torch.Tensor]
+class Observer(Protocol):
+    """Answers in the place of attention while a model is looked at (`probe`)."""
 
-observer: Observer | None = None  # answers in the place of attention while a model is observed (`probe`)
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        variant: Variant,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor: ...
 
 
-def _interface(
+def interface(
     module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -47,7 +54,7 @@ def _interface(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    step: StepInputs | None = None,
+    step: StepInputs | Observer | None = None,
     **other: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' calling convention: `[1, num_heads, num_tokens, head_dim]` in, `[1, num_tokens, ...]` out."""
@@ -57,30 +64,34 @@ def _interface(
         softcap=softcap,
         sinks=s_aux,
     )
-    if step is None:
+    if not isinstance(step, StepInputs):
         asked = {name for name, given in other.items() if given is not None and name not in _INERT}
         if asked:
             raise Unsupported(f"its attention needs {', '.join(sorted(asked))}")
-        if attention_mask is not None:
-            raise Unsupported("it builds an attention mask of its own")
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
-    return attend_or_observe(module, query, key, value, step, variant).unsqueeze(0), None
+    return attend_or_observe(module, query, key, value, step, variant, attention_mask).unsqueeze(0), None
 
 
-AttentionInterface.register(NAME, _interface)
-# Each chunk's mask follows from its positions, so the model has none to build.
-AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
+# No mask is registered beside it: each chunk's follows from its positions, and a model that builds one waits for the
+# device to do so.
+AttentionInterface.register(NAME, interface)
 
 
 def attend_or_observe(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, step: StepInputs | None, variant: Variant
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    step: StepInputs | Observer | None,
+    variant: Variant,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`attend` for a layer of a model; without a step, only while the model is observed."""
-    if step is not None:
+    """`attend` for a layer of a model, or what an observer answers."""
+    if isinstance(step, StepInputs):
         return attend(query, key, value, module.layer_idx, step, variant)
-    if observer is None:
+    if step is None:
         raise Unsupported("it does not hand keyword arguments on to its attention")
-    return observer(module, query, key, value, variant)
+    return step.attend(module, query, key, value, variant, mask)
 
 
 def attend(

@@ -10,11 +10,16 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
 
 from vasuki.hf import attention
 from vasuki.hf.attention import Unsupported
 from vasuki.hf.kv_cache import KVLayout
 from vasuki.hf.plain_attention import Variant
+
+_NAME = "vasuki_probe"
+_NUM_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +37,73 @@ class Observation:
         return self.query
 
 
-def observe(model: Any) -> dict[torch.nn.Module, Observation]:
-    """Run the model on a few tokens to see what its layers ask of their attention. Raises Unsupported by name."""
-    observed: dict[torch.nn.Module, Observation] = {}
+class _Observer:
+    """Notes every call, and answers with its queries.
 
-    def note(
-        module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, variant: Variant
+    Args:
+        longest: positions of the model; a window that holds as many is none.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self.seen: dict[torch.nn.Module, Observation] = {}
+        self._longest = longest
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        variant: Variant,
+        mask: torch.Tensor | None,
     ) -> torch.Tensor:
+        if module in self.seen:
+            raise Unsupported("it attends more than once in a layer")
         if value.shape[-1] != query.shape[-1]:
             raise Unsupported(f"its value heads have {value.shape[-1]} dimensions and its keys {query.shape[-1]}")
-        observed[module] = Observation(query, key, value, variant)
-        return observed[module].output
+        if mask is not None:
+            if not hasattr(mask, "window"):
+                raise Unsupported("it builds an attention mask of its own")
+            if min(mask.window or self._longest, self._longest) != min(variant.window or self._longest, self._longest):
+                raise Unsupported("the window of its attention is in its mask alone")
+        self.seen[module] = Observation(query, key, value, variant)
+        return self.seen[module].output
 
-    attention.observer = note
+
+class _Echo:
+    """The same answers to calls that nobody notes."""
+
+    def attend(self, module: torch.nn.Module, query: torch.Tensor, *_: Any) -> torch.Tensor:
+        return query
+
+
+def _mask(*_: Any, local_size: int | None = None, device: Any = None, **other: Any) -> Any:
+    """Stands for the mask of a layer with that window."""
+    mask: Any = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=device)
+    mask.window = local_size
+    return mask
+
+
+AttentionInterface.register(_NAME, attention.interface)
+AttentionMaskInterface.register(_NAME, _mask)
+
+
+def observe(model: Any) -> dict[torch.nn.Module, Observation]:
+    """Run the model on a few tokens to see what its layers ask of their attention. Raises Unsupported by name.
+
+    They are as far apart as the model allows: some do otherwise with positions beyond those that they were trained on.
+    """
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _NUM_TOKENS
+    observer = _Observer(longest)
+    tokens = torch.arange(_NUM_TOKENS, device=model.device).unsqueeze(0)
+    positions = torch.linspace(0, longest - 1, _NUM_TOKENS, device=model.device).long().unsqueeze(0)
+    model.set_attn_implementation(_NAME)
     try:
-        tokens = torch.arange(4, device=model.device).unsqueeze(0)
         with torch.inference_mode():
-            model(input_ids=tokens, position_ids=tokens, use_cache=False)
+            model(input_ids=tokens, position_ids=positions, use_cache=False, step=observer)
     finally:
-        attention.observer = None
-    return observed
+        model.set_attn_implementation(attention.NAME)
+    return observer.seen
 
 
 def observe_calls(
@@ -62,14 +114,25 @@ def observe_calls(
     Nothing is observed where there are no such modules, nor of a model that cannot be served: it is refused with its
     name where it is described.
     """
-    hooks = [module.register_forward_hook(see, with_kwargs=True) for module in modules]
+
+    def hook(module: torch.nn.Module, args: tuple[Any, ...], arguments: dict[str, Any], output: Any) -> None:
+        see(module, args, {**arguments, "step": _Echo()} if "step" in arguments else arguments, output)
+
+    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in modules]
     try:
-        return observe(model) if hooks else {}
+        return observe(model) if handles else {}
     except Unsupported:
         return {}
     finally:
-        for hook in hooks:
-            hook.remove()
+        for handle in handles:
+            handle.remove()
+
+
+def observe_layer(layer: Any, arguments: dict[str, Any]) -> tuple[Observation, Any]:
+    """What an attention layer hands on when it is called like this, and what it answers."""
+    observer = _Observer(longest=1)  # windows were looked at in the model
+    output = layer(**{**arguments, "step": observer})
+    return observer.seen[layer], output
 
 
 def probe(model: Any, num_layers: int) -> KVLayout:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
@@ -20,7 +21,7 @@ from vasuki.hf.cpu.packed_linear import pack_linear_layers
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 
-OWN = {"phi3", "olmo2", "gpt_neox", "gpt_oss"}  # joined, normed or rotated in ways that only their own layers know
+OWN = {"phi3", "olmo2", "gpt_neox", "gpt_oss", "ministral3"}  # joined, normed, rotated or scaled in ways of their own
 
 
 @given(
@@ -50,6 +51,24 @@ def test_rotates_a_part_of_each_head(kernels: CPUKernels) -> None:
     kernels.rotate(heads, 2, angles.cos(), angles.sin())
     torch.testing.assert_close(heads[..., :8], expected)
     assert torch.equal(heads[..., 8:], rest)
+
+
+def test_a_layer_that_clips_what_is_large_is_left_alone(kernels: CPUKernels) -> None:
+    def fused(clip: float | None) -> bool:
+        config = transformers.OlmoConfig(
+            vocab_size=97,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            clip_qkv=clip,
+        )
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="vasuki_ragged").eval()
+        kernels.take_over(model)
+        return any(isinstance(module, FusedAttention) for module in model.modules())
+
+    assert fused(None)
+    assert not fused(100.0)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 
 from vasuki.hf import attention
+from vasuki.hf.attention import Observer
 from vasuki.hf.cpu.packed_linear import LinearKernel, PackedLinear
 from vasuki.hf.cpu.replace import replace_modules
 from vasuki.hf.inputs import StepInputs
 from vasuki.hf.plain_attention import Variant
-from vasuki.hf.probe import Observation, observe_calls
+from vasuki.hf.probe import Observation, observe_calls, observe_layer
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_LARGE = 1e3  # times what a norm gives: some layers clip what they project
 _PARTS = ({*_PROJECTIONS, "o_proj"}, {*_PROJECTIONS, "o_proj", "q_norm", "k_norm"})
 
 
@@ -80,7 +82,7 @@ class FusedAttention(torch.nn.Module):
         self,
         hidden_states: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        step: StepInputs | None = None,
+        step: StepInputs | Observer | None = None,
         **inert: Any,
     ) -> tuple[torch.Tensor, None]:
         query, key, value = self.project(hidden_states, position_embeddings)
@@ -114,8 +116,13 @@ def fuse_attention(model: torch.nn.Module, linear: LinearKernel, rotate: Rotary)
         call, seen = calls.pop(layer, None), observed.pop(layer, None)
         if call is None or seen is None:
             return None
+        arguments, output = call
         fused = FusedAttention(layer, seen.query.shape[-1], seen.variant, linear, rotate)
-        return fused if _agree(fused, seen, *call) else None
+        if not _agree(fused, seen, arguments, output):
+            return None
+        large = {**arguments, "hidden_states": _LARGE * arguments["hidden_states"]}
+        seen, output = observe_layer(layer, large)
+        return fused if _agree(fused, seen, large, output, _LARGE) else None
 
     replace_modules(model, twin)
 
@@ -128,11 +135,13 @@ def _is_candidate(module: torch.nn.Module) -> bool:
     return all(isinstance(part, PackedLinear) for part in projections)
 
 
-def _agree(fused: FusedAttention, seen: Observation, arguments: dict[str, Any], output: Any) -> bool:
+def _agree(
+    fused: FusedAttention, seen: Observation, arguments: dict[str, Any], output: Any, scale: float = 1.0
+) -> bool:
     """Whether the twin computes what the layer handed to its attention, and what it answered."""
 
     def close(a: torch.Tensor, b: torch.Tensor) -> bool:
-        return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+        return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5 * scale)
 
     try:
         projected = fused.project(arguments["hidden_states"], arguments["position_embeddings"])

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from vasuki.hf.attention import Observer
 from vasuki.hf.cpu.fused_layer import Angles, FusedLayer, Layer
 from vasuki.hf.cpu.replace import replace_where_equal
 from vasuki.hf.cpu.rms_norm import FusedNorm
@@ -97,12 +98,16 @@ class FusedDecoder(torch.nn.Module):
         self._side_by_side = (Layer * 0)()
 
     def forward(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, step: StepInputs | None = None, **inert: Any
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        step: StepInputs | Observer | None = None,
+        **inert: Any,
     ) -> BaseModelOutputWithPast:
         """`[1, num_tokens]` of both -> `[1, num_tokens, hidden_size]`."""
         x = self.embed_tokens(input_ids)
         angles = self.rotary_emb(x, position_ids)
-        if step is not None and step.tiles is not None and self._in_one_call(step):
+        if isinstance(step, StepInputs) and step.tiles is not None and self._in_one_call(step):
             sampled = self._kernel(self._pointers(), x[0], angles, step, step.tiles)
             x.index_copy_(1, step.sample_positions, self.norm(sampled).unsqueeze(0))  # its memory is free by now
             return BaseModelOutputWithPast(last_hidden_state=x)

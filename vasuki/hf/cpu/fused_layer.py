@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from vasuki.hf import attention
+from vasuki.hf.attention import Observer
 from vasuki.hf.cpu.fused_attention import FusedAttention
 from vasuki.hf.cpu.packed_linear import GatedMLP, Matrix
 from vasuki.hf.cpu.replace import replace_where_equal
@@ -100,7 +101,7 @@ class FusedLayer(torch.nn.Module):
         self,
         hidden_states: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        step: StepInputs | None = None,
+        step: StepInputs | Observer | None = None,
         **inert: Any,
     ) -> torch.Tensor:
         """`[1, num_tokens, hidden_size]` -> the same shape."""

@@ -132,8 +132,8 @@ class PackedLinear(torch.nn.Module):
         return self._matrix
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[..., in]` in float32 -> `[..., out]`."""
-        rows = x.reshape(-1, self.in_features).contiguous()
+        """`[..., in]` -> `[..., out]` in float32. A model's own code may bring rows to the type of `weight` first."""
+        rows = x.reshape(-1, self.in_features).float().contiguous()
         return self._kernel(rows, self.matrix).view(*x.shape[:-1], self.out_features)
 
 
@@ -146,7 +146,7 @@ class GatedMLP(torch.nn.Module):
         self._kernel = kernel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        rows = x.reshape(-1, x.shape[-1]).float().contiguous()
         between = self._kernel.gated(rows, self.up_proj.matrix, self.gate_proj.matrix)
         return self._kernel(between, self.down_proj.matrix).view(x.shape)
 
@@ -161,7 +161,8 @@ class GatedMLP(torch.nn.Module):
             return False
         if gate.format is not up.format or gate.out_features != up.out_features:
             return False
-        x = torch.linspace(-3, 3, gate.in_features, dtype=torch.float32).view(1, 1, -1)
+        x = torch.linspace(-3, 3, gate.in_features, dtype=torch.float32)
+        x = torch.stack([x, 1e3 * x]).unsqueeze(0)  # some clip what is large
         with torch.inference_mode():
             try:
                 answer = module(x)

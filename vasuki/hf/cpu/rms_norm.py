@@ -37,7 +37,7 @@ class FusedNorm(torch.nn.Module):
         self._kernel = kernel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._kernel(x.contiguous(), self.weight, self.eps)
+        return self._kernel(x.float().contiguous(), self.weight, self.eps)
 
 
 def fuse_norms(model: torch.nn.Module, kernel: NormKernel) -> None:
