@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from vasuki.config import CostConfig, KVConfig
-from vasuki.forecast import workload_of
 from vasuki.lengths import Lengths, Prefixes
 from vasuki.model_config import named_shape
 from vasuki.plan import CostEstimate
@@ -17,6 +16,7 @@ from vasuki.plan_table import plan_table
 from vasuki.planner import make_plan
 from vasuki.profile_files import find_profile
 from vasuki.units import duration, money_text, time_text
+from vasuki.workload import workload_of
 
 LENGTHS = Lengths(np.array([100, 200, 9000]), np.array([50, 20, 10]))
 

@@ -512,12 +512,12 @@ def test_rows_that_do_not_fit_become_error_rows_even_if_no_other_is_left(job: Jo
 
 def test_the_plan_counts_every_sample(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is made from the first 50 requests, and from the other samples of the last one's row."""
-    import vasuki.forecast
     import vasuki.job
+    import vasuki.workload
 
     rows = [{**row, "n": 1 + 2 * (i % 2)} for i, row in enumerate(texts(60))]
     path = job(rows, sampling={"max_tokens": 2, "n": {"column": "n"}})
-    monkeypatch.setattr(vasuki.forecast, "COUNTED_REQUESTS", 50)
+    monkeypatch.setattr(vasuki.workload, "COUNTED_REQUESTS", 50)
     monkeypatch.setattr(vasuki.job, "PLANNED_REQUESTS", 50)
     (plan,) = json.loads(CliRunner().invoke(main, ["plan", str(path), "--json"]).stdout)
     assert plan["requests"] == 120

@@ -139,9 +139,10 @@ def plan(
               vasuki plan lengths.csv --set model.shape=llama-3-8b --gpu l4
     """
     _set_up_logs(quiet, log_format)
-    from vasuki.forecast import plan_workload, planned, profiles_of, workload_of
+    from vasuki.forecast import plan_workload, planned, profiles_of
     from vasuki.plan_table import plan_table
     from vasuki.report import summary_lines
+    from vasuki.workload import workload_of
 
     workload = workload_of(job_or_lengths, overrides)
     plans = plan_workload(workload, profiles_of(gpus, workload.config))
@@ -183,9 +184,10 @@ def simulate(
               vasuki simulate lengths.csv --set model.shape=gpt-3 --gpu a100 --tp 8 --pp 8
     """
     _set_up_logs(quiet, log_format)
-    from vasuki.forecast import explain_step, output_of, profiles_of, simulate_workload, workload_of
+    from vasuki.forecast import explain_step, output_of, profiles_of, simulate_workload
     from vasuki.layout import Layout
     from vasuki.plan_table import bubble_table, plan_table
+    from vasuki.workload import workload_of
 
     workload = workload_of(job_or_lengths, overrides)
     profiles = profiles_of(gpus, workload.config)

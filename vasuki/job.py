@@ -26,7 +26,6 @@ from vasuki.config import JobConfig, KVConfig
 from vasuki.cost_model import CostModel
 from vasuki.engine import Observer, RunStats, drain
 from vasuki.errors import InputError, Interrupted, TooManyRowErrors
-from vasuki.forecast import first_rows, lengths_of
 from vasuki.io.answers import answer_schema
 from vasuki.io.manifest import (
     BatchStats,
@@ -61,6 +60,7 @@ from vasuki.scheduler import Counters
 from vasuki.sequence import Request
 from vasuki.steps import StepTracer
 from vasuki.units import duration
+from vasuki.workload import first_rows, lengths_of
 
 if TYPE_CHECKING:
     import torch

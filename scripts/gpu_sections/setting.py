@@ -16,7 +16,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from vasuki.batch import Batch, StepResult
 from vasuki.config import KVConfig, PlanConfig
 from vasuki.engine import Observer, RunStats, drain
-from vasuki.forecast import lengths_of
 from vasuki.hf import attention
 from vasuki.hf.cuda.varlen import preferred_block_tokens
 from vasuki.hf.executor import build_executor
@@ -33,6 +32,7 @@ from vasuki.profile import HardwareProfile
 from vasuki.profile_files import find_profile, profile_for_device
 from vasuki.scheduler import Scheduler
 from vasuki.sequence import Request, SamplingParams, Sequence
+from vasuki.workload import lengths_of
 
 Record = dict[str, Any]
 

@@ -15,7 +15,7 @@ from vasuki.model_config import named_shape
 from vasuki.plan import EngineSettings, Plan
 from vasuki.planner import make_plan
 from vasuki.planner.prediction import sample_rows
-from vasuki.planner.steady_state import Workload, steady_state
+from vasuki.planner.steady_state import MeanRow, steady_state
 from vasuki.policy import Admission, Mixing
 from vasuki.profile import HardwareProfile
 from vasuki.profile_files import find_profile
@@ -458,7 +458,7 @@ def test_arrivals_are_simulated_in_order() -> None:
 
 
 def test_prompts_limit_the_batch_where_steps_are_small() -> None:
-    cost, work = CostModel(LLAMA, A10), Workload.of(Lengths(np.full(9000, 2000), np.full(9000, 100)))
+    cost, work = CostModel(LLAMA, A10), MeanRow.of(Lengths(np.full(9000, 2000), np.full(9000, 100)))
     small = steady_state(cost, work, 1_000_000, 128, 4096, Mixing.MIXED)
     assert small.sequences == pytest.approx(128 * 100 / 2100)
     large = steady_state(cost, work, 40_000, 2048, 4096, Mixing.MIXED)
@@ -469,7 +469,7 @@ def test_prompts_limit_the_batch_where_steps_are_small() -> None:
 
 @pytest.mark.parametrize("mixing", [Mixing.MIXED, Mixing.EXCLUSIVE])
 def test_the_steady_state_says_what_share_of_the_copies_hides(mixing: Mixing) -> None:
-    work = Workload.of(lengths_of(200, 300, 600))
+    work = MeanRow.of(lengths_of(200, 300, 600))
 
     def hidden(layers: int, gb_per_s: float) -> float:
         cost = CostModel(LLAMA, with_link(gb_per_s))

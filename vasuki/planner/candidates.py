@@ -20,7 +20,7 @@ from vasuki.lengths import Lengths
 from vasuki.model_shape import ModelShape
 from vasuki.plan import EngineSettings, Offload, OffloadMode
 from vasuki.planner.memory_budget import host_weight_bytes, memory_budget
-from vasuki.planner.steady_state import SteadyState, Workload, steady_state
+from vasuki.planner.steady_state import MeanRow, SteadyState, steady_state
 from vasuki.policy import Mixing, Policy, find_policy
 from vasuki.profile import HardwareProfile
 from vasuki.scheduler import Limits
@@ -52,8 +52,8 @@ class Problem:
     seed: int
 
     @cached_property
-    def work(self) -> Workload:
-        return Workload.of(self.lengths)
+    def work(self) -> MeanRow:
+        return MeanRow.of(self.lengths)
 
     @cached_property
     def policy(self) -> Policy:

@@ -20,7 +20,7 @@ PACKED_IN_PHASES = 0.85  # the same where prompts and decodes take turns: memory
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class MeanRow:
     """Means over the requests of a job."""
 
     requests: int
@@ -32,7 +32,7 @@ class Workload:
     chunk_context_tokens: float  # at the end of a prompt chunk
 
     @classmethod
-    def of(cls, lengths: Lengths) -> Workload:
+    def of(cls, lengths: Lengths) -> MeanRow:
         prompts, outputs = lengths.prompt_tokens.astype(float), lengths.output_tokens.astype(float)
         shared = np.zeros(len(lengths)) if lengths.prefixes is None else lengths.prefixes.computed_once().astype(float)
         own = lengths.own_prompt_tokens.astype(float)
@@ -65,7 +65,7 @@ class SteadyState:
 
 def steady_state(
     cost: CostModel,
-    work: Workload,
+    work: MeanRow,
     kv_tokens: int,
     chunk_tokens: int,
     max_num_seqs: int,
