@@ -33,6 +33,10 @@ REFUSED = {
         lambda: transformers.DeepseekV3Config(**SMALL, **LATENT),
         "value heads",
     ),
+    "not causal": (
+        lambda: transformers.BertConfig(**SMALL, intermediate_size=32),
+        "attend to those behind them",
+    ),
     "window in the mask": (
         lambda: transformers.PhimoeConfig(**SMALL, intermediate_size=32, num_local_experts=4, sliding_window=9),
         "window of its attention is in its mask",

@@ -59,6 +59,8 @@ class _Observer:
     ) -> torch.Tensor:
         if module in self.seen:
             raise Unsupported("it attends more than once in a layer")
+        if getattr(module, "is_causal", True) is False:
+            raise Unsupported("its tokens attend to those behind them")
         if value.shape[-1] != query.shape[-1]:
             raise Unsupported(f"its value heads have {value.shape[-1]} dimensions and its keys {query.shape[-1]}")
         if mask is not None:
