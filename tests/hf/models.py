@@ -193,7 +193,8 @@ def run(
     limits = Limits(chunk_tokens, max_num_seqs, swap_min_tokens=1, stalled_share=stalled_share)
     host_pool = BlockPool(host_blocks, block_tokens) if host_blocks else None
     scheduler = Scheduler(policy, limits, BlockPool(num_blocks, block_tokens), host_pool)
-    cache = KVCache(loaded.kv_layout, num_blocks, block_tokens, loaded.device)
+    streamed = StreamedLayers.spread(loaded.kv_layout.num_layers, num_streamed)
+    cache = KVCache(loaded.kv_layout, num_blocks, block_tokens, loaded.device, buffer_of=streamed.buffer_of)
     for layer in cache.layers:
         layer.fill_(1e4)  # finite, and ruinous wherever a stale value is read
     kernel = load_kernel(loaded.kv_layout.head_dim, loaded.model.dtype, loaded.kv_layout.dtype) if native else None
@@ -201,9 +202,8 @@ def run(
     offload = None
     if host_blocks or num_streamed:
         host = KVCache(loaded.kv_layout, host_blocks, block_tokens, loaded.device) if host_blocks else None
-        streamed = StreamedLayers.spread(loaded.kv_layout.num_layers, num_streamed) if num_streamed else None
-        offload = Offload(cache, ThreadCopyEngine(bytes_per_s), host, streamed)
-        for layer in [*cache.layers, *(host.layers if host else ())]:
+        offload = Offload(cache, ThreadCopyEngine(bytes_per_s), host)
+        for layer in host.layers if host else ():
             layer.fill_(1e4)
     executor = RaggedExecutor(loaded, cache, want_logprobs, kernel, offload)
     executor.steps_ahead = steps_ahead

@@ -37,6 +37,29 @@ def test_threads_spin_only_where_nobody_waits(monkeypatch: pytest.MonkeyPatch, p
     assert os.environ["GOMP_SPINCOUNT"] == "7"
 
 
+@pytest.mark.parametrize(
+    ("torch_version", "said", "added"),
+    [
+        ("2.13.0+cpu", {}, {"PYTORCH_ALLOC_CONF": f"pinned_max_cached_size_mb:{host.KEPT_MIB}"}),
+        ("2.12.1", {}, {}),  # does not know it
+        ("2.13.0", {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, {}),
+        ("2.13.0", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {}),  # would not count beside the other
+    ],
+)
+def test_large_pinned_memory_is_not_rounded(
+    monkeypatch: pytest.MonkeyPatch, torch_version: str, said: dict[str, str], added: dict[str, str]
+) -> None:
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    monkeypatch.setattr(host.metadata, "version", lambda name: torch_version)
+    for name in names:
+        monkeypatch.setenv(name, "")  # so that it is as before after the test
+        monkeypatch.delenv(name)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    host.pin_exact_sizes()
+    assert {name: os.environ[name] for name in names if name in os.environ} == said | added
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts page faults of glibc")
 def test_freed_blocks_are_reused_without_page_faults() -> None:
     code = """

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import math
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
 import transformers
 
-from models import NoTokenizer, prompts, random_config, requests_of, run
-from vasuki.batch import Batch, Swap
+from models import NoTokenizer, load, prompts, random_config, requests_of, run
+from vasuki.batch import Batch, ScheduledChunk, Swap
 from vasuki.errors import JobFileError
+from vasuki.hf.executor import build_executor
 from vasuki.hf.kv_cache import KVCache, KVLayout
 from vasuki.hf.model import prepare
-from vasuki.hf.offload import Offload, StreamedLayers, ThreadCopyEngine
+from vasuki.hf.offload import Done, Offload, StreamedLayers, ThreadCopyEngine
+from vasuki.plan import EngineSettings
+from vasuki.policy import POLICIES
+from vasuki.scheduler import Limits
 from vasuki.sequence import Request, Sequence
 
 LAYOUT = KVLayout(num_layers=3, num_kv_heads=2, head_dim=4, dtype=torch.float32)
@@ -127,6 +134,76 @@ def test_layers_that_share_a_buffer_wait_for_each_other() -> None:
         rows, _, stats = run(loaded, requests, chunk_tokens=16, num_streamed=num_streamed, bytes_per_s=2e7)
         assert rows.outputs == expected, num_streamed
         assert stats.copied_bytes > 0
+
+
+class AtOnceOnTheHost(ThreadCopyEngine):
+    """As on CUDA: a copy from host to host runs when it is issued, whatever it should come after. Stores of streamed
+    layers are under way until somebody waits for something."""
+
+    hosts: list[torch.Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stores_end = threading.Event()
+
+    def submit(self, to_host: bool, copy: Any, after: list[Done]) -> Done:
+        ends = inspect.getclosurevars(copy).nonlocals
+        source, target = (any(ends[end] is tensor for tensor in self.hosts) for end in ("source", "target"))
+        if source and target:
+            copy()
+            return self.computed()
+        return super().submit(to_host, copy, [*after, self.stores_end] if target else after)
+
+    def wait(self, done: Done) -> None:
+        self.stores_end.set()
+        super().wait(done)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_parking_beside_a_streamed_layer_comes_after_its_stores(leaves: bool) -> None:
+    streamed, engine, sequence = 2, AtOnceOnTheHost(), Sequence(Request(0, 0, 5, 1))
+    device, host = KVCache(LAYOUT, 4, 5, CPU, buffer_of={streamed: 0}), KVCache(LAYOUT, 4, 5, CPU)
+    offload = Offload(device, engine, host)
+    engine.hosts = [*offload._homes.values(), *host.layers]
+    host.layers[streamed][3] = 9.0  # parked earlier
+    sequence.block_table.device[:] = [1]
+    offload.begin_step(Batch([], [], [ScheduledChunk(sequence, 0, 5, True)], []))
+    offload.before_layer(streamed)
+    device.layers[streamed][1] = 7.0
+    offload.after_layer(streamed)
+
+    offload.begin_step(Batch([], [], [], [Swap(sequence, leaves, [1], [0 if leaves else 3])]))
+    engine.stores_end.set()
+    offload.before_layer(streamed)
+    engine.require(offload._stored[streamed])
+    if leaves:
+        assert (host.layers[streamed][0] == 7.0).all()
+    else:
+        assert (offload._homes[streamed][1] == 9.0).all()
+
+
+def test_streamed_layers_take_no_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def watched(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        sizes.append(math.prod(shape) * dtype.itemsize)
+        return torch.zeros(shape, dtype=dtype)
+
+    monkeypatch.setattr("vasuki.hf.kv_cache._lazy_zeros", watched)
+    loaded = load("llama")
+    settings = EngineSettings(POLICIES["vasuki"], Limits(16, 16), num_blocks=200, block_tokens=4, streamed_layers=2)
+    build_executor(loaded, settings)
+    layer_bytes = 200 * 4 * loaded.kv_layout.bytes_per_token_layer
+    assert sizes == [layer_bytes] * StreamedLayers.spread(3, 2).device_layers(3)
+
+
+def test_memory_that_the_device_does_not_have_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nand a long explanation")
+
+    monkeypatch.setattr(torch, "zeros", refuse)
+    with pytest.raises(JobFileError, match=r"^kv.device_memory: .* give as much \(CUDA out of memory.\); lower it$"):
+        KVCache(LAYOUT, 4, 5, torch.device("cuda"))
 
 
 def test_streaming_every_layer_is_refused() -> None:

@@ -173,15 +173,15 @@ def build_executor(
     on_gpu = device.type == "cuda"
     offloads = settings.host_blocks > 0 or settings.streamed_layers > 0
     records = not offloads and decode_graphs.can_record(loaded, block_tokens)
-    cache = KVCache(layout, settings.num_blocks + records, block_tokens, device)  # a block for padding
+    num_blocks = settings.num_blocks + records  # a block for padding
+    streamed = StreamedLayers.spread(layout.num_layers, settings.streamed_layers)
+    cache = KVCache(layout, num_blocks, block_tokens, device, buffer_of=streamed.buffer_of)
     offload = None
     if offloads:
-        host = streamed = None
+        host = None
         if settings.host_blocks:
             host = KVCache(layout, settings.host_blocks, block_tokens, torch.device("cpu"), pinned=on_gpu)
-        if settings.streamed_layers:
-            streamed = StreamedLayers.spread(layout.num_layers, settings.streamed_layers)
-        offload = Offload(cache, loaded.copies or copy_engine(device), host, streamed)
+        offload = Offload(cache, loaded.copies or copy_engine(device), host)
     executor = RaggedExecutor(loaded, cache, want_logprobs, loaded.kernel, offload)
     if records:
         record = decode_graphs.record_on_device()

@@ -1,26 +1,30 @@
-"""What the process asks of its machine before torch loads: how threads wait for work, and that freed memory is kept."""
+"""What the process asks of its machine before torch loads: how threads wait for work, that freed memory is kept, and
+that pinned memory is not rounded up."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+from importlib import metadata
 from pathlib import Path
 
 BUSY = 25.0  # percent of the last ten seconds in which somebody waited for a processor, from which on it is shared
 # Of libgomp: rounds that an idle thread spins, some tenths of a millisecond, as long as what lies between two kernels.
 SPINS = 10_000
+KEPT_MIB = 16  # pinned blocks up to this size are rounded and kept: all that a step sends, and hardly a layer
 # Of glibc's malloc.h: blocks up to the first size come from the heap, and the heap is not handed back.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _SETTINGS = {_MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 2**30, _TOP_PAD: 64 * 2**20}
 
 
 def prepare() -> None:
-    """Set both up. What the environment says already stands."""
+    """Set all of it up. What the environment says already stands."""
     # Threads that spin for long lose whole time slices on a shared machine, tenfold in a job with a small model, and
     # threads that go to sleep at once cost a sixth of every step on a machine of one's own.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "0" if cpu_pressure() > BUSY else str(SPINS))
     keep_freed_memory()
+    pin_exact_sizes()
 
 
 def cpu_pressure(path: Path = Path("/proc/pressure/cpu")) -> float:
@@ -40,3 +44,14 @@ def keep_freed_memory() -> None:
         return
     for parameter, value in _SETTINGS.items():
         mallopt(parameter, value)
+
+
+def pin_exact_sizes() -> None:
+    """Let torch pin as much as is asked for where that is much."""
+    # Torch rounds pinned memory up to powers of two, for reuse: a pool takes up to twice what kv.host_memory says. What
+    # it does not keep for reuse it does not round. That can be said from torch 2.13 on; before, the name is an error.
+    # (`pinned_max_round_threshold_mb` alone makes it hand out kept blocks that are smaller than what is asked for.)
+    said = any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    major, minor = metadata.version("torch").split(".")[:2]
+    if not said and (int(major), int(minor)) >= (2, 13):
+        os.environ["PYTORCH_ALLOC_CONF"] = f"pinned_max_cached_size_mb:{KEPT_MIB}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -38,25 +39,33 @@ class KVLayout:
 
 
 class KVCache:
-    """Keys and values of every layer in one tier of memory."""
+    """Keys and values of every layer in one tier of memory.
+
+    Args:
+        buffer_of: layers that only visit this tier, and the buffer that each shares with others.
+    """
 
     def __init__(
-        self, layout: KVLayout, num_blocks: int, block_tokens: int, device: torch.device, pinned: bool = False
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        block_tokens: int,
+        device: torch.device,
+        pinned: bool = False,
+        buffer_of: Mapping[int, int] | None = None,
     ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
+        self.buffer_of = dict(buffer_of or {})
         shape = (num_blocks, 2, block_tokens, layout.num_kv_heads, layout.head_dim)
         # Zeroed, because kernels may read the unused tail of a block and a stray NaN would spread through 0 x NaN.
-        if device.type == "cpu" and not pinned:
-            self.layers = [_lazy_zeros(shape, layout.dtype) for _ in range(layout.num_layers)]
-        else:
-            zeros = pinned_zeros if pinned else partial(torch.zeros, device=device)
-            self.layers = [zeros(shape, dtype=layout.dtype) for _ in range(layout.num_layers)]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(layer.numel() * layer.element_size() for layer in self.layers)
+        zeros = pinned_zeros if pinned else _lazy_zeros if device.type == "cpu" else partial(_device_zeros, device)
+        buffers = {buffer: zeros(shape, layout.dtype) for buffer in sorted(set(self.buffer_of.values()))}
+        self.layers = [
+            buffers[self.buffer_of[layer]] if layer in self.buffer_of else zeros(shape, layout.dtype)
+            for layer in range(layout.num_layers)
+        ]
 
     @property
     def block_bytes(self) -> int:
@@ -95,6 +104,15 @@ def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise JobFileError(f"kv.host_memory: the system does not pin as much ({reason}); lower it") from None
+
+
+def _device_zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Raises JobFileError where the device does not have as much."""
+    try:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    except torch.OutOfMemoryError as error:
+        reason = str(error).splitlines()[0]
+        raise JobFileError(f"kv.device_memory: the device does not give as much ({reason}); lower it") from None
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -53,6 +53,10 @@ class CopyEngine(Protocol):
         """Compute issued from now on starts when `done` is."""
         ...
 
+    def wait(self, done: Done) -> None:
+        """The host itself goes on when `done` is."""
+        ...
+
     def settle(self) -> None:
         """Bring `exposed_s` and `busy_s` up to date. Called between steps, when the compute has ended."""
         ...
@@ -101,6 +105,9 @@ class ThreadCopyEngine:
         started_s = time.perf_counter()
         done.wait()
         self.exposed_s += time.perf_counter() - started_s
+
+    def wait(self, done: Done) -> None:
+        self.require(done)  # the host is what computes
 
     def settle(self) -> None:
         """The threads count as they go."""
@@ -155,6 +162,9 @@ class CudaCopyEngine:
         end.record()
         self._waits.append((begin, end))
 
+    def wait(self, done: Done) -> None:
+        done.synchronize()
+
     def settle(self) -> None:
         self.busy_s += _take_ended(self._copies)
         self.exposed_s += _take_ended(self._waits)
@@ -198,11 +208,9 @@ class StreamedLayers:
 
 
 class Offload:
-    """Moves KV for one executor: parks what the scheduler swaps, and streams the layers it was given."""
+    """Moves KV for one executor: parks what the scheduler swaps, and streams the layers that visit the device."""
 
-    def __init__(
-        self, device: KVCache, engine: CopyEngine, host: KVCache | None = None, streamed: StreamedLayers | None = None
-    ) -> None:
+    def __init__(self, device: KVCache, engine: CopyEngine, host: KVCache | None = None) -> None:
         self.device = device
         self.host = host  # blocks of parked sequences, numbered by the host pool
         self.engine = engine
@@ -210,15 +218,14 @@ class Offload:
         num_layers = len(device.layers)
         self._due: list[list[Done]] = [[] for _ in range(num_layers)]  # what each layer of this step waits for
         self._later: list[list[Done]] = [[] for _ in range(num_layers)]  # returns that the next step waits for
-        self._buffer_of = streamed.buffer_of if streamed else {}
-        self._homes: dict[int, torch.Tensor] = {}  # host tensors of streamed layers, blocks numbered as on the device
+        self._buffer_of = device.buffer_of
+        # Host tensors of streamed layers, blocks numbered as on the device.
+        self._homes = {layer: _home(device.layers[layer]) for layer in self._buffer_of}
         self._stored: dict[int, Done] = {}  # last store of each streamed layer
         self._fetched: dict[int, Done] = {}  # this step's fetch of each streamed layer
         self._unfetched: list[int] = []  # streamed layers that still wait for their buffer
         self._read: list[int] = []  # blocks with earlier tokens of this step's sequences
         self._written: list[int] = []  # blocks that get new tokens in this step
-        if streamed:
-            self._give_homes(streamed)
 
     def begin_step(self, batch: Batch) -> None:
         """Start the step's copies."""
@@ -261,6 +268,10 @@ class Offload:
             here = self._homes.get(layer, self.device.layers[layer])
             # Blocks may still be on their way from the last step, in either direction.
             after = [computed, *self._due[layer], *([self._stored[layer]] if layer in self._stored else [])]
+            if layer in self._homes:
+                # From host to host no stream copies: torch does it at once, whatever the stream waits for.
+                for done in after:
+                    self.engine.wait(done)
             left = [
                 self.engine.submit(True, self._copy(here, swap.device, there, swap.host), after)
                 for swap in batch.swaps
@@ -275,14 +286,6 @@ class Offload:
             self._later[layer] += came
 
     # --- stream ------------------------------------------------------------------------------------------------------
-
-    def _give_homes(self, streamed: StreamedLayers) -> None:
-        layers = self.device.layers
-        first = layers[0]
-        buffers = [torch.zeros_like(first) for _ in range(streamed.num_buffers)]
-        for layer, buffer in streamed.buffer_of.items():
-            self._homes[layer] = (pinned_zeros if first.is_cuda else torch.zeros)(first.shape, dtype=first.dtype)
-            layers[layer] = buffers[buffer]
 
     def _note_blocks(self, batch: Batch) -> None:
         read: set[int] = set()
@@ -319,6 +322,11 @@ class Offload:
             return num_bytes
 
         return copy
+
+
+def _home(buffer: torch.Tensor) -> torch.Tensor:
+    """Host memory for a layer that visits this buffer."""
+    return (pinned_zeros if buffer.is_cuda else torch.zeros)(buffer.shape, dtype=buffer.dtype)
 
 
 def _runs(sources: list[int], targets: list[int]) -> list[tuple[int, int, int]]:

@@ -3,8 +3,11 @@ graph of a device does the same by itself."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -80,11 +83,13 @@ def test_a_size_is_recorded_once_it_has_come_up_often_enough() -> None:
     assert not graphs.replayed_steps
 
 
-@pytest.mark.parametrize("fails", ["to be recorded", "to answer the same"])
+@pytest.mark.parametrize("fails", ["to be recorded", "to answer the same", "to answer a number"])
 def test_what_cannot_be_replayed_is_computed(fails: str, caplog: pytest.LogCaptureFixture) -> None:
     def record(compute: Replay) -> Replay:
         if fails == "to be recorded":
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        if fails == "to answer a number":
+            return lambda: compute() * float("nan")
         return lambda: compute().flip(-1)
 
     outputs, graphs = _run("llama", record)
@@ -93,6 +98,34 @@ def test_what_cannot_be_replayed_is_computed(fails: str, caplog: pytest.LogCaptu
     [said] = caplog.messages
     assert said.startswith("steps are launched kernel by kernel: a")
     assert "\n" not in said
+
+
+def test_a_capture_that_fails_gives_the_stream_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch itself does not where the end of the capture raises."""
+    own = mock.Mock()
+    current = [own]
+
+    @contextlib.contextmanager
+    def stream(other: Any) -> Iterator[None]:
+        before, current[0] = current[0], other
+        try:
+            yield
+        finally:
+            current[0] = before
+
+    @contextlib.contextmanager
+    def graph(graph: Any, pool: Any) -> Iterator[None]:
+        current[0] = mock.Mock()
+        yield
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    stand_ins = dict(stream=stream, graph=graph, current_stream=lambda: current[0])
+    stand_ins |= dict.fromkeys(["Stream", "CUDAGraph", "graph_pool_handle"], mock.Mock)
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    with pytest.raises(RuntimeError, match="during capture"):
+        decode_graphs.record_on_device()(lambda: torch.zeros(1))
+    assert current == [own]
 
 
 def test_padding_reads_and_writes_its_own_block_alone() -> None:

@@ -93,7 +93,7 @@ class DecodeGraphs:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             self._give_up(f"a step of {size} rows cannot be recorded: {reason[0]}")
             return
-        if worst > _CLOSE:
+        if not worst <= _CLOSE:  # nor is what is no number
             self._give_up(f"a recorded step of {size} rows answers something else, by {worst:.2g} standard deviations")
             return
         self._recorded[size] = recorded
@@ -166,7 +166,8 @@ def record_on_device() -> Record:
             compute()
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        # A capture that fails does not always give the stream back by itself.
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=pool):
             output = compute()
 
         def replay() -> torch.Tensor:
