@@ -54,15 +54,20 @@ def _bench(options: argparse.Namespace, workload: Path) -> dict[str, Any]:
     ours, predicted, peers = [], [], []
     manifest: dict[str, Any] = {}
     for _ in range(options.repeats):
+        before = _processor_time()
         manifest = _run(options, workload)
+        stolen = [_stolen_share(before)]
         timings = manifest["timings"]
         ours.append(timings["generate_s"])
         before_s = timings["makespan_s"] - timings["generate_s"]  # which the prediction takes as they were
         predicted.append(manifest["predicted"]["makespan_s"] - before_s)
         if options.peer:
+            before = _processor_time()
             peers.append(_run_peer(options.peer, workload))
+            stolen.append(_stolen_share(before))
         foreseen = f"{workload.stem}: vasuki {ours[-1]:.2f} s, predicted {predicted[-1]:.2f} s"
-        print(foreseen + (f", peer {peers[-1]:.2f} s" if peers else ""), flush=True)
+        shares = " and ".join(f"{share:.0%}" for share in stolen)
+        print(foreseen + (f", peer {peers[-1]:.2f} s" if peers else "") + f"; the host took {shares}", flush=True)
     with _Clocks() as clocks:  # in a run of their own, which they make a little longer
         split = clocks.split(_run(options, workload)["timings"]["generate_s"])
     floor_s = _floor_s(options.model, workload, manifest["steps"], manifest["job"]["kv"]["dtype"])
@@ -100,6 +105,17 @@ def _run(options: argparse.Namespace, workload: Path) -> dict[str, Any]:
         outcome = run_job(load_job(job, options.set), quiet=True)
     manifest: dict[str, Any] = outcome.manifest.to_dict()
     return manifest
+
+
+def _processor_time() -> list[int]:
+    """Ticks of all processors since the start, by what they did; the eighth are those that the host gave to others."""
+    return [int(ticks) for ticks in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+
+
+def _stolen_share(before: list[int]) -> float:
+    """Share of the processors' time since then that the host gave to others."""
+    passed = [now - then for now, then in zip(_processor_time(), before, strict=True)]
+    return passed[7] / max(1, sum(passed))
 
 
 class _Clocks:
