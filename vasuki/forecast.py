@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
-import logging
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -36,8 +35,6 @@ from vasuki.profile_files import find_profile
 from vasuki.simulator import Simulated, simulate_plan
 from vasuki.steps import StepTracer
 from vasuki.workload import Workload, shape_of, tokenizer_of
-
-log = logging.getLogger(__name__)
 
 ONE_DEVICE = Layout()
 

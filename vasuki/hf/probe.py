@@ -66,10 +66,14 @@ class _Observer:
         if mask is not None:
             if not hasattr(mask, "window"):
                 raise Unsupported("it builds an attention mask of its own")
-            if min(mask.window or self._longest, self._longest) != min(variant.window or self._longest, self._longest):
+            if self._reach(mask.window) != self._reach(variant.window):
                 raise Unsupported("the window of its attention is in its mask alone")
         self.seen[module] = Observation(query, key, value, variant)
         return self.seen[module].output
+
+    def _reach(self, window: int | None) -> int:
+        """Tokens that one sees at most."""
+        return min(window or self._longest, self._longest)
 
 
 class _Echo:

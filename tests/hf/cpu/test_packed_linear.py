@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from models import ARCHITECTURES, answers_in_bfloat16, load, prompts, reference, requests_of, run
 from vasuki.hf.cpu.kernels import CPUKernels
 from vasuki.hf.cpu.packed_linear import Format, GatedMLP, LinearKernel, PackedLinear, pack_linear_layers
+from vasuki.hf.cpu.rms_norm import FusedNorm
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 
@@ -119,6 +120,20 @@ def test_gated_equals_its_parts(
     with torch.inference_mode():
         expected = torch.nn.functional.silu(gate(x)) * up(x)
         torch.testing.assert_close(kernel.gated(x, up.matrix, gate.matrix), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_another_type_are_taken_as_float32(kernels: CPUKernels) -> None:
+    """As of models that bring rows to the type of a layer's weights: the kernels read and write float32 alone."""
+    model = copy.deepcopy(load("llama").model)
+    kernels.take_over(model)
+    rows = torch.randn(1, 3, 32).bfloat16()
+    modules = [module for module in model.modules() if isinstance(module, PackedLinear | GatedMLP | FusedNorm)]
+    taken = [module for module in modules if not isinstance(module, PackedLinear) or module.in_features == 32]
+    assert {type(module) for module in taken} == {PackedLinear, GatedMLP, FusedNorm}
+    for module in taken:
+        answer = module(rows)
+        assert answer.dtype is torch.float32
+        assert torch.equal(answer, module(rows.float()))
 
 
 def test_mlps_are_replaced_where_they_are_what_they_seem(kernel: LinearKernel) -> None:
