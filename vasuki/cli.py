@@ -59,6 +59,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 _GPUS = click.option(
     "--gpu", "gpus", multiple=True, metavar="NAME_OR_PATH", help="Hardware profile, such as a10 or a40. Repeatable."
 )
+_GPU = click.option("--gpu", default=None, metavar="NAME_OR_PATH", help="Plan with this hardware profile.")
 _LOG_FORMAT = click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Log lines on stderr."
 )
@@ -72,6 +73,10 @@ def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
         return function
 
     return apply
+
+
+def _with_gpu(overrides: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
+    return overrides if gpu is None else (*overrides, f"plan.gpu={gpu}")
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -88,8 +93,7 @@ def main() -> None:
 
 @main.command()
 @click.argument("job_file", metavar="JOB")
-@_options(_SET, _SHARD, _QUIET, _JSON, _LOG_FORMAT)
-@click.option("--gpu", default=None, metavar="NAME_OR_PATH", help="Plan with this hardware profile.")
+@_options(_SET, _GPU, _SHARD, _QUIET, _JSON, _LOG_FORMAT)
 @click.option("--fresh", is_flag=True, help="Delete what earlier runs of this job wrote, and start over.")
 def run(
     job_file: str,
@@ -111,14 +115,55 @@ def run(
     from vasuki.job import run_job
     from vasuki.report import summary_lines
 
-    if gpu is not None:
-        overrides = (*overrides, f"plan.gpu={gpu}")
-    outcome = run_job(load_job(job_file, overrides), shard=shard, fresh=fresh, quiet=quiet)
+    outcome = run_job(load_job(job_file, _with_gpu(overrides, gpu)), shard=shard, fresh=fresh, quiet=quiet)
     if as_json:
         click.echo(json.dumps(outcome.manifest.to_dict()))
     elif not quiet:
         click.echo("\n".join(summary_lines(outcome.manifest)), err=True)
     outcome.raise_for_errors()
+
+
+@main.command()
+@click.argument("job_file", metavar="JOB")
+@_options(_SET, _GPU, _QUIET, _JSON, _LOG_FORMAT)
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(min=0.01),
+    default=10.0,
+    metavar="SECONDS",
+    show_default=True,
+    help="Between two looks.",
+)
+@click.option("--until-idle", "until_idle_s", type=float, metavar="SECONDS", help="End when no file comes for so long.")
+def watch(
+    job_file: str,
+    overrides: tuple[str, ...],
+    quiet: bool,
+    as_json: bool,
+    log_format: str,
+    gpu: str | None,
+    every_s: float,
+    until_idle_s: float | None,
+) -> None:
+    """Run a job on each file that arrives in its input folder. The model stays loaded.
+
+    The answers to in/monday.parquet go to output.path/monday, which has a _SUCCESS when they are complete. A signal
+    ends it; what was under way goes on when it is started again.
+
+    \b
+    Example:  vasuki watch jobs/quickstart.yaml --set input.path=in --set output.path=out
+    """
+    _set_up_logs(quiet, log_format)
+    from vasuki.config import load_job
+    from vasuki.watch import watch_job
+
+    watched = watch_job(load_job(job_file, _with_gpu(overrides, gpu)), every_s, until_idle_s, quiet)
+    if as_json:
+        click.echo(json.dumps(watched.to_dict()))
+    if watched.exit_code:
+        in_vain = sum(file.exit_code > 0 for file in watched.files)
+        _fail(f"{in_vain} of {len(watched.files)} files ended with an error", watched.exit_code)
 
 
 @main.command()

@@ -12,11 +12,9 @@ import importlib.metadata
 import itertools
 import logging
 import platform
-import signal
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +56,7 @@ from vasuki.profile_files import find_profile, profile_for_device
 from vasuki.progress import Progress
 from vasuki.scheduler import Counters
 from vasuki.sequence import Request
+from vasuki.signals import StopSignals
 from vasuki.steps import StepTracer
 from vasuki.units import duration
 from vasuki.workload import first_rows, lengths_of
@@ -93,43 +92,99 @@ class Outcome:
 
 
 def run_job(config: JobConfig, shard: str = "0/1", fresh: bool = False, quiet: bool = False) -> Outcome:
-    """Run what is left of a job.
+    """Run what is left of a job. See `Runner.run`."""
+    with StopSignals() as signals:
+        return Runner(signals, quiet).run(config, shard, fresh)
 
-    The first SIGTERM or SIGINT while rows are generated makes finished ones durable and raises Interrupted.
 
-    Raises:
-        VasukiError: as described in `vasuki.errors`; finished rows are durable whatever is raised.
-        KeyboardInterrupt: a signal before that, or a second one.
+class Runner:
+    """Runs one job after another of those that share a model, which stays loaded.
+
+    Args:
+        signals: that stop a run, and whoever has several.
+        quiet: without a progress bar.
     """
-    started_s = time.perf_counter()
-    own_shard = Shard.parse(shard)
-    with ExitStack() as stack:
-        signals = stack.enter_context(_StopSignals())
+
+    def __init__(self, signals: StopSignals, quiet: bool = False) -> None:
+        self.signals = signals
+        self.quiet = quiet
+        self._loaded: LoadedModel | None = None  # while no run has it
+        self._load_s = 0.0  # in the run at hand
+
+    def run(self, config: JobConfig, shard: str = "0/1", fresh: bool = False) -> Outcome:
+        """Run what is left of a job.
+
+        The first SIGTERM or SIGINT while rows are generated makes finished ones durable and raises Interrupted.
+
+        Raises:
+            VasukiError: as described in `vasuki.errors`; finished rows are durable whatever is raised.
+            KeyboardInterrupt: a signal before that, or a second one.
+        """
+        started_s = time.perf_counter()
+        own_shard = Shard.parse(shard)
         table = open_table(config)
-        folder = stack.enter_context(
-            OutputFolder.open(
-                config.output.path,
-                num_rows=table.num_rows,
-                config_hash=config.config_hash,
-                input_fingerprint=table.fingerprint,
-                shard=own_shard,
-                fresh=fresh,
-            )
-        )
-        if folder.is_finished:
-            log.info("nothing to do: %s is complete", config.output.path)
-            return Outcome(read_manifest(folder.manifest), config.errors.max_fraction)
-        rows_left = own_shard.num_rows(table.num_rows) - folder.done.count_in(own_shard)
-        run = _Run(config, table, folder, rows_left, quiet, started_s)
-        manifest = run.to_end(signals)
-    return Outcome(manifest, config.errors.max_fraction)
+        with OutputFolder.open(
+            config.output.path,
+            num_rows=table.num_rows,
+            config_hash=config.config_hash,
+            input_fingerprint=table.fingerprint,
+            shard=own_shard,
+            fresh=fresh,
+        ) as folder:
+            if folder.is_finished:
+                log.info("nothing to do: %s is complete", config.output.path)
+                return Outcome(read_manifest(folder.manifest), config.errors.max_fraction)
+            rows_left = own_shard.num_rows(table.num_rows) - folder.done.count_in(own_shard)
+            loaded = self._kept() or self._load(config)
+            run = _Run(config, table, folder, rows_left, self.quiet, started_s, self._load_s)
+            manifest = run.to_end(loaded, self.signals)
+        self._loaded = None if run.weights_on_host else loaded  # which would have to be put together again
+        return Outcome(manifest, config.errors.max_fraction)
+
+    def load(self, config: JobConfig) -> None:
+        """Load the model that the jobs share now; the first run does otherwise. Raises ModelError."""
+        self._loaded = self._load(config)
+
+    def _load(self, config: JobConfig) -> LoadedModel:
+        started_s = time.perf_counter()
+        from vasuki.hf.memory import room_bytes  # torch and transformers take seconds to import
+        from vasuki.hf.model import load_model
+
+        engine, kv = config.engine, config.kv
+
+        def stays_on_host(weight_bytes: int, device: torch.device) -> bool:
+            if engine.weights_on_host != "auto":
+                return engine.weights_on_host > 0
+            return weight_bytes >= room_bytes(device, kv.device_memory)
+
+        loaded = load_model(config.model, engine.device, stays_on_host, engine.compile != "off", kv.dtype)
+        self._load_s = time.perf_counter() - started_s - loaded.compile_s
+        log.info("loaded %s on %s in %s", config.model.path, loaded.device, duration(self._load_s))
+        return loaded
+
+    def _kept(self) -> LoadedModel | None:
+        """The model if it is there, on a device that has given back the memory of the run before."""
+        if self._loaded is None:
+            return None
+        from vasuki.hf.memory import give_back
+
+        loaded, self._loaded, self._load_s = replace(self._loaded, compile_s=0.0), None, 0.0
+        give_back()
+        return loaded
 
 
 class _Run:
     """One run, and what is measured of it."""
 
     def __init__(
-        self, config: JobConfig, table: InputTable, folder: OutputFolder, rows_left: int, quiet: bool, started_s: float
+        self,
+        config: JobConfig,
+        table: InputTable,
+        folder: OutputFolder,
+        rows_left: int,
+        quiet: bool,
+        started_s: float,
+        load_s: float,
     ) -> None:
         self.config = config
         self.table = table
@@ -137,13 +192,16 @@ class _Run:
         self.rows_left = rows_left
         self.quiet = quiet
         self.started_s = started_s
-        self.load_s = 0.0
-        self.energy: EnergyMeter  # set once the model is loaded
+        self.load_s = load_s
+        self.weights_on_host = False
+        self.energy: EnergyMeter  # set once there is a model
         self.stats = RunStats()
 
-    def to_end(self, signals: _StopSignals) -> Manifest:
-        """Load, plan, generate, and write the manifest, also when interrupted."""
-        loaded = self._load()
+    def to_end(self, loaded: LoadedModel, signals: StopSignals) -> Manifest:
+        """Plan, generate, and write the manifest, also when interrupted."""
+        from vasuki.hf.energy import EnergyMeter
+
+        self.energy = EnergyMeter(loaded.device)
         stream = RequestStream(
             self.table,
             self.config,
@@ -156,30 +214,12 @@ class _Run:
             first = list(first_rows(requests, PLANNED_REQUESTS))
             shape, profile = self._shape(loaded), self._profile(loaded)
             plan = self._plan(loaded, shape, profile, first)
+            self.weights_on_host = plan.layout.host_layers > 0
             cost_model = CostModel(shape, profile, plan.layout)
             self.folder.begin()
             writer = self.folder.writer(answer_schema(self.config, self.table))
-            signals.wait_for_step = True
-            return self._generate(loaded, plan, cost_model, itertools.chain(first, requests), writer, signals.asked)
-
-    def _load(self) -> LoadedModel:
-        started_s = time.perf_counter()
-        from vasuki.hf.energy import EnergyMeter  # torch and transformers take seconds to import
-        from vasuki.hf.memory import room_bytes
-        from vasuki.hf.model import load_model
-
-        engine, kv = self.config.engine, self.config.kv
-
-        def stays_on_host(weight_bytes: int, device: torch.device) -> bool:
-            if engine.weights_on_host != "auto":
-                return engine.weights_on_host > 0
-            return weight_bytes >= room_bytes(device, kv.device_memory)
-
-        loaded = load_model(self.config.model, engine.device, stays_on_host, engine.compile != "off", kv.dtype)
-        self.load_s = time.perf_counter() - started_s - loaded.compile_s
-        self.energy = EnergyMeter(loaded.device)
-        log.info("loaded %s on %s in %s", self.config.model.path, loaded.device, duration(self.load_s))
-        return loaded
+            with signals.questions():
+                return self._generate(loaded, plan, cost_model, itertools.chain(first, requests), writer, signals.asked)
 
     # --- plan --------------------------------------------------------------------------------------------------------
 
@@ -367,36 +407,6 @@ class _Run:
         price = None if plan.cost.amount is None else plan.cost.amount / plan.cost.gpu_hours
         estimate = CostEstimate.of(makespan_s, 1, price, plan.cost.currency, tokens)
         return Cost(estimate.gpu_hours, estimate.amount, estimate.currency, estimate.per_million_tokens)
-
-
-class _StopSignals:
-    """What SIGTERM and SIGINT do to a run: they end it at once, by a KeyboardInterrupt.
-
-    Once there are rows to keep, `wait_for_step` is set, and the first signal is a question that is asked between two
-    steps instead.
-    """
-
-    def __init__(self) -> None:
-        self.wait_for_step = False
-        self._received = 0
-        self._previous: dict[int, Any] = {}
-
-    def asked(self) -> bool:
-        """Whether the run should stop."""
-        return self._received > 0
-
-    def _handle(self, number: int, frame: Any) -> None:
-        self._received += 1
-        if self._received > 1 or not self.wait_for_step:
-            raise KeyboardInterrupt
-
-    def __enter__(self) -> _StopSignals:
-        self._previous = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
 
 
 def _device(loaded: LoadedModel, plan: Plan, energy_j: float | None) -> dict[str, Any]:

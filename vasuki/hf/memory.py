@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -28,6 +29,13 @@ def available_bytes(device: torch.device) -> int:
     limit, used = _control_group("memory.max"), _control_group("memory.current")
     available = _meminfo("MemAvailable")
     return min(available, limit - (used or 0)) if limit else available
+
+
+def give_back() -> None:
+    """Return memory that nobody uses any more, that of a run that has ended, to the device."""
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
 
 
 def kv_budget_bytes(loaded: LoadedModel, device_memory: float | int) -> int:

@@ -68,6 +68,17 @@ class Location:
     def exists(self) -> bool:
         return bool(self.filesystem.get_file_info(self.path).type != fs.FileType.NotFound)
 
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """When a file was written last, in nanoseconds, and its size in bytes. Zeros if there is none."""
+        info = self.filesystem.get_file_info(self.path)
+        return info.mtime_ns or 0, info.size or 0
+
+    def inside(self, folder: Location) -> str:
+        """The path from a folder to this place; empty if it does not lie there."""
+        top = folder.path.rstrip("/") + "/"
+        return self.path.removeprefix(top) if self.path.startswith(top) else ""
+
     def children(self) -> list[Location]:
         """Files and folders directly below, by name. Empty when there is no such folder."""
         selector = fs.FileSelector(self.path, allow_not_found=True)
@@ -156,16 +167,27 @@ def find_files(text: str) -> list[Location]:
 
     Sorted by path. Hidden files and files that start with `_` are skipped unless they are named outright.
     """
-    if not _MAGIC.search(text):
-        return _files_at(Location.parse(text))
-    if "://" not in text and (literal := Location.parse(text)).exists():
-        return _files_at(literal)
+    root, pattern = _split(text)
+    found = {file.path: file for match in _expand(root, pattern) for file in _files_at(match)}
+    return [found[path] for path in sorted(found)]
+
+
+def folder_of(text: str) -> Location:
+    """The folder that `find_files` looks into, whether it is there or not. Raises ValueError for a file."""
+    root, _ = _split(text)
+    if root.is_file():
+        raise ValueError(f"{text} is a single file")
+    return root
+
+
+def _split(text: str) -> tuple[Location, list[str]]:
+    """Where to look, and the segments of the glob that follow."""
+    if not _MAGIC.search(text) or ("://" not in text and Location.parse(text).exists()):
+        return Location.parse(text), []
     parts = text.split("/")
     first_magic = next(index for index, part in enumerate(parts) if _MAGIC.search(part))
     base = "/".join(parts[:first_magic])
-    root = Location.parse(base or ("/" if text.startswith("/") else "."))
-    found = {file.path: file for match in _expand(root, parts[first_magic:]) for file in _files_at(match)}
-    return [found[path] for path in sorted(found)]
+    return Location.parse(base or ("/" if text.startswith("/") else ".")), parts[first_magic:]
 
 
 def _files_at(place: Location) -> list[Location]:

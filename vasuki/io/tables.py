@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -164,14 +165,20 @@ def _refuse_output_among(files: list[Source], job: JobConfig) -> None:
             )
 
 
+def stem(name: str) -> str:
+    """A file's name without what tells its format: `monday` of `monday.jsonl.gz`."""
+    return re.sub(rf"({_any_of(_SUFFIXES)})?({_any_of(_PACKED)})?$", "", name, flags=re.IGNORECASE) or name
+
+
 def _format_of(location: Location) -> Format:
-    stem = location.name.lower()
-    for suffix in _PACKED:
-        stem = stem.removesuffix(suffix)
-    for suffix, known in _SUFFIXES.items():
-        if stem.endswith(suffix):
-            return known
+    match = re.search(rf"({_any_of(_SUFFIXES)})({_any_of(_PACKED)})?$", location.name, flags=re.IGNORECASE)
+    if match:
+        return _SUFFIXES[match[1].lower()]
     raise JobFileError(f"the name {location.name} does not tell its format; set input.format to parquet, jsonl or csv")
+
+
+def _any_of(suffixes: Iterable[str]) -> str:
+    return "|".join(map(re.escape, suffixes))
 
 
 def _check_columns(needed: dict[str, str], known: dict[str, Any], where: Location | str) -> None:
