@@ -34,6 +34,7 @@ from vasuki.hf import attention, executor  # before torch, as in a run: it sets 
 from vasuki.hf.cpu import paged_attention
 from vasuki.hf.cpu.paged_attention import PagedKernel
 from vasuki.scheduler import Scheduler
+from vasuki.stolen_time import StolenTime
 
 import torch  # isort: skip
 
@@ -54,17 +55,17 @@ def _bench(options: argparse.Namespace, workload: Path) -> dict[str, Any]:
     ours, predicted, peers = [], [], []
     manifest: dict[str, Any] = {}
     for _ in range(options.repeats):
-        before = _processor_time()
+        host = StolenTime()
         manifest = _run(options, workload)
-        stolen = [_stolen_share(before)]
+        stolen = [host.share]
         timings = manifest["timings"]
         ours.append(timings["generate_s"])
         before_s = timings["makespan_s"] - timings["generate_s"]  # which the prediction takes as they were
         predicted.append(manifest["predicted"]["makespan_s"] - before_s)
         if options.peer:
-            before = _processor_time()
+            host = StolenTime()
             peers.append(_run_peer(options.peer, workload))
-            stolen.append(_stolen_share(before))
+            stolen.append(host.share)
         foreseen = f"{workload.stem}: vasuki {ours[-1]:.2f} s, predicted {predicted[-1]:.2f} s"
         shares = " and ".join(f"{share:.0%}" for share in stolen)
         print(foreseen + (f", peer {peers[-1]:.2f} s" if peers else "") + f"; the host took {shares}", flush=True)
@@ -105,17 +106,6 @@ def _run(options: argparse.Namespace, workload: Path) -> dict[str, Any]:
         outcome = run_job(load_job(job, options.set), quiet=True)
     manifest: dict[str, Any] = outcome.manifest.to_dict()
     return manifest
-
-
-def _processor_time() -> list[int]:
-    """Ticks of all processors since the start, by what they did; the eighth are those that the host gave to others."""
-    return [int(ticks) for ticks in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-
-
-def _stolen_share(before: list[int]) -> float:
-    """Share of the processors' time since then that the host gave to others."""
-    passed = [now - then for now, then in zip(_processor_time(), before, strict=True)]
-    return passed[7] / max(1, sum(passed))
 
 
 class _Clocks:

@@ -128,6 +128,32 @@ def test_dense_layers_among_experts() -> None:
     assert sum(matrix.k * matrix.n * matrix.copies for matrix in shape.expert_matrices) == 64 * 8 + 8 * 3 * 64 * 32
 
 
+def test_rows_stay_within_the_context_of_the_first_training() -> None:
+    """As Phi-3's, Phi-4-mini's and transformers' own config.json spell it."""
+    long = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
+    assert shape_from_config(config(**long)).max_context_tokens == 131072
+    for kind in ({"type": "su"}, {"type": "longrope"}, {"rope_type": "longrope"}):
+        assert shape_from_config(config(**long, rope_scaling=kind)).max_context_tokens == 4096
+    inside = {"rope_type": "longrope", "original_max_position_embeddings": 8192}
+    assert shape_from_config(config(max_position_embeddings=65536, rope_parameters=inside)).max_context_tokens == 8192
+    by_type = {"full_attention": inside, "sliding_attention": {"rope_type": "default"}}
+    assert shape_from_config(config(max_position_embeddings=65536, rope_parameters=by_type)).max_context_tokens == 8192
+    yarn = {"rope_type": "yarn", "original_max_position_embeddings": 8192}
+    assert shape_from_config(config(max_position_embeddings=65536, rope_parameters=yarn)).max_context_tokens == 65536
+
+
+def test_latent_attention() -> None:
+    """DeepSeek-V2, arXiv 2405.04434: 16B parameters, 2.4B of them active; V3, 2412.19437: 671B and 37B."""
+    lite, large = named_shape("deepseek-v2-lite"), named_shape("deepseek-v3")
+    assert lite.num_parameters == 15_706_484_224
+    assert large.num_parameters == pytest.approx(671.0e9, rel=1e-3)
+    assert large.active_parameters - large.embedding_parameters // 2 == pytest.approx(37e9, rel=0.02)
+    assert lite.head_dim == 128 + 64
+    assert lite.kv_bytes_per_token == 27 * 2 * 16 * 192 * 2, "stored as heads attend to them"
+    narrow = {matrix.name: (matrix.k, matrix.n) for matrix in lite.attention_matrices}
+    assert narrow == {"q": (2048, 3072), "kv_a": (2048, 576), "kv_b": (512, 4096), "o": (2048, 2048)}
+
+
 def test_gpt_2_spelling() -> None:
     shape = shape_from_config(
         {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
@@ -146,7 +172,6 @@ def test_read_from_folder_and_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"kv_lora_rank": 512}, "compressed KV"),
         ({"layer_types": ["linear_attention"]}, "linear_attention"),
         ({"mamba_d_state": 16}, "state-space"),
         ({"num_hidden_layers": None}, "no num_hidden_layers"),

@@ -672,23 +672,36 @@ def test_an_accident_in_the_middle_is_an_interruption(job: Job, accident: str) -
         assert output(path)
 
 
-SURVEY = """
+SURVEYING = """
 import sys, time, vasuki.job
 from vasuki.cli import main
 def survey(config):
-    print("surveying", flush=True)
+    print("busy", flush=True)
     time.sleep(60)
 vasuki.job.open_table = survey
+main(["run", sys.argv[1]])
+"""
+IMPORTING = """
+import sys, time
+from vasuki.cli import main
+class Slow:
+    @staticmethod
+    def find_spec(name, path, target=None):
+        if name == "pyarrow":
+            print("busy", flush=True)
+            time.sleep(60)
+sys.meta_path.insert(0, Slow)
 main(["run", sys.argv[1]])
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_during_the_survey_ends_the_run(job: Job, number: signal.Signals) -> None:
-    command = [sys.executable, "-c", SURVEY, str(job())]
+@pytest.mark.parametrize("code", [SURVEYING, IMPORTING])
+def test_a_signal_before_the_first_step_ends_the_run(job: Job, code: str, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", code, str(job())]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert process.stdout.readline() == "surveying\n"
+    assert process.stdout.readline() == "busy\n"
     process.send_signal(number)
     ends_with_one_line(process, "stopped by a signal")
 

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from vasuki.errors import Interrupted, VasukiError
+from vasuki.signals import StopSignals
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,7 +24,8 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with StopSignals():
+                return super().invoke(ctx)
         except VasukiError as error:
             _fail(str(error), error.exit_code)
         except KeyboardInterrupt:

@@ -58,6 +58,7 @@ from vasuki.scheduler import Counters
 from vasuki.sequence import Request
 from vasuki.signals import StopSignals
 from vasuki.steps import StepTracer
+from vasuki.stolen_time import StolenTime
 from vasuki.units import duration
 from vasuki.workload import first_rows, lengths_of
 
@@ -195,6 +196,7 @@ class _Run:
         self.load_s = load_s
         self.weights_on_host = False
         self.energy: EnergyMeter  # set once there is a model
+        self.stolen = StolenTime()
         self.stats = RunStats()
 
     def to_end(self, loaded: LoadedModel, signals: StopSignals) -> Manifest:
@@ -396,7 +398,7 @@ class _Run:
                 prefilled_ahead=counters.prefilled_ahead,
             ),
             preemptions=PreemptionCounts(counters.preemptions_swap, counters.preemptions_recompute),
-            device=_device(loaded, plan, self.energy.energy_j),
+            device=_device(loaded, plan, self.energy.energy_j, self.stolen.share),
             cost=self._cost(plan, makespan_s, tokens),
             versions=_versions(),
             finished_at=now_utc(),
@@ -409,7 +411,7 @@ class _Run:
         return Cost(estimate.gpu_hours, estimate.amount, estimate.currency, estimate.per_million_tokens)
 
 
-def _device(loaded: LoadedModel, plan: Plan, energy_j: float | None) -> dict[str, Any]:
+def _device(loaded: LoadedModel, plan: Plan, energy_j: float | None, stolen_share: float) -> dict[str, Any]:
     import torch
 
     device: dict[str, Any] = {
@@ -417,6 +419,7 @@ def _device(loaded: LoadedModel, plan: Plan, energy_j: float | None) -> dict[str
         "name": loaded.device_name,
         "profile": plan.gpu,
         "policy": plan.policy,
+        "stolen_share": stolen_share,
     }
     if loaded.device.type == "cpu":
         device["threads"] = torch.get_num_threads()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vasuki.errors import ModelError, did_you_mean
-from vasuki.model_shape import DTYPE_BYTES, ModelShape
+from vasuki.model_shape import DTYPE_BYTES, Latent, ModelShape
 
 
 def shape_from_config(source: str | Path | Mapping[str, Any], name: str = "") -> ModelShape:
@@ -16,7 +16,7 @@ def shape_from_config(source: str | Path | Mapping[str, Any], name: str = "") ->
 
     Raises:
         ModelError: the file cannot be read, lacks sizes, or describes a model whose cost this cannot state
-            (state-space layers, compressed KV, encoder-decoder).
+            (state-space layers, encoder-decoder).
     """
     if isinstance(source, Mapping):
         return _from_config(source, name or str(source.get("_name_or_path") or source.get("model_type", "model")))
@@ -84,8 +84,8 @@ _BIASES["gptj"] = (False, False, True)
 # Norms on queries and keys: one weight a head dimension, or one a projected column.
 _QK_NORM_PER_HEAD = {"qwen3", "qwen3_moe", "gemma3", "gemma3_text"}
 _QK_NORM_FULL = {"olmo2", "olmo3"}
+_LONG_ROPE = {"longrope", "su"}  # the second is how early models of Phi-3 spell it
 _UNSUPPORTED_KEYS = {
-    "kv_lora_rank": "compressed KV (multi-head latent attention)",
     "ssm_state_size": "state-space layers",
     "mamba_d_state": "state-space layers",
     "is_encoder_decoder": "an encoder",
@@ -114,11 +114,14 @@ def _from_config(config: Mapping[str, Any], name: str) -> ModelShape:
 
     layers, hidden, heads = size("layers"), size("hidden"), size("heads")
     kv_heads = 1 if config.get("multi_query") else size("kv_heads", heads)
+    latent = _latent(config)
     head_dim = int(config.get("head_dim") or hidden // heads)
+    if latent:  # transformers' configs call the part of it that is rotated head_dim
+        kv_heads, head_dim = heads, int(config["qk_nope_head_dim"]) + latent.rotary_dim
     if config.get("vocab_size") is None:
         raise ModelError(f"{name}: the config has no vocab_size")
     vocab = int(config["vocab_size"])
-    context = size("context", 4096)
+    context = context_of(config) or 4096
 
     experts = size("experts", 0)
     expert_size = int(config.get("moe_intermediate_size") or size("intermediate", 4 * hidden)) if experts else 0
@@ -138,6 +141,7 @@ def _from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     qkv_width = (heads + 2 * kv_heads) * head_dim
     vectors = norms * norm_width + qkv_bias * qkv_width + o_bias * hidden
     vectors += mlp_bias * ((2 if gated else 1) * intermediate + hidden) if not experts else 0
+    vectors += latent.query_rank + latent.kv_rank if latent else 0
     vectors += 2 * head_dim if family in _QK_NORM_PER_HEAD else 0
     vectors += (heads + kv_heads) * head_dim if family in _QK_NORM_FULL else 0
     if family == "gpt_oss":  # sinks, router bias, and a bias for each expert's matrices
@@ -162,12 +166,36 @@ def _from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         num_expert_layers=expert_layers,
         sliding_window=window,
         num_windowed_layers=windowed_layers,
+        latent=latent,
         max_context_tokens=context,
         norms_per_layer=norms,
         vector_parameters_per_layer=vectors,
         extra_parameters=norm_width + positions * hidden,
         dtype=_dtype(config),
     )
+
+
+def context_of(config: Mapping[str, Any]) -> int | None:
+    """Most tokens of a row; None where the config does not say.
+
+    With LongRoPE a row that outgrows the context of the first training asks for other rotary embeddings, and one model
+    has one set of them for all rows of a step. So rows are kept within that context.
+    """
+    sizes = [config.get(spelling) for spelling in _SPELLINGS["context"]]
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    for parameters in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):  # or one a layer type
+        if parameters.get("rope_type", parameters.get("type")) in _LONG_ROPE:
+            key = "original_max_position_embeddings"
+            sizes.append(parameters.get(key) or config.get(key))
+    return min((int(size) for size in sizes if size), default=None)
+
+
+def _latent(config: Mapping[str, Any]) -> Latent | None:
+    """What keys and values are compressed to, if they are."""
+    if not config.get("kv_lora_rank"):
+        return None
+    sizes = {"kv_rank": "kv_lora_rank", "rotary_dim": "qk_rope_head_dim", "value_dim": "v_head_dim"}
+    return Latent(int(config.get("q_lora_rank") or 0), **{name: int(config[key]) for name, key in sizes.items()})
 
 
 def _num_expert_layers(config: Mapping[str, Any], layers: int) -> int:
@@ -225,6 +253,7 @@ def _gpt(family: str, layers: int, hidden: int, heads: int, **more: Any) -> dict
 
 _LLAMA_3 = {"num_key_value_heads": 8, "vocab_size": 128256}
 _QWEN_2 = {"model_type": "qwen2", "vocab_size": 152064, "max_position_embeddings": 32768}
+_DEEPSEEK = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 _QWEN_3 = {"model_type": "qwen3", "vocab_size": 151936, "max_position_embeddings": 40960, "head_dim": 128}
 
 # Published sizes: each model's config.json or paper (LLaMA: arXiv 2302.13971, table 2; GPT-3: 2005.14165, table 2.1).
@@ -318,6 +347,33 @@ NAMED_CONFIGS: dict[str, dict[str, Any]] = {
         attention_bias=True,
         sliding_window=128,
         max_position_embeddings=131072,
+    ),
+    "deepseek-v2-lite": _llama(
+        27,
+        2048,
+        10944,
+        16,
+        **{**_DEEPSEEK, "model_type": "deepseek_v2", "vocab_size": 102400},
+        n_routed_experts=64,
+        num_experts_per_tok=6,
+        n_shared_experts=2,
+        moe_intermediate_size=1408,
+        first_k_dense_replace=1,
+        max_position_embeddings=163840,
+    ),
+    "deepseek-v3": _llama(
+        61,
+        7168,
+        18432,
+        128,
+        **{**_DEEPSEEK, "model_type": "deepseek_v3", "vocab_size": 129280},
+        q_lora_rank=1536,
+        n_routed_experts=256,
+        num_experts_per_tok=8,
+        n_shared_experts=1,
+        moe_intermediate_size=2048,
+        first_k_dense_replace=3,
+        max_position_embeddings=163840,
     ),
     "opt-6.7b": _gpt("opt", 32, 4096, 32, vocab_size=50272, max_position_embeddings=2048),
     "opt-30b": _gpt("opt", 48, 7168, 56, vocab_size=50272, max_position_embeddings=2048),

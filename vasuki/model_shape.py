@@ -30,6 +30,19 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """The narrow vectors that queries, keys and values of a layer pass through.
+
+    Multi-head latent attention: DeepSeek-V2, arXiv 2405.04434, section 2.1.
+    """
+
+    query_rank: int  # 0: queries do not
+    kv_rank: int
+    rotary_dim: int  # of a key head, the same for all
+    value_dim: int  # of a value head; in memory it is as wide as a key head
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """Sizes of a decoder-only transformer."""
 
@@ -39,7 +52,7 @@ class ModelShape:
     intermediate_size: int  # of the dense MLP; 0 if every layer is a mixture of experts
     num_heads: int
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # of queries and keys
     vocab_size: int
     tied_embeddings: bool = False  # the output head shares the embedding's weights
     gated_mlp: bool = True  # two input matrices (gate and up) instead of one
@@ -50,6 +63,7 @@ class ModelShape:
     num_expert_layers: int = 0  # the other layers have the dense MLP
     sliding_window: int = 0  # tokens; 0 if every layer attends to the whole context
     num_windowed_layers: int = 0
+    latent: Latent | None = None
     max_context_tokens: int = 4096
     norms_per_layer: int = 2  # over the hidden size
     vector_parameters_per_layer: int = 0  # norm weights and biases of a layer
@@ -73,6 +87,17 @@ class ModelShape:
     def attention_matrices(self) -> tuple[Matrix, ...]:
         """Projections of every layer."""
         width = self.num_heads * self.head_dim
+        if latent := self.latent:
+            queries: tuple[Matrix, ...] = (Matrix("q", self.hidden_size, width),)
+            if rank := latent.query_rank:
+                queries = (Matrix("q_a", self.hidden_size, rank), Matrix("q_b", rank, width))
+            expanded = self.num_heads * (self.head_dim - latent.rotary_dim + latent.value_dim)
+            return (
+                *queries,
+                Matrix("kv_a", self.hidden_size, latent.kv_rank + latent.rotary_dim),
+                Matrix("kv_b", latent.kv_rank, expanded),
+                Matrix("o", self.num_heads * latent.value_dim, self.hidden_size),
+            )
         qkv = width + 2 * self.num_kv_heads * self.head_dim
         return Matrix("qkv", self.hidden_size, qkv), Matrix("o", width, self.hidden_size)
 

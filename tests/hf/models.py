@@ -63,11 +63,40 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             ),
         ),
     ),
-    "phi3": ("Phi3Config", dict(sliding_window=11)),
+    "phi3": (
+        "Phi3Config",
+        dict(
+            sliding_window=11,
+            original_max_position_embeddings=80,
+            rope_parameters=dict(
+                rope_type="longrope",
+                rope_theta=1e4,
+                original_max_position_embeddings=80,
+                short_factor=[1.0, 1.1, 1.3, 1.5],
+                long_factor=[1.0, 2.0, 4.0, 8.0],
+            ),
+        ),
+    ),
     "olmo2": ("Olmo2Config", {}),
     "gpt_neox": ("GPTNeoXConfig", {}),
     "granite": ("GraniteConfig", dict(attention_multiplier=0.3, residual_multiplier=0.7, logits_scaling=1.5)),
     "qwen3_moe": ("Qwen3MoeConfig", dict(head_dim=16, **_MOE)),
+    "deepseek_v3": (  # values that are narrower than keys, and a first layer without experts
+        "DeepseekV3Config",
+        dict(
+            num_key_value_heads=4,
+            q_lora_rank=12,
+            kv_lora_rank=16,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=8,
+            v_head_dim=12,
+            n_routed_experts=4,
+            n_group=2,
+            topk_group=1,
+            first_k_dense_replace=1,
+            **_MOE,
+        ),
+    ),
     "gpt_oss": ("GptOssConfig", dict(head_dim=16, sliding_window=8, num_local_experts=4, num_experts_per_tok=2)),
 }
 # Those whose layers a CPU's kernels compute from end to end.

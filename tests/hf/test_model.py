@@ -11,27 +11,23 @@ import transformers
 from models import NoTokenizer, random_config
 from vasuki.errors import ModelError
 from vasuki.hf.cpu.kernels import load_cpu_kernels
-from vasuki.hf.model import prepare, resolve_device, resolve_dtype
+from vasuki.hf.model import LoadedModel, prepare, resolve_device, resolve_dtype
 
 SMALL: dict[str, Any] = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
 LATENT: dict[str, Any] = dict(
     **dict(intermediate_size=32, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2),
     **dict(n_group=1, topk_group=1, first_k_dense_replace=1, kv_lora_rank=8, q_lora_rank=8),
-    **dict(qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=6, num_key_value_heads=4),
+    **dict(qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=9, num_key_value_heads=4),
 )
 REFUSED = {
-    "dynamic rope": (
-        lambda: random_config("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
-        "'dynamic' rotary",
-    ),
     "alibi": (lambda: transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4), "Bloom"),
     "no interface": (
         lambda: transformers.GPTJConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=4, rotary_dim=4),
         "GPTJ",
     ),
-    "latent attention": (
+    "wide values": (
         lambda: transformers.DeepseekV3Config(**SMALL, **LATENT),
-        "value heads",
+        "value heads have 9 dimensions and its keys 8",
     ),
     "not causal": (
         lambda: transformers.BertConfig(**SMALL, intermediate_size=32),
@@ -64,12 +60,22 @@ def test_a_window_that_holds_all_positions_is_none() -> None:
     _prepare(transformers.AutoModelForCausalLM.from_config(config))
 
 
-def _prepare(model: Any) -> None:
+def test_rows_end_before_rotary_embeddings_would_change(caplog: pytest.LogCaptureFixture) -> None:
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    loaded = _prepare(transformers.AutoModelForCausalLM.from_config(random_config("llama", rope_parameters=dynamic)))
+    assert loaded.max_context == 256, "which change beyond the model's positions"
+    assert not caplog.records
+    loaded = _prepare(transformers.AutoModelForCausalLM.from_config(random_config("phi3")))
+    assert loaded.max_context == 80, "which change beyond those of the first training"
+    assert "rows of over 80 tokens" in caplog.text
+
+
+def _prepare(model: Any) -> LoadedModel:
     try:
         model.set_attn_implementation("vasuki_ragged")
     except Exception as error:  # models outside the interface may say so themselves
         raise ModelError(f"{type(model).__name__}: {error}") from None
-    prepare(model.eval(), NoTokenizer(), model.generation_config, type(model).__name__)  # type: ignore[arg-type]
+    return prepare(model.eval(), NoTokenizer(), model.generation_config, type(model).__name__)  # type: ignore[arg-type]
 
 
 def test_bfloat16_is_kept_where_the_processor_has_it() -> None:

@@ -109,4 +109,6 @@ def test_shards_add_up():
     measured = [replace(shard, device={"name": "A10", "energy_j": joules}) for shard, joules in ((FULL, 3), (other, 4))]
     assert merge(measured).device == {"name": "A10", "energy_j": 7}
     assert merge([measured[0], other]).device == {"name": "A10"}
+    shared = [replace(shard, device={"stolen_share": share}) for shard, share in ((FULL, 0.1), (other, 0.3))]
+    assert merge(shared).device == {"stolen_share": 0.3}
     assert merge([FULL, replace(other, cost=Cost(1.0), predicted=Prediction())]).cost == Cost(1.5, None, "USD", None)

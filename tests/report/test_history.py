@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +24,12 @@ def write_day(
     rows: int = 1000,
     tokens_per_row: int = 2000,
     gpu: str = "a10",
+    device: dict[str, Any] | None = None,
 ) -> None:
     run = write_run(
         folder / f"2026-10-{day + 1:02d}",
         gpu=gpu,
+        device=device,
         makespan_s=seconds_per_row * rows,
         predicted_s=0.58 * rows * tokens_per_row / 2000,
         rows=rows,
@@ -82,6 +85,14 @@ def test_late_is_against_the_prediction_alone(tmp_path: Path) -> None:
     (entry,) = only(tmp_path).entries
     assert (entry.is_slow, entry.is_late) == (False, True)
     assert entry.flags == ("20 % longer than predicted",)
+
+
+@pytest.mark.parametrize(("seconds_per_row", "has_flags"), [(0.58 * 1.2, True), (0.58, False)])
+def test_a_flag_names_what_the_host_took(tmp_path: Path, seconds_per_row: float, has_flags: bool) -> None:
+    write_day(tmp_path, 0, seconds_per_row=seconds_per_row, device={"type": "cpu", "stolen_share": 0.312})
+    (entry,) = only(tmp_path).entries
+    excuse = "the host gave 31 % of the processors' time to others"
+    assert entry.flags == (("20 % longer than predicted", excuse) if has_flags else ())
 
 
 def test_drift_is_seen_through_outliers(tmp_path: Path) -> None:

@@ -30,6 +30,15 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
     assert cost == "cost   1.10 USD: 0.55 a million tokens, 1.10 a thousand rows"
 
 
+@pytest.mark.parametrize(
+    ("share", "lines"), [(0.41, ["host   gave 41 % of the processors' time to others"]), (0.02, [])]
+)
+def test_what_the_host_took_is_said_if_it_matters(tmp_path: Path, share: float, lines: list[str]) -> None:
+    write_run(tmp_path, device={"type": "cpu", "stolen_share": share})
+    found = summary_lines(read_manifest(Location.parse(str(tmp_path))))
+    assert [line for line in found if line.startswith("host")] == lines
+
+
 def test_a_plan_has_the_same_lines() -> None:
     plan = Manifest(
         job={},

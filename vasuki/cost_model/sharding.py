@@ -21,7 +21,7 @@ def local_kv_heads(shape: ModelShape, layout: Layout) -> int:
 def local_matrix(matrix: Matrix, shape: ModelShape, layout: Layout) -> tuple[int, int]:
     """(k, n) of a matrix: the first of a pair is cut by columns, the second by rows."""
     group = layout.tensor_parallel
-    if group == 1 or matrix.name == "router":
+    if group == 1 or matrix.name in ("router", "q_a", "kv_a"):
         return matrix.k, matrix.n
     if matrix.name in ("o", "down", "shared_down"):
         return math.ceil(matrix.k / group), matrix.n

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
+from torch.nn.functional import pad
 from transformers import AttentionInterface
 
 from vasuki.hf.inputs import PagedTiles, StepInputs
@@ -57,7 +58,10 @@ def interface(
     step: StepInputs | Observer | None = None,
     **other: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' calling convention: `[1, num_heads, num_tokens, head_dim]` in, `[1, num_tokens, ...]` out."""
+    """transformers' calling convention: `[1, num_heads, num_tokens, head_dim]` in, `[1, num_tokens, ...]` out.
+
+    Heads of values may be narrower than those of keys (multi-head latent attention), and so are the output's then.
+    """
     variant = Variant(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
         window=sliding_window,
@@ -69,7 +73,11 @@ def interface(
         if asked:
             raise Unsupported(f"its attention needs {', '.join(sorted(asked))}")
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
-    return attend_or_observe(module, query, key, value, step, variant, attention_mask).unsqueeze(0), None
+    narrower_by = key.shape[-1] - value.shape[-1]
+    if narrower_by > 0:  # keys and values are stored alike, so those of latent attention are filled up
+        value = pad(value, (0, narrower_by))
+    output = attend_or_observe(module, query, key, value, step, variant, attention_mask)
+    return output[..., : output.shape[-1] - max(0, narrower_by)].unsqueeze(0), None
 
 
 # No mask is registered beside it: each chunk's follows from its positions, and a model that builds one waits for the

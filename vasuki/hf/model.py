@@ -32,6 +32,7 @@ from vasuki.hf.kv_cache import KVLayout
 from vasuki.hf.offload import CopyEngine
 from vasuki.hf.probe import probe
 from vasuki.hf.tokenizer import Tokenizer
+from vasuki.model_config import context_of
 from vasuki.model_files import description_folder
 
 transformers.logging.disable_progress_bar()
@@ -40,8 +41,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Rotary embeddings whose frequencies depend on the longest position of the forward, so on a row's neighbours.
-_BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 _ATTENTION_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 # What generation_config.json may ask for that changes greedy output, each with its value that changes nothing.
 _NOT_APPLIED: dict[str, Any] = {
@@ -86,7 +85,7 @@ class LoadedModel:
     @property
     def max_context(self) -> int:
         """Most tokens of prompt and output together."""
-        return int(getattr(self.config, "max_position_embeddings", 0) or 2**31 - 1)
+        return context_of(self.config.to_dict()) or 2**31 - 1
 
     @property
     def device_name(self) -> str:
@@ -211,6 +210,7 @@ def prepare(
         raise ModelError(f"{name}: the ragged backend cannot serve {type(model).__name__}: {error}") from None
     dtype = dtype or model.dtype
     layout = replace(layout, dtype=dtype if kv_dtype == "auto" else getattr(torch, kv_dtype))
+    _warn_of_context(name, config)
     _warn_of_penalties(generation)
     eos = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
     if eos is None:
@@ -235,15 +235,18 @@ def _refuse_config(name: str, config: Any) -> None:
     layer_types = set(getattr(config, "layer_types", None) or ())
     if odd := sorted(layer_types - _ATTENTION_LAYER_TYPES):
         raise ModelError(f"{name}: the ragged backend cannot serve {config.model_type}: it has {', '.join(odd)} layers")
-    rope = getattr(config, "rope_parameters", None) or {}
-    per_layer = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    for parameters in per_layer:
-        kind = parameters.get("rope_type", "default")
-        if kind in _BATCH_DEPENDENT_ROPE:
-            raise ModelError(
-                f"{name}: the ragged backend cannot serve {config.model_type} with '{kind}' rotary embeddings, "
-                "which depend on the longest row of a batch"
-            )
+
+
+def _warn_of_context(name: str, config: Any) -> None:
+    """Say so if rows are kept shorter than the model's positions."""
+    positions, context = getattr(config, "max_position_embeddings", 0), context_of(config.to_dict())
+    if context and positions and context < positions:
+        log.warning(
+            "%s has other rotary embeddings for rows of over %d tokens, which would change shorter rows beside them: "
+            "rows end there, and longer prompts fail",
+            name,
+            context,
+        )
 
 
 def _warn_of_penalties(generation: Any) -> None:

@@ -17,6 +17,7 @@ from vasuki.hf import attention
 from vasuki.hf.attention import Unsupported
 from vasuki.hf.kv_cache import KVLayout
 from vasuki.hf.plain_attention import Variant
+from vasuki.model_config import context_of
 
 _NAME = "vasuki_probe"
 _NUM_TOKENS = 4
@@ -61,7 +62,7 @@ class _Observer:
             raise Unsupported("it attends more than once in a layer")
         if getattr(module, "is_causal", True) is False:
             raise Unsupported("its tokens attend to those behind them")
-        if value.shape[-1] != query.shape[-1]:
+        if value.shape[-1] > query.shape[-1]:
             raise Unsupported(f"its value heads have {value.shape[-1]} dimensions and its keys {query.shape[-1]}")
         if mask is not None:
             if not hasattr(mask, "window"):
@@ -99,7 +100,7 @@ def observe(model: Any) -> dict[torch.nn.Module, Observation]:
 
     They are as far apart as the model allows: some do otherwise with positions beyond those that they were trained on.
     """
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or _NUM_TOKENS
+    longest = context_of(model.config.get_text_config().to_dict()) or _NUM_TOKENS
     observer = _Observer(longest)
     tokens = torch.arange(_NUM_TOKENS, device=model.device).unsqueeze(0)
     positions = torch.linspace(0, longest - 1, _NUM_TOKENS, device=model.device).long().unsqueeze(0)

@@ -183,7 +183,7 @@ def merge(shards: Sequence[Manifest]) -> Manifest:
             peak_host_bytes=max(shard.kv.peak_host_bytes for shard in shards),
         ),
         preemptions=_summed(PreemptionCounts, [shard.preemptions for shard in shards]),
-        device=_with_energy_of_all([shard.device for shard in shards]),
+        device=_of_all([shard.device for shard in shards]),
         cost=_total_cost([shard.cost for shard in shards]),
         shard="",
     )
@@ -198,11 +198,18 @@ def _slowest(kind: type[Any], parts: Sequence[Any]) -> Any:
     return kind(**{name: None if None in values else max(values) for name, values in columns.items()})
 
 
-def _with_energy_of_all(devices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first device, with the energy that all of them drew; without it if that of one is unknown."""
-    energies: list[Any] = [device.get("energy_j") for device in devices]
-    first = {name: value for name, value in devices[0].items() if name != "energy_j"}
-    return first if None in energies else first | {"energy_j": sum(energies)}
+def _of_all(devices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first device, with the energy that all of them drew, and the most that the host of one of them took away.
+
+    What is not known of one is left out.
+    """
+    merged = dict(devices[0])
+    for name, together in (("energy_j", sum), ("stolen_share", max)):
+        values: list[Any] = [device.get(name) for device in devices]
+        merged.pop(name, None)
+        if None not in values:
+            merged[name] = together(values)
+    return merged
 
 
 def _total_cost(costs: Sequence[Cost]) -> Cost:

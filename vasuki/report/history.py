@@ -19,6 +19,7 @@ from vasuki.errors import InputError
 from vasuki.io.location import Location
 from vasuki.report.prices import check_prices, price_of
 from vasuki.report.runs import Run, load_run, run_folders
+from vasuki.report.summary import host_text
 from vasuki.report.table import WIDTH, wrapped
 from vasuki.report.workload import Result
 from vasuki.units import listing, money_text, percent_text, plural, time_text
@@ -71,13 +72,15 @@ class Entry:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What is wrong with the run, in words."""
+        """What is wrong with the run, and what excuses it, in words."""
         found = []
         if self.is_slow and self.per_token is not None:
             excess = self.s_per_million_tokens / self.per_token.median - 1
             found.append(f"{percent_text(excess)} slower a token than usual")
         if self.is_late:
             found.append(f"{percent_text(self.result.prediction_error)} longer than predicted")
+        if found and (excuse := host_text(self.result.run.manifest)):
+            found.append(f"the host {excuse}")
         return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:

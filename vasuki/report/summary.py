@@ -1,21 +1,24 @@
-"""The picture of a run in at most seven lines, the same after `plan`, after `run`, and in a report."""
+"""The picture of a run in at most eight lines, the same after `plan`, after `run`, and in a report."""
 
 from __future__ import annotations
 
 from vasuki.io.manifest import Manifest
+from vasuki.stolen_time import NOISE
 from vasuki.units import bytes_text, count_text, money_text, percent_text, time_text
 
 
 def summary_lines(manifest: Manifest) -> list[str]:
-    """Rows, tokens, time against prediction, lower bound, batch, KV memory, cost. What is not known is left out.
+    """Rows, tokens, time against prediction, what the host took, lower bound, batch, KV memory, cost.
 
-    A manifest without a makespan is that of a plan: its rows and tokens are still to come.
+    What is not known is left out. A manifest without a makespan is that of a plan: its rows and tokens are still to
+    come.
     """
     is_plan = not manifest.timings.makespan_s
     lines = {
         "rows": _rows(manifest, is_plan),
         "tokens": _tokens(manifest, is_plan),
         "time": _time(manifest),
+        "host": host_text(manifest),
         "bound": _bound(manifest),
         "batch": _batch(manifest),
         "KV": _kv(manifest),
@@ -52,6 +55,12 @@ def _time(manifest: Manifest) -> str:
         off = f" ({percent_text(taken_s / predicted.makespan_s - 1, signed=True)})" if taken_s else ""
         parts.append(f"predicted {time_text(predicted.makespan_s)}{off}")
     return ", ".join(parts)
+
+
+def host_text(manifest: Manifest) -> str:
+    """What the host of a virtual machine took from a run; empty if it is not worth a word."""
+    stolen = float(manifest.device.get("stolen_share", 0))
+    return f"gave {percent_text(stolen)} of the processors' time to others" if stolen > NOISE else ""
 
 
 def _bound(manifest: Manifest) -> str:

@@ -44,6 +44,7 @@ from vasuki.profile import (
     Price,
 )
 from vasuki.profile_files import find_profile, profile_for_device
+from vasuki.stolen_time import NOISE, StolenTime
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +147,7 @@ class _Profiler:
         self.machine: Machine = machine.describe(device)
         self.kind: Literal["gpu", "cpu"] = "gpu" if device.type == "cuda" else "cpu"
         self.known = profile_for_device(self.machine.name)
+        self.stolen = StolenTime()
         versions = f"torch {torch.__version__.partition('+')[0]}, {self.machine.driver}"
         self.whole_steps = WholeSteps(bench, self._kernel()) if self.kind == "cpu" else None
         self.source = f"measured by `vasuki profile`, {datetime.date.today().isoformat()}, {versions}"
@@ -342,6 +344,9 @@ class _Profiler:
         else:
             sources["memory_gb_per_s"] = f"datasheet; a long read or copy reached {self.best_bandwidth:g} GB/s"
         sources["allocation"] = allocation
+        if (share := self.stolen.share) > NOISE:
+            sources["disturbance"] = f"the host gave {share:.0%} of the processors to others while this was measured"
+            log.warning("%s; plans will expect as much, so measure again when it is quieter", sources["disturbance"])
         sources["memory_mib"] = "as the driver or the operating system reports it"
         if loaded_w is not None:
             sources["power"] = f"idle_w and peak_w (the limit in force) by NVML; a large matmul drew {loaded_w:.0f} W"

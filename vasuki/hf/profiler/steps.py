@@ -121,9 +121,16 @@ def narrow(shape: ModelShape) -> ModelShape:
 
 
 def cut(shape: ModelShape, layers: int) -> ModelShape:
-    """The same model with so many layers, none of them windowed."""
+    """The same model with so many layers, none of them windowed or with latent keys and values."""
     expert_layers = layers if shape.num_expert_layers else 0
-    return replace(shape, num_layers=layers, num_expert_layers=expert_layers, num_windowed_layers=0, sliding_window=0)
+    return replace(
+        shape,
+        num_layers=layers,
+        num_expert_layers=expert_layers,
+        num_windowed_layers=0,
+        sliding_window=0,
+        latent=None,
+    )
 
 
 def stand_in(

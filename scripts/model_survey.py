@@ -1,0 +1,241 @@
+"""Which of transformers' causal language models vasuki serves: each in a tiny form, against `generate`.
+
+    model_survey.py [NAME ...] [--write docs/models.md]
+
+A model is served when its greedy tokens are those of `generate`, in float32, with prompts whole and in chunks, by
+torch's operators and by the kernels that a CPU would be given. Weights are random, layers few, windows short.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import importlib
+import logging
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from vasuki.errors import ModelError
+from vasuki.hf.attention import NAME
+from vasuki.hf.cpu.kernels import load_cpu_kernels
+from vasuki.hf.model import prepare
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "hf"))
+tiny: Any = importlib.import_module("models")  # the random models of the golden tests, and how they are run
+
+_PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
+_SECONDS = 60  # for one model; more means that no tiny form was found
+_PARAMETERS = 30_000_000
+_TOKENS = 10
+_SIZES: dict[str, Any] = dict(
+    vocab_size=tiny.VOCAB,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+    initializer_range=0.2,
+    sliding_window=9,
+    attn_logit_softcapping=5.0,
+    num_experts=4,
+    num_local_experts=4,
+    n_routed_experts=4,
+    moe_num_experts=4,
+    num_experts_per_tok=2,
+    moe_k=2,
+    moe_topk=2,
+    moe_intermediate_size=24,
+    shared_expert_intermediate_size=24,
+    n_group=1,
+    topk_group=1,
+    head_dim=8,
+)
+_LATENT = dict(
+    num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8
+)
+_ATTEMPTS = (_SIZES, {**_SIZES, **_LATENT}, {key: value for key, value in _SIZES.items() if key != "head_dim"})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What became of one model type."""
+
+    name: str
+    served: bool = False
+    kernels: str = ""  # that a CPU computes it by, beside attention and products
+    refusal: str = ""
+    trouble: str = ""  # why there is no tiny form of it, or how its tokens differ
+
+
+def survey(name: str) -> Finding:
+    """Build, generate, run."""
+    try:
+        with _time_limit():
+            model = _tiny_model(name)
+            prompts = tiny.prompts(count=3, longest=40)
+            expected = [_generated(model, prompt) for prompt in prompts]
+            kinds = ""
+            for with_kernels in (False, True):
+                ours = copy.deepcopy(model)
+                ours.set_attn_implementation(NAME)
+                if with_kernels and (kernels := load_cpu_kernels()):
+                    kernels.take_over(ours)
+                    kinds = _kernels_of(ours)
+                ready = prepare(ours, tiny.NoTokenizer(), GenerationConfig(eos_token_id=0), name)
+                ready = dataclasses.replace(ready, eos_token_ids=frozenset())
+                for chunk_tokens in (64, 7):
+                    rows, *_ = tiny.run(ready, tiny.requests_of(prompts, _TOKENS), chunk_tokens)
+                    if rows.outputs != expected:
+                        how = "with kernels" if with_kernels else "without kernels"
+                        return Finding(name, trouble=f"other tokens than generate's, {how}, chunks of {chunk_tokens}")
+    except ModelError as error:
+        return Finding(name, refusal=str(error).removeprefix(f"{name}: "))
+    except Exception as error:
+        return Finding(name, trouble=f"{type(error).__name__}: {' '.join(str(error).split())[:80]}")
+    return Finding(name, served=True, kernels=kinds)
+
+
+def _tiny_model(name: str) -> Any:
+    """The first tiny form that can be built and run. Raises what the last attempt met."""
+    trouble: Exception = LookupError()
+    for sizes in _ATTEMPTS:
+        try:
+            config = _tiny_config(type(AutoConfig.for_model(name)), sizes)
+            with torch.device("meta"):
+                count = AutoModelForCausalLM.from_config(config).num_parameters()
+            if count > _PARAMETERS:
+                raise ValueError(f"its smallest form has {count:,} parameters")
+            torch.manual_seed(3)
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().float()
+            _generated(model, [3, 4, 5])
+            return model
+        except TimeoutError:
+            raise
+        except Exception as error:
+            trouble = error
+    raise trouble
+
+
+def _tiny_config(kind: Any, sizes: dict[str, Any]) -> Any:
+    """A configuration of that class, and of those inside it, with all sizes that it knows."""
+    known = {field for base in kind.__mro__ for field in getattr(base, "__annotations__", {})} | set(kind.attribute_map)
+    inner = {field: _tiny_config(type(getattr(kind(), field)), sizes) for field in kind.sub_configs}
+    return kind(**{key: value for key, value in sizes.items() if key in known}, **inner)
+
+
+def _generated(model: Any, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return output[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+
+
+def _kernels_of(model: Any) -> str:
+    kinds = {type(module).__name__ for module in model.modules()}
+    names = {"FusedDecoder": "all layers", "FusedLayer": "a layer", "FusedAttention": "a layer up to its MLP"}
+    return next((text for kind, text in names.items() if kind in kinds), "")
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    def stop(number: int, frame: Any) -> None:
+        raise TimeoutError(f"no tiny form within {_SECONDS} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def page(findings: list[Finding]) -> str:
+    """The survey as a page of the documentation."""
+    served = sorted(finding.name for finding in findings if finding.served)
+    fused: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.served and finding.kernels:
+            fused.setdefault(finding.kernels, []).append(finding.name)
+    refused = [f"| {finding.name} | {finding.refusal} |" for finding in findings if finding.refusal]
+    unknown = [f"| {finding.name} | {finding.trouble} |" for finding in findings if finding.trouble]
+    kernels = [f"| {what} | {', '.join(names)} |" for what, names in sorted(fused.items())]
+    return "\n".join(
+        [
+            "# Models",
+            "",
+            "vasuki runs every causal language model of transformers that attends through its attention interface,",
+            "with a plain KV cache. What it cannot run right it refuses by name before it reads a row.",
+            "",
+            "`scripts/model_survey.py` builds all of them in a tiny form, with random weights, and compares greedy",
+            "tokens in float32 with those of `generate`: prompts whole and in chunks, by torch's operators and by the",
+            "kernels that a CPU is given. Names are those of `model_type` in config.json. With transformers",
+            f"{transformers.__version__} it found:",
+            "",
+            f"## Served: {len(served)}",
+            "",
+            ", ".join(served),
+            "",
+            "On a CPU, kernels of vasuki's own multiply and attend for all of these. For some they compute more:",
+            "",
+            "| in one call | models |",
+            "|---|---|",
+            *kernels,
+            "",
+            f"## Refused: {len(refused)}",
+            "",
+            "| model | why |",
+            "|---|---|",
+            *refused,
+            "",
+            f"## Not known: {len(unknown)}",
+            "",
+            "The survey finds no tiny form of these that `generate` runs. They are served or refused as they are met.",
+            "",
+            "| model | what stood in the way |",
+            "|---|---|",
+            *unknown,
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="model types; all by default")
+    parser.add_argument("--write", action="store_true", help=f"write {_PAGE.name}")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    transformers.logging.set_verbosity_error()
+    findings = []
+    for name in options.names or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        findings.append(survey(name))
+        print(findings[-1], flush=True)
+    if options.write:
+        _PAGE.write_text(page(findings), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

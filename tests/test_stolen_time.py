@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vasuki.stolen_time import StolenTime
+
+# user nice system idle iowait irq softirq steal guest guest_nice
+BEFORE = "cpu  100 0 20 500 5 0 1 30 7 0\ncpu0 50 0 10 250 3 0 0 15 7 0\n"
+AFTER = "cpu  160 0 30 505 5 0 1 55 9 0\ncpu0 80 0 15 253 3 0 0 27 9 0\n"
+
+
+def test_the_share_is_of_the_time_that_passed_since(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text(BEFORE)
+    stolen = StolenTime(stat)
+    assert stolen.share == 0
+    stat.write_text(AFTER)
+    assert stolen.share == pytest.approx(25 / 100), "a guest's time is in user already"
+
+
+def test_where_the_system_does_not_say_nothing_is_stolen(tmp_path: Path) -> None:
+    assert StolenTime(tmp_path / "stat").share == 0
+
+
+def test_this_system_is_understood() -> None:
+    assert 0 <= StolenTime().share <= 1
