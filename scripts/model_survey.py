@@ -65,6 +65,14 @@ _SIZES: dict[str, Any] = dict(
     n_group=1,
     topk_group=1,
     head_dim=8,
+    global_head_dim=16,
+    num_global_key_value_heads=1,
+    hidden_size_per_layer_input=8,
+    vocab_size_per_layer_input=tiny.VOCAB,
+    laurel_rank=4,
+    altup_num_inputs=2,
+    activation_sparsity_pattern=[0.0] * 4,
+    num_kv_shared_layers=0,
 )
 _LATENT = dict(
     num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8
@@ -135,7 +143,8 @@ def _tiny_model(name: str) -> Any:
 def _tiny_config(kind: Any, sizes: dict[str, Any]) -> Any:
     """A configuration of that class, and of those inside it, with all sizes that it knows."""
     known = {field for base in kind.__mro__ for field in getattr(base, "__annotations__", {})} | set(kind.attribute_map)
-    inner = {field: _tiny_config(type(getattr(kind(), field)), sizes) for field in kind.sub_configs}
+    parts = {field: getattr(kind(), field) for field in kind.sub_configs}
+    inner = {field: _tiny_config(type(part), sizes) for field, part in parts.items() if part is not None}
     return kind(**{key: value for key, value in sizes.items() if key in known}, **inner)
 
 

@@ -154,6 +154,23 @@ def test_latent_attention() -> None:
     assert narrow == {"q": (2048, 3072), "kv_a": (2048, 576), "kv_b": (512, 4096), "o": (2048, 2048)}
 
 
+def test_heads_that_differ_with_the_window() -> None:
+    """Gemma 4, as its makers and as transformers write its config.json."""
+    kinds = (["sliding_attention"] * 5 + ["full_attention"]) * 2
+    sizes = config(model_type="gemma4_text", head_dim=32, num_key_value_heads=4, layer_types=kinds, sliding_window=8)
+    published = sizes | {"global_head_dim": 64, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+    written = sizes | {"per_layer_config": {i: {"head_dim": 64, "num_key_value_heads": 1} for i in ("05", "11")}}
+    shapes = [shape_from_config(each, "gemma") for each in (published, written)]
+    assert shapes[0] == shapes[1]
+    shape = shapes[0]
+    assert (shape.full_heads, shape.num_kv_heads, shape.head_dim) == ((1, 64), 4, 32)
+    stored = 10 * 4 * 32 + 2 * 1 * 64
+    assert stored * 2 * 2 <= shape.kv_bytes_per_token < stored * 2 * 2 + 4 * 12, "rounded up to whole numbers a layer"
+    assert shape.attention_flops(100, 10) == 4 * 4 * (2 * 64 * 100 + 10 * 32 * 10)
+    with pytest.raises(ModelError, match="differ in other ways"):
+        shape_from_config(sizes | {"per_layer_config": {"00": {"head_dim": 64}}})
+
+
 def test_gpt_2_spelling() -> None:
     shape = shape_from_config(
         {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}

@@ -275,7 +275,7 @@ class _Run:
         kv, layout = self.config.kv, loaded.kv_layout
         if loaded.device.type != "cpu" or kv.offload not in ("auto", "none"):
             kv = within_host_memory(kv, available_bytes(torch.device("cpu")))
-        preferred = preferred_block_tokens(layout.dtype, loaded.device, layout.head_dim)
+        preferred = preferred_block_tokens(layout.dtype, loaded.device, min(layout.head_dims))
         if kv.block_tokens != "auto" or preferred is None:
             return kv
         return kv.model_copy(update={"block_tokens": preferred})

@@ -52,7 +52,7 @@ _SPELLINGS = {
     "intermediate": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
     "context": ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len"),
     "experts": ("num_experts", "num_local_experts", "n_routed_experts"),
-    "experts_per_token": ("num_experts_per_tok", "num_experts_per_token"),
+    "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "top_k_experts"),
     "dtype": ("dtype", "torch_dtype"),
 }
 
@@ -72,9 +72,9 @@ _PLAIN_MLP = {
 }
 # Architectures that share embedding and head unless the config says otherwise (their configs often leave the key out).
 _TIED = {"gpt2", "opt", "gemma", "gemma2", "gemma3", "gemma3_text", "bloom", "mpt", "gpt_bigcode", "cohere", "cohere2"}
-_TIED |= {"starcoder2", "smollm3", "gpt_neo", "falcon"}
+_TIED |= {"starcoder2", "smollm3", "gpt_neo", "falcon", "gemma3n_text", "gemma4", "gemma4_text"}
 # Architectures with norms around both the attention and the MLP.
-_SANDWICH_NORMS = {"gemma2", "gemma3", "gemma3_text", "glm4"}
+_SANDWICH_NORMS = {"gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text", "glm4"}
 # LayerNorm (weight and bias) instead of RMSNorm (weight).
 _LAYER_NORM = {"gpt2", "gpt_neox", "gpt_neo", "gptj", "opt", "phi", "bloom", "falcon", "starcoder2", "gpt_bigcode"}
 # What the config of an architecture implies where it is silent about biases: q, k and v; output; MLP.
@@ -82,7 +82,7 @@ _BIASES = dict.fromkeys(("gpt2", "gpt_neox", "opt", "phi", "bloom", "gpt_bigcode
 _BIASES |= dict.fromkeys(("qwen2", "qwen2_moe"), (True, False, False))
 _BIASES["gptj"] = (False, False, True)
 # Norms on queries and keys: one weight a head dimension, or one a projected column.
-_QK_NORM_PER_HEAD = {"qwen3", "qwen3_moe", "gemma3", "gemma3_text"}
+_QK_NORM_PER_HEAD = {"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text"}
 _QK_NORM_FULL = {"olmo2", "olmo3"}
 _LONG_ROPE = {"longrope", "su"}  # the second is how early models of Phi-3 spell it
 _UNSUPPORTED_KEYS = {
@@ -129,8 +129,14 @@ def _from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     shared_size = int(config.get("shared_expert_intermediate_size") or shared_size)
     expert_layers = _num_expert_layers(config, layers) if experts else 0
     intermediate = size("intermediate", 4 * hidden) if expert_layers < layers else 0
+    if config.get("enable_moe_block"):  # Gemma 4 has both side by side
+        shared_size = size("intermediate")
+    if config.get("use_double_wide_mlp"):  # of Gemma 4's layers that share keys and values with others
+        intermediate = intermediate * (layers + int(config.get("num_kv_shared_layers") or 0)) // layers
     gated = family not in _PLAIN_MLP
     window, windowed_layers = _windows(config, family, layers)
+    full_kv_heads, full_head_dim = _full_heads(config, family, name)
+    lookup = int(config.get("hidden_size_per_layer_input") or 0)  # numbers of a token that a layer looks up
 
     qkv_bias, o_bias, mlp_bias = _BIASES.get(family, (False, False, False))
     qkv_bias = bool(config.get("attention_bias", config.get("use_bias", qkv_bias)))
@@ -141,11 +147,13 @@ def _from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     qkv_width = (heads + 2 * kv_heads) * head_dim
     vectors = norms * norm_width + qkv_bias * qkv_width + o_bias * hidden
     vectors += mlp_bias * ((2 if gated else 1) * intermediate + hidden) if not experts else 0
+    vectors += 2 * hidden * lookup + hidden * (lookup > 0)
     vectors += latent.query_rank + latent.kv_rank if latent else 0
     vectors += 2 * head_dim if family in _QK_NORM_PER_HEAD else 0
     vectors += (heads + kv_heads) * head_dim if family in _QK_NORM_FULL else 0
     if family == "gpt_oss":  # sinks, router bias, and a bias for each expert's matrices
         vectors += heads + experts + experts * (2 * expert_size + hidden)
+    lookups = int(config.get("vocab_size_per_layer_input") or vocab)
     positions = {"gpt2": context, "gpt_bigcode": context, "opt": context + 2}.get(family, 0)
 
     return ModelShape(
@@ -166,11 +174,13 @@ def _from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         num_expert_layers=expert_layers,
         sliding_window=window,
         num_windowed_layers=windowed_layers,
+        full_kv_heads=full_kv_heads,
+        full_head_dim=full_head_dim,
         latent=latent,
         max_context_tokens=context,
         norms_per_layer=norms,
         vector_parameters_per_layer=vectors,
-        extra_parameters=norm_width + positions * hidden,
+        extra_parameters=norm_width + positions * hidden + lookup * layers * (hidden + lookups),
         dtype=_dtype(config),
     )
 
@@ -215,10 +225,27 @@ def _windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int, 
     elif family.startswith("qwen"):  # layers below max_window_layers attend to everything
         windowed = max(0, layers - int(config.get("max_window_layers", layers)))
     else:  # every pattern-th layer attends to everything
-        implied = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}.get(family, 0)
-        pattern = int(config.get("sliding_window_pattern") or implied)
+        implied = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "gemma4_text": 6, "cohere2": 4}
+        pattern = int(config.get("sliding_window_pattern") or implied.get(family, 0))
         windowed = layers - layers // pattern if pattern else layers
     return (window, windowed) if windowed else (0, 0)
+
+
+def _full_heads(config: Mapping[str, Any], family: str, name: str) -> tuple[int, int]:
+    """KV heads of layers without a window and the size of their heads, each 0 where it is that of the others."""
+    if own := config.get("per_layer_config"):  # as transformers writes it: whatever differs, by layer
+        kinds = config.get("layer_types") or []
+        full = {index for index, kind in enumerate(kinds) if kind == "full_attention"}
+        found = {(int(each.get("num_key_value_heads") or 0), int(each.get("head_dim") or 0)) for each in own.values()}
+        if len(found) > 1 or {int(index) for index in own} != full:
+            raise ModelError(f"{name}: layers that differ in other ways than by their window have no cost model")
+        return found.pop()
+    if family == "gemma4_text":
+        shares = config.get("attention_k_eq_v")  # values with keys
+        return int(config.get("num_global_key_value_heads") or 0) if shares else 0, int(
+            config.get("global_head_dim", 512)
+        )
+    return 0, 0
 
 
 def _dtype(config: Mapping[str, Any]) -> str:

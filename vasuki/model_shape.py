@@ -12,8 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
 
 from vasuki.errors import ModelError, did_you_mean
+
+Pairs = TypeVar("Pairs", bound=Any)  # a number or a NumPy array
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1}
 
@@ -52,7 +55,7 @@ class ModelShape:
     intermediate_size: int  # of the dense MLP; 0 if every layer is a mixture of experts
     num_heads: int
     num_kv_heads: int
-    head_dim: int  # of queries and keys
+    head_dim: int  # of a query and a key
     vocab_size: int
     tied_embeddings: bool = False  # the output head shares the embedding's weights
     gated_mlp: bool = True  # two input matrices (gate and up) instead of one
@@ -63,6 +66,8 @@ class ModelShape:
     num_expert_layers: int = 0  # the other layers have the dense MLP
     sliding_window: int = 0  # tokens; 0 if every layer attends to the whole context
     num_windowed_layers: int = 0
+    full_kv_heads: int = 0  # of layers without a window, and the size of their heads,
+    full_head_dim: int = 0  # where they are others than those of layers with one
     latent: Latent | None = None
     max_context_tokens: int = 4096
     norms_per_layer: int = 2  # over the hidden size
@@ -84,9 +89,34 @@ class ModelShape:
         return self.num_layers - self.num_expert_layers
 
     @property
+    def num_full_layers(self) -> int:
+        """Layers that attend to the whole context."""
+        return self.num_layers - self.num_windowed_layers
+
+    @property
+    def full_heads(self) -> tuple[int, int]:
+        """KV heads of such a layer, and the size of its heads."""
+        return self.full_kv_heads or self.num_kv_heads, self.full_head_dim or self.head_dim
+
+    @property
+    def query_width(self) -> int:
+        """Numbers that a layer asks with for a token, on average."""
+        return self.num_heads * self._mean(self.full_heads[1], self.head_dim)
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers that a layer keeps of a token as its key, on average, and as many as its value."""
+        full_kv_heads, full_head_dim = self.full_heads
+        return self._mean(full_kv_heads * full_head_dim, self.num_kv_heads * self.head_dim)
+
+    def _mean(self, full: int, windowed: int) -> int:
+        """Over layers, and not below it."""
+        return -(-(self.num_full_layers * full + self.num_windowed_layers * windowed) // self.num_layers)
+
+    @property
     def attention_matrices(self) -> tuple[Matrix, ...]:
         """Projections of every layer."""
-        width = self.num_heads * self.head_dim
+        width = self.query_width
         if latent := self.latent:
             queries: tuple[Matrix, ...] = (Matrix("q", self.hidden_size, width),)
             if rank := latent.query_rank:
@@ -98,8 +128,7 @@ class ModelShape:
                 Matrix("kv_b", latent.kv_rank, expanded),
                 Matrix("o", self.num_heads * latent.value_dim, self.hidden_size),
             )
-        qkv = width + 2 * self.num_kv_heads * self.head_dim
-        return Matrix("qkv", self.hidden_size, qkv), Matrix("o", width, self.hidden_size)
+        return Matrix("qkv", self.hidden_size, width + 2 * self.kv_width), Matrix("o", width, self.hidden_size)
 
     @property
     def dense_matrices(self) -> tuple[Matrix, ...]:
@@ -164,7 +193,7 @@ class ModelShape:
     @property
     def kv_bytes_per_token_per_layer(self) -> int:
         """2 (K and V) x kv_heads x head_dim x bytes."""
-        return 2 * self.num_kv_heads * self.head_dim * self.kv_dtype_bytes
+        return 2 * self.kv_width * self.kv_dtype_bytes
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -186,17 +215,17 @@ class ModelShape:
         """Output head for one sampled token."""
         return 2 * self.hidden_size * self.vocab_size
 
-    def attention_flops(self, pairs: float, windowed_pairs: float | None = None) -> float:
-        """FLOPs of QK^T and PV over all layers for so many (query, key) pairs.
+    def attention_flops(self, pairs: Pairs, windowed_pairs: Pairs | None = None) -> Pairs:
+        """FLOPs of QK^T and PV over all layers for so many (query, key) pairs, or for several such numbers.
 
         Args:
             pairs: of a layer that sees the whole context; n tokens after c others make n * c + n * (n + 1) / 2.
             windowed_pairs: of a layer with a sliding window; as many as `pairs` if not given.
         """
         windowed_pairs = pairs if windowed_pairs is None else windowed_pairs
-        full_layers = self.num_layers - self.num_windowed_layers
-        per_pair = 4 * self.num_heads * self.head_dim
-        return per_pair * (full_layers * pairs + self.num_windowed_layers * windowed_pairs)
+        full = self.num_full_layers * self.full_heads[1] * pairs
+        windowed = self.num_windowed_layers * self.head_dim * windowed_pairs
+        return cast(Pairs, 4 * self.num_heads * (full + windowed))
 
     def with_dtype(self, dtype: str, kv_dtype: str = "auto") -> ModelShape:
         """The same model with weights in another dtype, and KV in this or in one of its own.

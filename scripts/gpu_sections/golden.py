@@ -210,7 +210,7 @@ def _offload_runs(setting: Setting, model: _Tiny) -> dict[str, Callable[[], _Out
 
 def _round_trip(setting: Setting, layers: int, block_tokens: int) -> tuple[bool, int]:
     """Scattered blocks to the host and back to other places, over poison: whether every byte is the same."""
-    layout = KVLayout(layers, num_kv_heads=2, head_dim=8, dtype=setting.dtype)
+    layout = KVLayout.uniform(layers, num_kv_heads=2, head_dim=8, dtype=setting.dtype)
     device = KVCache(layout, 12, block_tokens, setting.device)
     host = KVCache(layout, 9, block_tokens, torch.device("cpu"), pinned=setting.on_gpu)
     for layer in device.layers:

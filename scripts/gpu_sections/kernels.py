@@ -96,7 +96,7 @@ def _compare(
 ) -> None:
     """Time every way for one batch and check it against float64."""
     shape, device = setting.shape(setting.large), setting.device
-    layout = KVLayout(1, shape.num_kv_heads, shape.head_dim, setting.dtype)
+    layout = KVLayout.uniform(1, shape.num_kv_heads, shape.head_dim, setting.dtype)
     width = -(-max(ends) // block_tokens)
     cache = KVCache(layout, width * len(ends), block_tokens, device)
     cache.layers[0].normal_()
@@ -107,7 +107,7 @@ def _compare(
     key, value = (torch.randn(total, shape.num_kv_heads, shape.head_dim, device=device).to(setting.dtype)
                   for _ in range(2))  # fmt: skip
     variant = Variant(scaling=shape.head_dim**-0.5)
-    kernel = None if setting.on_gpu else load_kernel(shape.head_dim, setting.dtype)
+    kernel = None if setting.on_gpu else load_kernel((shape.head_dim,), setting.dtype)
     step = build_inputs(batch, cache, device, kernel)
     plain = dataclasses.replace(build_inputs(batch, cache, device), varlen=None)
     ways: dict[str, Callable[[], torch.Tensor]] = {
@@ -128,7 +128,7 @@ def _compare(
             error = float((call().double() - reference).norm() / reference.norm())
             if not error < _TOLERANCE:
                 finding.failures.append(f"{way}, {title}, blocks of {block_tokens}: error {error:.3g}")
-            read_bytes = sum(ends) * layout.bytes_per_token_layer
+            read_bytes = sum(ends) * layout.bytes_per_token
             finding.rows.append(
                 {
                     "batch": title,

@@ -32,7 +32,7 @@ def example(
     lengths: list[int], ends: list[int], block_tokens: int, dtype: torch.dtype, device: torch.device, head_dim: int = 16
 ) -> tuple[torch.Tensor, KVCache, np.ndarray]:
     """Random queries, a cache full of random numbers, and tables of scattered blocks."""
-    layout = KVLayout(num_layers=1, num_kv_heads=2, head_dim=head_dim, dtype=dtype)
+    layout = KVLayout.uniform(num_layers=1, num_kv_heads=2, head_dim=head_dim, dtype=dtype)
     widths = [-(-end // block_tokens) for end in ends]
     generator = torch.Generator().manual_seed(sum(ends))
     cache = KVCache(layout, sum(widths) + 3, block_tokens, device)

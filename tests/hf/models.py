@@ -97,6 +97,21 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             **_MOE,
         ),
     ),
+    "gemma4": (  # wider and fewer heads of keys in layers that see everything, two of which share those of others
+        "Gemma4TextConfig",
+        dict(
+            num_hidden_layers=6,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+            head_dim=8,
+            sliding_window=7,
+            attention_k_eq_v=True,
+            global_head_dim=16,
+            num_global_key_value_heads=1,
+            num_kv_shared_layers=2,
+            vocab_size_per_layer_input=VOCAB,
+            hidden_size_per_layer_input=8,
+        ),
+    ),
     "gpt_oss": ("GptOssConfig", dict(head_dim=16, sliding_window=8, num_local_experts=4, num_experts_per_tok=2)),
 }
 # Those whose layers a CPU's kernels compute from end to end.
@@ -226,7 +241,7 @@ def run(
     cache = KVCache(loaded.kv_layout, num_blocks, block_tokens, loaded.device, buffer_of=streamed.buffer_of)
     for layer in cache.layers:
         layer.fill_(1e4)  # finite, and ruinous wherever a stale value is read
-    kernel = load_kernel(loaded.kv_layout.head_dim, loaded.model.dtype, loaded.kv_layout.dtype) if native else None
+    kernel = load_kernel(loaded.kv_layout.head_dims, loaded.model.dtype, loaded.kv_layout.dtype) if native else None
     assert bool(kernel) == native
     offload = None
     if host_blocks or num_streamed:

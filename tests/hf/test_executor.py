@@ -25,7 +25,7 @@ def test_memory_that_runs_out_stops_the_run_cleanly(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_pool_that_the_system_does_not_give_is_named() -> None:
-    layout = KVLayout(num_layers=1, num_kv_heads=2, head_dim=8, dtype=torch.float32)
+    layout = KVLayout.uniform(num_layers=1, num_kv_heads=2, head_dim=8, dtype=torch.float32)
     with pytest.raises(JobFileError, match=r"kv\.device_memory"):
         KVCache(layout, 2**50, 16, torch.device("cpu"))
 

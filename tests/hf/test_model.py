@@ -8,10 +8,11 @@ import pytest
 import torch
 import transformers
 
-from models import NoTokenizer, random_config
+from models import ARCHITECTURES, NoTokenizer, load, random_config
 from vasuki.errors import ModelError
 from vasuki.hf.cpu.kernels import load_cpu_kernels
 from vasuki.hf.model import LoadedModel, prepare, resolve_device, resolve_dtype
+from vasuki.model_config import shape_from_config
 
 SMALL: dict[str, Any] = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
 LATENT: dict[str, Any] = dict(
@@ -68,6 +69,16 @@ def test_rows_end_before_rotary_embeddings_would_change(caplog: pytest.LogCaptur
     loaded = _prepare(transformers.AutoModelForCausalLM.from_config(random_config("phi3")))
     assert loaded.max_context == 80, "which change beyond those of the first training"
     assert "rows of over 80 tokens" in caplog.text
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "gpt_neox"])  # knows no num_key_value_heads
+def test_its_shape_is_read_off_its_config(name: str) -> None:
+    """What is planned with is what is stored, and loaded."""
+    loaded = load(name)
+    shape = shape_from_config(loaded.config.to_dict(), name).with_dtype("float32")
+    assert shape.kv_bytes_per_token == loaded.kv_layout.bytes_per_token
+    roughly = 0.06 if name == "gemma4" else 0  # layers that have no values of their own, or no keys either
+    assert shape.num_parameters == pytest.approx(loaded.model.num_parameters(), rel=roughly)
 
 
 def _prepare(model: Any) -> LoadedModel:

@@ -25,7 +25,7 @@ from vasuki.policy import POLICIES
 from vasuki.scheduler import Limits
 from vasuki.sequence import Request, Sequence
 
-LAYOUT = KVLayout(num_layers=3, num_kv_heads=2, head_dim=4, dtype=torch.float32)
+LAYOUT = KVLayout.uniform(num_layers=3, num_kv_heads=2, head_dim=4, dtype=torch.float32)
 CPU = torch.device("cpu")
 
 
@@ -193,7 +193,7 @@ def test_streamed_layers_take_no_memory_of_their_own(monkeypatch: pytest.MonkeyP
     loaded = load("llama")
     settings = EngineSettings(POLICIES["vasuki"], Limits(16, 16), num_blocks=200, block_tokens=4, streamed_layers=2)
     build_executor(loaded, settings)
-    layer_bytes = 200 * 4 * loaded.kv_layout.bytes_per_token_layer
+    layer_bytes = 200 * 4 * loaded.kv_layout.bytes_per_token // 3
     assert sizes == [layer_bytes] * StreamedLayers.spread(3, 2).device_layers(3)
 
 

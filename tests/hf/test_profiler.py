@@ -351,7 +351,7 @@ def test_stand_ins_have_the_shape(family: str) -> None:
     shape = SHAPES[family].with_dtype("float32")
     loaded = stand_in(shape, 2, torch.float32, CPU)
     layout = loaded.kv_layout
-    assert (layout.num_layers, layout.num_kv_heads, layout.head_dim) == (2, 2, 16)
+    assert layout.heads == ((2, 16), (2, 16))
     matrices = sum(p.numel() for p in loaded.model.parameters() if p.dim() > 1)
     packed = [module for module in loaded.model.modules() if isinstance(module, PackedLinear)]
     matrices += sum(module.in_features * module.out_features for module in packed)

@@ -8,7 +8,7 @@ from vasuki.cost_model.measured import RatioCurve
 from vasuki.cost_model.operators import OperatorModel
 from vasuki.cost_model.parts import Part
 from vasuki.cost_model.rooflines import OperatorCost
-from vasuki.cost_model.sharding import local_heads, local_kv_heads, local_matrix
+from vasuki.cost_model.sharding import local_heads, local_kv_heads, local_kv_width, local_matrix
 from vasuki.cost_model.work import StepWork
 from vasuki.layout import Layout
 from vasuki.model_shape import Matrix, ModelShape
@@ -22,7 +22,11 @@ class LayerModel:
         self._shape = shape
         self._layout = layout
         self._operators = operators
-        self._heads, self._kv_heads = local_heads(shape, layout), local_kv_heads(shape, layout)
+        full_kv_heads, full_head_dim = shape.full_heads
+        full_kv_heads = max(1, full_kv_heads // layout.tensor_parallel)
+        # (query heads, KV heads, size of a head) of layers that attend to everything, and of those with a window
+        self._full = (local_heads(shape, layout), full_kv_heads, full_head_dim)
+        self._windowed = (local_heads(shape, layout), local_kv_heads(shape, layout), shape.head_dim)
         measured = profile.measured.in_step if profile.measured else None
         self._in_step_ratio = RatioCurve(measured.tokens, measured.ratio) if measured else None
         self._in_step_cache: dict[int, float] = {}
@@ -30,7 +34,13 @@ class LayerModel:
         self._last_mlp_cache: dict[int, tuple[OperatorCost, OperatorCost]] = {}
         self._outside_cache: dict[tuple[int, int], OperatorCost] = {}
         # One layer's attention without the parts, before `in_step`.
-        self.attention_seconds = operators.attention_seconds(self._heads, self._kv_heads, shape.head_dim)
+        self.attention_seconds = operators.attention_seconds(*self._full)
+        self.windowed_attention_seconds = operators.attention_seconds(*self._windowed)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether layers with a window are like those without, where it holds all."""
+        return self._full == self._windowed
 
     def in_step(self, num_tokens: int) -> float:
         """What the operators of a step of so many tokens take there, over what they take alone."""
@@ -96,14 +106,12 @@ class LayerModel:
     def _elementwise(self, num_tokens: int) -> OperatorCost:
         shape, operators = self._shape, self._operators
         item, hidden = shape.dtype_bytes, shape.hidden_size
-        heads, kv_heads = self._heads, self._kv_heads
+        queries, keys = shape.query_width / self._layout.tensor_parallel, local_kv_width(shape, self._layout)
         widths = shape.num_dense_layers * shape.intermediate_size + shape.num_expert_layers * self._expert_width
         return (
             operators.elementwise("norm", num_tokens, 2 * hidden * item).scaled(shape.norms_per_layer)
-            + operators.elementwise("rope", num_tokens, 2 * (heads + kv_heads) * shape.head_dim * item)
-            + operators.elementwise(
-                "kv_write", num_tokens, 2 * kv_heads * shape.head_dim * (item + shape.kv_dtype_bytes)
-            )
+            + operators.elementwise("rope", num_tokens, 2 * (queries + keys) * item)
+            + operators.elementwise("kv_write", num_tokens, 2 * keys * (item + shape.kv_dtype_bytes))
             + self._activation(num_tokens, widths / shape.num_layers)
             + operators.elementwise("residual", num_tokens, 3 * hidden * item).scaled(2)
         )
@@ -121,19 +129,25 @@ class LayerModel:
     def attention(self, work: StepWork, layers: int) -> OperatorCost:
         """Attention of `layers` layers, windowed ones in proportion."""
         shape = self._shape
-        full = self._layer_attention(work.decode_context_tokens, work.chunk_pairs, work.chunk_context_tokens)
+        full = self._layer_attention(
+            self._full, work.decode_context_tokens, work.chunk_pairs, work.chunk_context_tokens
+        )
         full = full.slowed(in_step := self.in_step(work.num_tokens))
         if not shape.num_windowed_layers:
             return full.scaled(layers)
         windowed = self._layer_attention(
-            work.windowed_decode_context_tokens, work.windowed_chunk_pairs, work.windowed_chunk_context_tokens
+            self._windowed,
+            work.windowed_decode_context_tokens,
+            work.windowed_chunk_pairs,
+            work.windowed_chunk_context_tokens,
         )
         share = shape.num_windowed_layers / shape.num_layers
         return full.scaled(layers * (1 - share)) + windowed.slowed(in_step).scaled(layers * share)
 
-    def _layer_attention(self, decode_context: float, chunk_pairs: float, chunk_context: float) -> OperatorCost:
+    def _layer_attention(
+        self, heads: tuple[int, int, int], decode_context: float, chunk_pairs: float, chunk_context: float
+    ) -> OperatorCost:
         """Decodes and longer chunks run as two kernels, one bound by memory, the other by compute (Sarathi, 4.3.1)."""
-        heads = (self._heads, self._kv_heads, self._shape.head_dim)
         decodes = self._operators.decode_attention(decode_context, *heads)
         if not chunk_pairs:
             return decodes

@@ -18,6 +18,11 @@ def local_kv_heads(shape: ModelShape, layout: Layout) -> int:
     return max(1, shape.num_kv_heads // layout.tensor_parallel)
 
 
+def local_kv_width(shape: ModelShape, layout: Layout) -> int:
+    """Numbers of a token's keys, on average over layers."""
+    return math.ceil(shape.kv_width * local_kv_heads(shape, layout) / shape.num_kv_heads)
+
+
 def local_matrix(matrix: Matrix, shape: ModelShape, layout: Layout) -> tuple[int, int]:
     """(k, n) of a matrix: the first of a pair is cut by columns, the second by rows."""
     group = layout.tensor_parallel
@@ -26,5 +31,5 @@ def local_matrix(matrix: Matrix, shape: ModelShape, layout: Layout) -> tuple[int
     if matrix.name in ("o", "down", "shared_down"):
         return math.ceil(matrix.k / group), matrix.n
     if matrix.name == "qkv":
-        return matrix.k, (local_heads(shape, layout) + 2 * local_kv_heads(shape, layout)) * shape.head_dim
+        return matrix.k, math.ceil(shape.query_width / group) + 2 * local_kv_width(shape, layout)
     return matrix.k, math.ceil(matrix.n / group)

@@ -64,7 +64,7 @@ class PartTimes:
         attention_s = attention_seconds(work.decode_context_tokens, work.chunk_pairs, work.chunk_context_tokens)
         if shape.num_windowed_layers:  # every stage has its share of them
             share = shape.num_windowed_layers / shape.num_layers
-            windowed_s = attention_seconds(
+            windowed_s = self._layers.windowed_attention_seconds(
                 work.windowed_decode_context_tokens, work.windowed_chunk_pairs, work.windowed_chunk_context_tokens
             )
             attention_s += share * (windowed_s - attention_s)
@@ -90,10 +90,13 @@ class PartTimes:
         layers = self._shape.num_layers - windowed_layers
         in_step = self._layers.in_step(tokens)
         full, windowed = in_step * layers, in_step * windowed_layers
-        all_fits = not windowed_layers or self._fits_into_window(work, num_steps, window_rooms)
+        all_fits = not windowed_layers or (
+            self._layers.is_uniform and self._fits_into_window(work, num_steps, window_rooms)
+        )
         windowed_sums = self._windowed_sums(work, num_steps, window_rooms)
         attention_s = 0.0
         fixed_s, attention_seconds = self._fixed_s(tokens, work.num_samples), self._layers.attention_seconds
+        windowed_seconds = self._layers.windowed_attention_seconds
         decodes, chunk_tokens = work.num_decodes, tokens - work.num_decodes
         decode_context, chunk_context = work.decode_context_tokens, work.chunk_context_tokens
         pairs, more_pairs = work.chunk_pairs, chunk_tokens * chunk_tokens
@@ -110,7 +113,7 @@ class PartTimes:
                 attention_s = attention_seconds(decode_context, pairs, chunk_context)
                 device_s += full * attention_s
             if windowed_layers:
-                device_s += windowed * (attention_s if all_fits else attention_seconds(*next(windowed_sums)))
+                device_s += windowed * (attention_s if all_fits else windowed_seconds(*next(windowed_sums)))
             busy_s = self._busy_s(device_s)
             if streamed_layers:
                 streamed_s = transfer_s((decode_context + chunk_context) * token_bytes + block_bytes)

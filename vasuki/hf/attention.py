@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import pad
 from transformers import AttentionInterface
 
+from vasuki.hf.cuda import varlen
 from vasuki.hf.inputs import PagedTiles, StepInputs
 from vasuki.hf.plain_attention import Variant, attend_gathered
 
@@ -115,13 +116,17 @@ def attend(
     store(key, value, layer, step)
     if step.tiles is not None:
         output = _attend_tiles(query, layer, step, step.tiles, variant)
-    elif step.varlen is not None and variant.is_plain and query.dtype is step.cache.layout.dtype:
+    elif step.varlen is not None and _is_for_varlen(query, step, variant):
         output = step.varlen(query.contiguous(), step.cache.layers[layer], variant.scaling, variant.window)
     else:
         output = attend_gathered(query, layer, step, variant)
     if step.offload is not None:
         step.offload.after_layer(layer)
     return output
+
+
+def _is_for_varlen(query: torch.Tensor, step: StepInputs, variant: Variant) -> bool:
+    return variant.is_plain and query.dtype is step.cache.layout.dtype and varlen.takes(query.shape[-1])
 
 
 def store(key: torch.Tensor, value: torch.Tensor, layer: int, step: StepInputs) -> None:

@@ -131,7 +131,7 @@ class StepInputs:
     offload: Offload | None  # moves KV beside the compute
     # The chunks, as each way of computing attention wants them.
     tiles: PagedTiles | None  # the compiled kernel of a CPU, where there is one
-    varlen: PagedVarlen | None  # CUDA's, for layers whose attention is plain
+    varlen: PagedVarlen | None  # CUDA's, for layers whose attention is plain and whose heads it takes
     gathered: Gathered  # torch operators
 
 
@@ -198,7 +198,7 @@ def build_inputs(
 def _varlen(
     lengths: np.ndarray, ends: np.ndarray, tables: np.ndarray, cache: KVCache, device: torch.device
 ) -> PagedVarlen | None:
-    if varlen.why_unavailable(cache.layout.dtype, device, cache.layout.head_dim):
+    if all(varlen.why_unavailable(cache.layout.dtype, device, head_dim) for head_dim in cache.layout.head_dims):
         return None
     return PagedVarlen(lengths, ends, tables, cache.block_tokens, device)
 

@@ -3,8 +3,8 @@
     layers[l]   [num_blocks, 2, block_tokens, num_kv_heads, head_dim]
                  ^           ^ keys, then values
 
-One block of one layer is contiguous, so moving it between tiers is one copy. A position's *slot* is
-`block * block_tokens + offset`.
+Layers may differ in their heads. One block of one layer is contiguous, so moving it between tiers is one copy. A
+position's *slot* is `block * block_tokens + offset`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,27 @@ from vasuki.errors import JobFileError
 class KVLayout:
     """Shape of what one token leaves in the KV cache."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    heads: tuple[tuple[int, int], ...]  # (num_kv_heads, head_dim) of each layer
     dtype: torch.dtype
 
+    @classmethod
+    def uniform(cls, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVLayout:
+        """Layers that are all alike."""
+        return cls(((num_kv_heads, head_dim),) * num_layers, dtype)
+
     @property
-    def bytes_per_token_layer(self) -> int:
-        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize  # keys and values
+    def num_layers(self) -> int:
+        return len(self.heads)
+
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """Each size of a head once, rising."""
+        return tuple(sorted({head_dim for _, head_dim in self.heads}))
 
     @property
     def bytes_per_token(self) -> int:
-        return self.num_layers * self.bytes_per_token_layer
+        """Keys and values of all layers."""
+        return sum(2 * num_kv_heads * head_dim for num_kv_heads, head_dim in self.heads) * self.dtype.itemsize
 
 
 class KVCache:
@@ -58,13 +67,16 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.buffer_of = dict(buffer_of or {})
-        shape = (num_blocks, 2, block_tokens, layout.num_kv_heads, layout.head_dim)
+        shapes = [(num_blocks, 2, block_tokens, *heads) for heads in layout.heads]
         # Zeroed, because kernels may read the unused tail of a block and a stray NaN would spread through 0 x NaN.
         zeros = pinned_zeros if pinned else _lazy_zeros if device.type == "cpu" else partial(_device_zeros, device)
-        buffers = {buffer: zeros(shape, layout.dtype) for buffer in sorted(set(self.buffer_of.values()))}
+        widest = max(map(math.prod, shapes))
+        buffers = {buffer: zeros((widest,), layout.dtype) for buffer in sorted(set(self.buffer_of.values()))}
         self.layers = [
-            buffers[self.buffer_of[layer]] if layer in self.buffer_of else zeros(shape, layout.dtype)
-            for layer in range(layout.num_layers)
+            buffers[self.buffer_of[layer]][: math.prod(shape)].view(shape)
+            if layer in self.buffer_of
+            else zeros(shape, layout.dtype)
+            for layer, shape in enumerate(shapes)
         ]
 
     @property
@@ -74,8 +86,8 @@ class KVCache:
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor) -> None:
         """Store keys and values `[num_tokens, num_kv_heads, head_dim]` at `rows`, as made by `rows_of_slots`."""
-        width = self.layout.num_kv_heads * self.layout.head_dim
-        flat = self.layers[layer].view(-1, width)
+        flat = self.layers[layer].flatten(0, 2).flatten(1)
+        width = flat.shape[1]
         flat.index_copy_(0, rows, keys.reshape(-1, width).to(flat.dtype))
         flat.index_copy_(0, rows + self.block_tokens, values.reshape(-1, width).to(flat.dtype))
 

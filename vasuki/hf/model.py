@@ -219,8 +219,8 @@ def prepare(
     ready = LoadedModel(model, tokenizer, config, eos_ids, layout, dtype, model.device)
     if not uses_kernels or model.device.type != "cpu":
         return ready
-    rounds = dtype is torch.bfloat16
-    kernel, compile_s = _timed(partial(paged_attention.load_kernel, layout.head_dim, model.dtype, layout.dtype, rounds))
+    types = (model.dtype, layout.dtype, dtype is torch.bfloat16)
+    kernel, compile_s = _timed(partial(paged_attention.load_kernel, layout.head_dims, *types))
     return replace(ready, kernel=kernel, compile_s=compile_s)
 
 

@@ -107,7 +107,9 @@ def observe(model: Any) -> dict[torch.nn.Module, Observation]:
     model.set_attn_implementation(_NAME)
     try:
         with torch.inference_mode():
-            model(input_ids=tokens, position_ids=positions, use_cache=False, step=observer)
+            # As a step does: some models compute less where logits are wanted of the last token alone.
+            kept = torch.arange(_NUM_TOKENS, device=model.device)
+            model(input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=kept, step=observer)
     finally:
         model.set_attn_implementation(attention.NAME)
     return observer.seen
@@ -150,6 +152,4 @@ def probe(model: Any, num_layers: int) -> KVLayout:
         heads[cast(int, layer.layer_idx)] = (num_kv_heads, head_dim)
     if heads.keys() != set(range(num_layers)):
         raise Unsupported(f"{len(heads)} of its {num_layers} layers use the attention interface")
-    if len(set(heads.values())) > 1:
-        raise Unsupported("its layers differ in the number or size of their KV heads")
-    return KVLayout(num_layers, *heads[0], dtype=model.dtype)
+    return KVLayout(tuple(heads[layer] for layer in range(num_layers)), model.dtype)

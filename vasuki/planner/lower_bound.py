@@ -142,9 +142,7 @@ def _request_flops(shape: ModelShape, prompts: Tokens, outputs: Tokens) -> npt.N
         windowed = growing * (growing + 1) / 2 + (computed - growing) * shape.sliding_window
     else:
         windowed = pairs
-    per_pair = 4.0 * shape.num_heads * shape.head_dim
-    full_layers = shape.num_layers - shape.num_windowed_layers
-    attention = per_pair * (full_layers * pairs + shape.num_windowed_layers * windowed)
+    attention = shape.attention_flops(pairs, windowed)
     flops: npt.NDArray[np.float64] = (
         computed * shape.linear_flops_per_token
         - (computed - outputs) * shape.last_mlp_flops_per_token
@@ -168,11 +166,11 @@ def _kv_read_bytes_each(shape: ModelShape, prompts: Tokens, outputs: Tokens) -> 
     one."""
     decodes = (outputs - 1).astype(np.float64)
     contexts = decodes * prompts + decodes * (decodes + 1) / 2
-    windowed_layers = shape.num_windowed_layers
-    total = (shape.num_layers - windowed_layers) * contexts
-    if windowed_layers:
+    full_kv_heads, full_head_dim = shape.full_heads
+    total = shape.num_full_layers * full_kv_heads * full_head_dim * contexts
+    if shape.num_windowed_layers:
         growing = np.clip(shape.sliding_window - prompts, 0, decodes)
         windowed = growing * prompts + growing * (growing + 1) / 2 + (decodes - growing) * shape.sliding_window
-        total = total + windowed_layers * windowed
-    read: npt.NDArray[np.float64] = total * float(shape.kv_bytes_per_token_per_layer)
+        total = total + shape.num_windowed_layers * shape.num_kv_heads * shape.head_dim * windowed
+    read: npt.NDArray[np.float64] = total * (2.0 * shape.kv_dtype_bytes)
     return read

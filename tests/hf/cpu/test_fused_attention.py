@@ -21,7 +21,7 @@ from vasuki.hf.cpu.packed_linear import pack_linear_layers
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 
-OWN = {"phi3", "olmo2", "gpt_neox", "gpt_oss", "ministral3", "deepseek_v3"}  # joined, normed or rotated otherwise
+OWN = {"phi3", "olmo2", "gpt_neox", "gpt_oss", "ministral3", "deepseek_v3", "gemma4"}  # other layers
 
 
 @given(

@@ -15,28 +15,28 @@ pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler
 
 
 def test_loading_it_leaves_denormals_alone() -> None:
-    assert paged_attention.load_kernel(8, torch.float32) is not None
+    assert paged_attention.load_kernel((8,), torch.float32) is not None
     assert sys.float_info.min / 2 > 0
 
 
 def test_a_failing_compiler_means_no_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("CXX", "/bin/false")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert paged_attention.load_kernel(8, torch.float32) is None
+    assert paged_attention.load_kernel((8,), torch.float32) is None
     assert not list(tmp_path.rglob("*.so"))
 
 
 def test_types_without_a_kernel() -> None:
-    assert paged_attention.load_kernel(8, torch.float16) is None
+    assert paged_attention.load_kernel((8,), torch.float16) is None
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 7, 900])
 def test_stores_like_its_plain_twin(dtype: torch.dtype, kv_dtype: torch.dtype, tokens: int) -> None:
-    kernel = paged_attention.load_kernel(24, dtype, kv_dtype)
+    kernel = paged_attention.load_kernel((24,), dtype, kv_dtype)
     assert kernel is not None
-    caches = [KVCache(KVLayout(1, 3, 24, kv_dtype), 80, 16, torch.device("cpu")) for _ in range(2)]
+    caches = [KVCache(KVLayout.uniform(1, 3, 24, kv_dtype), 80, 16, torch.device("cpu")) for _ in range(2)]
     torch.manual_seed(0)
     rows = caches[0].rows_of_slots(torch.randperm(80 * 16)[:tokens])
     keys = torch.randn(tokens, 3, 24).to(dtype)
@@ -56,7 +56,7 @@ def test_attends_like_its_plain_twin(
     head_dim: int, kv_dtype: torch.dtype, group: int, block_tokens: int, window: int | None, rounds: bool
 ) -> None:
     """Single tokens and a chunk, beside slots whose content nobody may see."""
-    kernel = paged_attention.load_kernel(head_dim, torch.float32, kv_dtype, rounds)
+    kernel = paged_attention.load_kernel((head_dim,), torch.float32, kv_dtype, rounds)
     assert kernel is not None
     torch.manual_seed(0)
     positions, kv_heads, scaling = [0, 3, 15, 16, 77], 2, head_dim**-0.5

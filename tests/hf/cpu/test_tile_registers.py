@@ -100,7 +100,7 @@ class Chunks:
 
     def attend(self, query: torch.Tensor, window: int | None = None) -> torch.Tensor:
         """By the kernel."""
-        kernel = load_kernel(self.head_dim, torch.float32, self.cache.dtype, rounds=True)
+        kernel = load_kernel((self.head_dim,), torch.float32, self.cache.dtype, rounds=True)
         assert kernel is not None
         out = torch.empty_like(query)
         scaling = self.head_dim**-0.5

@@ -147,7 +147,8 @@ def can_record(loaded: LoadedModel, block_tokens: int) -> bool:
     """Whether a model's steps of single tokens can be recorded: not where the size of some tensor depends on contexts,
     nor where copies wait between layers."""
     layout = loaded.kv_layout
-    if varlen.why_unavailable(layout.dtype, loaded.device, layout.head_dim) or not can_page(block_tokens):
+    lacks = any(varlen.why_unavailable(layout.dtype, loaded.device, head_dim) for head_dim in layout.head_dims)
+    if lacks or not can_page(block_tokens):
         return False
     if not loaded.compiles or loaded.copies is not None or layout.dtype is not loaded.dtype:
         return False

@@ -33,6 +33,11 @@ _AMPERE = (8, 0)
 Varlen = Callable[..., Any]  # a tensor, or with more where more is asked for
 
 
+def takes(head_dim: int) -> bool:
+    """Whether the kernel is made for heads of that size."""
+    return head_dim % 8 == 0 and head_dim <= _MOST_HEAD_DIM
+
+
 def why_unavailable(dtype: torch.dtype, device: torch.device, head_dim: int) -> str:
     """Empty if the kernel serves such a model, else what is in the way."""
     if device.type != "cuda":
@@ -41,7 +46,7 @@ def why_unavailable(dtype: torch.dtype, device: torch.device, head_dim: int) -> 
         return "the kernel is not checked on ROCm"
     if dtype not in (torch.float16, torch.bfloat16):
         return f"the kernel takes float16 and bfloat16, not {str(dtype).removeprefix('torch.')}"
-    if head_dim % 8 or head_dim > _MOST_HEAD_DIM:
+    if not takes(head_dim):
         return f"the kernel takes heads of a multiple of 8 up to {_MOST_HEAD_DIM} dimensions, not {head_dim}"
     if torch.cuda.get_device_capability(device) < _AMPERE:
         return "the kernel needs compute capability 8.0"

@@ -259,7 +259,7 @@ class _Profiler:
         if self.kind != "cpu":
             return None
         bench, rounds = self.bench, self.bench.dtype is torch.bfloat16
-        return load_kernel(self.shape.head_dim, bench.between, kv_dtype or bench.dtype, rounds)
+        return load_kernel((self.shape.head_dim,), bench.between, kv_dtype or bench.dtype, rounds)
 
     def _floor(self) -> Overheads:
         """Overheads without the parts that come from whole steps."""

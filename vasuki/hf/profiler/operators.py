@@ -244,7 +244,7 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
     ).to(bench.device, bench.between)
     if bench.kernels:
         bench.kernels.take_over(norm)
-    cache = KVCache(KVLayout(_KV_LAYERS, kv_heads, head_dim, bench.dtype), 256, BLOCK_TOKENS, bench.device)
+    cache = KVCache(KVLayout.uniform(_KV_LAYERS, kv_heads, head_dim, bench.dtype), 256, BLOCK_TOKENS, bench.device)
 
     def norm_call(tokens: int) -> Call:
         rows = bench.tensor(1, tokens, hidden)
@@ -324,7 +324,7 @@ def mlp_width(shape: ModelShape) -> int:
 def measure_attention(bench: Bench, kernel: PagedKernel | None, kv_dtype: torch.dtype) -> AttentionPoints:
     """One layer of attention as the engine runs it, less the KV write, which is an operator of its own."""
     shape = bench.shape
-    layout = KVLayout(_KV_LAYERS, shape.num_kv_heads, shape.head_dim, kv_dtype)
+    layout = KVLayout.uniform(_KV_LAYERS, shape.num_kv_heads, shape.head_dim, kv_dtype)
     wanted = [(count, 1, context) for count, context in bench.effort.decodes] + list(bench.effort.chunks)
     wanted = [point for point in wanted if point[2] <= shape.max_context_tokens]
     wanted = wanted or [(1, 1, 16), (1, 16, 16)]
@@ -444,8 +444,8 @@ def allocation_s(bench: Bench, num_bytes: int = 2**20) -> float:
 def first_touch_s_per_mib(bench: Bench) -> float:
     """What a MiB of a CPU's KV pool costs when it is first written, over what it costs later: page faults."""
     shape = bench.shape
-    layout = KVLayout(_KV_LAYERS, shape.num_kv_heads, shape.head_dim, bench.dtype)
-    block_bytes = BLOCK_TOKENS * layout.bytes_per_token_layer
+    layout = KVLayout.uniform(_KV_LAYERS, shape.num_kv_heads, shape.head_dim, bench.dtype)
+    block_bytes = BLOCK_TOKENS * layout.bytes_per_token // _KV_LAYERS
 
     def seconds() -> float:
         # As large as pools are, which malloc takes from the system anew; a part of it is touched, block by block.

@@ -129,6 +129,8 @@ def cut(shape: ModelShape, layers: int) -> ModelShape:
         num_expert_layers=expert_layers,
         num_windowed_layers=0,
         sliding_window=0,
+        full_kv_heads=0,
+        full_head_dim=0,
         latent=None,
     )
 
