@@ -13,10 +13,11 @@ import copy
 import dataclasses
 import importlib
 import logging
+import re
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,7 @@ _SIZES: dict[str, Any] = dict(
     n_group=1,
     topk_group=1,
     head_dim=8,
+    v_head_dim=8,
     global_head_dim=16,
     num_global_key_value_heads=1,
     hidden_size_per_layer_input=8,
@@ -78,6 +80,10 @@ _LATENT = dict(
     num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8
 )
 _ATTEMPTS = (_SIZES, {**_SIZES, **_LATENT}, {key: value for key, value in _SIZES.items() if key != "head_dim"})
+
+
+# What the class of a configuration leaves out, and every published model has.
+_OWN = {"lfm2": dict(layer_types=["conv", "full_attention"] * 2)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,28 +101,33 @@ def survey(name: str) -> Finding:
     """Build, generate, run."""
     try:
         with _time_limit():
-            model = _tiny_model(name)
-            prompts = tiny.prompts(count=3, longest=40)
-            expected = [_generated(model, prompt) for prompt in prompts]
-            kinds = ""
-            for with_kernels in (False, True):
-                ours = copy.deepcopy(model)
-                ours.set_attn_implementation(NAME)
-                if with_kernels and (kernels := load_cpu_kernels()):
-                    kernels.take_over(ours)
-                    kinds = _kernels_of(ours)
-                ready = prepare(ours, tiny.NoTokenizer(), GenerationConfig(eos_token_id=0), name)
-                ready = dataclasses.replace(ready, eos_token_ids=frozenset())
-                for chunk_tokens in (64, 7):
-                    rows, *_ = tiny.run(ready, tiny.requests_of(prompts, _TOKENS), chunk_tokens)
-                    if rows.outputs != expected:
-                        how = "with kernels" if with_kernels else "without kernels"
-                        return Finding(name, trouble=f"other tokens than generate's, {how}, chunks of {chunk_tokens}")
+            return Finding(name, served=True, kernels=_run(name))
     except ModelError as error:
         return Finding(name, refusal=str(error).removeprefix(f"{name}: "))
     except Exception as error:
         return Finding(name, trouble=f"{type(error).__name__}: {' '.join(str(error).split())[:80]}")
-    return Finding(name, served=True, kernels=kinds)
+
+
+def _run(name: str) -> str:
+    """What kernels compute of it. Raises ModelError if it is refused, ValueError if any way of running it gives other
+    tokens than `generate`, or what building it raises."""
+    model = _tiny_model(name)
+    prompts = tiny.prompts(count=3, longest=40)
+    expected = [_generated(model, prompt) for prompt in prompts]
+    for kernels in (None, load_cpu_kernels()):
+        ours = copy.deepcopy(model)
+        ours.set_attn_implementation(NAME)
+        if kernels:
+            kernels.take_over(ours)
+        ready = prepare(ours, tiny.NoTokenizer(), GenerationConfig(eos_token_id=0), name)
+        ready = dataclasses.replace(ready, eos_token_ids=frozenset())
+        for chunk_tokens in (64, 7):
+            rows, *_ = tiny.run(ready, tiny.requests_of(prompts, _TOKENS), chunk_tokens)
+            if rows.outputs != expected:
+                by_itself = [_without_a_cache(model, prompt) for prompt in prompts]
+                who = "`generate` changes its tokens by its cache" if rows.outputs == by_itself else "tokens differ"
+                raise ValueError(f"{who}, {'with' if kernels else 'without'} kernels, chunks of {chunk_tokens}")
+    return _kernels_of(ours)
 
 
 def _tiny_model(name: str) -> Any:
@@ -124,7 +135,7 @@ def _tiny_model(name: str) -> Any:
     trouble: Exception = LookupError()
     for sizes in _ATTEMPTS:
         try:
-            config = _tiny_config(type(AutoConfig.for_model(name)), sizes)
+            config = _tiny_config(type(AutoConfig.for_model(name)), {**sizes, **_OWN.get(name, {})})
             with torch.device("meta"):
                 count = AutoModelForCausalLM.from_config(config).num_parameters()
             if count > _PARAMETERS:
@@ -161,6 +172,15 @@ def _generated(model: Any, prompt: list[int]) -> list[int]:
     return output[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
 
 
+def _without_a_cache(model: Any, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        for _ in range(_TOKENS):
+            logits = model(input_ids=ids, use_cache=False).logits[:, -1:]
+            ids = torch.cat([ids, logits.argmax(-1)], dim=1)
+    return ids[0, len(prompt) :].tolist()
+
+
 def _kernels_of(model: Any) -> str:
     kinds = {type(module).__name__ for module in model.modules()}
     names = {"FusedDecoder": "all layers", "FusedLayer": "a layer", "FusedAttention": "a layer up to its MLP"}
@@ -182,52 +202,61 @@ def _time_limit() -> Iterator[None]:
 
 def page(findings: list[Finding]) -> str:
     """The survey as a page of the documentation."""
-    served = sorted(finding.name for finding in findings if finding.served)
-    fused: dict[str, list[str]] = {}
-    for finding in findings:
-        if finding.served and finding.kernels:
-            fused.setdefault(finding.kernels, []).append(finding.name)
-    refused = [f"| {finding.name} | {finding.refusal} |" for finding in findings if finding.refusal]
-    unknown = [f"| {finding.name} | {finding.trouble} |" for finding in findings if finding.trouble]
-    kernels = [f"| {what} | {', '.join(names)} |" for what, names in sorted(fused.items())]
-    return "\n".join(
-        [
-            "# Models",
-            "",
-            "vasuki runs every causal language model of transformers that attends through its attention interface,",
-            "with a plain KV cache. What it cannot run right it refuses by name before it reads a row.",
-            "",
-            "`scripts/model_survey.py` builds all of them in a tiny form, with random weights, and compares greedy",
-            "tokens in float32 with those of `generate`: prompts whole and in chunks, by torch's operators and by the",
-            "kernels that a CPU is given. Names are those of `model_type` in config.json. With transformers",
-            f"{transformers.__version__} it found:",
-            "",
-            f"## Served: {len(served)}",
-            "",
-            ", ".join(served),
-            "",
-            "On a CPU, kernels of vasuki's own multiply and attend for all of these. For some they compute more:",
-            "",
-            "| in one call | models |",
-            "|---|---|",
-            *kernels,
-            "",
-            f"## Refused: {len(refused)}",
-            "",
-            "| model | why |",
-            "|---|---|",
-            *refused,
-            "",
-            f"## Not known: {len(unknown)}",
-            "",
-            "The survey finds no tiny form of these that `generate` runs. They are served or refused as they are met.",
-            "",
-            "| model | what stood in the way |",
-            "|---|---|",
-            *unknown,
-            "",
-        ]
-    )
+    served = [finding for finding in findings if finding.served]
+    refused = [finding for finding in findings if finding.refusal]
+    unknown = [finding for finding in findings if finding.trouble]
+    fused = _grouped((finding.kernels, finding.name) for finding in served if finding.kernels)
+    reasons = _grouped((_reason(finding.refusal), finding.name) for finding in refused)
+    return f"""# Models
+
+vasuki runs every causal language model of transformers that attends through its attention interface, with a plain KV
+cache. What it cannot run right it refuses by name before it reads a row (exit code 4). Three things to know: latent
+attention (DeepSeek) keeps keys and values as heads attend to them, both as wide as keys; layers that share the keys and
+values of another (Gemma 4) keep copies of their own; with LongRoPE (Phi) rows end with the context of the first
+training.
+
+`scripts/model_survey.py --write` makes this page. It builds every causal model of transformers in a tiny form, with
+random weights and whatever else its configuration has by default, and compares greedy tokens in float32 with those of
+`generate`: prompts whole and in chunks, by torch's operators and by the kernels that a CPU is given. Names are those of
+`model_type` in config.json, findings those with transformers {transformers.__version__}.
+
+## Served: {len(served)}
+
+{", ".join(finding.name for finding in served)}
+
+On a CPU, kernels of vasuki's own multiply and attend for all of these. For some they compute more:
+
+| in one call | models |
+|---|---|
+{fused}
+
+## Refused: {len(refused)}
+
+| why | models |
+|---|---|
+{reasons}
+
+## Not known: {len(unknown)}
+
+No tiny form of these was found that `generate` runs, or its tokens depend on its cache. They are served or refused as
+they are met.
+
+{", ".join(finding.name for finding in unknown)}
+"""
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> str:
+    """Rows of a table: what several models have in common, and their names."""
+    groups: dict[str, list[str]] = {}
+    for common, name in pairs:
+        groups.setdefault(common, []).append(name)
+    return "\n".join(f"| {common} | {', '.join(names)} |" for common, names in sorted(groups.items()))
+
+
+def _reason(refusal: str) -> str:
+    """A refusal without names of classes, and without what follows from it."""
+    reason = re.sub(r"^the ragged backend cannot serve \w+: ", "", refusal)
+    return re.sub(r"^\w+ (does not use .*); the ragged .*", r"it \1", reason)
 
 
 def main() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # The same examples in every run, however fast the machine is.
 settings.register_profile("vasuki", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("vasuki")
+
+
+@pytest.fixture(autouse=True)
+def logger_as_before() -> Iterator[None]:
+    """Commands that run within a test set up logs for their process, which other tests want to look at."""
+    logger = logging.getLogger("vasuki")
+    handlers, level, propagates = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.level, logger.propagate = handlers, level, propagates
 
 
 @pytest.fixture(scope="session")
