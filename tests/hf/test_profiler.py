@@ -30,6 +30,7 @@ from vasuki.model_config import named_shape
 from vasuki.model_shape import ModelShape
 from vasuki.profile import HardwareProfile, MatmulPoints
 from vasuki.profile_files import find_profile, load_profile, profile_for_device, user_profile_path
+from vasuki.stolen_time import StolenTime
 
 TINY = ModelShape(
     name="tiny",
@@ -51,6 +52,7 @@ HASTY = replace(QUICK, group_s=0.02, max_call_s=0.02)
 def profile(tmp_path_factory: pytest.TempPathFactory) -> HardwareProfile:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))  # none of the user's own profiles
+        patch.setattr(StolenTime, "share", 0.236)
         return profile_machine("cpu", TINY, quick=True)
 
 
@@ -83,6 +85,7 @@ def test_a_profile_names_its_machine(profile: HardwareProfile) -> None:
     assert set(profile.peak_tflops) == {"float32", "bfloat16", "float16"}
     assert "measured" in profile.link.source
     assert "measured" in profile.overheads.source
+    assert profile.sources["disturbance"] == "the host gave 24 % of the processors to others while this was measured"
 
 
 def test_every_operator_is_measured(profile: HardwareProfile) -> None:

@@ -45,6 +45,7 @@ from vasuki.profile import (
 )
 from vasuki.profile_files import find_profile, profile_for_device
 from vasuki.stolen_time import NOISE, StolenTime
+from vasuki.units import percent_text
 
 log = logging.getLogger(__name__)
 
@@ -345,7 +346,9 @@ class _Profiler:
             sources["memory_gb_per_s"] = f"datasheet; a long read or copy reached {self.best_bandwidth:g} GB/s"
         sources["allocation"] = allocation
         if (share := self.stolen.share) > NOISE:
-            sources["disturbance"] = f"the host gave {share:.0%} of the processors to others while this was measured"
+            sources["disturbance"] = (
+                f"the host gave {percent_text(share)} of the processors to others while this was measured"
+            )
             log.warning("%s; plans will expect as much, so measure again when it is quieter", sources["disturbance"])
         sources["memory_mib"] = "as the driver or the operating system reports it"
         if loaded_w is not None:
