@@ -706,6 +706,31 @@ def test_a_signal_before_the_first_step_ends_the_run(job: Job, code: str, number
     ends_with_one_line(process, "stopped by a signal")
 
 
+def test_a_signal_within_generated_code_ends_the_run_too(job: Job, tmp_path: Path) -> None:
+    """Named tuples and data classes are made by `exec`, where Python keeps a signal in mind to die of at its end."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, time\n"
+        "class Slow:\n"
+        "    @staticmethod\n"
+        "    def find_spec(name, path, target=None):\n"
+        "        if name == 'pyarrow':\n"
+        "            print('busy', flush=True)\n"
+        "            exec('time.sleep(60)')\n"
+        "sys.meta_path.insert(0, Slow)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vasuki", "run", str(job())],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "busy\n"
+    process.send_signal(signal.SIGTERM)
+    ends_with_one_line(process, "stopped by a signal")
+
+
 def test_planning_needs_no_torch() -> None:
     code = (
         "import sys, vasuki.cli, vasuki.job, vasuki.simulator, vasuki.planner, vasuki.report\n"

@@ -22,7 +22,9 @@ from tiny import WORDS
 
 from vasuki.cli import main
 from vasuki.config import load_job
-from vasuki.job import run_job
+from vasuki.errors import InputError
+from vasuki.io.location import Location, find_files
+from vasuki.job import Runner, run_job
 from vasuki.watch import Watched, watch_job
 
 EVERY_S = 0.05
@@ -62,8 +64,10 @@ def drop(tmp_path: Path, name: str, rows: int = 6, first: int = 0) -> Path:
     return file
 
 
-def watch(path: Path, until_idle_s: float = 4 * EVERY_S) -> Watched:
-    return watch_job(load_job(str(path)), EVERY_S, until_idle_s, quiet=True)
+def watch(path: Path, until_idle_s: float = 0) -> Watched:
+    watched = Watched()
+    watch_job(load_job(str(path)), watched, EVERY_S, until_idle_s, quiet=True)
+    return watched
 
 
 def answers(folder: Path) -> list[dict[str, Any]]:
@@ -92,7 +96,13 @@ def test_each_file_is_answered_as_by_a_run_of_it_alone(
         alone = {"input.path": file, "output.path": tmp_path / "alone" / file.name}
         run_job(load_job(str(path), [f"{key}={value}" for key, value in alone.items()]), quiet=True)
         assert answers(folder) == answers(tmp_path / "alone" / file.name) != []
-    assert watch(path).files == [], "another process finds all of it answered"
+    again = {
+        file.output: (folder / "manifest.json").stat().st_mtime
+        for file in watched.files
+        if (folder := Path(file.output))
+    }
+    assert [file.exit_code for file in watch(path).files] == [0, 0, 0]
+    assert all((Path(output) / "manifest.json").stat().st_mtime == written for output, written in again.items())
 
 
 def test_a_file_is_left_alone_while_it_grows(job: Job, tmp_path: Path) -> None:
@@ -127,7 +137,7 @@ def test_a_bad_file_holds_up_no_other_and_may_be_mended(job: Job, tmp_path: Path
     assert len(answers(tmp_path / "out" / "c")) == 2
 
     drop(tmp_path, "a.parquet")
-    assert [(file.input, file.exit_code) for file in watch(job()).files] == [(str(bad), 0)]
+    assert {Path(file.input).name: file.exit_code for file in watch(job()).files} == codes | {"a.parquet": 0}
 
 
 def test_a_file_that_was_replaced_is_refused_and_its_answers_stay(job: Job, tmp_path: Path) -> None:
@@ -150,12 +160,78 @@ def test_what_cannot_be_watched_is_refused(job: Job, tmp_path: Path) -> None:
         return result.stderr.strip().splitlines()[-1]
 
     assert "is a single file" in refusal(input={"path": str(tmp_path / "in" / "a.parquet")})
-    assert "lies in the watched folder" in refusal(output={"path": str(tmp_path / "in" / "answers")})
-    assert "lies in the watched folder" in refusal(output={"path": str(tmp_path / "in")})
-    assert "lies in the watched folder" in refusal(
-        input={"path": str(tmp_path / "in" / "*.parquet")}, output={"path": str(tmp_path / "in" / "answers")}
-    )
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    for answers in ("in", "in/answers", ".", "link/answers"):
+        assert "lie in one another" in refusal(output={"path": str(tmp_path / answers)})
+    glob = {"path": str(tmp_path / "in" / "*.parquet")}
+    assert "lie in one another" in refusal(input=glob, output={"path": str(tmp_path / "in" / "answers")})
+    assert "cannot write to output.path" in refusal(output={"path": str(tmp_path / "in" / "a.parquet" / "answers")})
+    assert "cannot write to output.path" in refusal(output={"path": "bogus://bucket/answers"})
     assert "no-such-model" in refusal(model={"path": str(tmp_path / "no-such-model")}), "before a file comes"
+
+
+def test_nothing_that_comes_during_a_run_is_missed(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a file that arrives, nor one that changes or goes while another is run."""
+    drop(tmp_path, "a.parquet")
+    grows, goes = drop(tmp_path, "b.parquet", rows=2), drop(tmp_path, "c.parquet")
+
+    def run_and_disturb(runner: Runner, *arguments: Any) -> Any:
+        monkeypatch.undo()
+        goes.unlink()
+        drop(tmp_path, "b.parquet", rows=9)
+        drop(tmp_path, "d.parquet", rows=3)
+        return Runner.run(runner, *arguments)
+
+    monkeypatch.setattr(Runner, "run", run_and_disturb)
+    watched = watch(job())
+    assert [(Path(file.input).name, file.rows, file.exit_code) for file in watched.files] == [
+        ("a.parquet", 6, 0), ("b.parquet", 9, 0), ("d.parquet", 3, 0)
+    ]  # fmt: skip
+    assert len(answers(tmp_path / "out" / grows.stem)) == 9
+
+
+def test_two_files_with_one_name_for_their_answers(job: Job, tmp_path: Path) -> None:
+    drop(tmp_path, "a.parquet")
+    (tmp_path / "in" / "a.jsonl").write_text('{"id": 0, "text": "the cat"}\n')
+    for _ in range(2):  # another process says so too
+        watched = watch(job())
+        assert sorted(file.exit_code for file in watched.files) == [0, 5]
+
+
+@pytest.mark.parametrize("as_url", [False, True])
+def test_names_may_be_what_they_like(job: Job, tmp_path: Path, as_url: bool) -> None:
+    names = ["b c.parquet", "b[1].parquet", "p%41.parquet", "v1.2.parquet", "ü.parquet"]
+    for i, name in enumerate(names):
+        drop(tmp_path, name, 2 + i)
+    paths = {"input": {"path": f"file://{tmp_path}/in"}, "output": {"path": f"file://{tmp_path}/out"}}
+    watched = watch(job(**(paths if as_url else {})))
+    assert sorted((file.rows, file.exit_code) for file in watched.files) == [(2 + i, 0) for i in range(len(names))]
+    assert len(answers(tmp_path / "out" / "b[1]")) == 3
+
+
+def test_a_damaged_answer_concerns_its_file_alone(job: Job, tmp_path: Path) -> None:
+    drop(tmp_path, "a.parquet")
+    drop(tmp_path, "b.parquet")
+    (tmp_path / "out" / "a").mkdir(parents=True)
+    (tmp_path / "out" / "a" / "part-00000.parquet").write_bytes(b"junk")
+    codes = {Path(file.input).name: file.exit_code for file in watch(job()).files}
+    assert codes == {"a.parquet": 4, "b.parquet": 0}
+
+
+def test_a_folder_that_cannot_be_looked_into(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end says so, and comes, also after a look that found something."""
+    drop(tmp_path, "a.parquet")
+    looks = []
+
+    def find(path: str) -> list[Location]:
+        looks.append(path)
+        if len(looks) > 3:
+            raise PermissionError(13, "Permission denied", "in/sub")
+        return find_files(path)
+
+    monkeypatch.setattr("vasuki.watch.find_files", find)
+    with pytest.raises(InputError, match=r"cannot look into input\.path .* Permission denied"):
+        watch(job(), until_idle_s=3 * EVERY_S)
 
 
 def start(path: Path) -> subprocess.Popen[str]:

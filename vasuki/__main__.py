@@ -1,5 +1,17 @@
 """`python -m vasuki`."""
 
-from vasuki.cli import main
+import os
+import sys
 
-main()
+from vasuki.cli import main
+from vasuki.errors import Interrupted
+
+try:
+    main()
+except SystemExit as end:
+    if end.code == Interrupted.exit_code:
+        # After a signal that met it within `exec`, as imports use it, Python would kill itself instead.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(Interrupted.exit_code)
+    raise

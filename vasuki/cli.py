@@ -65,6 +65,7 @@ _GPU = click.option("--gpu", default=None, metavar="NAME_OR_PATH", help="Plan wi
 _LOG_FORMAT = click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Log lines on stderr."
 )
+_SECONDS = click.FloatRange(min=0, max=1e9)
 _SHARD = click.option("--shard", default="0/1", metavar="I/N", help="Work on the I-th of N equal shares of the rows.")
 
 
@@ -131,13 +132,15 @@ def run(
 @click.option(
     "--every",
     "every_s",
-    type=click.FloatRange(min=0.01),
+    type=_SECONDS,
     default=10.0,
     metavar="SECONDS",
     show_default=True,
     help="Between two looks.",
 )
-@click.option("--until-idle", "until_idle_s", type=float, metavar="SECONDS", help="End when no file comes for so long.")
+@click.option(
+    "--until-idle", "until_idle_s", type=_SECONDS, metavar="SECONDS", help="End when no file comes for so long."
+)
 def watch(
     job_file: str,
     overrides: tuple[str, ...],
@@ -158,11 +161,14 @@ def watch(
     """
     _set_up_logs(quiet, log_format)
     from vasuki.config import load_job
-    from vasuki.watch import watch_job
+    from vasuki.watch import Watched, watch_job
 
-    watched = watch_job(load_job(job_file, _with_gpu(overrides, gpu)), every_s, until_idle_s, quiet)
-    if as_json:
-        click.echo(json.dumps(watched.to_dict()))
+    watched = Watched()
+    try:
+        watch_job(load_job(job_file, _with_gpu(overrides, gpu)), watched, every_s, until_idle_s, quiet)
+    finally:
+        if as_json:
+            click.echo(json.dumps(watched.to_dict()))
     if watched.exit_code:
         in_vain = sum(file.exit_code > 0 for file in watched.files)
         _fail(f"{in_vain} of {len(watched.files)} files ended with an error", watched.exit_code)

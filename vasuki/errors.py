@@ -7,7 +7,8 @@
     │   ├── InputError              the input table
     │   ├── ModelError              the model folder, its tokenizer, or a feature the backend lacks
     │   └── ProfileError            the hardware profile
-    ├── OutputInUse             5   another run holds the output folder
+    ├── OutputInUse             5   the output folder is another's
+    │   └── OutputLocked            a run holds it
     ├── Interrupted            75   stopped early, state kept: run the same command again
     └── SchedulerStalled        1   nothing can run although work is left: a bug of ours
 
@@ -60,6 +61,10 @@ class OutputInUse(VasukiError):
     """Another run holds this output folder, or it belongs to a different job, or a simulation would replace it."""
 
     exit_code = 5
+
+
+class OutputLocked(OutputInUse):
+    """Another run holds this output folder now. It may be free later."""
 
 
 class Interrupted(VasukiError):

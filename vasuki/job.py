@@ -111,6 +111,7 @@ class Runner:
         self.quiet = quiet
         self._loaded: LoadedModel | None = None  # while no run has it
         self._load_s = 0.0  # in the run at hand
+        self._has_run = False
 
     def run(self, config: JobConfig, shard: str = "0/1", fresh: bool = False) -> Outcome:
         """Run what is left of a job.
@@ -137,6 +138,7 @@ class Runner:
                 return Outcome(read_manifest(folder.manifest), config.errors.max_fraction)
             rows_left = own_shard.num_rows(table.num_rows) - folder.done.count_in(own_shard)
             loaded = self._kept() or self._load(config)
+            self._has_run = True
             run = _Run(config, table, folder, rows_left, self.quiet, started_s, self._load_s)
             manifest = run.to_end(loaded, self.signals)
         self._loaded = None if run.weights_on_host else loaded  # which would have to be put together again
@@ -164,13 +166,14 @@ class Runner:
         return loaded
 
     def _kept(self) -> LoadedModel | None:
-        """The model if it is there, on a device that has given back the memory of the run before."""
+        """The model if it is there. The device gets back the memory of the run before in any case."""
+        if self._has_run:
+            from vasuki.hf.memory import give_back
+
+            give_back()
         if self._loaded is None:
             return None
-        from vasuki.hf.memory import give_back
-
         loaded, self._loaded, self._load_s = replace(self._loaded, compile_s=0.0), None, 0.0
-        give_back()
         return loaded
 
 

@@ -12,16 +12,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from vasuki.config import JobConfig
-from vasuki.errors import InputError, JobFileError, OutputInUse, TooManyRowErrors
+from vasuki.errors import (
+    InputError,
+    JobFileError,
+    ModelError,
+    OutputInUse,
+    OutputLocked,
+    ProfileError,
+    TooManyRowErrors,
+    UnreadableError,
+    VasukiError,
+)
 from vasuki.io.location import Location, find_files, folder_of
 from vasuki.io.lock import FolderLock
 from vasuki.io.manifest import RowCounts
-from vasuki.io.output_folder import SUCCESS
 from vasuki.io.tables import stem
 from vasuki.job import Runner
 from vasuki.signals import StopSignals
@@ -31,7 +39,9 @@ log = logging.getLogger(__name__)
 
 Stamp = tuple[int, int]  # see `Location.stamp`
 
-_OF_ONE_FILE = (InputError, JobFileError, OutputInUse, TooManyRowErrors)  # other errors would meet the next file too
+# What concerns one file, or the folder of its answers; but a model or a profile would fail the next one too.
+_OF_ONE_FILE = (JobFileError, OutputInUse, TooManyRowErrors, UnreadableError)
+_OF_ALL_FILES = (ModelError, ProfileError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,88 +73,105 @@ class Watched:
 
 
 def watch_job(
-    config: JobConfig, every_s: float = 10.0, until_idle_s: float | None = None, quiet: bool = False
-) -> Watched:
+    config: JobConfig,
+    watched: Watched,
+    every_s: float = 10.0,
+    until_idle_s: float | None = None,
+    quiet: bool = False,
+) -> None:
     """Run a job on each file of its input as it comes, until a signal comes or no file for some time.
 
     Args:
         config: the job. `input.path` names a folder or a glob, `output.path` the folder of the files' output folders.
+        watched: gets what becomes of each file.
         every_s: between two looks at the input. A file is run when two looks found it the same.
-        until_idle_s: how long to wait for another file; for ever if None.
+        until_idle_s: how long to wait for another file once all are answered or refused; for ever if None.
         quiet: without progress bars.
 
     Raises:
-        JobFileError: the input is a single file, or the output would lie in it.
+        JobFileError: the input is a single file, the output cannot be written, or one of both lies in the other.
+        InputError: the input could not be looked into when it was time to end.
         VasukiError: that the next file would meet as well. What concerns one file alone is logged and noted.
-        KeyboardInterrupt: a signal before the first look, or between a file's arrival and its first step.
+        KeyboardInterrupt: a signal while the model is loaded, or between a file's first look and its first step.
     """
     inbox = _Inbox(config)
-    watched = Watched()
     with StopSignals() as signals:
         runner = Runner(signals, quiet)
         runner.load(config)  # what is wrong with it should be known before a file comes, perhaps at night
         log.info("watching %s%s", config.input.path, "" if inbox.folder.exists() else ", which is not there yet")
         busy_s = time.monotonic()
-        while not signals.asked():
-            for file in inbox.whole_files():
-                if not signals.asked() and (outcome := _outcome(runner, inbox.job_of(file))):
+        while True:
+            with signals.questions():
+                whole = inbox.look()
+            for file in whole:
+                if not signals.asked() and inbox.is_as_seen(file) and (outcome := _outcome(runner, inbox.job_of(file))):
                     watched.files.append(outcome)
-                    inbox.settle(file, outcome)
-            if inbox.has_changed:
-                busy_s = time.monotonic()
-            is_idle = until_idle_s is not None and time.monotonic() - busy_s >= until_idle_s
-            if is_idle or not _slept(every_s):
+                    inbox.settle(file)
+            is_busy = bool(whole) or inbox.is_busy
+            busy_s = time.monotonic() if is_busy else busy_s
+            is_idle = not is_busy and until_idle_s is not None and time.monotonic() - busy_s >= until_idle_s
+            if signals.asked() or is_idle or not _slept(every_s):
                 break
-    return watched
+        if is_idle and inbox.trouble:
+            raise InputError(inbox.trouble)
 
 
 class _Inbox:
-    """The files of a job's input, and which of them are still to be run."""
+    """The files of a job's input, and which of them are still to be run.
+
+    Attributes:
+        folder: in which they arrive.
+        is_busy: whether the last look found a file that is still to be run, or something that had changed.
+        trouble: why the last look failed; empty if it did not.
+    """
 
     def __init__(self, config: JobConfig) -> None:
         self._config = config
-        self._outputs = Location.parse(config.output.path)
         try:
             self.folder = folder_of(config.input.path)
         except (OSError, ValueError) as error:
             raise JobFileError(f"cannot watch input.path: {error}") from None
-        if (self._outputs / "any").inside(self.folder):
-            raise JobFileError(f"output.path {config.output.path} lies in the watched folder; choose another")
-        self._seen: dict[str, Stamp] = {}  # at the last look
-        self._refused: dict[str, Stamp] = {}  # with an error that another look may not find any more
-        self._answered: set[str] = set()
-        self.has_changed = False  # between the last two looks
-
-    def whole_files(self) -> list[Location]:
-        """Files still to be run that nobody wrote to between the last look and this one, the oldest first."""
         try:
-            files = {file.path: file for file in self._unanswered()}
+            self._outputs = Location.parse(config.output.path)
+            self._outputs.refuse_unwritable()
+        except (OSError, ValueError) as error:
+            raise JobFileError(f"cannot write to output.path {config.output.path}: {_line(error)}") from None
+        if self.folder.overlaps(self._outputs):
+            raise JobFileError(
+                f"input.path {config.input.path} and output.path {config.output.path} lie in one another; "
+                "answers would be taken for prompts"
+            )
+        self._seen: dict[str, Stamp] = {}  # at the last look
+        self._settled: dict[str, Stamp] = {}  # as they were when they were run
+        self.is_busy = False
+        self.trouble = ""
+
+    def look(self) -> list[Location]:
+        """Files still to be run that nobody wrote to between the last look and this one, the oldest first."""
+        self.is_busy, before_trouble, self.trouble = False, self.trouble, ""
+        try:
+            files = {file.path: file for file in find_files(self._config.input.path)}
             before, self._seen = self._seen, {path: file.stamp for path, file in files.items()}
-        except OSError as error:  # a share or a store may be back at the next look
-            log.warning("cannot look into %s: %s", self._config.input.path, " ".join(str(error).split()))
+        except (OSError, ValueError) as error:  # a share or a store may be back at the next look
+            self.trouble = f"cannot look into input.path {self._config.input.path}: {_line(error)}"
+            if self.trouble != before_trouble:
+                log.warning("%s", self.trouble)
             return []
-        self.has_changed = before != self._seen
-        whole = [path for path, stamp in self._seen.items() if before.get(path) == stamp != self._refused.get(path)]
+        left = [path for path, stamp in self._seen.items() if self._settled.get(path) != stamp]
+        self.is_busy = bool(left) or self._seen != before
+        whole = [path for path in left if before.get(path) == self._seen[path]]
         return [files[path] for path in sorted(whole, key=lambda path: (self._seen[path], path))]
 
-    def _unanswered(self) -> Iterator[Location]:
-        for file in find_files(self._config.input.path):
-            if file.path not in self._answered and file.path not in self._seen and self._was_answered(file):
-                self._answered.add(file.path)
-            if file.path not in self._answered:
-                yield file
+    def is_as_seen(self, file: Location) -> bool:
+        """Whether a file is still what the last look found, after others have been run."""
+        try:
+            return file.stamp == self._seen[file.path]
+        except OSError:
+            return False
 
-    def _was_answered(self, file: Location) -> bool:
-        """Whether an earlier process ran the file to its end, and nobody wrote to it since."""
-        (written, _), (success, _) = file.stamp, (self._output_of(file) / SUCCESS).stamp
-        return success > written
-
-    def settle(self, file: Location, outcome: FileOutcome) -> None:
-        """Take note of what became of a file."""
-        if outcome.exit_code in (0, TooManyRowErrors.exit_code):
-            self._answered.add(file.path)
-        else:
-            self._refused[file.path] = self._seen[file.path]
+    def settle(self, file: Location) -> None:
+        """Leave a file alone until it changes."""
+        self._settled[file.path] = self._seen[file.path]
 
     def job_of(self, file: Location) -> JobConfig:
         """The job for one file alone."""
@@ -164,21 +191,27 @@ class _Inbox:
 def _outcome(runner: Runner, job: JobConfig) -> FileOutcome | None:
     """Run a file; None if another process has it in hand."""
     source, output = job.input.path, job.output.path
-    try:
-        FolderLock.refuse_held(Location.parse(output))
-    except OutputInUse:
-        return None
-    log.info("%s -> %s", source, output)
     rows = RowCounts()
     try:
+        FolderLock.refuse_held(Location.parse(output))  # before a pass over the file
+        log.info("%s -> %s", source, output)
         outcome = runner.run(job)
         rows = outcome.manifest.rows
         outcome.raise_for_errors()
-    except _OF_ONE_FILE as error:
-        log.warning("%s: %s", source, error)
-        return FileOutcome(source, output, rows.total, rows.failed, error.exit_code, str(error))
+    except OutputLocked:
+        return None
+    except _OF_ALL_FILES:
+        raise
+    except (*_OF_ONE_FILE, OSError) as error:
+        log.warning("%s: %s", source, _line(error))
+        exit_code = error.exit_code if isinstance(error, VasukiError) else JobFileError.exit_code
+        return FileOutcome(source, output, rows.total, rows.failed, exit_code, _line(error))
     log.info("%s: %d rows in %s", source, rows.total, duration(outcome.manifest.timings.makespan_s))
     return FileOutcome(source, output, rows.total, rows.failed)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _slept(seconds: float) -> bool:

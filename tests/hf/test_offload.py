@@ -197,6 +197,18 @@ def test_streamed_layers_take_no_memory_of_their_own(monkeypatch: pytest.MonkeyP
     assert sizes == [layer_bytes] * StreamedLayers.spread(3, 2).device_layers(3)
 
 
+def test_the_threads_of_an_engine_end_with_it() -> None:
+    before = threading.active_count()
+    engine = ThreadCopyEngine()
+    engine.wait(engine.submit(True, lambda: 8, []))
+    assert threading.active_count() == before + 2
+    del engine
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def test_memory_that_the_device_does_not_have_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nand a long explanation")

@@ -22,6 +22,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -39,7 +40,11 @@ class CopyEngine(Protocol):
     """Runs copies beside the compute."""
 
     exposed_s: float  # compute waited for copies
-    busy_s: float  # copies took
+
+    @property
+    def busy_s(self) -> float:
+        """Copies took."""
+        ...
 
     def computed(self) -> Done:
         """All compute that was issued so far."""
@@ -85,11 +90,18 @@ class ThreadCopyEngine:
 
     def __init__(self, bytes_per_s: float | None = None) -> None:
         self.exposed_s = 0.0
-        self.busy_s = 0.0
-        self._bytes_per_s = bytes_per_s
+        self._busy_s = [0.0, 0.0]  # of each thread
         self._queues: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue(), queue.SimpleQueue()]
-        for waiting in self._queues:
-            threading.Thread(target=self._work, args=(waiting,), daemon=True).start()
+        for direction, waiting in enumerate(self._queues):
+            # Threads know nothing of the engine, so that they end with it.
+            arguments = (waiting, bytes_per_s, self._busy_s, direction)
+            threading.Thread(target=_copy_by_turns, args=arguments, daemon=True).start()
+            weakref.finalize(self, waiting.put, None)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that copies took, in both directions."""
+        return sum(self._busy_s)
 
     def computed(self) -> Done:
         flag = _Flag()  # compute on a CPU is synchronous: what was issued is done
@@ -112,20 +124,25 @@ class ThreadCopyEngine:
     def settle(self) -> None:
         """The threads count as they go."""
 
-    def _work(self, waiting: queue.SimpleQueue[Any]) -> None:
-        while True:
-            copy, after, flag = waiting.get()
-            try:
-                for done in after:
-                    done.wait()
-                started_s = time.perf_counter()
-                num_bytes = copy()
-                if self._bytes_per_s is not None:
-                    time.sleep(max(0.0, num_bytes / self._bytes_per_s - (time.perf_counter() - started_s)))
-                self.busy_s += time.perf_counter() - started_s
-            except BaseException as error:
-                flag.error = error
-            flag.set()
+
+def _copy_by_turns(
+    waiting: queue.SimpleQueue[Any], bytes_per_s: float | None, busy_s: list[float], direction: int
+) -> None:
+    """A thread's work, until it is given None."""
+    while (turn := waiting.get()) is not None:
+        copy, after, flag = turn
+        try:
+            for done in after:
+                done.wait()
+            started_s = time.perf_counter()
+            num_bytes = copy()
+            if bytes_per_s is not None:
+                time.sleep(max(0.0, num_bytes / bytes_per_s - (time.perf_counter() - started_s)))
+            busy_s[direction] += time.perf_counter() - started_s
+        except BaseException as error:
+            flag.error = error
+        flag.set()
+        del turn, copy, after, flag  # and with them tensors, while there is nothing to do
 
 
 class CudaCopyEngine:

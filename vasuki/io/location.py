@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any, cast
+from urllib.parse import quote
 
 import pyarrow as pa
 from pyarrow import fs
@@ -46,7 +47,8 @@ class Location:
         return cls(filesystem, path, text)
 
     def __truediv__(self, name: str) -> Location:
-        return Location(self.filesystem, _join(self.path, name), _join(self.url, name))
+        url_name = quote(name) if "://" in self.url else name
+        return Location(self.filesystem, _join(self.path, name), _join(self.url, url_name))
 
     def __str__(self) -> str:
         return self.url
@@ -78,6 +80,13 @@ class Location:
         """The path from a folder to this place; empty if it does not lie there."""
         top = folder.path.rstrip("/") + "/"
         return self.path.removeprefix(top) if self.path.startswith(top) else ""
+
+    def overlaps(self, other: Location) -> bool:
+        """Whether one of two folders is the other, or lies in it, whatever links lead there."""
+        if type(self.filesystem) is not type(other.filesystem):
+            return False
+        own, theirs = [(os.path.realpath(each.path) if each.is_local else each.path) + "/" for each in (self, other)]
+        return own.startswith(theirs) or theirs.startswith(own)
 
     def children(self) -> list[Location]:
         """Files and folders directly below, by name. Empty when there is no such folder."""

@@ -17,7 +17,7 @@ import socket
 from collections.abc import Iterator
 from typing import IO
 
-from vasuki.errors import OutputInUse
+from vasuki.errors import OutputLocked
 from vasuki.io.location import Location
 from vasuki.io.selection import Shard
 
@@ -37,7 +37,7 @@ class FolderLock:
         """Lock a folder or refuse at once.
 
         Raises:
-            OutputInUse: another run holds it.
+            OutputLocked: another run holds it.
             OSError: the folder cannot be written, or its file system has no locks.
         """
         lock = cls([])
@@ -95,17 +95,19 @@ class FolderLock:
                     try:
                         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                     except BlockingIOError:
-                        raise OutputInUse(
+                        raise OutputLocked(
                             f"{place} is in use by a run of {match[1]} shards, not {shard.count}"
                         ) from None
 
 
 def _lock(file: IO[str], kind: int, place: Location) -> None:
-    """Lock a file or raise OutputInUse at once."""
+    """Lock a file or raise OutputLocked at once."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise OutputInUse(f"{place} is in use by {_holder(file)}; wait for it, or choose another output.path") from None
+        raise OutputLocked(
+            f"{place} is in use by {_holder(file)}; wait for it, or choose another output.path"
+        ) from None
 
 
 def _holder(file: IO[str]) -> str:
