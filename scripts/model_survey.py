@@ -32,6 +32,7 @@ from vasuki.errors import ModelError
 from vasuki.hf.attention import NAME
 from vasuki.hf.cpu.kernels import load_cpu_kernels
 from vasuki.hf.model import prepare
+from vasuki.model_config import shape_from_config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "hf"))
 tiny: Any = importlib.import_module("models")  # the random models of the golden tests, and how they are run
@@ -127,6 +128,12 @@ def _run(name: str) -> str:
                 by_itself = [_without_a_cache(model, prompt) for prompt in prompts]
                 who = "`generate` changes its tokens by its cache" if rows.outputs == by_itself else "tokens differ"
                 raise ValueError(f"{who}, {'with' if kernels else 'without'} kernels, chunks of {chunk_tokens}")
+    stored, planned = (
+        ready.kv_layout.bytes_per_token,
+        shape_from_config(ready.config.to_dict(), name).kv_bytes_per_token,
+    )
+    if not stored <= 2 * planned <= 2 * stored + 16 * ready.kv_layout.num_layers:  # planned in bfloat16, rounded up
+        raise ValueError(f"plans count {2 * planned} bytes of KV a token, it stores {stored}")
     return _kernels_of(ours)
 
 
@@ -212,8 +219,8 @@ def page(findings: list[Finding]) -> str:
 vasuki runs every causal language model of transformers that attends through its attention interface, with a plain KV
 cache. What it cannot run right it refuses by name before it reads a row (exit code 4). Three things to know: latent
 attention (DeepSeek) keeps keys and values as heads attend to them, both as wide as keys; layers that share the keys and
-values of another (Gemma 4) keep copies of their own; with LongRoPE (Phi) rows end with the context of the first
-training.
+values of another (Gemma 4) keep copies of their own, and where some layers keep more than others none is streamed; with
+LongRoPE (Phi) rows end with the context of the first training.
 
 `scripts/model_survey.py --write` makes this page. It builds every causal model of transformers in a tiny form, with
 random weights and whatever else its configuration has by default, and compares greedy tokens in float32 with those of

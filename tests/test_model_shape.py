@@ -138,6 +138,8 @@ def test_rows_stay_within_the_context_of_the_first_training() -> None:
     assert shape_from_config(config(max_position_embeddings=65536, rope_parameters=inside)).max_context_tokens == 8192
     by_type = {"full_attention": inside, "sliding_attention": {"rope_type": "default"}}
     assert shape_from_config(config(max_position_embeddings=65536, rope_parameters=by_type)).max_context_tokens == 8192
+    both = {"original_max_position_embeddings": 4096, "rope_scaling": inside, "max_position_embeddings": 65536}
+    assert shape_from_config(config(**both)).max_context_tokens == 4096, "as transformers has it"
     yarn = {"rope_type": "yarn", "original_max_position_embeddings": 8192}
     assert shape_from_config(config(max_position_embeddings=65536, rope_parameters=yarn)).max_context_tokens == 65536
 
@@ -167,8 +169,13 @@ def test_heads_that_differ_with_the_window() -> None:
     stored = 10 * 4 * 32 + 2 * 1 * 64
     assert stored * 2 * 2 <= shape.kv_bytes_per_token < stored * 2 * 2 + 4 * 12, "rounded up to whole numbers a layer"
     assert shape.attention_flops(100, 10) == 4 * 4 * (2 * 64 * 100 + 10 * 32 * 10)
-    with pytest.raises(ModelError, match="differ in other ways"):
-        shape_from_config(sizes | {"per_layer_config": {"00": {"head_dim": 64}}})
+    assert not shape.stores_evenly
+    assert [shape.kv_share(devices) for devices in (1, 2, 4, 8)] == [
+        held / stored for held in (stored, 10 * 2 * 32 + 2 * 64, 10 * 32 + 2 * 64, 10 * 32 + 2 * 64)
+    ], "heads are copied where there are fewer than devices"
+    for other in ({"00": {"head_dim": 64}}, {i: {"intermediate_size": 64} for i in ("05", "11")}):
+        with pytest.raises(ModelError, match="differ in other ways"):
+            shape_from_config(sizes | {"per_layer_config": other})
 
 
 def test_gpt_2_spelling() -> None:
@@ -194,6 +201,10 @@ def test_read_from_folder_and_file(tmp_path: Path) -> None:
         ({"num_hidden_layers": None}, "no num_hidden_layers"),
         ({"vocab_size": None}, "no vocab_size"),
         ({"num_experts": 8}, "no num_experts_per_tok"),
+        ({"kv_lora_rank": 8}, "no 'qk_rope_head_dim'"),
+        ({"hidden_size": "wide"}, "not understood"),
+        ({"rope_scaling": "linear"}, "not understood"),
+        ({"per_layer_config": [{"head_dim": 8}]}, "not understood"),
     ],
 )
 def test_what_cannot_be_costed_is_refused(more: dict[str, Any], message: str) -> None:

@@ -110,6 +110,23 @@ def deep_model(tmp_path: Path, tiny_model: Path) -> Path:
     return folder
 
 
+def test_memory_is_what_layers_store_not_what_the_config_says(job: Job, tmp_path: Path, tiny_model: Path) -> None:
+    """GPT-NeoX knows no num_key_value_heads, and stores twice what a config with that key seems to say."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig
+
+    folder = tmp_path / "neox"
+    sizes = AutoConfig.from_pretrained(tiny_model).to_dict()
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    config = GPTNeoXConfig(**{name: sizes[name] for name in names}, num_key_value_heads=2, max_position_embeddings=128)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+    path = job(texts(40), model__path=str(folder), kv={"device_memory": "16KiB", "block_tokens": 4, "offload": "park"})
+    result = run(path, "--json")
+    assert result.exit_code == 0, result.stderr
+    kv = json.loads(result.stdout)["kv"]
+    assert 12 * 1024 < kv["peak_device_bytes"] <= 16 * 1024
+
+
 @pytest.mark.parametrize("offload", ["none", "park", "stream", "ahead"])
 def test_what_moves_to_the_host_changes_no_token(job: Job, tmp_path: Path, deep_model: Path, offload: str) -> None:
     """Five of eight layers' weights, beside each way to move KV."""

@@ -286,7 +286,9 @@ class _Run:
     def _shape(self, loaded: LoadedModel) -> ModelShape:
         """The model's shape, in the type that it really runs in."""
         shape = shape_from_config(loaded.config.to_dict(), self.config.model.path)
-        return shape.with_dtype(str(loaded.dtype).removeprefix("torch."), self.config.kv.dtype)
+        shape = shape.with_dtype(str(loaded.dtype).removeprefix("torch."), self.config.kv.dtype)
+        stored = loaded.kv_layout.bytes_per_token  # which a configuration does not always tell
+        return shape if stored == shape.kv_bytes_per_token else replace(shape, stored_bytes=stored)
 
     def _profile(self, loaded: LoadedModel) -> HardwareProfile:
         if self.config.plan.gpu != "auto":

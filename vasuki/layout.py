@@ -56,10 +56,11 @@ class Layout:
         group = self.tensor_parallel
         if shape.num_heads % group:
             raise ModelError(f"{shape.name} has {shape.num_heads} heads, not divisible by {group} GPUs")
-        if shape.num_kv_heads % group and group % shape.num_kv_heads:
-            raise ModelError(
-                f"{shape.name} has {shape.num_kv_heads} KV heads, which {group} GPUs can neither divide nor copy evenly"
-            )
+        for kv_heads in (shape.num_kv_heads, shape.full_heads[0]):
+            if kv_heads % group and group % kv_heads:
+                raise ModelError(
+                    f"{shape.name} has {kv_heads} KV heads, which {group} GPUs can neither divide nor copy evenly"
+                )
         if self.pipeline_parallel > shape.num_layers:
             raise ModelError(f"{shape.name} has {shape.num_layers} layers, too few for {self.pipeline_parallel} stages")
         if not 0 <= self.host_layers < shape.num_layers:

@@ -52,7 +52,7 @@ _SPELLINGS = {
     "intermediate": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
     "context": ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len"),
     "experts": ("num_experts", "num_local_experts", "n_routed_experts"),
-    "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "top_k_experts"),
+    "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k"),
     "dtype": ("dtype", "torch_dtype"),
 }
 
@@ -72,9 +72,10 @@ _PLAIN_MLP = {
 }
 # Architectures that share embedding and head unless the config says otherwise (their configs often leave the key out).
 _TIED = {"gpt2", "opt", "gemma", "gemma2", "gemma3", "gemma3_text", "bloom", "mpt", "gpt_bigcode", "cohere", "cohere2"}
-_TIED |= {"starcoder2", "smollm3", "gpt_neo", "falcon", "gemma3n_text", "gemma4", "gemma4_text"}
+_GEMMA_4 = {"gemma4_text", "gemma4_unified_text"}
+_TIED |= {"starcoder2", "smollm3", "gpt_neo", "falcon", "gemma3n_text", *_GEMMA_4}
 # Architectures with norms around both the attention and the MLP.
-_SANDWICH_NORMS = {"gemma2", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text", "glm4"}
+_SANDWICH_NORMS = {"gemma2", "gemma3", "gemma3_text", "gemma3n_text", *_GEMMA_4, "glm4"}
 # LayerNorm (weight and bias) instead of RMSNorm (weight).
 _LAYER_NORM = {"gpt2", "gpt_neox", "gpt_neo", "gptj", "opt", "phi", "bloom", "falcon", "starcoder2", "gpt_bigcode"}
 # What the config of an architecture implies where it is silent about biases: q, k and v; output; MLP.
@@ -82,7 +83,7 @@ _BIASES = dict.fromkeys(("gpt2", "gpt_neox", "opt", "phi", "bloom", "gpt_bigcode
 _BIASES |= dict.fromkeys(("qwen2", "qwen2_moe"), (True, False, False))
 _BIASES["gptj"] = (False, False, True)
 # Norms on queries and keys: one weight a head dimension, or one a projected column.
-_QK_NORM_PER_HEAD = {"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "gemma3n_text", "gemma4_text"}
+_QK_NORM_PER_HEAD = {"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "gemma3n_text", *_GEMMA_4}
 _QK_NORM_FULL = {"olmo2", "olmo3"}
 _LONG_ROPE = {"longrope", "su"}  # the second is how early models of Phi-3 spell it
 _UNSUPPORTED_KEYS = {
@@ -93,6 +94,14 @@ _UNSUPPORTED_KEYS = {
 
 
 def _from_config(config: Mapping[str, Any], name: str) -> ModelShape:
+    try:
+        return _read(config, name)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise ModelError(f"{name}: its config has sizes that are not understood: {what}") from None
+
+
+def _read(config: Mapping[str, Any], name: str) -> ModelShape:
     text = config.get("text_config")
     if isinstance(text, Mapping):  # a multimodal wrapper: the language model decides
         config = {**{key: value for key, value in config.items() if key in ("tie_word_embeddings", "dtype")}, **text}
@@ -106,8 +115,11 @@ def _from_config(config: Mapping[str, Any], name: str) -> ModelShape:
 
     def size(key: str, default: int | None = None) -> int:
         for spelling in _SPELLINGS[key]:
-            if config.get(spelling) is not None:
-                return int(config[spelling])
+            value: Any = config.get(spelling)
+            if isinstance(value, (list, tuple)) and value:  # one for each layer
+                return round(sum(value) / len(value))
+            if value is not None:
+                return int(value)
         if default is None:
             raise ModelError(f"{name}: the config has no {_SPELLINGS[key][0]}")
         return default
@@ -115,7 +127,7 @@ def _from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     layers, hidden, heads = size("layers"), size("hidden"), size("heads")
     kv_heads = 1 if config.get("multi_query") else size("kv_heads", heads)
     latent = _latent(config)
-    head_dim = int(config.get("head_dim") or hidden // heads)
+    head_dim = int(config.get("head_dim") or config.get("kv_channels") or hidden // heads)
     if latent:  # transformers' configs call the part of it that is rotated head_dim
         kv_heads, head_dim = heads, int(config["qk_nope_head_dim"]) + latent.rotary_dim
     if config.get("vocab_size") is None:
@@ -123,7 +135,7 @@ def _from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     vocab = int(config["vocab_size"])
     context = context_of(config) or 4096
 
-    experts = size("experts", 0)
+    experts = size("experts", 0) if config.get("enable_moe_block", True) else 0
     expert_size = int(config.get("moe_intermediate_size") or size("intermediate", 4 * hidden)) if experts else 0
     shared_size = int(config.get("n_shared_experts") or 0) * expert_size
     shared_size = int(config.get("shared_expert_intermediate_size") or shared_size)
@@ -191,12 +203,12 @@ def context_of(config: Mapping[str, Any]) -> int | None:
     With LongRoPE a row that outgrows the context of the first training asks for other rotary embeddings, and one model
     has one set of them for all rows of a step. So rows are kept within that context.
     """
-    sizes = [config.get(spelling) for spelling in _SPELLINGS["context"]]
+    sizes = [next((config[spelling] for spelling in _SPELLINGS["context"] if config.get(spelling)), None)]
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     for parameters in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):  # or one a layer type
         if parameters.get("rope_type", parameters.get("type")) in _LONG_ROPE:
             key = "original_max_position_embeddings"
-            sizes.append(parameters.get(key) or config.get(key))
+            sizes.append(config.get(key) or parameters.get(key))
     return min((int(size) for size in sizes if size), default=None)
 
 
@@ -225,7 +237,8 @@ def _windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int, 
     elif family.startswith("qwen"):  # layers below max_window_layers attend to everything
         windowed = max(0, layers - int(config.get("max_window_layers", layers)))
     else:  # every pattern-th layer attends to everything
-        implied = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "gemma4_text": 6, "cohere2": 4}
+        implied = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
+        implied |= dict.fromkeys(_GEMMA_4, 6)
         pattern = int(config.get("sliding_window_pattern") or implied.get(family, 0))
         windowed = layers - layers // pattern if pattern else layers
     return (window, windowed) if windowed else (0, 0)
@@ -237,14 +250,14 @@ def _full_heads(config: Mapping[str, Any], family: str, name: str) -> tuple[int,
         kinds = config.get("layer_types") or []
         full = {index for index, kind in enumerate(kinds) if kind == "full_attention"}
         found = {(int(each.get("num_key_value_heads") or 0), int(each.get("head_dim") or 0)) for each in own.values()}
-        if len(found) > 1 or {int(index) for index in own} != full:
+        others = {key for each in own.values() for key in each} - {"num_key_value_heads", "head_dim"}
+        if others or len(found) > 1 or {int(index) for index in own} != full:
             raise ModelError(f"{name}: layers that differ in other ways than by their window have no cost model")
         return found.pop()
-    if family == "gemma4_text":
-        shares = config.get("attention_k_eq_v")  # values with keys
-        return int(config.get("num_global_key_value_heads") or 0) if shares else 0, int(
-            config.get("global_head_dim", 512)
-        )
+    if family in _GEMMA_4:  # as its makers write it
+        own_heads = config.get("attention_k_eq_v", family != "gemma4_text")
+        full_kv_heads = config.get("num_global_key_value_heads") if own_heads else 0
+        return int(full_kv_heads or 0), int(config.get("global_head_dim") or 512)
     return 0, 0
 
 

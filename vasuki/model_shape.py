@@ -68,6 +68,7 @@ class ModelShape:
     num_windowed_layers: int = 0
     full_kv_heads: int = 0  # of layers without a window, and the size of their heads,
     full_head_dim: int = 0  # where they are others than those of layers with one
+    stored_bytes: int = 0  # of a token's KV over all layers, where it is known better than from the heads
     latent: Latent | None = None
     max_context_tokens: int = 4096
     norms_per_layer: int = 2  # over the hidden size
@@ -99,6 +100,12 @@ class ModelShape:
         return self.full_kv_heads or self.num_kv_heads, self.full_head_dim or self.head_dim
 
     @property
+    def stores_evenly(self) -> bool:
+        """Whether every layer keeps as much of a token."""
+        full_kv_heads, full_head_dim = self.full_heads
+        return not self.stored_bytes and full_kv_heads * full_head_dim == self.num_kv_heads * self.head_dim
+
+    @property
     def query_width(self) -> int:
         """Numbers that a layer asks with for a token, on average."""
         return self.num_heads * self._mean(self.full_heads[1], self.head_dim)
@@ -108,6 +115,17 @@ class ModelShape:
         """Numbers that a layer keeps of a token as its key, on average, and as many as its value."""
         full_kv_heads, full_head_dim = self.full_heads
         return self._mean(full_kv_heads * full_head_dim, self.num_kv_heads * self.head_dim)
+
+    def kv_share(self, devices: int) -> float:
+        """Of a token's keys and values, on each of so many devices that share the heads of a layer.
+
+        Heads are copied where there are fewer than devices.
+        """
+        full_kv_heads, full_head_dim = self.full_heads
+        full, windowed = (max(1, heads // devices) for heads in (full_kv_heads, self.num_kv_heads))
+        held = self.num_full_layers * full * full_head_dim + self.num_windowed_layers * windowed * self.head_dim
+        whole = self.num_full_layers * full_kv_heads * full_head_dim
+        return held / (whole + self.num_windowed_layers * self.num_kv_heads * self.head_dim)
 
     def _mean(self, full: int, windowed: int) -> int:
         """Over layers, and not below it."""
@@ -192,8 +210,10 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token_per_layer(self) -> int:
-        """2 (K and V) x kv_heads x head_dim x bytes."""
-        return 2 * self.kv_width * self.kv_dtype_bytes
+        """2 (K and V) x kv_heads x head_dim x bytes; on average, and not below it."""
+        return (
+            -(-self.stored_bytes // self.num_layers) if self.stored_bytes else 2 * self.kv_width * self.kv_dtype_bytes
+        )
 
     @property
     def kv_bytes_per_token(self) -> int:

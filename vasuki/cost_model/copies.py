@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vasuki.cost_model.sharding import local_kv_heads
 from vasuki.layout import Layout
 from vasuki.model_shape import ModelShape
 from vasuki.profile import HardwareProfile
@@ -36,7 +35,7 @@ class HostTraffic:
         self._link = profile.link
         self._num_layers = shape.num_layers
         self._kv_bytes = shape.kv_bytes_per_token_per_layer  # of a token and layer, on all devices together
-        self._kv_share = local_kv_heads(shape, layout) / shape.num_kv_heads
+        self._kv_share = shape.kv_share(layout.tensor_parallel)
         self._pipeline_parallel = layout.pipeline_parallel
         layer_bytes = shape.layer_weight_bytes / layout.tensor_parallel
         host_layers = layout.host_layers / layout.pipeline_parallel

@@ -20,7 +20,7 @@ def local_kv_heads(shape: ModelShape, layout: Layout) -> int:
 
 def local_kv_width(shape: ModelShape, layout: Layout) -> int:
     """Numbers of a token's keys, on average over layers."""
-    return math.ceil(shape.kv_width * local_kv_heads(shape, layout) / shape.num_kv_heads)
+    return math.ceil(shape.kv_width * shape.kv_share(layout.tensor_parallel))
 
 
 def local_matrix(matrix: Matrix, shape: ModelShape, layout: Layout) -> tuple[int, int]:

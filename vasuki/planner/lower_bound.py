@@ -48,8 +48,9 @@ def job_lower_bound(
 ) -> LowerBound:
     """Lower bounds of the makespan of a job whose lengths are known.
 
-    They hold for any engine that samples one token of a sequence a step and keeps its KV. Where rows share prefixes,
-    give what each has of its own: what is shared then counts as computed, held and read for nothing.
+    They hold for any engine that samples one token of a sequence a step and keeps its KV as heads attend to it. Where
+    rows share prefixes, give what each has of its own: what is shared then counts as computed, held and read for
+    nothing.
 
     Args:
         shape: the model.

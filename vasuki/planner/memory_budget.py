@@ -96,8 +96,7 @@ def memory_budget(
     layout = layout or Layout()
     layout.check(shape)
     layers = math.ceil(shape.num_layers / layout.pipeline_parallel)
-    kv_heads = max(1, shape.num_kv_heads // layout.tensor_parallel)
-    per_token = layers * shape.kv_bytes_per_token_per_layer * kv_heads / shape.num_kv_heads
+    per_token = layers * shape.kv_bytes_per_token_per_layer * shape.kv_share(layout.tensor_parallel)
     weights = device_weight_bytes(shape, layout)
     activations = activation_bytes(shape, max_step_tokens, max_num_seqs, layout.tensor_parallel)
     if device_memory <= 1:

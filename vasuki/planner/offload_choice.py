@@ -223,6 +223,8 @@ def _streaming(problem: Problem, candidate: Candidate) -> list[Candidate] | str:
     """
     if not problem.policy.ordered:
         return "only vasuki streams layers"
+    if not problem.shape.stores_evenly:
+        return "layers keep more of a token than others do, and are not streamed"
     if _weights_s(candidate) >= LINK_BUSY * candidate.state.mixed_step_s:
         return "weights keep the link busy"
     sizes = STREAM_BLOCKS if problem.kv.block_tokens == "auto" else (1,)
