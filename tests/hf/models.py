@@ -24,7 +24,7 @@ from vasuki.scheduler import Limits, Scheduler
 from vasuki.sequence import Request, SamplingParams, Sequence
 
 VOCAB = 97
-_COMMON = dict(
+COMMON = dict(
     vocab_size=VOCAB,
     hidden_size=32,
     intermediate_size=48,
@@ -129,7 +129,7 @@ class NoTokenizer:
 
 def random_config(name: str, **changes: Any) -> Any:
     class_name, own = ARCHITECTURES[name]
-    return getattr(transformers, class_name)(**{**_COMMON, **own, **changes})
+    return getattr(transformers, class_name)(**{**COMMON, **own, **changes})
 
 
 @functools.cache
