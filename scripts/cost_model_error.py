@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vasuki.cost_model import OperatorModel
-from vasuki.model_config import named_shape
+from vasuki.named_models import named_shape
 from vasuki.profile import ElementwiseOperator, ElementwisePoints, HardwareProfile, MatmulPoints, Measured
 from vasuki.profile_files import find_profile
 

@@ -26,8 +26,8 @@ import numpy as np
 from vasuki.config import Column, EngineConfig, KVConfig, PlanConfig
 from vasuki.cost_model import CostModel
 from vasuki.lengths import Lengths
-from vasuki.model_config import named_shape
 from vasuki.model_shape import ModelShape
+from vasuki.named_models import named_shape
 from vasuki.plan import OffloadMode, Plan
 from vasuki.planner import OFFLOAD_MODES, make_plan
 from vasuki.planner.memory_budget import memory_budget

@@ -28,7 +28,7 @@ import numpy as np
 
 from vasuki.config import Column, EngineConfig, PlanConfig
 from vasuki.lengths import Lengths, read_lengths
-from vasuki.model_config import named_shape
+from vasuki.named_models import named_shape
 from vasuki.planner import make_plan
 from vasuki.profile_files import find_profile
 from vasuki.simulator import Simulated, simulate_plan

@@ -28,7 +28,7 @@ from vasuki.blocks import BlockPool
 from vasuki.cost_model import CostModel
 from vasuki.layout import Layout
 from vasuki.lengths import Lengths
-from vasuki.model_config import named_shape
+from vasuki.named_models import named_shape
 from vasuki.plan import EngineSettings
 from vasuki.planner.memory_budget import memory_budget
 from vasuki.policy import find_policy

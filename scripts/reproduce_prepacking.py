@@ -25,7 +25,8 @@ from reproduce_table import Options, Table
 
 from vasuki.cost_model import CostModel, StepWork
 from vasuki.lengths import read_lengths
-from vasuki.model_config import named_shape, shape_from_config
+from vasuki.model_config import shape_from_config
+from vasuki.named_models import named_shape
 from vasuki.profile_files import find_profile
 from vasuki_solvers import first_fit_decreasing
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from reproduce_table import Options, Table
 
 from vasuki.cost_model import CostModel, StepWork
-from vasuki.model_config import named_shape
+from vasuki.named_models import named_shape
 from vasuki.plan import EngineSettings
 from vasuki.policy import Policy, find_policy
 from vasuki.profile_files import find_profile

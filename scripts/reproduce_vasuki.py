@@ -32,7 +32,7 @@ from vasuki.batch import Batch, StepResult
 from vasuki.config import EngineConfig, KVConfig
 from vasuki.cost_model import CostModel, StepWork
 from vasuki.lengths import Lengths
-from vasuki.model_config import named_shape
+from vasuki.named_models import named_shape
 from vasuki.planner import make_plan
 from vasuki.planner.memory_budget import MemoryBudget, memory_budget
 from vasuki.planner.offload_policy import LayerTraffic, max_layers_first_last, ring_layers, spread_layers

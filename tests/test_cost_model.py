@@ -20,8 +20,8 @@ from vasuki.cost_model import (
 )
 from vasuki.errors import ModelError, ProfileError
 from vasuki.layout import Layout
-from vasuki.model_config import named_shape
 from vasuki.model_shape import ModelShape
+from vasuki.named_models import named_shape
 from vasuki.profile import AttentionPoint, AttentionPoints, HardwareProfile, InStep, Measured
 from vasuki.profile_files import find_profile
 from vasuki.sequence import Request, Sequence

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from vasuki.errors import ModelError
-from vasuki.model_config import NAMED_CONFIGS, named_shape, shape_from_config
+from vasuki.model_config import shape_from_config
+from vasuki.named_models import NAMED_CONFIGS, named_shape
 
 # As the models' own pages and checkpoints count them.
 PARAMETERS = {

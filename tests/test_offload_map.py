@@ -27,7 +27,7 @@ from scripts.offload_map import (
     targets,
     translations,
 )
-from vasuki.model_config import named_shape
+from vasuki.named_models import named_shape
 
 SHAPE = named_shape("llama-3-8b")
 

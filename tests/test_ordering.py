@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vasuki.config import Column, Quantile
 from vasuki.cost_model import CostModel
 from vasuki.lengths import Lengths
-from vasuki.model_config import named_shape
+from vasuki.named_models import named_shape
 from vasuki.ordering import FIRST_ROWS, Capacity, PlannedOrder, order_requests, solve_order
 from vasuki.output_length import ENOUGH_ROWS, OutputLengths
 from vasuki.plan import EngineSettings

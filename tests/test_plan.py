@@ -10,7 +10,7 @@ import pytest
 
 from vasuki.config import CostConfig, KVConfig
 from vasuki.lengths import Lengths, Prefixes
-from vasuki.model_config import named_shape
+from vasuki.named_models import named_shape
 from vasuki.plan import CostEstimate
 from vasuki.plan_table import plan_table
 from vasuki.planner import make_plan

@@ -310,7 +310,8 @@ def profile(device: str, model: str, name: str | None, output: str | None, quick
     from pathlib import Path
 
     from vasuki.hf.profiler import prepare_folder, profile_machine, profile_table, write_profile
-    from vasuki.model_config import named_shape, shape_from_config
+    from vasuki.model_config import shape_from_config
+    from vasuki.named_models import named_shape
     from vasuki.profile_files import user_profile_path
 
     shape = None

@@ -19,9 +19,10 @@ from vasuki.errors import InputError
 from vasuki.io.requests import RequestStream, Tokenizer
 from vasuki.io.tables import open_table
 from vasuki.lengths import Lengths, Prefixes, is_lengths_file, read_lengths
-from vasuki.model_config import named_shape, shape_from_config
+from vasuki.model_config import shape_from_config
 from vasuki.model_files import description_folder
 from vasuki.model_shape import ModelShape
+from vasuki.named_models import named_shape
 from vasuki.profile import HardwareProfile
 from vasuki.sequence import Request
 from vasuki.token_counter import TokenCounter

@@ -22,8 +22,9 @@ from vasuki.hf.executor import build_executor
 from vasuki.hf.memory import kv_budget_bytes, total_bytes
 from vasuki.hf.model import LoadedModel, prepare
 from vasuki.hf.tokenizer import Tokenizer
-from vasuki.model_config import NAMED_CONFIGS, shape_from_config
+from vasuki.model_config import shape_from_config
 from vasuki.model_shape import ModelShape
+from vasuki.named_models import NAMED_CONFIGS
 from vasuki.ordering import order_requests
 from vasuki.plan import Plan
 from vasuki.planner import OFFLOAD_MODES, make_plan

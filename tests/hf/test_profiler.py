@@ -26,8 +26,8 @@ from vasuki.hf.profiler.machine import _without_noise, describe, device_name
 from vasuki.hf.profiler.operators import Bench, Product, mlp_width, products, tile_of
 from vasuki.hf.profiler.steps import fit_overheads, measure_overheads, narrow, stand_in
 from vasuki.hf.profiler.timing import QUICK, HostClock, affordable, low_quantile, measure
-from vasuki.model_config import named_shape
 from vasuki.model_shape import ModelShape
+from vasuki.named_models import named_shape
 from vasuki.profile import HardwareProfile, MatmulPoints
 from vasuki.profile_files import find_profile, load_profile, profile_for_device, user_profile_path
 from vasuki.stolen_time import StolenTime

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vasuki.cost_model import CostModel
 from vasuki.layout import Layout
-from vasuki.model_config import named_shape
+from vasuki.named_models import named_shape
 from vasuki.planner.lower_bound import (
     compute_bound_s,
     job_lower_bound,

@@ -7,7 +7,7 @@ import pytest
 from vasuki.config import KVConfig
 from vasuki.errors import JobFileError, ModelError
 from vasuki.layout import Layout
-from vasuki.model_config import named_shape
+from vasuki.named_models import named_shape
 from vasuki.planner.memory_budget import memory_budget, within_host_memory
 from vasuki.profile_files import find_profile
 

@@ -11,7 +11,7 @@ from vasuki.config import Column, CostConfig, EngineConfig, KVConfig, PlanConfig
 from vasuki.cost_model import CostModel
 from vasuki.errors import InputError, JobFileError, ModelError
 from vasuki.lengths import Lengths, Prefixes
-from vasuki.model_config import named_shape
+from vasuki.named_models import named_shape
 from vasuki.plan import EngineSettings, Plan
 from vasuki.planner import make_plan
 from vasuki.planner.prediction import sample_rows

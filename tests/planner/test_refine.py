@@ -11,7 +11,7 @@ from vasuki.batch import Batch, StepResult
 from vasuki.cost_model import CostModel
 from vasuki.engine import RunStats
 from vasuki.lengths import Lengths
-from vasuki.model_config import named_shape
+from vasuki.named_models import named_shape
 from vasuki.planner import RunningPrediction, make_plan
 from vasuki.planner.refine import WARM_UP_STEPS
 from vasuki.profile_files import find_profile

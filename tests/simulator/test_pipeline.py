@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vasuki.batch import Batch
 from vasuki.cost_model import Copies, CostModel, StepTime, StepWork
 from vasuki.layout import Layout
-from vasuki.model_config import named_shape
+from vasuki.named_models import named_shape
 from vasuki.plan import EngineSettings
 from vasuki.policy import find_policy
 from vasuki.profile_files import find_profile

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vasuki.cost_model import CostModel
 from vasuki.lengths import Lengths
-from vasuki.model_config import named_shape
+from vasuki.named_models import named_shape
 from vasuki.plan import EngineSettings
 from vasuki.policy import POLICIES, Admission, Mixing, Policy
 from vasuki.profile_files import find_profile

@@ -30,8 +30,8 @@ from vasuki.hf.profiler.in_step import WholeSteps
 from vasuki.hf.profiler.machine import Board, Machine
 from vasuki.hf.profiler.operators import Bench
 from vasuki.hf.profiler.timing import FULL, QUICK, Effort
-from vasuki.model_config import named_shape
 from vasuki.model_shape import ModelShape
+from vasuki.named_models import named_shape
 from vasuki.profile import (
     AttentionPoints,
     Efficiency,
