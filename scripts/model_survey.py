@@ -28,7 +28,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from vasuki.errors import ModelError
+from vasuki.errors import ModelError, one_line
 from vasuki.hf.attention import NAME
 from vasuki.hf.cpu.kernels import load_cpu_kernels
 from vasuki.hf.model import prepare
@@ -98,7 +98,7 @@ def survey(name: str) -> Finding:
     except ModelError as error:
         return Finding(name, refusal=str(error).removeprefix(f"{name}: "))
     except Exception as error:
-        return Finding(name, trouble=f"{type(error).__name__}: {' '.join(str(error).split())[:80]}")
+        return Finding(name, trouble=f"{type(error).__name__}: {one_line(error)[:80]}")
 
 
 def _run(name: str) -> Finding:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from tiny import WORDS
+from tiny import WORDS, job_tree
 
 from vasuki.cli import main
 
@@ -33,14 +33,7 @@ def job(tmp_path: Path, tiny_model: Path) -> Job:
         rows = texts(12) if rows is None else rows
         if rows:
             pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
-        tree: dict[str, Any] = {
-            "model": {"path": str(tiny_model)},
-            "input": {"path": str(tmp_path / "in.parquet"), "id": "id", "prompt": "{text}"},
-            "output": {"path": str(tmp_path / "out"), "token_ids": True},
-            "sampling": {"max_tokens": 8},
-            "engine": {"max_num_seqs": 8, "chunk_tokens": 16},
-            "kv": {"device_memory": "4MiB"},
-        }
+        tree = job_tree(tiny_model, tmp_path / "in.parquet", tmp_path / "out")
         for dotted, value in changes.items():
             section, _, key = dotted.partition("__")
             tree[section] = {**tree.get(section, {}), key: value} if key else value

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from click.testing import CliRunner
-from tiny import WORDS
+from tiny import WORDS, job_tree
 
 from vasuki.cli import main
 from vasuki.config import load_job
@@ -37,14 +37,7 @@ def job(tmp_path: Path, tiny_model: Path) -> Job:
     """Writes a job that watches `in` and returns its path."""
 
     def write(**changes: Any) -> Path:
-        tree: dict[str, Any] = {
-            "model": {"path": str(tiny_model)},
-            "input": {"path": str(tmp_path / "in"), "id": "id", "prompt": "{text}"},
-            "output": {"path": str(tmp_path / "out"), "token_ids": True},
-            "sampling": {"max_tokens": 8},
-            "engine": {"max_num_seqs": 8, "chunk_tokens": 16},
-            "kv": {"device_memory": "4MiB"},
-        }
+        tree = job_tree(tiny_model, tmp_path / "in", tmp_path / "out")
         for section, keys in changes.items():
             tree[section] = {**tree.get(section, {}), **keys}
         path = tmp_path / "job.yaml"
@@ -96,13 +89,10 @@ def test_each_file_is_answered_as_by_a_run_of_it_alone(
         alone = {"input.path": file, "output.path": tmp_path / "alone" / file.name}
         run_job(load_job(str(path), [f"{key}={value}" for key, value in alone.items()]), quiet=True)
         assert answers(folder) == answers(tmp_path / "alone" / file.name) != []
-    again = {
-        file.output: (folder / "manifest.json").stat().st_mtime
-        for file in watched.files
-        if (folder := Path(file.output))
-    }
+    manifests = [Path(file.output, "manifest.json") for file in watched.files]
+    written = [manifest.stat().st_mtime for manifest in manifests]
     assert [file.exit_code for file in watch(path).files] == [0, 0, 0]
-    assert all((Path(output) / "manifest.json").stat().st_mtime == written for output, written in again.items())
+    assert [manifest.stat().st_mtime for manifest in manifests] == written
 
 
 def test_a_file_is_left_alone_while_it_grows(job: Job, tmp_path: Path) -> None:
@@ -167,6 +157,8 @@ def test_what_cannot_be_watched_is_refused(job: Job, tmp_path: Path) -> None:
     assert "lie in one another" in refusal(input=glob, output={"path": str(tmp_path / "in" / "answers")})
     assert "cannot write to output.path" in refusal(output={"path": str(tmp_path / "in" / "a.parquet" / "answers")})
     assert "cannot write to output.path" in refusal(output={"path": "bogus://bucket/answers"})
+    for seconds in ("nan", "inf", "-1"):
+        assert CliRunner().invoke(main, ["watch", str(job()), "--every", seconds]).exit_code == 2
     assert "no-such-model" in refusal(model={"path": str(tmp_path / "no-such-model")}), "before a file comes"
 
 

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 WORDS = "the cat sat on a mat and saw two dogs run over green hills far away from here to there".split()
+
+
+def job_tree(model: Path, source: Path, output: Path) -> dict[str, Any]:
+    """A job over columns `id` and `text`, as job.yaml has it, small enough for its steps to be many."""
+    return {
+        "model": {"path": str(model)},
+        "input": {"path": str(source), "id": "id", "prompt": "{text}"},
+        "output": {"path": str(output), "token_ids": True},
+        "sampling": {"max_tokens": 8},
+        "engine": {"max_num_seqs": 8, "chunk_tokens": 16},
+        "kv": {"device_memory": "4MiB"},
+    }
 
 
 def write_tiny_model(folder: Path, max_context: int = 128) -> Path:

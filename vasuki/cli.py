@@ -16,6 +16,8 @@ import click
 from vasuki.errors import Interrupted, VasukiError
 from vasuki.signals import StopSignals
 
+_LONGEST_S = 1e6
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -65,7 +67,6 @@ _GPU = click.option("--gpu", default=None, metavar="NAME_OR_PATH", help="Plan wi
 _LOG_FORMAT = click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Log lines on stderr."
 )
-_SECONDS = click.FloatRange(min=0, max=1e9)
 _SHARD = click.option("--shard", default="0/1", metavar="I/N", help="Work on the I-th of N equal shares of the rows.")
 
 
@@ -76,6 +77,12 @@ def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
         return function
 
     return apply
+
+
+def _seconds(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not 0 <= value <= _LONGEST_S:  # nor what is no number
+        raise click.BadParameter(f"must be from 0 to {_LONGEST_S:g}")
+    return value
 
 
 def _with_gpu(overrides: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
@@ -132,14 +139,19 @@ def run(
 @click.option(
     "--every",
     "every_s",
-    type=_SECONDS,
     default=10.0,
+    callback=_seconds,
     metavar="SECONDS",
     show_default=True,
     help="Between two looks.",
 )
 @click.option(
-    "--until-idle", "until_idle_s", type=_SECONDS, metavar="SECONDS", help="End when no file comes for so long."
+    "--until-idle",
+    "until_idle_s",
+    type=float,
+    callback=_seconds,
+    metavar="SECONDS",
+    help="End when no file comes for so long.",
 )
 def watch(
     job_file: str,

@@ -17,7 +17,7 @@ import pydantic
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from vasuki.errors import JobFileError
+from vasuki.errors import JobFileError, one_line
 from vasuki.schema import explain
 
 Auto = Literal["auto"]
@@ -278,7 +278,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
     except OSError as error:
         raise JobFileError(f"cannot read job file {path}: {error.strerror or error}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that no calendar has
-        raise JobFileError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise JobFileError(f"{path} is not valid YAML: {one_line(error)}") from None
     if not isinstance(tree, dict):
         raise JobFileError(f"{path} does not describe a job: expected keys such as model, input and output")
     return parse_overrides(overrides, tree, source=str(path))

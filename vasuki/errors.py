@@ -77,6 +77,11 @@ class SchedulerStalled(VasukiError):
     """Work is left but no step can be formed. Always a bug, never the user's doing."""
 
 
+def one_line(error: Exception) -> str:
+    """What an error of somebody else's says, fit for a message of ours."""
+    return " ".join(str(error).split())
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `" (did you mean 'x'?)"` for the closest known word, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)

@@ -116,13 +116,17 @@ class ModelShape:
         full_kv_heads, full_head_dim = self.full_heads
         return self._mean(full_kv_heads * full_head_dim, self.num_kv_heads * self.head_dim)
 
-    def kv_share(self, devices: int) -> float:
-        """Of a token's keys and values, on each of so many devices that share the heads of a layer.
+    def kv_heads_on(self, devices: int) -> tuple[int, int]:
+        """KV heads of a layer without a window and of one with it, on each of so many devices that share them.
 
-        Heads are copied where there are fewer than devices.
+        At least one: heads are copied where there are fewer than devices.
         """
+        return max(1, self.full_heads[0] // devices), max(1, self.num_kv_heads // devices)
+
+    def kv_share(self, devices: int) -> float:
+        """Of a token's keys and values, on each of them."""
         full_kv_heads, full_head_dim = self.full_heads
-        full, windowed = (max(1, heads // devices) for heads in (full_kv_heads, self.num_kv_heads))
+        full, windowed = self.kv_heads_on(devices)
         held = self.num_full_layers * full * full_head_dim + self.num_windowed_layers * windowed * self.head_dim
         whole = self.num_full_layers * full_kv_heads * full_head_dim
         return held / (whole + self.num_windowed_layers * self.num_kv_heads * self.head_dim)

@@ -20,7 +20,7 @@ from typing import Any
 import pydantic
 import yaml
 
-from vasuki.errors import ProfileError, did_you_mean
+from vasuki.errors import ProfileError, did_you_mean, one_line
 from vasuki.profile import HardwareProfile
 from vasuki.schema import explain
 
@@ -104,7 +104,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ProfileError(f"cannot read hardware profile {path}: {error.strerror or error}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that no calendar has
-        raise ProfileError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise ProfileError(f"{path} is not valid YAML: {one_line(error)}") from None
     if not isinstance(tree, Mapping):
         raise ProfileError(f"{path} does not describe a hardware profile: expected keys such as name and memory_mib")
     return dict(tree)

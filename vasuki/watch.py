@@ -25,11 +25,11 @@ from vasuki.errors import (
     ProfileError,
     TooManyRowErrors,
     UnreadableError,
-    VasukiError,
+    one_line,
 )
 from vasuki.io.location import Location, find_files, folder_of
-from vasuki.io.lock import FolderLock
 from vasuki.io.manifest import RowCounts
+from vasuki.io.output_folder import usable_folder
 from vasuki.io.tables import stem
 from vasuki.job import Runner
 from vasuki.signals import StopSignals
@@ -130,12 +130,8 @@ class _Inbox:
         try:
             self.folder = folder_of(config.input.path)
         except (OSError, ValueError) as error:
-            raise JobFileError(f"cannot watch input.path: {error}") from None
-        try:
-            self._outputs = Location.parse(config.output.path)
-            self._outputs.refuse_unwritable()
-        except (OSError, ValueError) as error:
-            raise JobFileError(f"cannot write to output.path {config.output.path}: {_line(error)}") from None
+            raise JobFileError(f"cannot watch input.path: {one_line(error)}") from None
+        self._outputs = usable_folder(config.output.path)
         if self.folder.overlaps(self._outputs):
             raise JobFileError(
                 f"input.path {config.input.path} and output.path {config.output.path} lie in one another; "
@@ -153,7 +149,7 @@ class _Inbox:
             files = {file.path: file for file in find_files(self._config.input.path)}
             before, self._seen = self._seen, {path: file.stamp for path, file in files.items()}
         except (OSError, ValueError) as error:  # a share or a store may be back at the next look
-            self.trouble = f"cannot look into input.path {self._config.input.path}: {_line(error)}"
+            self.trouble = f"cannot look into input.path {self._config.input.path}: {one_line(error)}"
             if self.trouble != before_trouble:
                 log.warning("%s", self.trouble)
             return []
@@ -193,7 +189,7 @@ def _outcome(runner: Runner, job: JobConfig) -> FileOutcome | None:
     source, output = job.input.path, job.output.path
     rows = RowCounts()
     try:
-        FolderLock.refuse_held(Location.parse(output))  # before a pass over the file
+        usable_folder(output)  # which costs less than a pass over the file
         log.info("%s -> %s", source, output)
         outcome = runner.run(job)
         rows = outcome.manifest.rows
@@ -202,16 +198,11 @@ def _outcome(runner: Runner, job: JobConfig) -> FileOutcome | None:
         return None
     except _OF_ALL_FILES:
         raise
-    except (*_OF_ONE_FILE, OSError) as error:
-        log.warning("%s: %s", source, _line(error))
-        exit_code = error.exit_code if isinstance(error, VasukiError) else JobFileError.exit_code
-        return FileOutcome(source, output, rows.total, rows.failed, exit_code, _line(error))
+    except _OF_ONE_FILE as error:
+        log.warning("%s: %s", source, error)
+        return FileOutcome(source, output, rows.total, rows.failed, error.exit_code, str(error))
     log.info("%s: %d rows in %s", source, rows.total, duration(outcome.manifest.timings.makespan_s))
     return FileOutcome(source, output, rows.total, rows.failed)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _slept(seconds: float) -> bool:

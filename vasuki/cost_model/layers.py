@@ -8,7 +8,7 @@ from vasuki.cost_model.measured import RatioCurve
 from vasuki.cost_model.operators import OperatorModel
 from vasuki.cost_model.parts import Part
 from vasuki.cost_model.rooflines import OperatorCost
-from vasuki.cost_model.sharding import local_heads, local_kv_heads, local_kv_width, local_matrix
+from vasuki.cost_model.sharding import local_heads, local_kv_width, local_matrix
 from vasuki.cost_model.work import StepWork
 from vasuki.layout import Layout
 from vasuki.model_shape import Matrix, ModelShape
@@ -22,11 +22,10 @@ class LayerModel:
         self._shape = shape
         self._layout = layout
         self._operators = operators
-        full_kv_heads, full_head_dim = shape.full_heads
-        full_kv_heads = max(1, full_kv_heads // layout.tensor_parallel)
+        heads, (full_kv_heads, kv_heads) = local_heads(shape, layout), shape.kv_heads_on(layout.tensor_parallel)
         # (query heads, KV heads, size of a head) of layers that attend to everything, and of those with a window
-        self._full = (local_heads(shape, layout), full_kv_heads, full_head_dim)
-        self._windowed = (local_heads(shape, layout), local_kv_heads(shape, layout), shape.head_dim)
+        self._full = (heads, full_kv_heads, shape.full_heads[1])
+        self._windowed = (heads, kv_heads, shape.head_dim)
         measured = profile.measured.in_step if profile.measured else None
         self._in_step_ratio = RatioCurve(measured.tokens, measured.ratio) if measured else None
         self._in_step_cache: dict[int, float] = {}

@@ -13,11 +13,6 @@ def local_heads(shape: ModelShape, layout: Layout) -> int:
     return shape.num_heads // layout.tensor_parallel
 
 
-def local_kv_heads(shape: ModelShape, layout: Layout) -> int:
-    """At least one: KV heads are replicated where there are fewer than devices."""
-    return max(1, shape.num_kv_heads // layout.tensor_parallel)
-
-
 def local_kv_width(shape: ModelShape, layout: Layout) -> int:
     """Numbers of a token's keys, on average over layers."""
     return math.ceil(shape.kv_width * shape.kv_share(layout.tensor_parallel))

@@ -74,11 +74,12 @@ def interface(
         if asked:
             raise Unsupported(f"its attention needs {', '.join(sorted(asked))}")
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
-    narrower_by = key.shape[-1] - value.shape[-1]
-    if narrower_by > 0:  # keys and values are stored alike, so those of latent attention are filled up
-        value = pad(value, (0, narrower_by))
+    width = value.shape[-1]
+    is_narrow = width < key.shape[-1]
+    if is_narrow:  # keys and values are stored alike, so those of latent attention are filled up
+        value = pad(value, (0, key.shape[-1] - width))
     output = attend_or_observe(module, query, key, value, step, variant, attention_mask)
-    return output[..., : output.shape[-1] - max(0, narrower_by)].unsqueeze(0), None
+    return (output[..., :width] if is_narrow else output).unsqueeze(0), None
 
 
 # No mask is registered beside it: each chunk's follows from its positions, and a model that builds one waits for the

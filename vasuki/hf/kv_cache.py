@@ -86,8 +86,8 @@ class KVCache:
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor) -> None:
         """Store keys and values `[num_tokens, num_kv_heads, head_dim]` at `rows`, as made by `rows_of_slots`."""
-        flat = self.layers[layer].flatten(0, 2).flatten(1)
-        width = flat.shape[1]
+        width = keys.shape[1] * keys.shape[2]
+        flat = self.layers[layer].view(-1, width)
         flat.index_copy_(0, rows, keys.reshape(-1, width).to(flat.dtype))
         flat.index_copy_(0, rows + self.block_tokens, values.reshape(-1, width).to(flat.dtype))
 

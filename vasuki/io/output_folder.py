@@ -22,7 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vasuki.errors import JobFileError, OutputInUse, UnreadableError
+from vasuki.errors import JobFileError, OutputInUse, UnreadableError, one_line
 from vasuki.io.location import TEMPORARY_SUFFIX, Location, writing
 from vasuki.io.lock import FolderLock
 from vasuki.io.manifest import MANIFEST, Manifest, RowCounts, merge, read_manifest
@@ -90,10 +90,7 @@ class OutputFolder:
     @classmethod
     def check(cls, path: str, *, num_rows: int, config_hash: str, input_fingerprint: str) -> None:
         """Raise what `open` would for the whole input, and leave everything as it is."""
-        with _refused(path):
-            place = _folder_at(path)
-            place.refuse_unwritable()
-            FolderLock.refuse_held(place)
+        place = usable_folder(path)
         cls(place, FolderLock([]), WHOLE, config_hash, input_fingerprint)._read_back(num_rows)
 
     @property
@@ -252,6 +249,16 @@ def simulated_folder(path: str) -> Iterator[Location]:
         lock.release()
 
 
+def usable_folder(path: str) -> Location:
+    """The folder at `path`, which is left as it is. Raises JobFileError if it cannot be written, OutputLocked if a run
+    holds it."""
+    with _refused(path):
+        place = _folder_at(path)
+        place.refuse_unwritable()
+        FolderLock.refuse_held(place)
+    return place
+
+
 def _locked(path: str, shard: Shard) -> tuple[Location, FolderLock]:
     """The folder at `path`, made if there is none, and its lock. Raises JobFileError or OutputInUse."""
     with _refused(path):
@@ -275,7 +282,7 @@ def _refused(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        raise JobFileError(f"cannot write to output.path {path}: {' '.join(str(error).split())}") from None
+        raise JobFileError(f"cannot write to output.path {path}: {one_line(error)}") from None
 
 
 def _counted(manifest: Manifest, labels: Sequence[PartLabel], num_rows: int) -> Manifest:

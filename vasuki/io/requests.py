@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from vasuki.config import Column, JobConfig
-from vasuki.errors import VasukiError
+from vasuki.errors import VasukiError, one_line
 from vasuki.io.openai_batch import read_body
 from vasuki.io.prefetch import Prefetch
 from vasuki.io.prompts import Message, Prompt, prompt_reader
@@ -214,7 +214,7 @@ def _encode(drafts: list[tuple[_Draft, P]], encode: Callable[[list[P]], list[lis
             for pair in drafts:
                 _encode([pair], encode, who)
         else:
-            drafts[0][0].error = f"{who} refuses the prompt: {' '.join(str(error).split()) or type(error).__name__}"
+            drafts[0][0].error = f"{who} refuses the prompt: {one_line(error) or type(error).__name__}"
         return
     for (draft, _), token_ids in zip(drafts, encoded, strict=True):
         draft.token_ids = token_ids

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from vasuki.config import InputConfig, JobConfig
-from vasuki.errors import InputError, JobFileError, did_you_mean
+from vasuki.errors import InputError, JobFileError, did_you_mean, one_line
 from vasuki.io.columns import BATCH_URL, carried_columns, id_column, needed_columns
 from vasuki.io.delimited import CsvSource
 from vasuki.io.ids import IdHashes, refuse_duplicates
@@ -138,7 +138,7 @@ def _find(config: InputConfig) -> list[Source]:
     try:
         locations = find_files(config.path)
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read input.path {config.path}: {' '.join(str(error).split())}") from None
+        raise InputError(f"cannot read input.path {config.path}: {one_line(error)}") from None
     if not locations:
         raise InputError(f"input.path {config.path} does not exist, or holds no files")
     if config.format != "auto":

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from vasuki.errors import InputError
+from vasuki.errors import InputError, one_line
 from vasuki.io.ids import IdHashes
 from vasuki.io.location import Location
 from vasuki.io.selection import EVERY_ROW, Selection
@@ -93,7 +93,7 @@ class TextSource(abc.ABC):
         except UnicodeDecodeError as error:
             raise InputError(f"{self.location} is not UTF-8 (byte {error.object[error.start]:#04x})") from None
         except (OSError, pa.ArrowException, csv.Error) as error:
-            raise InputError(f"cannot read {self.location}: {' '.join(str(error).split())}") from None
+            raise InputError(f"cannot read {self.location}: {one_line(error)}") from None
 
 
 class _Observed(io.RawIOBase):

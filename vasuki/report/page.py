@@ -8,7 +8,7 @@ from html import escape
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from vasuki.errors import JobFileError
+from vasuki.errors import JobFileError, one_line
 from vasuki.io.location import Location
 from vasuki.report.comparison import Comparison
 from vasuki.report.history import History, entry_cells, findings
@@ -161,4 +161,4 @@ def _write(path: str, title: str, body: Iterable[str]) -> None:
     try:
         Location.parse(path).write_bytes(page.encode())
     except (OSError, ValueError) as error:
-        raise JobFileError(f"cannot write {path}: {' '.join(str(error).split())}") from None
+        raise JobFileError(f"cannot write {path}: {one_line(error)}") from None

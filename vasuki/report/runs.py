@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from vasuki.errors import InputError, ProfileError
+from vasuki.errors import InputError, ProfileError, one_line
 from vasuki.io.location import Location
 from vasuki.io.manifest import MANIFEST, Manifest, read_manifest
 from vasuki.profile import HardwareProfile
@@ -131,7 +131,7 @@ def run_folders(path: str) -> list[Location]:
             raise InputError(f"{path} does not exist")
         found = list(_below(place, _MAX_DEPTH))
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+        raise InputError(f"cannot read {path}: {one_line(error)}") from None
     if not found:
         raise InputError(f"{path} has no {MANIFEST}: no run has ended there")
     return found
