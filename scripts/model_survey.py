@@ -75,7 +75,32 @@ _ATTEMPTS = (_SIZES, {**_SIZES, **_LATENT}, {key: value for key, value in _SIZES
 
 
 # What the class of a configuration leaves out, and every published model has.
-_OWN = {"lfm2": dict(layer_types=["conv", "full_attention"] * 2)}
+_MAMBA_2 = dict(mamba_n_heads=8, mamba_d_head=8, mamba_d_state=16, mamba_n_groups=2, mamba_chunk_size=8)
+_DELTA_NET = dict(
+    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8, head_dim=16
+)
+_OWN: dict[str, dict[str, Any]] = {
+    "lfm2": dict(layer_types=["conv", "full_attention"] * 2),
+    "lfm2_moe": dict(layer_types=["conv", "full_attention"] * 2),
+    "bamba": dict(attn_layer_indices=[1, 3], **_MAMBA_2),
+    "granitemoehybrid": dict(layer_types=["mamba", "attention"] * 2, **_MAMBA_2),
+    "jamba": dict(attn_layer_period=2, attn_layer_offset=1),
+    "kimi_linear": dict(layer_types=["linear_attention", "full_attention"] * 2, linear_head_dim=8, linear_num_heads=4),
+    "bailing_hybrid": dict(layer_types=["linear_attention", "full_attention"] * 2),
+    "glm5_next": dict(layer_types=["linear_attention", "full_attention"] * 2, linear_head_dim=8, linear_num_heads=4),
+    "nemotron_h": dict(
+        layers_block_type=["mamba", "moe", "attention", "mlp"],
+        mamba_num_heads=8,
+        mamba_head_dim=8,
+        ssm_state_size=16,
+        n_groups=2,
+        chunk_size=8,
+        moe_shared_expert_intermediate_size=24,
+    ),
+    "olmo_hybrid": _DELTA_NET,
+    "qwen4_exp": _DELTA_NET,
+    "zamba2": dict(mamba_d_state=16, mamba_headdim=8, n_mamba_heads=8, chunk_size=8),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +234,12 @@ def page(findings: list[Finding]) -> str:
     return f"""# Models
 
 vasuki runs every causal language model of transformers that attends through its attention interface, with a plain KV
-cache. What it cannot run right it refuses by name before it reads a row (exit code 4). Three things to know: latent
-attention (DeepSeek) keeps keys and values as heads attend to them, both as wide as keys; layers that share the keys and
-values of another (Gemma 4) keep copies of their own, and where some layers keep more than others none is streamed; with
-LongRoPE (Phi) rows end with the context of the first training.
+cache, or beside such layers carries a state from token to token as transformers keeps it (Qwen 3.5, Jamba, LFM2). What
+it cannot run right it refuses by name before it reads a row (exit code 4). Four things to know: latent attention
+(DeepSeek) keeps keys and values as heads attend to them, both as wide as keys; layers that share the keys and values of
+another (Gemma 4) keep copies of their own, and where some layers keep more than others none is streamed; with LongRoPE
+(Phi) rows end with the context of the first training; states stay on the device, where each of `engine.max_num_seqs`
+rows has room for its own, they are not shared between rows that begin alike, and they are computed by torch's operators.
 
 `scripts/model_survey.py --write` makes this page. It builds every causal model of transformers in a tiny form, with
 random weights and whatever else its configuration has by default, and compares greedy tokens in float32 with those of

@@ -197,8 +197,9 @@ def test_read_from_folder_and_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"layer_types": ["linear_attention"]}, "linear_attention"),
-        ({"mamba_d_state": 16}, "state-space"),
+        ({"layer_types": ["linear_attention"] * 12}, "none of its layers attend"),
+        ({"layer_types": ["linear_attention"] * 11 + ["full_attention"]}, "not supported by the cost model"),
+        ({"mamba_d_state": 16}, "which of its layers attend"),
         ({"num_hidden_layers": None}, "no num_hidden_layers"),
         ({"vocab_size": None}, "no vocab_size"),
         ({"num_experts": 8}, "no num_experts_per_tok"),
@@ -229,3 +230,64 @@ def test_unknown_names() -> None:
         named_shape("llama-3-8")
     with pytest.raises(ModelError, match=r"unknown dtype 'bfloat'.*did you mean 'bfloat16'"):
         named_shape("llama-3-8b").with_dtype("bfloat")
+
+
+DELTA_NET = dict(
+    linear_conv_kernel_dim=4,
+    linear_key_head_dim=128,
+    linear_value_head_dim=128,
+    linear_num_key_heads=16,
+    linear_num_value_heads=32,
+)
+# Published sizes and spellings, with the parameters that transformers counts, the layers that attend, and what a row
+# keeps beside its KV.
+HYBRIDS = {
+    "qwen3_5_text": (
+        dict(vocab_size=248320, hidden_size=4096, intermediate_size=12288, num_hidden_layers=32, head_dim=256,
+             num_attention_heads=16, num_key_value_heads=4, full_attention_interval=4, **DELTA_NET),
+        8_953_803_264, 8, 24 * (8192 * 4 * 2 + 32 * 128 * 128 * 4),
+    ),
+    "qwen3_next": (
+        dict(vocab_size=151936, hidden_size=2048, intermediate_size=5632, num_hidden_layers=48, head_dim=256,
+             num_attention_heads=16, num_key_value_heads=2, full_attention_interval=4, num_experts=512,
+             num_experts_per_tok=10, moe_intermediate_size=512, shared_expert_intermediate_size=512, **DELTA_NET),
+        79_674_391_296, 12, 36 * (8192 * 4 * 2 + 32 * 128 * 128 * 4),
+    ),
+    "lfm2": (
+        dict(vocab_size=65536, hidden_size=2048, block_ff_dim=12288, num_hidden_layers=16, num_attention_heads=32,
+             num_key_value_heads=8, conv_L_cache=3, full_attn_idxs=[2, 5, 8, 11, 14], tie_word_embeddings=True),
+        1_176_638_080, 5, 11 * 2048 * 3 * 2,
+    ),
+    "jamba": (
+        dict(vocab_size=65536, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+             num_key_value_heads=8, attn_layer_period=8, attn_layer_offset=4, expert_layer_period=2,
+             expert_layer_offset=1, num_experts=16, num_experts_per_tok=2, mamba_d_state=16, mamba_d_conv=4,
+             mamba_expand=2, mamba_dt_rank=256),
+        51_570_323_328, 4, 28 * (8192 * 4 * 2 + 8192 * 16 * 4),
+    ),
+    "nemotron_h": (
+        dict(vocab_size=131072, hidden_size=4096, hybrid_override_pattern="ME" * 8 + "*E*E-", num_attention_heads=32,
+             num_key_value_heads=8, head_dim=128, intermediate_size=21504, ssm_state_size=128, mamba_num_heads=128,
+             mamba_head_dim=64, n_groups=8, conv_kernel=4, n_routed_experts=8, n_shared_experts=1,
+             moe_intermediate_size=7688, moe_shared_expert_intermediate_size=7688, num_experts_per_tok=2),
+        7_879_502_848, 2, 8 * (10240 * 4 * 2 + 8192 * 128 * 4),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_layers_that_carry_a_state_are_told_from_those_that_attend(name: str) -> None:
+    sizes, parameters, attending, state_bytes = HYBRIDS[name]
+    shape = shape_from_config({"model_type": name, **sizes})
+    assert shape.num_parameters == pytest.approx(parameters, rel=3e-4)
+    assert shape.num_attention_layers == attending
+    assert shape.state_bytes == state_bytes
+    heads = attending * shape.num_kv_heads * shape.head_dim
+    assert shape.kv_bytes_per_token == pytest.approx(2 * 2 * heads, abs=shape.num_layers)
+
+
+def test_a_model_whose_layers_all_do_both() -> None:
+    sizes: dict[str, Any] = dict(mamba_d_ssm=64, mamba_n_heads=8, mamba_d_head=8, mamba_d_state=16, mamba_n_groups=2)
+    shape = shape_from_config(config(model_type="falcon_h1", **sizes))
+    assert shape.num_attention_layers == shape.num_layers
+    assert shape.state_bytes == shape.num_layers * ((64 + 2 * 32) * 4 * 2 + 64 * 16 * 4)

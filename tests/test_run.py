@@ -120,6 +120,62 @@ def test_memory_is_what_layers_store_not_what_the_config_says(job: Job, tmp_path
     assert 12 * 1024 < kv["peak_device_bytes"] <= 16 * 1024
 
 
+@pytest.fixture
+def hybrid_model(tmp_path: Path, tiny_model: Path) -> Path:
+    """Three layers that carry a state of 4.5 KiB together, and one that attends."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3_5TextConfig
+
+    folder = tmp_path / "hybrid"
+    config = Qwen3_5TextConfig(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        max_position_embeddings=128,
+        eos_token_id=1,
+        pad_token_id=2,
+        initializer_range=0.3,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("memory", ["4MiB", "64KiB"])
+def test_rows_with_a_state_take_its_memory_and_give_their_own_tokens(job: Job, hybrid_model: Path, memory: str) -> None:
+    """Rows begin alike, which is of no use to a state, and there is memory for all, or for a few."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    head = " ".join(WORDS)
+    rows = [{"id": f"r{i}", "text": f"{head} {' '.join(WORDS[i % 17 : i % 17 + 4])}"} for i in range(20)]
+    kv = {"device_memory": memory, "block_tokens": 4, "offload": "park"}
+    path = job(rows, model__path=str(hybrid_model), engine={"chunk_tokens": 32}, kv=kv)
+    (plan,) = json.loads(CliRunner().invoke(main, ["plan", str(path), "--json"]).stdout)
+    assert plan["offload"]["mode"] == "none"
+    assert "states" in plan["offload"]["reason"]
+    result = run(path, "--json")
+    assert result.exit_code == 0, result.stderr
+    manifest = json.loads(result.stdout)
+    assert manifest["tokens"]["shared"] == 0
+    assert manifest["batch"]["max_seqs"] * 4608 < manifest["kv"]["peak_device_bytes"] <= 4 * 2**20
+    if memory == "64KiB":
+        assert manifest["kv"]["peak_device_bytes"] <= 64 * 1024
+        assert 1 < manifest["batch"]["max_seqs"] < 14
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(hybrid_model), AutoTokenizer.from_pretrained(hybrid_model)
+    for name, answer in by_id(path).items():
+        ids = tokenizer(next(row["text"] for row in rows if row["id"] == name))["input_ids"]
+        expected = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, len(ids) :].tolist()
+        assert answer["output_token_ids"] == expected
+
+
 @pytest.mark.parametrize("offload", ["none", "park", "stream", "ahead"])
 def test_what_moves_to_the_host_changes_no_token(job: Job, tmp_path: Path, deep_model: Path, offload: str) -> None:
     """Five of eight layers' weights, beside each way to move KV."""

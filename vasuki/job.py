@@ -288,6 +288,9 @@ class _Run:
         shape = shape_from_config(loaded.config.to_dict(), self.config.model.path)
         shape = shape.with_dtype(str(loaded.dtype).removeprefix("torch."), self.config.kv.dtype)
         stored = loaded.kv_layout.bytes_per_token  # which a configuration does not always tell
+        if shape.recurrent and loaded.recurrent:
+            states = replace(shape.recurrent, kept_bytes=loaded.recurrent.bytes_per_row)
+            shape = replace(shape, recurrent=states)
         return shape if stored == shape.kv_bytes_per_token else replace(shape, stored_bytes=stored)
 
     def _profile(self, loaded: LoadedModel) -> HardwareProfile:
@@ -372,7 +375,7 @@ class _Run:
     ) -> Manifest:
         makespan_s = time.perf_counter() - self.started_s
         stats = self.stats
-        kv = loaded.kv_layout
+        kv, states = loaded.kv_layout, loaded.recurrent
         device_bytes, host_bytes = plan.settings.footprint(
             plan.settings.block_tokens * kv.bytes_per_token,
             kv.num_layers,
@@ -395,7 +398,7 @@ class _Run:
             steps=stats.steps,
             batch=BatchStats(stats.mean_seqs, stats.max_seqs),
             kv=KVStats(
-                peak_device_bytes=device_bytes,
+                peak_device_bytes=device_bytes + stats.max_seqs * states.bytes_per_row if states else device_bytes,
                 peak_host_bytes=host_bytes,
                 offloaded_bytes=stats.copied_bytes,
                 exposed_copy_s=stats.exposed_copy_s,

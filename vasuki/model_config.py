@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vasuki.errors import ModelError
 from vasuki.model_shape import DTYPE_BYTES, Latent, ModelShape
+from vasuki.recurrent_config import ATTENDING_TOO, MLP_ALONE, RECURRENT, layer_kinds, recurrent_layers
 
 
 def shape_from_config(source: str | Path | Mapping[str, Any], name: str = "") -> ModelShape:
@@ -16,7 +18,7 @@ def shape_from_config(source: str | Path | Mapping[str, Any], name: str = "") ->
 
     Raises:
         ModelError: the file cannot be read, lacks sizes, or describes a model whose cost this cannot state
-            (state-space layers, encoder-decoder).
+            (state-space layers alone, encoder-decoder).
     """
     if isinstance(source, Mapping):
         return _from_config(source, name or str(source.get("_name_or_path") or source.get("model_type", "model")))
@@ -59,6 +61,7 @@ _PLAIN_MLP = {
     "starcoder2",
     "gpt_bigcode",
     "mpt",
+    "nemotron_h",
 }
 # Architectures that share embedding and head unless the config says otherwise (their configs often leave the key out).
 _TIED = {"gpt2", "opt", "gemma", "gemma2", "gemma3", "gemma3_text", "bloom", "mpt", "gpt_bigcode", "cohere", "cohere2"}
@@ -76,11 +79,8 @@ _BIASES["gptj"] = (False, False, True)
 _QK_NORM_PER_HEAD = {"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "gemma3n_text", *_GEMMA_4}
 _QK_NORM_FULL = {"olmo2", "olmo3"}
 _LONG_ROPE = {"longrope", "su"}  # the second is how early models of Phi-3 spell it
-_UNSUPPORTED_KEYS = {
-    "ssm_state_size": "state-space layers",
-    "mamba_d_state": "state-space layers",
-    "is_encoder_decoder": "an encoder",
-}
+# Architectures whose attention is gated by a projection as wide as its queries.
+_GATED_ATTENTION = {"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
 
 
 def _from_config(config: Mapping[str, Any], name: str) -> ModelShape:
@@ -96,12 +96,8 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
     if isinstance(text, Mapping):  # a multimodal wrapper: the language model decides
         config = {**{key: value for key, value in config.items() if key in ("tie_word_embeddings", "dtype")}, **text}
     family = str(config.get("model_type", "llama"))
-    for key, feature in _UNSUPPORTED_KEYS.items():
-        if config.get(key):
-            raise ModelError(f"{name}: {feature} (config key {key}) is not supported by the cost model")
-    layer_types = config.get("layer_types") or []
-    if any("linear" in kind or "recurrent" in kind or "mamba" in kind for kind in layer_types):
-        raise ModelError(f"{name}: layers of type {sorted(set(layer_types))} are not supported by the cost model")
+    if config.get("is_encoder_decoder"):
+        raise ModelError(f"{name}: an encoder (config key is_encoder_decoder) is not supported by the cost model")
 
     def size(key: str, default: int | None = None) -> int:
         for spelling in _SPELLINGS[key]:
@@ -114,7 +110,8 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
             raise ModelError(f"{name}: the config has no {_SPELLINGS[key][0]}")
         return default
 
-    layers, hidden, heads = size("layers"), size("hidden"), size("heads")
+    named = config.get("layers_block_type") or config.get("hybrid_override_pattern") or ()  # where it is not counted
+    layers, hidden, heads = size("layers", len(named) or None), size("hidden"), size("heads")
     kv_heads = 1 if config.get("multi_query") else size("kv_heads", heads)
     latent = _latent(config)
     head_dim = int(config.get("head_dim") or config.get("kv_channels") or hidden // heads)
@@ -128,16 +125,29 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
     experts = size("experts", 0) if config.get("enable_moe_block", True) else 0
     expert_size = int(config.get("moe_intermediate_size") or size("intermediate", 4 * hidden)) if experts else 0
     shared_size = int(config.get("n_shared_experts") or 0) * expert_size
-    shared_size = int(config.get("shared_expert_intermediate_size") or shared_size)
+    own_size = config.get("shared_expert_intermediate_size") or config.get("moe_shared_expert_intermediate_size")
+    shared_size = int(own_size or shared_size)
     expert_layers = _num_expert_layers(config, layers) if experts else 0
     intermediate = size("intermediate", 4 * hidden) if expert_layers < layers else 0
     if config.get("enable_moe_block"):  # Gemma 4 has both side by side
         shared_size = size("intermediate")
+    if family == "granitemoehybrid":  # which have the expert that every token passes, or that alone
+        shared_size = intermediate = int(config["shared_intermediate_size"])
+    if family == "lfm2" and config.get("block_auto_adjust_ff_dim", True):
+        multiple = int(config.get("block_multiple_of", 256))
+        intermediate = int(
+            2 * int(config.get("block_ff_dim", intermediate)) / 3 * config.get("block_ffn_dim_multiplier", 1)
+        )
+        intermediate = math.ceil(intermediate / multiple) * multiple
     if config.get("use_double_wide_mlp"):  # of Gemma 4's layers that share keys and values with others
         intermediate = intermediate * (layers + int(config.get("num_kv_shared_layers") or 0)) // layers
     gated = family not in _PLAIN_MLP
     window, windowed_layers = _windows(config, family, layers)
     full_kv_heads, full_head_dim = _full_heads(config, family, name)
+    kinds = layer_kinds(config, layers)
+    recurrent = recurrent_layers(config, name, kinds, hidden)
+    attending = sum(kind not in RECURRENT - ATTENDING_TOO | MLP_ALONE for kind in kinds)
+    with_mlp = sum(kind in MLP_ALONE for kind in kinds)
     lookup = int(config.get("hidden_size_per_layer_input") or 0)  # numbers of a token that a layer looks up
 
     qkv_bias, o_bias, mlp_bias = _BIASES.get(family, (False, False, False))
@@ -179,6 +189,10 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
         full_kv_heads=full_kv_heads,
         full_head_dim=full_head_dim,
         latent=latent,
+        recurrent=recurrent,
+        attention_layers=attending if recurrent else None,
+        mlp_layers=with_mlp or None,
+        gated_attention=family in _GATED_ATTENTION,
         max_context_tokens=context,
         norms_per_layer=norms,
         vector_parameters_per_layer=vectors,
@@ -212,8 +226,14 @@ def _latent(config: Mapping[str, Any]) -> Latent | None:
 
 def _num_expert_layers(config: Mapping[str, Any], layers: int) -> int:
     """Layers whose MLP is a mixture: every `decoder_sparse_step`-th, less those that the config names as dense."""
+    if "moe" in (kinds := layer_kinds(config, layers)):
+        return kinds.count("moe")
+    if mlps := config.get("mlp_layer_types"):
+        return sum(kind != "dense" for kind in mlps)
+    if period := config.get("expert_layer_period"):
+        return len(range(int(config.get("expert_layer_offset", 0)), layers, period))
     step, dense = int(config.get("decoder_sparse_step", 1)), set(config.get("mlp_only_layers") or ())
-    dense |= set(range(int(config.get("first_k_dense_replace") or 0)))
+    dense |= set(range(int(config.get("first_k_dense_replace") or config.get("num_dense_layers") or 0)))
     return sum(index not in dense and (index + 1) % step == 0 for index in range(layers))
 
 

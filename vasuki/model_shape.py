@@ -46,6 +46,20 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class Recurrent:
+    """Layers that carry a state from token to token, in place of attention or beside it."""
+
+    layers: int
+    matrices: tuple[Matrix, ...]  # of each
+    # Numbers that each keeps of a row, however long it is: the last inputs of a convolution, in the weights' type, and
+    # what the recurrence has come to, in float32.
+    conv_size: int
+    state_size: int
+    kernels: int  # that a step of decodes launches for each, by torch's operators
+    kept_bytes: int = 0  # of a row over all of them, where it is known better
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """Sizes of a decoder-only transformer."""
 
@@ -59,6 +73,7 @@ class ModelShape:
     vocab_size: int
     tied_embeddings: bool = False  # the output head shares the embedding's weights
     gated_mlp: bool = True  # two input matrices (gate and up) instead of one
+    gated_attention: bool = False  # its output is multiplied by a projection as wide
     num_experts: int = 0
     experts_per_token: int = 0
     expert_intermediate_size: int = 0
@@ -70,6 +85,9 @@ class ModelShape:
     full_head_dim: int = 0  # where they are others than those of layers with one
     stored_bytes: int = 0  # of a token's KV over all layers, where it is known better than from the heads
     latent: Latent | None = None
+    recurrent: Recurrent | None = None
+    attention_layers: int | None = None  # that keep keys and values; None: all
+    mlp_layers: int | None = None  # dense or of experts; None: all
     max_context_tokens: int = 4096
     norms_per_layer: int = 2  # over the hidden size
     vector_parameters_per_layer: int = 0  # norm weights and biases of a layer
@@ -87,12 +105,25 @@ class ModelShape:
 
     @property
     def num_dense_layers(self) -> int:
-        return self.num_layers - self.num_expert_layers
+        return (self.num_layers if self.mlp_layers is None else self.mlp_layers) - self.num_expert_layers
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers that keep keys and values."""
+        return self.num_layers if self.attention_layers is None else self.attention_layers
 
     @property
     def num_full_layers(self) -> int:
         """Layers that attend to the whole context."""
-        return self.num_layers - self.num_windowed_layers
+        return self.num_attention_layers - self.num_windowed_layers
+
+    @property
+    def state_bytes(self) -> int:
+        """What a row keeps beside its KV, however long it is."""
+        if (recurrent := self.recurrent) is None:
+            return 0
+        each = recurrent.conv_size * self.dtype_bytes + recurrent.state_size * DTYPE_BYTES["float32"]
+        return recurrent.kept_bytes or recurrent.layers * each
 
     @property
     def full_heads(self) -> tuple[int, int]:
@@ -103,16 +134,18 @@ class ModelShape:
     def stores_evenly(self) -> bool:
         """Whether every layer keeps as much of a token."""
         full_kv_heads, full_head_dim = self.full_heads
+        if self.num_attention_layers < self.num_layers:
+            return False
         return not self.stored_bytes and full_kv_heads * full_head_dim == self.num_kv_heads * self.head_dim
 
     @property
     def query_width(self) -> int:
-        """Numbers that a layer asks with for a token, on average."""
+        """Numbers that a layer that attends asks with for a token, on average."""
         return self.num_heads * self._mean(self.full_heads[1], self.head_dim)
 
     @property
     def kv_width(self) -> int:
-        """Numbers that a layer keeps of a token as its key, on average, and as many as its value."""
+        """Numbers that such a layer keeps of a token as its key, on average, and as many as its value."""
         full_kv_heads, full_head_dim = self.full_heads
         return self._mean(full_kv_heads * full_head_dim, self.num_kv_heads * self.head_dim)
 
@@ -132,12 +165,12 @@ class ModelShape:
         return held / (whole + self.num_windowed_layers * self.num_kv_heads * self.head_dim)
 
     def _mean(self, full: int, windowed: int) -> int:
-        """Over layers, and not below it."""
-        return -(-(self.num_full_layers * full + self.num_windowed_layers * windowed) // self.num_layers)
+        """Over layers that attend, and not below it."""
+        return -(-(self.num_full_layers * full + self.num_windowed_layers * windowed) // self.num_attention_layers)
 
     @property
     def attention_matrices(self) -> tuple[Matrix, ...]:
-        """Projections of every layer."""
+        """Projections of every layer that attends."""
         width = self.query_width
         if latent := self.latent:
             queries: tuple[Matrix, ...] = (Matrix("q", self.hidden_size, width),)
@@ -150,7 +183,8 @@ class ModelShape:
                 Matrix("kv_b", latent.kv_rank, expanded),
                 Matrix("o", self.num_heads * latent.value_dim, self.hidden_size),
             )
-        return Matrix("qkv", self.hidden_size, width + 2 * self.kv_width), Matrix("o", width, self.hidden_size)
+        asked = (2 if self.gated_attention else 1) * width
+        return Matrix("qkv", self.hidden_size, asked + 2 * self.kv_width), Matrix("o", width, self.hidden_size)
 
     @property
     def dense_matrices(self) -> tuple[Matrix, ...]:
@@ -175,6 +209,17 @@ class ModelShape:
         if shared:
             matrices += (Matrix("shared_up", hidden, inputs * shared), Matrix("shared_down", shared, hidden))
         return matrices
+
+    @property
+    def matrices(self) -> tuple[tuple[tuple[Matrix, ...], int], ...]:
+        """Those that layers of a kind have, and how many such layers there are. A layer may be of several kinds."""
+        recurrent = self.recurrent
+        return (
+            (self.attention_matrices, self.num_attention_layers),
+            (recurrent.matrices if recurrent else (), recurrent.layers if recurrent else 0),
+            (self.dense_matrices, self.num_dense_layers),
+            (self.expert_matrices, self.num_expert_layers),
+        )
 
     @property
     def layer_parameters(self) -> int:
@@ -215,9 +260,8 @@ class ModelShape:
     @property
     def kv_bytes_per_token_per_layer(self) -> int:
         """2 (K and V) x kv_heads x head_dim x bytes; on average, and not below it."""
-        return (
-            -(-self.stored_bytes // self.num_layers) if self.stored_bytes else 2 * self.kv_width * self.kv_dtype_bytes
-        )
+        stored = self.stored_bytes or 2 * self.kv_width * self.kv_dtype_bytes * self.num_attention_layers
+        return -(-stored // self.num_layers)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -262,6 +306,4 @@ class ModelShape:
         return replace(self, dtype=dtype, kv_dtype="" if kv_dtype == "auto" else kv_dtype)
 
     def _over_layers(self, size: Callable[[Matrix], int]) -> int:
-        per_layer = sum(map(size, self.attention_matrices))
-        dense, expert = sum(map(size, self.dense_matrices)), sum(map(size, self.expert_matrices))
-        return self.num_layers * per_layer + self.num_dense_layers * dense + self.num_expert_layers * expert
+        return sum(layers * sum(map(size, matrices)) for matrices, layers in self.matrices)

@@ -38,7 +38,7 @@ _SLACK = 2.0  # our worst choice may lie this much further below the best logit 
 def golden(setting: Setting, share_s: float) -> Finding:
     """Tiny random models of many architectures: float32 must give the same tokens, bfloat16 must choose as well."""
     tiny = _tiny_models()
-    names = ["llama", "gemma2"] if setting.toy else list(tiny.ARCHITECTURES)
+    names = ["llama", "gemma2", "qwen3_5"] if setting.toy else [*tiny.ARCHITECTURES, *tiny.RECURRENT]
     finding = Finding()
     until_s = time.perf_counter() + share_s
     for name in names:
@@ -132,10 +132,11 @@ class _Tiny:
 
     def run(self, loaded: LoadedModel | None = None, estimate: int = 0, **changes: Any) -> _Outcome:
         """Through scheduler and executor, in memory full of poison. `changes` are of EngineSettings."""
-        limits = Limits(16, 16, swap_min_tokens=1)
-        settings = EngineSettings(find_policy("vasuki"), limits, num_blocks=200, block_tokens=4)
+        limits, loaded = Limits(16, 16, swap_min_tokens=1), loaded or self.loaded()
+        policy = dataclasses.replace(find_policy("vasuki"), shares_prefixes=loaded.recurrent is None)
+        settings = EngineSettings(policy, limits, num_blocks=200, block_tokens=4)
         settings = dataclasses.replace(settings, **changes)
-        executor = build_executor(loaded or self.loaded(), settings, record_after=1)
+        executor = build_executor(loaded, settings, record_after=1)
         host = executor.offload.host if executor.offload is not None else None
         for layer in [*executor.cache.layers, *(host.layers if host is not None else ())]:
             layer.fill_(_POISON)

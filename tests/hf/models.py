@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from vasuki.hf.executor import RaggedExecutor
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.model import LoadedModel, prepare
 from vasuki.hf.offload import Offload, StreamedLayers, ThreadCopyEngine
+from vasuki.hf.recurrent import StateCache
 from vasuki.policy import POLICIES, Policy
 from vasuki.scheduler import Limits, Scheduler
 from vasuki.sequence import Request, SamplingParams, Sequence
@@ -114,6 +116,28 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt_oss": ("GptOssConfig", dict(head_dim=16, sliding_window=8, num_local_experts=4, num_experts_per_tok=2)),
 }
+_DELTA_NET = dict(
+    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=6, head_dim=16
+)
+_MAMBA_2 = dict(mamba_n_heads=8, mamba_d_head=8, mamba_d_state=16, mamba_n_groups=2, mamba_chunk_size=8)
+# Those with layers that carry a state, in place of attention or beside it.
+RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        dict(layer_types=["linear_attention", "full_attention", "linear_attention"], **_DELTA_NET, **_MOE),
+    ),
+    "qwen3_5": (
+        "Qwen3_5TextConfig",
+        dict(layer_types=["linear_attention", "linear_attention", "full_attention"], **_DELTA_NET),
+    ),
+    "granite_hybrid": (
+        "GraniteMoeHybridConfig",
+        dict(layer_types=["mamba", "attention", "mamba"], num_local_experts=0, shared_intermediate_size=48, **_MAMBA_2),
+    ),
+    "jamba": ("JambaConfig", dict(attn_layer_period=2, attn_layer_offset=1, num_experts=2, mamba_d_state=8)),
+    "falcon_h1": ("FalconH1Config", dict(head_dim=8, mamba_d_ssm=64, **_MAMBA_2)),
+    "lfm2": ("Lfm2Config", dict(layer_types=["conv", "full_attention", "conv"])),
+}
 # Those whose layers a CPU's kernels compute from end to end.
 FUSED = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -128,7 +152,7 @@ class NoTokenizer:
 
 
 def random_config(name: str, **changes: Any) -> Any:
-    class_name, own = ARCHITECTURES[name]
+    class_name, own = {**ARCHITECTURES, **RECURRENT}[name]
     return getattr(transformers, class_name)(**{**COMMON, **own, **changes})
 
 
@@ -234,6 +258,8 @@ def run(
     want_logprobs: bool = False,
     steps_ahead: int = 0,
 ) -> tuple[Rows, Scheduler, RunStats]:
+    if loaded.recurrent:
+        policy = dataclasses.replace(policy, shares_prefixes=False)
     limits = Limits(chunk_tokens, max_num_seqs, swap_min_tokens=1, stalled_share=stalled_share)
     host_pool = BlockPool(host_blocks, block_tokens) if host_blocks else None
     scheduler = Scheduler(policy, limits, BlockPool(num_blocks, block_tokens), host_pool)
@@ -249,7 +275,10 @@ def run(
         offload = Offload(cache, ThreadCopyEngine(bytes_per_s), host)
         for layer in host.layers if host else ():
             layer.fill_(1e4)
-    executor = RaggedExecutor(loaded, cache, want_logprobs, kernel, offload)
+    states = StateCache(loaded.recurrent, max_num_seqs, loaded.device) if loaded.recurrent else None
+    for tensor in itertools.chain(*states.tensors) if states else ():
+        tensor.fill_(1e4)
+    executor = RaggedExecutor(loaded, cache, want_logprobs, kernel, offload, states)
     executor.steps_ahead = steps_ahead
     rows = Rows()
     stats = drain(requests, scheduler, Checked(executor, scheduler), rows)

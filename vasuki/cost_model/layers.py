@@ -60,8 +60,15 @@ class LayerModel:
         return cached
 
     def in_part(self, num_tokens: int, num_samples: int, part: Part) -> tuple[OperatorCost, OperatorCost]:
-        """Matmuls and elementwise operators of a part's layers. Only sampled tokens pass the model's last MLP."""
+        """Matmuls and elementwise operators of a part's layers. Only sampled tokens pass the model's last MLP.
+
+        What recurrent layers keep of a row is read and written once a step; rows are counted as those that sample.
+        """
         linear, elementwise = [cost.scaled(part.layers) for cost in self.linear(num_tokens)]
+        if self._shape.state_bytes:
+            moved = 2 * self._shape.state_bytes / self._layout.tensor_parallel
+            states = self._operators.elementwise("kv_write", max(1, num_samples), moved)
+            elementwise += states.slowed(self.in_step(num_tokens)).scaled(part.layers / self._shape.num_layers)
         if part.head:
             in_step = self.in_step(num_tokens)
             for tokens, times in ((num_tokens, -1), (min(num_tokens, max(1, num_samples)), 1)):
@@ -83,14 +90,9 @@ class LayerModel:
 
     def _matmuls(self, num_tokens: int) -> OperatorCost:
         shape, total = self._shape, OperatorCost()
-        dense_share = shape.num_dense_layers / shape.num_layers
-        for matrices, share in (
-            (shape.attention_matrices, 1.0),
-            (shape.dense_matrices, dense_share),
-            (shape.expert_matrices, 1.0 - dense_share),
-        ):
-            for matrix in matrices if share else ():
-                total += self._matmul(matrix, num_tokens).scaled(share)
+        for matrices, layers in shape.matrices:
+            for matrix in matrices if layers else ():
+                total += self._matmul(matrix, num_tokens).scaled(layers / shape.num_layers)
         return total
 
     def _matmul(self, matrix: Matrix, num_tokens: int) -> OperatorCost:
@@ -105,7 +107,9 @@ class LayerModel:
     def _elementwise(self, num_tokens: int) -> OperatorCost:
         shape, operators = self._shape, self._operators
         item, hidden = shape.dtype_bytes, shape.hidden_size
-        queries, keys = shape.query_width / self._layout.tensor_parallel, local_kv_width(shape, self._layout)
+        attending = shape.num_attention_layers / shape.num_layers
+        queries = attending * shape.query_width / self._layout.tensor_parallel
+        keys = attending * local_kv_width(shape, self._layout)
         widths = shape.num_dense_layers * shape.intermediate_size + shape.num_expert_layers * self._expert_width
         return (
             operators.elementwise("norm", num_tokens, 2 * hidden * item).scaled(shape.norms_per_layer)
@@ -132,16 +136,16 @@ class LayerModel:
             self._full, work.decode_context_tokens, work.chunk_pairs, work.chunk_context_tokens
         )
         full = full.slowed(in_step := self.in_step(work.num_tokens))
+        full = full.scaled(layers * shape.num_full_layers / shape.num_layers)
         if not shape.num_windowed_layers:
-            return full.scaled(layers)
+            return full
         windowed = self._layer_attention(
             self._windowed,
             work.windowed_decode_context_tokens,
             work.windowed_chunk_pairs,
             work.windowed_chunk_context_tokens,
         )
-        share = shape.num_windowed_layers / shape.num_layers
-        return full.scaled(layers * (1 - share)) + windowed.slowed(in_step).scaled(layers * share)
+        return full + windowed.slowed(in_step).scaled(layers * shape.num_windowed_layers / shape.num_layers)
 
     def _layer_attention(
         self, heads: tuple[int, int, int], decode_context: float, chunk_pairs: float, chunk_context: float

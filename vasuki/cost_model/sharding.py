@@ -26,5 +26,6 @@ def local_matrix(matrix: Matrix, shape: ModelShape, layout: Layout) -> tuple[int
     if matrix.name in ("o", "down", "shared_down"):
         return math.ceil(matrix.k / group), matrix.n
     if matrix.name == "qkv":
-        return matrix.k, math.ceil(shape.query_width / group) + 2 * local_kv_width(shape, layout)
+        asked = (2 if shape.gated_attention else 1) * shape.query_width
+        return matrix.k, math.ceil(asked / group) + 2 * local_kv_width(shape, layout)
     return matrix.k, math.ceil(matrix.n / group)

@@ -62,12 +62,12 @@ class PartTimes:
             return self._copies_alone(work)
         shape, part, attention_seconds = self._shape, self.part, self._layers.attention_seconds
         attention_s = attention_seconds(work.decode_context_tokens, work.chunk_pairs, work.chunk_context_tokens)
+        attention_s *= shape.num_full_layers / shape.num_layers
         if shape.num_windowed_layers:  # every stage has its share of them
-            share = shape.num_windowed_layers / shape.num_layers
             windowed_s = self._layers.windowed_attention_seconds(
                 work.windowed_decode_context_tokens, work.windowed_chunk_pairs, work.windowed_chunk_context_tokens
             )
-            attention_s += share * (windowed_s - attention_s)
+            attention_s += windowed_s * shape.num_windowed_layers / shape.num_layers
         attention_s *= part.layers * self._layers.in_step(work.num_tokens)
         busy_s = self._busy_s(self._fixed_s(work.num_tokens, work.num_samples) + attention_s)
         hidden_s, exposed_s = self._traffic.hidden_and_exposed_s(self._traffic.moves(work.copies), busy_s)
@@ -87,7 +87,7 @@ class PartTimes:
             yield self._copies_alone(work)
             return
         windowed_layers = self._shape.num_windowed_layers
-        layers = self._shape.num_layers - windowed_layers
+        layers = self._shape.num_full_layers
         in_step = self._layers.in_step(tokens)
         full, windowed = in_step * layers, in_step * windowed_layers
         all_fits = not windowed_layers or (

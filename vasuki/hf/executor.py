@@ -18,6 +18,7 @@ from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.model import LoadedModel
 from vasuki.hf.offload import Offload, StreamedLayers, copy_engine
+from vasuki.hf.recurrent import StateCache
 from vasuki.hf.sampler import Sampled, sample
 from vasuki.hf.transfer import ToHost
 from vasuki.plan import EngineSettings
@@ -48,6 +49,7 @@ class RaggedExecutor:
         want_logprobs: also say how likely each token was.
         kernel: of a CPU's attention.
         offload: moves KV beside the compute.
+        states: what recurrent layers keep of the rows, where there are such.
 
     Attributes:
         steps_ahead: see `engine.Executor`.
@@ -60,12 +62,14 @@ class RaggedExecutor:
         want_logprobs: bool = False,
         kernel: PagedKernel | None = None,
         offload: Offload | None = None,
+        states: StateCache | None = None,
     ) -> None:
         self.loaded = loaded
         self.cache = cache
         self.want_logprobs = want_logprobs
         self.kernel = kernel
         self.offload = offload
+        self.states = states
         self.steps_ahead = int(loaded.device.type == "cuda")  # launching returns before the device is done
         self.graphs: DecodeGraphs | None = None  # recorded steps of decodes
         self.waited_s = 0.0  # in which the host had nothing to do but wait for the device
@@ -123,7 +127,8 @@ class RaggedExecutor:
         step = build_inputs(batch, self.cache, self.loaded.device, self.kernel, self.offload, self._last_tokens)
         if self.graphs is not None and not batch.prefills:
             return self.graphs(step)
-        return self.forward(step)
+        with self.states.step(batch) if self.states else nullcontext():
+            return self.forward(step)
 
     def forward(self, step: StepInputs) -> torch.Tensor:
         """One packed forward: `[num_samples, vocab_size]`."""
@@ -174,6 +179,8 @@ def build_executor(
     offloads = settings.host_blocks > 0 or settings.streamed_layers > 0
     records = not offloads and decode_graphs.can_record(loaded, block_tokens)
     num_blocks = settings.num_blocks + records  # a block for padding
+    # A state is of a row as it stands: it is at one place, and of no other row.
+    assert not (loaded.recurrent and (offloads or settings.policy.shares_prefixes))
     streamed = StreamedLayers.spread(layout.num_layers, settings.streamed_layers)
     cache = KVCache(layout, num_blocks, block_tokens, device, buffer_of=streamed.buffer_of)
     offload = None
@@ -182,7 +189,8 @@ def build_executor(
         if settings.host_blocks:
             host = KVCache(layout, settings.host_blocks, block_tokens, torch.device("cpu"), pinned=on_gpu)
         offload = Offload(cache, loaded.copies or copy_engine(device), host)
-    executor = RaggedExecutor(loaded, cache, want_logprobs, loaded.kernel, offload)
+    states = StateCache(loaded.recurrent, settings.limits.max_num_seqs, device) if loaded.recurrent else None
+    executor = RaggedExecutor(loaded, cache, want_logprobs, loaded.kernel, offload, states)
     if records:
         record = decode_graphs.record_on_device()
         executor.graphs = DecodeGraphs(executor.forward, cache, loaded.max_context, record, record_after)

@@ -24,7 +24,7 @@ from vasuki.errors import JobFileError
 class KVLayout:
     """Shape of what one token leaves in the KV cache."""
 
-    heads: tuple[tuple[int, int], ...]  # (num_kv_heads, head_dim) of each layer
+    heads: tuple[tuple[int, int], ...]  # (num_kv_heads, head_dim) of each layer, (0, 0) if it does not attend
     dtype: torch.dtype
 
     @classmethod
@@ -39,7 +39,7 @@ class KVLayout:
     @property
     def head_dims(self) -> tuple[int, ...]:
         """Each size of a head once, rising."""
-        return tuple(sorted({head_dim for _, head_dim in self.heads}))
+        return tuple(sorted({head_dim for _, head_dim in self.heads if head_dim}))
 
     @property
     def bytes_per_token(self) -> int:
@@ -134,6 +134,8 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     Raises JobFileError where the system does not promise as much.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
+    if not num_bytes:  # which the system refuses
+        return torch.zeros(shape, dtype=dtype)
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:

@@ -24,16 +24,18 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from vasuki.config import ModelConfig
 from vasuki.errors import ModelError
-from vasuki.hf import attention
+from vasuki.hf import attention, recurrent
 from vasuki.hf.cpu import paged_attention
 from vasuki.hf.cpu.kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.cpu.paged_attention import PagedKernel
 from vasuki.hf.kv_cache import KVLayout
 from vasuki.hf.offload import CopyEngine
-from vasuki.hf.probe import probe
+from vasuki.hf.probe import NOT_ON_INTERFACE, probe
+from vasuki.hf.recurrent import RecurrentLayers
 from vasuki.hf.tokenizer import Tokenizer
 from vasuki.model_config import context_of
 from vasuki.model_files import description_folder
+from vasuki.recurrent_config import MLP_ALONE, RECURRENT
 
 transformers.logging.disable_progress_bar()
 
@@ -68,6 +70,7 @@ class LoadedModel:
     kv_layout: KVLayout
     dtype: torch.dtype  # that it multiplies in
     device: torch.device  # where it computes
+    recurrent: RecurrentLayers | None = None  # those that carry a state, where it has such
     copies: CopyEngine | None = None  # brings the layers that live on the host, see hf.weights
     kernel: PagedKernel | None = None  # the CPU's attention, where it could be compiled
     compiles: bool = True  # whether what can be compiled or recorded for it is
@@ -199,15 +202,16 @@ def prepare(
     """
     config = model.config.get_text_config()
     _refuse_config(name, config)
-    if not getattr(model, "_supports_attention_backend", False):
-        raise ModelError(
-            f"{name}: {type(model).__name__} does not use transformers' attention interface; "
-            "the ragged backend cannot serve it"
-        )
+    refused = f"{name}: the ragged backend cannot serve {type(model).__name__}"
     try:
-        layout = probe(model, config.num_hidden_layers)
+        stateful = _take_over_recurrent(model, config)
+        layout = probe(model, config.num_hidden_layers, _silent_layers(config, stateful))
     except attention.Unsupported as error:
-        raise ModelError(f"{name}: the ragged backend cannot serve {type(model).__name__}: {error}") from None
+        raise ModelError(f"{refused}: {error}") from None
+    except Exception as error:  # what a step calls a model with, one that is not on the interface need not take
+        if getattr(model, "_supports_attention_backend", False):
+            raise
+        raise ModelError(f"{refused}: {NOT_ON_INTERFACE} ({_first_line(error)})") from None
     dtype = dtype or model.dtype
     layout = replace(layout, dtype=dtype if kv_dtype == "auto" else getattr(torch, kv_dtype))
     _warn_of_context(name, config)
@@ -216,7 +220,7 @@ def prepare(
     if eos is None:
         eos = tokenizer.eos_token_id
     eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
-    ready = LoadedModel(model, tokenizer, config, eos_ids, layout, dtype, model.device)
+    ready = LoadedModel(model, tokenizer, config, eos_ids, layout, dtype, model.device, stateful)
     if not uses_kernels or model.device.type != "cpu":
         return ready
     types = (model.dtype, layout.dtype, dtype is torch.bfloat16)
@@ -232,9 +236,27 @@ def _timed(load: Callable[[], T]) -> tuple[T, float]:
 
 def _refuse_config(name: str, config: Any) -> None:
     """Refuse what a configuration announces and the backend lacks."""
-    layer_types = set(getattr(config, "layer_types", None) or ())
-    if odd := sorted(layer_types - _ATTENTION_LAYER_TYPES):
+    layer_types = set(_layer_types(config))
+    if odd := sorted(layer_types - _ATTENTION_LAYER_TYPES - RECURRENT - MLP_ALONE):
         raise ModelError(f"{name}: the ragged backend cannot serve {config.model_type}: it has {', '.join(odd)} layers")
+
+
+def _take_over_recurrent(model: Any, config: Any) -> RecurrentLayers | None:
+    """Layers that carry a state from token to token, if there are any. Raises Unsupported by name."""
+    if not RECURRENT & set(_layer_types(config)):
+        return None
+    return recurrent.take_over(model)
+
+
+def _silent_layers(config: Any, stateful: RecurrentLayers | None) -> set[int]:
+    """Layers that need not attend."""
+    kinds = _layer_types(config)
+    silent = {index for index, kind in enumerate(kinds) if kind in MLP_ALONE}
+    return silent | (stateful.indices if stateful else set())
+
+
+def _layer_types(config: Any) -> list[str]:
+    return list(getattr(config, "layer_types", None) or ())
 
 
 def _warn_of_context(name: str, config: Any) -> None:

@@ -5,7 +5,7 @@ Nothing is attended to meanwhile: each layer's call is noted, and answered with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from vasuki.hf.kv_cache import KVLayout
 from vasuki.hf.plain_attention import Variant
 from vasuki.model_config import context_of
 
+NOT_ON_INTERFACE = "it does not use transformers' attention interface"
 _NAME = "vasuki_probe"
 _NUM_TOKENS = 4
 
@@ -95,10 +96,11 @@ AttentionInterface.register(_NAME, attention.interface)
 AttentionMaskInterface.register(_NAME, _mask)
 
 
-def observe(model: Any) -> dict[torch.nn.Module, Observation]:
+def observe(model: Any, **arguments: Any) -> dict[torch.nn.Module, Observation]:
     """Run the model on a few tokens to see what its layers ask of their attention. Raises Unsupported by name.
 
     They are as far apart as the model allows: some do otherwise with positions beyond those that they were trained on.
+    The model is called with `arguments` beside what a step calls it with.
     """
     longest = context_of(model.config.get_text_config().to_dict()) or _NUM_TOKENS
     observer = _Observer(longest)
@@ -109,7 +111,8 @@ def observe(model: Any) -> dict[torch.nn.Module, Observation]:
         with torch.inference_mode():
             # As a step does: some models compute less where logits are wanted of the last token alone.
             kept = torch.arange(_NUM_TOKENS, device=model.device)
-            model(input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=kept, step=observer)
+            asked = {"use_cache": False, "logits_to_keep": kept, "step": observer, **arguments}
+            model(input_ids=tokens, position_ids=positions, **asked)
     finally:
         model.set_attn_implementation(attention.NAME)
     return observer.seen
@@ -144,12 +147,17 @@ def observe_layer(layer: Any, arguments: dict[str, Any]) -> tuple[Observation, A
     return observer.seen[layer], output
 
 
-def probe(model: Any, num_layers: int) -> KVLayout:
-    """What a model's layers store. Raises Unsupported by name."""
+def probe(model: Any, num_layers: int, others: Collection[int] = ()) -> KVLayout:
+    """What a model's layers store; of the `others`, those that do not attend store nothing. Raises Unsupported by
+    name."""
     heads: dict[int, tuple[int, int]] = {}  # (num_kv_heads, head_dim) by layer
     for layer, seen in observe(model).items():
         _, num_kv_heads, head_dim = seen.value.shape
         heads[cast(int, layer.layer_idx)] = (num_kv_heads, head_dim)
-    if heads.keys() != set(range(num_layers)):
-        raise Unsupported(f"{len(heads)} of its {num_layers} layers use the attention interface")
+    if not heads:
+        raise Unsupported("none of its layers attend" if others else NOT_ON_INTERFACE)
+    silent = num_layers - len(heads.keys() | set(others))
+    if silent or not heads.keys() <= set(range(num_layers)):
+        raise Unsupported(f"{num_layers - silent} of its {num_layers} layers use the attention interface")
+    heads |= {layer: (0, 0) for layer in others if layer not in heads}
     return KVLayout(tuple(heads[layer] for layer in range(num_layers)), model.dtype)

@@ -57,7 +57,9 @@ class Problem:
 
     @cached_property
     def policy(self) -> Policy:
-        return find_policy(self.engine.policy)
+        """As the job says. A state cannot be shared up to a token in its midst."""
+        policy = find_policy(self.engine.policy)
+        return replace(policy, shares_prefixes=False) if self.shape.recurrent else policy
 
     @property
     def known(self) -> bool:
@@ -171,8 +173,10 @@ def _settings(problem: Problem, chunk_tokens: int, layout: Layout) -> EngineSett
     if problem.engine.max_num_seqs != "auto":
         max_num_seqs = problem.engine.max_num_seqs
     elif problem.policy.ordered:
-        roomy = problem.work.most_sequences(problem.num_blocks(chunk_tokens, 1, layout) * problem.block_tokens)
-        max_num_seqs = min(MOST_SEQS, 8 * math.ceil((1.5 * roomy + 8) / 8))
+        kv_tokens, shape = problem.num_blocks(chunk_tokens, 1, layout) * problem.block_tokens, problem.shape
+        roomy = problem.work.most_sequences(kv_tokens, shape.state_bytes / shape.kv_bytes_per_token)
+        # A state's memory is set aside for as many rows as may run; otherwise there may be more than usually fit.
+        max_num_seqs = min(MOST_SEQS, int(roomy) if shape.state_bytes else 8 * math.ceil((1.5 * roomy + 8) / 8))
     num_blocks = problem.num_blocks(chunk_tokens, max_num_seqs, layout)
     limits = Limits(chunk_tokens, max_num_seqs, prefill_threshold=PREFILL_THRESHOLD)
     return EngineSettings(problem.policy, limits, num_blocks, problem.block_tokens)

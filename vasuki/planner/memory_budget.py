@@ -22,7 +22,8 @@ class MemoryBudget:
     total_bytes: int
     weight_bytes: int
     activation_bytes: int
-    kv_bytes: int
+    kv_bytes: int  # for blocks
+    state_bytes: int  # for what recurrent layers keep of each row
     kv_bytes_per_token: float
     block_tokens: int
 
@@ -89,6 +90,7 @@ def memory_budget(
 
     `device_memory` is as in the job file: up to 1 it is a share of the device for weights, activations and KV together,
     above 1 the KV pool's size in bytes. Activations are those of steps of `max_step_tokens` that sample `max_num_seqs`.
+    What recurrent layers keep of so many rows is taken from the pool.
 
     Raises:
         ModelError: not even one block fits; the message says what would.
@@ -99,31 +101,43 @@ def memory_budget(
     per_token = layers * shape.kv_bytes_per_token_per_layer * shape.kv_share(layout.tensor_parallel)
     weights = device_weight_bytes(shape, layout)
     activations = activation_bytes(shape, max_step_tokens, max_num_seqs, layout.tensor_parallel)
+    states = math.ceil(max_num_seqs * shape.state_bytes / layout.gpus_per_replica)
     if device_memory <= 1:
         usable = int(profile.memory_bytes * device_memory)
         kv = usable - weights - activations
     else:
         usable, kv = profile.memory_bytes, int(device_memory)
-    if kv < per_token * block_tokens or weights + activations + kv > usable:
-        raise ModelError(_too_large(shape, profile, usable, weights, activations, kv, layout))
-    return MemoryBudget(profile.memory_bytes, weights, activations, kv, per_token, block_tokens)
+    kv -= states
+    if kv < per_token * block_tokens or weights + activations + states + kv > usable:
+        raise ModelError(_too_large(shape, profile, usable, weights, activations, states, kv, layout))
+    return MemoryBudget(profile.memory_bytes, weights, activations, kv, states, per_token, block_tokens)
 
 
 def _too_large(
-    shape: ModelShape, profile: HardwareProfile, usable: int, weights: int, activations: int, kv: int, layout: Layout
+    shape: ModelShape,
+    profile: HardwareProfile,
+    usable: int,
+    weights: int,
+    activations: int,
+    states: int,
+    kv: int,
+    layout: Layout,
 ) -> str:
+    needs = [f"{_gib(weights)} for weights", f"{_gib(activations)} for activations"]
+    if states:
+        needs.append(f"{_gib(states)} for the states of rows that run side by side (engine.max_num_seqs)")
     need = (
-        f"{shape.name} in {shape.dtype} needs {_gib(weights)} for weights and {_gib(activations)} for activations "
-        f"on each of {layout.gpus_per_replica} {profile.name}, which offers {_gib(usable)}"
+        f"{shape.name} in {shape.dtype} needs {' and '.join(needs)} on each of {layout.gpus_per_replica} "
+        f"{profile.name}, which offers {_gib(usable)}"
     )
-    if weights + activations < usable:
+    if weights + activations + states < usable:
         return f"{need}; {_gib(max(0, kv))} of KV is too much beside it or too little for a block"
     ways = []
     gpus = layout.gpus_per_replica
-    while gpus < 1024 and shape.weight_bytes / gpus + activations > 0.9 * usable:
+    while gpus < 1024 and shape.weight_bytes / gpus + activations + states > 0.9 * usable:
         gpus *= 2
     ways.append(f"{gpus} such GPUs")
-    room = usable - activations
+    room = usable - activations - states
     bits = 8 * room * layout.gpus_per_replica * 0.9 / shape.num_parameters
     if shape.dtype_bytes == 4 and bits >= 16:
         ways.append("bfloat16 weights")

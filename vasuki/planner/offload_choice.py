@@ -33,11 +33,15 @@ AGAIN = 0.05  # most tokens to be computed again, as a share of those of the pro
 # that soon enough one ends. The second share computes less again and takes longer.
 STALLED_SHARE = 0.25
 PATIENT_SHARE = 0.5
+_STATES_STAY = "rows carry states through recurrent layers, which stay on the device"
 
 
 def choose_offload(problem: Problem, base: Prediction) -> Prediction:
     """The candidate of `base`, which moves no KV, with whatever offload makes it fastest."""
-    chosen = _ahead(problem, _cheapest(problem, base))
+    if problem.shape.recurrent:
+        chosen = _because(_without_preemption(problem, base), Offload("none", 0, _STATES_STAY))
+    else:
+        chosen = _ahead(problem, _cheapest(problem, base))
     weights, offload = _weights_reason(problem, chosen.candidate), chosen.candidate.offload
     if not weights:
         return chosen

@@ -47,9 +47,11 @@ class MeanRow:
             chunk_context_tokens=float((np.square(prompts) - np.square(shared)).sum() / (prompts - shared).sum() / 2),
         )
 
-    def most_sequences(self, kv_tokens: int) -> float:
-        """Sequences that run side by side when memory is full."""
-        return max(1.0, min(float(self.requests), PACKED * (kv_tokens - self.prefix_tokens) / self.held_tokens))
+    def most_sequences(self, kv_tokens: int, state_tokens: float = 0.0) -> float:
+        """Sequences that run side by side when memory is full. Each holds a state as large as the KV of so many tokens,
+        beside its own."""
+        held = self.held_tokens + state_tokens
+        return max(1.0, min(float(self.requests), PACKED * (kv_tokens - self.prefix_tokens) / held))
 
 
 @dataclass(frozen=True, slots=True)

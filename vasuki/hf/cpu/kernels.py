@@ -42,11 +42,11 @@ class CPUKernels(NamedTuple):
 
 
 def _has_other_matrices(model: torch.nn.Module) -> bool:
-    """Whether a layer that is neither linear nor an embedding holds a matrix in bfloat16."""
+    """Whether a layer that is none of linear, embedding and short convolution holds a matrix in bfloat16."""
     return any(
         parameter.dtype is torch.bfloat16 and parameter.dim() > 1
         for module in model.modules()
-        if not isinstance(module, torch.nn.Linear | torch.nn.Embedding)
+        if not isinstance(module, torch.nn.Linear | torch.nn.Embedding | torch.nn.Conv1d)
         for parameter in module.parameters(recurse=False)
     )
 

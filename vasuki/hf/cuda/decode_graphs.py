@@ -145,10 +145,10 @@ class _Recorded:
 
 def can_record(loaded: LoadedModel, block_tokens: int) -> bool:
     """Whether a model's steps of single tokens can be recorded: not where the size of some tensor depends on contexts,
-    nor where copies wait between layers."""
+    nor where copies wait between layers, nor where layers carry a state."""
     layout = loaded.kv_layout
     lacks = any(varlen.why_unavailable(layout.dtype, loaded.device, head_dim) for head_dim in layout.head_dims)
-    if lacks or not can_page(block_tokens):
+    if lacks or loaded.recurrent or not can_page(block_tokens):
         return False
     if not loaded.compiles or loaded.copies is not None or layout.dtype is not loaded.dtype:
         return False

@@ -109,11 +109,13 @@ def products(shape: ModelShape, is_fused: bool = False) -> dict[tuple[int, int],
     """The matrices `[k, n]` of a model, and the widths that n is split into: by transformers' models, or by what takes
     the place of their attention layers."""
     query, key = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    asked = (2 if shape.gated_attention else 1) * query
+    recurrent = shape.recurrent.matrices if shape.recurrent else ()
     widths: dict[tuple[int, int], tuple[int, ...]] = {}
-    for matrix in (*shape.attention_matrices, *shape.dense_matrices, *shape.expert_matrices):
+    for matrix in (*shape.attention_matrices, *recurrent, *shape.dense_matrices, *shape.expert_matrices):
         split: tuple[int, ...] = (matrix.n,)
         if matrix.name == "qkv" and not is_fused:
-            split = (query, key, key)
+            split = (asked, key, key)
         elif matrix.name in ("up", "shared_up") and matrix.copies == 1 and shape.gated_mlp:
             split = (matrix.n // 2, matrix.n // 2)
         widths.setdefault((matrix.k, matrix.n), split)

@@ -121,7 +121,7 @@ def narrow(shape: ModelShape) -> ModelShape:
 
 
 def cut(shape: ModelShape, layers: int) -> ModelShape:
-    """The same model with so many layers, none of them windowed or with latent keys and values."""
+    """The same model with so many layers of plain attention: not windowed, gated, latent or replaced."""
     expert_layers = layers if shape.num_expert_layers else 0
     return replace(
         shape,
@@ -132,6 +132,10 @@ def cut(shape: ModelShape, layers: int) -> ModelShape:
         full_kv_heads=0,
         full_head_dim=0,
         latent=None,
+        recurrent=None,
+        attention_layers=None,
+        mlp_layers=None,
+        gated_attention=False,
     )
 
 
