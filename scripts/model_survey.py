@@ -239,7 +239,10 @@ it cannot run right it refuses by name before it reads a row (exit code 4). Four
 (DeepSeek) keeps keys and values as heads attend to them, both as wide as keys; layers that share the keys and values of
 another (Gemma 4) keep copies of their own, and where some layers keep more than others none is streamed; with LongRoPE
 (Phi) rows end with the context of the first training; states stay on the device, where each of `engine.max_num_seqs`
-rows has room for its own, they are not shared between rows that begin alike, and they are computed by torch's operators.
+rows has room for its own, and are not shared between rows that begin alike.
+
+On CUDA recurrences are several times as fast with the kernels that transformers takes from flash-linear-attention,
+mamba-ssm and causal-conv1d; a run names those that a model lacks.
 
 `scripts/model_survey.py --write` makes this page. It builds every causal model of transformers in a tiny form, with
 random weights and whatever else its configuration has by default, and compares greedy tokens in float32 with those of

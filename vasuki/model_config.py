@@ -124,23 +124,9 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
 
     experts = size("experts", 0) if config.get("enable_moe_block", True) else 0
     expert_size = int(config.get("moe_intermediate_size") or size("intermediate", 4 * hidden)) if experts else 0
-    shared_size = int(config.get("n_shared_experts") or 0) * expert_size
-    own_size = config.get("shared_expert_intermediate_size") or config.get("moe_shared_expert_intermediate_size")
-    shared_size = int(own_size or shared_size)
     expert_layers = _num_expert_layers(config, layers) if experts else 0
     intermediate = size("intermediate", 4 * hidden) if expert_layers < layers else 0
-    if config.get("enable_moe_block"):  # Gemma 4 has both side by side
-        shared_size = size("intermediate")
-    if family == "granitemoehybrid":  # which have the expert that every token passes, or that alone
-        shared_size = intermediate = int(config["shared_intermediate_size"])
-    if family == "lfm2" and config.get("block_auto_adjust_ff_dim", True):
-        multiple = int(config.get("block_multiple_of", 256))
-        intermediate = int(
-            2 * int(config.get("block_ff_dim", intermediate)) / 3 * config.get("block_ffn_dim_multiplier", 1)
-        )
-        intermediate = math.ceil(intermediate / multiple) * multiple
-    if config.get("use_double_wide_mlp"):  # of Gemma 4's layers that share keys and values with others
-        intermediate = intermediate * (layers + int(config.get("num_kv_shared_layers") or 0)) // layers
+    intermediate, shared_size = _mlp_sizes(config, family, layers, intermediate, expert_size)
     gated = family not in _PLAIN_MLP
     window, windowed_layers = _windows(config, family, layers)
     full_kv_heads, full_head_dim = _full_heads(config, family, name)
@@ -222,6 +208,25 @@ def _latent(config: Mapping[str, Any]) -> Latent | None:
         return None
     sizes = {"kv_rank": "kv_lora_rank", "rotary_dim": "qk_rope_head_dim", "value_dim": "v_head_dim"}
     return Latent(int(config.get("q_lora_rank") or 0), **{name: int(config[key]) for name, key in sizes.items()})
+
+
+def _mlp_sizes(
+    config: Mapping[str, Any], family: str, layers: int, intermediate: int, expert_size: int
+) -> tuple[int, int]:
+    """Width of a dense MLP, and of the expert that every token passes, from what the keys for them seem to say."""
+    own_size = config.get("shared_expert_intermediate_size") or config.get("moe_shared_expert_intermediate_size")
+    shared_size = int(own_size or int(config.get("n_shared_experts") or 0) * expert_size)
+    if config.get("enable_moe_block"):  # Gemma 4 has both side by side
+        shared_size = int(config["intermediate_size"])
+    if family == "granitemoehybrid":  # has the expert that every token passes in any case
+        shared_size = intermediate = int(config["shared_intermediate_size"])
+    if family == "lfm2" and config.get("block_auto_adjust_ff_dim", True):
+        multiple = int(config.get("block_multiple_of", 256))
+        shrunk = 2 * int(config.get("block_ff_dim", intermediate)) / 3 * config.get("block_ffn_dim_multiplier", 1)
+        intermediate = math.ceil(int(shrunk) / multiple) * multiple
+    if config.get("use_double_wide_mlp"):  # of Gemma 4's layers that share keys and values with others
+        intermediate = intermediate * (layers + int(config.get("num_kv_shared_layers") or 0)) // layers
+    return intermediate, shared_size
 
 
 def _num_expert_layers(config: Mapping[str, Any], layers: int) -> int:

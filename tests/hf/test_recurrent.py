@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from models import RECURRENT, hopeful, load, prompts, random_model, reference, requests_of, run
+from vasuki.hf.cuda.recurrences import missing_packages
 from vasuki.model_config import shape_from_config
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
@@ -72,6 +73,21 @@ def test_a_layer_that_cannot_go_on_with_several_tokens_goes_on_one_by_one() -> N
         recurrent = load(name).recurrent
         assert recurrent is not None
         assert all(layer.continues == (name != "jamba") for layer in recurrent.layers)
+
+
+def test_packages_with_kernels_for_cuda_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: set[str] = set()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name in installed or None)
+    wanted = {
+        "qwen3_5": ["causal-conv1d", "flash-linear-attention"],
+        "granite_hybrid": ["causal-conv1d", "mamba-ssm"],
+        "jamba": ["causal-conv1d", "mamba-ssm"],
+        "lfm2": ["causal-conv1d"],
+        "llama": [],
+    }
+    assert {name: missing_packages(random_model(name)) for name in wanted} == wanted
+    installed.add("fla")
+    assert missing_packages(random_model("qwen3_5")) == ["causal-conv1d"]
 
 
 def test_outside_of_steps_a_layer_is_as_its_authors_wrote_it() -> None:

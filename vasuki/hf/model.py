@@ -28,6 +28,7 @@ from vasuki.hf import attention, recurrent
 from vasuki.hf.cpu import paged_attention
 from vasuki.hf.cpu.kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.cpu.paged_attention import PagedKernel
+from vasuki.hf.cuda.recurrences import missing_packages
 from vasuki.hf.kv_cache import KVLayout
 from vasuki.hf.offload import CopyEngine
 from vasuki.hf.probe import NOT_ON_INTERFACE, probe
@@ -176,6 +177,13 @@ def load_model(
     if stays_on_host is None or not stays_on_host(weight_bytes, device):
         loaded = loaded.to(device)
     ready = prepare(loaded, tokenizer, generation, path, kv_dtype, dtype=dtype, uses_kernels=uses_kernels)
+    if ready.recurrent and device.type == "cuda" and (packages := missing_packages(loaded)):
+        log.warning(
+            "%s: its recurrent layers run by torch's operators, several times as slowly as by the kernels that "
+            "transformers takes from %s; pip install them",
+            path,
+            " and ".join(packages),
+        )
     return replace(ready, device=device, compiles=compiles, compile_s=compile_s + ready.compile_s)
 
 

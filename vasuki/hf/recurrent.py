@@ -1,7 +1,8 @@
 """Layers that carry a state from token to token instead of attending to all that came before: gated delta nets, Mamba,
 short convolutions.
 
-What such a layer keeps of a row is of one size, however long the row is. Rows have slots in it:
+What such a layer keeps of a row is of one size, however long the row is. Rows that run have the first slots, so that
+those of a step lie side by side, but for a few, and are computed where they lie:
 
     tensors[layer][i]   [num_slots, ...]
 
@@ -21,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,11 +53,15 @@ class State(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Chunks of a step that are equally long."""
+    """Chunks of a step that are equally long, of rows whose slots follow one another."""
 
     tokens: torch.Tensor  # int64 [rows * length], their places in the packed batch, row by row
-    slots: torch.Tensor  # int64 [rows]
+    slots: slice  # of the rows
     is_fresh: bool  # they begin their rows: nothing came before
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.slots.stop - self.slots.start)
 
 
 class RecurrentLayer:
@@ -101,11 +107,9 @@ class RecurrentLayer:
             return self._plain(hidden_states, *args, **arguments)
         packed, output = hidden_states[0], torch.empty_like(hidden_states)
         for group in self._groups:
-            rows = packed.index_select(0, group.tokens).view(len(group.slots), -1, packed.shape[-1])
-            kept = self._take(group)
-            computed = self._compute(rows, kept, group.is_fresh)
+            rows = packed.index_select(0, group.tokens).view(group.num_rows, -1, packed.shape[-1])
+            computed = self._compute(rows, self._kept(group), group.is_fresh)
             output[0].index_copy_(0, group.tokens, computed.flatten(0, 1))
-            self._put(group, kept)
         return output
 
     def _compute(self, rows: torch.Tensor, kept: LinearAttentionLayer, is_fresh: bool) -> torch.Tensor:
@@ -123,12 +127,11 @@ class RecurrentLayer:
         error = (torch.cat(chunks, dim=1) - whole).abs().max()
         return bool(error <= _ROUNDING[whole.dtype] * whole.abs().max())
 
-    def _take(self, group: Group) -> LinearAttentionLayer:
-        """What the rows of a group left behind, as transformers keeps it."""
+    def _kept(self, group: Group) -> LinearAttentionLayer:
+        """What the rows of a group left behind, as transformers keeps it, which writes in its place."""
         kept = LinearAttentionLayer(number_of_states=self._num_states)
         for state, tensor in zip(self.states, self._tensors, strict=True):
-            shape = (len(group.slots), *state.shape)
-            held = tensor.new_zeros(shape) if group.is_fresh else tensor.index_select(0, group.slots)
+            held = tensor[group.slots]
             kept.device, kept.dtype = held.device, held.dtype
             kept.has_previous_state[state.number] = not group.is_fresh
             if state.is_conv:
@@ -137,11 +140,6 @@ class RecurrentLayer:
             else:
                 kept.recurrent_states[state.number], kept.is_recurrent_states_initialized[state.number] = held, True
         return kept
-
-    def _put(self, group: Group, kept: LinearAttentionLayer) -> None:
-        for state, tensor in zip(self.states, self._tensors, strict=True):
-            held = (kept.conv_states if state.is_conv else kept.recurrent_states)[state.number]
-            tensor.index_copy_(0, group.slots, held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +171,7 @@ class StateCache:
     def __init__(self, layers: RecurrentLayers, num_slots: int, device: torch.device) -> None:
         self._layers = layers
         self._device = device
-        self._free = list(range(num_slots))
-        self._slot_of: dict[Row, int] = {}
+        self._rows: list[Row] = []  # by slot: those that run have the first ones
         # Not zeroed: what a row finds in its slot, it wrote there.
         self.tensors = [
             [torch.empty(num_slots, *state.shape, dtype=state.dtype, device=device) for state in layer.states]
@@ -191,30 +188,34 @@ class StateCache:
             yield
 
     def _groups(self, batch: Batch) -> list[Group]:
-        slots = self._slots([chunk.sequence for chunk in batch.chunks])
-        alike: dict[tuple[int, bool], list[tuple[int, int]]] = defaultdict(list)  # (first token, slot) of each chunk
+        slot_of = self._slots([chunk.sequence for chunk in batch.chunks])
+        alike: dict[tuple[int, bool], list[tuple[int, int]]] = defaultdict(list)  # (slot, first token) of each chunk
         first = 0
-        for chunk, slot in zip(batch.chunks, slots, strict=True):
-            alike[chunk.num_tokens, chunk.start == 0].append((first, slot))
+        for chunk in batch.chunks:
+            alike[chunk.num_tokens, chunk.start == 0].append((slot_of[chunk.sequence], first))
             first += chunk.num_tokens
         groups = []
         for (length, is_fresh), chunks in alike.items():
-            firsts, slots_of = np.array(chunks).T
-            tokens = (firsts[:, None] + np.arange(length)).reshape(-1)
-            on_device = to_device(self._device, tokens, slots_of)
-            groups.append(Group(on_device[0], on_device[1], is_fresh))
+            slots, firsts = np.array(sorted(chunks)).T
+            for run in np.split(np.arange(len(slots)), np.flatnonzero(np.diff(slots) > 1) + 1):
+                tokens = (firsts[run][:, None] + np.arange(length)).reshape(-1)
+                (on_device,) = to_device(self._device, tokens)
+                groups.append(Group(on_device, slice(int(slots[run[0]]), int(slots[run[-1]]) + 1), is_fresh))
         return groups
 
-    def _slots(self, rows: list[Row]) -> list[int]:
-        """A slot for each row: its own, if it has one. Those of rows that no longer run are free for others."""
-        new = [row for row in rows if row not in self._slot_of]
-        if len(new) > len(self._free):
-            running = set(rows)
-            for row in [row for row in self._slot_of if row not in running and row.status is not Status.RUNNING]:
-                self._free.append(self._slot_of.pop(row))
-        for row in new:
-            self._slot_of[row] = self._free.pop()
-        return [self._slot_of[row] for row in rows]
+    def _slots(self, rows: list[Row]) -> dict[Row, int]:
+        """The slot of each row. Of those that no longer run, the last rows take the place."""
+        coming = set(rows)
+        for slot in range(len(self._rows) - 1, -1, -1):
+            if self._rows[slot].status is not Status.RUNNING and self._rows[slot] not in coming:
+                last = self._rows.pop()
+                if slot < len(self._rows):
+                    self._rows[slot] = last
+                    for tensor in chain.from_iterable(self.tensors):
+                        tensor[slot].copy_(tensor[len(self._rows)])
+        coming -= set(self._rows)
+        self._rows += [row for row in rows if row in coming]
+        return {row: slot for slot, row in enumerate(self._rows)}
 
 
 @torch.inference_mode()

@@ -2,6 +2,7 @@
 // layer's attention, and whole layers, one after the other.
 
 #include "decoder_layer.hpp"
+#include "recurrences.hpp"
 
 struct Tiles {
   const int64_t* at;  // [count, 4]
@@ -64,6 +65,10 @@ void vasuki_rotate(float* x, const float* cos, const float* sin, int64_t tokens,
                    int64_t rotated) {
   rotate(x, cos, sin, tokens, stride, heads, dim, rotated);
 }
+
+int64_t vasuki_most_in_head() { return MOST_IN_HEAD; }
+void vasuki_delta_rule(const DeltaRule* rule) { rule->all(); }
+void vasuki_mamba_2(const Mamba2* mamba) { mamba->all(); }
 
 void vasuki_before_attention(const DecoderLayer* layer, const Angles* angles, const float* x, float* joined,
                              int64_t tokens) {

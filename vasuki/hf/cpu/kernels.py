@@ -11,6 +11,7 @@ from vasuki.hf.cpu.fused_attention import Rotary, fuse_attention
 from vasuki.hf.cpu.fused_decoder import DecoderKernel, fuse_decoder
 from vasuki.hf.cpu.fused_layer import LayerKernel, fuse_layers
 from vasuki.hf.cpu.packed_linear import LinearKernel, pack_linear_layers
+from vasuki.hf.cpu.recurrences import Recurrences, fuse_recurrences
 from vasuki.hf.cpu.rms_norm import NormKernel, fuse_norms
 
 
@@ -22,6 +23,7 @@ class CPUKernels(NamedTuple):
     rotate: Rotary
     layer: LayerKernel
     decoder: DecoderKernel
+    recurrences: Recurrences
 
     def take_over(self, model: torch.nn.Module) -> None:
         """Let a model's layers compute by them.
@@ -36,6 +38,7 @@ class CPUKernels(NamedTuple):
             if parameter.dtype is torch.bfloat16:
                 parameter.data = parameter.data.float()
         fuse_norms(model, self.norm)
+        fuse_recurrences(model, self.recurrences)
         fuse_attention(model, self.linear, self.rotate)
         fuse_layers(model, self.layer)
         fuse_decoder(model, self.decoder)
@@ -57,4 +60,5 @@ def load_cpu_kernels() -> CPUKernels | None:
     if library is None:
         return None
     linear, norm, rotate = LinearKernel(library), NormKernel(library), Rotary(library)
-    return CPUKernels(linear, norm, rotate, LayerKernel(library), DecoderKernel(library))
+    layer, decoder, recurrences = LayerKernel(library), DecoderKernel(library), Recurrences(library)
+    return CPUKernels(linear, norm, rotate, layer, decoder, recurrences)

@@ -1,1 +1,2 @@
-"""On a GPU: torch's packed attention kernel (varlen), and steps of decodes that are recorded and replayed."""
+"""On a GPU: torch's packed attention kernel (varlen), steps of decodes that are recorded and replayed (decode_graphs),
+and packages with kernels for recurrent layers (recurrences)."""

@@ -1,0 +1,166 @@
+"""Recurrences of single tokens on a CPU: one pass over the rows' states by a compiled kernel in place of twenty.
+
+transformers calls them by functions of a model's source file, in whose place it puts those of flash-linear-attention or
+mamba-ssm where these are installed, on a GPU. The same place is taken here, while a layer of ours runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.nn.functional import softplus
+
+_Function = Callable[..., Any]
+
+
+class _DeltaRule(ctypes.Structure):
+    """`DeltaRule` of recurrences.hpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("query", "key", "value", "log_decay", "beta", "states", "out")),
+        *((name, ctypes.c_int64) for name in ("rows", "heads", "key_heads", "keys", "values", "decays", "normalizes")),
+    )
+
+
+class _Mamba2(ctypes.Structure):
+    """`Mamba2` of recurrences.hpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "step", "decay", "b", "c", "states", "out")),
+        *((name, ctypes.c_int64) for name in ("rows", "heads", "groups", "channels", "numbers")),
+    )
+
+
+class Recurrences:
+    """Kernels with the signatures of transformers' functions, which are their plain twins and take over what the
+    kernels do not do. States are updated where they lie."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        library.vasuki_most_in_head.restype = ctypes.c_int64
+        self._most_in_head = library.vasuki_most_in_head()
+        self._delta_rule, self._mamba_2 = library.vasuki_delta_rule, library.vasuki_mamba_2
+        self._delta_rule.restype = self._mamba_2.restype = None
+        self._delta_rule.argtypes = [ctypes.POINTER(_DeltaRule)]
+        self._mamba_2.argtypes = [ctypes.POINTER(_Mamba2)]
+
+    def delta_rule(
+        self,
+        plain: _Function,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        initial_state: torch.Tensor | None = None,
+        output_final_state: bool = False,
+        use_qk_l2norm_in_kernel: bool = False,
+        **others: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """query and key `[rows, 1, key_heads, keys]`, value `[rows, 1, heads, values]`, g `[rows, 1, heads]` or one for
+        each key, beta `[rows, 1, heads]`, state `[rows, heads, keys, values]` -> output like value, and the state."""
+        rows, tokens, key_heads, keys = key.shape
+        heads, values = value.shape[2:]
+        known = initial_state is not None and output_final_state and _lies_plainly(initial_state)
+        if tokens != 1 or not known or max(keys, values) > self._most_in_head:
+            options = dict(output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel)
+            result: tuple[torch.Tensor, torch.Tensor | None] = plain(
+                query, key, value, g=g, beta=beta, initial_state=initial_state, **options, **others
+            )
+            return result
+        assert initial_state is not None
+        given = [tensor.float().contiguous() for tensor in (query, key, value, g, beta)]
+        output = torch.empty_like(given[2])
+        pointers = [tensor.data_ptr() for tensor in (*given, initial_state, output)]
+        decays = g.numel() // (rows * heads)
+        sizes = (rows, heads, key_heads, keys, values, decays, use_qk_l2norm_in_kernel)
+        self._delta_rule(_DeltaRule(*pointers, *sizes))
+        return output.to(query.dtype), initial_state
+
+    def mamba_2(
+        self,
+        plain: _Function,
+        state: torch.Tensor,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        d: torch.Tensor | None = None,
+        dt_bias: torch.Tensor | None = None,
+        dt_softplus: bool = False,
+        z: torch.Tensor | None = None,
+        **others: Any,
+    ) -> torch.Tensor:
+        """state `[rows, heads, channels, numbers]`, hidden_states and dt `[rows, heads, channels]`, a `[heads,
+        channels, numbers]`, b and c `[rows, groups, numbers]`, d and dt_bias `[heads, channels]` -> output like
+        hidden_states."""
+        rows, heads, channels = hidden_states.shape
+        groups, numbers = b.shape[1:]
+        by_head = _repeats(dt, 2) and _repeats(a, 1) and _repeats(a, 2) and (dt_bias is None or _repeats(dt_bias, 1))
+        if not by_head or not _lies_plainly(state) or z is not None:
+            options = dict(dt_bias=dt_bias, dt_softplus=dt_softplus, z=z)
+            result: torch.Tensor = plain(state, hidden_states, dt, a, b, c, d, **options, **others)
+            return result
+        step = dt[..., 0].float() if dt_bias is None else dt[..., 0].float() + dt_bias[:, 0].float()
+        step = softplus(step) if dt_softplus else step
+        decay = torch.exp(step * a[:, 0, 0].float())
+        given = [tensor.float().contiguous() for tensor in (hidden_states, step, decay, b, c)]
+        output = torch.empty_like(given[0])
+        pointers = [tensor.data_ptr() for tensor in (*given, state, output)]
+        self._mamba_2(_Mamba2(*pointers, rows, heads, groups, channels, numbers))
+        skipped = output if d is None else output + given[0] * d.float()
+        return skipped.to(hidden_states.dtype)
+
+
+def _lies_plainly(state: torch.Tensor) -> bool:
+    return state.dtype is torch.float32 and state.device.type == "cpu" and state.is_contiguous()
+
+
+def _repeats(tensor: torch.Tensor, dim: int) -> bool:
+    """Whether it says the same all along a dimension."""
+    return tensor.shape[dim] == 1 or tensor.stride(dim) == 0
+
+
+class FusedRecurrence:
+    """A layer's forward, within which kernels have the place of some functions.
+
+    Args:
+        forward: the layer's own.
+        source: the module that it was written in.
+        functions: by their names there.
+    """
+
+    def __init__(self, forward: _Function, source: Any, functions: Mapping[str, _Function]) -> None:
+        self.__wrapped__ = forward  # whose signature this has
+        self._source = source
+        self._functions = functions
+
+    def __call__(self, *args: Any, **arguments: Any) -> Any:
+        own = {name: getattr(self._source, name) for name in self._functions}
+        vars(self._source).update(self._functions)
+        try:
+            return self.__wrapped__(*args, **arguments)
+        finally:
+            vars(self._source).update(own)
+
+
+def fuse_recurrences(model: torch.nn.Module, kernels: Recurrences) -> None:
+    """Let a model's layers compute single tokens by the kernels, where they do it by functions that these know."""
+    known: dict[str, _Function] = {
+        "torch_recurrent_gated_delta_rule": kernels.delta_rule,
+        "recurrent_kimi_delta_attention": kernels.delta_rule,
+        "mamba2_selective_state_update": kernels.mamba_2,
+    }
+    for module in model.modules():
+        source = sys.modules.get(type(module).__module__)
+        called = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        names = [name for name in known if called and name in called.co_names]
+        if names:
+            functions = {name: functools.partial(known[name], getattr(source, name)) for name in names}
+            module.forward = FusedRecurrence(module.forward, source, functions)
