@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 
 import pytest
@@ -14,7 +13,7 @@ from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
 
-from models import RECURRENT, NoTokenizer, prompts, random_model, reference, requests_of, run
+from models import RECURRENT, NoTokenizer, prompts, reference, requests_of, run, with_kernels
 from vasuki.hf.cpu.kernels import CPUKernels
 from vasuki.hf.model import prepare
 
@@ -42,7 +41,8 @@ def test_delta_rule(
     state = torch.randn(rows, heads, keys, values, generator=random)
     options = dict(output_final_state=True, use_qk_l2norm_in_kernel=normalizes)
     plain = torch_recurrent_gated_delta_rule
-    expected = plain(query, key, value, g=g, beta=beta, initial_state=state.clone(), **options)
+    repeated = [tensor.repeat_interleave(shared, dim=2) for tensor in (query, key)]
+    expected = plain(*repeated, value, g=g, beta=beta, initial_state=state.clone(), **options)
     output, left = kernels.recurrences.delta_rule(_refuse, query, key, value, g, beta, state, **options)
     assert left is state
     torch.testing.assert_close((output, left), expected, rtol=1e-4, atol=1e-4)
@@ -99,9 +99,7 @@ def test_what_the_kernels_do_not_do_is_left_to_their_twins(kernels: CPUKernels) 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_greedy_equals_generate(name: str, kernels: CPUKernels) -> None:
     expected = reference(name)
-    model = copy.deepcopy(random_model(name))  # the tests share the original
-    model.set_attn_implementation("vasuki_ragged")
-    kernels.take_over(model)
+    model = with_kernels(name, kernels)
     loaded = prepare(model, NoTokenizer(), model.generation_config, name)  # type: ignore[arg-type]
     rows, _, _ = run(loaded, requests_of(prompts()), chunk_tokens=20)
     assert rows.outputs == expected
