@@ -122,7 +122,7 @@ def test_memory_is_what_layers_store_not_what_the_config_says(job: Job, tmp_path
 
 @pytest.fixture
 def hybrid_model(tmp_path: Path, tiny_model: Path) -> Path:
-    """Three layers that carry a state of 4.5 KiB together, and one that attends."""
+    """Three layers that carry a state of 6 KiB together, and one that attends."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3_5TextConfig
 
     folder = tmp_path / "hybrid"
@@ -148,8 +148,10 @@ def hybrid_model(tmp_path: Path, tiny_model: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("memory", ["4MiB", "64KiB"])
-def test_rows_with_a_state_take_its_memory_and_give_their_own_tokens(job: Job, hybrid_model: Path, memory: str) -> None:
+@pytest.mark.parametrize(("memory", "weights_on_host"), [("4MiB", 0), ("64KiB", 0), ("4MiB", 2)])
+def test_rows_with_a_state_take_its_memory_and_give_their_own_tokens(
+    job: Job, hybrid_model: Path, memory: str, weights_on_host: int
+) -> None:
     """Rows begin alike, which is of no use to a state, and there is memory for all, or for a few."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -157,15 +159,16 @@ def test_rows_with_a_state_take_its_memory_and_give_their_own_tokens(job: Job, h
     head = " ".join(WORDS)
     rows = [{"id": f"r{i}", "text": f"{head} {' '.join(WORDS[i % 17 : i % 17 + 4])}"} for i in range(20)]
     kv = {"device_memory": memory, "block_tokens": 4, "offload": "park"}
-    path = job(rows, model__path=str(hybrid_model), engine={"chunk_tokens": 32}, kv=kv)
+    path = job(rows, model__path=str(hybrid_model), engine={"chunk_tokens": 32, "weights_on_host": weights_on_host}, kv=kv)
     (plan,) = json.loads(CliRunner().invoke(main, ["plan", str(path), "--json"]).stdout)
-    assert plan["offload"]["mode"] == "none"
+    assert (plan["offload"]["mode"], plan["offload"]["weights_on_host"]) == ("none", weights_on_host)
     assert "states" in plan["offload"]["reason"]
+    assert plan["shared_tokens"] == 0
     result = run(path, "--json")
     assert result.exit_code == 0, result.stderr
     manifest = json.loads(result.stdout)
     assert manifest["tokens"]["shared"] == 0
-    assert manifest["batch"]["max_seqs"] * 4608 < manifest["kv"]["peak_device_bytes"] <= 4 * 2**20
+    assert manifest["batch"]["max_seqs"] * 6144 < manifest["kv"]["peak_device_bytes"] <= 4 * 2**20
     if memory == "64KiB":
         assert manifest["kv"]["peak_device_bytes"] <= 64 * 1024
         assert 1 < manifest["batch"]["max_seqs"] < 14

@@ -215,7 +215,8 @@ class KVConfig(_Section):
     block_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Tokens in a block."""
     device_memory: Annotated[float, Field(gt=0, le=1)] | Bytes = 0.9
-    """Share of the device's memory that weights, activations and KV may take together; or the KV pool's size."""
+    """Share of the device's memory that weights, activations and KV may take together; or the KV pool's size. States of
+    layers that carry one (Mamba, delta nets) are taken from it."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """What keys and values are rounded to. `auto` keeps the type that the model computes in, and its very tokens."""
     host_memory: Bytes = 8 * 2**30

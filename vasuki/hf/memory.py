@@ -44,7 +44,8 @@ def kv_budget_bytes(loaded: LoadedModel, device_memory: float | int) -> int:
     No more than the longest sequences side by side could use.
     """
     layout, device = loaded.kv_layout, loaded.device
-    most = 2 * _STEP_SEQS * loaded.max_context * layout.bytes_per_token
+    state_bytes = loaded.recurrent.bytes_per_row if loaded.recurrent else 0
+    most = 2 * _STEP_SEQS * (loaded.max_context * layout.bytes_per_token + state_bytes)
     if device_memory > 1:
         return int(min(device_memory, most))
     activations = _STEP_SEQS * loaded.vocab_size * 8 + _STEP_TOKENS * loaded.config.hidden_size * 64

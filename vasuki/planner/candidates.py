@@ -57,7 +57,7 @@ class Problem:
 
     @cached_property
     def policy(self) -> Policy:
-        """As the job says. A state cannot be shared up to a token in its midst."""
+        """As the job says, but that rows with a state share nothing."""
         policy = find_policy(self.engine.policy)
         return replace(policy, shares_prefixes=False) if self.shape.recurrent else policy
 
@@ -169,14 +169,15 @@ def _chunk_sizes(problem: Problem) -> list[int]:
 
 def _settings(problem: Problem, chunk_tokens: int, layout: Layout) -> EngineSettings:
     """Limits and blocks for a step size. Raises ModelError if no memory is left."""
-    max_num_seqs = NUM_SEQS
+    shape, max_num_seqs = problem.shape, NUM_SEQS
     if problem.engine.max_num_seqs != "auto":
         max_num_seqs = problem.engine.max_num_seqs
-    elif problem.policy.ordered:
-        kv_tokens, shape = problem.num_blocks(chunk_tokens, 1, layout) * problem.block_tokens, problem.shape
+    elif problem.policy.ordered or shape.recurrent:
+        kv_tokens = problem.num_blocks(chunk_tokens, 1, layout) * problem.block_tokens
         roomy = problem.work.most_sequences(kv_tokens, shape.state_bytes / shape.kv_bytes_per_token)
         # A state's memory is set aside for as many rows as may run; otherwise there may be more than usually fit.
-        max_num_seqs = min(MOST_SEQS, int(roomy) if shape.state_bytes else 8 * math.ceil((1.5 * roomy + 8) / 8))
+        max_num_seqs = int(roomy) if shape.recurrent else 8 * math.ceil((1.5 * roomy + 8) / 8)
+        max_num_seqs = min(MOST_SEQS if problem.policy.ordered else NUM_SEQS, max_num_seqs)
     num_blocks = problem.num_blocks(chunk_tokens, max_num_seqs, layout)
     limits = Limits(chunk_tokens, max_num_seqs, prefill_threshold=PREFILL_THRESHOLD)
     return EngineSettings(problem.policy, limits, num_blocks, problem.block_tokens)

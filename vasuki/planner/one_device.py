@@ -73,6 +73,8 @@ def make_plan(
     started_s = time.perf_counter()
     plan, engine, kv, cost = plan or PlanConfig(), engine or EngineConfig(), kv or KVConfig(), cost or CostConfig()
     modes = [mode for mode in offload_modes if kv.offload in ("auto", mode)]
+    if shape.recurrent:  # a state cannot be shared up to a token in its midst
+        lengths = replace(lengths, prefixes=None)
     problem = Problem(lengths, shape, profile, plan, engine, kv, kv_bytes, modes, layout or Layout(), seed)
 
     problem, candidates, misfit = _that_fit(problem)
