@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from vasuki.errors import ModelError
+from vasuki.layout import Layout
 from vasuki.model_config import shape_from_config
 from vasuki.named_models import NAMED_CONFIGS, named_shape
 
@@ -255,7 +256,7 @@ HYBRIDS = {
     ),
     "lfm2": (
         dict(vocab_size=65536, hidden_size=2048, block_ff_dim=12288, num_hidden_layers=16, num_attention_heads=32,
-             num_key_value_heads=8, conv_L_cache=3, full_attn_idxs=[2, 5, 8, 11, 14], tie_word_embeddings=True),
+             num_key_value_heads=8, conv_L_cache=3, full_attn_idxs=[2, 5, 8, 11, 14], tie_embedding=True),
         1_176_638_080, 5, 11 * 2048 * 3 * 2,
     ),
     "jamba": (
@@ -291,3 +292,28 @@ def test_a_model_whose_layers_all_do_both() -> None:
     shape = shape_from_config(config(model_type="falcon_h1", **sizes))
     assert shape.num_attention_layers == shape.num_layers
     assert shape.state_bytes == shape.num_layers * ((64 + 2 * 32) * 4 * 2 + 64 * 16 * 4)
+
+
+def test_layers_that_a_config_class_adds_defaults_to() -> None:
+    """transformers writes sizes of experts and of Mamba layers into configs of models that have none."""
+    sizes = HYBRIDS["nemotron_h"][0]
+    dense = {**sizes, "hybrid_override_pattern": "M-M*-"}
+    without = {key: value for key, value in dense.items() if "expert" not in key and "moe" not in key}
+    assert shape_from_config({"model_type": "nemotron_h", **dense}).num_parameters == pytest.approx(
+        shape_from_config({"model_type": "nemotron_h", **without}).num_parameters
+    )
+    granite = config(
+        model_type="granitemoehybrid",
+        layer_types=["attention"] * 12,
+        num_local_experts=0,
+        shared_intermediate_size=128,
+        mamba_d_state=256,
+    )
+    assert shape_from_config(granite).recurrent is None
+
+
+def test_experts_in_every_other_layer_do_not_wait_on_the_host() -> None:
+    shape = shape_from_config({"model_type": "jamba", **HYBRIDS["jamba"][0]})
+    with pytest.raises(ModelError, match="very different sizes"):
+        Layout(host_layers=4).check(shape)
+    Layout(host_layers=4).check(shape_from_config(config()))

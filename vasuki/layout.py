@@ -63,6 +63,8 @@ class Layout:
                 )
         if self.pipeline_parallel > shape.num_layers:
             raise ModelError(f"{shape.name} has {shape.num_layers} layers, too few for {self.pipeline_parallel} stages")
+        if self.host_layers and not shape.weighs_evenly:
+            raise ModelError(f"{shape.name} has layers of very different sizes, whose weights cannot wait on the host")
         if not 0 <= self.host_layers < shape.num_layers:
             raise ModelError(
                 f"{shape.name} has {shape.num_layers} layers, of which at least one stays on the device: "

@@ -66,7 +66,7 @@ _PLAIN_MLP = {
 # Architectures that share embedding and head unless the config says otherwise (their configs often leave the key out).
 _TIED = {"gpt2", "opt", "gemma", "gemma2", "gemma3", "gemma3_text", "bloom", "mpt", "gpt_bigcode", "cohere", "cohere2"}
 _GEMMA_4 = {"gemma4_text", "gemma4_unified_text"}
-_TIED |= {"starcoder2", "smollm3", "gpt_neo", "falcon", "gemma3n_text", *_GEMMA_4}
+_TIED |= {"lfm2", "lfm2_moe", "lfm3", "starcoder2", "smollm3", "gpt_neo", "falcon", "gemma3n_text", *_GEMMA_4}
 # Architectures with norms around both the attention and the MLP.
 _SANDWICH_NORMS = {"gemma2", "gemma3", "gemma3_text", "gemma3n_text", *_GEMMA_4, "glm4"}
 # LayerNorm (weight and bias) instead of RMSNorm (weight).
@@ -79,6 +79,7 @@ _BIASES["gptj"] = (False, False, True)
 _QK_NORM_PER_HEAD = {"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "gemma3n_text", *_GEMMA_4}
 _QK_NORM_FULL = {"olmo2", "olmo3"}
 _LONG_ROPE = {"longrope", "su"}  # the second is how early models of Phi-3 spell it
+_UNSUPPORTED_KEYS = {"is_encoder_decoder": "an encoder", "moe_latent_size": "narrower experts"}
 # Architectures whose attention is gated by a projection as wide as its queries.
 _GATED_ATTENTION = {"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
 
@@ -96,8 +97,9 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
     if isinstance(text, Mapping):  # a multimodal wrapper: the language model decides
         config = {**{key: value for key, value in config.items() if key in ("tie_word_embeddings", "dtype")}, **text}
     family = str(config.get("model_type", "llama"))
-    if config.get("is_encoder_decoder"):
-        raise ModelError(f"{name}: an encoder (config key is_encoder_decoder) is not supported by the cost model")
+    for key, feature in _UNSUPPORTED_KEYS.items():
+        if config.get(key):
+            raise ModelError(f"{name}: {feature} (config key {key}) is not supported by the cost model")
 
     def size(key: str, default: int | None = None) -> int:
         for spelling in _SPELLINGS[key]:
@@ -125,6 +127,7 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
     experts = size("experts", 0) if config.get("enable_moe_block", True) else 0
     expert_size = int(config.get("moe_intermediate_size") or size("intermediate", 4 * hidden)) if experts else 0
     expert_layers = _num_expert_layers(config, layers) if experts else 0
+    experts = experts if expert_layers else 0
     intermediate = size("intermediate", 4 * hidden) if expert_layers < layers else 0
     intermediate, shared_size = _mlp_sizes(config, family, layers, intermediate, expert_size)
     gated = family not in _PLAIN_MLP
@@ -163,7 +166,7 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=vocab,
-        tied_embeddings=bool(config.get("tie_word_embeddings", family in _TIED)),
+        tied_embeddings=bool(config.get("tie_word_embeddings", config.get("tie_embedding", family in _TIED))),
         gated_mlp=gated,
         num_experts=experts,
         experts_per_token=size("experts_per_token") if experts else 0,
@@ -215,7 +218,9 @@ def _mlp_sizes(
 ) -> tuple[int, int]:
     """Width of a dense MLP, and of the expert that every token passes, from what the keys for them seem to say."""
     own_size = config.get("shared_expert_intermediate_size") or config.get("moe_shared_expert_intermediate_size")
-    shared_size = int(own_size or int(config.get("n_shared_experts") or 0) * expert_size)
+    shared_size = int(
+        own_size or int(config.get("n_shared_experts") or config.get("num_shared_experts") or 0) * expert_size
+    )
     if config.get("enable_moe_block"):  # Gemma 4 has both side by side
         shared_size = int(config["intermediate_size"])
     if family == "granitemoehybrid":  # has the expert that every token passes in any case
@@ -231,7 +236,7 @@ def _mlp_sizes(
 
 def _num_expert_layers(config: Mapping[str, Any], layers: int) -> int:
     """Layers whose MLP is a mixture: every `decoder_sparse_step`-th, less those that the config names as dense."""
-    if "moe" in (kinds := layer_kinds(config, layers)):
+    if MLP_ALONE & set(kinds := layer_kinds(config, layers)):
         return kinds.count("moe")
     if mlps := config.get("mlp_layer_types"):
         return sum(kind != "dense" for kind in mlps)
@@ -248,7 +253,7 @@ def _windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int, 
     if not window or not config.get("use_sliding_window", not family.startswith("qwen")):
         return 0, 0
     if config.get("layer_types"):
-        windowed = sum(kind == "sliding_attention" for kind in config["layer_types"])
+        windowed = sum(kind in ("sliding_attention", "hybrid_sliding") for kind in config["layer_types"])
     elif family.startswith("qwen"):  # layers below max_window_layers attend to everything
         windowed = max(0, layers - int(config.get("max_window_layers", layers)))
     else:  # every pattern-th layer attends to everything
@@ -256,6 +261,7 @@ def _windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int, 
         implied |= dict.fromkeys(_GEMMA_4, 6)
         pattern = int(config.get("sliding_window_pattern") or implied.get(family, 0))
         windowed = layers - layers // pattern if pattern else layers
+        windowed = 0 if RECURRENT & set(layer_kinds(config, layers)) else windowed  # of which configs say so by layer
     return (window, windowed) if windowed else (0, 0)
 
 

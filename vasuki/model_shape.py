@@ -131,12 +131,24 @@ class ModelShape:
         return self.full_kv_heads or self.num_kv_heads, self.full_head_dim or self.head_dim
 
     @property
+    def without_states(self) -> ModelShape:
+        """The same weights, as if recurrent layers kept nothing of a row."""
+        if self.recurrent is None:
+            return self
+        return replace(self, recurrent=replace(self.recurrent, conv_size=0, state_size=0, kept_bytes=0))
+
+    @property
     def stores_evenly(self) -> bool:
         """Whether every layer keeps as much of a token."""
         full_kv_heads, full_head_dim = self.full_heads
         if self.num_attention_layers < self.num_layers:
             return False
         return not self.stored_bytes and full_kv_heads * full_head_dim == self.num_kv_heads * self.head_dim
+
+    @property
+    def weighs_evenly(self) -> bool:
+        """Whether layers have weights alike, but for a few."""
+        return self.mlp_layers is None and 8 * min(self.num_expert_layers, self.num_dense_layers) <= self.num_layers
 
     @property
     def query_width(self) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from vasuki.blocks import BlockPool
 from vasuki.layout import Layout, spread_buffers
+from vasuki.model_shape import ModelShape
 from vasuki.policy import Policy
 from vasuki.scheduler import Limits, Scheduler
 
@@ -29,6 +31,11 @@ class EngineSettings:
     def kv_tokens(self) -> int:
         """Tokens whose KV the device has room for."""
         return self.num_blocks * self.block_tokens
+
+    def kv_tokens_at_most(self, shape: ModelShape) -> int:
+        """The same if no row kept a state beside its KV: those of fewer rows would leave their memory to blocks."""
+        states = self.limits.max_num_seqs * shape.state_bytes
+        return self.kv_tokens + math.ceil(states / shape.kv_bytes_per_token)
 
     def footprint(self, block_bytes: int, num_layers: int, device_blocks: int, host_blocks: int) -> tuple[int, int]:
         """Bytes that so many blocks of the two pools take on the device and on the host.

@@ -14,6 +14,7 @@ RECURRENT = {"linear_attention", "mamba", "conv", "hybrid", "hybrid_sliding"}
 ATTENDING_TOO = {"hybrid", "hybrid_sliding"}  # of those, with attention beside the state
 MLP_ALONE = {"mlp", "moe"}
 _LETTERS = {"M": "mamba", "*": "full_attention", "-": "mlp", "E": "moe"}  # of Nemotron-H
+_SHARING = {"zamba", "zamba2"}  # whose layers have weights together
 _CONV_KERNELS, _SCAN_KERNELS = 15, 60  # as counted in transformers 5.23: LFM2 15, Mamba 48 to 72, delta nets 71
 
 
@@ -34,7 +35,7 @@ def layer_kinds(config: Mapping[str, Any], layers: int) -> list[str]:
 
 def _attending(config: Mapping[str, Any], layers: int) -> Collection[int] | None:
     """The layers that attend, where the config names them; the others carry a state."""
-    if period := config.get("full_attention_interval"):
+    if period := config.get("full_attention_interval") or config.get("layer_group_size"):
         return range(period - 1, layers, period)
     if period := config.get("attn_layer_period"):
         return range(config.get("attn_layer_offset", 0), layers, period)
@@ -58,13 +59,13 @@ def recurrent_layers(config: Mapping[str, Any], name: str, kinds: Sequence[str],
     """
     layers = sum(kind in RECURRENT for kind in kinds)
     if not layers:
-        if config.get("mamba_d_state") or config.get("ssm_state_size"):
+        if not kinds and (config.get("mamba_d_state") or config.get("ssm_state_size")):
             raise ModelError(f"{name}: its config does not say which of its layers attend")
         return None
     if all(kind in RECURRENT - ATTENDING_TOO | MLP_ALONE for kind in kinds):
         raise ModelError(f"{name}: none of its layers attend, which the cost model does not support")
     sizes = _sizes(config, hidden)
-    if sizes is None:
+    if sizes is None or config.get("model_type") in _SHARING:
         raise ModelError(f"{name}: layers of type {sorted(set(kinds))} are not supported by the cost model")
     matrices, conv_size, state_size = sizes
     return Recurrent(layers, matrices, conv_size, state_size, _SCAN_KERNELS if state_size else _CONV_KERNELS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -138,8 +139,9 @@ class _Tiny:
         settings = dataclasses.replace(settings, **changes)
         executor = build_executor(loaded, settings, record_after=1)
         host = executor.offload.host if executor.offload is not None else None
-        for layer in [*executor.cache.layers, *(host.layers if host is not None else ())]:
-            layer.fill_(_POISON)
+        states = itertools.chain(*executor.states.tensors) if executor.states is not None else ()
+        for tensor in [*executor.cache.layers, *(host.layers if host is not None else ()), *states]:
+            tensor.fill_(_POISON)
         sampling = SamplingParams(max_tokens=_MAX_TOKENS)
         requests = [
             Request(row, row, len(ids), _MAX_TOKENS, torch.tensor(ids, dtype=torch.int32).numpy(), sampling,

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, MiniMaxConfig
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from models import RECURRENT, hopeful, load, prompts, random_model, reference, requests_of, run
-from vasuki.hf.cuda.recurrences import missing_packages
+from models import (
+    COMMON,
+    RECURRENT,
+    NoTokenizer,
+    hopeful,
+    load,
+    prompts,
+    random_config,
+    random_model,
+    reference,
+    requests_of,
+    run,
+)
+from vasuki.errors import ModelError
+from vasuki.hf.attention import NAME
+from vasuki.hf.model import prepare
+from vasuki.hf.recurrent_functions import missing_packages
 from vasuki.model_config import shape_from_config
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
@@ -88,6 +106,59 @@ def test_packages_with_kernels_for_cuda_are_named(monkeypatch: pytest.MonkeyPatc
     assert {name: missing_packages(random_model(name)) for name in wanted} == wanted
     installed.add("fla")
     assert missing_packages(random_model("qwen3_5")) == ["causal-conv1d"]
+
+
+def test_weak_recurrences_of_low_precision_are_told_from_none() -> None:
+    """What two tokens leave behind is hardly seen in bfloat16 beside what a token adds by itself."""
+    for name in ("jamba", "qwen3_5", "granite_hybrid"):
+        torch.manual_seed(0)
+        config = random_config(name, initializer_range=0.02)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=NAME)
+        loaded = prepare(model.eval(), NoTokenizer(), model.generation_config, name)  # type: ignore[arg-type]
+        assert loaded.recurrent is not None
+        assert {layer.continues for layer in loaded.recurrent.layers} == {name != "jamba"}
+
+
+def test_on_a_cpu_layers_compute_by_torch_whatever_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cuda_alone(*_: object, **__: object) -> None:
+        raise AssertionError("called with tensors of a CPU")
+
+    expected = reference("qwen3_5")
+    for name in ("torch_recurrent_gated_delta_rule", "torch_chunk_gated_delta_rule", "causal_conv1d_update"):
+        stand_in = functools.wraps(getattr(modeling_qwen3_5, name))(lambda *_, **__: cuda_alone())
+        monkeypatch.setattr(modeling_qwen3_5, name, stand_in)
+    monkeypatch.setattr("vasuki.hf.recurrent_functions._is_installed", lambda module: True)
+    rows, _, _ = run(load("qwen3_5"), requests_of(prompts()), chunk_tokens=16)
+    assert rows.outputs == expected
+
+
+def test_a_model_that_is_prepared_again_leaves_the_first_one_behind() -> None:
+    first, second = load("lfm2"), load("lfm2")
+    rows, _, _ = run(second, requests_of(prompts()))
+    assert rows.outputs == reference("lfm2")
+    with pytest.raises(AssertionError, match="prepared again"):
+        run(first, requests_of(prompts()))
+
+
+def test_many_short_prompts_are_not_filled_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vasuki.hf.recurrent._GROUP_TOKENS", 512)  # two prompts
+    loaded, seen = load("granite_hybrid"), []
+    assert loaded.recurrent is not None
+    layer = loaded.recurrent.layers[0]
+    compute = layer._compute
+    monkeypatch.setattr(layer, "_compute", lambda rows, *rest: seen.append(rows.shape[:2]) or compute(rows, *rest))
+    alike = [prompts()[1][:20]] * 5
+    rows, _, _ = run(loaded, requests_of(alike), chunk_tokens=1000)
+    assert [shape for shape in seen if shape[1] == 20] == [(2, 20), (2, 20), (1, 20)]
+    assert (5, 1) in seen
+    assert len({tuple(output) for output in rows.outputs}) == 1
+
+
+def test_what_keeps_its_state_elsewhere_is_refused_by_name() -> None:
+    sizes = {**COMMON, "num_hidden_layers": 2, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
+    model = AutoModelForCausalLM.from_config(MiniMaxConfig(**sizes), attn_implementation=NAME).eval()
+    with pytest.raises(ModelError, match="MiniMaxForCausalLM: its layers keep their state in a way of their own"):
+        prepare(model, NoTokenizer(), model.generation_config, "minimax")  # type: ignore[arg-type]
 
 
 def test_outside_of_steps_a_layer_is_as_its_authors_wrote_it() -> None:

@@ -28,11 +28,11 @@ from vasuki.hf import attention, recurrent
 from vasuki.hf.cpu import paged_attention
 from vasuki.hf.cpu.kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.cpu.paged_attention import PagedKernel
-from vasuki.hf.cuda.recurrences import missing_packages
 from vasuki.hf.kv_cache import KVLayout
 from vasuki.hf.offload import CopyEngine
 from vasuki.hf.probe import NOT_ON_INTERFACE, probe
 from vasuki.hf.recurrent import RecurrentLayers
+from vasuki.hf.recurrent_functions import missing_packages
 from vasuki.hf.tokenizer import Tokenizer
 from vasuki.model_config import context_of
 from vasuki.model_files import description_folder
@@ -216,10 +216,10 @@ def prepare(
         layout = probe(model, config.num_hidden_layers, _silent_layers(config, stateful))
     except attention.Unsupported as error:
         raise ModelError(f"{refused}: {error}") from None
-    except Exception as error:  # what a step calls a model with, one that is not on the interface need not take
+    except TypeError as error:  # what a step calls a model with, one that is not on the interface need not take
         if getattr(model, "_supports_attention_backend", False):
             raise
-        raise ModelError(f"{refused}: {NOT_ON_INTERFACE} ({_first_line(error)})") from None
+        raise ModelError(f"{refused}: {NOT_ON_INTERFACE} ({_first_line(error)})") from error
     dtype = dtype or model.dtype
     layout = replace(layout, dtype=dtype if kv_dtype == "auto" else getattr(torch, kv_dtype))
     _warn_of_context(name, config)

@@ -6,6 +6,7 @@ Nothing is attended to meanwhile: each layer's call is noted, and answered with 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from vasuki.hf import attention
 from vasuki.hf.attention import Unsupported
 from vasuki.hf.kv_cache import KVLayout
 from vasuki.hf.plain_attention import Variant
+from vasuki.hf.recurrent_functions import by_torch
 from vasuki.model_config import context_of
 
 NOT_ON_INTERFACE = "it does not use transformers' attention interface"
@@ -108,7 +110,8 @@ def observe(model: Any, **arguments: Any) -> dict[torch.nn.Module, Observation]:
     positions = torch.linspace(0, longest - 1, _NUM_TOKENS, device=model.device).long().unsqueeze(0)
     model.set_attn_implementation(_NAME)
     try:
-        with torch.inference_mode():
+        on_cpu = model.device.type == "cpu"  # weights may wait there, for a device that has other kernels
+        with torch.inference_mode(), by_torch(model) if on_cpu else nullcontext():
             # As a step does: some models compute less where logits are wanted of the last token alone.
             kept = torch.arange(_NUM_TOKENS, device=model.device)
             asked = {"use_cache": False, "logits_to_keep": kept, "step": observer, **arguments}
@@ -156,8 +159,10 @@ def probe(model: Any, num_layers: int, others: Collection[int] = ()) -> KVLayout
         heads[cast(int, layer.layer_idx)] = (num_kv_heads, head_dim)
     if not heads:
         raise Unsupported("none of its layers attend" if others else NOT_ON_INTERFACE)
-    silent = num_layers - len(heads.keys() | set(others))
-    if silent or not heads.keys() <= set(range(num_layers)):
-        raise Unsupported(f"{num_layers - silent} of its {num_layers} layers use the attention interface")
+    layers = set(range(num_layers))
+    if not heads.keys() <= layers:
+        raise Unsupported("it attends outside of its layers")
+    if heads.keys() | set(others) != layers:
+        raise Unsupported(f"{len(heads)} of its {num_layers} layers use the attention interface")
     heads |= {layer: (0, 0) for layer in others if layer not in heads}
     return KVLayout(tuple(heads[layer] for layer in range(num_layers)), model.dtype)

@@ -20,7 +20,7 @@ import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -30,12 +30,17 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache, LinearAttentionLayer
 
 from vasuki.batch import Batch
+from vasuki.errors import one_line
+from vasuki.hf.attention import Unsupported
 from vasuki.hf.probe import observe
+from vasuki.hf.recurrent_functions import Function, by_torch
 from vasuki.hf.transfer import to_device
+from vasuki.lengths import Ints
 from vasuki.sequence import Sequence as Row
 from vasuki.sequence import Status
 
-_ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}  # in relation to the largest output
+_SCAN_TOKENS = 256  # that torch's operators fill prompts up to, at most, and what they hold for a token of it is large
+_GROUP_TOKENS = 4096  # of prompts that are computed side by side, so filled up
 _CACHE_NAMES = ("cache_params", "past_key_values")  # what layers call the cache that they are given
 
 
@@ -82,10 +87,10 @@ class RecurrentLayer:
         self.index = index
         self.states = tuple(states)
         self._num_states = 1 + max(state.number for state in self.states)
-        if isinstance(getattr(module.forward, "__self__", None), RecurrentLayer):
-            del module.forward  # of a model that is prepared again
-        self._plain = module.forward
-        names = inspect.signature(module.forward).parameters
+        self._module = module
+        before = getattr(module.forward, "__self__", None)  # of a model that is prepared again
+        self._plain: Function = before._plain if isinstance(before, RecurrentLayer) else module.forward
+        names = inspect.signature(self._plain).parameters
         self._cache_name = next(name for name in _CACHE_NAMES if name in names)
         self._tensors: list[torch.Tensor] = []  # of the step under way, each `[num_slots, ...]`
         self._groups: Sequence[Group] = ()
@@ -95,6 +100,7 @@ class RecurrentLayer:
     @contextmanager
     def on(self, tensors: list[torch.Tensor], groups: Sequence[Group]) -> Iterator[None]:
         """Within, compute the packed chunks of a step."""
+        assert self._module.forward.__self__ is self, "the model was prepared again, or copied"
         self._tensors, self._groups = tensors, groups
         try:
             yield
@@ -116,16 +122,21 @@ class RecurrentLayer:
         """`[rows, tokens, hidden_size]` -> the same, behind what is kept, which goes on."""
         pieces = (rows,) if is_fresh or self.continues else torch.split(rows, 1, dim=1)
         cache = _OneLayerCache(kept)
-        return torch.cat([self._plain(piece, **{self._cache_name: cache}) for piece in pieces], dim=1)
+        with by_torch(self._module) if rows.device.type == "cpu" else nullcontext():
+            return torch.cat([self._plain(piece, **{self._cache_name: cache}) for piece in pieces], dim=1)
 
     def _continues(self, tokens: torch.Tensor) -> bool:
-        """Whether the layer computes `[1, tokens, hidden_size]` alike at once and in two chunks."""
-        half = tokens.shape[1] // 2
-        kept = LinearAttentionLayer(number_of_states=self._num_states)
-        chunks = [self._compute(chunk, kept, is_fresh=True) for chunk in torch.split(tokens, half, dim=1)]
-        whole = self._compute(tokens, LinearAttentionLayer(number_of_states=self._num_states), is_fresh=True)
-        error = (torch.cat(chunks, dim=1) - whole).abs().max()
-        return bool(error <= _ROUNDING[whole.dtype] * whole.abs().max())
+        """Whether several tokens depend on the recurrence before them, of `[1, tokens, hidden_size]`."""
+        first, second = torch.tensor_split(tokens, 2, dim=1)
+        answers = []
+        for change in (0.0, 1e3):
+            kept = LinearAttentionLayer(number_of_states=self._num_states)
+            self._compute(first, kept, is_fresh=True)
+            recurrent = [state for state in kept.recurrent_states.values() if state is not None]
+            for state in recurrent:
+                state += change
+            answers.append(self._compute(second, kept, is_fresh=True))
+        return not recurrent or not torch.equal(*answers)
 
     def _kept(self, group: Group) -> LinearAttentionLayer:
         """What the rows of a group left behind, as transformers keeps it, which writes in its place."""
@@ -197,7 +208,9 @@ class StateCache:
         groups = []
         for (length, is_fresh), chunks in alike.items():
             slots, firsts = np.array(sorted(chunks)).T
-            for run in np.split(np.arange(len(slots)), np.flatnonzero(np.diff(slots) > 1) + 1):
+            filled_up = -(-length // _SCAN_TOKENS) * _SCAN_TOKENS
+            is_prompt = is_fresh or length > 1
+            for run in _runs(slots, max(1, _GROUP_TOKENS // filled_up) if is_prompt else len(slots)):
                 tokens = (firsts[run][:, None] + np.arange(length)).reshape(-1)
                 (on_device,) = to_device(self._device, tokens)
                 groups.append(Group(on_device, slice(int(slots[run[0]]), int(slots[run[-1]]) + 1), is_fresh))
@@ -218,12 +231,22 @@ class StateCache:
         return {row: slot for slot, row in enumerate(self._rows)}
 
 
+def _runs(slots: Ints, most: int) -> list[Ints]:
+    """Places of rising slots that follow one another, at most so many together."""
+    runs = np.split(np.arange(len(slots)), np.flatnonzero(np.diff(slots) > 1) + 1)
+    return [run[first : first + most] for run in runs for first in range(0, len(run), most)]
+
+
 @torch.inference_mode()
 def take_over(model: Any) -> RecurrentLayers:
-    """Let a model's recurrent layers compute packed chunks from now on. Raises Unsupported if they do not keep what
-    they keep in transformers' cache."""
-    found = _observed(model)
-    return RecurrentLayers(tuple(RecurrentLayer(*each) for each in found))
+    """Let a model's recurrent layers compute packed chunks from now on.
+
+    Raises Unsupported if they cannot, as those that keep their state elsewhere than in transformers' cache.
+    """
+    try:
+        return RecurrentLayers(tuple(RecurrentLayer(*each) for each in _observed(model)))
+    except (AttributeError, TypeError, LookupError, StopIteration, ValueError) as error:
+        raise Unsupported(f"its layers keep their state in a way of their own ({one_line(error)})") from error
 
 
 def _observed(model: Any) -> list[tuple[torch.nn.Module, int, list[State], torch.Tensor]]:
@@ -283,6 +306,9 @@ class _OneLayerCache(Cache):  # type: ignore[misc]
 
     def __init__(self, layer: LinearAttentionLayer) -> None:
         super().__init__(layers=_Everywhere(layer))
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        raise Unsupported("its recurrent layers ask for the length of a row")
 
 
 class _Everywhere(list[Any]):

@@ -174,13 +174,23 @@ def _settings(problem: Problem, chunk_tokens: int, layout: Layout) -> EngineSett
         max_num_seqs = problem.engine.max_num_seqs
     elif problem.policy.ordered or shape.recurrent:
         kv_tokens = problem.num_blocks(chunk_tokens, 1, layout) * problem.block_tokens
-        roomy = problem.work.most_sequences(kv_tokens, shape.state_bytes / shape.kv_bytes_per_token)
-        # A state's memory is set aside for as many rows as may run; otherwise there may be more than usually fit.
-        max_num_seqs = int(roomy) if shape.recurrent else 8 * math.ceil((1.5 * roomy + 8) / 8)
-        max_num_seqs = min(MOST_SEQS if problem.policy.ordered else NUM_SEQS, max_num_seqs)
+        max_num_seqs = min(MOST_SEQS if problem.policy.ordered else NUM_SEQS, _rows_side_by_side(problem, kv_tokens))
     num_blocks = problem.num_blocks(chunk_tokens, max_num_seqs, layout)
     limits = Limits(chunk_tokens, max_num_seqs, prefill_threshold=PREFILL_THRESHOLD)
     return EngineSettings(problem.policy, limits, num_blocks, problem.block_tokens)
+
+
+def _rows_side_by_side(problem: Problem, kv_tokens: int) -> int:
+    """More than usually fit, since rows may turn out short. What memory a state takes is set aside for each of them,
+    though, and the longest row that fits by itself must still fit beside them."""
+    work, state_tokens = problem.work, problem.shape.state_bytes / problem.shape.kv_bytes_per_token
+    roomy = work.most_sequences(kv_tokens, state_tokens)
+    if not state_tokens:
+        return 8 * math.ceil((1.5 * roomy + 8) / 8)
+    peaks = problem.lengths.peak_tokens
+    spare_tokens = kv_tokens - int(peaks[peaks <= kv_tokens].max(initial=0))
+    usual = roomy * (1 + 0.5 * work.held_tokens / (work.held_tokens + state_tokens))
+    return max(1, min(int(usual), 1 + int(spare_tokens / state_tokens)))
 
 
 def _layouts(problem: Problem) -> list[Layout]:

@@ -107,37 +107,33 @@ def memory_budget(
         kv = usable - weights - activations
     else:
         usable, kv = profile.memory_bytes, int(device_memory)
-    kv -= states
+    pool, kv = kv, kv - states
+    if states and pool >= per_token * block_tokens > kv:
+        most = int((pool - per_token * block_tokens) * max_num_seqs / states)
+        raise ModelError(
+            f"{shape.name} keeps {_gib(states)} for the states of {max_num_seqs} rows that run side by side, "
+            f"{profile.name} has {_gib(pool)} for them and KV; engine.max_num_seqs may be {most} there"
+        )
     if kv < per_token * block_tokens or weights + activations + states + kv > usable:
-        raise ModelError(_too_large(shape, profile, usable, weights, activations, states, kv, layout))
+        raise ModelError(_too_large(shape, profile, usable, weights, activations, kv, layout))
     return MemoryBudget(profile.memory_bytes, weights, activations, kv, states, per_token, block_tokens)
 
 
 def _too_large(
-    shape: ModelShape,
-    profile: HardwareProfile,
-    usable: int,
-    weights: int,
-    activations: int,
-    states: int,
-    kv: int,
-    layout: Layout,
+    shape: ModelShape, profile: HardwareProfile, usable: int, weights: int, activations: int, kv: int, layout: Layout
 ) -> str:
-    needs = [f"{_gib(weights)} for weights", f"{_gib(activations)} for activations"]
-    if states:
-        needs.append(f"{_gib(states)} for the states of rows that run side by side (engine.max_num_seqs)")
     need = (
-        f"{shape.name} in {shape.dtype} needs {' and '.join(needs)} on each of {layout.gpus_per_replica} "
-        f"{profile.name}, which offers {_gib(usable)}"
+        f"{shape.name} in {shape.dtype} needs {_gib(weights)} for weights and {_gib(activations)} for activations "
+        f"on each of {layout.gpus_per_replica} {profile.name}, which offers {_gib(usable)}"
     )
-    if weights + activations + states < usable:
+    if weights + activations < usable:
         return f"{need}; {_gib(max(0, kv))} of KV is too much beside it or too little for a block"
     ways = []
     gpus = layout.gpus_per_replica
-    while gpus < 1024 and shape.weight_bytes / gpus + activations + states > 0.9 * usable:
+    while gpus < 1024 and shape.weight_bytes / gpus + activations > 0.9 * usable:
         gpus *= 2
     ways.append(f"{gpus} such GPUs")
-    room = usable - activations - states
+    room = usable - activations
     bits = 8 * room * layout.gpus_per_replica * 0.9 / shape.num_parameters
     if shape.dtype_bytes == 4 and bits >= 16:
         ways.append("bfloat16 weights")

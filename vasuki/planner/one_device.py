@@ -11,7 +11,6 @@ can be simulated several times in a second. What may move to the host is priced 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Collection
 from dataclasses import replace
@@ -82,8 +81,7 @@ def make_plan(
     candidate, job = chosen.candidate, problem.lengths
     settings, layout = candidate.settings, candidate.cost.layout
 
-    states = settings.limits.max_num_seqs * shape.state_bytes  # fewer of them would leave their memory to blocks
-    kv_tokens = settings.kv_tokens + math.ceil(states / shape.kv_bytes_per_token)
+    kv_tokens = settings.kv_tokens_at_most(shape)
     bound = job_lower_bound(shape, profile, job.own_prompt_tokens, job.output_tokens, kv_tokens, layout)
     price, currency = profile.price.per_hour, profile.price.currency
     if cost.price_per_hour is not None:

@@ -63,7 +63,7 @@ def plan_parallel(
     needed = lengths.peak_tokens
     fits = needed <= stream.settings.kv_tokens
     job = lengths.take(np.flatnonzero(fits))
-    kv_tokens = stream.settings.kv_tokens * layout.pipeline_parallel
+    kv_tokens = stream.settings.kv_tokens_at_most(shape) * layout.pipeline_parallel
     layout = replace(layout, host_layers=stream.layout.host_layers)
     bound = job_lower_bound(shape, profile, job.own_prompt_tokens, job.output_tokens, kv_tokens, layout)
     prompt_tokens, output_tokens = int(lengths.prompt_tokens.sum()), int(lengths.output_tokens.sum())
@@ -126,13 +126,14 @@ def _refuse(lengths: Lengths, config: JobConfig, layout: Layout) -> None:
 def _stream_kv_bytes(
     lengths: Lengths, shape: ModelShape, profile: HardwareProfile, config: JobConfig, layout: Layout
 ) -> int:
-    """KV memory of each GPU that one micro-batch may fill. All have the same share, whatever their step size."""
+    """KV memory of each GPU that one micro-batch may fill, with what states its rows keep. All have the same share,
+    whatever their step size."""
     engine = config.engine
     step_tokens = MOST_CHUNK_TOKENS if engine.chunk_tokens == "auto" else engine.chunk_tokens
     if not find_policy(engine.policy).chunked:
         step_tokens = int(lengths.prompt_tokens.max())
     budget = memory_budget(
-        shape,
+        shape.without_states,
         profile,
         device_memory=config.kv.device_memory,
         max_step_tokens=step_tokens,

@@ -1,22 +1,21 @@
 """Recurrences of single tokens on a CPU: one pass over the rows' states by a compiled kernel in place of twenty.
 
-transformers calls them by functions of a model's source file, in whose place it puts those of flash-linear-attention or
-mamba-ssm where these are installed, on a GPU. The same place is taken here, while a layer of ours runs.
+The kernels take the place of transformers' functions (`hf.recurrent_functions`) while a layer of the model runs.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import inspect
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.nn.functional import softplus
 
-_Function = Callable[..., Any]
+from vasuki.hf.recurrent_functions import Function, called_by, in_place
 
 
 class _DeltaRule(ctypes.Structure):
@@ -51,7 +50,7 @@ class Recurrences:
 
     def delta_rule(
         self,
-        plain: _Function,
+        plain: Function,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -84,7 +83,7 @@ class Recurrences:
 
     def mamba_2(
         self,
-        plain: _Function,
+        plain: Function,
         state: torch.Tensor,
         hidden_states: torch.Tensor,
         dt: torch.Tensor,
@@ -132,35 +131,33 @@ class FusedRecurrence:
 
     Args:
         forward: the layer's own.
-        source: the module that it was written in.
-        functions: by their names there.
+        kind: of the layer.
+        functions: by their names.
     """
 
-    def __init__(self, forward: _Function, source: Any, functions: Mapping[str, _Function]) -> None:
+    def __init__(self, forward: Function, kind: type[torch.nn.Module], functions: Mapping[str, Function]) -> None:
         self.__wrapped__ = forward  # whose signature this has
-        self._source = source
+        self._kind = kind
         self._functions = functions
 
     def __call__(self, *args: Any, **arguments: Any) -> Any:
-        own = {name: getattr(self._source, name) for name in self._functions}
-        vars(self._source).update(self._functions)
-        try:
+        with in_place(self._kind, self._functions):
             return self.__wrapped__(*args, **arguments)
-        finally:
-            vars(self._source).update(own)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FusedRecurrence:
+        return FusedRecurrence(copy.deepcopy(self.__wrapped__, memo), self._kind, self._functions)
 
 
 def fuse_recurrences(model: torch.nn.Module, kernels: Recurrences) -> None:
     """Let a model's layers compute single tokens by the kernels, where they do it by functions that these know."""
-    known: dict[str, _Function] = {
+    known: dict[str, Function] = {
         "torch_recurrent_gated_delta_rule": kernels.delta_rule,
         "recurrent_kimi_delta_attention": kernels.delta_rule,
         "mamba2_selective_state_update": kernels.mamba_2,
     }
     for module in model.modules():
-        source = sys.modules.get(type(module).__module__)
-        called = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-        names = [name for name in known if called and name in called.co_names]
-        if names:
-            functions = {name: functools.partial(known[name], getattr(source, name)) for name in names}
-            module.forward = FusedRecurrence(module.forward, source, functions)
+        kind = type(module)
+        if names := called_by(kind, known):
+            own = inspect.unwrap(kind.forward).__globals__
+            functions = {name: functools.partial(known[name], inspect.unwrap(own[name])) for name in names}
+            module.forward = FusedRecurrence(module.forward, kind, functions)

@@ -136,6 +136,7 @@ def cut(shape: ModelShape, layers: int) -> ModelShape:
         attention_layers=None,
         mlp_layers=None,
         gated_attention=False,
+        gated_mlp=shape.gated_mlp or expert_layers > 0,
     )
 
 

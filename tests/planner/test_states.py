@@ -1,0 +1,116 @@
+"""Plans of models whose rows keep a state beside their KV."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vasuki.config import EngineConfig, KVConfig
+from vasuki.errors import ModelError
+from vasuki.layout import Layout
+from vasuki.lengths import Lengths
+from vasuki.model_config import shape_from_config
+from vasuki.plan import Plan
+from vasuki.planner import make_plan
+from vasuki.planner.memory_budget import memory_budget
+from vasuki.profile_files import find_profile
+from vasuki.simulator import simulate_plan
+
+HYBRID = shape_from_config(  # of 9 billion parameters: a state is as large as the KV of 1,584 tokens
+    dict(
+        model_type="qwen3_5_text",
+        vocab_size=248320,
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_hidden_layers=32,
+        head_dim=256,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        full_attention_interval=4,
+        linear_conv_kernel_dim=4,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        max_position_embeddings=65536,
+    )
+)
+CARD = find_profile("a40")
+GIB = 2**30
+
+
+def lengths_of(rows: int, prompt: int = 200, output: int = 300, limit: int = 300) -> Lengths:
+    return Lengths(np.full(rows, prompt), np.full(rows, output), None, np.full(rows, limit))
+
+
+def planned(lengths: Lengths, kv_bytes: int = 3 * GIB, **engine: object) -> Plan:
+    return make_plan(lengths, HYBRID, CARD, engine=EngineConfig(**engine), kv_bytes=kv_bytes)  # type: ignore[arg-type]
+
+
+def test_states_and_blocks_fill_the_memory() -> None:
+    plan = planned(lengths_of(300))
+    states = plan.max_num_seqs * HYBRID.state_bytes
+    assert (
+        3 * GIB - 64 * HYBRID.kv_bytes_per_token
+        < states + plan.settings.kv_tokens * HYBRID.kv_bytes_per_token
+        <= 3 * GIB
+    )
+    assert 0.6 < states / (3 * GIB) < 0.95
+    assert plan.offload.mode == "none"
+
+
+def test_the_longest_row_fits_beside_the_states() -> None:
+    """Rows are expected to be short, and may become long; or one of them is."""
+    plan = planned(lengths_of(300, limit=32_000))
+    assert plan.misfits == 0
+    assert plan.settings.kv_tokens >= 32_200
+    prompts = np.full(300, 200)
+    prompts[7] = 30_000
+    limits = np.full(300, 300)
+    plan = planned(Lengths(prompts, limits, None, limits))
+    assert plan.misfits == 0
+
+
+def test_more_rows_than_usually_fit_where_states_are_small() -> None:
+    lengths = lengths_of(1500)
+    tiny = shape_from_config(
+        dict(model_type="lfm2", vocab_size=65536, hidden_size=2048, block_ff_dim=12288, num_hidden_layers=16,
+             num_attention_heads=32, num_key_value_heads=8, conv_L_cache=3, full_attn_idxs=[2, 5, 8, 11, 14])
+    )  # fmt: skip
+    plan = make_plan(lengths, tiny, CARD, kv_bytes=GIB // 2)
+    held = 350  # tokens of a row, on average
+    assert plan.max_num_seqs > 1.3 * plan.settings.kv_tokens / held
+
+
+def test_too_many_states_are_named() -> None:
+    with pytest.raises(
+        ModelError, match=r"states of 256 rows .* 3\.0 GiB for them and KV; engine.max_num_seqs may be 6\d"
+    ):
+        planned(lengths_of(300), max_num_seqs=256)
+    assert planned(lengths_of(300), max_num_seqs=61).max_num_seqs == 61
+
+
+def test_other_policies_run_as_many_rows_as_states_fit() -> None:
+    plan = planned(lengths_of(300), policy="vllm")
+    assert 1 < plan.max_num_seqs < 100
+
+
+@pytest.mark.parametrize("output", [50, 1500])
+def test_no_plan_beats_the_bound(output: int) -> None:
+    lengths = lengths_of(200, output=output, limit=output)
+    plan = planned(lengths)
+    simulated = simulate_plan(plan, lengths, HYBRID, CARD)
+    assert plan.lower_bound_s <= simulated.result.makespan_s == pytest.approx(plan.makespan_s)
+
+
+def test_devices_share_states_as_they_share_kv() -> None:
+    one = memory_budget(HYBRID, find_profile("a100"), max_num_seqs=100)
+    two = memory_budget(HYBRID, find_profile("a100"), max_num_seqs=100, layout=Layout(tensor_parallel=2))
+    assert one.state_bytes == 100 * HYBRID.state_bytes == 2 * two.state_bytes
+
+
+def test_memory_is_one_for_both() -> None:
+    share = make_plan(lengths_of(300), HYBRID, CARD, kv=KVConfig(device_memory=0.9))
+    states = share.max_num_seqs * HYBRID.state_bytes
+    used = HYBRID.weight_bytes + states + share.settings.kv_tokens * HYBRID.kv_bytes_per_token
+    assert used < 0.9 * CARD.memory_bytes
