@@ -6,6 +6,7 @@ there, where such are installed; those work on CUDA alone.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -51,10 +52,10 @@ def by_torch(model: torch.nn.Module) -> Iterator[None]:
     kinds = {type(module) for module in model.modules()} if any(map(_is_installed, _modules())) else set()
     with ExitStack() as stack:
         for kind in kinds:
-            functions = inspect.unwrap(kind.forward).__globals__
-            wrapped = {name for name in functions if hasattr(functions[name], "__wrapped__")}
-            plain = {name: inspect.unwrap(functions[name]) for name in called_by(kind, wrapped)}
-            stack.enter_context(in_place(kind, plain))
+            place = getattr(inspect.unwrap(kind.forward), "__globals__", {})
+            own = {name: each for name, each in place.items() if getattr(each, "__module__", "") == kind.__module__}
+            wrapped = called_by(kind, [name for name, each in own.items() if hasattr(each, "__wrapped__")])
+            stack.enter_context(in_place(kind, {name: inspect.unwrap(own[name]) for name in wrapped}))
         yield
 
 
@@ -68,5 +69,6 @@ def _modules() -> set[str]:
     return {module for module, _ in _PACKAGES.values()}
 
 
+@functools.cache
 def _is_installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
