@@ -122,6 +122,7 @@ class Plan:
     simulated_requests: int  # as many were simulated; the rest is scaled up if there are more
     shared_tokens: int = 0  # of prompts, which rows find in memory since others begin alike
     layout: Layout = field(default_factory=Layout)  # where the weights live
+    state_bytes: int = 0  # that each of `max_num_seqs` rows keeps beside its KV
     uncertainty: float | None = None  # what not knowing the outputs adds to the makespan: 0.02 is 2 %; None: not known
     misfits: int = 0  # requests that can never run
     misfit: str = ""  # the first of them, with the capacity that it needs

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from vasuki.plan import Plan
 from vasuki.simulator import Simulated, Spread
-from vasuki.units import money_text, time_text
+from vasuki.units import bytes_text, money_text, time_text
 
 WIDTH = 100
 _BOUNDS = {
@@ -82,7 +82,9 @@ def _notes(plan: Plan) -> Iterable[str]:
         yield "chunk, seqs and KV memory are those of one micro-batch, of which every stage of a replica has one"
     if plan.uncertainty is not None:
         yield f"not knowing output lengths beforehand changes the makespan by {plan.uncertainty:+.1%}"
-    yield f"KV memory for {plan.settings.kv_tokens:,} tokens; the bound is set by {_BOUNDS[plan.bound_by]}"
+    states = plan.max_num_seqs * plan.state_bytes
+    beside = f", {bytes_text(states)} for the states of {plan.max_num_seqs:,} rows" if states else ""
+    yield f"KV memory for {plan.settings.kv_tokens:,} tokens{beside}; the bound is set by {_BOUNDS[plan.bound_by]}"
     yield f"steps: {plan.mixing}"
     yield f"offload {plan.offload.mode}: {plan.offload.reason}"
     if plan.simulated_requests < plan.requests - plan.misfits:

@@ -11,6 +11,7 @@ from vasuki.layout import Layout
 from vasuki.lengths import Lengths
 from vasuki.model_config import shape_from_config
 from vasuki.plan import Plan
+from vasuki.plan_table import plan_table
 from vasuki.planner import make_plan
 from vasuki.planner.memory_budget import memory_budget
 from vasuki.profile_files import find_profile
@@ -57,6 +58,8 @@ def test_states_and_blocks_fill_the_memory() -> None:
     )
     assert 0.6 < states / (3 * GIB) < 0.95
     assert plan.offload.mode == "none"
+    text = plan_table([plan])
+    assert f"for the states of {plan.max_num_seqs} rows" in " ".join(text.split())
 
 
 def test_the_longest_row_fits_beside_the_states() -> None:

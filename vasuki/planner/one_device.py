@@ -103,6 +103,7 @@ def make_plan(
         cost=CostEstimate.of(chosen.makespan_s, layout.num_gpus, price, currency, job_tokens),
         settings=settings,
         layout=layout,
+        state_bytes=shape.state_bytes,
         mixing=_mixing_reason(candidate, candidates),
         bound_by=bound.binding,
         prompt_steps_share=chosen.prompt_steps_share,
