@@ -375,7 +375,7 @@ class _Run:
     ) -> Manifest:
         makespan_s = time.perf_counter() - self.started_s
         stats = self.stats
-        kv, states = loaded.kv_layout, loaded.recurrent
+        kv = loaded.kv_layout
         device_bytes, host_bytes = plan.settings.footprint(
             plan.settings.block_tokens * kv.bytes_per_token,
             kv.num_layers,
@@ -398,7 +398,7 @@ class _Run:
             steps=stats.steps,
             batch=BatchStats(stats.mean_seqs, stats.max_seqs),
             kv=KVStats(
-                peak_device_bytes=device_bytes + stats.max_seqs * states.bytes_per_row if states else device_bytes,
+                peak_device_bytes=device_bytes + stats.max_seqs * plan.state_bytes,
                 peak_host_bytes=host_bytes,
                 offloaded_bytes=stats.copied_bytes,
                 exposed_copy_s=stats.exposed_copy_s,

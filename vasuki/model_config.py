@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vasuki.errors import ModelError
 from vasuki.model_shape import DTYPE_BYTES, Latent, ModelShape
-from vasuki.recurrent_config import ATTENDING_TOO, MLP_ALONE, RECURRENT, layer_kinds, recurrent_layers
+from vasuki.recurrent_config import MLP_ALONE, RECURRENT, SILENT, layer_kinds, recurrent_layers
 
 
 def shape_from_config(source: str | Path | Mapping[str, Any], name: str = "") -> ModelShape:
@@ -114,6 +114,7 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
 
     named = config.get("layers_block_type") or config.get("hybrid_override_pattern") or ()  # where it is not counted
     layers, hidden, heads = size("layers", len(named) or None), size("hidden"), size("heads")
+    kinds = layer_kinds(config, layers)
     kv_heads = 1 if config.get("multi_query") else size("kv_heads", heads)
     latent = _latent(config)
     head_dim = int(config.get("head_dim") or config.get("kv_channels") or hidden // heads)
@@ -126,16 +127,15 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
 
     experts = size("experts", 0) if config.get("enable_moe_block", True) else 0
     expert_size = int(config.get("moe_intermediate_size") or size("intermediate", 4 * hidden)) if experts else 0
-    expert_layers = _num_expert_layers(config, layers) if experts else 0
+    expert_layers = _num_expert_layers(config, kinds, layers) if experts else 0
     experts = experts if expert_layers else 0
     intermediate = size("intermediate", 4 * hidden) if expert_layers < layers else 0
     intermediate, shared_size = _mlp_sizes(config, family, layers, intermediate, expert_size)
     gated = family not in _PLAIN_MLP
-    window, windowed_layers = _windows(config, family, layers)
+    window, windowed_layers = _windows(config, family, kinds, layers)
     full_kv_heads, full_head_dim = _full_heads(config, family, name)
-    kinds = layer_kinds(config, layers)
     recurrent = recurrent_layers(config, name, kinds, hidden)
-    attending = sum(kind not in RECURRENT - ATTENDING_TOO | MLP_ALONE for kind in kinds)
+    attending = sum(kind not in SILENT for kind in kinds)
     with_mlp = sum(kind in MLP_ALONE for kind in kinds)
     lookup = int(config.get("hidden_size_per_layer_input") or 0)  # numbers of a token that a layer looks up
 
@@ -234,9 +234,9 @@ def _mlp_sizes(
     return intermediate, shared_size
 
 
-def _num_expert_layers(config: Mapping[str, Any], layers: int) -> int:
+def _num_expert_layers(config: Mapping[str, Any], kinds: Sequence[str], layers: int) -> int:
     """Layers whose MLP is a mixture: every `decoder_sparse_step`-th, less those that the config names as dense."""
-    if MLP_ALONE & set(kinds := layer_kinds(config, layers)):
+    if MLP_ALONE & set(kinds):
         return kinds.count("moe")
     if mlps := config.get("mlp_layer_types"):
         return sum(kind != "dense" for kind in mlps)
@@ -247,7 +247,7 @@ def _num_expert_layers(config: Mapping[str, Any], layers: int) -> int:
     return sum(index not in dense and (index + 1) % step == 0 for index in range(layers))
 
 
-def _windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int, int]:
+def _windows(config: Mapping[str, Any], family: str, kinds: Sequence[str], layers: int) -> tuple[int, int]:
     """Size of the sliding window and the number of layers that have one."""
     window = int(config.get("sliding_window") or 0)
     if not window or not config.get("use_sliding_window", not family.startswith("qwen")):
@@ -261,7 +261,7 @@ def _windows(config: Mapping[str, Any], family: str, layers: int) -> tuple[int, 
         implied |= dict.fromkeys(_GEMMA_4, 6)
         pattern = int(config.get("sliding_window_pattern") or implied.get(family, 0))
         windowed = layers - layers // pattern if pattern else layers
-        windowed = 0 if RECURRENT & set(layer_kinds(config, layers)) else windowed  # of which configs say so by layer
+        windowed = 0 if RECURRENT & set(kinds) else windowed  # of which configs say so by layer
     return (window, windowed) if windowed else (0, 0)
 
 

@@ -13,6 +13,7 @@ from vasuki.model_shape import Matrix, Recurrent
 RECURRENT = {"linear_attention", "mamba", "conv", "hybrid", "hybrid_sliding"}
 ATTENDING_TOO = {"hybrid", "hybrid_sliding"}  # of those, with attention beside the state
 MLP_ALONE = {"mlp", "moe"}
+SILENT = RECURRENT - ATTENDING_TOO | MLP_ALONE  # do not attend
 _LETTERS = {"M": "mamba", "*": "full_attention", "-": "mlp", "E": "moe"}  # of Nemotron-H
 _SHARING = {"zamba", "zamba2"}  # whose layers have weights together
 _CONV_KERNELS, _SCAN_KERNELS = 15, 60  # as counted in transformers 5.23: LFM2 15, Mamba 48 to 72, delta nets 71
@@ -62,7 +63,7 @@ def recurrent_layers(config: Mapping[str, Any], name: str, kinds: Sequence[str],
         if not kinds and (config.get("mamba_d_state") or config.get("ssm_state_size")):
             raise ModelError(f"{name}: its config does not say which of its layers attend")
         return None
-    if all(kind in RECURRENT - ATTENDING_TOO | MLP_ALONE for kind in kinds):
+    if set(kinds) <= SILENT:
         raise ModelError(f"{name}: none of its layers attend, which the cost model does not support")
     sizes = _sizes(config, hidden)
     if sizes is None or config.get("model_type") in _SHARING:

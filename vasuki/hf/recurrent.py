@@ -20,7 +20,7 @@ import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -97,15 +97,14 @@ class RecurrentLayer:
         self.continues = self._continues(tokens)
         module.forward = self.forward
 
-    @contextmanager
-    def on(self, tensors: list[torch.Tensor], groups: Sequence[Group]) -> Iterator[None]:
-        """Within, compute the packed chunks of a step."""
+    def begin(self, tensors: list[torch.Tensor], groups: Sequence[Group]) -> None:
+        """Compute the packed chunks of a step from now on."""
         assert self._module.forward.__self__ is self, "the model was prepared again, or copied"
         self._tensors, self._groups = tensors, groups
-        try:
-            yield
-        finally:
-            self._tensors, self._groups = [], ()
+
+    def end(self) -> None:
+        """Hold on to nothing of the step."""
+        self._tensors, self._groups = [], ()
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **arguments: Any) -> Any:
         """`[1, num_tokens, hidden_size]` -> the same; outside of steps, as the layer always does."""
@@ -193,10 +192,13 @@ class StateCache:
     def step(self, batch: Batch) -> Iterator[None]:
         """Within, the model computes this batch."""
         groups = self._groups(batch)
-        with ExitStack() as stack:
+        try:
             for layer, tensors in zip(self._layers.layers, self.tensors, strict=True):
-                stack.enter_context(layer.on(tensors, groups))
+                layer.begin(tensors, groups)
             yield
+        finally:
+            for layer in self._layers.layers:
+                layer.end()
 
     def _groups(self, batch: Batch) -> list[Group]:
         slot_of = self._slots([chunk.sequence for chunk in batch.chunks])

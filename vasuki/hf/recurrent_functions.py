@@ -52,11 +52,18 @@ def by_torch(model: torch.nn.Module) -> Iterator[None]:
     kinds = {type(module) for module in model.modules()} if any(map(_is_installed, _modules())) else set()
     with ExitStack() as stack:
         for kind in kinds:
-            place = getattr(inspect.unwrap(kind.forward), "__globals__", {})
-            own = {name: each for name, each in place.items() if getattr(each, "__module__", "") == kind.__module__}
-            wrapped = called_by(kind, [name for name, each in own.items() if hasattr(each, "__wrapped__")])
-            stack.enter_context(in_place(kind, {name: inspect.unwrap(own[name]) for name in wrapped}))
+            stack.enter_context(in_place(kind, _torch_functions(kind)))  # type: ignore[arg-type]
         yield
+
+
+@functools.cache
+def _torch_functions(kind: type[torch.nn.Module]) -> dict[str, Function]:
+    """The functions of its source file that a kind of layer calls, as they were written there, where others may have
+    their place."""
+    place = getattr(inspect.unwrap(kind.forward), "__globals__", {})
+    own = {name: each for name, each in place.items() if getattr(each, "__module__", "") == kind.__module__}
+    wrapped = called_by(kind, [name for name, each in own.items() if hasattr(each, "__wrapped__")])
+    return {name: inspect.unwrap(own[name]) for name in wrapped}
 
 
 def missing_packages(model: torch.nn.Module) -> list[str]:

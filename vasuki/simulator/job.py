@@ -128,7 +128,6 @@ class Simulated:
     result: SimulationResult
     block_bytes: int  # KV of a block, all layers
     num_layers: int
-    state_bytes: int  # of a row, beside its KV
     bubbles: Bubbles = Bubbles()
 
     @property
@@ -147,7 +146,7 @@ class Simulated:
             "steps": stats.steps,
             "batch": {"mean_seqs": stats.mean_seqs, "max_seqs": stats.max_seqs},
             "kv": {
-                "peak_device_bytes": device_bytes + stats.max_seqs * self.state_bytes,
+                "peak_device_bytes": device_bytes + stats.max_seqs * self.plan.state_bytes,
                 "peak_host_bytes": host_bytes,
                 "offloaded_bytes": stats.copied_bytes,
                 "exposed_copy_s": stats.exposed_copy_s,
@@ -221,7 +220,7 @@ def simulate_plan(
         shared_tokens=result.counters.shared_tokens,
     )
     block_bytes = shape.kv_bytes_per_token * settings.block_tokens
-    return Simulated(simulated, result, block_bytes, shape.num_layers, shape.state_bytes, bubbles)
+    return Simulated(simulated, result, block_bytes, shape.num_layers, bubbles)
 
 
 def _in_streams(

@@ -26,7 +26,7 @@ struct DeltaRule {
   int64_t decays;               // of a head: one, or one for each key
   int64_t normalizes;           // queries and keys are to be of length 1
 
-  void step(int64_t row, int64_t head) const {
+  void update(int64_t row, int64_t head) const {
     const int64_t at = row * heads + head, of = row * key_heads + head / (heads / key_heads);
     float q[MOST_IN_HEAD], k[MOST_IN_HEAD], decay[MOST_IN_HEAD], delta[MOST_IN_HEAD] = {};
     const float scale = 1 / std::sqrt(float(keys));
@@ -56,7 +56,7 @@ struct DeltaRule {
   void all() const {
 #pragma omp parallel for collapse(2) if (worth_sharing(rows * heads * keys * values))
     for (int64_t row = 0; row < rows; ++row)
-      for (int64_t head = 0; head < heads; ++head) step(row, head);
+      for (int64_t head = 0; head < heads; ++head) update(row, head);
   }
 };
 
@@ -67,7 +67,7 @@ struct Mamba2 {
   float *states, *out;          // [rows, heads, channels, numbers], [rows, heads, channels]
   int64_t rows, heads, groups, channels, numbers;
 
-  void head(int64_t row, int64_t head) const {
+  void update(int64_t row, int64_t head) const {
     const int64_t at = row * heads + head, of = (row * groups + head / (heads / groups)) * numbers;
     for (int64_t i = 0; i < channels; ++i) {
       float* __restrict state = states + (at * channels + i) * numbers;
@@ -79,15 +79,13 @@ struct Mamba2 {
         store_some(state + j, now, count);
         sums += now * load_some(c + of + j, count);
       }
-      float sum = 0;
-      for (int lane = 0; lane < LANES; ++lane) sum += sums[lane];
-      out[at * channels + i] = sum;
+      out[at * channels + i] = sum_of(sums);
     }
   }
 
   void all() const {
 #pragma omp parallel for collapse(2) if (worth_sharing(rows * heads * channels * numbers))
     for (int64_t row = 0; row < rows; ++row)
-      for (int64_t each = 0; each < heads; ++each) head(row, each);
+      for (int64_t head = 0; head < heads; ++head) update(row, head);
   }
 };

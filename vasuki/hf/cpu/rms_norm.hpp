@@ -11,9 +11,7 @@ static void norm_row(const float* x, const float* weight, Rows y, int64_t row, f
     const Vec part = load_some(x + i, y.width - i);
     sums += part * part;
   }
-  float sum = 0;
-  for (int lane = 0; lane < LANES; ++lane) sum += sums[lane];
-  const float scale = 1 / std::sqrt(sum / float(y.width) + eps);
+  const float scale = 1 / std::sqrt(sum_of(sums) / float(y.width) + eps);
   for (int64_t i = 0; i < y.width; i += LANES)
     y.store(row, i, load_some(x + i, y.width - i) * scale * load_some(weight + i, y.width - i));
 }

@@ -88,16 +88,15 @@ struct Softmax {
       const Vec own = load_some(scores + t, LANES);
       tops = own > tops ? own : tops;
     }
-    float top = tops[0], weight = 0;
+    float top = tops[0];
     for (int lane = 1; lane < LANES; ++lane) top = std::max(top, tops[lane]);
     for (int64_t t = 0; t < count; t += LANES) {
       const Vec own = exp_negative(load_some(scores + t, LANES) - top);
       store_some(scores + t, own, LANES);
       weights += own;
     }
-    for (int lane = 0; lane < LANES; ++lane) weight += weights[lane];
     const float shrink = exp_negative(peak - top);
-    total = total * shrink + weight;
+    total = total * shrink + sum_of(weights);
     peak = top;
     return shrink;
   }

@@ -101,6 +101,12 @@ static inline void store_some(T* to, V values, int64_t count) {
     std::memcpy(to, &values, count * sizeof *to);
 }
 
+static inline float sum_of(Vec lanes) {
+  float sum = 0;
+  for (int lane = 0; lane < LANES; ++lane) sum += lanes[lane];
+  return sum;
+}
+
 // Rows of `width` numbers, or of such rounded to bfloat16.
 struct Rows {
   void* at;
