@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,14 +19,23 @@ from vasuki.hf.cpu.paged_attention import load_kernel
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 
+EMULATED = Path(__file__).parent / "emulated_tiles.hpp"
+
 
 @pytest.fixture
-def kernels(emulated_tiles: None) -> CPUKernels:
+def kernels(monkeypatch: pytest.MonkeyPatch) -> CPUKernels:
+    """Those of a processor with tile registers, which are emulated. Its vectors are real, and must multiply bfloat16,
+    as those of all such processors do."""
+    found = load_cpu_kernels()
+    assert found is not None
+    if not found.linear.multiplies_bfloat16:
+        pytest.skip("the processor does not multiply bfloat16 in vectors")
+    version = hashlib.sha256(EMULATED.read_bytes()).hexdigest()[:16]
+    flags = ("-include", str(EMULATED), f"-DEMULATED_0x{version}")
+    monkeypatch.setattr(native, "_COMPILE", (*native._COMPILE, *flags))
     kernels, library = load_cpu_kernels(), native.load("decoder.cpp")
     assert kernels is not None
     assert library is not None
-    if not kernels.linear.multiplies_bfloat16:
-        pytest.skip("the processor does not multiply bfloat16 in vectors, as all with tile registers do")
     assert library.vasuki_has_tile_registers()
     return kernels
 

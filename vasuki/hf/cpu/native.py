@@ -55,7 +55,8 @@ def _compile(compiler: str, flags: tuple[str, ...], source: Path, library: Path)
         ):
             done = subprocess.run(command, capture_output=True, text=True, timeout=120)
             if done.returncode:
-                raise OSError(f"{compiler}: {(done.stderr.strip().splitlines() or ['failed'])[0]}")
+                lines = done.stderr.strip().splitlines() or ["failed"]
+                raise OSError(f"{compiler}: {next((line for line in lines if 'error' in line), lines[0])}")
         os.replace(built, library)  # whole or absent, also with several processes at it
 
 
