@@ -20,7 +20,7 @@ from vasuki.hf.executor import RaggedExecutor
 from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.model import LoadedModel, prepare
 from vasuki.hf.offload import Offload, StreamedLayers, ThreadCopyEngine
-from vasuki.hf.recurrent import StateCache
+from vasuki.hf.recurrent.states import StateCache
 from vasuki.policy import POLICIES, Policy
 from vasuki.scheduler import Limits, Scheduler
 from vasuki.sequence import Request, SamplingParams, Sequence

@@ -7,6 +7,7 @@ tokenizer        text and messages -> token ids -> text
 inputs           a Batch -> the tensors of one packed forward
 attention        attention of packed chunks over paged blocks, called by the model's own layers
 plain_attention  the same by torch operators, on any device
+recurrent/       layers that carry a state, and the states of the rows
 cpu/, cuda/      what is faster there than torch's plain operators
 kv_cache         the tensors behind the block pools, on the device and on the host
 sampler          logits -> token ids

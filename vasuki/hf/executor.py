@@ -18,7 +18,7 @@ from vasuki.hf.kv_cache import KVCache
 from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.model import LoadedModel
 from vasuki.hf.offload import Offload, StreamedLayers, copy_engine
-from vasuki.hf.recurrent import StateCache
+from vasuki.hf.recurrent.states import StateCache
 from vasuki.hf.sampler import Sampled, sample
 from vasuki.hf.transfer import ToHost
 from vasuki.plan import EngineSettings

@@ -24,15 +24,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from vasuki.config import ModelConfig
 from vasuki.errors import ModelError
-from vasuki.hf import attention, recurrent
+from vasuki.hf import attention
 from vasuki.hf.cpu import paged_attention
 from vasuki.hf.cpu.kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.cpu.paged_attention import PagedKernel
 from vasuki.hf.kv_cache import KVLayout
 from vasuki.hf.offload import CopyEngine
 from vasuki.hf.probe import NOT_ON_INTERFACE, probe
-from vasuki.hf.recurrent import RecurrentLayers
-from vasuki.hf.recurrent_functions import missing_packages
+from vasuki.hf.recurrent.discovery import take_over
+from vasuki.hf.recurrent.functions import missing_packages
+from vasuki.hf.recurrent.layers import RecurrentLayers
 from vasuki.hf.tokenizer import Tokenizer
 from vasuki.model_config import context_of
 from vasuki.model_files import description_folder
@@ -253,7 +254,7 @@ def _take_over_recurrent(model: Any, config: Any) -> RecurrentLayers | None:
     """Layers that carry a state from token to token, if there are any. Raises Unsupported by name."""
     if not RECURRENT & set(_layer_types(config)):
         return None
-    return recurrent.take_over(model)
+    return take_over(model)
 
 
 def _silent_layers(config: Any, stateful: RecurrentLayers | None) -> set[int]:

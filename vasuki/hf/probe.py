@@ -18,7 +18,7 @@ from vasuki.hf import attention
 from vasuki.hf.attention import Unsupported
 from vasuki.hf.kv_cache import KVLayout
 from vasuki.hf.plain_attention import Variant
-from vasuki.hf.recurrent_functions import by_torch
+from vasuki.hf.recurrent.functions import by_torch
 from vasuki.model_config import context_of
 
 NOT_ON_INTERFACE = "it does not use transformers' attention interface"

@@ -1,6 +1,6 @@
 """Recurrences of single tokens on a CPU: one pass over the rows' states by a compiled kernel in place of twenty.
 
-The kernels take the place of transformers' functions (`hf.recurrent_functions`) while a layer of the model runs.
+The kernels take the place of transformers' functions (`hf.recurrent.functions`) while a layer of the model runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.functional import softplus
 
-from vasuki.hf.recurrent_functions import Function, called_by, in_place
+from vasuki.hf.recurrent.functions import Function, called_by, in_place
 
 
 class _DeltaRule(ctypes.Structure):

@@ -1,0 +1,78 @@
+"""Which modules of a model keep a state, and what they keep: seen by running the model on a few tokens."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from vasuki.errors import one_line
+from vasuki.hf.attention import Unsupported
+from vasuki.hf.probe import observe
+from vasuki.hf.recurrent.layers import CACHE_NAMES, RecurrentLayer, RecurrentLayers, State
+
+
+@torch.inference_mode()
+def take_over(model: Any) -> RecurrentLayers:
+    """Let a model's recurrent layers compute packed chunks from now on.
+
+    Raises Unsupported if they cannot, as those that keep their state elsewhere than in transformers' cache.
+    """
+    try:
+        return RecurrentLayers(tuple(RecurrentLayer(*each) for each in _observed(model)))
+    except (AttributeError, TypeError, LookupError, StopIteration, ValueError) as error:
+        raise Unsupported(f"its layers keep their state in a way of their own ({one_line(error)})") from error
+
+
+def _observed(model: Any) -> list[tuple[torch.nn.Module, int, list[State], torch.Tensor]]:
+    """The modules that keep a state, seen by running the model on a few tokens: which layer they are, what they keep
+    and what they were given."""
+    cache = _ObservedCache(model.config)
+    modules = [module for module in model.modules() if hasattr(module, "layer_idx")]
+    hooks = [module.register_forward_pre_hook(cache.enter, with_kwargs=True) for module in modules]
+    hooks += [module.register_forward_hook(cache.leave) for module in modules]
+    names = inspect.signature(model.forward).parameters
+    try:
+        observe(model, **{next(name for name in reversed(CACHE_NAMES) if name in names): cache})
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [
+        (module, layer, [_state(cache.layers[layer], *each) for each in kept], given)
+        for (module, layer), (kept, given) in cache.seen.items()
+    ]
+
+
+def _state(layer: Any, is_conv: bool, index: int) -> State:
+    tensor = (layer.conv_states if is_conv else layer.recurrent_states)[index]
+    return State(is_conv, index, tuple(tensor.shape[1:]), tensor.dtype)
+
+
+class _ObservedCache(DynamicCache):  # type: ignore[misc]
+    """Notes which module updates which layer's state, and what that module was given."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config=config)
+        # By module and layer: (is_conv, index) of the states that it updates, and what it was given.
+        self.seen: dict[tuple[torch.nn.Module, int], tuple[list[tuple[bool, int]], torch.Tensor]] = {}
+        self._inside: list[tuple[torch.nn.Module, torch.Tensor]] = []  # the module that runs is the last
+
+    def enter(self, module: torch.nn.Module, args: tuple[Any, ...], arguments: dict[str, Any]) -> None:
+        self._inside.append((module, args[0] if args else arguments["hidden_states"]))
+
+    def leave(self, *_: Any) -> None:
+        self._inside.pop()
+
+    def update_conv_state(self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **arguments: Any) -> Any:
+        self._note(layer_idx, True, state_idx)
+        return super().update_conv_state(conv_states, layer_idx, state_idx, **arguments)
+
+    def update_recurrent_state(self, states: torch.Tensor, layer_idx: int, state_idx: int = 0, **arguments: Any) -> Any:
+        self._note(layer_idx, False, state_idx)
+        return super().update_recurrent_state(states, layer_idx, state_idx, **arguments)
+
+    def _note(self, layer: int, is_conv: bool, index: int) -> None:
+        module, given = self._inside[-1]
+        self.seen.setdefault((module, layer), ([], given))[0].append((is_conv, index))

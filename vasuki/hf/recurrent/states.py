@@ -1,0 +1,90 @@
+"""What rows that run keep in recurrent layers, slot by slot, and the groups that a step's chunks make."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+import numpy as np
+import torch
+
+from vasuki.batch import Batch
+from vasuki.hf.recurrent.layers import Group, RecurrentLayers
+from vasuki.hf.transfer import to_device
+from vasuki.lengths import Ints
+from vasuki.sequence import Sequence, Status
+
+_SCAN_TOKENS = 256  # that torch's operators fill prompts up to, at most, and what they hold for a token of it is large
+_GROUP_TOKENS = 4096  # of prompts that are computed side by side, so filled up
+
+
+class StateCache:
+    """What a model's recurrent layers keep of the rows that run.
+
+    Args:
+        layers: of the model.
+        num_slots: rows that run at the same time, at most.
+        device: where they compute.
+    """
+
+    def __init__(self, layers: RecurrentLayers, num_slots: int, device: torch.device) -> None:
+        self._layers = layers
+        self._device = device
+        self._rows: list[Sequence] = []  # by slot: those that run have the first ones
+        # Not zeroed: what a row finds in its slot, it wrote there.
+        self.tensors = [
+            [torch.empty(num_slots, *state.shape, dtype=state.dtype, device=device) for state in layer.states]
+            for layer in layers.layers
+        ]
+
+    @contextmanager
+    def step(self, batch: Batch) -> Iterator[None]:
+        """Within, the model computes this batch."""
+        groups = self._groups(batch)
+        try:
+            for layer, tensors in zip(self._layers.layers, self.tensors, strict=True):
+                layer.begin(tensors, groups)
+            yield
+        finally:
+            for layer in self._layers.layers:
+                layer.end()
+
+    def _groups(self, batch: Batch) -> list[Group]:
+        slot_of = self._slots([chunk.sequence for chunk in batch.chunks])
+        alike: dict[tuple[int, bool], list[tuple[int, int]]] = defaultdict(list)  # (slot, first token) of each chunk
+        first = 0
+        for chunk in batch.chunks:
+            alike[chunk.num_tokens, chunk.start == 0].append((slot_of[chunk.sequence], first))
+            first += chunk.num_tokens
+        groups = []
+        for (length, is_fresh), chunks in alike.items():
+            slots, firsts = np.array(sorted(chunks)).T
+            filled_up = -(-length // _SCAN_TOKENS) * _SCAN_TOKENS
+            is_prompt = is_fresh or length > 1
+            for run in _runs(slots, max(1, _GROUP_TOKENS // filled_up) if is_prompt else len(slots)):
+                tokens = (firsts[run][:, None] + np.arange(length)).reshape(-1)
+                (on_device,) = to_device(self._device, tokens)
+                groups.append(Group(on_device, slice(int(slots[run[0]]), int(slots[run[-1]]) + 1), is_fresh))
+        return groups
+
+    def _slots(self, rows: list[Sequence]) -> dict[Sequence, int]:
+        """The slot of each row. Of those that no longer run, the last rows take the place."""
+        coming = set(rows)
+        for slot in range(len(self._rows) - 1, -1, -1):
+            if self._rows[slot].status is not Status.RUNNING and self._rows[slot] not in coming:
+                last = self._rows.pop()
+                if slot < len(self._rows):
+                    self._rows[slot] = last
+                    for tensor in chain.from_iterable(self.tensors):
+                        tensor[slot].copy_(tensor[len(self._rows)])
+        coming -= set(self._rows)
+        self._rows += [row for row in rows if row in coming]
+        return {row: slot for slot, row in enumerate(self._rows)}
+
+
+def _runs(slots: Ints, most: int) -> list[Ints]:
+    """Places of rising slots that follow one another, at most so many together."""
+    runs = np.split(np.arange(len(slots)), np.flatnonzero(np.diff(slots) > 1) + 1)
+    return [run[first : first + most] for run in runs for first in range(0, len(run), most)]
