@@ -1,4 +1,4 @@
-"""Recurrences of single tokens against transformers' functions."""
+"""Recurrences against transformers' functions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers.models.bamba.modeling_bamba import mamba2_selective_state_update
+from torch.nn.functional import normalize as unit
+from transformers.models.bamba.modeling_bamba import mamba2_chunk_scan, mamba2_selective_state_update
 from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_delta_attention
 from transformers.models.qwen3_5 import modeling_qwen3_5
-from transformers.models.qwen3_5.modeling_qwen3_5 import torch_recurrent_gated_delta_rule
+from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule, torch_recurrent_gated_delta_rule
 
 from models import RECURRENT, NoTokenizer, prompts, reference, requests_of, run, with_kernels
 from vasuki.hf.cpu.kernels import CPUKernels
@@ -21,42 +22,62 @@ pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler
 
 
 @given(
-    rows=st.integers(1, 9),
+    rows=st.integers(1, 5),
+    tokens=st.integers(1, 40),
     key_heads=st.integers(1, 3),
     shared=st.integers(1, 3),
     keys=st.integers(1, 40),
-    values=st.integers(1, 40),
+    values=st.integers(1, 80),
     normalizes=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_delta_rule(
-    kernels: CPUKernels, rows: int, key_heads: int, shared: int, keys: int, values: int, normalizes: bool, seed: int
+    kernels: CPUKernels,
+    rows: int,
+    tokens: int,
+    key_heads: int,
+    shared: int,
+    keys: int,
+    values: int,
+    normalizes: bool,
+    seed: int,
 ) -> None:
     random = torch.Generator().manual_seed(seed)
     heads = key_heads * shared
-    query, key = (torch.randn(rows, 1, key_heads, keys, generator=random) for _ in range(2))
-    value = torch.randn(rows, 1, heads, values, generator=random)
-    g = -torch.rand(rows, 1, heads, generator=random) * 3
-    beta = torch.rand(rows, 1, heads, generator=random)
+    query, key = (unit(torch.randn(rows, tokens, key_heads, keys, generator=random)) for _ in range(2))
+    value = torch.randn(rows, tokens, heads, values, generator=random)
+    g = -torch.rand(rows, tokens, heads, generator=random) * 3
+    beta = torch.rand(rows, tokens, heads, generator=random)
     state = torch.randn(rows, heads, keys, values, generator=random)
     options = dict(output_final_state=True, use_qk_l2norm_in_kernel=normalizes)
-    plain = torch_recurrent_gated_delta_rule
     repeated = [tensor.repeat_interleave(shared, dim=2) for tensor in (query, key)]
-    expected = plain(*repeated, value, g=g, beta=beta, initial_state=state.clone(), **options)
-    output, left = kernels.recurrences.delta_rule(_refuse, query, key, value, g, beta, state, **options)
+    expected = [
+        plain(*repeated, value, g=g, beta=beta, initial_state=state.clone(), **options)
+        for plain in (torch_recurrent_gated_delta_rule, torch_chunk_gated_delta_rule)
+    ]
+    output, left = kernels.recurrences.delta_rule(_refuse, query, key, value, g, beta, initial_state=state, **options)
     assert left is state
-    torch.testing.assert_close((output, left), expected, rtol=1e-4, atol=1e-4)
+    for each in expected:
+        torch.testing.assert_close((output, left), each, rtol=1e-4, atol=1e-4)
 
 
-@given(rows=st.integers(1, 9), heads=st.integers(1, 4), keys=st.integers(1, 40), seed=st.integers(0, 99))
-def test_delta_rule_with_a_decay_for_each_key(kernels: CPUKernels, rows: int, heads: int, keys: int, seed: int) -> None:
+@given(
+    rows=st.integers(1, 5),
+    tokens=st.integers(1, 40),
+    heads=st.integers(1, 4),
+    keys=st.integers(1, 40),
+    seed=st.integers(0, 99),
+)
+def test_delta_rule_with_a_decay_for_each_key(
+    kernels: CPUKernels, rows: int, tokens: int, heads: int, keys: int, seed: int
+) -> None:
     random = torch.Generator().manual_seed(seed)
-    query, key, value = (torch.randn(rows, 1, heads, keys, generator=random) for _ in range(3))
-    g = -torch.rand(rows, 1, heads, keys, generator=random) * 3
-    beta = torch.rand(rows, 1, heads, generator=random)
-    state = torch.randn(rows, heads, keys, keys, generator=random)
-    expected = recurrent_kimi_delta_attention(query, key, value, g, beta, state.clone(), True, True)
-    got = kernels.recurrences.delta_rule(_refuse, query, key, value, g, beta, state, True, True)
+    query, key, value = (torch.randn(rows, tokens, heads, keys, generator=random) for _ in range(3))
+    g = -torch.rand(rows, tokens, heads, keys, generator=random) * 3
+    beta = torch.rand(rows, tokens, heads, generator=random)
+    options = dict(initial_state=None, output_final_state=True, use_qk_l2norm_in_kernel=True)
+    expected = recurrent_kimi_delta_attention(query, key, value, g, beta, **options)
+    got = kernels.recurrences.delta_rule(_refuse, query, key, value, g, beta, **options)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -69,7 +90,7 @@ def test_delta_rule_with_a_decay_for_each_key(kernels: CPUKernels, rows: int, he
     skips=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_mamba_2(
+def test_one_token_of_mamba_2(
     kernels: CPUKernels, rows: int, groups: int, shared: int, channels: int, numbers: int, skips: bool, seed: int
 ) -> None:
     random = torch.Generator().manual_seed(seed)
@@ -87,13 +108,56 @@ def test_mamba_2(
     torch.testing.assert_close((output, state), (expected, theirs), rtol=1e-4, atol=1e-4)
 
 
+@given(
+    rows=st.integers(1, 4),
+    tokens=st.integers(1, 40),
+    groups=st.integers(1, 3),
+    shared=st.integers(1, 3),
+    channels=st.integers(1, 20),
+    numbers=st.integers(1, 40),
+    skips=st.booleans(),
+    begins=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_prompts_of_mamba_2(
+    kernels: CPUKernels,
+    rows: int,
+    tokens: int,
+    groups: int,
+    shared: int,
+    channels: int,
+    numbers: int,
+    skips: bool,
+    begins: bool,
+    seed: int,
+) -> None:
+    random = torch.Generator().manual_seed(seed)
+    heads = groups * shared
+    x = torch.randn(rows, tokens, heads, channels, generator=random)
+    dt = torch.randn(rows, tokens, heads, generator=random)
+    decay, skip, bias = -torch.rand(heads, generator=random), *torch.randn(2, heads, generator=random)
+    b, c = (torch.randn(rows, tokens, groups, numbers, generator=random) for _ in range(2))
+    state = None if begins else torch.randn(rows, heads, channels, numbers, generator=random)
+    options = dict(
+        chunk_size=16,
+        D=skip if skips else None,
+        dt_bias=bias,
+        dt_softplus=True,
+        dt_limit=(0.1, 2.0),
+        return_final_states=True,
+    )
+    expected = mamba2_chunk_scan(x, dt, decay, b, c, initial_states=None if begins else state.clone(), **options)
+    got = kernels.recurrences.mamba_2_prompts(_refuse, x, dt, decay, b, c, initial_states=state, **options)
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+
+
 def test_what_the_kernels_do_not_do_is_left_to_their_twins(kernels: CPUKernels) -> None:
     tokens = torch.ones(1, 2, 1, 4)
-    many = kernels.recurrences.delta_rule(_answer, tokens, tokens, tokens, tokens[..., 0], tokens[..., 0])
+    stateless = kernels.recurrences.delta_rule(_answer, tokens, tokens, tokens, tokens[..., 0], tokens[..., 0])
     with_gate = kernels.recurrences.mamba_2(
         _answer, torch.ones(1, 1, 4, 4), *[tokens[:, 0]] * 2, torch.ones(1, 4, 4), *[tokens[:, 0]] * 2, z=tokens
     )
-    assert many == with_gate == "plain"
+    assert stateless == with_gate == "plain"
 
 
 @pytest.mark.parametrize("name", RECURRENT)

@@ -1,91 +1,132 @@
-// One token of each row through a recurrence, whose states are updated where they lie: read once and written once.
+// The tokens of each row through a recurrence, one after the other, whose states are updated where they lie.
 //
 //   delta rule   S <- decay S + k (x) beta (v - k^T decay S),  y = q^T S        S [keys, values]
 //   Mamba-2      S <- decay S + x (x) (step b),                y = S c          S [channels, numbers]
+//
+// A state is larger than the smallest cache, but its columns (rows, in Mamba-2) do not know of each other. So a few of them
+// take several tokens before the next ones do.
 
 #pragma once
 
 #include "vectors.hpp"
 
-constexpr int64_t MOST_IN_HEAD = 512;  // keys or values of a head; the stack has room for a few such
+constexpr int64_t MOST_IN_HEAD = 512;  // keys or values of a head; the stack has room for a few such a token
+constexpr int64_t TOGETHER = 16;       // tokens that a part of a state takes before the next part does
 
 // from [count] -> to, of length `scale`
 static void unit(const float* from, float* to, int64_t count, float scale) {
-  float sum = 1e-6f;
-  for (int64_t i = 0; i < count; ++i) sum += from[i] * from[i];
-  for (int64_t i = 0; i < count; ++i) to[i] = from[i] * (scale / std::sqrt(sum));
+  Vec sums = {};
+  for (int64_t i = 0; i < count; i += LANES) {
+    const Vec some = load_some(from + i, count - i);
+    sums += some * some;
+  }
+  scale /= std::sqrt(sum_of(sums) + 1e-6f);
+  for (int64_t i = 0; i < count; ++i) to[i] = from[i] * scale;
 }
 
 struct DeltaRule {
-  const float *query, *key;     // [rows, key_heads, keys]
-  const float *value;           // [rows, heads, values]
-  const float *log_decay;       // [rows, heads, 1 or keys]
-  const float *beta;            // [rows, heads]
-  float *states, *out;          // [rows, heads, keys, values], [rows, heads, values]
-  int64_t rows, heads, key_heads, keys, values;
+  const float *query, *key;     // [rows, tokens, key_heads, keys]
+  const float *value;           // [rows, tokens, heads, values]
+  const float *log_decay;       // [rows, tokens, heads, 1 or keys]
+  const float *beta;            // [rows, tokens, heads]
+  float *states, *out;          // [rows, heads, keys, values], [rows, tokens, heads, values]
+  int64_t rows, tokens, heads, key_heads, keys, values;
   int64_t decays;               // of a head: one, or one for each key
   int64_t normalizes;           // queries and keys are to be of length 1
 
-  void update(int64_t row, int64_t head) const {
-    const int64_t at = row * heads + head, of = row * key_heads + head / (heads / key_heads);
-    float q[MOST_IN_HEAD], k[MOST_IN_HEAD], decay[MOST_IN_HEAD], delta[MOST_IN_HEAD] = {};
+  struct Token {
+    float q[MOST_IN_HEAD], k[MOST_IN_HEAD], decay[MOST_IN_HEAD];
+    const float *value, *beta;
+    float* out;
+  };
+
+  void prepare(int64_t at, int64_t head, Token& token) const {
+    const int64_t of = (at * key_heads + head / (heads / key_heads)) * keys, here = at * heads + head;
     const float scale = 1 / std::sqrt(float(keys));
     if (normalizes) {
-      unit(query + of * keys, q, keys, scale);
-      unit(key + of * keys, k, keys, 1);
+      unit(query + of, token.q, keys, scale);
+      unit(key + of, token.k, keys, 1);
     } else {
-      for (int64_t i = 0; i < keys; ++i) q[i] = query[of * keys + i] * scale, k[i] = key[of * keys + i];
+      for (int64_t i = 0; i < keys; ++i) token.q[i] = query[of + i] * scale, token.k[i] = key[of + i];
     }
-    for (int64_t i = 0; i < keys; ++i) decay[i] = std::exp(log_decay[at * decays + (decays > 1 ? i : 0)]);
-    float* __restrict state = states + at * keys * values;
+    const float* from = log_decay + here * decays;
+    const float first = std::exp(from[0]);
+    for (int64_t i = 0; i < keys; ++i) token.decay[i] = decays > 1 ? std::exp(from[i]) : first;
+    token.value = value + here * values, token.beta = beta + here, token.out = out + here * values;
+  }
+
+  // `count` columns of a state, at most LANES x `vectors`.
+  template <int vectors>
+  void update(const Token& token, float* state, int64_t column, int64_t count) const {
+    Vec delta[vectors] = {}, y[vectors] = {};
     for (int64_t i = 0; i < keys; ++i) {
-      const float weight = decay[i] * k[i];
-      for (int64_t j = 0; j < values; ++j) delta[j] += weight * state[i * values + j];
+      const float weight = token.decay[i] * token.k[i];
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; ++v) delta[v] += weight * load_some(state + i * values + v * LANES, count - v * LANES);
     }
-    for (int64_t j = 0; j < values; ++j) delta[j] = (value[at * values + j] - delta[j]) * beta[at];
-    float* __restrict y = out + at * values;
-    for (int64_t j = 0; j < values; ++j) y[j] = 0;
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v)
+      delta[v] = (load_some(token.value + column + v * LANES, count - v * LANES) - delta[v]) * *token.beta;
     for (int64_t i = 0; i < keys; ++i)
-      for (int64_t j = 0; j < values; ++j) {
-        const float now = decay[i] * state[i * values + j] + k[i] * delta[j];
-        state[i * values + j] = now;
-        y[j] += q[i] * now;
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; ++v) {
+        float* at = state + i * values + v * LANES;
+        const Vec now = token.decay[i] * load_some(at, count - v * LANES) + token.k[i] * delta[v];
+        store_some(at, now, count - v * LANES);
+        y[v] += token.q[i] * now;
       }
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) store_some(token.out + column + v * LANES, y[v], count - v * LANES);
   }
 
   void all() const {
-#pragma omp parallel for collapse(2) if (worth_sharing(rows * heads * keys * values))
+    constexpr int VECTORS = 4, COLUMNS = VECTORS * LANES;
+#pragma omp parallel for collapse(2) if (worth_sharing(rows * tokens * heads * keys * values))
     for (int64_t row = 0; row < rows; ++row)
-      for (int64_t head = 0; head < heads; ++head) update(row, head);
+      for (int64_t head = 0; head < heads; ++head) {
+        Token together[TOGETHER];
+        for (int64_t first = 0; first < tokens; first += TOGETHER) {
+          const int64_t count = std::min(TOGETHER, tokens - first);
+          for (int64_t t = 0; t < count; ++t) prepare(row * tokens + first + t, head, together[t]);
+          for (int64_t column = 0; column < values; column += COLUMNS) {
+            float* state = states + (row * heads + head) * keys * values + column;
+            if (values - column >= COLUMNS)
+              for (int64_t t = 0; t < count; ++t) update<VECTORS>(together[t], state, column, COLUMNS);
+            else
+              for (int64_t t = 0; t < count; ++t) update<VECTORS>(together[t], state, column, values - column);
+          }
+        }
+      }
   }
 };
 
 struct Mamba2 {
-  const float *x;               // [rows, heads, channels]
-  const float *step, *decay;    // [rows, heads]
-  const float *b, *c;           // [rows, groups, numbers]
-  float *states, *out;          // [rows, heads, channels, numbers], [rows, heads, channels]
-  int64_t rows, heads, groups, channels, numbers;
+  const float *x;               // [rows, tokens, heads, channels]
+  const float *step, *decay;    // [rows, tokens, heads]
+  const float *b, *c;           // [rows, tokens, groups, numbers]
+  float *states, *out;          // [rows, heads, channels, numbers], [rows, tokens, heads, channels]
+  int64_t rows, tokens, heads, groups, channels, numbers;
 
-  void update(int64_t row, int64_t head) const {
-    const int64_t at = row * heads + head, of = (row * groups + head / (heads / groups)) * numbers;
-    for (int64_t i = 0; i < channels; ++i) {
-      float* __restrict state = states + (at * channels + i) * numbers;
-      const float weight = step[at] * x[at * channels + i];
-      Vec sums = {};
-      for (int64_t j = 0; j < numbers; j += LANES) {
-        const int64_t count = numbers - j;
-        const Vec now = decay[at] * load_some(state + j, count) + weight * load_some(b + of + j, count);
-        store_some(state + j, now, count);
-        sums += now * load_some(c + of + j, count);
-      }
-      out[at * channels + i] = sum_of(sums);
+  void update(float* __restrict state, int64_t at, int64_t head, int64_t channel) const {
+    const int64_t here = at * heads + head, of = (at * groups + head / (heads / groups)) * numbers;
+    const float weight = step[here] * x[here * channels + channel];
+    Vec sums = {};
+    for (int64_t j = 0; j < numbers; j += LANES) {
+      const int64_t count = numbers - j;
+      const Vec now = decay[here] * load_some(state + j, count) + weight * load_some(b + of + j, count);
+      store_some(state + j, now, count);
+      sums += now * load_some(c + of + j, count);
     }
+    out[here * channels + channel] = sum_of(sums);
   }
 
   void all() const {
-#pragma omp parallel for collapse(2) if (worth_sharing(rows * heads * channels * numbers))
+#pragma omp parallel for collapse(2) if (worth_sharing(rows * tokens * heads * channels * numbers))
     for (int64_t row = 0; row < rows; ++row)
-      for (int64_t head = 0; head < heads; ++head) update(row, head);
+      for (int64_t head = 0; head < heads; ++head)
+        for (int64_t first = 0; first < tokens; first += TOGETHER)
+          for (int64_t i = 0; i < channels; ++i)
+            for (int64_t t = first; t < std::min(first + TOGETHER, tokens); ++t)
+              update(states + ((row * heads + head) * channels + i) * numbers, row * tokens + t, head, i);
   }
 };
