@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import normalize as unit
-from transformers.models.bamba.modeling_bamba import mamba2_chunk_scan, mamba2_selective_state_update
+from transformers.models.bamba.modeling_bamba import causal_conv1d_fn, mamba2_chunk_scan, mamba2_selective_state_update
+from transformers.models.jamba.modeling_jamba import mamba_selective_scan, mamba_selective_state_update
 from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_delta_attention
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule, torch_recurrent_gated_delta_rule
@@ -151,13 +153,81 @@ def test_prompts_of_mamba_2(
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
 
 
+@given(
+    rows=st.integers(1, 4),
+    tokens=st.integers(1, 20),
+    channels=st.integers(1, 20),
+    numbers=st.integers(1, 40),
+    has_all=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_mamba(
+    kernels: CPUKernels, rows: int, tokens: int, channels: int, numbers: int, has_all: bool, seed: int
+) -> None:
+    random = torch.Generator().manual_seed(seed)
+    x, dt, z = torch.randn(3, rows, channels, tokens, generator=random)
+    decay = -torch.rand(channels, numbers, generator=random) * 5
+    b, c = torch.randn(2, rows, numbers, tokens, generator=random)
+    skip, bias = torch.randn(2, channels, generator=random) if has_all else (None, None)
+    gate = z if has_all else None
+    one_by_one, ours = torch.randn(rows, channels, numbers, generator=random).repeat(2, 1, 1, 1)
+    whole = kernels.recurrences.mamba_prompts(
+        _refuse, x, dt, decay, b, c, initial_state=ours, D=skip, z=gate, delta_bias=bias, delta_softplus=True,
+        return_last_state=True,
+    )  # fmt: skip
+    theirs = one_by_one.clone()
+    moments = [
+        (x[..., t], dt[..., t], decay, b[..., t], c[..., t], z[..., t] if has_all else None) for t in range(tokens)
+    ]
+    for update, state in (
+        (functools.partial(kernels.recurrences.mamba, _refuse), one_by_one),
+        (mamba_selective_state_update, theirs),
+    ):
+        each = [update(state, *at, skip, bias, True, gate_now) for *at, gate_now in moments]
+        torch.testing.assert_close(whole, (torch.stack(each, dim=-1), state), rtol=1e-4, atol=1e-4)
+    fresh = dict(D=skip, z=gate, delta_bias=bias, delta_softplus=True, return_last_state=True)
+    got = kernels.recurrences.mamba_prompts(_refuse, x, dt, decay, b, c, **fresh)
+    torch.testing.assert_close(got, mamba_selective_scan(x, dt, decay, b, c, **fresh), rtol=1e-4, atol=1e-4)
+
+
+@given(
+    rows=st.integers(1, 4),
+    tokens=st.integers(1, 20),
+    channels=st.integers(1, 40),
+    width=st.integers(1, 6),
+    has_bias=st.booleans(),
+    activation=st.sampled_from([None, "silu"]),
+    by_token=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_convolution(
+    kernels: CPUKernels,
+    rows: int,
+    tokens: int,
+    channels: int,
+    width: int,
+    has_bias: bool,
+    activation: str | None,
+    by_token: bool,
+    seed: int,
+) -> None:
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, tokens, channels, generator=random).transpose(1, 2)
+    x = x if by_token else x.contiguous()
+    weight = torch.randn(channels, width, generator=random)
+    bias = torch.randn(channels, generator=random) if has_bias else None
+    got = kernels.recurrences.convolution(_refuse, x, weight, bias, activation)
+    torch.testing.assert_close(got, causal_conv1d_fn(x, weight, bias, activation), rtol=1e-4, atol=1e-4)
+
+
 def test_what_the_kernels_do_not_do_is_left_to_their_twins(kernels: CPUKernels) -> None:
     tokens = torch.ones(1, 2, 1, 4)
     stateless = kernels.recurrences.delta_rule(_answer, tokens, tokens, tokens, tokens[..., 0], tokens[..., 0])
     with_gate = kernels.recurrences.mamba_2(
         _answer, torch.ones(1, 1, 4, 4), *[tokens[:, 0]] * 2, torch.ones(1, 4, 4), *[tokens[:, 0]] * 2, z=tokens
     )
-    assert stateless == with_gate == "plain"
+    activated = kernels.recurrences.convolution(_answer, tokens, tokens[0, 0], activation="relu")
+    assert stateless == with_gate == activated == "plain"
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -165,6 +235,8 @@ def test_greedy_equals_generate(name: str, kernels: CPUKernels) -> None:
     expected = reference(name)
     model = with_kernels(name, kernels)
     loaded = prepare(model, NoTokenizer(), model.generation_config, name)  # type: ignore[arg-type]
+    assert loaded.recurrent is not None
+    assert all(layer.continues for layer in loaded.recurrent.layers)
     rows, _, _ = run(loaded, requests_of(prompts()), chunk_tokens=20)
     assert rows.outputs == expected
     assert modeling_qwen3_5.torch_recurrent_gated_delta_rule is torch_recurrent_gated_delta_rule

@@ -5,6 +5,6 @@ kernels            all of decoder.cpp, and how they take the place of a model's 
 packed_linear      linear layers over weights that are packed once
 rms_norm, fused_attention, fused_layer, fused_decoder     norms; one product for queries, keys and values; whole layers;
                    all layers in one call
-recurrences        single tokens of layers that carry a state: delta rules, Mamba-2
+recurrences, fused_recurrence     tokens through layers that carry a state: delta rules, Mamba, short convolutions
 paged_attention    attention over paged blocks
 """

@@ -69,6 +69,8 @@ void vasuki_rotate(float* x, const float* cos, const float* sin, int64_t tokens,
 int64_t vasuki_most_in_head() { return MOST_IN_HEAD; }
 void vasuki_delta_rule(const DeltaRule* rule) { rule->all(); }
 void vasuki_mamba_2(const Mamba2* mamba) { mamba->all(); }
+void vasuki_mamba(const Mamba* mamba) { mamba->all(); }
+void vasuki_convolution(const Convolution* convolution) { convolution->all(); }
 
 void vasuki_before_attention(const DecoderLayer* layer, const Angles* angles, const float* x, float* joined,
                              int64_t tokens) {

@@ -10,8 +10,9 @@ from vasuki.hf.cpu import native
 from vasuki.hf.cpu.fused_attention import Rotary, fuse_attention
 from vasuki.hf.cpu.fused_decoder import DecoderKernel, fuse_decoder
 from vasuki.hf.cpu.fused_layer import LayerKernel, fuse_layers
+from vasuki.hf.cpu.fused_recurrence import fuse_recurrences
 from vasuki.hf.cpu.packed_linear import LinearKernel, pack_linear_layers
-from vasuki.hf.cpu.recurrences import Recurrences, fuse_recurrences
+from vasuki.hf.cpu.recurrences import Recurrences
 from vasuki.hf.cpu.rms_norm import NormKernel, fuse_norms
 
 

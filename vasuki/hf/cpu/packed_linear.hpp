@@ -66,11 +66,6 @@ template <int panels, int rows, typename X, typename W>
   multiply<panels, rows>(x, x_stride, 1, panel, PANEL, stride, depth, from, to, next.template prefetch<panels>(depth));
 }
 
-static inline Vec silu(Vec x) {
-  const Vec e = exp_negative(x < 0 ? x : -x);
-  return x * (x < 0 ? e : Vec{} + 1.0f) / (1.0f + e);
-}
-
 // Where sums go, and what is added to them on the way.
 struct Target {
   Rows y;

@@ -1,7 +1,9 @@
-// The tokens of each row through a recurrence, one after the other, whose states are updated where they lie.
+// The tokens of each row through a recurrence, one after the other, whose states are updated where they lie, and the short
+// convolution before it.
 //
 //   delta rule   S <- decay S + k (x) beta (v - k^T decay S),  y = q^T S        S [keys, values]
 //   Mamba-2      S <- decay S + x (x) (step b),                y = S c          S [channels, numbers]
+//   Mamba        the same, where every number of S has a decay of its own: exp(step a)
 //
 // A state is larger than the smallest cache, but its columns (rows, in Mamba-2) do not know of each other. So a few of them
 // take several tokens before the next ones do.
@@ -128,5 +130,59 @@ struct Mamba2 {
           for (int64_t i = 0; i < channels; ++i)
             for (int64_t t = first; t < std::min(first + TOGETHER, tokens); ++t)
               update(states + ((row * heads + head) * channels + i) * numbers, row * tokens + t, head, i);
+  }
+};
+
+struct Mamba {
+  const float *x, *step;        // [rows, channels, tokens]
+  const float* a;               // [channels, numbers], none above 0, as no step is below it
+  const float *b, *c;           // [rows, tokens, numbers]
+  float *states, *out;          // [rows, channels, numbers], [rows, channels, tokens]
+  int64_t rows, tokens, channels, numbers;
+
+  void all() const {
+#pragma omp parallel for collapse(2) if (worth_sharing(rows * tokens * channels * numbers))
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t channel = 0; channel < channels; ++channel) {
+        const int64_t at = row * channels + channel;
+        float* __restrict state = states + at * numbers;
+        for (int64_t t = 0; t < tokens; ++t) {
+          const int64_t of = (row * tokens + t) * numbers;
+          const float forward = step[at * tokens + t], weight = forward * x[at * tokens + t];
+          Vec sums = {};
+          for (int64_t j = 0; j < numbers; j += LANES) {
+            const int64_t count = numbers - j;
+            const Vec decay = exp_negative(forward * load_some(a + channel * numbers + j, count));
+            const Vec now = decay * load_some(state + j, count) + weight * load_some(b + of + j, count);
+            store_some(state + j, now, count);
+            sums += now * load_some(c + of + j, count);
+          }
+          out[at * tokens + t] = sum_of(sums);
+        }
+      }
+  }
+};
+
+// Each channel by itself: out[t] = sum over k of weight[k] x[t - width + 1 + k] + bias, where nothing is before the first.
+struct Convolution {
+  const float* x;               // [rows, tokens, channels]
+  const float *weight, *bias;   // [width, channels], [channels] or none
+  float* out;                   // [rows, tokens, channels]
+  int64_t rows, tokens, channels, width;
+  int64_t activates;            // the sum, by silu
+
+  void all() const {
+#pragma omp parallel for collapse(2) if (worth_sharing(rows * tokens * channels))
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t t = 0; t < tokens; ++t) {
+        const int64_t at = (row * tokens + t) * channels, first = std::max<int64_t>(0, width - 1 - t);
+        for (int64_t i = 0; i < channels; i += LANES) {
+          const int64_t count = channels - i;
+          Vec sum = bias ? load_some(bias + i, count) : Vec{};
+          for (int64_t k = first; k < width; ++k)
+            sum += load_some(weight + k * channels + i, count) * load_some(x + at + (k + 1 - width) * channels + i, count);
+          store_some(out + at + i, activates ? silu(sum) : sum, count);
+        }
+      }
   }
 };

@@ -4,23 +4,19 @@ For a single token that is one pass over the states instead of twenty. For a pro
 avoid by computing chunks of tokens, filled up to a whole one, as products of matrices; a state that stays in a cache is
 faster than all that (docs/LOG.md).
 
-The kernels take the place of transformers' functions (`hf.recurrent.functions`) while a layer of the model runs.
+`fused_recurrence` gives them the place of transformers' functions.
 """
 
 from __future__ import annotations
 
-import copy
 import ctypes
-import functools
-import inspect
 import math
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch.nn.functional import softplus
+from torch.nn.functional import silu, softplus
 
-from vasuki.hf.recurrent.functions import Function, called_by, in_place
+from vasuki.hf.recurrent.functions import Function
 
 
 class _DeltaRule(ctypes.Structure):
@@ -42,6 +38,24 @@ class _Mamba2(ctypes.Structure):
     )
 
 
+class _Mamba(ctypes.Structure):
+    """`Mamba` of recurrences.hpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "step", "a", "b", "c", "states", "out")),
+        *((name, ctypes.c_int64) for name in ("rows", "tokens", "channels", "numbers")),
+    )
+
+
+class _Convolution(ctypes.Structure):
+    """`Convolution` of recurrences.hpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "out")),
+        *((name, ctypes.c_int64) for name in ("rows", "tokens", "channels", "width", "activates")),
+    )
+
+
 class Recurrences:
     """Kernels with the signatures of transformers' functions, which are their plain twins and take over what the
     kernels do not do. States are updated where they lie."""
@@ -49,10 +63,10 @@ class Recurrences:
     def __init__(self, library: ctypes.CDLL) -> None:
         library.vasuki_most_in_head.restype = ctypes.c_int64
         self._most_in_head = library.vasuki_most_in_head()
-        self._delta_rule, self._mamba_2 = library.vasuki_delta_rule, library.vasuki_mamba_2
-        self._delta_rule.restype = self._mamba_2.restype = None
-        self._delta_rule.argtypes = [ctypes.POINTER(_DeltaRule)]
-        self._mamba_2.argtypes = [ctypes.POINTER(_Mamba2)]
+        self._delta_rule = _function(library.vasuki_delta_rule, _DeltaRule)
+        self._mamba_2 = _function(library.vasuki_mamba_2, _Mamba2)
+        self._mamba = _function(library.vasuki_mamba, _Mamba)
+        self._convolution = _function(library.vasuki_convolution, _Convolution)
 
     def delta_rule(
         self,
@@ -154,6 +168,110 @@ class Recurrences:
             output += hidden_states.float() * D.float()[:, None]
         return (output, states) if return_final_states else output
 
+    def mamba(
+        self,
+        plain: Function,
+        state: torch.Tensor,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        d: torch.Tensor | None = None,
+        dt_bias: torch.Tensor | None = None,
+        dt_softplus: bool = False,
+        z: torch.Tensor | None = None,
+        **others: Any,
+    ) -> torch.Tensor:
+        """One token of each row: state `[rows, channels, numbers]`, hidden_states, dt and z `[rows, channels]`, a
+        `[channels, numbers]`, b and c `[rows, numbers]`, d and dt_bias `[channels]` -> output like hidden_states."""
+        if not _lies_plainly(state) or not dt_softplus or a.max() > 0:
+            options = dict(dt_bias=dt_bias, dt_softplus=dt_softplus, z=z)
+            result: torch.Tensor = plain(state, hidden_states, dt, a, b, c, d, **options, **others)
+            return result
+        x, step, b, c = (tensor.unsqueeze(-1) for tensor in (hidden_states, dt, b, c))
+        gate = None if z is None else z.unsqueeze(-1)
+        output = self._mamba_tokens(state, x, step, dt_bias, a, b, c, d, gate)
+        return output.squeeze(-1).to(hidden_states.dtype)
+
+    def mamba_prompts(
+        self,
+        plain: Function,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        *,
+        initial_state: torch.Tensor | None = None,
+        D: torch.Tensor | None = None,  # noqa: N803
+        z: torch.Tensor | None = None,
+        delta_bias: torch.Tensor | None = None,
+        delta_softplus: bool = False,
+        return_last_state: bool = False,
+        **others: Any,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """hidden_states, dt and z `[rows, channels, tokens]`, a `[channels, numbers]`, b and c `[rows, numbers,
+        tokens]`, D and delta_bias `[channels]`, state `[rows, channels, numbers]` -> output like hidden_states, and the
+        state if it is asked for.
+
+        The plain twin begins anew whatever came before, and so does this where it is left to that.
+        """
+        if not delta_softplus or a.max() > 0:
+            options = dict(delta_bias=delta_bias, delta_softplus=delta_softplus, return_last_state=return_last_state)
+            result: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = plain(
+                hidden_states, dt, a, b, c, D=D, z=z, **options, **others
+            )
+            return result
+        (rows, channels, _), numbers = hidden_states.shape, b.shape[1]
+        state = _zeros(rows, channels, numbers) if initial_state is None else initial_state.float().contiguous()
+        output = self._mamba_tokens(state, hidden_states, dt, delta_bias, a, b, c, D, z).to(hidden_states.dtype)
+        return (output, state) if return_last_state else output
+
+    def _mamba_tokens(
+        self,
+        states: torch.Tensor,
+        x: torch.Tensor,
+        dt: torch.Tensor,
+        bias: torch.Tensor | None,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor,
+        skip: torch.Tensor | None,
+        gate: torch.Tensor | None,
+    ) -> torch.Tensor:
+        rows, channels, tokens = x.shape
+        step = _time_steps(dt, None if bias is None else bias[:, None], True)
+        given = [tensor.float().contiguous() for tensor in (x, step, a, b.transpose(1, 2), c.transpose(1, 2))]
+        output = torch.empty_like(given[0])
+        pointers = [tensor.data_ptr() for tensor in (*given, states, output)]
+        self._mamba(_Mamba(*pointers, rows, tokens, channels, a.shape[-1]))
+        if skip is not None:
+            output += x.float() * skip.float()[:, None]
+        return output if gate is None else output * silu(gate.float())
+
+    def convolution(
+        self,
+        plain: Function,
+        hidden_states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: str | None = None,
+        **others: Any,
+    ) -> torch.Tensor:
+        """hidden_states `[rows, channels, tokens]`, weight `[channels, width]`, bias `[channels]` -> the same as
+        hidden_states; channels lie side by side in it."""
+        if activation not in (None, "silu", "swish"):
+            result: torch.Tensor = plain(hidden_states, weight, bias, activation, **others)
+            return result
+        x, weights = (tensor.float().contiguous() for tensor in (hidden_states.transpose(1, 2), weight.t()))
+        rows, tokens, channels = x.shape
+        bias = None if bias is None else bias.float()
+        output = torch.empty_like(x)
+        pointers = [None if tensor is None else tensor.data_ptr() for tensor in (x, weights, bias, output)]
+        self._convolution(_Convolution(*pointers, rows, tokens, channels, len(weights), activation is not None))
+        return output.to(hidden_states.dtype).transpose(1, 2)
+
     def _mamba_2_tokens(
         self,
         states: torch.Tensor,
@@ -183,6 +301,12 @@ def _time_steps(dt: torch.Tensor, bias: torch.Tensor | None, is_softened: bool) 
     return softplus(steps) if is_softened else steps
 
 
+def _function(function: Any, kind: type[ctypes.Structure]) -> Function:
+    """A function of the library, which is given a pointer to its arguments."""
+    function.restype, function.argtypes = None, [ctypes.POINTER(kind)]
+    return cast(Function, function)
+
+
 def _lies_plainly(state: torch.Tensor) -> bool:
     return state.dtype is torch.float32 and state.device.type == "cpu" and state.is_contiguous()
 
@@ -190,43 +314,3 @@ def _lies_plainly(state: torch.Tensor) -> bool:
 def _repeats(tensor: torch.Tensor, dim: int) -> bool:
     """Whether it says the same all along a dimension."""
     return tensor.shape[dim] == 1 or tensor.stride(dim) == 0
-
-
-class FusedRecurrence:
-    """A layer's forward, within which kernels have the place of some functions.
-
-    Args:
-        forward: the layer's own.
-        kind: of the layer.
-        functions: by their names.
-    """
-
-    def __init__(self, forward: Function, kind: type[torch.nn.Module], functions: Mapping[str, Function]) -> None:
-        self.__wrapped__ = forward  # whose signature this has
-        self._kind = kind
-        self._functions = functions
-
-    def __call__(self, *args: Any, **arguments: Any) -> Any:
-        with in_place(self._kind, self._functions):
-            return self.__wrapped__(*args, **arguments)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> FusedRecurrence:
-        return FusedRecurrence(copy.deepcopy(self.__wrapped__, memo), self._kind, self._functions)
-
-
-def fuse_recurrences(model: torch.nn.Module, kernels: Recurrences) -> None:
-    """Let a model's layers compute by the kernels, where they do it by functions that these know."""
-    known: dict[str, Function] = {
-        "torch_recurrent_gated_delta_rule": kernels.delta_rule,
-        "torch_chunk_gated_delta_rule": kernels.delta_rule,
-        "recurrent_kimi_delta_attention": kernels.delta_rule,
-        "chunk_kimi_delta_attention": kernels.delta_rule,
-        "mamba2_selective_state_update": kernels.mamba_2,
-        "mamba2_chunk_scan": kernels.mamba_2_prompts,
-    }
-    for module in model.modules():
-        kind = type(module)
-        if names := called_by(kind, known):
-            own = inspect.unwrap(kind.forward).__globals__
-            functions = {name: functools.partial(known[name], inspect.unwrap(own[name])) for name in names}
-            module.forward = FusedRecurrence(module.forward, kind, functions)

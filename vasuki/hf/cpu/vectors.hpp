@@ -149,6 +149,11 @@ static inline Vec exp_negative(Vec x) {
   return exp_negative(x, __builtin_convertvector(n, Vec), n);
 }
 
+static inline Vec silu(Vec x) {
+  const Vec e = exp_negative(x < 0 ? x : -x);
+  return x * (x < 0 ? e : Vec{} + 1.0f) / (1.0f + e);
+}
+
 // sums[r] += a[r * stride] * row, for a row of a panel: a number for each column.
 template <int rows, typename W>
 static inline void add_row(const float* a, int64_t stride, const W* row, Vec (&sums)[rows][2]) {
