@@ -58,6 +58,17 @@ class Recurrent:
     kernels: int  # that a step of decodes launches for each, by torch's operators
     kept_bytes: int = 0  # of a row over all of them, where it is known better
 
+    @property
+    def flops_per_token(self) -> int:
+        """Of the recurrence of a layer: the state decays, is read twice and added to, at most."""
+        return 8 * self.state_size
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Read and written between a layer's matrices: by the convolution, the recurrence, its norm and its gate."""
+        into, out = self.matrices[0].n, self.matrices[1].k
+        return 3 * into + 4 * out
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -223,15 +234,20 @@ class ModelShape:
         return matrices
 
     @property
-    def matrices(self) -> tuple[tuple[tuple[Matrix, ...], int], ...]:
-        """Those that layers of a kind have, and how many such layers there are. A layer may be of several kinds."""
-        recurrent = self.recurrent
+    def packed_matrices(self) -> tuple[tuple[tuple[Matrix, ...], int], ...]:
+        """Those that all tokens of a step pass together, of layers of a kind, and how many such layers there are. A
+        layer may be of several kinds."""
         return (
             (self.attention_matrices, self.num_attention_layers),
-            (recurrent.matrices if recurrent else (), recurrent.layers if recurrent else 0),
             (self.dense_matrices, self.num_dense_layers),
             (self.expert_matrices, self.num_expert_layers),
         )
+
+    @property
+    def matrices(self) -> tuple[tuple[tuple[Matrix, ...], int], ...]:
+        """The same and those of recurrent layers."""
+        recurrent = self.recurrent
+        return (*self.packed_matrices, *([(recurrent.matrices, recurrent.layers)] if recurrent else []))
 
     @property
     def layer_parameters(self) -> int:

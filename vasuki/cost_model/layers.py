@@ -51,7 +51,7 @@ class LayerModel:
         return cached
 
     def linear(self, num_tokens: int) -> tuple[OperatorCost, OperatorCost]:
-        """Mean matmuls and elementwise operators of one layer."""
+        """Mean matmuls and elementwise operators of one layer, apart from those of `recurrent`."""
         cached = self._linear_cache.get(num_tokens)
         if cached is None:
             in_step = self.in_step(num_tokens)
@@ -59,19 +59,40 @@ class LayerModel:
             self._linear_cache[num_tokens] = cached
         return cached
 
-    def in_part(self, num_tokens: int, num_samples: int, part: Part) -> tuple[OperatorCost, OperatorCost]:
-        """Matmuls and elementwise operators of a part's layers. Only sampled tokens pass the model's last MLP.
+    def recurrent(self, work: StepWork) -> tuple[OperatorCost, OperatorCost]:
+        """Matmuls of all recurrent layers, and what is between them. Decodes pass them together, and each longer chunk
+        by itself; what they keep of a row is read and written once."""
+        recurrent, matmuls, between = self._shape.recurrent, OperatorCost(), OperatorCost()
+        if recurrent is None:
+            return matmuls, between
+        groups: list[tuple[float, int, int]] = []  # tokens, rows, and how many such groups
+        if work.num_decodes:
+            groups.append((work.num_decodes, work.num_decodes, 1))
+        if work.num_chunks:
+            groups.append(((work.num_tokens - work.num_decodes) / work.num_chunks, 1, work.num_chunks))
+        row_bytes, token_bytes = (
+            self._shape.state_bytes / recurrent.layers,
+            recurrent.numbers_per_token * self._shape.dtype_bytes,
+        )
+        for tokens, rows, times in groups:
+            for matrix in recurrent.matrices:
+                matmuls += self._matmul(matrix, tokens).scaled(times)
+            flops, moved = tokens * recurrent.flops_per_token, 2 * rows * row_bytes + tokens * token_bytes
+            devices = self._layout.tensor_parallel
+            between += self._operators.recurrence(flops / devices, moved / devices).scaled(times)
+        factor = recurrent.layers * self.in_step(work.num_tokens)
+        return matmuls.scaled(factor), between.scaled(factor)
 
-        What recurrent layers keep of a row is read and written once a step; rows are counted as those that sample.
-        """
+    def in_part(self, work: StepWork, part: Part) -> tuple[OperatorCost, OperatorCost]:
+        """Matmuls and elementwise operators of a part's layers. Only sampled tokens pass the model's last MLP."""
+        num_tokens = work.num_tokens
         linear, elementwise = [cost.scaled(part.layers) for cost in self.linear(num_tokens)]
-        if self._shape.state_bytes:
-            moved = 2 * self._shape.state_bytes / self._layout.tensor_parallel
-            states = self._operators.elementwise("kv_write", max(1, num_samples), moved)
-            elementwise += states.slowed(self.in_step(num_tokens)).scaled(part.layers / self._shape.num_layers)
+        if self._shape.recurrent:
+            matmuls, between = [cost.scaled(part.layers / self._shape.num_layers) for cost in self.recurrent(work)]
+            linear, elementwise = linear + matmuls, elementwise + between
         if part.head:
             in_step = self.in_step(num_tokens)
-            for tokens, times in ((num_tokens, -1), (min(num_tokens, max(1, num_samples)), 1)):
+            for tokens, times in ((num_tokens, -1), (min(num_tokens, max(1, work.num_samples)), 1)):
                 matmuls, activation = self._last_mlp(tokens)
                 linear += matmuls.slowed(in_step).scaled(times)
                 elementwise += activation.slowed(in_step).scaled(times)
@@ -90,12 +111,12 @@ class LayerModel:
 
     def _matmuls(self, num_tokens: int) -> OperatorCost:
         shape, total = self._shape, OperatorCost()
-        for matrices, layers in shape.matrices:
+        for matrices, layers in shape.packed_matrices:
             for matrix in matrices if layers else ():
                 total += self._matmul(matrix, num_tokens).scaled(layers / shape.num_layers)
         return total
 
-    def _matmul(self, matrix: Matrix, num_tokens: int) -> OperatorCost:
+    def _matmul(self, matrix: Matrix, num_tokens: float) -> OperatorCost:
         """One matrix of a layer. Experts that no token chose are not read: with T tokens that each choose k of E at
         random, E (1 - (1 - k/E)^T) of them are."""
         k, n = local_matrix(matrix, self._shape, self._layout)

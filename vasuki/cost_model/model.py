@@ -88,7 +88,8 @@ class CostModel:
         """Mean device time of one layer: `exec_time` of the paper's Algorithms 1 and 2."""
         linear, elementwise = self._layers.linear(work.num_tokens)
         layers = self.shape.num_layers
-        per_layer_s = linear.total_s + elementwise.total_s + self._layers.attention(work, layers).total_s / layers
+        others = (*self._layers.recurrent(work), self._layers.attention(work, layers))
+        per_layer_s = linear.total_s + elementwise.total_s + sum(cost.total_s for cost in others) / layers
         return per_layer_s + 2 * self.network.all_reduce_s(work.num_tokens)
 
     def first_touch_s(self, kv_tokens: int) -> float:
@@ -96,7 +97,7 @@ class CostModel:
         return kv_tokens * self.shape.kv_bytes_per_token / 2**20 * self.profile.overheads.first_touch_us_per_mib * 1e-6
 
     def _cost(self, work: StepWork, part: Part) -> StepCost:
-        linear, elementwise = self._layers.in_part(work.num_tokens, work.num_samples, part)
+        linear, elementwise = self._layers.in_part(work, part)
         attention = self._layers.attention(work, part.layers)
         outside = self._layers.outside(work.num_tokens, work.num_samples, part)
         network_s = self.network.part_s(work.num_tokens, part)

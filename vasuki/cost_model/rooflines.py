@@ -132,3 +132,9 @@ class Rooflines:
         memory_s = context_tokens * self.kv_read_s(kv_heads, head_dim)
         memory_bytes = 2 * kv_heads * head_dim * self.kv_dtype_bytes * context_tokens
         return OperatorCost(self.kernel_s + roofline(compute_s, memory_s), compute_s, memory_s, memory_bytes)
+
+    def recurrence(self, flops: float, memory_bytes: float) -> OperatorCost:
+        """What a recurrent layer does between its matrices: as arithmetic like attention, else like an activation."""
+        compute_s = flops / self._attention_rate
+        memory_s = memory_bytes / (self._bandwidth * ELEMENTWISE_SHARE["activation"])
+        return OperatorCost(self.kernel_s + roofline(compute_s, memory_s), compute_s, memory_s, memory_bytes)

@@ -54,7 +54,7 @@ class PartTimes:
         self._traffic = traffic
         self._launches_s = launches_s
         self._overhead_s = part.overhead_s(profile.overheads)
-        self._fixed_cache: dict[tuple[int, int], float] = {}
+        self._fixed_cache: dict[tuple[int, int, int, int], float] = {}
 
     def once(self, work: StepWork) -> StepTime:
         """One step."""
@@ -69,7 +69,7 @@ class PartTimes:
             )
             attention_s += windowed_s * shape.num_windowed_layers / shape.num_layers
         attention_s *= part.layers * self._layers.in_step(work.num_tokens)
-        busy_s = self._busy_s(self._fixed_s(work.num_tokens, work.num_samples) + attention_s)
+        busy_s = self._busy_s(self._fixed_s(work) + attention_s)
         hidden_s, exposed_s = self._traffic.hidden_and_exposed_s(self._traffic.moves(work.copies), busy_s)
         return StepTime(busy_s + self._overhead_s + exposed_s, exposed_s, hidden_s)
 
@@ -95,7 +95,7 @@ class PartTimes:
         )
         windowed_sums = self._windowed_sums(work, num_steps, window_rooms)
         attention_s = 0.0
-        fixed_s, attention_seconds = self._fixed_s(tokens, work.num_samples), self._layers.attention_seconds
+        fixed_s, attention_seconds = self._fixed_s(work), self._layers.attention_seconds
         windowed_seconds = self._layers.windowed_attention_seconds
         decodes, chunk_tokens = work.num_decodes, tokens - work.num_decodes
         decode_context, chunk_context = work.decode_context_tokens, work.chunk_context_tokens
@@ -168,12 +168,15 @@ class PartTimes:
         """Launches run ahead of a GPU; a CPU launches its own."""
         return device_s + self._launches_s if self._on_cpu else max(device_s, self._launches_s)
 
-    def _fixed_s(self, num_tokens: int, num_samples: int) -> float:
-        """Device time outside attention: it depends on these two counts alone."""
-        key = (num_tokens, num_samples)
+    def _fixed_s(self, work: StepWork) -> float:
+        """Device time outside attention: it depends on the numbers of tokens and samples alone, and where layers are
+        recurrent on those of rows."""
+        num_tokens, num_samples = work.num_tokens, work.num_samples
+        rows = (work.num_decodes, work.num_chunks) if self._shape.recurrent else (0, 0)
+        key = (num_tokens, num_samples, *rows)
         fixed_s = self._fixed_cache.get(key)
         if fixed_s is None:
-            fixed_s = sum(cost.total_s for cost in self._layers.in_part(num_tokens, num_samples, self.part))
+            fixed_s = sum(cost.total_s for cost in self._layers.in_part(work, self.part))
             fixed_s += self._layers.outside(num_tokens, num_samples, self.part).total_s
             fixed_s += self._network.part_s(num_tokens, self.part)
             self._fixed_cache[key] = fixed_s

@@ -10,7 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import normalize as unit
-from transformers.models.bamba.modeling_bamba import causal_conv1d_fn, mamba2_chunk_scan, mamba2_selective_state_update
+from transformers.models.bamba.modeling_bamba import (
+    causal_conv1d_fn,
+    causal_conv1d_update,
+    mamba2_chunk_scan,
+    mamba2_selective_state_update,
+)
 from transformers.models.jamba.modeling_jamba import mamba_selective_scan, mamba_selective_state_update
 from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_delta_attention
 from transformers.models.qwen3_5 import modeling_qwen3_5
@@ -218,6 +223,28 @@ def test_convolution(
     bias = torch.randn(channels, generator=random) if has_bias else None
     got = kernels.recurrences.convolution(_refuse, x, weight, bias, activation)
     torch.testing.assert_close(got, causal_conv1d_fn(x, weight, bias, activation), rtol=1e-4, atol=1e-4)
+
+
+@given(
+    rows=st.integers(1, 4),
+    channels=st.integers(1, 40),
+    width=st.integers(1, 6),
+    has_bias=st.booleans(),
+    activation=st.sampled_from([None, "silu"]),
+    seed=st.integers(0, 99),
+)
+def test_a_step_of_a_convolution(
+    kernels: CPUKernels, rows: int, channels: int, width: int, has_bias: bool, activation: str | None, seed: int
+) -> None:
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, channels, 1, generator=random)
+    weight = torch.randn(channels, width, generator=random)
+    bias = torch.randn(channels, generator=random) if has_bias else None
+    state = torch.randn(rows, channels, width, generator=random)
+    theirs = state.clone()
+    expected = causal_conv1d_update(x, theirs, weight, bias, activation)
+    got = kernels.recurrences.convolution_step(_refuse, x, state, weight, bias, activation)
+    torch.testing.assert_close((got, state), (expected, theirs), rtol=1e-4, atol=1e-4)
 
 
 def test_what_the_kernels_do_not_do_is_left_to_their_twins(kernels: CPUKernels) -> None:

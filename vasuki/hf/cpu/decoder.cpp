@@ -71,6 +71,7 @@ void vasuki_delta_rule(const DeltaRule* rule) { rule->all(); }
 void vasuki_mamba_2(const Mamba2* mamba) { mamba->all(); }
 void vasuki_mamba(const Mamba* mamba) { mamba->all(); }
 void vasuki_convolution(const Convolution* convolution) { convolution->all(); }
+void vasuki_convolution_step(const ConvolutionStep* step) { step->all(); }
 
 void vasuki_before_attention(const DecoderLayer* layer, const Angles* angles, const float* x, float* joined,
                              int64_t tokens) {

@@ -57,6 +57,7 @@ def fuse_recurrences(model: torch.nn.Module, kernels: Recurrences) -> None:
         "mamba_selective_state_update": kernels.mamba,
         _FORGETS: kernels.mamba_prompts,
         "causal_conv1d_fn": kernels.convolution,
+        "causal_conv1d_update": kernels.convolution_step,
     }
     for module in model.modules():
         kind = type(module)

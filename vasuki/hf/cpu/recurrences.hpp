@@ -186,3 +186,30 @@ struct Convolution {
       }
   }
 };
+
+// The same for one token of each row, behind the last ones of its channels, which move up.
+struct ConvolutionStep {
+  const float* x;               // [rows, channels]
+  const float *weight, *bias;   // [channels, width], [channels] or none
+  float *states, *out;          // [rows, channels, width], [rows, channels]
+  int64_t rows, channels, width;
+  int64_t activates;
+
+  void update(int64_t row) const {
+    float *state = states + row * channels * width, *to = out + row * channels;
+    for (int64_t i = 0; i < channels; ++i) {
+      float* __restrict last = state + i * width;
+      float sum = bias ? bias[i] : 0;
+      for (int64_t k = 0; k + 1 < width; ++k) sum += weight[i * width + k] * (last[k] = last[k + 1]);
+      last[width - 1] = x[row * channels + i];
+      to[i] = sum + weight[i * width + width - 1] * last[width - 1];
+    }
+    if (activates)
+      for (int64_t i = 0; i < channels; i += LANES) store_some(to + i, silu(load_some(to + i, channels - i)), channels - i);
+  }
+
+  void all() const {
+#pragma omp parallel for if (worth_sharing(rows * channels * width))
+    for (int64_t row = 0; row < rows; ++row) update(row);
+  }
+};

@@ -18,6 +18,8 @@ from torch.nn.functional import silu, softplus
 
 from vasuki.hf.recurrent.functions import Function
 
+_ACTIVATIONS = (None, "silu", "swish")  # that a convolution applies itself
+
 
 class _DeltaRule(ctypes.Structure):
     """`DeltaRule` of recurrences.hpp."""
@@ -56,6 +58,15 @@ class _Convolution(ctypes.Structure):
     )
 
 
+class _ConvolutionStep(ctypes.Structure):
+    """`ConvolutionStep` of recurrences.hpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "states", "out")),
+        *((name, ctypes.c_int64) for name in ("rows", "channels", "width", "activates")),
+    )
+
+
 class Recurrences:
     """Kernels with the signatures of transformers' functions, which are their plain twins and take over what the
     kernels do not do. States are updated where they lie."""
@@ -67,6 +78,7 @@ class Recurrences:
         self._mamba_2 = _function(library.vasuki_mamba_2, _Mamba2)
         self._mamba = _function(library.vasuki_mamba, _Mamba)
         self._convolution = _function(library.vasuki_convolution, _Convolution)
+        self._convolution_step = _function(library.vasuki_convolution_step, _ConvolutionStep)
 
     def delta_rule(
         self,
@@ -261,7 +273,7 @@ class Recurrences:
     ) -> torch.Tensor:
         """hidden_states `[rows, channels, tokens]`, weight `[channels, width]`, bias `[channels]` -> the same as
         hidden_states; channels lie side by side in it."""
-        if activation not in (None, "silu", "swish"):
+        if activation not in _ACTIVATIONS:
             result: torch.Tensor = plain(hidden_states, weight, bias, activation, **others)
             return result
         x, weights = (tensor.float().contiguous() for tensor in (hidden_states.transpose(1, 2), weight.t()))
@@ -271,6 +283,30 @@ class Recurrences:
         pointers = [None if tensor is None else tensor.data_ptr() for tensor in (x, weights, bias, output)]
         self._convolution(_Convolution(*pointers, rows, tokens, channels, len(weights), activation is not None))
         return output.to(hidden_states.dtype).transpose(1, 2)
+
+    def convolution_step(
+        self,
+        plain: Function,
+        hidden_states: torch.Tensor,
+        conv_state: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: str | None = None,
+        **others: Any,
+    ) -> torch.Tensor:
+        """One token of each row: hidden_states `[rows, channels, 1]`, conv_state `[rows, channels, width]`, weight
+        `[channels, width]`, bias `[channels]` -> the same as hidden_states, and the state has moved up."""
+        rows, channels, tokens = hidden_states.shape
+        fits = tokens == 1 and conv_state.shape[-1] == weight.shape[-1] and _lies_plainly(conv_state)
+        if not fits or activation not in _ACTIVATIONS:
+            result: torch.Tensor = plain(hidden_states, conv_state, weight, bias, activation, **others)
+            return result
+        given = [None if each is None else each.float().contiguous() for each in (hidden_states, weight, bias)]
+        output = torch.empty(rows, channels, 1)
+        pointers = [None if each is None else each.data_ptr() for each in (*given, conv_state, output)]
+        sizes = (rows, channels, weight.shape[-1], activation is not None)
+        self._convolution_step(_ConvolutionStep(*pointers, *sizes))
+        return output.to(hidden_states.dtype)
 
     def _mamba_2_tokens(
         self,
