@@ -287,6 +287,14 @@ def test_layers_that_carry_a_state_are_told_from_those_that_attend(name: str) ->
     assert shape.kv_bytes_per_token == pytest.approx(2 * 2 * heads, abs=shape.num_layers)
 
 
+def test_a_mixture_of_one_expert_is_none() -> None:
+    """Jamba's small models say `num_experts: 1` and keep the default of two for each token."""
+    sizes = {**HYBRIDS["jamba"][0], "num_experts": 1}
+    shape = shape_from_config({"model_type": "jamba", **sizes})
+    assert (shape.num_experts, shape.num_expert_layers, shape.num_dense_layers) == (0, 0, 32)
+    assert shape.active_parameters == shape.num_parameters
+
+
 def test_a_model_whose_layers_all_do_both() -> None:
     sizes: dict[str, Any] = dict(mamba_d_ssm=64, mamba_n_heads=8, mamba_d_head=8, mamba_d_state=16, mamba_n_groups=2)
     shape = shape_from_config(config(model_type="falcon_h1", **sizes))

@@ -326,9 +326,8 @@ def profile(device: str, model: str, name: str | None, output: str | None, quick
     from vasuki.named_models import named_shape
     from vasuki.profile_files import user_profile_path
 
-    shape = None
-    if model:
-        shape = shape_from_config(Path(model)) if Path(model).is_dir() else named_shape(model)
+    folder = Path(model) if model and Path(model).is_dir() else None
+    shape = shape_from_config(folder) if folder else named_shape(model) if model else None
     if output:
         name = name or Path(output).stem
 
@@ -336,7 +335,7 @@ def profile(device: str, model: str, name: str | None, output: str | None, quick
         return Path(output) if output else user_profile_path(name)
 
     prepare_folder(path_of(name or "profile"), name or "profile")
-    measured = profile_machine(device, shape, name, quick, progress=True)
+    measured = profile_machine(device, shape, name, quick, progress=True, folder=folder)
     path = path_of(measured.name)
     write_profile(measured, path)
     if as_json:

@@ -126,6 +126,7 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
     context = context_of(config) or 4096
 
     experts = size("experts", 0) if config.get("enable_moe_block", True) else 0
+    experts = 0 if experts == 1 and not config.get("moe_intermediate_size") else experts  # one is a dense MLP: Jamba
     expert_size = int(config.get("moe_intermediate_size") or size("intermediate", 4 * hidden)) if experts else 0
     expert_layers = _num_expert_layers(config, kinds, layers) if experts else 0
     experts = experts if expert_layers else 0
@@ -169,7 +170,7 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
         tied_embeddings=bool(config.get("tie_word_embeddings", config.get("tie_embedding", family in _TIED))),
         gated_mlp=gated,
         num_experts=experts,
-        experts_per_token=size("experts_per_token") if experts else 0,
+        experts_per_token=min(experts, size("experts_per_token")) if experts else 0,
         expert_intermediate_size=expert_size,
         shared_intermediate_size=shared_size if experts else 0,
         num_expert_layers=expert_layers,

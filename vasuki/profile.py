@@ -275,6 +275,32 @@ class AttentionPoints(_Section):
     """In any order."""
 
 
+class RecurrentPoint(_Section):
+    """One measured call of a recurrent layer."""
+
+    sequences: Count
+    """In the call, all alike."""
+    tokens: Count
+    """Of each; 1 is a decode."""
+    us: Positive
+    """Microseconds."""
+
+
+class RecurrentPoints(_Section):
+    """A measured layer that carries a state from token to token, its matrices included."""
+
+    matrices: tuple[tuple[Count, Count], ...]
+    """Sizes `[k, n]`: into the layer, out of it, others."""
+    conv_size: Count
+    """Numbers of a row that the convolution keeps."""
+    state_size: Annotated[int, Field(ge=0)]
+    """Numbers of a row that the recurrence keeps."""
+    dtype: str
+    """Of inputs and weights."""
+    points: Annotated[tuple[RecurrentPoint, ...], Field(min_length=1)]
+    """In any order."""
+
+
 class InStep(_Section):
     """What the operators of a step take there, over what they take alone: a step's other operators use the same caches
     and the same memory."""
@@ -301,6 +327,8 @@ class Measured(_Section):
     """Memory-bound operators."""
     attention: tuple[AttentionPoints, ...] = ()
     """Attention calls."""
+    recurrent: RecurrentPoints | None = None
+    """A recurrent layer."""
     in_step: InStep | None = None
     """Whole steps against the sum of their operators."""
 

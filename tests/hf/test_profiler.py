@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models import RECURRENT, random_config
 from vasuki.cli import main
 from vasuki.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel
 from vasuki.errors import ModelError, ProfileError
@@ -24,8 +25,10 @@ from vasuki.hf.profiler.in_step import WholeSteps
 from vasuki.hf.profiler.links import link_of, saturation_bytes
 from vasuki.hf.profiler.machine import _without_noise, describe, device_name
 from vasuki.hf.profiler.operators import Bench, Product, mlp_width, products, tile_of
+from vasuki.hf.profiler.recurrent import measure_recurrent
 from vasuki.hf.profiler.steps import fit_overheads, measure_overheads, narrow, stand_in
 from vasuki.hf.profiler.timing import QUICK, HostClock, affordable, low_quantile, measure
+from vasuki.model_config import shape_from_config
 from vasuki.model_shape import ModelShape
 from vasuki.named_models import named_shape
 from vasuki.profile import HardwareProfile, MatmulPoints
@@ -401,6 +404,23 @@ def test_steps_of_every_family_run(family: str, profile: HardwareProfile) -> Non
     in_step = whole.in_step(CostModel(whole.shape, profile))
     assert in_step is not None
     assert in_step.tokens[0] == 2
+
+
+@pytest.mark.parametrize("uses_kernels", [True, False])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layers_of_every_family_are_measured(name: str, uses_kernels: bool) -> None:
+    config = random_config(name)
+    shape = shape_from_config(config.to_dict(), name).with_dtype("float32")
+    bench = Bench.on(CPU, torch.float32, shape, HASTY, saved=torch.bfloat16)
+    measured = measure_recurrent(bench if uses_kernels else replace(bench, kernels=None), config)
+    assert measured is not None
+    assert shape.recurrent is not None
+    assert (measured.conv_size, measured.state_size) == (shape.recurrent.conv_size, shape.recurrent.state_size)
+    assert {(point.sequences, point.tokens) for point in measured.points} == set(HASTY.recurrent)
+
+
+def test_models_that_only_attend_have_no_recurrent_layer_to_measure() -> None:
+    assert measure_recurrent(Bench.on(CPU, torch.float32, TINY.with_dtype("float32"), HASTY), None) is None
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "gpt-3", "qwen3-30b-a3b", "mistral-7b"])

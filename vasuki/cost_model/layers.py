@@ -7,6 +7,7 @@ import math
 from vasuki.cost_model.measured import RatioCurve
 from vasuki.cost_model.operators import OperatorModel
 from vasuki.cost_model.parts import Part
+from vasuki.cost_model.recurrent import RecurrentModel
 from vasuki.cost_model.rooflines import OperatorCost
 from vasuki.cost_model.sharding import local_heads, local_kv_width, local_matrix
 from vasuki.cost_model.work import StepWork
@@ -28,6 +29,7 @@ class LayerModel:
         self._windowed = (heads, kv_heads, shape.head_dim)
         measured = profile.measured.in_step if profile.measured else None
         self._in_step_ratio = RatioCurve(measured.tokens, measured.ratio) if measured else None
+        self._recurrent = RecurrentModel(shape, profile, layout, operators) if shape.recurrent else None
         self._in_step_cache: dict[int, float] = {}
         self._linear_cache: dict[int, tuple[OperatorCost, OperatorCost]] = {}
         self._last_mlp_cache: dict[int, tuple[OperatorCost, OperatorCost]] = {}
@@ -60,34 +62,18 @@ class LayerModel:
         return cached
 
     def recurrent(self, work: StepWork) -> tuple[OperatorCost, OperatorCost]:
-        """Matmuls of all recurrent layers, and what is between them. Decodes pass them together, and each longer chunk
-        by itself; what they keep of a row is read and written once."""
-        recurrent, matmuls, between = self._shape.recurrent, OperatorCost(), OperatorCost()
-        if recurrent is None:
-            return matmuls, between
-        groups: list[tuple[float, int, int]] = []  # tokens, rows, and how many such groups
-        if work.num_decodes:
-            groups.append((work.num_decodes, work.num_decodes, 1))
-        if work.num_chunks:
-            groups.append(((work.num_tokens - work.num_decodes) / work.num_chunks, 1, work.num_chunks))
-        row_bytes, token_bytes = (
-            self._shape.state_bytes / recurrent.layers,
-            recurrent.numbers_per_token * self._shape.dtype_bytes,
-        )
-        for tokens, rows, times in groups:
-            for matrix in recurrent.matrices:
-                matmuls += self._matmul(matrix, tokens).scaled(times)
-            flops, moved = tokens * recurrent.flops_per_token, 2 * rows * row_bytes + tokens * token_bytes
-            devices = self._layout.tensor_parallel
-            between += self._operators.recurrence(flops / devices, moved / devices).scaled(times)
-        factor = recurrent.layers * self.in_step(work.num_tokens)
-        return matmuls.scaled(factor), between.scaled(factor)
+        """Matmuls of all recurrent layers, and what is between them."""
+        if self._recurrent is None:
+            return OperatorCost(), OperatorCost()
+        in_step = self.in_step(work.num_tokens)
+        matmuls, between = self._recurrent.step(work)
+        return matmuls.slowed(in_step), between.slowed(in_step)
 
     def in_part(self, work: StepWork, part: Part) -> tuple[OperatorCost, OperatorCost]:
         """Matmuls and elementwise operators of a part's layers. Only sampled tokens pass the model's last MLP."""
         num_tokens = work.num_tokens
         linear, elementwise = [cost.scaled(part.layers) for cost in self.linear(num_tokens)]
-        if self._shape.recurrent:
+        if self._recurrent:
             matmuls, between = [cost.scaled(part.layers / self._shape.num_layers) for cost in self.recurrent(work)]
             linear, elementwise = linear + matmuls, elementwise + between
         if part.head:
@@ -116,7 +102,7 @@ class LayerModel:
                 total += self._matmul(matrix, num_tokens).scaled(layers / shape.num_layers)
         return total
 
-    def _matmul(self, matrix: Matrix, num_tokens: float) -> OperatorCost:
+    def _matmul(self, matrix: Matrix, num_tokens: int) -> OperatorCost:
         """One matrix of a layer. Experts that no token chose are not read: with T tokens that each choose k of E at
         random, E (1 - (1 - k/E)^T) of them are."""
         k, n = local_matrix(matrix, self._shape, self._layout)

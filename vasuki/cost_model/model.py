@@ -50,9 +50,7 @@ class CostModel:
         self.network = Network(shape, profile, self.layout)
         self._layers = LayerModel(shape, profile, self.layout, self.operators)
         self._traffic = HostTraffic(shape, profile, self.layout)
-        recurrent = shape.recurrent
-        more = recurrent.layers * recurrent.kernels / shape.num_layers if recurrent else 0
-        self._kernels_per_layer = kernels_per_layer + more
+        self._kernels_per_layer = kernels_per_layer
         self._flops_per_token = shape.linear_flops_per_token
         stages = self.layout.pipeline_parallel
         self._whole = Part.whole(shape.num_layers, stages)

@@ -50,9 +50,9 @@ class OperatorModel:
         alone = self._rooflines.attention(pairs, context_tokens, heads, kv_heads, head_dim)
         return _corrected(alone, self._ratios.chunk_attention, pairs * heads)
 
-    def recurrence(self, flops: float, memory_bytes: float) -> OperatorCost:
+    def recurrence(self, flops: float, memory_bytes: float, kernels: int) -> OperatorCost:
         """A recurrent layer between its matrices."""
-        return self._rooflines.recurrence(flops, memory_bytes)
+        return self._rooflines.recurrence(flops, memory_bytes, kernels)
 
     def attention_seconds(self, heads: float, kv_heads: float, head_dim: int) -> Callable[[float, float, float], float]:
         """A function of decode contexts, chunk pairs and chunk contexts: one layer of both kinds of attention.

@@ -33,7 +33,7 @@ class Part(NamedTuple):
         is_last = stage == stages - 1
         return cls(layers + (stage < more), embedding=stage == 0, head=is_last, sends=not is_last)
 
-    def launches_s(self, overheads: Overheads, kernels_per_layer: float) -> float:
+    def launches_s(self, overheads: Overheads, kernels_per_layer: int) -> float:
         """Host time of the kernel launches."""
         return (self.layers * kernels_per_layer + KERNELS_PER_STEP) * overheads.launch_us * 1e-6
 

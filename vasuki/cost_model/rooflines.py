@@ -78,6 +78,7 @@ class Rooflines:
         self.dtype_bytes = DTYPE_BYTES[dtype]
         self.kv_dtype_bytes = DTYPE_BYTES[kv_dtype or dtype]
         self.kernel_s = profile.overheads.kernel_us * 1e-6  # the shortest kernel
+        self._eager_kernel_s = max(self.kernel_s, profile.overheads.launch_us * 1e-6)
         peak, efficiency = profile.peak_flops(dtype), profile.efficiency
         self._bandwidth = profile.memory_bytes_per_s
         self._matmul_bandwidth = self._bandwidth * efficiency.bandwidth
@@ -133,8 +134,12 @@ class Rooflines:
         memory_bytes = 2 * kv_heads * head_dim * self.kv_dtype_bytes * context_tokens
         return OperatorCost(self.kernel_s + roofline(compute_s, memory_s), compute_s, memory_s, memory_bytes)
 
-    def recurrence(self, flops: float, memory_bytes: float) -> OperatorCost:
-        """What a recurrent layer does between its matrices: as arithmetic like attention, else like an activation."""
+    def recurrence(self, flops: float, memory_bytes: float, kernels: int) -> OperatorCost:
+        """What a recurrent layer does between its matrices: as arithmetic like attention, else like an activation.
+
+        Its many small kernels run no faster than they are launched.
+        """
         compute_s = flops / self._attention_rate
         memory_s = memory_bytes / (self._bandwidth * ELEMENTWISE_SHARE["activation"])
-        return OperatorCost(self.kernel_s + roofline(compute_s, memory_s), compute_s, memory_s, memory_bytes)
+        total_s = max(kernels * self._eager_kernel_s, roofline(compute_s, memory_s))
+        return OperatorCost(total_s, compute_s, memory_s, memory_bytes)

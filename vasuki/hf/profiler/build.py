@@ -15,10 +15,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import torch
 from tqdm import tqdm
+from transformers import AutoConfig
 
 from vasuki.cost_model import CostModel
 from vasuki.errors import ProfileError
@@ -29,6 +31,7 @@ from vasuki.hf.profiler import links, machine, operators, steps
 from vasuki.hf.profiler.in_step import WholeSteps
 from vasuki.hf.profiler.machine import Board, Machine
 from vasuki.hf.profiler.operators import Bench
+from vasuki.hf.profiler.recurrent import measure_recurrent
 from vasuki.hf.profiler.timing import FULL, QUICK, Effort
 from vasuki.model_shape import ModelShape
 from vasuki.named_models import named_shape
@@ -42,6 +45,7 @@ from vasuki.profile import (
     Overheads,
     Power,
     Price,
+    RecurrentPoints,
 )
 from vasuki.profile_files import find_profile, profile_for_device
 from vasuki.stolen_time import NOISE, StolenTime
@@ -71,6 +75,7 @@ def profile_machine(
     name: str | None = None,
     quick: bool = False,
     progress: bool = False,
+    folder: Path | None = None,
 ) -> HardwareProfile:
     """Measure this machine: a minute or two, or less than 20 seconds if `quick`, which is coarser.
 
@@ -80,6 +85,7 @@ def profile_machine(
             and of a small Llama on a CPU.
         name: of the profile and its file; made from the device's name if not given.
         progress: show a bar on stderr.
+        folder: of the model, where it has one; its recurrent layers are measured then.
 
     Raises:
         ModelError: CUDA is wanted and absent.
@@ -95,7 +101,7 @@ def profile_machine(
     shape = shape.with_dtype(operators.dtype_name(dtype))
     effort = QUICK if quick else FULL
     with torch.inference_mode(), _Stages(progress) as stages:
-        return _Profiler(where, shape, Bench.on(where, dtype, shape, effort, saved), stages).profile(name)
+        return _Profiler(where, shape, Bench.on(where, dtype, shape, effort, saved), stages, folder).profile(name)
 
 
 def _default_shape(device: torch.device) -> ModelShape:
@@ -139,8 +145,11 @@ class _Rates:
 
 
 class _Profiler:
-    def __init__(self, device: torch.device, shape: ModelShape, bench: Bench, stages: _Stages) -> None:
+    def __init__(
+        self, device: torch.device, shape: ModelShape, bench: Bench, stages: _Stages, folder: Path | None
+    ) -> None:
         self.device = device
+        self.folder = folder
         self.shape = shape
         self.bench = bench
         self.effort: Effort = bench.effort
@@ -254,7 +263,15 @@ class _Profiler:
             matmul=tuple(matmul),
             elementwise=tuple(elementwise),
             attention=tuple(attention),
+            recurrent=self._recurrent(),
         )
+
+    def _recurrent(self) -> RecurrentPoints | None:
+        if self.folder is None or self.shape.recurrent is None:
+            return None
+        self._begin("a recurrent layer")
+        config = AutoConfig.from_pretrained(self.folder).get_text_config()
+        return measure_recurrent(self.bench, config)
 
     def _kernel(self, kv_dtype: torch.dtype | None = None) -> PagedKernel | None:
         if self.kind != "cpu":

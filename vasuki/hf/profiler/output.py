@@ -116,6 +116,13 @@ def profile_table(profile: HardwareProfile) -> str:
             lines.append(_row(f"decodes {heads}", cells))
             cells = [f"{p.tokens}@{p.context}: {_short(p.us)}" for p in _spread(chunks)]
             lines.append(_row(f"chunks {heads}", cells))
+        if (layer := measured.recurrent) is not None:
+            for name, points in (
+                ("decodes", [(p.sequences, p.us) for p in layer.points if p.tokens == 1]),
+                ("prompts", [(p.tokens, p.us) for p in layer.points if p.tokens > 1]),
+            ):
+                cells = [f"{count}: {_short(us)}" for count, us in _spread(points)]
+                lines.append(_row(f"{name}, recurrent layer, us", cells))
         if measured.in_step is not None:
             pairs = zip(measured.in_step.tokens, measured.in_step.ratio, strict=True)
             lines.append(

@@ -33,6 +33,7 @@ class Effort:
     elementwise_tokens: tuple[int, ...]
     decodes: tuple[tuple[int, int], ...]  # (sequences, context)
     chunks: tuple[tuple[int, int, int], ...]  # (sequences, tokens, context)
+    recurrent: tuple[tuple[int, int], ...]  # (sequences, tokens of each): decodes and beginnings of prompts
     copy_bytes: tuple[int, ...]
     stream_bytes: int  # read and copied to find the memory bandwidth
     load_s: float  # of full load, to read the power
@@ -52,6 +53,7 @@ FULL = Effort(
         *((1, n, n) for n in (8, 16, 32, 64, 128, 256, 512)),
         *((1, 512, end) for end in (1024, 2048, 4096, 8192)),
     ),
+    recurrent=(*((n, 1) for n in (1, 4, 16, 64)), *((1, n) for n in (16, 64, 128, 256, 512, 1024))),
     copy_bytes=tuple(4096 * 4**i for i in range(9)),
     stream_bytes=2**28,
     load_s=2.0,
@@ -67,6 +69,7 @@ QUICK = Effort(
     elementwise_tokens=(1, 64, 1024),
     decodes=((1, 64), (8, 128), (16, 512)),
     chunks=((1, 16, 16), (1, 64, 64), (1, 256, 256), (1, 256, 512)),
+    recurrent=((1, 1), (16, 1), (1, 16), (1, 256)),
     copy_bytes=tuple(4096 * 4**i for i in range(6)),
     stream_bytes=2**25,
     load_s=0.3,

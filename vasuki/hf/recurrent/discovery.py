@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import torch
 from transformers.cache_utils import DynamicCache
@@ -12,6 +14,9 @@ from vasuki.errors import one_line
 from vasuki.hf.attention import Unsupported
 from vasuki.hf.probe import observe
 from vasuki.hf.recurrent.layers import CACHE_NAMES, RecurrentLayer, RecurrentLayers, State
+
+# A module, which layer it is, what it keeps of a row, and what it was given.
+_Seen: TypeAlias = tuple[torch.nn.Module, int, list[State], torch.Tensor]
 
 
 @torch.inference_mode()
@@ -26,19 +31,40 @@ def take_over(model: Any) -> RecurrentLayers:
         raise Unsupported(f"its layers keep their state in a way of their own ({one_line(error)})") from error
 
 
-def _observed(model: Any) -> list[tuple[torch.nn.Module, int, list[State], torch.Tensor]]:
-    """The modules that keep a state, seen by running the model on a few tokens: which layer they are, what they keep
-    and what they were given."""
+@torch.inference_mode()
+def take_over_alone(module: Any, config: Any, tokens: torch.Tensor) -> RecurrentLayer:
+    """The same for one recurrent layer of a model with that config, tried with `[1, tokens, hidden_size]`."""
+    cache = _ObservedCache(config)
+    names = inspect.signature(module.forward).parameters
+    with _noting(cache, [module]):
+        module(tokens, **{next(name for name in CACHE_NAMES if name in names): cache})
+    return RecurrentLayer(*next(iter(_seen(cache))))
+
+
+def _observed(model: Any) -> list[_Seen]:
+    """The modules that keep a state, seen by running the model on a few tokens."""
     cache = _ObservedCache(model.config)
-    modules = [module for module in model.modules() if hasattr(module, "layer_idx")]
-    hooks = [module.register_forward_pre_hook(cache.enter, with_kwargs=True) for module in modules]
-    hooks += [module.register_forward_hook(cache.leave) for module in modules]
     names = inspect.signature(model.forward).parameters
-    try:
+    with _noting(cache, [module for module in model.modules() if hasattr(module, "layer_idx")]):
         observe(model, **{next(name for name in reversed(CACHE_NAMES) if name in names): cache})
+    return _seen(cache)
+
+
+@contextmanager
+def _noting(cache: _ObservedCache, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Within, a cache knows which of the modules runs."""
+    hooks = []
+    for module in modules:
+        hooks += [module.register_forward_pre_hook(cache.enter, with_kwargs=True)]
+        hooks += [module.register_forward_hook(cache.leave)]
+    try:
+        yield
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _seen(cache: _ObservedCache) -> list[_Seen]:
     return [
         (module, layer, [_state(cache.layers[layer], *each) for each in kept], given)
         for (module, layer), (kept, given) in cache.seen.items()

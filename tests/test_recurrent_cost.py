@@ -1,0 +1,83 @@
+"""What recurrent layers cost: by groups of rows, and as measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from vasuki.cost_model import CostModel, OperatorModel
+from vasuki.cost_model.recurrent import RecurrentModel
+from vasuki.cost_model.rooflines import OperatorCost
+from vasuki.layout import Layout
+from vasuki.model_config import shape_from_config
+from vasuki.profile import Measured, RecurrentPoint, RecurrentPoints
+from vasuki.profile_files import find_profile
+
+HYBRID = shape_from_config(
+    dict(model_type="qwen3_5_text", vocab_size=248320, hidden_size=4096, intermediate_size=12288, num_hidden_layers=32,
+         head_dim=256, num_attention_heads=16, num_key_value_heads=4, full_attention_interval=4,
+         linear_conv_kernel_dim=4, linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=16,
+         linear_num_value_heads=32, max_position_embeddings=65536)
+)  # fmt: skip
+CARD = find_profile("a40").datasheet_only()
+COST = CostModel(HYBRID, CARD)
+
+
+def seconds(costs: tuple[OperatorCost, OperatorCost]) -> float:
+    return sum(cost.total_s for cost in costs)
+
+
+def test_each_prompt_passes_by_itself() -> None:
+    """Weights are read again for each, where attending layers read them once a step."""
+    whole, halves = (COST.step_time_s(COST.work(chunks, chunks)) for chunks in ([64], [32, 32]))
+    plain = CostModel(replace(HYBRID, recurrent=None, attention_layers=None), CARD)
+    assert halves > 1.3 * whole
+    assert plain.step_time_s(plain.work([32, 32], [32, 32])) < 1.1 * plain.step_time_s(plain.work([64], [64]))
+
+
+def test_parts_and_times_agree() -> None:
+    """For steps that have as many tokens and samples, too."""
+    for chunks in ([1] * 40, [1] * 8 + [32], [20, 20], [40], [1, 13, 13, 13]):
+        work = COST.work(chunks, [each + 100 for each in chunks], 8)
+        assert next(COST.repeated(work, 1)).total_s == pytest.approx(COST.step(work).total_s)
+        assert COST.layer_time_s(work) < COST.step_time_s(work)
+
+
+def test_states_count_for_each_row() -> None:
+    light = CostModel(HYBRID.without_states, CARD)
+    for rows in (1, 100):
+        work = COST.work([1] * rows, [100] * rows)
+        moved = COST.step(work).memory_bytes - light.step(work).memory_bytes
+        assert moved == pytest.approx(2 * rows * HYBRID.state_bytes)
+
+
+def test_devices_share_the_work() -> None:
+    one, two = (
+        CostModel(HYBRID, find_profile("a100").datasheet_only(), Layout(tensor_parallel=devices)) for devices in (1, 2)
+    )
+    for tokens in ([2048], [1] * 200):
+        work = one.work(tokens, tokens)
+        alone, shared = (seconds(cost._layers.recurrent(work)) for cost in (one, two))
+        assert 0.45 * alone < shared < 0.75 * alone
+
+
+def test_measured_layers_are_met() -> None:
+    assert HYBRID.recurrent is not None
+    points = [(1, 1, 700.0), (16, 1, 900.0), (64, 1, 1500.0), (1, 16, 800.0), (1, 512, 4000.0)]
+    measured = RecurrentPoints(
+        matrices=tuple((matrix.k, matrix.n) for matrix in HYBRID.recurrent.matrices),
+        conv_size=HYBRID.recurrent.conv_size,
+        state_size=HYBRID.recurrent.state_size,
+        dtype="bfloat16",
+        points=tuple(RecurrentPoint(sequences=rows, tokens=tokens, us=us) for rows, tokens, us in points),
+    )
+    profile = CARD.model_copy(update={"measured": Measured(source="a test", recurrent=measured)})
+    layers = RecurrentModel(HYBRID, profile, Layout(), OperatorModel(profile, "bfloat16"))
+    for rows, tokens, us in points:
+        said_s = seconds(layers.step(COST.work([tokens] * rows, [tokens] * rows)))
+        assert said_s == pytest.approx(HYBRID.recurrent.layers * us * 1e-6)
+    both_s = seconds(layers.step(COST.work([1] * 16 + [512], [100] * 16 + [512])))
+    assert both_s == pytest.approx(HYBRID.recurrent.layers * (900.0 + 4000.0) * 1e-6)
+    in_float32 = RecurrentModel(HYBRID.with_dtype("float32"), profile, Layout(), OperatorModel(profile, "float32"))
+    assert in_float32._decode_ratio is None
