@@ -11,6 +11,7 @@ A step multiplies its tokens with every weight once, attends over the KV of its 
     measured    what measured times are over those of the rooflines, by size
     operators   single operators on one device: rooflines, corrected by what was measured
     sharding    what each device of a tensor-parallel group holds
+    recurrent   layers that carry a state, by the groups that a step's rows pass them in
     layers      the operators of a layer, and of what is outside the layers, on such a device
     network     all-reduces, and sends between stages
     copies      KV and weights on the host link, and how much of them kernels hide

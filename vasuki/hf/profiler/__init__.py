@@ -3,6 +3,7 @@
 timing      seconds of calls that a busy machine disturbs
 machine     names, memory and power of the device
 operators   matrix products, attention and elementwise operators, as the engine runs them
+recurrent   a layer that carries a state
 links       copies between host and device, and memory bandwidth
 steps       what whole steps take beyond their operators
 in_step     what their operators take there, over what they take alone

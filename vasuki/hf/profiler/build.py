@@ -23,7 +23,8 @@ from tqdm import tqdm
 from transformers import AutoConfig
 
 from vasuki.cost_model import CostModel
-from vasuki.errors import ProfileError
+from vasuki.errors import ProfileError, one_line
+from vasuki.hf.attention import Unsupported
 from vasuki.hf.cpu.kernels import load_cpu_kernels
 from vasuki.hf.cpu.paged_attention import PagedKernel, load_kernel
 from vasuki.hf.model import resolve_device, resolve_dtype
@@ -270,8 +271,12 @@ class _Profiler:
         if self.folder is None or self.shape.recurrent is None:
             return None
         self._begin("a recurrent layer")
-        config = AutoConfig.from_pretrained(self.folder).get_text_config()
-        return measure_recurrent(self.bench, config)
+        try:
+            config = AutoConfig.from_pretrained(self.folder).get_text_config()
+            return measure_recurrent(self.bench, config)
+        except (Unsupported, AttributeError, TypeError, LookupError, StopIteration, ValueError, OSError) as error:
+            log.warning("recurrent layers are not measured, since none runs by itself: %s", one_line(error))
+            return None
 
     def _kernel(self, kv_dtype: torch.dtype | None = None) -> PagedKernel | None:
         if self.kind != "cpu":
