@@ -67,8 +67,8 @@ def test_measured_layers_are_met() -> None:
     points = [(1, 1, 700.0), (16, 1, 900.0), (64, 1, 1500.0), (1, 16, 800.0), (1, 512, 4000.0)]
     measured = RecurrentPoints(
         matrices=tuple((matrix.k, matrix.n) for matrix in HYBRID.recurrent.matrices),
-        conv_size=HYBRID.recurrent.conv_size,
         state_size=HYBRID.recurrent.state_size,
+        row_bytes=HYBRID.state_bytes // HYBRID.recurrent.layers,
         dtype="bfloat16",
         points=tuple(RecurrentPoint(sequences=rows, tokens=tokens, us=us) for rows, tokens, us in points),
     )

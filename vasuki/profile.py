@@ -289,12 +289,12 @@ class RecurrentPoint(_Section):
 class RecurrentPoints(_Section):
     """A measured layer that carries a state from token to token, its matrices included."""
 
-    matrices: tuple[tuple[Count, Count], ...]
+    matrices: Annotated[tuple[tuple[Count, Count], ...], Field(min_length=2)]
     """Sizes `[k, n]`: into the layer, out of it, others."""
-    conv_size: Count
-    """Numbers of a row that the convolution keeps."""
     state_size: Annotated[int, Field(ge=0)]
     """Numbers of a row that the recurrence keeps."""
+    row_bytes: Count
+    """What the layer keeps of a row, its convolution included."""
     dtype: str
     """Of inputs and weights."""
     points: Annotated[tuple[RecurrentPoint, ...], Field(min_length=1)]

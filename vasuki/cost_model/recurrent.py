@@ -1,6 +1,7 @@
 """Layers that carry a state from token to token: their matrices, and what is between them.
 
 The decodes of a step pass such a layer together, and each longer chunk by itself, so weights are read once for each.
+(Prompts that happen to be equally long pass it together, too, which is not counted on here.)
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class RecurrentModel:
         self._chunk_ratio: RatioCurve | None = None
         if measured and DTYPE_BYTES.get(measured.dtype) == self._item:
             matrices = tuple(Matrix("measured", k, n) for k, n in measured.matrices)
-            layer = Recurrent(1, matrices, measured.conv_size, measured.state_size, self._layer.kernels)
+            layer = Recurrent(1, matrices, 0, measured.state_size, self._layer.kernels, measured.row_bytes)
             self._decode_ratio = self._ratio(layer, [point for point in measured.points if point.tokens == 1])
             self._chunk_ratio = self._ratio(layer, [point for point in measured.points if point.tokens > 1])
 
@@ -69,10 +70,9 @@ class RecurrentModel:
 
     def _ratio(self, layer: Recurrent, points: list[RecurrentPoint]) -> RatioCurve | None:
         """What a layer takes over what is said here, by the tokens of a group."""
-        row_bytes = layer.conv_size * self._item + layer.state_size * DTYPE_BYTES["float32"]
         matrices, ratios = [(matrix.k, matrix.n) for matrix in layer.matrices], {}
         for point in sorted(points, key=lambda point: point.sequences * point.tokens):
             group = float(point.sequences * point.tokens), point.sequences
-            said = sum(cost.total_s for cost in self._group(layer, matrices, row_bytes, group, devices=1))
+            said = sum(cost.total_s for cost in self._group(layer, matrices, layer.kept_bytes, group, devices=1))
             ratios[group[0]] = point.us * 1e-6 / said
         return RatioCurve(list(ratios), list(ratios.values())) if ratios else None

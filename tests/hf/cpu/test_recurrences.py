@@ -7,9 +7,11 @@ import shutil
 
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import normalize as unit
+from transformers import AutoModelForCausalLM
 from transformers.models.bamba.modeling_bamba import (
     causal_conv1d_fn,
     causal_conv1d_update,
@@ -21,8 +23,11 @@ from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule, torch_recurrent_gated_delta_rule
 
-from models import RECURRENT, NoTokenizer, prompts, reference, requests_of, run, with_kernels
+from models import RECURRENT, NoTokenizer, prompts, random_config, reference, requests_of, run, with_kernels
+from vasuki.errors import ModelError
+from vasuki.hf.attention import NAME
 from vasuki.hf.cpu.kernels import CPUKernels
+from vasuki.hf.cpu.packed_linear import PackedLinear
 from vasuki.hf.model import prepare
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
@@ -107,11 +112,12 @@ def test_one_token_of_mamba_2(
     decay = (-torch.rand(heads, 1, 1, generator=random)).expand(-1, channels, numbers)
     b, c = (torch.randn(rows, groups, numbers, generator=random) for _ in range(2))
     skip = torch.randn(heads, 1, generator=random).expand(-1, channels) if skips else None
+    gate = torch.randn(rows, heads, channels, generator=random) if skips else None
     bias = torch.randn(heads, 1, generator=random).expand(-1, channels)
     state = torch.randn(rows, heads, channels, numbers, generator=random)
     theirs = state.clone()
-    expected = mamba2_selective_state_update(theirs, x, dt, decay, b, c, skip, bias, dt_softplus=True)
-    output = kernels.recurrences.mamba_2(_refuse, state, x, dt, decay, b, c, skip, bias, dt_softplus=True)
+    expected = mamba2_selective_state_update(theirs, x, dt, decay, b, c, skip, bias, dt_softplus=True, z=gate)
+    output = kernels.recurrences.mamba_2(_refuse, state, x, dt, decay, b, c, skip, bias, dt_softplus=True, z=gate)
     torch.testing.assert_close((output, state), (expected, theirs), rtol=1e-4, atol=1e-4)
 
 
@@ -250,11 +256,13 @@ def test_a_step_of_a_convolution(
 def test_what_the_kernels_do_not_do_is_left_to_their_twins(kernels: CPUKernels) -> None:
     tokens = torch.ones(1, 2, 1, 4)
     stateless = kernels.recurrences.delta_rule(_answer, tokens, tokens, tokens, tokens[..., 0], tokens[..., 0])
-    with_gate = kernels.recurrences.mamba_2(
-        _answer, torch.ones(1, 1, 4, 4), *[tokens[:, 0]] * 2, torch.ones(1, 4, 4), *[tokens[:, 0]] * 2, z=tokens
+    x, a, b = torch.ones(1, 1, 4), torch.ones(1, 4, 4), torch.ones(1, 1, 4)
+    of_another_type = kernels.recurrences.mamba_2(_answer, torch.ones(1, 1, 4, 4).double(), x, x, a, b, b)
+    of_another_shape = kernels.recurrences.mamba_2(
+        _answer, torch.ones(1, 2, 4, 4), x[..., :1].expand(x.shape), x, a, b, b
     )
     activated = kernels.recurrences.convolution(_answer, tokens, tokens[0, 0], activation="relu")
-    assert stateless == with_gate == activated == "plain"
+    assert stateless == of_another_type == of_another_shape == activated == "plain"
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -267,6 +275,29 @@ def test_greedy_equals_generate(name: str, kernels: CPUKernels) -> None:
     rows, _, _ = run(loaded, requests_of(prompts()), chunk_tokens=20)
     assert rows.outputs == expected
     assert modeling_qwen3_5.torch_recurrent_gated_delta_rule is torch_recurrent_gated_delta_rule
+
+
+def test_small_matrices_beside_products_do_not_keep_kernels_away(kernels: CPUKernels) -> None:
+    """Mamba's decays are one, experts are not."""
+    sizes = dict(hidden_size=256, intermediate_size=512, mamba_d_state=16)
+    for experts, takes in ((1, True), (4, False)):
+        config = random_config("jamba", num_experts=experts, **sizes)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        kernels.take_over(model)
+        assert any(isinstance(module, PackedLinear) for module in model.modules()) == takes
+
+
+def test_a_scan_for_each_head_is_not_told_of_the_states_of_all(kernels: CPUKernels) -> None:
+    """Zamba: it is refused for its shared layers, in a line."""
+    config = transformers.ZambaConfig(
+        vocab_size=99, hidden_size=32, num_hidden_layers=4, layers_block_type=["mamba", "hybrid"] * 2,
+        num_attention_heads=4, num_key_value_heads=4, intermediate_size=48, n_mamba_heads=2, mamba_d_state=8,
+        mamba_dt_rank=4, use_mamba_kernels=False,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval()
+    kernels.take_over(model)
+    with pytest.raises(ModelError, match="cannot serve ZambaForCausalLM"):
+        prepare(model, NoTokenizer(), model.generation_config, "zamba")  # type: ignore[arg-type]
 
 
 def _refuse(*_: object, **__: object) -> None:

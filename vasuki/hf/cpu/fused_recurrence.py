@@ -20,29 +20,32 @@ class FusedRecurrence:
     """A layer's forward, within which kernels have the place of some functions.
 
     Args:
-        forward: the layer's own.
-        kind: of the layer.
+        module: the layer.
+        forward: its own.
         functions: by their names.
     """
 
-    def __init__(self, forward: Function, kind: type[torch.nn.Module], functions: Mapping[str, Function]) -> None:
+    def __init__(self, module: Any, forward: Function, functions: Mapping[str, Function]) -> None:
         self.__wrapped__ = forward  # whose signature this has
-        self._kind = kind
+        self._module = module
         self._functions = functions
 
     def __call__(self, *args: Any, **arguments: Any) -> Any:
-        with in_place(self._kind, self._told_of_before(arguments.get("cache_params"))):
+        with in_place(type(self._module), self._told_of_before(arguments.get("cache_params"))):
             return self.__wrapped__(*args, **arguments)
 
     def _told_of_before(self, cache: Any) -> Mapping[str, Function]:
         """The functions, where one that needs it knows the state that a cache holds of the rows."""
         if cache is None or _FORGETS not in self._functions:
             return self._functions
-        before = cache.get_recurrent_state(self.__wrapped__.__self__.layer_idx)  # type: ignore[attr-defined]
+        layer = cache.layers[self._module.layer_idx]
+        before = layer.recurrent_states[0] if layer.has_previous_state[0] else None
         return {**self._functions, _FORGETS: functools.partial(self._functions[_FORGETS], initial_state=before)}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedRecurrence:
-        return FusedRecurrence(copy.deepcopy(self.__wrapped__, memo), self._kind, self._functions)
+        return FusedRecurrence(
+            copy.deepcopy(self._module, memo), copy.deepcopy(self.__wrapped__, memo), self._functions
+        )
 
 
 def fuse_recurrences(model: torch.nn.Module, kernels: Recurrences) -> None:
@@ -64,4 +67,4 @@ def fuse_recurrences(model: torch.nn.Module, kernels: Recurrences) -> None:
         if names := called_by(kind, known):
             own = inspect.unwrap(kind.forward).__globals__
             functions = {name: functools.partial(known[name], inspect.unwrap(own[name])) for name in names}
-            module.forward = FusedRecurrence(module.forward, kind, functions)
+            module.forward = FusedRecurrence(module, module.forward, functions)

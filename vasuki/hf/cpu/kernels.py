@@ -15,6 +15,8 @@ from vasuki.hf.cpu.packed_linear import LinearKernel, pack_linear_layers
 from vasuki.hf.cpu.recurrences import Recurrences
 from vasuki.hf.cpu.rms_norm import NormKernel, fuse_norms
 
+_FEW = 0.02  # of a model's weights, such as Mamba's decays
+
 
 class CPUKernels(NamedTuple):
     """Those of one compiled library: all of them, or none."""
@@ -46,13 +48,15 @@ class CPUKernels(NamedTuple):
 
 
 def _has_other_matrices(model: torch.nn.Module) -> bool:
-    """Whether a layer that is none of linear, embedding and short convolution holds a matrix in bfloat16."""
-    return any(
-        parameter.dtype is torch.bfloat16 and parameter.dim() > 1
+    """Whether layers that are none of linear, embedding and short convolution hold matrices in bfloat16 that count."""
+    others = sum(
+        parameter.numel()
         for module in model.modules()
         if not isinstance(module, torch.nn.Linear | torch.nn.Embedding | torch.nn.Conv1d)
         for parameter in module.parameters(recurse=False)
+        if parameter.dtype is torch.bfloat16 and parameter.dim() > 1
     )
+    return others > _FEW * sum(parameter.numel() for parameter in model.parameters())
 
 
 def load_cpu_kernels() -> CPUKernels | None:

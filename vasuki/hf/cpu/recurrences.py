@@ -100,7 +100,8 @@ class Recurrences:
         rows, tokens, key_heads, keys = key.shape
         heads, values = value.shape[2:]
         state = _zeros(rows, heads, keys, values) if initial_state is None else initial_state
-        if not output_final_state or not _lies_plainly(state) or max(keys, values) > self._most_in_head:
+        fits = _lies_plainly(state, rows, heads, keys, values) and max(keys, values) <= self._most_in_head
+        if not output_final_state or not fits:
             options = dict(output_final_state=output_final_state, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel)
             result: tuple[torch.Tensor, torch.Tensor | None] = plain(
                 query, key, value, g=g, beta=beta, initial_state=initial_state, **options, **others
@@ -130,18 +131,19 @@ class Recurrences:
         **others: Any,
     ) -> torch.Tensor:
         """One token of each row: state `[rows, heads, channels, numbers]`, hidden_states and dt `[rows, heads,
-        channels]`, a `[heads, channels, numbers]`, b and c `[rows, groups, numbers]`, d and dt_bias `[heads, channels]`
-        -> output like hidden_states."""
+        channels]`, a `[heads, channels, numbers]`, b and c `[rows, groups, numbers]`, d and dt_bias `[heads,
+        channels]`, z and output like hidden_states."""
         by_head = _repeats(dt, 2) and _repeats(a, 1) and _repeats(a, 2) and (dt_bias is None or _repeats(dt_bias, 1))
-        if not by_head or not _lies_plainly(state) or z is not None:
+        if not by_head or not _lies_plainly(state, *hidden_states.shape, b.shape[-1]):
             options = dict(dt_bias=dt_bias, dt_softplus=dt_softplus, z=z)
             result: torch.Tensor = plain(state, hidden_states, dt, a, b, c, d, **options, **others)
             return result
         step = _time_steps(dt[..., 0], None if dt_bias is None else dt_bias[:, 0], dt_softplus)
         x, step, b, c = (tensor.unsqueeze(1) for tensor in (hidden_states, step, b, c))
         output = self._mamba_2_tokens(state, x, step, b, c, a[:, 0, 0]).squeeze(1)
-        skipped = output if d is None else output + hidden_states.float() * d.float()
-        return skipped.to(hidden_states.dtype)
+        if d is not None:
+            output += hidden_states.float() * d.float()
+        return (output if z is None else output * silu(z.float())).to(hidden_states.dtype)
 
     def mamba_2_prompts(
         self,
@@ -167,7 +169,7 @@ class Recurrences:
         and the states if they are asked for."""
         (rows, _, heads, channels), numbers = hidden_states.shape, b.shape[-1]
         states = _zeros(rows, heads, channels, numbers) if initial_states is None else initial_states
-        if not _lies_plainly(states) or z is not None:
+        if not _lies_plainly(states, rows, heads, channels, numbers) or z is not None:
             options = dict(dt_bias=dt_bias, initial_states=initial_states, dt_softplus=dt_softplus, dt_limit=dt_limit)
             result: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = plain(
                 hidden_states, dt, a, b, c, chunk_size=chunk_size, D=D, z=z, return_final_states=return_final_states,
@@ -197,7 +199,7 @@ class Recurrences:
     ) -> torch.Tensor:
         """One token of each row: state `[rows, channels, numbers]`, hidden_states, dt and z `[rows, channels]`, a
         `[channels, numbers]`, b and c `[rows, numbers]`, d and dt_bias `[channels]` -> output like hidden_states."""
-        if not _lies_plainly(state) or not dt_softplus or a.max() > 0:
+        if not _lies_plainly(state, *hidden_states.shape, a.shape[-1]) or not dt_softplus or a.max() > 0:
             options = dict(dt_bias=dt_bias, dt_softplus=dt_softplus, z=z)
             result: torch.Tensor = plain(state, hidden_states, dt, a, b, c, d, **options, **others)
             return result
@@ -227,16 +229,19 @@ class Recurrences:
         tokens]`, D and delta_bias `[channels]`, state `[rows, channels, numbers]` -> output like hidden_states, and the
         state if it is asked for.
 
-        The plain twin begins anew whatever came before, and so does this where it is left to that.
+        The plain twin begins anew whatever came before, and so does this where it is left to that, or where the state
+        has another shape.
         """
+        (rows, channels, _), numbers = hidden_states.shape, b.shape[1]
         if not delta_softplus or a.max() > 0:
             options = dict(delta_bias=delta_bias, delta_softplus=delta_softplus, return_last_state=return_last_state)
             result: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = plain(
                 hidden_states, dt, a, b, c, D=D, z=z, **options, **others
             )
             return result
-        (rows, channels, _), numbers = hidden_states.shape, b.shape[1]
-        state = _zeros(rows, channels, numbers) if initial_state is None else initial_state.float().contiguous()
+        if initial_state is None or initial_state.shape != (rows, channels, numbers):
+            initial_state = _zeros(rows, channels, numbers)
+        state = initial_state.float().contiguous()
         output = self._mamba_tokens(state, hidden_states, dt, delta_bias, a, b, c, D, z).to(hidden_states.dtype)
         return (output, state) if return_last_state else output
 
@@ -278,7 +283,7 @@ class Recurrences:
             return result
         x, weights = (tensor.float().contiguous() for tensor in (hidden_states.transpose(1, 2), weight.t()))
         rows, tokens, channels = x.shape
-        bias = None if bias is None else bias.float()
+        bias = None if bias is None else bias.float().contiguous()
         output = torch.empty_like(x)
         pointers = [None if tensor is None else tensor.data_ptr() for tensor in (x, weights, bias, output)]
         self._convolution(_Convolution(*pointers, rows, tokens, channels, len(weights), activation is not None))
@@ -297,14 +302,15 @@ class Recurrences:
         """One token of each row: hidden_states `[rows, channels, 1]`, conv_state `[rows, channels, width]`, weight
         `[channels, width]`, bias `[channels]` -> the same as hidden_states, and the state has moved up."""
         rows, channels, tokens = hidden_states.shape
-        fits = tokens == 1 and conv_state.shape[-1] == weight.shape[-1] and _lies_plainly(conv_state)
+        width = weight.shape[-1]
+        fits = tokens == 1 and _lies_plainly(conv_state, rows, channels, width)
         if not fits or activation not in _ACTIVATIONS:
             result: torch.Tensor = plain(hidden_states, conv_state, weight, bias, activation, **others)
             return result
         given = [None if each is None else each.float().contiguous() for each in (hidden_states, weight, bias)]
         output = torch.empty(rows, channels, 1)
         pointers = [None if each is None else each.data_ptr() for each in (*given, conv_state, output)]
-        sizes = (rows, channels, weight.shape[-1], activation is not None)
+        sizes = (rows, channels, width, activation is not None)
         self._convolution_step(_ConvolutionStep(*pointers, *sizes))
         return output.to(hidden_states.dtype)
 
@@ -343,8 +349,8 @@ def _function(function: Any, kind: type[ctypes.Structure]) -> Function:
     return cast(Function, function)
 
 
-def _lies_plainly(state: torch.Tensor) -> bool:
-    return state.dtype is torch.float32 and state.device.type == "cpu" and state.is_contiguous()
+def _lies_plainly(state: torch.Tensor, *shape: int) -> bool:
+    return state.shape == shape and state.dtype is torch.float32 and state.is_contiguous()
 
 
 def _repeats(tensor: torch.Tensor, dim: int) -> bool:

@@ -274,7 +274,7 @@ class _Profiler:
         try:
             config = AutoConfig.from_pretrained(self.folder).get_text_config()
             return measure_recurrent(self.bench, config)
-        except (Unsupported, AttributeError, TypeError, LookupError, StopIteration, ValueError, OSError) as error:
+        except (Unsupported, AttributeError, TypeError, LookupError, ValueError, OSError, RuntimeError) as error:
             log.warning("recurrent layers are not measured, since none runs by itself: %s", one_line(error))
             return None
 

@@ -40,7 +40,7 @@ def measure_recurrent(bench: Bench, config: Any) -> RecurrentPoints | None:
             calls.append(call)
     return RecurrentPoints(
         matrices=tuple((matrix.k, matrix.n) for matrix in shape.matrices),
-        conv_size=shape.conv_size,
+        row_bytes=sum(state.num_bytes for state in layers[0].states),
         state_size=shape.state_size,
         dtype=dtype_name(bench.dtype),
         points=tuple(
@@ -71,7 +71,7 @@ def _copies(bench: Bench, config: Any) -> list[RecurrentLayer]:
 
 def _has_convolution(module: torch.nn.Module) -> bool:
     """All recurrent layers have one, and nothing else in a language model has."""
-    return any(isinstance(each, torch.nn.Conv1d) for each in module.modules())
+    return any(isinstance(each, torch.nn.Conv1d) for each in module.children())
 
 
 def _call(bench: Bench, first: RecurrentLayer, rows: int, tokens: int, turns: Any) -> Call:

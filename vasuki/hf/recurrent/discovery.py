@@ -26,7 +26,7 @@ def take_over(model: Any) -> RecurrentLayers:
     Raises Unsupported if they cannot, as those that keep their state elsewhere than in transformers' cache.
     """
     try:
-        return RecurrentLayers(tuple(RecurrentLayer(*each) for each in _observed(model)))
+        return RecurrentLayers(tuple([RecurrentLayer(*each) for each in _observed(model)]))
     except (AttributeError, TypeError, LookupError, StopIteration, ValueError) as error:
         raise Unsupported(f"its layers keep their state in a way of their own ({one_line(error)})") from error
 
