@@ -5,21 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hybrid import HYBRID
 
 from vasuki.cost_model import CostModel, OperatorModel
 from vasuki.cost_model.recurrent import RecurrentModel
 from vasuki.cost_model.rooflines import OperatorCost
 from vasuki.layout import Layout
-from vasuki.model_config import shape_from_config
 from vasuki.profile import Measured, RecurrentPoint, RecurrentPoints
 from vasuki.profile_files import find_profile
 
-HYBRID = shape_from_config(
-    dict(model_type="qwen3_5_text", vocab_size=248320, hidden_size=4096, intermediate_size=12288, num_hidden_layers=32,
-         head_dim=256, num_attention_heads=16, num_key_value_heads=4, full_attention_interval=4,
-         linear_conv_kernel_dim=4, linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=16,
-         linear_num_value_heads=32, max_position_embeddings=65536)
-)  # fmt: skip
 CARD = find_profile("a40").datasheet_only()
 COST = CostModel(HYBRID, CARD)
 

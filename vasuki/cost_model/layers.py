@@ -73,9 +73,8 @@ class LayerModel:
         """Matmuls and elementwise operators of a part's layers. Only sampled tokens pass the model's last MLP."""
         num_tokens = work.num_tokens
         linear, elementwise = [cost.scaled(part.layers) for cost in self.linear(num_tokens)]
-        if self._recurrent:
-            matmuls, between = [cost.scaled(part.layers / self._shape.num_layers) for cost in self.recurrent(work)]
-            linear, elementwise = linear + matmuls, elementwise + between
+        matmuls, between = [cost.scaled(part.layers / self._shape.num_layers) for cost in self.recurrent(work)]
+        linear, elementwise = linear + matmuls, elementwise + between
         if part.head:
             in_step = self.in_step(num_tokens)
             for tokens, times in ((num_tokens, -1), (min(num_tokens, max(1, work.num_samples)), 1)):

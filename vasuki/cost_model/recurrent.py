@@ -15,7 +15,7 @@ from vasuki.cost_model.sharding import local_matrix
 from vasuki.cost_model.work import StepWork
 from vasuki.layout import Layout
 from vasuki.model_shape import DTYPE_BYTES, Matrix, ModelShape, Recurrent
-from vasuki.profile import HardwareProfile, RecurrentPoint
+from vasuki.profile import HardwareProfile, RecurrentPoints
 
 Group = tuple[float, int]  # tokens, and rows that they belong to
 
@@ -38,10 +38,7 @@ class RecurrentModel:
         self._decode_ratio: RatioCurve | None = None
         self._chunk_ratio: RatioCurve | None = None
         if measured and DTYPE_BYTES.get(measured.dtype) == self._item:
-            matrices = tuple(Matrix("measured", k, n) for k, n in measured.matrices)
-            layer = Recurrent(1, matrices, 0, measured.state_size, self._layer.kernels, measured.row_bytes)
-            self._decode_ratio = self._ratio(layer, [point for point in measured.points if point.tokens == 1])
-            self._chunk_ratio = self._ratio(layer, [point for point in measured.points if point.tokens > 1])
+            self._decode_ratio, self._chunk_ratio = (self._ratio(measured, of_decodes) for of_decodes in (True, False))
 
     def step(self, work: StepWork) -> tuple[OperatorCost, OperatorCost]:
         """Matmuls of all recurrent layers, and what is between them."""
@@ -68,11 +65,14 @@ class RecurrentModel:
         moved = 2 * rows * row_bytes + tokens * layer.numbers_per_token * self._item
         return matmuls, self._operators.recurrence(flops / devices, moved / devices, layer.kernels)
 
-    def _ratio(self, layer: Recurrent, points: list[RecurrentPoint]) -> RatioCurve | None:
-        """What a layer takes over what is said here, by the tokens of a group."""
-        matrices, ratios = [(matrix.k, matrix.n) for matrix in layer.matrices], {}
-        for point in sorted(points, key=lambda point: point.sequences * point.tokens):
-            group = float(point.sequences * point.tokens), point.sequences
-            said = sum(cost.total_s for cost in self._group(layer, matrices, layer.kept_bytes, group, devices=1))
-            ratios[group[0]] = point.us * 1e-6 / said
+    def _ratio(self, measured: RecurrentPoints, of_decodes: bool) -> RatioCurve | None:
+        """What the measured layer takes over what is said here, by the tokens of a group."""
+        matrices = tuple(Matrix("measured", k, n) for k, n in measured.matrices)
+        layer = Recurrent(1, matrices, 0, measured.state_size, self._layer.kernels)
+        ratios: dict[float, float] = {}
+        for point in sorted(measured.points, key=lambda point: point.sequences * point.tokens):
+            if (point.tokens == 1) == of_decodes:
+                group = float(point.sequences * point.tokens), point.sequences
+                costs = self._group(layer, measured.matrices, measured.row_bytes, group, devices=1)
+                ratios[group[0]] = point.us * 1e-6 / sum(cost.total_s for cost in costs)
         return RatioCurve(list(ratios), list(ratios.values())) if ratios else None

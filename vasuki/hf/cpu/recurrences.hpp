@@ -92,7 +92,7 @@ struct DeltaRule {
           for (int64_t t = 0; t < count; ++t) prepare(row * tokens + first + t, head, together[t]);
           for (int64_t column = 0; column < values; column += COLUMNS) {
             float* state = states + (row * heads + head) * keys * values + column;
-            if (values - column >= COLUMNS)
+            if (values - column >= COLUMNS)  // whole vectors, as the compiler sees
               for (int64_t t = 0; t < count; ++t) update<VECTORS>(together[t], state, column, COLUMNS);
             else
               for (int64_t t = 0; t < count; ++t) update<VECTORS>(together[t], state, column, values - column);

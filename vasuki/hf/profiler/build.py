@@ -54,6 +54,10 @@ from vasuki.units import percent_text
 
 log = logging.getLogger(__name__)
 
+# What layers that cannot be built or run outside of their model raise.
+_NOT_ALONE = (
+    Unsupported, AttributeError, TypeError, LookupError, ValueError, OSError, RuntimeError, StopIteration,
+)  # fmt: skip
 _FLOAT_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _PEAK_SIZES = {"cpu": (256, 768), "cuda": (2048, 8192)}
 _LOAD_SIZE = 8192  # of the matmul that shows the power under load
@@ -274,7 +278,7 @@ class _Profiler:
         try:
             config = AutoConfig.from_pretrained(self.folder).get_text_config()
             return measure_recurrent(self.bench, config)
-        except (Unsupported, AttributeError, TypeError, LookupError, ValueError, OSError, RuntimeError) as error:
+        except _NOT_ALONE as error:
             log.warning("recurrent layers are not measured, since none runs by itself: %s", one_line(error))
             return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -13,7 +12,7 @@ from transformers.cache_utils import DynamicCache
 from vasuki.errors import one_line
 from vasuki.hf.attention import Unsupported
 from vasuki.hf.probe import observe
-from vasuki.hf.recurrent.layers import CACHE_NAMES, RecurrentLayer, RecurrentLayers, State
+from vasuki.hf.recurrent.layers import CACHE_NAMES, RecurrentLayer, RecurrentLayers, State, cache_name
 
 # A module, which layer it is, what it keeps of a row, and what it was given.
 _Seen: TypeAlias = tuple[torch.nn.Module, int, list[State], torch.Tensor]
@@ -35,18 +34,16 @@ def take_over(model: Any) -> RecurrentLayers:
 def take_over_alone(module: Any, config: Any, tokens: torch.Tensor) -> RecurrentLayer:
     """The same for one recurrent layer of a model with that config, tried with `[1, tokens, hidden_size]`."""
     cache = _ObservedCache(config)
-    names = inspect.signature(module.forward).parameters
     with _noting(cache, [module]):
-        module(tokens, **{next(name for name in CACHE_NAMES if name in names): cache})
+        module(tokens, **{cache_name(module.forward): cache})
     return RecurrentLayer(*next(iter(_seen(cache))))
 
 
 def _observed(model: Any) -> list[_Seen]:
     """The modules that keep a state, seen by running the model on a few tokens."""
     cache = _ObservedCache(model.config)
-    names = inspect.signature(model.forward).parameters
     with _noting(cache, [module for module in model.modules() if hasattr(module, "layer_idx")]):
-        observe(model, **{next(name for name in reversed(CACHE_NAMES) if name in names): cache})
+        observe(model, **{cache_name(model.forward, CACHE_NAMES[::-1]): cache})
     return _seen(cache)
 
 

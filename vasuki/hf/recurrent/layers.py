@@ -19,6 +19,12 @@ from vasuki.hf.recurrent.functions import Function, by_torch
 CACHE_NAMES = ("cache_params", "past_key_values")  # what layers and models call the cache that they are given
 
 
+def cache_name(function: Function, names: Sequence[str] = CACHE_NAMES) -> str:
+    """The first of the names by which a function takes a cache. Raises StopIteration if there is none."""
+    taken = inspect.signature(function).parameters
+    return next(name for name in names if name in taken)
+
+
 class State(NamedTuple):
     """One tensor of what a layer keeps of a row."""
 
@@ -65,8 +71,7 @@ class RecurrentLayer:
         self._module = module
         before = getattr(module.forward, "__self__", None)  # of a model that is prepared again
         self._plain: Function = before._plain if isinstance(before, RecurrentLayer) else module.forward
-        names = inspect.signature(self._plain).parameters
-        self._cache_name = next(name for name in CACHE_NAMES if name in names)
+        self._cache_name = cache_name(self._plain)
         self._tensors: list[torch.Tensor] = []  # of the step under way, each `[num_slots, ...]`
         self._groups: Sequence[Group] = ()
         self.continues = self._continues(tokens)
