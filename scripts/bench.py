@@ -30,11 +30,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import yaml
 
-from vasuki.hf import attention, executor  # before torch, as in a run: it sets up the threads
-from vasuki.hf.cpu import paged_attention
-from vasuki.hf.cpu.paged_attention import PagedKernel
-from vasuki.scheduler import Scheduler
-from vasuki.stolen_time import StolenTime
+from vasuki.engine.scheduler import Scheduler
+from vasuki.hf import ragged_executor
+from vasuki.hf.attention import ragged_attention
+from vasuki.hf.kernels import paged_attention
+from vasuki.hf.kernels.paged_attention import PagedKernel
+from vasuki.machines.stolen_time import StolenTime
 
 import torch  # isort: skip
 
@@ -91,8 +92,8 @@ def _bench(options: argparse.Namespace, workload: Path) -> dict[str, Any]:
 
 def _run(options: argparse.Namespace, workload: Path) -> dict[str, Any]:
     """The manifest of one run in this process."""
-    from vasuki.config import load_job
-    from vasuki.job import run_job
+    from vasuki.base.config import load_job
+    from vasuki.commands.run import run_job
 
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job.yaml")
@@ -117,10 +118,10 @@ class _Clocks:
         self._callbacks: list[Any] = []
 
     def __enter__(self) -> _Clocks:
-        self._watch(attention, "attend", "attention")
-        self._watch(executor.RaggedExecutor, "_logits", "forward")
-        self._watch(executor, "build_inputs", "inputs")
-        self._watch(executor, "sample", "sampling")
+        self._watch(ragged_attention, "attend", "attention")
+        self._watch(ragged_executor.RaggedExecutor, "_logits", "forward")
+        self._watch(ragged_executor, "build_inputs", "inputs")
+        self._watch(ragged_executor, "sample", "sampling")
         self._watch(Scheduler, "schedule", "scheduling")
         self._watch(Scheduler, "advance", "scheduling")
         self._watch(Scheduler, "settle", "scheduling")
@@ -176,9 +177,9 @@ def _run_peer(command: str, workload: Path) -> float:
 
 def _floor_s(model: str, workload: Path, steps: int, kv_dtype: str) -> float:
     """Seconds that the workload's arithmetic and memory traffic take at this machine's best rates."""
-    from vasuki.hf.cpu.kernels import load_cpu_kernels
-    from vasuki.hf.model import resolve_dtype
-    from vasuki.model_config import shape_from_config
+    from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
+    from vasuki.hf.loading.load_model import resolve_dtype
+    from vasuki.models.config_json import shape_from_config
 
     shape = shape_from_config(Path(model))
     dtype = resolve_dtype("auto", getattr(torch, shape.dtype), torch.device("cpu"), load_cpu_kernels())

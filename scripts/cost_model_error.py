@@ -21,10 +21,10 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from vasuki.cost_model import OperatorModel
-from vasuki.named_models import named_shape
-from vasuki.profile import ElementwiseOperator, ElementwisePoints, HardwareProfile, MatmulPoints, Measured
-from vasuki.profile_files import find_profile
+from vasuki.machines.cost_model import OperatorModel
+from vasuki.machines.profile import ElementwiseOperator, ElementwisePoints, HardwareProfile, MatmulPoints, Measured
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.named import named_shape
 
 MODEL, DTYPE = "llama-2-7b", "float16"
 CARDS = ("a100", "h100")

@@ -1,4 +1,7 @@
-"""Write docs/job.md, the reference of job.yaml, from the descriptions in vasuki.config: job_reference.py [--check]."""
+"""Write docs/job.md, the reference of job.yaml, from the descriptions in vasuki.base.config.
+
+job_reference.py [--check]
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from vasuki.config import JobConfig, parse_bytes
+from vasuki.base.config import JobConfig, parse_bytes
 
 SIZE = "size"
 _NAMES = {str: "text", bool: "`true`, `false`", int: "whole number", float: "number"}

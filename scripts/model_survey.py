@@ -28,11 +28,11 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from vasuki.errors import ModelError, one_line
-from vasuki.hf.attention import NAME
-from vasuki.hf.cpu.kernels import load_cpu_kernels
-from vasuki.hf.model import prepare
-from vasuki.model_config import shape_from_config
+from vasuki.base.errors import ModelError, one_line
+from vasuki.hf.attention.ragged_attention import NAME
+from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
+from vasuki.hf.loading.load_model import prepare
+from vasuki.models.config_json import shape_from_config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "hf"))
 tiny: Any = importlib.import_module("models")  # the random models of the golden tests, and how they are run

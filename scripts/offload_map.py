@@ -23,17 +23,17 @@ from typing import Any
 
 import numpy as np
 
-from vasuki.config import Column, EngineConfig, KVConfig, PlanConfig
-from vasuki.cost_model import CostModel
+from vasuki.base.config import Column, EngineConfig, KVConfig, PlanConfig
 from vasuki.lengths import Lengths
-from vasuki.model_shape import ModelShape
-from vasuki.named_models import named_shape
+from vasuki.machines.cost_model import CostModel
+from vasuki.machines.memory_budget import memory_budget
+from vasuki.machines.profile import HardwareProfile, Link, LinkPoint
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.named import named_shape
+from vasuki.models.shape import ModelShape
 from vasuki.plan import OffloadMode, Plan
 from vasuki.planner import OFFLOAD_MODES, make_plan
-from vasuki.planner.memory_budget import memory_budget
-from vasuki.planner.offload_policy import LayerTraffic, choose_stream
-from vasuki.profile import HardwareProfile, Link, LinkPoint
-from vasuki.profile_files import find_profile
+from vasuki.planner.offload.algorithms import LayerTraffic, choose_stream
 from vasuki.simulator import Simulated, simulate_plan
 
 GIB = 2**30

@@ -26,13 +26,13 @@ from pathlib import Path
 
 import numpy as np
 
-from vasuki.config import Column, EngineConfig, PlanConfig
+from vasuki.base.config import Column, EngineConfig, PlanConfig
+from vasuki.base.units import duration
 from vasuki.lengths import Lengths, read_lengths
-from vasuki.named_models import named_shape
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.named import named_shape
 from vasuki.planner import make_plan
-from vasuki.profile_files import find_profile
 from vasuki.simulator import Simulated, simulate_plan
-from vasuki.units import duration
 
 MODEL = "llama-3-8b"
 CARDS = ("a10", "a40", "rtx4090")

@@ -33,11 +33,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from vasuki.config import load_job
-from vasuki.errors import VasukiError
+from vasuki.base.config import load_job
+from vasuki.base.errors import VasukiError
+from vasuki.commands.run import run_job
 from vasuki.hf.profiler import profile_machine, write_profile
-from vasuki.job import run_job
-from vasuki.model_config import shape_from_config
+from vasuki.models.config_json import shape_from_config
 
 FULL_CONTEXT = 2048  # tokens that the lengths below are made for
 JOBS = ("summaries", "translations", "mixed")

@@ -21,7 +21,7 @@ import reproduce_sarathi
 import reproduce_vasuki
 from reproduce_table import Options, Table
 
-from vasuki.errors import VasukiError
+from vasuki.base.errors import VasukiError
 
 QUICK = 0.1  # of the requests
 CLAIMS: dict[str, Callable[[Options], Table]] = {

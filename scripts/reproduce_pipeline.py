@@ -23,18 +23,18 @@ from statistics import median
 from reproduce_table import Options, Table
 from zipf_lengths import LONGEST, REQUESTS, zipf_lengths
 
-from vasuki.batch import Batch
-from vasuki.blocks import BlockPool
-from vasuki.cost_model import CostModel
-from vasuki.layout import Layout
+from vasuki.engine.batch import Batch
+from vasuki.engine.blocks import BlockPool
+from vasuki.engine.policy import find_policy
+from vasuki.engine.scheduler import Limits, Scheduler
+from vasuki.engine.sequence import Request, Sequence
 from vasuki.lengths import Lengths
-from vasuki.named_models import named_shape
+from vasuki.machines.cost_model import CostModel
+from vasuki.machines.memory_budget import memory_budget
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.layout import Layout
+from vasuki.models.named import named_shape
 from vasuki.plan import EngineSettings
-from vasuki.planner.memory_budget import memory_budget
-from vasuki.policy import find_policy
-from vasuki.profile_files import find_profile
-from vasuki.scheduler import Limits, Scheduler
-from vasuki.sequence import Request, Sequence
 from vasuki.simulator import PipelineResult, simulate_pipelines
 
 CHUNK_TOKENS, BLOCK_TOKENS = 256, 16

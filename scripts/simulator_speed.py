@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from vasuki.engine.policy import POLICIES
 from vasuki.lengths import OUTPUT_COLUMN, PROMPT_COLUMN, Ints, read_lengths
-from vasuki.policy import POLICIES
 
 JOBS = {  # name -> (lengths, options)
     "summaries, A10": ("summaries", "--gpu a10"),

@@ -25,17 +25,17 @@ import torch
 import transformers
 from accelerate.hooks import attach_align_device_hook
 
-from vasuki.engine import drain
-from vasuki.hf import attention
-from vasuki.hf.executor import build_executor
-from vasuki.hf.model import LoadedModel, prepare
-from vasuki.hf.offload import StreamedLayers, ThreadCopyEngine
-from vasuki.hf.tokenizer import Tokenizer
-from vasuki.hf.weights import decoder_layers, place_weights
+from vasuki.engine.loop import drain
+from vasuki.engine.policy import find_policy
+from vasuki.engine.scheduler import Limits
+from vasuki.engine.sequence import Request, SamplingParams, Sequence
+from vasuki.hf.attention import ragged_attention
+from vasuki.hf.kv.kv_mover import StreamedLayers, ThreadCopyEngine
+from vasuki.hf.loading.load_model import LoadedModel, prepare
+from vasuki.hf.loading.tokenizer import Tokenizer
+from vasuki.hf.loading.weights import decoder_layers, place_weights
+from vasuki.hf.ragged_executor import build_executor
 from vasuki.plan import EngineSettings
-from vasuki.policy import find_policy
-from vasuki.scheduler import Limits
-from vasuki.sequence import Request, SamplingParams, Sequence
 
 VOCAB = 2000
 BLOCK_TOKENS = 32
@@ -129,7 +129,11 @@ def random_model(layers: int, hidden: int, dtype: torch.dtype) -> Any:
         vocab_size=VOCAB, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=layers,
         num_attention_heads=hidden // 64, num_key_value_heads=hidden // 128, max_position_embeddings=1024,
     )  # fmt: skip
-    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME).eval().to(dtype)
+    return (
+        transformers.AutoModelForCausalLM.from_config(config, attn_implementation=ragged_attention.NAME)
+        .eval()
+        .to(dtype)
+    )
 
 
 def prepared(model: Any, device: torch.device) -> LoadedModel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vasuki.model_config import shape_from_config
+from vasuki.models.config_json import shape_from_config
 
 HYBRID = shape_from_config(  # of 9 billion parameters: a state is as large as the KV of 1,584 tokens
     dict(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from vasuki.cli import main
-from vasuki.io.output_folder import OutputFolder
+from vasuki.commands.cli import main
+from vasuki.io.output.output_folder import OutputFolder
 
 PLAN_FIELDS = {
     "gpu", "requests", "prompt_tokens", "output_tokens_estimate", "makespan_s", "lower_bound_s", "gap", "solver",
@@ -228,7 +228,7 @@ def test_every_command_explains_itself_with_an_example() -> None:
 
 def test_forecasts_need_no_torch(lengths: Path) -> None:
     code = (
-        "import sys; from vasuki.cli import main\n"
+        "import sys; from vasuki.commands.cli import main\n"
         f"main(['plan', {str(lengths)!r}, '--set', 'model.shape=llama-3-8b', '--gpu', 'a10'], standalone_mode=False)\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vasuki.batch import Batch, ScheduledChunk, Swap
-from vasuki.cost_model import (
+from vasuki.base.errors import ModelError, ProfileError
+from vasuki.engine.batch import Batch, ScheduledChunk, Swap
+from vasuki.engine.sequence import Request, Sequence
+from vasuki.machines.cost_model import (
     Copies,
     CostModel,
     OperatorModel,
@@ -18,13 +20,11 @@ from vasuki.cost_model import (
     roofline,
     windowed_causal_pairs,
 )
-from vasuki.errors import ModelError, ProfileError
-from vasuki.layout import Layout
-from vasuki.model_shape import ModelShape
-from vasuki.named_models import named_shape
-from vasuki.profile import AttentionPoint, AttentionPoints, HardwareProfile, InStep, Measured
-from vasuki.profile_files import find_profile
-from vasuki.sequence import Request, Sequence
+from vasuki.machines.profile import AttentionPoint, AttentionPoints, HardwareProfile, InStep, Measured
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.layout import Layout
+from vasuki.models.named import named_shape
+from vasuki.models.shape import ModelShape
 
 LLAMA = named_shape("llama-3-8b")
 TINY = replace(LLAMA, num_layers=4)

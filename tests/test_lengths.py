@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vasuki.errors import InputError
+from vasuki.base.errors import InputError
 from vasuki.lengths import Lengths, read_lengths
 
 

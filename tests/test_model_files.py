@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vasuki.config import ModelConfig
-from vasuki.errors import ModelError
-from vasuki.model_files import description_folder
+from vasuki.base.config import ModelConfig
+from vasuki.base.errors import ModelError
+from vasuki.models.files import description_folder
 
 DATES = Path(__file__).parent.parent / "models" / "dates"
 COMMIT = "0123456789" * 4

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from vasuki.errors import ModelError
-from vasuki.layout import Layout
-from vasuki.model_config import shape_from_config
-from vasuki.named_models import NAMED_CONFIGS, named_shape
+from vasuki.base.errors import ModelError
+from vasuki.models.config_json import shape_from_config
+from vasuki.models.layout import Layout
+from vasuki.models.named import NAMED_CONFIGS, named_shape
 
 # As the models' own pages and checkpoints count them.
 PARAMETERS = {

@@ -27,7 +27,7 @@ from scripts.offload_map import (
     targets,
     translations,
 )
-from vasuki.named_models import named_shape
+from vasuki.models.named import named_shape
 
 SHAPE = named_shape("llama-3-8b")
 

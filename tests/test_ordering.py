@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vasuki.config import Column, Quantile
-from vasuki.cost_model import CostModel
+from vasuki.base.config import Column, Quantile
+from vasuki.engine.policy import POLICIES
+from vasuki.engine.scheduler import Limits
+from vasuki.engine.sequence import Request, Sequence
 from vasuki.lengths import Lengths
-from vasuki.named_models import named_shape
+from vasuki.machines.cost_model import CostModel
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.named import named_shape
 from vasuki.ordering import FIRST_ROWS, Capacity, PlannedOrder, order_requests, solve_order
 from vasuki.output_length import ENOUGH_ROWS, OutputLengths
 from vasuki.plan import EngineSettings
-from vasuki.policy import POLICIES
-from vasuki.profile_files import find_profile
-from vasuki.scheduler import Limits
-from vasuki.sequence import Request, Sequence
 from vasuki.simulator import simulate
 
 CAPACITY = Capacity(kv_tokens=4000, max_num_seqs=32, chunk_tokens=256, block_tokens=16)

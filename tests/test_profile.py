@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vasuki.errors import ProfileError
-from vasuki.profile_files import available_profiles, find_profile, load_profile, profile_for_device
+from vasuki.base.errors import ProfileError
+from vasuki.machines.profile_files import available_profiles, find_profile, load_profile, profile_for_device
 
 PROFILES = Path(__file__).resolve().parent.parent / "profiles"
 PROMISED = ["a10", "a100", "a40", "cpu", "gh200", "h100", "h100-pcie", "h200", "l4", "rtx-a6000", "rtx4090"]

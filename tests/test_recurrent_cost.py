@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from hybrid import HYBRID
 
-from vasuki.cost_model import CostModel, OperatorModel
-from vasuki.cost_model.recurrent import RecurrentModel
-from vasuki.cost_model.rooflines import OperatorCost
-from vasuki.layout import Layout
-from vasuki.profile import Measured, RecurrentPoint, RecurrentPoints
-from vasuki.profile_files import find_profile
+from vasuki.machines.cost_model import CostModel, OperatorModel
+from vasuki.machines.cost_model.recurrent import RecurrentModel
+from vasuki.machines.cost_model.rooflines import OperatorCost
+from vasuki.machines.profile import Measured, RecurrentPoint, RecurrentPoints
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.layout import Layout
 
 CARD = find_profile("a40").datasheet_only()
 COST = CostModel(HYBRID, CARD)

@@ -20,7 +20,7 @@ import yaml
 from click.testing import CliRunner, Result
 from tiny import WORDS, job_tree
 
-from vasuki.cli import main
+from vasuki.commands.cli import main
 
 Job = Callable[..., Path]
 
@@ -230,7 +230,7 @@ def test_rows_whose_prompts_are_computed_ahead_are_counted(job: Job, tmp_path: P
 
 def test_a_model_larger_than_its_card_runs_with_weights_on_the_host(job: Job, tmp_path: Path, deep_model: Path) -> None:
     """The plan is for a card of 14 MiB; only here the memory of the real device is another."""
-    from vasuki.profile_files import find_profile
+    from vasuki.machines.profile_files import find_profile
 
     card = find_profile("a10").model_copy(update={"name": "small", "memory_mib": 14})
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(card.model_dump(mode="json", exclude={"measured"})))
@@ -410,9 +410,9 @@ def test_bad_rows_become_error_rows_and_the_job_goes_on(job: Job) -> None:
 
 def test_the_share_of_failed_rows_is_counted_as_written(tmp_path: Path) -> None:
     """29 of 100 rows are no more than 0.29, though the float 0.29 is less than that."""
-    from vasuki.errors import TooManyRowErrors
-    from vasuki.io.manifest import Manifest, RowCounts
-    from vasuki.job import Outcome
+    from vasuki.base.errors import TooManyRowErrors
+    from vasuki.commands.run import Outcome
+    from vasuki.io.output.manifest import Manifest, RowCounts
 
     for share in range(100):
         fraction = float(f"0.{share:02d}")
@@ -583,30 +583,30 @@ def test_rows_that_do_not_fit_become_error_rows_even_if_no_other_is_left(job: Jo
 
 def test_the_plan_counts_every_sample(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is made from the first 50 requests, and from the other samples of the last one's row."""
-    import vasuki.job
-    import vasuki.workload
+    import vasuki.commands.run
+    import vasuki.commands.workload
 
     rows = [{**row, "n": 1 + 2 * (i % 2)} for i, row in enumerate(texts(60))]
     path = job(rows, sampling={"max_tokens": 2, "n": {"column": "n"}})
-    monkeypatch.setattr(vasuki.workload, "COUNTED_REQUESTS", 50)
-    monkeypatch.setattr(vasuki.job, "PLANNED_REQUESTS", 50)
+    monkeypatch.setattr(vasuki.commands.workload, "COUNTED_REQUESTS", 50)
+    monkeypatch.setattr(vasuki.commands.run, "PLANNED_REQUESTS", 50)
     (plan,) = json.loads(CliRunner().invoke(main, ["plan", str(path), "--json"]).stdout)
     assert plan["requests"] == 120
     planned: list[int] = []
-    make_plan = vasuki.job.make_plan
+    make_plan = vasuki.commands.run.make_plan
 
     def spy(lengths: Any, *arguments: Any, **options: Any) -> Any:
         planned.append(len(lengths))
         return make_plan(lengths, *arguments, **options)
 
-    monkeypatch.setattr(vasuki.job, "make_plan", spy)
+    monkeypatch.setattr(vasuki.commands.run, "make_plan", spy)
     assert run(path).exit_code == 0
     assert planned == [120]
     assert len(output(path)) == 120
 
 
 def test_the_profile_is_read_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vasuki import job as module
+    from vasuki.commands import run as module
 
     read: list[str] = []
     find = module.find_profile
@@ -623,9 +623,9 @@ def test_the_profile_is_read_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("count", [1, 30])
 def test_an_input_that_changes_meanwhile_is_told(job: Job, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """After the survey the file is another."""
-    import vasuki.job
+    import vasuki.commands.run
 
-    open_table = vasuki.job.open_table
+    open_table = vasuki.commands.run.open_table
 
     def survey(config: Any) -> Any:
         table = open_table(config)
@@ -633,7 +633,7 @@ def test_an_input_that_changes_meanwhile_is_told(job: Job, monkeypatch: pytest.M
         return table
 
     path = job()
-    monkeypatch.setattr(vasuki.job, "open_table", survey)
+    monkeypatch.setattr(vasuki.commands.run, "open_table", survey)
     result = run(path)
     assert result.exit_code == 4
     assert f"input changed while it was read: {path.parent}/in.parquet had 12 rows, now {count}" in result.stderr
@@ -641,9 +641,9 @@ def test_an_input_that_changes_meanwhile_is_told(job: Job, monkeypatch: pytest.M
 
 
 def test_rows_finished_before_a_change_are_kept(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import vasuki.job
+    import vasuki.commands.run
 
-    open_table = vasuki.job.open_table
+    open_table = vasuki.commands.run.open_table
 
     def survey(config: Any) -> Any:
         table = open_table(config)
@@ -653,8 +653,8 @@ def test_rows_finished_before_a_change_are_kept(job: Job, tmp_path: Path, monkey
 
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts(300)))
     path = job([], input__path=str(tmp_path / "in.jsonl"), sampling={"max_tokens": 1}, plan__window_rows=32)
-    monkeypatch.setattr(vasuki.job, "open_table", survey)
-    monkeypatch.setattr(vasuki.job, "PLANNED_REQUESTS", 32)
+    monkeypatch.setattr(vasuki.commands.run, "open_table", survey)
+    monkeypatch.setattr(vasuki.commands.run, "PLANNED_REQUESTS", 32)
     result = run(path)
     assert result.exit_code == 4
     assert "had 300 rows, now 301" in result.stderr
@@ -717,9 +717,9 @@ def ends_with_one_line(process: subprocess.Popen[str], words: str) -> None:
 
 
 COMMITTING_OFTEN = """
-import vasuki.io.parts
-from vasuki.cli import main
-vasuki.io.parts.COMMIT_S = 0.1
+import vasuki.io.output.parts
+from vasuki.commands.cli import main
+vasuki.io.output.parts.COMMIT_S = 0.1
 main()
 """
 
@@ -744,17 +744,17 @@ def test_an_accident_in_the_middle_is_an_interruption(job: Job, accident: str) -
 
 
 SURVEYING = """
-import sys, time, vasuki.job
-from vasuki.cli import main
+import sys, time, vasuki.commands.run
+from vasuki.commands.cli import main
 def survey(config):
     print("busy", flush=True)
     time.sleep(60)
-vasuki.job.open_table = survey
+vasuki.commands.run.open_table = survey
 main(["run", sys.argv[1]])
 """
 IMPORTING = """
 import sys, time
-from vasuki.cli import main
+from vasuki.commands.cli import main
 class Slow:
     @staticmethod
     def find_spec(name, path, target=None):
@@ -804,7 +804,7 @@ def test_a_signal_within_generated_code_ends_the_run_too(job: Job, tmp_path: Pat
 
 def test_planning_needs_no_torch() -> None:
     code = (
-        "import sys, vasuki.cli, vasuki.job, vasuki.simulator, vasuki.planner, vasuki.report\n"
+        "import sys, vasuki.commands.cli, vasuki.commands.run, vasuki.simulator, vasuki.planner, vasuki.report\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -813,7 +813,7 @@ def test_planning_needs_no_torch() -> None:
 def test_counting_a_jobs_tokens_needs_no_torch(job: Job) -> None:
     path = str(job())
     code = (
-        "import sys; from vasuki.cli import main\n"
+        "import sys; from vasuki.commands.cli import main\n"
         f"for command in ('check', 'plan', 'simulate'): main([command, {path!r}], standalone_mode=False)\n"
         "assert 'torch' not in sys.modules"
     )

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vasuki.batch import Batch, StepResult
-from vasuki.blocks import BlockPool
-from vasuki.engine import drain
-from vasuki.errors import Interrupted
-from vasuki.policy import POLICIES, Admission, Mixing, Policy
-from vasuki.scheduler import Counters, Limits, Scheduler, peak_blocks
-from vasuki.sequence import FinishReason, Request, Sequence
+from vasuki.base.errors import Interrupted
+from vasuki.engine.batch import Batch, StepResult
+from vasuki.engine.blocks import BlockPool
+from vasuki.engine.loop import drain
+from vasuki.engine.policy import POLICIES, Admission, Mixing, Policy
+from vasuki.engine.scheduler import Counters, Limits, Scheduler, peak_blocks
+from vasuki.engine.sequence import FinishReason, Request, Sequence
 
 BLOCK_TOKENS = 4
 AHEAD = replace(POLICIES["vasuki"], admission=Admission.AHEAD)

@@ -20,12 +20,12 @@ import yaml
 from click.testing import CliRunner
 from tiny import WORDS, job_tree
 
-from vasuki.cli import main
-from vasuki.config import load_job
-from vasuki.errors import InputError
+from vasuki.base.config import load_job
+from vasuki.base.errors import InputError
+from vasuki.commands.cli import main
+from vasuki.commands.run import Runner, run_job
+from vasuki.commands.watch import Watched, watch_job
 from vasuki.io.location import Location, find_files
-from vasuki.job import Runner, run_job
-from vasuki.watch import Watched, watch_job
 
 EVERY_S = 0.05
 
@@ -221,7 +221,7 @@ def test_a_folder_that_cannot_be_looked_into(job: Job, tmp_path: Path, monkeypat
             raise PermissionError(13, "Permission denied", "in/sub")
         return find_files(path)
 
-    monkeypatch.setattr("vasuki.watch.find_files", find)
+    monkeypatch.setattr("vasuki.commands.watch.find_files", find)
     with pytest.raises(InputError, match=r"cannot look into input\.path .* Permission denied"):
         watch(job(), until_idle_s=3 * EVERY_S)
 

@@ -3,8 +3,8 @@
 import os
 import sys
 
-from vasuki.cli import main
-from vasuki.errors import Interrupted
+from vasuki.base.errors import Interrupted
+from vasuki.commands.cli import main
 
 try:
     main()

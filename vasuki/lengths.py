@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from vasuki.errors import InputError, did_you_mean
-from vasuki.sequence import NO_TOKENS, Request
+from vasuki.base.errors import InputError, did_you_mean
+from vasuki.engine.sequence import NO_TOKENS, Request
 
 PROMPT_COLUMN, OUTPUT_COLUMN, ARRIVAL_COLUMN = "num_prefill_tokens", "num_decode_tokens", "arrived_at"
 

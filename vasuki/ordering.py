@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vasuki.batch import Batch, StepResult
-from vasuki.config import OutputLength, Quantile
+from vasuki.base.config import OutputLength, Quantile
+from vasuki.engine.batch import Batch, StepResult
+from vasuki.engine.scheduler import Scheduler
+from vasuki.engine.sequence import Request, Sequence
 from vasuki.lengths import Ints
 from vasuki.output_length import ENOUGH_ROWS, OutputLengths
 from vasuki.plan import EngineSettings, Solver
-from vasuki.scheduler import Scheduler
-from vasuki.sequence import Request, Sequence
 from vasuki_solvers import (
     Instance,
     PrefixGroup,

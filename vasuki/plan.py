@@ -6,11 +6,11 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from vasuki.blocks import BlockPool
-from vasuki.layout import Layout, spread_buffers
-from vasuki.model_shape import ModelShape
-from vasuki.policy import Policy
-from vasuki.scheduler import Limits, Scheduler
+from vasuki.engine.blocks import BlockPool
+from vasuki.engine.policy import Policy
+from vasuki.engine.scheduler import Limits, Scheduler
+from vasuki.models.layout import Layout, spread_buffers
+from vasuki.models.shape import ModelShape
 
 OffloadMode = Literal["none", "stream", "park", "ahead"]
 Solver = Literal["greedy", "local_search", "milp", "fifo", "prompt_length"]

@@ -11,7 +11,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from gpu_sections.setting import WORKLOADS, Finding, Record, Setting, plan_for, run_planned
-from vasuki.sequence import Request
+from vasuki.engine.sequence import Request
 
 _PAD = 2
 _PROBE_ROWS = 256  # warm up, and tell how many rows and rounds there is time for

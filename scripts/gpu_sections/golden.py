@@ -16,19 +16,19 @@ from typing import Any
 import torch
 
 from gpu_sections.setting import Finding, Record, Rows, Setting
-from vasuki.batch import Batch, Swap
-from vasuki.engine import drain
-from vasuki.hf import attention
-from vasuki.hf.cuda.varlen import PAGE_TOKENS
-from vasuki.hf.executor import build_executor
-from vasuki.hf.kv_cache import KVCache, KVLayout
-from vasuki.hf.model import LoadedModel, prepare
-from vasuki.hf.offload import Offload, StreamedLayers, copy_engine
-from vasuki.hf.weights import WeightStream, decoder_layers
+from vasuki.engine.batch import Batch, Swap
+from vasuki.engine.loop import drain
+from vasuki.engine.policy import Admission, find_policy
+from vasuki.engine.scheduler import Counters, Limits
+from vasuki.engine.sequence import Request, SamplingParams, Sequence
+from vasuki.hf.attention import ragged_attention
+from vasuki.hf.kernels.varlen import PAGE_TOKENS
+from vasuki.hf.kv.kv_cache import KVCache, KVLayout
+from vasuki.hf.kv.kv_mover import Offload, StreamedLayers, copy_engine
+from vasuki.hf.loading.load_model import LoadedModel, prepare
+from vasuki.hf.loading.weights import WeightStream, decoder_layers
+from vasuki.hf.ragged_executor import build_executor
 from vasuki.plan import EngineSettings
-from vasuki.policy import Admission, find_policy
-from vasuki.scheduler import Counters, Limits
-from vasuki.sequence import Request, SamplingParams, Sequence
 
 _TINY_MODELS = Path(__file__).resolve().parents[2] / "tests" / "hf"  # the random models of the golden tests
 _MAX_TOKENS = 14
@@ -127,7 +127,7 @@ class _Tiny:
         return rows
 
     def loaded(self) -> LoadedModel:
-        self.model.set_attn_implementation(attention.NAME)
+        self.model.set_attn_implementation(ragged_attention.NAME)
         no_text: Any = _tiny_models().NoTokenizer()
         return prepare(self.model, no_text, self.model.generation_config, self.name)
 

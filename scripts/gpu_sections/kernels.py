@@ -10,17 +10,17 @@ import numpy as np
 import torch
 
 from gpu_sections.setting import Ceilings, Finding, Setting
-from vasuki.batch import Batch, ScheduledChunk
-from vasuki.blocks import BlockTable
-from vasuki.hf.attention import attend
-from vasuki.hf.cpu.paged_attention import load_kernel
-from vasuki.hf.cuda.varlen import PAGE_TOKENS, PagedVarlen, can_page, why_unavailable
-from vasuki.hf.inputs import build_inputs
-from vasuki.hf.kv_cache import KVCache, KVLayout
-from vasuki.hf.plain_attention import Variant, attend_eagerly
+from vasuki.engine.batch import Batch, ScheduledChunk
+from vasuki.engine.blocks import BlockTable
+from vasuki.engine.sequence import Request, Sequence
+from vasuki.hf.attention.inputs import build_inputs
+from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
+from vasuki.hf.attention.ragged_attention import attend
+from vasuki.hf.kernels.paged_attention import load_kernel
+from vasuki.hf.kernels.varlen import PAGE_TOKENS, PagedVarlen, can_page, why_unavailable
+from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.profiler import profile_machine, write_profile
 from vasuki.hf.profiler.timing import QUICK, clock_for, measure
-from vasuki.sequence import Request, Sequence
 
 _TOLERANCE = 2e-2  # of bfloat16 against float64, by norms
 

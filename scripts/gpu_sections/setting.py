@@ -13,27 +13,27 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from vasuki.batch import Batch, StepResult
-from vasuki.config import KVConfig, PlanConfig
-from vasuki.engine import Observer, RunStats, drain
-from vasuki.hf import attention
-from vasuki.hf.cuda.varlen import preferred_block_tokens
-from vasuki.hf.executor import build_executor
+from vasuki.base.config import KVConfig, PlanConfig
+from vasuki.commands.workload import lengths_of
+from vasuki.engine.batch import Batch, StepResult
+from vasuki.engine.loop import Observer, RunStats, drain
+from vasuki.engine.scheduler import Scheduler
+from vasuki.engine.sequence import Request, SamplingParams, Sequence
+from vasuki.hf.attention import ragged_attention
+from vasuki.hf.kernels.varlen import preferred_block_tokens
+from vasuki.hf.loading.load_model import LoadedModel, prepare
+from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.memory import kv_budget_bytes, total_bytes
-from vasuki.hf.model import LoadedModel, prepare
-from vasuki.hf.tokenizer import Tokenizer
-from vasuki.model_config import shape_from_config
-from vasuki.model_shape import ModelShape
-from vasuki.named_models import NAMED_CONFIGS
+from vasuki.hf.ragged_executor import build_executor
+from vasuki.machines.memory_budget import activation_bytes
+from vasuki.machines.profile import HardwareProfile
+from vasuki.machines.profile_files import find_profile, profile_for_device
+from vasuki.models.config_json import shape_from_config
+from vasuki.models.named import NAMED_CONFIGS
+from vasuki.models.shape import ModelShape
 from vasuki.ordering import order_requests
 from vasuki.plan import Plan
 from vasuki.planner import OFFLOAD_MODES, make_plan
-from vasuki.planner.memory_budget import activation_bytes
-from vasuki.profile import HardwareProfile
-from vasuki.profile_files import find_profile, profile_for_device
-from vasuki.scheduler import Scheduler
-from vasuki.sequence import Request, SamplingParams, Sequence
-from vasuki.workload import lengths_of
 
 Record = dict[str, Any]
 
@@ -129,7 +129,7 @@ class Setting:
 
     def loaded(self, name: str) -> LoadedModel:
         """The same, ready for the engine."""
-        model = self.model(name, attention.NAME)
+        model = self.model(name, ragged_attention.NAME)
         return prepare(model, cast(Tokenizer, NoText()), GenerationConfig(eos_token_id=0), name)
 
     def free(self) -> None:

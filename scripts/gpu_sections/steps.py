@@ -14,16 +14,16 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from gpu_sections.setting import Finding, Record, Rows, Setting, StepLog, run_planned
-from vasuki.batch import Batch, StepResult
-from vasuki.cost_model import CostModel, StepWork
-from vasuki.engine import drain
-from vasuki.hf.executor import build_executor
-from vasuki.hf.offload import CopyEngine
-from vasuki.model_shape import ModelShape
+from vasuki.engine.batch import Batch, StepResult
+from vasuki.engine.loop import drain
+from vasuki.engine.policy import find_policy
+from vasuki.engine.scheduler import Limits, Scheduler
+from vasuki.engine.sequence import Request, Sequence
+from vasuki.hf.kv.kv_mover import CopyEngine
+from vasuki.hf.ragged_executor import build_executor
+from vasuki.machines.cost_model import CostModel, StepWork
+from vasuki.models.shape import ModelShape
 from vasuki.plan import EngineSettings
-from vasuki.policy import find_policy
-from vasuki.scheduler import Limits, Scheduler
-from vasuki.sequence import Request, Sequence
 
 _WATCHED_STEPS = 24  # whose kernels are counted
 _ROWS = 256

@@ -10,9 +10,9 @@ import pytest
 import torch
 from plain_varlen import plain_varlen
 
-from vasuki.hf.cuda.varlen import PAGE_TOKENS, PagedVarlen, can_page, preferred_block_tokens, why_unavailable
-from vasuki.hf.kv_cache import KVCache, KVLayout
-from vasuki.hf.plain_attention import Variant, attend_eagerly
+from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
+from vasuki.hf.kernels.varlen import PAGE_TOKENS, PagedVarlen, can_page, preferred_block_tokens, why_unavailable
+from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 
 CPU = torch.device("cpu")
 CHUNKS = {

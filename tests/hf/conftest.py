@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from vasuki.hf.cpu.kernels import CPUKernels, load_cpu_kernels
+from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
 
 
 @pytest.fixture(scope="session")

@@ -12,18 +12,18 @@ import numpy as np
 import torch
 import transformers
 
-from vasuki.blocks import BlockPool
-from vasuki.engine import RunStats, drain
-from vasuki.hf.cpu.kernels import CPUKernels
-from vasuki.hf.cpu.paged_attention import load_kernel
-from vasuki.hf.executor import RaggedExecutor
-from vasuki.hf.kv_cache import KVCache
-from vasuki.hf.model import LoadedModel, prepare
-from vasuki.hf.offload import Offload, StreamedLayers, ThreadCopyEngine
+from vasuki.engine.blocks import BlockPool
+from vasuki.engine.loop import RunStats, drain
+from vasuki.engine.policy import POLICIES, Policy
+from vasuki.engine.scheduler import Limits, Scheduler
+from vasuki.engine.sequence import Request, SamplingParams, Sequence
+from vasuki.hf.cpu.cpu_kernels import CPUKernels
+from vasuki.hf.kernels.paged_attention import load_kernel
+from vasuki.hf.kv.kv_cache import KVCache
+from vasuki.hf.kv.kv_mover import Offload, StreamedLayers, ThreadCopyEngine
+from vasuki.hf.loading.load_model import LoadedModel, prepare
+from vasuki.hf.ragged_executor import RaggedExecutor
 from vasuki.hf.recurrent.states import StateCache
-from vasuki.policy import POLICIES, Policy
-from vasuki.scheduler import Limits, Scheduler
-from vasuki.sequence import Request, SamplingParams, Sequence
 
 VOCAB = 97
 COMMON = dict(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from vasuki.hf.cuda.varlen import PAGE_TOKENS
-from vasuki.hf.plain_attention import Variant, attend_eagerly
+from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
+from vasuki.hf.kernels.varlen import PAGE_TOKENS
 
 
 def plain_varlen(

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from models import load, prompts, requests_of, run
-from vasuki.errors import Interrupted, JobFileError
-from vasuki.hf.executor import RaggedExecutor
-from vasuki.hf.kv_cache import KVCache, KVLayout
-from vasuki.hf.offload import Offload
+from vasuki.base.errors import Interrupted, JobFileError
+from vasuki.hf.kv.kv_cache import KVCache, KVLayout
+from vasuki.hf.kv.kv_mover import Offload
+from vasuki.hf.ragged_executor import RaggedExecutor
 from vasuki.hf.sampler import sample
 
 
@@ -55,7 +55,7 @@ def test_only_tokens_that_need_a_logit_get_one(monkeypatch: pytest.MonkeyPatch) 
         sizes.append((logits.shape[0], len(sequences)))
         return sample(logits, sequences, want_logprobs)
 
-    monkeypatch.setattr("vasuki.hf.executor.sample", watch)
+    monkeypatch.setattr("vasuki.hf.ragged_executor.sample", watch)
     rows, _, stats = run(load("llama"), requests_of(prompts()), chunk_tokens=7)
     assert all(logits == wanted for logits, wanted in sizes)
     assert sum(logits for logits, _ in sizes) == sum(map(len, rows.outputs))

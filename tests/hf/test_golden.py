@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from models import ARCHITECTURES, RoundedCache, hopeful, load, prompts, reference, requests_of, run
-from vasuki.policy import POLICIES, Admission
+from vasuki.engine.policy import POLICIES, Admission
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 

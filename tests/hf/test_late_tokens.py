@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from models import ARCHITECTURES, NoTokenizer, hopeful, load, prompts, reference, requests_of, run
-from vasuki.hf import executor
-from vasuki.policy import POLICIES, Admission
-from vasuki.sequence import FinishReason, Sequence
+from vasuki.engine.policy import POLICIES, Admission
+from vasuki.engine.sequence import FinishReason, Sequence
+from vasuki.hf import ragged_executor
 
 AHEAD = dataclasses.replace(POLICIES["vasuki"], admission=Admission.AHEAD)
 
@@ -70,13 +70,13 @@ def test_rows_that_stop_say_the_same(options: dict[str, Any]) -> None:
 def test_the_next_step_is_launched_before_tokens_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most one of them, and a sequence without a pending token is never computed from one."""
     known: list[int] = []
-    build_inputs = executor.build_inputs
+    build_inputs = ragged_executor.build_inputs
 
     def watch(batch: Any, *args: Any) -> Any:
         known.extend(chunk.sequence.num_pending_tokens for chunk in batch.chunks if chunk.samples)
         return build_inputs(batch, *args)
 
-    monkeypatch.setattr(executor, "build_inputs", watch)
+    monkeypatch.setattr(ragged_executor, "build_inputs", watch)
     run(load("llama"), requests_of(prompts()))
     assert set(known) == {0}
     known.clear()

@@ -9,10 +9,10 @@ import torch
 import transformers
 
 from models import ARCHITECTURES, NoTokenizer, load, random_config
-from vasuki.errors import ModelError
-from vasuki.hf.cpu.kernels import load_cpu_kernels
-from vasuki.hf.model import LoadedModel, prepare, resolve_device, resolve_dtype
-from vasuki.model_config import shape_from_config
+from vasuki.base.errors import ModelError
+from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
+from vasuki.hf.loading.load_model import LoadedModel, prepare, resolve_device, resolve_dtype
+from vasuki.models.config_json import shape_from_config
 
 SMALL: dict[str, Any] = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
 LATENT: dict[str, Any] = dict(

@@ -14,16 +14,16 @@ import torch
 import transformers
 
 from models import NoTokenizer, load, prompts, random_config, requests_of, run
-from vasuki.batch import Batch, ScheduledChunk, Swap
-from vasuki.errors import JobFileError
-from vasuki.hf.executor import build_executor
-from vasuki.hf.kv_cache import KVCache, KVLayout
-from vasuki.hf.model import prepare
-from vasuki.hf.offload import Done, Offload, StreamedLayers, ThreadCopyEngine
+from vasuki.base.errors import JobFileError
+from vasuki.engine.batch import Batch, ScheduledChunk, Swap
+from vasuki.engine.policy import POLICIES
+from vasuki.engine.scheduler import Limits
+from vasuki.engine.sequence import Request, Sequence
+from vasuki.hf.kv.kv_cache import KVCache, KVLayout
+from vasuki.hf.kv.kv_mover import Done, Offload, StreamedLayers, ThreadCopyEngine
+from vasuki.hf.loading.load_model import prepare
+from vasuki.hf.ragged_executor import build_executor
 from vasuki.plan import EngineSettings
-from vasuki.policy import POLICIES
-from vasuki.scheduler import Limits
-from vasuki.sequence import Request, Sequence
 
 LAYOUT = KVLayout.uniform(num_layers=3, num_kv_heads=2, head_dim=4, dtype=torch.float32)
 CPU = torch.device("cpu")
@@ -189,7 +189,7 @@ def test_streamed_layers_take_no_memory_of_their_own(monkeypatch: pytest.MonkeyP
         sizes.append(math.prod(shape) * dtype.itemsize)
         return torch.zeros(shape, dtype=dtype)
 
-    monkeypatch.setattr("vasuki.hf.kv_cache._lazy_zeros", watched)
+    monkeypatch.setattr("vasuki.hf.kv.kv_cache._lazy_zeros", watched)
     loaded = load("llama")
     settings = EngineSettings(POLICIES["vasuki"], Limits(16, 16), num_blocks=200, block_tokens=4, streamed_layers=2)
     build_executor(loaded, settings)

@@ -23,11 +23,11 @@ from models import (
     requests_of,
     run,
 )
-from vasuki.errors import ModelError
-from vasuki.hf.attention import NAME
-from vasuki.hf.model import prepare
-from vasuki.hf.recurrent.functions import missing_packages
-from vasuki.model_config import shape_from_config
+from vasuki.base.errors import ModelError
+from vasuki.hf.attention.ragged_attention import NAME
+from vasuki.hf.kernels.recurrent_functions import missing_packages
+from vasuki.hf.loading.load_model import prepare
+from vasuki.models.config_json import shape_from_config
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 
@@ -95,7 +95,7 @@ def test_a_layer_that_cannot_go_on_with_several_tokens_goes_on_one_by_one() -> N
 
 def test_packages_with_kernels_for_cuda_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     installed: set[str] = set()
-    monkeypatch.setattr("vasuki.hf.recurrent.functions._is_installed", lambda name: name in installed)
+    monkeypatch.setattr("vasuki.hf.kernels.recurrent_functions._is_installed", lambda name: name in installed)
     wanted = {
         "qwen3_5": ["causal-conv1d", "flash-linear-attention"],
         "granite_hybrid": ["causal-conv1d", "mamba-ssm"],
@@ -127,7 +127,7 @@ def test_on_a_cpu_layers_compute_by_torch_whatever_is_installed(monkeypatch: pyt
     for name in ("torch_recurrent_gated_delta_rule", "torch_chunk_gated_delta_rule", "causal_conv1d_update"):
         stand_in = functools.wraps(getattr(modeling_qwen3_5, name))(lambda *_, **__: cuda_alone())
         monkeypatch.setattr(modeling_qwen3_5, name, stand_in)
-    monkeypatch.setattr("vasuki.hf.recurrent.functions._is_installed", lambda module: True)
+    monkeypatch.setattr("vasuki.hf.kernels.recurrent_functions._is_installed", lambda module: True)
     rows, _, _ = run(load("qwen3_5"), requests_of(prompts()), chunk_tokens=16)
     assert rows.outputs == expected
 

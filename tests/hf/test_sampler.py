@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.hf.sampler import sample, uniform
-from vasuki.sequence import Request, SamplingParams, Sequence
 
 
 def sequence(row: int, sample_index: int = 0, output: int = 0, **sampling: Any) -> Sequence:

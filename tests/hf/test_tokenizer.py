@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from vasuki.config import ModelConfig
-from vasuki.errors import ModelError
-from vasuki.hf.tokenizer import Tokenizer, tokenizer_without_torch
+from vasuki.base.config import ModelConfig
+from vasuki.base.errors import ModelError
+from vasuki.hf.loading.tokenizer import Tokenizer, tokenizer_without_torch
 
 MESSAGES = [{"role": "user", "content": "two dogs run"}, {"role": "assistant", "content": "<x> fär away"}]
 TEXTS = ["the cat sat on a mat", "<x> far <s> away", ""]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from models import ARCHITECTURES, load, prompts, reference, requests_of, run
-from vasuki.hf.offload import StreamedLayers, ThreadCopyEngine
-from vasuki.hf.weights import WeightStream, decoder_layers
+from vasuki.hf.kv.kv_mover import StreamedLayers, ThreadCopyEngine
+from vasuki.hf.loading.weights import WeightStream, decoder_layers
 
 CPU = torch.device("cpu")
 

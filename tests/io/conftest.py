@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from rooms import MAX_CONTEXT, VOCAB, ByteTokenizer
 
-from vasuki.config import JobConfig, parse_job
-from vasuki.io.requests import RequestStream
-from vasuki.io.tables import open_table
-from vasuki.sequence import Request
+from vasuki.base.config import JobConfig, parse_job
+from vasuki.engine.sequence import Request
+from vasuki.io.input.requests import RequestStream
+from vasuki.io.input.tables import open_table
 
 Rows = list[dict[str, Any]]
 

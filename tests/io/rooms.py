@@ -7,15 +7,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vasuki.config import JobConfig
-from vasuki.io.answers import answer_schema
-from vasuki.io.manifest import Manifest
-from vasuki.io.output_folder import OutputFolder
-from vasuki.io.requests import RequestStream
+from vasuki.base.config import JobConfig
+from vasuki.engine.sequence import FinishReason, Request, Sequence
+from vasuki.io.input.requests import RequestStream
+from vasuki.io.input.tables import open_table
+from vasuki.io.output.answers import answer_schema
+from vasuki.io.output.manifest import Manifest
+from vasuki.io.output.output_folder import OutputFolder
+from vasuki.io.output.sink import RowSink
 from vasuki.io.selection import WHOLE, Shard
-from vasuki.io.sink import RowSink
-from vasuki.io.tables import open_table
-from vasuki.sequence import FinishReason, Request, Sequence
 
 MAX_CONTEXT, VOCAB = 64, 300
 

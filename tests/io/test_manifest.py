@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from vasuki.errors import InputError
+from vasuki.base.errors import InputError
 from vasuki.io.location import Location
-from vasuki.io.manifest import (
+from vasuki.io.output.manifest import (
     BatchStats,
     Cost,
     KVStats,

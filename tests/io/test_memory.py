@@ -18,10 +18,10 @@ STREAM = """
 import json, resource, sys
 sys.path.insert(0, sys.argv[1])
 from rooms import ByteTokenizer
-from vasuki.config import load_job
-from vasuki.io.requests import RequestStream
-from vasuki.io.tables import open_table
-import numpy, pyarrow.parquet, vasuki.io.output_folder
+from vasuki.base.config import load_job
+from vasuki.io.input.requests import RequestStream
+from vasuki.io.input.tables import open_table
+import numpy, pyarrow.parquet, vasuki.io.output.output_folder
 
 class Short(ByteTokenizer):
     def encode_batch(self, texts):

@@ -14,10 +14,10 @@ import pytest
 from pyarrow import fs
 from rooms import output, run
 
-from vasuki.errors import Interrupted, JobFileError, OutputInUse, UnreadableError
+from vasuki.base.errors import Interrupted, JobFileError, OutputInUse, UnreadableError
 from vasuki.io.location import Location
-from vasuki.io.manifest import Manifest, read_manifest
-from vasuki.io.output_folder import OutputFolder, simulated_folder
+from vasuki.io.output.manifest import Manifest, read_manifest
+from vasuki.io.output.output_folder import OutputFolder, simulated_folder
 from vasuki.io.selection import WHOLE, Shard
 
 
@@ -220,7 +220,7 @@ def test_a_folder_that_is_gone_interrupts(tmp_path):
 
 HOLDER = """
 import sys, time
-from vasuki.io.output_folder import OutputFolder
+from vasuki.io.output.output_folder import OutputFolder
 folder = OutputFolder.open(sys.argv[1], num_rows=10, config_hash="c", input_fingerprint="f")
 print("held", flush=True)
 time.sleep(60)

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms import output, run
 
-from vasuki.errors import Interrupted, JobFileError
-from vasuki.io import parts
-from vasuki.io.answers import Answer, answer_schema, may_have_samples, to_table
+from vasuki.base.errors import Interrupted, JobFileError
+from vasuki.io.input.tables import open_table
 from vasuki.io.location import Location
-from vasuki.io.parts import PartLabel, PartWriter, Totals, read_label
-from vasuki.io.tables import open_table
+from vasuki.io.output import parts
+from vasuki.io.output.answers import Answer, answer_schema, may_have_samples, to_table
+from vasuki.io.output.parts import PartLabel, PartWriter, Totals, read_label
 
 PLAIN = pa.schema([("id", pa.int64()), ("output", pa.string()), ("finish_reason", pa.string()), ("error", pa.string())])
 

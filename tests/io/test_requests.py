@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rooms import MAX_CONTEXT, VOCAB, ByteTokenizer
 
-from vasuki.config import SamplingConfig
-from vasuki.errors import InputError, JobFileError, ModelError
-from vasuki.io.prefetch import Prefetch
-from vasuki.io.requests import RequestStream
-from vasuki.io.rows import RowError
-from vasuki.io.sampling import SamplingReader
-from vasuki.io.tables import open_table
-from vasuki.io.templates import Template
-from vasuki.sequence import Request, SamplingParams
+from vasuki.base.config import SamplingConfig
+from vasuki.base.errors import InputError, JobFileError, ModelError
+from vasuki.engine.sequence import Request, SamplingParams
+from vasuki.io.input.prefetch import Prefetch
+from vasuki.io.input.requests import RequestStream
+from vasuki.io.input.row_error import RowError
+from vasuki.io.input.sampling import SamplingReader
+from vasuki.io.input.tables import open_table
+from vasuki.io.input.templates import Template
 
 
 def text(request):
@@ -323,7 +323,7 @@ def test_samples(job, parquet, read):
 
 def test_samples_are_made_one_at_a_time(job, parquet, read, monkeypatch):
     made = []
-    monkeypatch.setattr("vasuki.io.requests.Request", lambda **fields: made.append(1) or Request(**fields))
+    monkeypatch.setattr("vasuki.io.input.requests.Request", lambda **fields: made.append(1) or Request(**fields))
     config = job(parquet(text=["a"] * 50), sampling={"n": 16_384})
     with RequestStream(
         open_table(config), config, ByteTokenizer(), max_context_tokens=MAX_CONTEXT, vocab_size=VOCAB

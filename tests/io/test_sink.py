@@ -4,12 +4,12 @@ import pyarrow.parquet as pq
 import pytest
 from rooms import finished
 
-from vasuki.io.answers import answer_schema
+from vasuki.engine.sequence import FinishReason, Request, SamplingParams, Sequence
+from vasuki.io.input.tables import open_table
 from vasuki.io.location import Location
-from vasuki.io.parts import PartWriter, Totals
-from vasuki.io.sink import RowSink
-from vasuki.io.tables import open_table
-from vasuki.sequence import FinishReason, Request, SamplingParams, Sequence
+from vasuki.io.output.answers import answer_schema
+from vasuki.io.output.parts import PartWriter, Totals
+from vasuki.io.output.sink import RowSink
 
 
 @pytest.fixture

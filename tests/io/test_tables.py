@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rooms import output, run
 
-from vasuki.errors import InputError, JobFileError
-from vasuki.io import parquet as parquet_module
+from vasuki.base.errors import InputError, JobFileError
+from vasuki.io.formats import parquet as parquet_module
 from vasuki.io.ids import IdHashes, refuse_duplicates
+from vasuki.io.input.tables import open_table
 from vasuki.io.selection import DoneRows, Selection, Shard
-from vasuki.io.tables import open_table
 
 
 def rows_of(table, selection=None):

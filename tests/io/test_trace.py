@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from pyarrow import fs
 
-from vasuki.errors import InputError, Interrupted
+from vasuki.base.errors import InputError, Interrupted
 from vasuki.io.location import Location
-from vasuki.io.trace import StepRecord, TraceWriter, read_trace
+from vasuki.io.output.trace import StepRecord, TraceWriter, read_trace
 
 
 def step(t_s, **fields):

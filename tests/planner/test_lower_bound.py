@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vasuki.cost_model import CostModel
-from vasuki.layout import Layout
-from vasuki.named_models import named_shape
+from vasuki.machines.cost_model import CostModel
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.layout import Layout
+from vasuki.models.named import named_shape
 from vasuki.planner.lower_bound import (
     compute_bound_s,
     job_lower_bound,
@@ -19,7 +20,6 @@ from vasuki.planner.lower_bound import (
     longest_request_bound_s,
     memory_bound_s,
 )
-from vasuki.profile_files import find_profile
 
 LLAMA = named_shape("llama-3-8b")
 TINY = replace(LLAMA, num_layers=4)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from vasuki.config import KVConfig
-from vasuki.errors import JobFileError, ModelError
-from vasuki.layout import Layout
-from vasuki.named_models import named_shape
-from vasuki.planner.memory_budget import memory_budget, within_host_memory
-from vasuki.profile_files import find_profile
+from vasuki.base.config import KVConfig
+from vasuki.base.errors import JobFileError, ModelError
+from vasuki.machines.memory_budget import memory_budget, within_host_memory
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.layout import Layout
+from vasuki.models.named import named_shape
 
 LLAMA = named_shape("llama-3-8b")
 GIB = 2**30

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from vasuki.planner.offload_policy import (
+from vasuki.machines.profile import Link, LinkPoint
+from vasuki.machines.profile_files import find_profile
+from vasuki.planner.offload.algorithms import (
     LayerTraffic,
     StreamPlan,
     choose_stream,
@@ -17,8 +19,6 @@ from vasuki.planner.offload_policy import (
     ring_layers,
     spread_layers,
 )
-from vasuki.profile import Link, LinkPoint
-from vasuki.profile_files import find_profile
 
 LAYERS = 32
 RATE_GB_PER_S = 20.0

@@ -7,18 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vasuki.config import Column, CostConfig, EngineConfig, KVConfig, PlanConfig
-from vasuki.cost_model import CostModel
-from vasuki.errors import InputError, JobFileError, ModelError
+from vasuki.base.config import Column, CostConfig, EngineConfig, KVConfig, PlanConfig
+from vasuki.base.errors import InputError, JobFileError, ModelError
+from vasuki.engine.policy import Admission, Mixing
 from vasuki.lengths import Lengths, Prefixes
-from vasuki.named_models import named_shape
+from vasuki.machines.cost_model import CostModel
+from vasuki.machines.profile import HardwareProfile
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.named import named_shape
 from vasuki.plan import EngineSettings, Plan
 from vasuki.planner import make_plan
 from vasuki.planner.prediction import sample_rows
 from vasuki.planner.steady_state import MeanRow, steady_state
-from vasuki.policy import Admission, Mixing
-from vasuki.profile import HardwareProfile
-from vasuki.profile_files import find_profile
 from vasuki.simulator import simulate_plan
 
 LLAMA = named_shape("llama-3-8b")

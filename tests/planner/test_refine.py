@@ -7,16 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vasuki.batch import Batch, StepResult
-from vasuki.cost_model import CostModel
-from vasuki.engine import RunStats
+from vasuki.engine.batch import Batch, StepResult
+from vasuki.engine.loop import RunStats
+from vasuki.engine.scheduler import Scheduler
+from vasuki.engine.sequence import Sequence
 from vasuki.lengths import Lengths
-from vasuki.named_models import named_shape
+from vasuki.machines.cost_model import CostModel
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.named import named_shape
 from vasuki.planner import RunningPrediction, make_plan
-from vasuki.planner.refine import WARM_UP_STEPS
-from vasuki.profile_files import find_profile
-from vasuki.scheduler import Scheduler
-from vasuki.sequence import Sequence
+from vasuki.planner.running_prediction import WARM_UP_STEPS
 from vasuki.simulator import simulate_plan
 
 LLAMA, A10 = named_shape("llama-3-8b"), find_profile("a10")

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from hybrid import HYBRID
 
-from vasuki.config import EngineConfig, KVConfig
-from vasuki.errors import ModelError
-from vasuki.layout import Layout
+from vasuki.base.config import EngineConfig, KVConfig
+from vasuki.base.errors import ModelError
 from vasuki.lengths import Lengths
-from vasuki.model_config import shape_from_config
+from vasuki.machines.memory_budget import memory_budget
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.config_json import shape_from_config
+from vasuki.models.layout import Layout
 from vasuki.plan import Plan
-from vasuki.plan_table import plan_table
 from vasuki.planner import make_plan
-from vasuki.planner.memory_budget import memory_budget
-from vasuki.profile_files import find_profile
+from vasuki.report.plan_table import plan_table
 from vasuki.simulator import simulate_plan
 
 CARD = find_profile("a40")

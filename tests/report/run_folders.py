@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vasuki.io.location import Location
-from vasuki.io.manifest import (
+from vasuki.io.output.manifest import (
     BatchStats,
     Cost,
     KVStats,
@@ -24,7 +24,7 @@ from vasuki.io.manifest import (
     Timings,
     TokenCounts,
 )
-from vasuki.io.trace import StepRecord, TraceWriter
+from vasuki.io.output.trace import StepRecord, TraceWriter
 
 BLOCK_TOKENS = 16
 BLOCK_BYTES = BLOCK_TOKENS * 128 * 1024  # Llama-3-8B in bfloat16

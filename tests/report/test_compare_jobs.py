@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vasuki.config import load_job
+from vasuki.base.config import load_job
 from vasuki.lengths import read_lengths
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs" / "compare"

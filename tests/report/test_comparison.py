@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_folders import simulate_run, write_run, write_trace
 
-from vasuki.errors import InputError, JobFileError
-from vasuki.io.manifest import Timings
-from vasuki.io.trace import StepRecord
+from vasuki.base.errors import InputError, JobFileError
+from vasuki.io.output.manifest import Timings
+from vasuki.io.output.trace import StepRecord
 from vasuki.report import Comparison, compare, load_runs, parse_prices, terminal_table
+from vasuki.report.job_runs import Workload
 from vasuki.report.table import energy_text
 from vasuki.report.words import answer, caveats
-from vasuki.report.workload import Workload
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from run_folders import write_run
 
-from vasuki.errors import InputError, JobFileError
+from vasuki.base.errors import InputError, JobFileError
 from vasuki.report import history, history_table
 from vasuki.report.history import MIN_PAST, Series
 

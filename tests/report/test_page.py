@@ -14,7 +14,7 @@ from matplotlib.legend import Legend
 from matplotlib.text import Text
 from run_folders import simulate_run, write_run
 
-from vasuki.errors import JobFileError
+from vasuki.base.errors import JobFileError
 from vasuki.report import compare, history, load_runs, write_history_html, write_html
 from vasuki.report.canvas import Plot
 from vasuki.report.figures import plots_of

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from run_folders import simulate_run, write_run
 
+from vasuki.base.units import bytes_text, count_text, listing, money_text, percent_text, plural, time_text
 from vasuki.io.location import Location
-from vasuki.io.manifest import Cost, Manifest, Prediction, RowCounts, TokenCounts, read_manifest
+from vasuki.io.output.manifest import Cost, Manifest, Prediction, RowCounts, TokenCounts, read_manifest
 from vasuki.report import summary_lines
-from vasuki.units import bytes_text, count_text, listing, money_text, percent_text, plural, time_text
 
 
 def test_a_run_in_seven_lines_that_fit_any_terminal(tmp_path: Path) -> None:

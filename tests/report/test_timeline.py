@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_folders import write_trace
 
-from vasuki.errors import InputError
+from vasuki.base.errors import InputError
 from vasuki.io.location import Location
-from vasuki.io.trace import StepRecord
+from vasuki.io.output.trace import StepRecord
 from vasuki.report.timeline import Counts, Timeline, bin_traces, read_timeline
 
 

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vasuki.batch import Batch
-from vasuki.cost_model import Copies, CostModel, StepTime, StepWork
-from vasuki.layout import Layout
-from vasuki.named_models import named_shape
+from vasuki.engine.batch import Batch
+from vasuki.engine.policy import find_policy
+from vasuki.engine.scheduler import Limits
+from vasuki.engine.sequence import Request, Sequence
+from vasuki.machines.cost_model import Copies, CostModel, StepTime, StepWork
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.layout import Layout
+from vasuki.models.named import named_shape
 from vasuki.plan import EngineSettings
-from vasuki.policy import find_policy
-from vasuki.profile_files import find_profile
-from vasuki.scheduler import Limits
-from vasuki.sequence import Request, Sequence
 from vasuki.simulator import PipelineResult, simulate, simulate_pipelines
 
 BLOCK_TOKENS = 16

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vasuki.cost_model import CostModel
+from vasuki.engine.policy import POLICIES, Admission, Mixing, Policy
+from vasuki.engine.scheduler import Limits
 from vasuki.lengths import Lengths
-from vasuki.named_models import named_shape
+from vasuki.machines.cost_model import CostModel
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.named import named_shape
 from vasuki.plan import EngineSettings
-from vasuki.policy import POLICIES, Admission, Mixing, Policy
-from vasuki.profile_files import find_profile
-from vasuki.scheduler import Limits
 from vasuki.simulator import SimulationResult, simulate
 
 SHAPE = replace(named_shape("llama-3-8b"), num_layers=4)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from vasuki.hf.weights import decoder_layers
+from vasuki.hf.loading.weights import decoder_layers
 
 
 class SampledMLP(torch.nn.Module):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from vasuki.hf.model import LoadedModel
+from vasuki.hf.loading.load_model import LoadedModel
 
 # Rows that a step may sample and tokens that it may hold, for the activations to leave room for.
 _STEP_SEQS, _STEP_TOKENS = 1024, 4096

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vasuki.hf.transfer import to_device
-from vasuki.sequence import Sequence
+from vasuki.engine.sequence import Sequence
+from vasuki.hf.kernels.transfer import to_device
 
 _COLDEST = 1e-30  # temperature up to which a row is greedy: logits divided by less overflow in float32
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vasuki.errors import JobFileError
+from vasuki.base.errors import JobFileError
 from vasuki.io.values import as_text
 
 

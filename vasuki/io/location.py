@@ -19,7 +19,7 @@ from urllib.parse import quote
 import pyarrow as pa
 from pyarrow import fs
 
-from vasuki.errors import Interrupted
+from vasuki.base.errors import Interrupted
 
 TEMPORARY_SUFFIX = ".tmp"
 _MAGIC = re.compile(r"[*?\[]")

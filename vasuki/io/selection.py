@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vasuki.errors import JobFileError
+from vasuki.base.errors import JobFileError
 
 
 @dataclass(frozen=True, slots=True)

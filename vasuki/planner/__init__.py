@@ -15,7 +15,7 @@ The order of requests is no part of a plan: `vasuki.ordering` makes it while row
 """
 
 from vasuki.planner.one_device import OFFLOAD_MODES, make_plan
-from vasuki.planner.refine import RunningPrediction
+from vasuki.planner.running_prediction import RunningPrediction
 from vasuki.planner.several_devices import plan_parallel
 
 __all__ = ["OFFLOAD_MODES", "RunningPrediction", "make_plan", "plan_parallel"]

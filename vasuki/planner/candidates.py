@@ -12,18 +12,18 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from vasuki.config import Column, EngineConfig, KVConfig, PlanConfig
-from vasuki.cost_model import CostModel
-from vasuki.errors import JobFileError, ModelError
-from vasuki.layout import Layout
+from vasuki.base.config import Column, EngineConfig, KVConfig, PlanConfig
+from vasuki.base.errors import JobFileError, ModelError
+from vasuki.engine.policy import Mixing, Policy, find_policy
+from vasuki.engine.scheduler import Limits
 from vasuki.lengths import Lengths
-from vasuki.model_shape import ModelShape
+from vasuki.machines.cost_model import CostModel
+from vasuki.machines.memory_budget import host_weight_bytes, memory_budget
+from vasuki.machines.profile import HardwareProfile
+from vasuki.models.layout import Layout
+from vasuki.models.shape import ModelShape
 from vasuki.plan import EngineSettings, Offload, OffloadMode
-from vasuki.planner.memory_budget import host_weight_bytes, memory_budget
 from vasuki.planner.steady_state import MeanRow, SteadyState, steady_state
-from vasuki.policy import Mixing, Policy, find_policy
-from vasuki.profile import HardwareProfile
-from vasuki.scheduler import Limits
 
 CHUNK_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 LEAST_CHUNK_TOKENS, MOST_CHUNK_TOKENS = 32, 4096

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vasuki.layout import Layout
-from vasuki.model_shape import ModelShape
-from vasuki.profile import HardwareProfile
+from vasuki.machines.profile import HardwareProfile
+from vasuki.models.layout import Layout
+from vasuki.models.shape import ModelShape
 
 Tokens = npt.NDArray[np.int64]
 

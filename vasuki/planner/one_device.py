@@ -17,18 +17,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from vasuki.config import CostConfig, EngineConfig, KVConfig, PlanConfig
-from vasuki.errors import InputError
-from vasuki.layout import Layout
+from vasuki.base.config import CostConfig, EngineConfig, KVConfig, PlanConfig
+from vasuki.base.errors import InputError
+from vasuki.engine.policy import Mixing
 from vasuki.lengths import Lengths
-from vasuki.model_shape import ModelShape
+from vasuki.machines.profile import HardwareProfile
+from vasuki.models.layout import Layout
+from vasuki.models.shape import ModelShape
 from vasuki.plan import CostEstimate, OffloadMode, Plan
 from vasuki.planner.candidates import Candidate, Problem, ranked_candidates
 from vasuki.planner.lower_bound import job_lower_bound
-from vasuki.planner.offload_choice import choose_offload
+from vasuki.planner.offload.choice import choose_offload
 from vasuki.planner.prediction import Prediction, affordable_rows, cost_of_uncertainty, predict
-from vasuki.policy import Mixing
-from vasuki.profile import HardwareProfile
 
 OFFLOAD_MODES: tuple[OffloadMode, ...] = ("none", "stream", "park", "ahead")
 

@@ -15,19 +15,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from vasuki.config import JobConfig
-from vasuki.errors import JobFileError
-from vasuki.layout import Layout
+from vasuki.base.config import JobConfig
+from vasuki.base.errors import JobFileError
+from vasuki.engine.policy import find_policy
 from vasuki.lengths import Ints, Lengths
-from vasuki.model_shape import ModelShape
+from vasuki.machines.memory_budget import memory_budget
+from vasuki.machines.profile import HardwareProfile
+from vasuki.models.layout import Layout
+from vasuki.models.shape import ModelShape
 from vasuki.plan import CostEstimate, OffloadMode, Plan
 from vasuki.planner.candidates import MOST_CHUNK_TOKENS, NUM_SEQS
 from vasuki.planner.lower_bound import job_lower_bound
-from vasuki.planner.memory_budget import memory_budget
 from vasuki.planner.one_device import OFFLOAD_MODES, make_plan
 from vasuki.planner.prediction import sample_rows
-from vasuki.policy import find_policy
-from vasuki.profile import HardwareProfile
 
 STAGED_OFFLOAD: Collection[OffloadMode] = ("none", "park")  # streamed layers are not priced stage by stage
 

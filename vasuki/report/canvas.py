@@ -16,7 +16,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from vasuki.report.workload import Result
+from vasuki.report.job_runs import Result
 
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK = (
     "#0072B2",

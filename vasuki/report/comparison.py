@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vasuki.report.job_runs import Result, Workload, run_labels
 from vasuki.report.prices import check_prices, price_of
 from vasuki.report.runs import Run
 from vasuki.report.words import answer, caveats
-from vasuki.report.workload import Result, Workload, run_labels
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
+from vasuki.base.units import UNKNOWN, listing, money_text, percent_text, time_text
 from vasuki.report.canvas import (
     BLACK,
     BLUE,
@@ -30,10 +31,9 @@ from vasuki.report.canvas import (
     time_unit,
 )
 from vasuki.report.history import Series, Usual, clipped
+from vasuki.report.job_runs import Result, Workload
 from vasuki.report.table import PAPER_METRIC, significant
 from vasuki.report.timeline import Counts, Timeline
-from vasuki.report.workload import Result, Workload
-from vasuki.units import UNKNOWN, listing, money_text, percent_text, time_text
 
 _TAIL_SHARE = 0.2  # how much of the end the tail's figure shows
 

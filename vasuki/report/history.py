@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from vasuki.errors import InputError
+from vasuki.base.errors import InputError
+from vasuki.base.units import listing, money_text, percent_text, plural, time_text
 from vasuki.io.location import Location
+from vasuki.report.job_runs import Result
 from vasuki.report.prices import check_prices, price_of
 from vasuki.report.runs import Run, load_run, run_folders
 from vasuki.report.summary import host_text
 from vasuki.report.table import WIDTH, wrapped
-from vasuki.report.workload import Result
-from vasuki.units import listing, money_text, percent_text, plural, time_text
 
 MIN_PAST = 4  # runs before the first that can be called slow
 PAST = 30  # runs that count as the past

@@ -8,14 +8,14 @@ from html import escape
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from vasuki.errors import JobFileError, one_line
+from vasuki.base.errors import JobFileError, one_line
+from vasuki.base.units import listing
 from vasuki.io.location import Location
 from vasuki.report.comparison import Comparison
 from vasuki.report.history import History, entry_cells, findings
+from vasuki.report.job_runs import Result, Workload
 from vasuki.report.table import figures_of, overview_of
 from vasuki.report.words import answer, caveats
-from vasuki.report.workload import Result, Workload
-from vasuki.units import listing
 
 if TYPE_CHECKING:
     from vasuki.report.canvas import Plot

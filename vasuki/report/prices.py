@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vasuki.errors import JobFileError, did_you_mean
+from vasuki.base.errors import JobFileError, did_you_mean
 from vasuki.report.runs import Run
 
 

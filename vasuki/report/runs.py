@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from vasuki.errors import InputError, ProfileError, one_line
+from vasuki.base.errors import InputError, ProfileError, one_line
 from vasuki.io.location import Location
-from vasuki.io.manifest import MANIFEST, Manifest, read_manifest
-from vasuki.profile import HardwareProfile
-from vasuki.profile_files import find_profile, profile_for_device
+from vasuki.io.output.manifest import MANIFEST, Manifest, read_manifest
+from vasuki.machines.profile import HardwareProfile
+from vasuki.machines.profile_files import find_profile, profile_for_device
 from vasuki.report.timeline import Timeline, read_timeline
 
 _MAX_DEPTH = 4  # simulate writes DIR/<gpu>, cron jobs DIR/<year>/<month>/<day>

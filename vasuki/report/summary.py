@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from vasuki.io.manifest import Manifest
-from vasuki.stolen_time import NOISE
-from vasuki.units import bytes_text, count_text, money_text, percent_text, time_text
+from vasuki.base.units import bytes_text, count_text, money_text, percent_text, time_text
+from vasuki.io.output.manifest import Manifest
+from vasuki.machines.stolen_time import NOISE
 
 
 def summary_lines(manifest: Manifest) -> list[str]:

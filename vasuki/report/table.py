@@ -6,10 +6,10 @@ import math
 import textwrap
 from collections.abc import Callable, Sequence
 
+from vasuki.base.units import bytes_text, count_text, money_text, percent_text, time_text
 from vasuki.report.comparison import Comparison
+from vasuki.report.job_runs import Result, Workload
 from vasuki.report.words import answer, caveats, headline
-from vasuki.report.workload import Result, Workload
-from vasuki.units import bytes_text, count_text, money_text, percent_text, time_text
 
 WIDTH = 100
 PAPER_METRIC = "QPS / ($/FP32 GFLOP/W)"

@@ -19,9 +19,9 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from vasuki.errors import InputError
+from vasuki.base.errors import InputError
 from vasuki.io.location import Location
-from vasuki.io.trace import TRACE, StepRecord, read_trace
+from vasuki.io.output.trace import TRACE, StepRecord, read_trace
 
 Array = npt.NDArray[np.float64]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vasuki.report.workload import Result, Workload
-from vasuki.units import count_text, listing, money_text, percent_text, plural, time_text
+from vasuki.base.units import count_text, listing, money_text, percent_text, plural, time_text
+from vasuki.report.job_runs import Result, Workload
 
 _TOGETHER = 1.02  # closer than this is called a draw, whatever the reason
 _LOADING_COUNTS = 0.05  # a larger share of the makespan is told

@@ -5,9 +5,9 @@ pipeline   the same for stages and replicas, with the bubbles between them
 job        every request of a job, and what came of it
 """
 
-from vasuki.simulator.executor import Arrivals, SimulatedExecutor
-from vasuki.simulator.job import Simulated, SimulationResult, Spread, simulate, simulate_plan
 from vasuki.simulator.pipeline import PipelineResult, simulate_pipelines
+from vasuki.simulator.simulate import Simulated, SimulationResult, Spread, simulate, simulate_plan
+from vasuki.simulator.simulated_executor import Arrivals, SimulatedExecutor
 
 __all__ = [
     "Arrivals",

@@ -22,14 +22,14 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Vector
 from dataclasses import dataclass, field
 
-from vasuki.batch import Batch
-from vasuki.cost_model import CostModel, StepTime
-from vasuki.engine import Observer, RunStats
-from vasuki.errors import SchedulerStalled
+from vasuki.base.errors import SchedulerStalled
+from vasuki.engine.batch import Batch
+from vasuki.engine.loop import Observer, RunStats
+from vasuki.engine.scheduler import Counters, Scheduler
+from vasuki.engine.sequence import Request, Sequence
+from vasuki.machines.cost_model import CostModel, StepTime
 from vasuki.plan import EngineSettings
-from vasuki.scheduler import Counters, Scheduler
-from vasuki.sequence import Request, Sequence
-from vasuki.simulator.executor import SimulatedExecutor
+from vasuki.simulator.simulated_executor import SimulatedExecutor
 
 
 def _floats() -> array[float]:

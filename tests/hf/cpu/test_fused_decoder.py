@@ -11,8 +11,8 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaModel
 
 from models import ARCHITECTURES, FUSED, load, prompts, reference, requests_of, run, with_kernels
+from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.cpu.fused_decoder import DecoderKernel, FusedDecoder
-from vasuki.hf.cpu.kernels import CPUKernels
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 

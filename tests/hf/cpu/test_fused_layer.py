@@ -11,10 +11,10 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from models import ARCHITECTURES, FUSED, load, prompts, reference, requests_of, run, with_kernels
+from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.cpu.fused_layer import FusedLayer
-from vasuki.hf.cpu.kernels import CPUKernels
-from vasuki.hf.offload import StreamedLayers, ThreadCopyEngine
-from vasuki.hf.weights import WeightStream, decoder_layers
+from vasuki.hf.kv.kv_mover import StreamedLayers, ThreadCopyEngine
+from vasuki.hf.loading.weights import WeightStream, decoder_layers
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 

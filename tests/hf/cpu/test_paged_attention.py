@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from vasuki.hf.cpu import paged_attention
-from vasuki.hf.kv_cache import KVCache, KVLayout
+from vasuki.hf.kernels import paged_attention
+from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 

@@ -24,11 +24,11 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule, torch_recurrent_gated_delta_rule
 
 from models import RECURRENT, NoTokenizer, prompts, random_config, reference, requests_of, run, with_kernels
-from vasuki.errors import ModelError
-from vasuki.hf.attention import NAME
-from vasuki.hf.cpu.kernels import CPUKernels
+from vasuki.base.errors import ModelError
+from vasuki.hf.attention.ragged_attention import NAME
+from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.cpu.packed_linear import PackedLinear
-from vasuki.hf.model import prepare
+from vasuki.hf.loading.load_model import prepare
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 

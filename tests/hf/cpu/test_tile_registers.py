@@ -12,10 +12,10 @@ import torch
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from models import answers_in_bfloat16
-from vasuki.hf.cpu import native
-from vasuki.hf.cpu.kernels import CPUKernels, load_cpu_kernels
+from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.cpu.packed_linear import Format, PackedLinear
-from vasuki.hf.cpu.paged_attention import load_kernel
+from vasuki.hf.kernels import native
+from vasuki.hf.kernels.paged_attention import load_kernel
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 

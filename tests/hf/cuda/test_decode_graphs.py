@@ -15,16 +15,16 @@ import torch
 from plain_varlen import plain_varlen
 
 from models import Rows, load, prompts, reference, requests_of
-from vasuki.blocks import BlockPool
-from vasuki.engine import drain
-from vasuki.hf import inputs
+from vasuki.engine.blocks import BlockPool
+from vasuki.engine.loop import drain
+from vasuki.engine.policy import POLICIES
+from vasuki.engine.scheduler import Limits, Scheduler
+from vasuki.hf.attention import inputs
 from vasuki.hf.cuda import decode_graphs
 from vasuki.hf.cuda.decode_graphs import SIZES, DecodeGraphs, Replay
-from vasuki.hf.cuda.varlen import PAGE_TOKENS, PagedVarlen
-from vasuki.hf.executor import RaggedExecutor
-from vasuki.hf.kv_cache import KVCache
-from vasuki.policy import POLICIES
-from vasuki.scheduler import Limits, Scheduler
+from vasuki.hf.kernels.varlen import PAGE_TOKENS, PagedVarlen
+from vasuki.hf.kv.kv_cache import KVCache
+from vasuki.hf.ragged_executor import RaggedExecutor
 
 
 @pytest.fixture(autouse=True)

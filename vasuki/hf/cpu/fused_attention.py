@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from vasuki.hf import attention
-from vasuki.hf.attention import Observer
+from vasuki.hf.attention import ragged_attention
+from vasuki.hf.attention.inputs import StepInputs
+from vasuki.hf.attention.plain_attention import Variant
+from vasuki.hf.attention.probe import Observation, observe_calls, observe_layer
+from vasuki.hf.attention.ragged_attention import Observer
 from vasuki.hf.cpu.packed_linear import LinearKernel, PackedLinear
 from vasuki.hf.cpu.replace import replace_modules
-from vasuki.hf.inputs import StepInputs
-from vasuki.hf.plain_attention import Variant
-from vasuki.hf.probe import Observation, observe_calls, observe_layer
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _LARGE = 1e3  # times what a norm gives: some layers clip what they project
@@ -86,7 +86,7 @@ class FusedAttention(torch.nn.Module):
         **inert: Any,
     ) -> tuple[torch.Tensor, None]:
         query, key, value = self.project(hidden_states, position_embeddings)
-        output = attention.attend_or_observe(self, query, key, value, step, self.variant)
+        output = ragged_attention.attend_or_observe(self, query, key, value, step, self.variant)
         return self.o_proj(output.flatten(1).unsqueeze(0)), None
 
 

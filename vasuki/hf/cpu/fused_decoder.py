@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from vasuki.hf.attention import Observer
+from vasuki.hf.attention.inputs import PagedTiles, StepInputs
+from vasuki.hf.attention.ragged_attention import Observer
 from vasuki.hf.cpu.fused_layer import Angles, FusedLayer, Layer
 from vasuki.hf.cpu.replace import replace_where_equal
 from vasuki.hf.cpu.rms_norm import FusedNorm
-from vasuki.hf.inputs import PagedTiles, StepInputs
 
 _PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
 

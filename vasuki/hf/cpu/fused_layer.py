@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from vasuki.hf import attention
-from vasuki.hf.attention import Observer
+from vasuki.hf.attention import ragged_attention
+from vasuki.hf.attention.inputs import StepInputs
+from vasuki.hf.attention.ragged_attention import Observer
 from vasuki.hf.cpu.fused_attention import FusedAttention
 from vasuki.hf.cpu.packed_linear import GatedMLP, Matrix
 from vasuki.hf.cpu.replace import replace_where_equal
 from vasuki.hf.cpu.rms_norm import FusedNorm
-from vasuki.hf.inputs import StepInputs
 
 _PARTS: dict[str, type[torch.nn.Module]] = {
     "input_layernorm": FusedNorm,
@@ -111,7 +111,7 @@ class FusedLayer(torch.nn.Module):
         joined = x.new_empty(num_tokens, layer.qkv.out_features)
         self._kernel.before_attention(layer, Angles.of(cos, sin), x.data_ptr(), joined.data_ptr(), num_tokens)
         query, key, value = joined.view(num_tokens, -1, own.head_dim).split_with_sizes(own.splits, dim=1)
-        attended = attention.attend_or_observe(own, query, key, value, step, own.variant).contiguous()
+        attended = ragged_attention.attend_or_observe(own, query, key, value, step, own.variant).contiguous()
         y = torch.empty_like(hidden_states)
         whole = self.mlp is mlp
         self._kernel.after_attention(layer, attended.data_ptr(), x.data_ptr(), y.data_ptr(), num_tokens, whole)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from vasuki.hf.cpu.recurrences import Recurrences
-from vasuki.hf.recurrent.functions import Function, called_by, in_place
+from vasuki.hf.kernels.recurrent_functions import Function, called_by, in_place
 
 _FORGETS = "mamba_selective_scan"  # is not told what came before
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch.nn.functional import silu, softplus
 
-from vasuki.hf.recurrent.functions import Function
+from vasuki.hf.kernels.recurrent_functions import Function
 
 _ACTIVATIONS = (None, "silu", "swish")  # that a convolution applies itself
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vasuki.hf.probe import observe_calls
+from vasuki.hf.attention.probe import observe_calls
 
 
 def replace_modules(model: torch.nn.Module, twin_of: Callable[[torch.nn.Module], torch.nn.Module | None]) -> None:

@@ -22,12 +22,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from vasuki.hf.cuda import varlen
-from vasuki.hf.cuda.varlen import PagedVarlen, Varlen, can_page
-from vasuki.hf.inputs import Gathered, StepInputs
-from vasuki.hf.kv_cache import KVCache
-from vasuki.hf.model import LoadedModel
-from vasuki.hf.probe import observe
+from vasuki.hf.attention.inputs import Gathered, StepInputs
+from vasuki.hf.attention.probe import observe
+from vasuki.hf.kernels import varlen
+from vasuki.hf.kernels.varlen import PagedVarlen, Varlen, can_page
+from vasuki.hf.kv.kv_cache import KVCache
+from vasuki.hf.loading.load_model import LoadedModel
 
 log = logging.getLogger(__name__)
 

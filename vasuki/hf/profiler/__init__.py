@@ -11,7 +11,7 @@ build       puts these together as a HardwareProfile
 output      writes it to a file, and prints it
 """
 
-from vasuki.hf.profiler.build import profile_machine
+from vasuki.hf.profiler.build_profile import profile_machine
 from vasuki.hf.profiler.output import prepare_folder, profile_table, write_profile
 
 __all__ = ["prepare_folder", "profile_machine", "profile_table", "write_profile"]

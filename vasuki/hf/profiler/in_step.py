@@ -15,19 +15,19 @@ from functools import partial
 
 import numpy as np
 
-from vasuki.batch import Batch, ScheduledChunk
-from vasuki.blocks import BlockTable
-from vasuki.cost_model import CostModel
-from vasuki.hf.cpu.paged_attention import PagedKernel
-from vasuki.hf.executor import RaggedExecutor
-from vasuki.hf.kv_cache import KVCache
+from vasuki.engine.batch import Batch, ScheduledChunk
+from vasuki.engine.blocks import BlockTable
+from vasuki.engine.sequence import Request, Sequence
+from vasuki.hf.kernels.paged_attention import PagedKernel
+from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.memory import available_bytes
-from vasuki.hf.profiler.operators import BLOCK_TOKENS, MEMORY_SHARE, Bench, cold_bytes
-from vasuki.hf.profiler.steps import cut, stand_in
+from vasuki.hf.profiler.operator_times import BLOCK_TOKENS, MEMORY_SHARE, Bench, cold_bytes
+from vasuki.hf.profiler.step_overheads import cut, stand_in
 from vasuki.hf.profiler.timing import HostClock, affordable
-from vasuki.model_shape import ModelShape
-from vasuki.profile import InStep
-from vasuki.sequence import Request, Sequence
+from vasuki.hf.ragged_executor import RaggedExecutor
+from vasuki.machines.cost_model import CostModel
+from vasuki.machines.profile import InStep
+from vasuki.models.shape import ModelShape
 
 _CONTEXT = 256  # of each decode
 _LEAST_LAYERS = 4  # the last one computes less than the others, and not the same in every implementation

@@ -13,9 +13,9 @@ from typing import Protocol
 
 import torch
 
-from vasuki.hf.offload import CopyEngine, ThreadCopyEngine
+from vasuki.hf.kv.kv_mover import CopyEngine, ThreadCopyEngine
 from vasuki.hf.profiler.timing import Effort, clock_for, cuda_event, measure, measure_timed
-from vasuki.profile import Link, LinkPoint
+from vasuki.machines.profile import Link, LinkPoint
 
 _RUN_BYTES = 2**23  # copied in a row for one timing
 _MOST_COPIES = 256

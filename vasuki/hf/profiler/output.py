@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from vasuki.errors import ProfileError
-from vasuki.profile import HardwareProfile
+from vasuki.base.errors import ProfileError
+from vasuki.machines.profile import HardwareProfile
 
 _CELLS = 5  # of a row
 

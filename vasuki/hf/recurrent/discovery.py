@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import torch
 from transformers.cache_utils import DynamicCache
 
-from vasuki.errors import one_line
-from vasuki.hf.attention import Unsupported
-from vasuki.hf.probe import observe
-from vasuki.hf.recurrent.layers import CACHE_NAMES, RecurrentLayer, RecurrentLayers, State, cache_name
+from vasuki.base.errors import one_line
+from vasuki.hf.attention.probe import observe
+from vasuki.hf.attention.ragged_attention import Unsupported
+from vasuki.hf.recurrent.recurrent_layer import CACHE_NAMES, RecurrentLayer, RecurrentLayers, State, cache_name
 
 # A module, which layer it is, what it keeps of a row, and what it was given.
 _Seen: TypeAlias = tuple[torch.nn.Module, int, list[State], torch.Tensor]

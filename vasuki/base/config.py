@@ -1,0 +1,317 @@
+"""job.yaml -> JobConfig: one frozen object that says everything a job needs, checked before anything is loaded.
+
+Unknown keys are refused with the nearest known one. `--set key.path=value` is applied to the YAML tree before checking,
+so the command line obeys the same rules as the file. The description of each field is the reference documentation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import pydantic
+import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from vasuki.base.errors import JobFileError, one_line
+from vasuki.base.schema import explain
+
+Auto = Literal["auto"]
+T = TypeVar("T")
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def parse_bytes(value: Any) -> Any:
+    """`"8GiB"` -> 8589934592. Numbers pass through."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", value)
+    if not match or match[2].lower() not in _UNITS:
+        raise ValueError(f"{value!r} is not a size; write it like 512MiB or 8GiB")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
+
+
+def _without_empty(stops: tuple[str, ...]) -> tuple[str, ...]:
+    """An empty string would end every answer before it begins."""
+    if "" in stops:
+        raise ValueError("holds an empty string")
+    return stops
+
+
+StopStrings = Annotated[tuple[str, ...], AfterValidator(_without_empty)]
+MAX_SAMPLES = 16_384  # of a row: they are held until the last is done, and one wrong number must not fill the memory
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Column(_Section):
+    """A setting taken from a column of the input, row by row."""
+
+    column: str
+    """Name of the input column."""
+
+
+class Quantile(_Section):
+    """A setting taken from a quantile of a distribution."""
+
+    quantile: Annotated[float, Field(gt=0, le=1)]
+    """Between 0 and 1; 0.9 means that nine rows in ten are at most this long."""
+
+
+def _spelling(value: Any) -> str:
+    """Which member of a union a value means, so that a mistake is explained for that member alone."""
+    if isinstance(value, Quantile) or (isinstance(value, Mapping) and "quantile" in value):
+        return "<quantile>"
+    return "<column>" if isinstance(value, (Column, Mapping)) else "<value>"
+
+
+# A setting that is either one value for all rows or `{column: name}`.
+OrColumn = Annotated[
+    Annotated[Column, Tag("<column>")] | Annotated[T, Tag("<value>")],
+    Discriminator(lambda value: "<column>" if _spelling(value) == "<quantile>" else _spelling(value)),
+]
+OutputLength = Annotated[
+    Annotated[Column, Tag("<column>")]
+    | Annotated[Quantile, Tag("<quantile>")]
+    | Annotated[Literal["max", "auto"], Tag("<value>")],
+    Discriminator(_spelling),
+]
+
+
+class ModelConfig(_Section):
+    """Which model answers."""
+
+    path: str = ""
+    """A local folder or a Hugging Face hub id."""
+    shape: str = ""
+    """Instead of `path`, for `plan` and `simulate` without weights: llama-3-8b, mistral-7b, llama-13b, gpt-3, ..."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of weights and KV cache. `auto` takes the one the model was saved in, if the device computes it well. On a
+    CPU, bfloat16 is what is multiplied, and float32 what lies between."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    trust_remote_code: bool = False
+    """Run modelling code that comes with the model. Off unless you trust its author."""
+
+    @model_validator(mode="after")
+    def _one_of(self) -> ModelConfig:
+        if bool(self.path) == bool(self.shape):
+            raise ValueError("give either model.path or model.shape")
+        return self
+
+
+class InputConfig(_Section):
+    """Where the rows come from and which columns make the prompt."""
+
+    path: str
+    """File, folder or glob, or an s3:// or gs:// URL. Parquet, JSONL or CSV, by extension."""
+    format: Literal["auto", "parquet", "jsonl", "csv", "openai-batch"] = "auto"
+    """Set it where the extension does not tell; `openai-batch` must be named."""
+    id: str = ""
+    """Column that names a row, unique over the input. Absent: the row number, from 0."""
+    prompt: str = ""
+    """Template over columns, e.g. `"Translate: {text}"`. Doubled braces stand for themselves."""
+    messages: str = ""
+    """Column of chat messages, a list of `{role, content}`, rendered by the model's chat template."""
+    prompt_token_ids: str = ""
+    """Column of token ids, used as they are."""
+
+    @model_validator(mode="after")
+    def _one_of(self) -> InputConfig:
+        given = [name for name in ("prompt", "messages", "prompt_token_ids") if getattr(self, name)]
+        if self.format == "openai-batch":
+            if given:
+                raise ValueError(f"openai-batch rows carry their own messages; remove input.{given[0]}")
+        elif len(given) != 1:
+            raise ValueError("give exactly one of input.prompt, input.messages, input.prompt_token_ids")
+        return self
+
+
+class OutputConfig(_Section):
+    """Where the answers go."""
+
+    path: str
+    """Folder, or an s3:// or gs:// URL. It belongs to this job alone."""
+    columns: tuple[str, ...] = ()
+    """Input columns copied beside each answer. One whose numbers no single type holds exactly is copied as text."""
+    token_ids: bool = False
+    """Add the column `output_token_ids`."""
+    logprobs: bool = False
+    """Add the column `logprob`: the sum of the log-probabilities of the output tokens."""
+
+
+class SamplingConfig(_Section):
+    """How tokens are chosen. Each setting is a value or `{column: name}`. Of the model's generation_config.json only
+    what ends an answer is used; a warning names what else would change greedy output, such as a repetition penalty."""
+
+    max_tokens: OrColumn[Annotated[int, Field(ge=1)]] = 256
+    """Most output tokens of a row."""
+    temperature: OrColumn[Annotated[float, Field(ge=0)]] = 0.0
+    """0 is greedy."""
+    top_p: OrColumn[Annotated[float, Field(gt=0, le=1)]] = 1.0
+    """Keep the smallest set of tokens whose probability reaches this. 1 keeps all."""
+    top_k: OrColumn[Annotated[int, Field(ge=0)]] = 0
+    """Keep this many tokens. 0 keeps all, and so does more than there are."""
+    stop: OrColumn[StopStrings] = ()
+    """Strings that end the answer; they are not part of it. The name of a special token, such as `<end_of_turn>`,
+    stands for that token."""
+    seed: OrColumn[int] = 0
+    """A sampled row depends on (seed, row id) alone, never on its neighbours."""
+    n: OrColumn[Annotated[int, Field(ge=1, le=MAX_SAMPLES)]] = 1
+    """Answers for each row. With n > 1 the output has a column `sample`, from 0."""
+    ignore_eos: OrColumn[bool] = False
+    """Go on to max_tokens whatever the model says. For benchmarks."""
+
+
+class PlanConfig(_Section):
+    """How the rows are ordered."""
+
+    solver: Literal["auto", "greedy", "local_search", "milp", "fifo"] = "auto"
+    """`auto` is greedy, with an exact solver for small sets of known lengths."""
+    gpu: str = "auto"
+    """Hardware profile: a name from profiles/, a path, or `auto` for the machine at hand."""
+    output_length: OutputLength = "auto"
+    """What to expect of a row: `max` is max_tokens; `auto` starts there and learns from finished rows."""
+    window_rows: Annotated[int, Field(ge=1)] = 32768
+    """Rows held and ordered at a time; memory is bounded by it whatever the input's size."""
+
+
+class EngineConfig(_Section):
+    """How steps are formed and executed."""
+
+    policy: Literal["vasuki", "sarathi", "orca", "vllm", "static", "static-sorted"] = "vasuki"
+    """Who runs in the next step. All but `vasuki` are there for comparison."""
+    chunk_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
+    """Token budget of a step: decodes first, then prompt chunks up to this many tokens."""
+    max_num_seqs: Auto | Annotated[int, Field(ge=1)] = "auto"
+    """Most sequences in a step."""
+    attention: Literal["auto", "ragged"] = "auto"
+    """Backend. `ragged` packs chunks without padding, for every model on transformers' attention interface."""
+    compile: Literal["auto", "off"] = "auto"
+    """On a CPU, `auto` computes by kernels that are compiled for its processor and kept on disk between runs; `off` by
+    torch's own, which are slower. On CUDA, `auto` records steps of decodes as graphs, where the model allows it; `off`
+    launches every kernel by itself."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to run."""
+    weights_on_host: Auto | Annotated[int, Field(ge=0)] = "auto"
+    """Decoder layers whose weights stay in host memory and are fetched in every step, behind the other layers. `auto`:
+    none if all fit the device, and otherwise as many as end the job first, within `kv.host_memory`."""
+
+
+class KVConfig(_Section):
+    """Memory for keys and values."""
+
+    block_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
+    """Tokens in a block."""
+    device_memory: Annotated[float, Field(gt=0, le=1)] | Bytes = 0.9
+    """Share of the device's memory that weights, activations and KV may take together; or the KV pool's size. States of
+    layers that carry one (Mamba, delta nets) are taken from it."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """What keys and values are rounded to. `auto` keeps the type that the model computes in, and its very tokens."""
+    host_memory: Bytes = 8 * 2**30
+    """Pinned host memory, for weights that stay on the host and for offloaded KV."""
+    offload: Literal["auto", "none", "stream", "park", "ahead"] = "auto"
+    """What moves to the host: layers, rows that have to make room, or also rows whose prompt is computed ahead. `auto`
+    takes whatever the cost model finds cheapest, often nothing."""
+
+
+class ErrorsConfig(_Section):
+    """When failed rows fail the job."""
+
+    max_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """More failed rows than this share end the run with exit code 3. The output is complete either way."""
+
+
+class CostConfig(_Section):
+    """What the machine costs."""
+
+    price_per_hour: Annotated[float, Field(ge=0)] | None = None
+    """Absent: the price in the hardware profile."""
+    currency: str = "USD"
+    """Printed beside amounts."""
+
+
+class JobConfig(_Section):
+    """A whole job."""
+
+    name: str = "job"
+    """Shown in reports."""
+    model: ModelConfig
+    input: InputConfig
+    output: OutputConfig
+    sampling: SamplingConfig = SamplingConfig()
+    plan: PlanConfig = PlanConfig()
+    engine: EngineConfig = EngineConfig()
+    kv: KVConfig = KVConfig()
+    errors: ErrorsConfig = ErrorsConfig()
+    cost: CostConfig = CostConfig()
+
+    @property
+    def config_hash(self) -> str:
+        """Hash of everything that decides what the answers are: model, input, sampling and output columns.
+
+        A run continues an output folder only if this matches; speed settings may change in between.
+        """
+        deciding = self.model_dump(mode="json", include={"model", "input", "sampling", "output"})
+        del deciding["output"]["path"]
+        return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
+    """Read a job file and apply `key.path=value` overrides.
+
+    Raises:
+        JobFileError: the file is missing, is not YAML, or does not describe a job.
+    """
+    try:
+        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise JobFileError(f"cannot read job file {path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that no calendar has
+        raise JobFileError(f"{path} is not valid YAML: {one_line(error)}") from None
+    if not isinstance(tree, dict):
+        raise JobFileError(f"{path} does not describe a job: expected keys such as model, input and output")
+    return parse_overrides(overrides, tree, source=str(path))
+
+
+def parse_overrides(overrides: Iterable[str], tree: dict[str, Any], source: str = "--set") -> JobConfig:
+    """Apply `key.path=value` overrides to a tree and check it."""
+    for override in overrides:
+        _apply_override(tree, override)
+    return parse_job(tree, source)
+
+
+def parse_job(tree: Mapping[str, Any], source: str = "job") -> JobConfig:
+    """Check a parsed tree. Raises JobFileError with one line that names every mistake."""
+    try:
+        return JobConfig.model_validate(tree)
+    except pydantic.ValidationError as error:
+        raise JobFileError(f"{source}: " + "; ".join(explain(error, JobConfig))) from None
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    dotted, separator, text = override.partition("=")
+    if not separator or not dotted:
+        raise JobFileError(f"--set {override!r}: write it as key.path=value")
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):  # ValueError: a date that no calendar has
+        value = text
+    *parents, last = dotted.split(".")
+    for key in parents:
+        child = tree.setdefault(key, {})
+        if not isinstance(child, dict):
+            raise JobFileError(f"--set {override!r}: {key} is a value, not a section")
+        tree = child
+    tree[last] = value

@@ -1,0 +1,155 @@
+"""What has to run: the lengths of a job's requests, and the shape of its model.
+
+Prompts are counted in the job's input or read from a LENGTHS.csv. Nothing here needs torch, unless a model has no
+tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from vasuki.base.config import JobConfig, load_job, parse_overrides
+from vasuki.base.errors import InputError
+from vasuki.engine.sequence import Request
+from vasuki.io.input.requests import RequestStream, Tokenizer
+from vasuki.io.input.tables import open_table
+from vasuki.lengths import Lengths, Prefixes, is_lengths_file, read_lengths
+from vasuki.machines.profile import HardwareProfile
+from vasuki.models.config_json import shape_from_config
+from vasuki.models.files import description_folder
+from vasuki.models.named import named_shape
+from vasuki.models.shape import ModelShape
+from vasuki.models.token_counter import TokenCounter
+from vasuki_solvers import shared_prefixes
+
+log = logging.getLogger(__name__)
+
+MIN_SHARED_TOKENS = 8  # shorter common beginnings fill no block
+COUNTED_REQUESTS = 20_000  # a larger input is planned from its first so many
+CLEARLY = 1.2  # times as fast; a CPU's rates, measured one after the other, differ by noise
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is to be planned."""
+
+    config: JobConfig
+    shape: ModelShape
+    lengths: Lengths
+    fingerprint: str = ""
+
+    def on(self, profile: HardwareProfile) -> Workload:
+        """The same as a machine runs it: on a CPU, `model.dtype: auto` is float32 unless its own is clearly faster."""
+        peaks = profile.peak_tflops
+        if self.config.model.dtype != "auto" or profile.kind != "cpu":
+            return self
+        if peaks.get(self.shape.dtype, 0.0) >= CLEARLY * peaks.get("float32", 0.0):
+            return self
+        return replace(self, shape=self.shape.with_dtype("float32", self.config.kv.dtype))
+
+
+def workload_of(job_or_lengths: str, overrides: tuple[str, ...] = ()) -> Workload:
+    """A workload from a job file, or from a LENGTHS.csv and `--set` alone.
+
+    Raises:
+        VasukiError: as the run would, as far as it can be known without weights.
+    """
+    if not job_or_lengths.endswith(".csv"):
+        return job_workload(load_job(job_or_lengths, overrides))
+    config = parse_overrides(
+        overrides, {"input": {"path": job_or_lengths, "prompt_token_ids": "-"}, "output": {"path": "-"}}
+    )
+    return Workload(config, shape_of(config), read_lengths(job_or_lengths))
+
+
+def job_workload(config: JobConfig) -> Workload:
+    """Count the tokens of a job's prompts.
+
+    Raises:
+        InputError, JobFileError, ModelError: as the run would, as far as it can be known without weights.
+    """
+    shape = shape_of(config)
+    if is_lengths_file(config.input.path):
+        return Workload(config, shape, read_lengths(config.input.path))
+    table = open_table(config)
+    stream = RequestStream(
+        table,
+        config,
+        tokenizer_of(config),
+        max_context_tokens=shape.max_context_tokens,
+        vocab_size=shape.vocab_size,
+    )
+    with stream as requests:
+        lengths = lengths_of(first_rows(requests, COUNTED_REQUESTS), table.num_rows)
+    if not len(lengths):
+        raise InputError(f"{config.input.path} has no row that can be run")
+    return Workload(config, shape, lengths, table.fingerprint)
+
+
+def tokenizer_of(config: JobConfig) -> Tokenizer:
+    """The model's own tokenizer; where there is only a shape, tokens are guessed from characters.
+
+    Raises:
+        ModelError: it cannot be read, or the job has messages and the model no chat template.
+    """
+    if not config.model.path:
+        return TokenCounter()
+    from vasuki.hf.loading.tokenizer import tokenizer_without_torch  # transformers takes a second to import
+
+    tokenizer = tokenizer_without_torch(config.model)
+    if config.input.messages:
+        tokenizer.require_chat_template()
+    return tokenizer
+
+
+def first_rows(requests: Iterable[Request], num_requests: int) -> Iterator[Request]:
+    """The first so many requests, and the other samples of the last one's row."""
+    for count, request in enumerate(requests, 1):
+        yield request
+        if count >= num_requests and (request.error or request.sample_index == request.sampling.n - 1):
+            return
+
+
+def lengths_of(requests: Iterable[Request], num_rows: int = 0) -> Lengths:
+    """Lengths of requests that can run: prompts, what is expected of outputs, their limits, and what prompts share.
+
+    If they are the first of `num_rows` rows, the others are taken to go on like them.
+    """
+    rows: list[tuple[int, int, int]] = []
+    rows_read = 0
+
+    def prompts() -> Iterator[ArrayLike]:
+        nonlocal rows_read
+        for request in requests:
+            rows_read += request.sample_index == 0
+            if not request.error:
+                rows.append((request.num_prompt_tokens, request.expected_tokens, request.max_tokens))
+                yield request.prompt_token_ids
+
+    of_row, token_ids = shared_prefixes(prompts(), min_shared=MIN_SHARED_TOKENS)
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), 3)
+    lengths = Lengths(table[:, 0], table[:, 1], None, table[:, 2], Prefixes(token_ids, of_row))
+    if not rows or rows_read >= num_rows:
+        return lengths
+    log.info("planning %d rows from the first %d", num_rows, rows_read)
+    return lengths.take(np.arange(round(len(rows) * num_rows / rows_read)) % len(rows))
+
+
+def shape_of(config: JobConfig) -> ModelShape:
+    """The shape of the job's model: a named one, or read from its files. `model.dtype` and `kv.dtype` override its own.
+
+    Raises:
+        ModelError: there is no such shape or model.
+    """
+    model = config.model
+    if model.shape:
+        shape = named_shape(model.shape)
+    else:
+        shape = shape_from_config(description_folder(model), name=Path(model.path).name)
+    return shape.with_dtype(shape.dtype if model.dtype == "auto" else model.dtype, config.kv.dtype)

@@ -1,0 +1,158 @@
+"""THE loop: schedule, launch, settle. Real and simulated runs share it.
+
+    requests --> scheduler.add --> schedule --> executor.launch --> advance --> wait --> settle --> sink.write
+                                      ^                                                     |
+                                      +-----------------------------------------------------+
+
+Where launching returns before the device is done, one step more is launched before its tokens are waited for, so that
+the device never waits for the host:
+
+    host     launch 1 | launch 2 | settle 1, launch 3 | settle 2, launch 4 |
+    device            |--- step 1 ---|--- step 2 ---|--- step 3 ---|--- step 4 ---|
+
+Everything that differs between a GPU, a CPU and a simulation is behind `Executor`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from vasuki.base.errors import Interrupted, SchedulerStalled
+from vasuki.engine.batch import Batch, StepResult
+from vasuki.engine.scheduler import Scheduler
+from vasuki.engine.sequence import Request, Sequence
+
+
+class Step(Protocol):
+    """A batch that was launched, and may still be under way."""
+
+    @property
+    def num_steps(self) -> int: ...
+
+    def wait(self) -> StepResult: ...
+
+
+class Executor(Protocol):
+    """Computes batches: with kernels, or with a cost model in their place."""
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that are best under way while another one is prepared: 0 or 1."""
+        ...
+
+    def launch(self, batch: Batch) -> Step:
+        """Compute every chunk of the batch and sample where a chunk asks for it, behind what was launched before."""
+        ...
+
+
+class Sink(Protocol):
+    """Takes finished rows and makes them durable."""
+
+    def write(self, sequence: Sequence) -> None: ...
+
+    def commit_if_due(self, now_s: float) -> None: ...
+
+
+class Observer(Protocol):
+    """Sees every step after it happened, and the rows that ended in it: the trace, the progress bar, the plan's running
+    correction, the order that learns how long outputs become."""
+
+    def record(
+        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
+    ) -> None: ...
+
+
+@dataclass(slots=True)
+class RunStats:
+    """What the loop itself can say about a run."""
+
+    now_s: float = 0.0  # virtual or real seconds spent in steps
+    steps: int = 0
+    sequence_steps: int = 0  # sum over steps of sequences in the batch
+    max_seqs: int = 0
+    peak_device_blocks: int = 0
+    peak_host_blocks: int = 0
+    swapped_blocks: int = 0
+    copied_bytes: int = 0  # KV, in either direction
+    exposed_copy_s: float = 0.0
+    hidden_copy_s: float = 0.0
+
+    @property
+    def mean_seqs(self) -> float:
+        return self.sequence_steps / self.steps if self.steps else 0.0
+
+    def count(self, batch: Batch, result: StepResult, scheduler: Scheduler) -> None:
+        """Add the steps of one batch."""
+        num_steps, num_seqs = result.num_steps, batch.num_seqs
+        self.now_s += result.elapsed_s
+        self.steps += num_steps
+        self.sequence_steps += num_steps * num_seqs
+        self.max_seqs = max(self.max_seqs, num_seqs)
+        self.peak_device_blocks = scheduler.pool.peak_held
+        if scheduler.host_pool is not None:
+            self.peak_host_blocks = scheduler.host_pool.peak_held
+        for swap in batch.swaps:
+            self.swapped_blocks += len(swap.device)
+        self.copied_bytes += result.copied_bytes
+        self.exposed_copy_s += result.exposed_copy_s
+        self.hidden_copy_s += result.hidden_copy_s
+
+
+def drain(
+    requests: Iterable[Request],
+    scheduler: Scheduler,
+    executor: Executor,
+    sink: Sink,
+    observers: Iterable[Observer] = (),
+    should_stop: Callable[[], bool] = lambda: False,
+    stats: RunStats | None = None,
+) -> RunStats:
+    """Run every request to its end.
+
+    Args:
+        requests: in the order in which they should start.
+        stats: counted into, so that they survive an exception.
+
+    Raises:
+        Interrupted: `should_stop` said so between two steps, or after a row that can never run. Finished rows are with
+            the sink.
+        SchedulerStalled: work is left but no batch can be formed.
+    """
+    source = iter(requests)
+    observers = list(observers)
+    stats = RunStats() if stats is None else stats
+    under_way: deque[tuple[Batch, Step]] = deque()
+
+    def commit_or_stop() -> None:
+        sink.commit_if_due(stats.now_s)
+        if should_stop():
+            raise Interrupted("stopped by a signal")
+
+    while True:
+        while scheduler.wants_more() and (request := next(source, None)) is not None:
+            if rejected := scheduler.add(request):
+                sink.write(rejected)
+                commit_or_stop()  # millions of such rows may follow one another, without a step
+        batch = scheduler.schedule()
+        if batch is not None:
+            step = executor.launch(batch)
+            scheduler.advance(batch, step.num_steps)
+            under_way.append((batch, step))
+            if len(under_way) <= executor.steps_ahead:
+                continue
+        elif not under_way:
+            if scheduler.is_empty():
+                return stats
+            raise SchedulerStalled(f"{len(list(scheduler.live()))} sequences are left and none can run")
+        batch, step = under_way.popleft()
+        result = step.wait()
+        finished = scheduler.settle(batch, result)
+        stats.count(batch, result, scheduler)
+        for sequence in finished:
+            sink.write(sequence)
+        for observer in observers:
+            observer.record(stats.now_s, batch, result, scheduler, finished)
+        commit_or_stop()

@@ -1,0 +1,124 @@
+"""A request as it was read, and the sequence that serves it.
+
+A `Request` never changes. A `Sequence` is its life inside the engine: a few numbers move, everything else is derived.
+
+    token positions   0 ............ num_prompt_tokens ............ num_tokens
+                      |-- prompt ----|-- output so far -------------|
+                      |-- computed: K and V are in blocks --|-- next chunk --|
+
+A prefill chunk and a decode are the same thing: an interval of positions that is computed in one step. The step that
+computes position `num_tokens - 1` samples the next token. Until the device has told which, that one is pending: it
+counts as a token, and the next step may compute it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vasuki.engine.blocks import BlockTable
+
+NO_TOKENS: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How output tokens are chosen. Greedy when `temperature` is 0.
+
+    A row's draws depend on `(seed, row id, sample index)` and the position alone, never on its neighbours in the batch.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 keeps the whole vocabulary
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+    n: int = 1
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One output row to produce.
+
+    `prompt_token_ids` is absent in simulated runs, where only lengths matter. A row that cannot be run carries the
+    reason in `error` and passes through the engine untouched, to become an output row with `finish_reason=error`.
+    """
+
+    row: int  # position in the input, from 0
+    id: str | int
+    num_prompt_tokens: int
+    max_tokens: int
+    prompt_token_ids: Any = NO_TOKENS  # int32 [num_prompt_tokens]
+    sampling: SamplingParams = SamplingParams()
+    sample_index: int = 0  # which of the row's `n` samples
+    estimated_tokens: int = 0  # output length the planner expects; 0 means `max_tokens`
+    carried: Mapping[str, Any] = field(default_factory=dict)  # input columns copied to the output
+    error: str = ""
+
+    @property
+    def expected_tokens(self) -> int:
+        """Output tokens to plan for: the estimate, never above `max_tokens`."""
+        return min(self.estimated_tokens, self.max_tokens) if self.estimated_tokens else self.max_tokens
+
+
+class Status(enum.Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"  # not admitted, or preempted with its KV dropped
+    RUNNING = "running"  # holds device blocks
+    PARKED = "parked"  # its KV lies in host blocks
+    FINISHED = "finished"  # computes no more and holds no memory
+
+
+class FinishReason(str, enum.Enum):
+    """Why a row ended, as written to the `finish_reason` column."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ERROR = "error"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request in progress. Compared by identity."""
+
+    request: Request
+    output_token_ids: list[int] = field(default_factory=list)  # appended by Scheduler.settle
+    num_pending_tokens: int = 0  # output behind those, sampled but not known yet; set by Scheduler
+    num_computed_tokens: int = 0  # set by Scheduler: positions whose K and V are in blocks
+    block_table: BlockTable = field(default_factory=BlockTable)  # filled by Scheduler from the BlockPool
+    status: Status = Status.WAITING  # set by Scheduler
+    finish_reason: FinishReason | None = None  # set by Scheduler
+    error: str = ""  # set by Scheduler when it rejects
+    logprob: float = 0.0  # sum over output tokens, if asked for; set by Scheduler.settle
+    prefix_keys: list[bytes] = field(default_factory=list)  # of the prompt's full blocks, set by Scheduler on admission
+    expected_tokens: int = field(init=False)  # of output, in all; from the request, sharpened by PlannedOrder
+
+    def __post_init__(self) -> None:
+        self.expected_tokens = self.request.expected_tokens
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.request.num_prompt_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids) + self.num_pending_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output so far."""
+        return self.request.num_prompt_tokens + len(self.output_token_ids) + self.num_pending_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Positions still to compute before the next token can be sampled: 1 while decoding, more while prefilling."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.num_uncomputed_tokens == 1 and self.num_output_tokens > 0

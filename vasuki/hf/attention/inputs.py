@@ -1,0 +1,224 @@
+"""A Batch -> the tensors of one packed forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from vasuki.engine.batch import Batch
+from vasuki.engine.sequence import Sequence
+from vasuki.hf.kernels import varlen
+from vasuki.hf.kernels.paged_attention import PagedKernel
+from vasuki.hf.kernels.transfer import to_device
+from vasuki.hf.kernels.varlen import PagedVarlen
+from vasuki.hf.kv.kv_cache import KVCache
+from vasuki.hf.kv.kv_mover import Offload
+from vasuki.lengths import Bools, Ints
+
+# Tokens of a tile: enough to pay for what it copies, few enough to keep many cores busy.
+_TILE_TOKENS = 32
+# Rows of a decode group are padded to the longest; a group is closed when that would cost more than this factor.
+_GROUP_PADDING = 1.3
+
+
+@dataclass(frozen=True, slots=True)
+class LongChunk:
+    """A chunk whose attention is one fused call of its own."""
+
+    first: int  # its tokens are [first, last) of the packed batch
+    last: int
+    end: int  # context length after the chunk
+    blocks: torch.Tensor  # int64 [blocks_for(end)]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Chunks of one token with contexts of nearly equal length, padded to the longest of them."""
+
+    tokens: torch.Tensor  # int64 [rows], their places in the packed batch
+    positions: torch.Tensor  # int64 [rows]
+    blocks: torch.Tensor  # int64 [rows, blocks_per_row]; padded with block 0, which the mask hides
+
+
+class Gathered:
+    """Chunks for attention by torch operators, which want each context in one piece. Laid out when first asked for."""
+
+    def __init__(
+        self, firsts: Ints, lengths: Ints, starts: Ints, tables: Ints, block_tokens: int, device: torch.device
+    ) -> None:
+        self._firsts, self._lengths, self._starts, self._tables = firsts, lengths, starts, tables
+        self._block_tokens, self._device = block_tokens, device
+
+    @cached_property
+    def long_chunks(self) -> list[LongChunk]:
+        """Chunks of two tokens or more."""
+        ends = self._starts + self._lengths
+        return [
+            LongChunk(
+                int(self._firsts[i]),
+                int(self._firsts[i] + self._lengths[i]),
+                int(ends[i]),
+                to_device(self._device, self._tables[i, : -(-ends[i] // self._block_tokens)])[0],
+            )
+            for i in np.flatnonzero(self._lengths > 1)
+        ]
+
+    @cached_property
+    def decode_groups(self) -> list[DecodeGroup]:
+        """Single tokens, longest context first, in groups whose padding stays small."""
+        single = np.flatnonzero(self._lengths == 1)
+        order = single[np.argsort(-self._starts[single], kind="stable")]
+        tokens, positions, tables = self._firsts[order], self._starts[order], self._tables[order]
+        widths = positions // self._block_tokens + 1
+        groups, first = [], 0
+        while first < len(tokens):
+            sizes = np.arange(1, len(tokens) - first + 1)
+            padded = widths[first] * sizes <= _GROUP_PADDING * np.cumsum(widths[first:])
+            size = int(np.argmin(padded)) or len(padded)
+            rows = slice(first, first + size)
+            table = tables[rows, : widths[first]]
+            on_device = to_device(self._device, tokens[rows], positions[rows], table.reshape(-1))
+            groups.append(DecodeGroup(on_device[0], on_device[1], on_device[2].view(table.shape)))
+            first += size
+        return groups
+
+
+class PagedTiles:
+    """Chunks for the compiled kernel: cut into tiles that walk their sequences' blocks, those with most work first.
+
+    Attributes:
+        tiles: int64 `[count, 4]`: first token in the packed batch, tokens, position of the first, row of `tables`.
+        longest: most tokens of a tile.
+        sampled: tiles of those tokens alone whose logits are wanted.
+        tables: int64 `[num_chunks, width]`, padded with anything.
+    """
+
+    def __init__(
+        self, kernel: PagedKernel, firsts: Ints, lengths: Ints, starts: Ints, samples: Bools, tables: Ints
+    ) -> None:
+        self.kernel = kernel
+        counts = -(-lengths // _TILE_TOKENS)
+        chunk_of = np.repeat(np.arange(len(lengths)), counts)  # [count]
+        skipped = (np.arange(len(chunk_of)) - (np.cumsum(counts) - counts)[chunk_of]) * _TILE_TOKENS
+        tokens = np.minimum(lengths[chunk_of] - skipped, _TILE_TOKENS)
+        tiles = np.stack([firsts[chunk_of] + skipped, tokens, starts[chunk_of] + skipped, chunk_of], axis=1)
+        self.tiles = _most_work_first(tiles)
+        self.longest = int(tokens.max())
+        lasts = lengths - 1
+        self.sampled = _most_work_first(
+            np.stack([firsts + lasts, np.ones_like(lasts), starts + lasts, np.arange(len(lasts))], axis=1)[samples]
+        )
+        self.tables = torch.from_numpy(tables)
+
+
+def _most_work_first(tiles: Ints) -> torch.Tensor:
+    _, tokens, positions, _ = tiles.T
+    return torch.from_numpy(tiles[np.argsort(-tokens * (positions + tokens), kind="stable")])
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Everything the model and its attention need for one step."""
+
+    input_ids: torch.Tensor  # int64 [1, num_tokens]
+    position_ids: torch.Tensor  # int64 [1, num_tokens], restarting with every chunk
+    rows: torch.Tensor  # int64 [num_tokens], where each token's key goes, see KVCache
+    sample_positions: torch.Tensor  # int64 [num_samples], tokens whose logits are wanted
+    cache: KVCache
+    offload: Offload | None  # moves KV beside the compute
+    # The chunks, as each way of computing attention wants them.
+    tiles: PagedTiles | None  # the compiled kernel of a CPU, where there is one
+    varlen: PagedVarlen | None  # CUDA's, for layers whose attention is plain and whose heads it takes
+    gathered: Gathered  # torch operators
+
+
+class LastTokens:
+    """What the step before sampled, where it did: the host may not have seen it yet.
+
+    Args:
+        sequences: those that were sampled for.
+        token_ids: int64 `[num_sequences]`.
+    """
+
+    def __init__(self, sequences: list[Sequence], token_ids: torch.Tensor) -> None:
+        self._row_of = {sequence: row for row, sequence in enumerate(sequences)}
+        self._token_ids = token_ids
+
+    def fill_in(self, input_ids: torch.Tensor, batch: Batch, lasts: Ints) -> None:
+        """Give each chunk that ends with a pending token that token; `lasts` are the places behind the chunks."""
+        chunks = zip(batch.chunks, lasts, strict=True)
+        late = [
+            (last - 1, self._row_of[c.sequence]) for c, last in chunks if c.samples and c.sequence.num_pending_tokens
+        ]
+        if late:
+            places, rows = to_device(input_ids.device, *np.array(late).T)
+            input_ids[places] = self._token_ids[rows]
+
+
+def build_inputs(
+    batch: Batch,
+    cache: KVCache,
+    device: torch.device,
+    kernel: PagedKernel | None = None,
+    offload: Offload | None = None,
+    last_tokens: LastTokens | None = None,
+) -> StepInputs:
+    """Lay the chunks of a batch end to end."""
+    lengths = np.array([chunk.num_tokens for chunk in batch.chunks])
+    lasts = np.cumsum(lengths)
+    firsts = lasts - lengths
+    starts = np.array([chunk.start for chunk in batch.chunks])
+    chunk_of = np.repeat(np.arange(len(lengths)), lengths)  # [num_tokens]
+    positions = np.arange(lasts[-1]) - firsts[chunk_of] + starts[chunk_of]
+    tables = _tables(batch, cache.block_tokens)
+    slots = tables[chunk_of, positions // cache.block_tokens] * cache.block_tokens + positions % cache.block_tokens
+    token_ids = np.concatenate([_tokens(chunk.sequence, chunk.start, chunk.end) for chunk in batch.chunks])
+    samples = np.array([chunk.samples for chunk in batch.chunks])
+    input_ids, position_ids, slots, sample_positions = to_device(
+        device, token_ids.astype(np.int64), positions, slots, lasts[samples] - 1
+    )
+    if last_tokens is not None:
+        last_tokens.fill_in(input_ids, batch, lasts)
+    return StepInputs(
+        input_ids=input_ids.unsqueeze(0),
+        position_ids=position_ids.unsqueeze(0),
+        rows=cache.rows_of_slots(slots),
+        sample_positions=sample_positions,
+        cache=cache,
+        offload=offload,
+        tiles=None if kernel is None else PagedTiles(kernel, firsts, lengths, starts, samples, tables),
+        varlen=_varlen(lengths, starts + lengths, tables, cache, device),
+        gathered=Gathered(firsts, lengths, starts, tables, cache.block_tokens, device),
+    )
+
+
+def _varlen(
+    lengths: np.ndarray, ends: np.ndarray, tables: np.ndarray, cache: KVCache, device: torch.device
+) -> PagedVarlen | None:
+    if all(varlen.why_unavailable(cache.layout.dtype, device, head_dim) for head_dim in cache.layout.head_dims):
+        return None
+    return PagedVarlen(lengths, ends, tables, cache.block_tokens, device)
+
+
+def _tables(batch: Batch, block_tokens: int) -> np.ndarray:
+    """Blocks in use by each chunk's sequence: int64 [num_chunks, widest], padded with block 0."""
+    used = [-(-chunk.end // block_tokens) for chunk in batch.chunks]
+    tables = np.zeros((len(used), max(used)), dtype=np.int64)
+    for row, (chunk, count) in enumerate(zip(batch.chunks, used, strict=True)):
+        tables[row, :count] = chunk.sequence.block_table.device[:count]
+    return tables
+
+
+def _tokens(sequence: Sequence, start: int, end: int) -> np.ndarray | list[int]:
+    """Token ids at positions [start, end) of prompt and output, with 0 for a pending one."""
+    num_prompt = sequence.num_prompt_tokens
+    if start >= num_prompt:
+        output = sequence.output_token_ids[start - num_prompt : end - num_prompt]
+        return output + [0] * (end - start - len(output))
+    prompt = np.asarray(sequence.request.prompt_token_ids[start:end])
+    if end <= num_prompt:
+        return prompt
+    return np.concatenate([prompt, np.asarray(_tokens(sequence, num_prompt, end))])

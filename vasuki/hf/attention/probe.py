@@ -1,0 +1,168 @@
+"""What a model asks of its attention, seen by running it on a few tokens.
+
+Nothing is attended to meanwhile: each layer's call is noted, and answered with its queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from vasuki.hf.attention import ragged_attention
+from vasuki.hf.attention.plain_attention import Variant
+from vasuki.hf.attention.ragged_attention import Unsupported
+from vasuki.hf.kernels.recurrent_functions import by_torch
+from vasuki.hf.kv.kv_cache import KVLayout
+from vasuki.models.config_json import context_of
+
+NOT_ON_INTERFACE = "it does not use transformers' attention interface"
+_NAME = "vasuki_probe"
+_NUM_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a layer handed to its attention, `[num_tokens, num_(kv_)heads, head_dim]`, and what it got for it."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    variant: Variant
+
+    @property
+    def output(self) -> torch.Tensor:
+        """The queries stand for the attention that is not computed."""
+        return self.query
+
+
+class _Observer:
+    """Notes every call, and answers with its queries.
+
+    Args:
+        longest: positions of the model; a window that holds as many is none.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self.seen: dict[torch.nn.Module, Observation] = {}
+        self._longest = longest
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        variant: Variant,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if module in self.seen:
+            raise Unsupported("it attends more than once in a layer")
+        if getattr(module, "is_causal", True) is False:
+            raise Unsupported("its tokens attend to those behind them")
+        if value.shape[-1] > query.shape[-1]:
+            raise Unsupported(f"its value heads have {value.shape[-1]} dimensions and its keys {query.shape[-1]}")
+        if mask is not None:
+            if not hasattr(mask, "window"):
+                raise Unsupported("it builds an attention mask of its own")
+            if self._reach(mask.window) != self._reach(variant.window):
+                raise Unsupported("the window of its attention is in its mask alone")
+        self.seen[module] = Observation(query, key, value, variant)
+        return self.seen[module].output
+
+    def _reach(self, window: int | None) -> int:
+        """Tokens that one sees at most."""
+        return min(window or self._longest, self._longest)
+
+
+class _Echo:
+    """The same answers to calls that nobody notes."""
+
+    def attend(self, module: torch.nn.Module, query: torch.Tensor, *_: Any) -> torch.Tensor:
+        return query
+
+
+def _mask(*_: Any, local_size: int | None = None, device: Any = None, **other: Any) -> Any:
+    """Stands for the mask of a layer with that window."""
+    mask: Any = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=device)
+    mask.window = local_size
+    return mask
+
+
+AttentionInterface.register(_NAME, ragged_attention.interface)
+AttentionMaskInterface.register(_NAME, _mask)
+
+
+def observe(model: Any, **arguments: Any) -> dict[torch.nn.Module, Observation]:
+    """Run the model on a few tokens to see what its layers ask of their attention. Raises Unsupported by name.
+
+    They are as far apart as the model allows: some do otherwise with positions beyond those that they were trained on.
+    The model is called with `arguments` beside what a step calls it with.
+    """
+    longest = context_of(model.config.get_text_config().to_dict()) or _NUM_TOKENS
+    observer = _Observer(longest)
+    tokens = torch.arange(_NUM_TOKENS, device=model.device).unsqueeze(0)
+    positions = torch.linspace(0, longest - 1, _NUM_TOKENS, device=model.device).long().unsqueeze(0)
+    model.set_attn_implementation(_NAME)
+    try:
+        on_cpu = model.device.type == "cpu"  # weights may wait there, for a device that has other kernels
+        with torch.inference_mode(), by_torch(model) if on_cpu else nullcontext():
+            # As a step does: some models compute less where logits are wanted of the last token alone.
+            kept = torch.arange(_NUM_TOKENS, device=model.device)
+            asked = {"use_cache": False, "logits_to_keep": kept, "step": observer, **arguments}
+            model(input_ids=tokens, position_ids=positions, **asked)
+    finally:
+        model.set_attn_implementation(ragged_attention.NAME)
+    return observer.seen
+
+
+def observe_calls(
+    model: Any, modules: Iterable[torch.nn.Module], see: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+) -> dict[torch.nn.Module, Observation]:
+    """`observe`, which shows `see` what some modules are called with and answer.
+
+    Nothing is observed where there are no such modules, nor of a model that cannot be served: it is refused with its
+    name where it is described.
+    """
+
+    def hook(module: torch.nn.Module, args: tuple[Any, ...], arguments: dict[str, Any], output: Any) -> None:
+        see(module, args, {**arguments, "step": _Echo()} if "step" in arguments else arguments, output)
+
+    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in modules]
+    try:
+        return observe(model) if handles else {}
+    except Unsupported:
+        return {}
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def observe_layer(layer: Any, arguments: dict[str, Any]) -> tuple[Observation, Any]:
+    """What an attention layer hands on when it is called like this, and what it answers."""
+    observer = _Observer(longest=1)  # windows were looked at in the model
+    output = layer(**{**arguments, "step": observer})
+    return observer.seen[layer], output
+
+
+def probe(model: Any, num_layers: int, others: Collection[int] = ()) -> KVLayout:
+    """What a model's layers store; of the `others`, those that do not attend store nothing. Raises Unsupported by
+    name."""
+    heads: dict[int, tuple[int, int]] = {}  # (num_kv_heads, head_dim) by layer
+    for layer, seen in observe(model).items():
+        _, num_kv_heads, head_dim = seen.value.shape
+        heads[cast(int, layer.layer_idx)] = (num_kv_heads, head_dim)
+    if not heads:
+        raise Unsupported("none of its layers attend" if others else NOT_ON_INTERFACE)
+    layers = set(range(num_layers))
+    if not heads.keys() <= layers:
+        raise Unsupported("it attends outside of its layers")
+    if heads.keys() | set(others) != layers:
+        raise Unsupported(f"{len(heads)} of its {num_layers} layers use the attention interface")
+    heads |= {layer: (0, 0) for layer in others if layer not in heads}
+    return KVLayout(tuple(heads[layer] for layer in range(num_layers)), model.dtype)

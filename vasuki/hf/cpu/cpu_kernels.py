@@ -1,0 +1,69 @@
+"""The compiled kernels that a model's modules give way to on a CPU."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from vasuki.hf.cpu.fused_attention import Rotary, fuse_attention
+from vasuki.hf.cpu.fused_decoder import DecoderKernel, fuse_decoder
+from vasuki.hf.cpu.fused_layer import LayerKernel, fuse_layers
+from vasuki.hf.cpu.fused_recurrence import fuse_recurrences
+from vasuki.hf.cpu.packed_linear import LinearKernel, pack_linear_layers
+from vasuki.hf.cpu.recurrences import Recurrences
+from vasuki.hf.cpu.rms_norm import NormKernel, fuse_norms
+from vasuki.hf.kernels import native
+
+_FEW = 0.02  # of a model's weights, such as Mamba's decays
+
+
+class CPUKernels(NamedTuple):
+    """Those of one compiled library: all of them, or none."""
+
+    linear: LinearKernel
+    norm: NormKernel
+    rotate: Rotary
+    layer: LayerKernel
+    decoder: DecoderKernel
+    recurrences: Recurrences
+
+    def take_over(self, model: torch.nn.Module) -> None:
+        """Let a model's layers compute by them.
+
+        Of a model in bfloat16, products are in bfloat16, and everything between them is in float32 from now on. One
+        with matrices beside those of linear layers, as of experts, which would become twice as large, stays as it is.
+        """
+        if _has_other_matrices(model):
+            return
+        pack_linear_layers(model, self.linear)
+        for parameter in model.parameters():
+            if parameter.dtype is torch.bfloat16:
+                parameter.data = parameter.data.float()
+        fuse_norms(model, self.norm)
+        fuse_recurrences(model, self.recurrences)
+        fuse_attention(model, self.linear, self.rotate)
+        fuse_layers(model, self.layer)
+        fuse_decoder(model, self.decoder)
+
+
+def _has_other_matrices(model: torch.nn.Module) -> bool:
+    """Whether layers that are none of linear, embedding and short convolution hold matrices in bfloat16 that count."""
+    others = sum(
+        parameter.numel()
+        for module in model.modules()
+        if not isinstance(module, torch.nn.Linear | torch.nn.Embedding | torch.nn.Conv1d)
+        for parameter in module.parameters(recurse=False)
+        if parameter.dtype is torch.bfloat16 and parameter.dim() > 1
+    )
+    return others > _FEW * sum(parameter.numel() for parameter in model.parameters())
+
+
+def load_cpu_kernels() -> CPUKernels | None:
+    """Those for this processor, compiled if they are not on disk yet; None if they cannot be had."""
+    library = native.load("decoder.cpp")
+    if library is None:
+        return None
+    linear, norm, rotate = LinearKernel(library), NormKernel(library), Rotary(library)
+    layer, decoder, recurrences = LayerKernel(library), DecoderKernel(library), Recurrences(library)
+    return CPUKernels(linear, norm, rotate, layer, decoder, recurrences)

@@ -1,0 +1,143 @@
+"""The tensors behind a block pool.
+
+    layers[l]   [num_blocks, 2, block_tokens, num_kv_heads, head_dim]
+                 ^           ^ keys, then values
+
+Layers may differ in their heads. One block of one layer is contiguous, so moving it between tiers is one copy. A
+position's *slot* is `block * block_tokens + offset`.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from vasuki.base.errors import JobFileError
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Shape of what one token leaves in the KV cache."""
+
+    heads: tuple[tuple[int, int], ...]  # (num_kv_heads, head_dim) of each layer, (0, 0) if it does not attend
+    dtype: torch.dtype
+
+    @classmethod
+    def uniform(cls, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVLayout:
+        """Layers that are all alike."""
+        return cls(((num_kv_heads, head_dim),) * num_layers, dtype)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.heads)
+
+    @property
+    def head_dims(self) -> tuple[int, ...]:
+        """Each size of a head once, rising."""
+        return tuple(sorted({head_dim for _, head_dim in self.heads if head_dim}))
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Keys and values of all layers."""
+        return sum(2 * num_kv_heads * head_dim for num_kv_heads, head_dim in self.heads) * self.dtype.itemsize
+
+
+class KVCache:
+    """Keys and values of every layer in one tier of memory.
+
+    Args:
+        buffer_of: layers that only visit this tier, and the buffer that each shares with others.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        block_tokens: int,
+        device: torch.device,
+        pinned: bool = False,
+        buffer_of: Mapping[int, int] | None = None,
+    ) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        self.buffer_of = dict(buffer_of or {})
+        shapes = [(num_blocks, 2, block_tokens, *heads) for heads in layout.heads]
+        # Zeroed, because kernels may read the unused tail of a block and a stray NaN would spread through 0 x NaN.
+        zeros = pinned_zeros if pinned else _lazy_zeros if device.type == "cpu" else partial(_device_zeros, device)
+        widest = max(map(math.prod, shapes))
+        buffers = {buffer: zeros((widest,), layout.dtype) for buffer in sorted(set(self.buffer_of.values()))}
+        self.layers = [
+            buffers[self.buffer_of[layer]][: math.prod(shape)].view(shape)
+            if layer in self.buffer_of
+            else zeros(shape, layout.dtype)
+            for layer, shape in enumerate(shapes)
+        ]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        return self.block_tokens * self.layout.bytes_per_token
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor) -> None:
+        """Store keys and values `[num_tokens, num_kv_heads, head_dim]` at `rows`, as made by `rows_of_slots`."""
+        width = keys.shape[1] * keys.shape[2]
+        flat = self.layers[layer].view(-1, width)
+        flat.index_copy_(0, rows, keys.reshape(-1, width).to(flat.dtype))
+        flat.index_copy_(0, rows + self.block_tokens, values.reshape(-1, width).to(flat.dtype))
+
+    def rows_of_slots(self, slots: torch.Tensor) -> torch.Tensor:
+        """Row of each slot's key in the `[num_blocks * 2 * block_tokens, ...]` view of a layer."""
+        return slots + torch.div(slots, self.block_tokens, rounding_mode="floor") * self.block_tokens
+
+    def gather(
+        self, layer: int, blocks: torch.Tensor, dtype: torch.dtype | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of whole blocks, in order: each `[..., num_tokens, num_kv_heads, head_dim]`, in the
+        type that they are kept in or in another.
+
+        `blocks` is `[..., blocks_per_row]`, and `num_tokens = blocks_per_row * block_tokens`.
+        """
+        picked = self.layers[layer].index_select(0, blocks.reshape(-1)).to(dtype or self.layout.dtype)
+        picked = picked.view(*blocks.shape, 2, *picked.shape[2:])
+        keys, values = picked.unbind(blocks.dim())
+        return keys.flatten(-4, -3), values.flatten(-4, -3)
+
+
+def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros in page-locked host memory. Raises JobFileError where the system does not lock as much."""
+    try:
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise JobFileError(f"kv.host_memory: the system does not pin as much ({reason}); lower it") from None
+
+
+def _device_zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Raises JobFileError where the device does not have as much."""
+    try:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    except torch.OutOfMemoryError as error:
+        reason = str(error).splitlines()[0]
+        raise JobFileError(f"kv.device_memory: the device does not give as much ({reason}); lower it") from None
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that take memory page by page, as they are written. `torch.zeros` would touch a large pool at once.
+
+    NumPy's zeros would ask for huge pages: the system then gathers free memory for each, several times as slowly.
+    Raises JobFileError where the system does not promise as much.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if not num_bytes:  # which the system refuses
+        return torch.zeros(shape, dtype=dtype)
+    try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise JobFileError(f"kv.device_memory: the system does not give as much ({error.strerror}); lower it") from None
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -1,0 +1,357 @@
+"""KV that moves between device and host while the step computes.
+
+Two ways of moving share one mechanism, copies that are ordered layer by layer and never wait for the whole device:
+
+    park     whole sequences leave and return, as the scheduler's swaps say. Blocks that leave layer l are read before
+             the step writes to layer l; blocks that return to it are there before the next step attends to it.
+    stream   some layers live on the host. Before such a layer runs, the blocks its batch reads are fetched into a
+             device buffer, which the layer shares with others; afterwards only the blocks with new tokens travel back,
+             because KV is append-only and the rest of the host's copy is still valid.
+
+        layer      0   1   2   3   4   5   6   7          resident: 0 1 3 5 7    streamed: 2 4 6, two buffers
+        compute   [0] [1] [2] [3] [4] [5] [6] [7]
+        fetch     2----4--|        |6--|                  6 waits until 2 has left its buffer
+        store                 2       4       6           blocks with new tokens
+
+A `CopyEngine` runs the copies: CUDA streams and events on a GPU; on a CPU two threads, one for each direction, over a
+link that can be slowed down, so that overlap, order and races are real without a GPU.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from vasuki.engine.batch import Batch
+from vasuki.hf.kv.kv_cache import KVCache, pinned_zeros
+from vasuki.models.layout import spread_buffers
+
+Done = Any  # what later copies and the compute can wait for: a CUDA event, or a flag that a copy thread raises
+
+
+class CopyEngine(Protocol):
+    """Runs copies beside the compute."""
+
+    exposed_s: float  # compute waited for copies
+
+    @property
+    def busy_s(self) -> float:
+        """Copies took."""
+        ...
+
+    def computed(self) -> Done:
+        """All compute that was issued so far."""
+        ...
+
+    def submit(self, to_host: bool, copy: Callable[[], int], after: list[Done]) -> Done:
+        """Queue a copy behind `after` and behind earlier ones of its direction. `copy` returns the bytes it moved."""
+        ...
+
+    def require(self, done: Done) -> None:
+        """Compute issued from now on starts when `done` is."""
+        ...
+
+    def wait(self, done: Done) -> None:
+        """The host itself goes on when `done` is."""
+        ...
+
+    def settle(self) -> None:
+        """Bring `exposed_s` and `busy_s` up to date. Called between steps, when the compute has ended."""
+        ...
+
+
+def copy_engine(device: torch.device) -> CopyEngine:
+    """The engine for a device."""
+    return CudaCopyEngine(device) if device.type == "cuda" else ThreadCopyEngine()
+
+
+class _Flag(threading.Event):
+    error: BaseException | None = None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        super().wait(timeout)
+        if self.error is not None:
+            raise self.error
+        return True
+
+
+class ThreadCopyEngine:
+    """Two threads, one a direction.
+
+    `bytes_per_s` slows each direction down to the speed of a link; without it, copies run as fast as they go.
+    """
+
+    def __init__(self, bytes_per_s: float | None = None) -> None:
+        self.exposed_s = 0.0
+        self._busy_s = [0.0, 0.0]  # of each thread
+        self._queues: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue(), queue.SimpleQueue()]
+        for direction, waiting in enumerate(self._queues):
+            # Threads know nothing of the engine, so that they end with it.
+            arguments = (waiting, bytes_per_s, self._busy_s, direction)
+            threading.Thread(target=_copy_by_turns, args=arguments, daemon=True).start()
+            weakref.finalize(self, waiting.put, None)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that copies took, in both directions."""
+        return sum(self._busy_s)
+
+    def computed(self) -> Done:
+        flag = _Flag()  # compute on a CPU is synchronous: what was issued is done
+        flag.set()
+        return flag
+
+    def submit(self, to_host: bool, copy: Callable[[], int], after: list[Done]) -> Done:
+        flag = _Flag()
+        self._queues[to_host].put((copy, after, flag))
+        return flag
+
+    def require(self, done: Done) -> None:
+        started_s = time.perf_counter()
+        done.wait()
+        self.exposed_s += time.perf_counter() - started_s
+
+    def wait(self, done: Done) -> None:
+        self.require(done)  # the host is what computes
+
+    def settle(self) -> None:
+        """The threads count as they go."""
+
+
+def _copy_by_turns(
+    waiting: queue.SimpleQueue[Any], bytes_per_s: float | None, busy_s: list[float], direction: int
+) -> None:
+    """A thread's work, until it is given None."""
+    while (turn := waiting.get()) is not None:
+        copy, after, flag = turn
+        try:
+            for done in after:
+                done.wait()
+            started_s = time.perf_counter()
+            num_bytes = copy()
+            if bytes_per_s is not None:
+                time.sleep(max(0.0, num_bytes / bytes_per_s - (time.perf_counter() - started_s)))
+            busy_s[direction] += time.perf_counter() - started_s
+        except BaseException as error:
+            flag.error = error
+        flag.set()
+        del turn, copy, after, flag  # and with them tensors, while there is nothing to do
+
+
+class CudaCopyEngine:
+    """One stream a direction; order is by events, and nothing ever waits for the whole device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.exposed_s = 0.0
+        self.busy_s = 0.0
+        self._streams: list[Any] = [torch.cuda.Stream(device) for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._copies: list[tuple[Any, Any]] = []  # begin and end events of copies that may still run
+        self._waits: list[tuple[Any, Any]] = []  # the same of the compute's waits for them
+
+    def computed(self) -> Done:
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def submit(self, to_host: bool, copy: Callable[[], int], after: list[Done]) -> Done:
+        stream = self._streams[to_host]
+        for done in after:
+            stream.wait_event(done)
+        begin, end = self._clock()
+        with torch.cuda.stream(stream):
+            begin.record()
+            copy()
+            end.record()
+        self._copies.append((begin, end))
+        return end
+
+    def require(self, done: Done) -> None:
+        begin, end = self._clock()
+        begin.record()
+        torch.cuda.current_stream().wait_event(done)
+        end.record()
+        self._waits.append((begin, end))
+
+    def wait(self, done: Done) -> None:
+        done.synchronize()
+
+    def settle(self) -> None:
+        self.busy_s += _take_ended(self._copies)
+        self.exposed_s += _take_ended(self._waits)
+
+    @staticmethod
+    def _clock() -> tuple[Any, Any]:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        return begin, end
+
+
+def _take_ended(timed: list[tuple[Any, Any]]) -> float:
+    """Remove the pairs of events that have passed, and return the seconds between them."""
+    ended = [end.query() for _, end in timed]  # asked once: an event may pass in between
+    passed_s = sum(begin.elapsed_time(end) for (begin, end), over in zip(timed, ended, strict=True) if over) / 1e3
+    timed[:] = [pair for pair, over in zip(timed, ended, strict=True) if not over]
+    return float(passed_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedLayers:
+    """Which layers live on the host, and which device buffer each is fetched into."""
+
+    buffer_of: dict[int, int]  # streamed layer -> buffer, layers in order
+
+    @classmethod
+    def spread(cls, num_layers: int, num_streamed: int) -> StreamedLayers:
+        """Spread the streamed layers, so that resident ones run while each is fetched. The first one stays resident."""
+        if not 0 <= num_streamed < num_layers:
+            raise ValueError(f"cannot stream {num_streamed} of {num_layers} layers")
+        num_buffers = spread_buffers(num_layers, num_streamed)
+        layers = [num_layers - 1 - i * num_layers // num_streamed for i in range(num_streamed)] if num_streamed else []
+        return cls({layer: i % num_buffers for i, layer in enumerate(sorted(layers))})
+
+    @property
+    def num_buffers(self) -> int:
+        return len(set(self.buffer_of.values()))
+
+    def device_layers(self, num_layers: int) -> int:
+        """Layers' worth of memory that a block takes on the device."""
+        return num_layers - len(self.buffer_of) + self.num_buffers
+
+
+class Offload:
+    """Moves KV for one executor: parks what the scheduler swaps, and streams the layers that visit the device."""
+
+    def __init__(self, device: KVCache, engine: CopyEngine, host: KVCache | None = None) -> None:
+        self.device = device
+        self.host = host  # blocks of parked sequences, numbered by the host pool
+        self.engine = engine
+        self.copied_bytes = 0
+        num_layers = len(device.layers)
+        self._due: list[list[Done]] = [[] for _ in range(num_layers)]  # what each layer of this step waits for
+        self._later: list[list[Done]] = [[] for _ in range(num_layers)]  # returns that the next step waits for
+        self._buffer_of = device.buffer_of
+        # Host tensors of streamed layers, blocks numbered as on the device.
+        self._homes = {layer: _home(device.layers[layer]) for layer in self._buffer_of}
+        self._stored: dict[int, Done] = {}  # last store of each streamed layer
+        self._fetched: dict[int, Done] = {}  # this step's fetch of each streamed layer
+        self._unfetched: list[int] = []  # streamed layers that still wait for their buffer
+        self._read: list[int] = []  # blocks with earlier tokens of this step's sequences
+        self._written: list[int] = []  # blocks that get new tokens in this step
+
+    def begin_step(self, batch: Batch) -> None:
+        """Start the step's copies."""
+        for due, later in zip(self._due, self._later, strict=True):
+            due += later
+            later.clear()
+        self._park(batch)
+        if self._homes:
+            self._note_blocks(batch)
+            self._unfetched = list(self._homes)
+            computed = self.engine.computed()
+            # What the last step left in a buffer may still be on its way home.
+            for buffer, last in {buffer: layer for layer, buffer in self._buffer_of.items()}.items():
+                self._fetch_next(buffer, [computed, *([self._stored[last]] if last in self._stored else [])])
+
+    def before_layer(self, layer: int) -> None:
+        """Called before a layer's new keys and values are written: afterwards, all that the layer needs is in place."""
+        for done in self._due[layer]:
+            self.engine.require(done)
+        self._due[layer].clear()
+        if layer in self._homes:
+            self.engine.require(self._fetched.pop(layer))
+
+    def after_layer(self, layer: int) -> None:
+        """Called after a layer's attention: its new tokens go home, then its buffer goes to the next streamed layer."""
+        if layer in self._homes:
+            copy = self._copy(self.device.layers[layer], self._written, self._homes[layer], self._written)
+            self._stored[layer] = self.engine.submit(True, copy, [self.engine.computed()])
+            self._fetch_next(self._buffer_of[layer], [self._stored[layer]])
+
+    # --- park --------------------------------------------------------------------------------------------------------
+
+    def _park(self, batch: Batch) -> None:
+        if not batch.swaps:
+            return
+        if self.host is None:
+            raise RuntimeError("a sequence was parked, but there is no host cache")
+        computed = self.engine.computed()
+        for layer, there in enumerate(self.host.layers):
+            here = self._homes.get(layer, self.device.layers[layer])
+            # Blocks may still be on their way from the last step, in either direction.
+            after = [computed, *self._due[layer], *([self._stored[layer]] if layer in self._stored else [])]
+            if layer in self._homes:
+                # From host to host no stream copies: torch does it at once, whatever the stream waits for.
+                for done in after:
+                    self.engine.wait(done)
+            left = [
+                self.engine.submit(True, self._copy(here, swap.device, there, swap.host), after)
+                for swap in batch.swaps
+                if swap.to_host
+            ]
+            came = [
+                self.engine.submit(False, self._copy(there, swap.host, here, swap.device), [*after, *left])
+                for swap in batch.swaps
+                if not swap.to_host
+            ]
+            self._due[layer] += left
+            self._later[layer] += came
+
+    # --- stream ------------------------------------------------------------------------------------------------------
+
+    def _note_blocks(self, batch: Batch) -> None:
+        read: set[int] = set()
+        written: set[int] = set()
+        size = self.device.block_tokens
+        for chunk in batch.chunks:
+            table = chunk.sequence.block_table.device
+            read.update(table[: -(-chunk.start // size)])
+            written.update(table[chunk.start // size : -(-chunk.end // size)])
+        self._read, self._written = sorted(read), sorted(written)
+
+    def _fetch_next(self, buffer: int, after: list[Done]) -> None:
+        """Fetch the next streamed layer of a buffer that is free after the given work."""
+        layer = next((layer for layer in self._unfetched if self._buffer_of[layer] == buffer), None)
+        if layer is None:
+            return
+        self._unfetched.remove(layer)
+        if layer in self._stored:
+            after = [*after, self._stored[layer]]
+        copy = self._copy(self._homes[layer], self._read, self.device.layers[layer], self._read)
+        self._fetched[layer] = self.engine.submit(False, copy, [*after, *self._due[layer]])
+
+    def _copy(
+        self, source: torch.Tensor, source_blocks: list[int], target: torch.Tensor, target_blocks: list[int]
+    ) -> Callable[[], int]:
+        """A copy of whole blocks of one layer, to be run by the engine."""
+        runs = _runs(source_blocks, target_blocks)
+        num_bytes = len(source_blocks) * source[0].numel() * source.element_size()
+        self.copied_bytes += num_bytes
+
+        def copy() -> int:
+            for first, other, count in runs:
+                target[other : other + count].copy_(source[first : first + count], non_blocking=True)
+            return num_bytes
+
+        return copy
+
+
+def _home(buffer: torch.Tensor) -> torch.Tensor:
+    """Host memory for a layer that visits this buffer."""
+    return (pinned_zeros if buffer.is_cuda else torch.zeros)(buffer.shape, dtype=buffer.dtype)
+
+
+def _runs(sources: list[int], targets: list[int]) -> list[tuple[int, int, int]]:
+    """Merge neighbours: `(first source, first target, count)` for every stretch that is contiguous on both sides."""
+    runs: list[tuple[int, int, int]] = []
+    for source, target in zip(sources, targets, strict=True):
+        if runs and source == runs[-1][0] + runs[-1][2] and target == runs[-1][1] + runs[-1][2]:
+            runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + 1)
+        else:
+            runs.append((source, target, 1))
+    return runs

@@ -1,0 +1,307 @@
+"""A folder or hub id -> LoadedModel, or a refusal that names what is missing.
+
+The model runs as its authors wrote it. Only its attention is ours, through transformers' attention interface, so that
+one forward serves packed chunks over paged blocks. Whatever a model asks of its attention is honoured or refused at
+load time, by a probe that runs it once; nothing is ignored.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import reprlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from vasuki.base.config import ModelConfig
+from vasuki.base.errors import ModelError
+from vasuki.hf.attention import ragged_attention
+from vasuki.hf.attention.probe import NOT_ON_INTERFACE, probe
+from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
+from vasuki.hf.kernels import paged_attention
+from vasuki.hf.kernels.paged_attention import PagedKernel
+from vasuki.hf.kernels.recurrent_functions import missing_packages
+from vasuki.hf.kv.kv_cache import KVLayout
+from vasuki.hf.kv.kv_mover import CopyEngine
+from vasuki.hf.loading.tokenizer import Tokenizer
+from vasuki.hf.recurrent.discovery import take_over
+from vasuki.hf.recurrent.recurrent_layer import RecurrentLayers
+from vasuki.models.config_json import context_of
+from vasuki.models.files import description_folder
+from vasuki.models.recurrent_config import MLP_ALONE, RECURRENT
+
+transformers.logging.disable_progress_bar()
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ATTENTION_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
+# What generation_config.json may ask for that changes greedy output, each with its value that changes nothing.
+_NOT_APPLIED: dict[str, Any] = {
+    "repetition_penalty": 1,
+    "encoder_repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "guidance_scale": 1,
+    "num_beams": 1,
+    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "stop_strings")),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to run."""
+
+    model: Any  # a transformers causal LM
+    tokenizer: Tokenizer
+    config: Any  # the text model's configuration
+    eos_token_ids: frozenset[int]
+    kv_layout: KVLayout
+    dtype: torch.dtype  # that it multiplies in
+    device: torch.device  # where it computes
+    recurrent: RecurrentLayers | None = None  # those that carry a state, where it has such
+    copies: CopyEngine | None = None  # brings the layers that live on the host, see hf.weights
+    kernel: PagedKernel | None = None  # the CPU's attention, where it could be compiled
+    compiles: bool = True  # whether what can be compiled or recorded for it is
+    compile_s: float = 0.0  # that the kernels took to compile, or to be found on disk
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether its weights are where it computes; before `hf.weights.place_weights` they need not be."""
+        return bool(self.model.device.type == self.device.type)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.config.vocab_size)
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and output together."""
+        return context_of(self.config.to_dict()) or 2**31 - 1
+
+    @property
+    def device_name(self) -> str:
+        """As the driver or the kernel reports it."""
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return _processor_name()
+
+    @property
+    def weight_bytes(self) -> int:
+        tensors = [*self.model.parameters(), *self.model.buffers()]  # packed weights are buffers
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def resolve_device(wanted: str) -> torch.device:
+    """`auto` is CUDA where there is one. Raises ModelError if CUDA is wanted and absent."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ModelError("engine.device is cuda, but torch sees no CUDA device here")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def resolve_dtype(wanted: str, saved: Any, device: torch.device, kernels: CPUKernels | None) -> torch.dtype:
+    """`auto` keeps the type the model was saved in, unless the device has no fast arithmetic for it.
+
+    A CPU without bfloat16 instructions multiplies bfloat16 matrices no faster than float32 ones by our kernels, and
+    several times slower by torch.
+    """
+    if wanted != "auto":
+        return getattr(torch, wanted)  # type: ignore[no-any-return]
+    dtype = saved if isinstance(saved, torch.dtype) else torch.float32
+    if device.type == "cpu":
+        fast = kernels.linear.multiplies_bfloat16 if kernels else torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return dtype if dtype is torch.bfloat16 and fast else torch.float32
+    return dtype
+
+
+def load_model(
+    model: ModelConfig,
+    device_name: str = "auto",
+    stays_on_host: Callable[[int, torch.device], bool] | None = None,
+    compiles: bool = True,
+    kv_dtype: str = "auto",
+) -> LoadedModel:
+    """Load weights, tokenizer and generation defaults.
+
+    Args:
+        model: which.
+        device_name: where it computes.
+        stays_on_host: whether so many bytes of weights wait in host memory for `hf.weights.place_weights`.
+        compiles: on a CPU, compute by the kernels of this package where they can be compiled; on CUDA, let steps be
+            recorded where they can be.
+        kv_dtype: of keys and values; `auto` is the model's.
+
+    Raises:
+        ModelError: the model or its tokenizer cannot be read, or it needs what the ragged backend does not have.
+    """
+    path = model.path
+    if not path:
+        raise ModelError("model.shape describes a model without weights; `run` needs model.path")
+    description_folder(model)  # says in a line what is missing, before transformers tries for a while
+    path = os.path.expanduser(path)
+    options: dict[str, Any] = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
+    device = resolve_device(device_name)
+    try:
+        config = AutoConfig.from_pretrained(path, **options)
+    except Exception as error:
+        raise ModelError(f"cannot read model {path}: {_first_line(error)}") from None
+    text_config = config.get_text_config()
+    _refuse_config(path, text_config)
+    tokenizer = Tokenizer(path, **options)
+    uses_kernels = compiles and device.type == "cpu"
+    kernels, compile_s = _timed(load_cpu_kernels) if uses_kernels else (None, 0.0)
+    dtype = resolve_dtype(model.dtype, getattr(text_config, "dtype", None), device, kernels)
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation=ragged_attention.NAME, **options
+        )
+        generation = getattr(loaded, "generation_config", None) or GenerationConfig()
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"cannot load model {path}: {_first_line(error)}") from None
+    loaded = loaded.eval()
+    if kernels:
+        kernels.take_over(loaded)
+    weight_bytes = sum(p.numel() * p.element_size() for p in loaded.parameters())
+    if stays_on_host is None or not stays_on_host(weight_bytes, device):
+        loaded = loaded.to(device)
+    ready = prepare(loaded, tokenizer, generation, path, kv_dtype, dtype=dtype, uses_kernels=uses_kernels)
+    if ready.recurrent and device.type == "cuda" and (packages := missing_packages(loaded)):
+        log.warning(
+            "%s: its recurrent layers run by torch's operators, several times as slowly as by the kernels that "
+            "transformers takes from %s; pip install them",
+            path,
+            " and ".join(packages),
+        )
+    return replace(ready, device=device, compiles=compiles, compile_s=compile_s + ready.compile_s)
+
+
+def prepare(
+    model: Any,
+    tokenizer: Tokenizer,
+    generation: Any,
+    name: str,
+    kv_dtype: str = "auto",
+    *,
+    dtype: torch.dtype | None = None,
+    uses_kernels: bool = True,
+) -> LoadedModel:
+    """Check a model in memory and describe it. The model must have been built with our attention.
+
+    Args:
+        model: a transformers causal LM.
+        tokenizer: its own.
+        generation: its defaults.
+        name: as errors call it.
+        kv_dtype: of keys and values; `auto` is the model's.
+        dtype: that it multiplies in, if kernels have taken over and what lies between is in another.
+        uses_kernels: whether attention may be ours, on a CPU.
+    """
+    config = model.config.get_text_config()
+    _refuse_config(name, config)
+    refused = f"{name}: the ragged backend cannot serve {type(model).__name__}"
+    try:
+        stateful = _take_over_recurrent(model, config)
+        layout = probe(model, config.num_hidden_layers, _silent_layers(config, stateful))
+    except ragged_attention.Unsupported as error:
+        raise ModelError(f"{refused}: {error}") from None
+    except TypeError as error:  # what a step calls a model with, one that is not on the interface need not take
+        if getattr(model, "_supports_attention_backend", False):
+            raise
+        raise ModelError(f"{refused}: {NOT_ON_INTERFACE} ({_first_line(error)})") from error
+    dtype = dtype or model.dtype
+    layout = replace(layout, dtype=dtype if kv_dtype == "auto" else getattr(torch, kv_dtype))
+    _warn_of_context(name, config)
+    _warn_of_penalties(generation)
+    eos = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
+    if eos is None:
+        eos = tokenizer.eos_token_id
+    eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
+    ready = LoadedModel(model, tokenizer, config, eos_ids, layout, dtype, model.device, stateful)
+    if not uses_kernels or model.device.type != "cpu":
+        return ready
+    types = (model.dtype, layout.dtype, dtype is torch.bfloat16)
+    kernel, compile_s = _timed(partial(paged_attention.load_kernel, layout.head_dims, *types))
+    return replace(ready, kernel=kernel, compile_s=compile_s)
+
+
+def _timed(load: Callable[[], T]) -> tuple[T, float]:
+    """What it loads, and the seconds that took."""
+    started_s = time.perf_counter()
+    return load(), time.perf_counter() - started_s
+
+
+def _refuse_config(name: str, config: Any) -> None:
+    """Refuse what a configuration announces and the backend lacks."""
+    layer_types = set(_layer_types(config))
+    if odd := sorted(layer_types - _ATTENTION_LAYER_TYPES - RECURRENT - MLP_ALONE):
+        raise ModelError(f"{name}: the ragged backend cannot serve {config.model_type}: it has {', '.join(odd)} layers")
+
+
+def _take_over_recurrent(model: Any, config: Any) -> RecurrentLayers | None:
+    """Layers that carry a state from token to token, if there are any. Raises Unsupported by name."""
+    if not RECURRENT & set(_layer_types(config)):
+        return None
+    return take_over(model)
+
+
+def _silent_layers(config: Any, stateful: RecurrentLayers | None) -> set[int]:
+    """Layers that need not attend."""
+    kinds = _layer_types(config)
+    silent = {index for index, kind in enumerate(kinds) if kind in MLP_ALONE}
+    return silent | (stateful.indices if stateful else set())
+
+
+def _layer_types(config: Any) -> list[str]:
+    return list(getattr(config, "layer_types", None) or ())
+
+
+def _warn_of_context(name: str, config: Any) -> None:
+    """Say so if rows are kept shorter than the model's positions."""
+    positions, context = getattr(config, "max_position_embeddings", 0), context_of(config.to_dict())
+    if context and positions and context < positions:
+        log.warning(
+            "%s has other rotary embeddings for rows of over %d tokens, which would change shorter rows beside them: "
+            "rows end there, and longer prompts fail",
+            name,
+            context,
+        )
+
+
+def _warn_of_penalties(generation: Any) -> None:
+    """Say what the model asks for that rows do not get."""
+    values = {name: getattr(generation, name, None) for name in _NOT_APPLIED}
+    asked = [
+        f"{name} {reprlib.repr(value)}"
+        for name, value in values.items()
+        if value not in (None, _NOT_APPLIED[name], [], {})
+    ]
+    if asked:
+        are = "is" if len(asked) == 1 else "are"
+        log.warning("generation_config.json asks for %s, which %s not applied", " and ".join(asked), are)
+
+
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,141 @@
+"""Text and messages to token ids, and back."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping
+from collections.abc import Sequence as Rows
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from vasuki.base.config import ModelConfig
+from vasuki.base.errors import ModelError
+from vasuki.engine.sequence import Sequence
+from vasuki.models.files import description_folder
+
+transformers.logging.set_verbosity_error()
+
+_FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json")
+
+
+def tokenizer_without_torch(model: ModelConfig) -> Tokenizer:
+    """The model's tokenizer for planning: as its tokenizer.json has it, where there is one.
+
+    `AutoTokenizer` imports torch to find the class that belongs to a model. That class may split a text otherwise than
+    the file after special tokens, as for Llama 2 by a token for each, which does not matter for a plan.
+
+    Raises:
+        ModelError: as for a run.
+    """
+    folder = description_folder(model)
+    if (folder / "tokenizer.json").is_file():
+        return Tokenizer(str(folder), of_file=True)
+    return Tokenizer(os.path.expanduser(model.path), model.revision, model.trust_remote_code)
+
+
+class Tokenizer:
+    """The model's own tokenizer, with the few calls that a job needs.
+
+    Args:
+        path: a folder or hub id.
+        revision: of the hub's model.
+        trust_remote_code: whether a class that comes with the model may run.
+        of_file: take tokenizer.json as it is, without looking for the model's class.
+
+    Raises:
+        ModelError: there is none, or it cannot be read.
+    """
+
+    def __init__(
+        self, path: str, revision: str | None = None, trust_remote_code: bool = False, of_file: bool = False
+    ) -> None:
+        try:
+            if of_file:
+                self._tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(path)
+            else:
+                self._tokenizer = transformers.AutoTokenizer.from_pretrained(
+                    path, revision=revision, trust_remote_code=trust_remote_code
+                )
+        except Exception as error:
+            raise ModelError(_what_is_wrong(path, error)) from None
+        # Without files, classes of some models make up a tokenizer of their special tokens.
+        if self._tokenizer.vocab_size <= len(self._tokenizer.all_special_tokens):
+            raise ModelError(f"model {path} has no usable tokenizer: its vocabulary is empty")
+        self._name = functools.cache(lambda token_id: self._text([token_id], skip_special_tokens=False))
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The tokenizer's end-of-sequence token, for models whose config names none."""
+        token_id: int | None = self._tokenizer.eos_token_id
+        return token_id
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of each text, with the special tokens that the model expects around it."""
+        encoded: list[list[int]] = self._tokenizer(texts, add_special_tokens=True)["input_ids"]
+        return encoded
+
+    def encode_messages(self, conversations: Rows[Rows[Mapping[str, Any]]]) -> list[list[int]]:
+        """Token ids of each conversation, rendered by the chat template, open for the assistant's turn.
+
+        Raises:
+            ModelError: the model has no chat template.
+            Exception: whatever the template raises for messages it does not accept.
+        """
+        self.require_chat_template()
+        encoded: list[list[int]] = self._tokenizer.apply_chat_template(
+            list(conversations), add_generation_prompt=True, tokenize=True, return_dict=True
+        )["input_ids"]
+        return encoded
+
+    def require_chat_template(self) -> None:
+        """Raises ModelError if the model has no chat template."""
+        if not self._tokenizer.chat_template:
+            raise ModelError("the model has no chat template; use input.prompt instead of input.messages")
+
+    def decode(self, sequence: Sequence) -> str:
+        """The sequence's output as text, without special tokens, cut before the first stop string."""
+        text = self._text(sequence.output_token_ids)
+        cuts = [position for stop in sequence.request.sampling.stop if (position := text.find(stop)) >= 0]
+        return text[: min(cuts)] if cuts else text
+
+    def meets_stop_string(self, sequence: Sequence, token_id: int) -> bool:
+        """Whether a stop string is complete, or the special token that it names is there, once `token_id` follows.
+
+        A token stands for at least one byte, so a stop string of n bytes lies within the last n tokens. A few more are
+        decoded because the first ones may be the rest of a character, or lose a leading space.
+        """
+        stops = sequence.request.sampling.stop
+        if not stops:
+            return False
+        window = max(len(stop.encode()) for stop in stops) + 4
+        tail = self._text([*sequence.output_token_ids[1 - window :], token_id])
+        return any(stop in tail for stop in stops) or self._name(token_id) in stops
+
+    def _text(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
+        text: str = self._tokenizer.decode(
+            token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return text
+
+
+def _what_is_wrong(path: str, error: Exception) -> str:
+    """A file that is no JSON, of which transformers does not say which one it is; else what it says itself."""
+    folder = Path(path)
+    for file in (folder / name for name in _FILES):
+        try:
+            json.loads(file.read_text(encoding="utf-8"))
+        except OSError:  # not there, or the model is on the hub
+            continue
+        except ValueError as problem:
+            return f"{file} is not valid JSON: {problem}"
+    missing = folder.is_dir() and not (folder / "tokenizer.json").exists()
+    reason = "no tokenizer.json in it, and transformers says: " if missing else ""
+    return f"model {path} has no usable tokenizer: {reason}{_first_line(error).rstrip(': ')}"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,197 @@
+"""Kernels behind the engine's seam: one packed forward a step."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from vasuki.base.errors import Interrupted
+from vasuki.engine.batch import Batch, StepResult
+from vasuki.engine.sequence import Sequence
+from vasuki.hf.attention.inputs import LastTokens, StepInputs, build_inputs
+from vasuki.hf.cuda import decode_graphs
+from vasuki.hf.cuda.decode_graphs import RECORD_AFTER, DecodeGraphs
+from vasuki.hf.kernels.paged_attention import PagedKernel
+from vasuki.hf.kernels.transfer import ToHost
+from vasuki.hf.kv.kv_cache import KVCache
+from vasuki.hf.kv.kv_mover import Offload, StreamedLayers, copy_engine
+from vasuki.hf.last_layer import sampled_mlp
+from vasuki.hf.loading.load_model import LoadedModel
+from vasuki.hf.recurrent.states import StateCache
+from vasuki.hf.sampler import Sampled, sample
+from vasuki.plan import EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that the device has been given."""
+
+    executor: RaggedExecutor
+    sequences: list[Sequence]  # those that it samples for
+    sampled: ToHost  # token ids, and log probabilities if asked for
+    started_s: float
+    num_steps: int = 1
+
+    def wait(self) -> StepResult:
+        """What it sampled, once the device is done. Steps are waited for in the order in which they were launched."""
+        return self.executor.collect(self)
+
+
+class RaggedExecutor:
+    """Runs batches on a model, over the KV cache whose blocks the scheduler hands out.
+
+    Args:
+        loaded: the model.
+        cache: its KV memory.
+        want_logprobs: also say how likely each token was.
+        kernel: of a CPU's attention.
+        offload: moves KV beside the compute.
+        states: what recurrent layers keep of the rows, where there are such.
+
+    Attributes:
+        steps_ahead: see `engine.Executor`.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        cache: KVCache,
+        want_logprobs: bool = False,
+        kernel: PagedKernel | None = None,
+        offload: Offload | None = None,
+        states: StateCache | None = None,
+    ) -> None:
+        self.loaded = loaded
+        self.cache = cache
+        self.want_logprobs = want_logprobs
+        self.kernel = kernel
+        self.offload = offload
+        self.states = states
+        self.steps_ahead = int(loaded.device.type == "cuda")  # launching returns before the device is done
+        self.graphs: DecodeGraphs | None = None  # recorded steps of decodes
+        self.waited_s = 0.0  # in which the host had nothing to do but wait for the device
+        self._last_mlp = sampled_mlp(loaded.model, loaded.kv_layout.num_layers)
+        self._last_tokens: LastTokens | None = None
+        self._ended_s = 0.0  # when the last step that was waited for was over
+        self._bytes_seen = 0  # moved by the offload so far
+        self._copies_seen = (0.0, 0.0)  # (exposed_s, busy_s) of the copy engine so far
+
+    @property
+    def replayed_steps(self) -> int:
+        """Steps so far that were not launched kernel by kernel."""
+        return self.graphs.replayed_steps if self.graphs is not None else 0
+
+    def execute(self, batch: Batch) -> StepResult:
+        """Launch and wait."""
+        return self.launch(batch).wait()
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> LaunchedStep:
+        """Compute every chunk, and the next token of those that reach their last known one."""
+        started_s = time.perf_counter()
+        sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
+        try:
+            if self.offload is not None:
+                self.offload.begin_step(batch)
+            empty = not batch.chunks
+            sampled = Sampled.nothing() if empty else sample(self._logits(batch), sequences, self.want_logprobs)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise Interrupted(
+                f"{self.loaded.device.type} memory ran out in a step of {batch.num_tokens} tokens; "
+                "lower kv.device_memory or engine.chunk_tokens"
+            ) from None
+        if self.steps_ahead:
+            self._last_tokens = LastTokens(sequences, sampled.token_ids)
+        return LaunchedStep(self, sequences, ToHost(sampled.token_ids, sampled.logprobs), started_s)
+
+    def collect(self, step: LaunchedStep) -> StepResult:
+        """Wait for a launched step."""
+        asked_s = time.perf_counter()
+        token_ids, logprobs = [tensor.tolist() for tensor in step.sampled.wait()]
+        self.waited_s += time.perf_counter() - asked_s
+        stopped = list(map(self._stops, step.sequences, token_ids))
+        exposed_s, hidden_s = self._copy_times()
+        moved = self._copied_bytes()
+        now_s = time.perf_counter()
+        elapsed_s = now_s - max(step.started_s, self._ended_s)  # from the end of the step before, if that came later
+        self._ended_s = now_s
+        return StepResult(token_ids, stopped, elapsed_s, logprobs, exposed_s, hidden_s, moved)
+
+    def _logits(self, batch: Batch) -> torch.Tensor:
+        """`[num_samples, vocab_size]`."""
+        step = build_inputs(batch, self.cache, self.loaded.device, self.kernel, self.offload, self._last_tokens)
+        if self.graphs is not None and not batch.prefills:
+            return self.graphs(step)
+        with self.states.step(batch) if self.states else nullcontext():
+            return self.forward(step)
+
+    def forward(self, step: StepInputs) -> torch.Tensor:
+        """One packed forward: `[num_samples, vocab_size]`."""
+        with self._last_mlp.only(step.sample_positions) if self._last_mlp else nullcontext():
+            output = self.loaded.model(
+                input_ids=step.input_ids,
+                position_ids=step.position_ids,
+                use_cache=False,
+                logits_to_keep=step.sample_positions,
+                step=step,
+            )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _stops(self, sequence: Sequence, token_id: int) -> bool:
+        if token_id in self.loaded.eos_token_ids and not sequence.request.sampling.ignore_eos:
+            return True
+        return self.loaded.tokenizer.meets_stop_string(sequence, token_id)
+
+    def _copied_bytes(self) -> int:
+        """KV moved since the last step."""
+        before, self._bytes_seen = self._bytes_seen, self.offload.copied_bytes if self.offload else 0
+        return self._bytes_seen - before
+
+    def _copy_times(self) -> tuple[float, float]:
+        """Copy seconds since the last step: those that compute waited for, and those that ran behind it."""
+        engine = self.loaded.copies if self.offload is None else self.offload.engine
+        if engine is None:
+            return 0.0, 0.0
+        engine.settle()
+        exposed_s, busy_s = engine.exposed_s - self._copies_seen[0], engine.busy_s - self._copies_seen[1]
+        self._copies_seen = (engine.exposed_s, engine.busy_s)
+        return exposed_s, max(0.0, busy_s - exposed_s)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether Python or torch failed to allocate. On a CPU torch has no exception of its own for that."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+
+
+def build_executor(
+    loaded: LoadedModel, settings: EngineSettings, want_logprobs: bool = False, record_after: int = RECORD_AFTER
+) -> RaggedExecutor:
+    """An executor with the memory that the settings ask for, on the device that the model is on. Where steps of decodes
+    can be recorded, those of a size are after so many."""
+    layout, device, block_tokens = loaded.kv_layout, loaded.device, settings.block_tokens
+    on_gpu = device.type == "cuda"
+    offloads = settings.host_blocks > 0 or settings.streamed_layers > 0
+    records = not offloads and decode_graphs.can_record(loaded, block_tokens)
+    num_blocks = settings.num_blocks + records  # a block for padding
+    # A state is of a row as it stands: it is at one place, and of no other row.
+    assert not (loaded.recurrent and (offloads or settings.policy.shares_prefixes))
+    streamed = StreamedLayers.spread(layout.num_layers, settings.streamed_layers)
+    cache = KVCache(layout, num_blocks, block_tokens, device, buffer_of=streamed.buffer_of)
+    offload = None
+    if offloads:
+        host = None
+        if settings.host_blocks:
+            host = KVCache(layout, settings.host_blocks, block_tokens, torch.device("cpu"), pinned=on_gpu)
+        offload = Offload(cache, loaded.copies or copy_engine(device), host)
+    states = StateCache(loaded.recurrent, settings.limits.max_num_seqs, device) if loaded.recurrent else None
+    executor = RaggedExecutor(loaded, cache, want_logprobs, loaded.kernel, offload, states)
+    if records:
+        record = decode_graphs.record_on_device()
+        executor.graphs = DecodeGraphs(executor.forward, cache, loaded.max_context, record, record_after)
+    return executor

@@ -1,0 +1,104 @@
+"""JSON Lines in: one object a line, with whatever keys it has.
+
+Blank lines are no rows, and a missing key is null. A column that is copied to the output keeps its type when all rows
+agree (integers, numbers, text, booleans); anything else is copied as JSON text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator
+from functools import partial
+from typing import IO, Any
+
+import pyarrow as pa
+
+from vasuki.io.formats.sources import Survey
+from vasuki.io.formats.text import Malformed, Record, TextSource
+from vasuki.io.ids import IdHashes
+
+_BOM = b"\xef\xbb\xbf"
+_INT64 = range(-(2**63), 2**63)
+_ARROW_TYPES = {type(None): pa.null(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+_MOST_NAMES = 1000  # ragged rows may have any number of keys; suggestions need only some
+
+
+class JsonlSource(TextSource):
+    """A file of one JSON object a line."""
+
+    def records(self, stream: IO[bytes]) -> Iterator[Record]:
+        for number, line in enumerate(stream, 1):
+            if number == 1:
+                line = line.removeprefix(_BOM)
+            if not line.isspace():
+                yield Record(len(line), partial(_parse, line, number))
+
+    def survey(self, needed: Collection[str], stored: Collection[str], ids: IdHashes | None) -> Survey:
+        digest = hashlib.blake2b(digest_size=16)
+        known: dict[str, None] = {}  # every key, in order of appearance
+        kinds: dict[str, set[type]] = {name: set() for name in stored}
+        integers: dict[str, tuple[int, int]] = {}  # the least and the greatest
+        unseen = set(needed)
+        num_rows = 0
+        with self._opened(digest.update) as stream:
+            for record in self.records(stream):
+                num_rows += 1
+                if not (unseen or stored or ids):  # every column is there: the rest need only be counted
+                    continue
+                values = self.parse(record, ids)
+                if values is None:
+                    continue
+                unseen.difference_update(values)
+                if len(known) < _MOST_NAMES:
+                    known |= dict.fromkeys(values)
+                for name, seen in kinds.items():
+                    value: Any = values.get(name)
+                    kind = _kind(value)
+                    seen.add(kind)
+                    if kind is int:
+                        low, high = integers.get(name, (value, value))
+                        integers[name] = min(low, value), max(high, value)
+                if ids is not None:
+                    ids.add(values.get(ids.column))
+        known |= dict.fromkeys(name for name in needed if name not in unseen)
+        types = {name: _type_of(kinds.get(name, set())) for name in known}
+        return Survey(num_rows, types, digest.digest(), integers)
+
+
+def common_type(one: Any, other: Any) -> Any:
+    """The type that holds the values of both: null < integer < number, and text for all else."""
+    if one == other or pa.types.is_null(other):
+        return one
+    if pa.types.is_null(one):
+        return other
+    return pa.float64() if {one, other} == {pa.int64(), pa.float64()} else pa.string()
+
+
+def _kind(value: Any) -> type:
+    """The value's type; `object` for what only text can hold."""
+    return object if type(value) is int and value not in _INT64 else type(value)
+
+
+def _type_of(kinds: set[type]) -> Any:
+    """The Arrow type for values of these kinds."""
+    arrow_type = pa.null()
+    for kind in kinds:
+        arrow_type = common_type(arrow_type, _ARROW_TYPES.get(kind, pa.string()))
+    return arrow_type
+
+
+def _parse(line: bytes, number: int) -> dict[str, Any]:
+    try:
+        values = json.loads(line.decode("utf-8"))
+        if b"\\u" in line:
+            json.dumps(values, ensure_ascii=False).encode("utf-8")  # half a surrogate pair can be written nowhere
+    except json.JSONDecodeError as error:
+        raise Malformed(f"line {number} is not JSON: {error.msg} at column {error.colno}") from None
+    except UnicodeError:
+        raise Malformed(f"line {number} is not UTF-8 text") from None
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"line {number} is not usable JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise Malformed(f"line {number} is not a JSON object")
+    return values

@@ -1,0 +1,61 @@
+"""Which input columns a job reads, and which part of the job file names each."""
+
+from __future__ import annotations
+
+from vasuki.base.config import Column, JobConfig
+from vasuki.base.errors import JobFileError
+from vasuki.io.input.templates import Template
+
+BATCH_ID, BATCH_BODY, BATCH_URL = "custom_id", "body", "url"  # of an openai-batch row
+ANSWER_COLUMNS = (
+    "id", "sample", "output", "finish_reason", "error", "prompt_tokens", "output_tokens", "output_token_ids", "logprob",
+)  # fmt: skip
+
+
+def id_column(job: JobConfig) -> str:
+    """The column that names a row; empty when the row number does."""
+    return job.input.id or (BATCH_ID if job.input.format == "openai-batch" else "")
+
+
+def carried_columns(job: JobConfig) -> tuple[str, ...]:
+    """Columns copied to the output.
+
+    Raises:
+        JobFileError: a name is given twice, or is that of a column of the answer.
+    """
+    names = tuple(name for name in job.output.columns if not name == id_column(job) == "id")
+    for name in names:
+        if name in ANSWER_COLUMNS:
+            raise JobFileError(f"output.columns: '{name}' is a column of the answer; rename it in the input")
+        if names.count(name) > 1:
+            raise JobFileError(f"output.columns names '{name}' twice")
+    return names
+
+
+def needed_columns(job: JobConfig) -> dict[str, str]:
+    """Every column the job reads, with the setting that names it first.
+
+    Raises:
+        JobFileError: the prompt template or `output.columns` is wrong in itself.
+    """
+    named: list[tuple[str, str]] = []
+    if column := id_column(job):
+        named.append((column, "input.id"))
+    if job.input.format == "openai-batch":
+        named.append((BATCH_BODY, "openai-batch"))
+    if job.input.prompt:
+        named += [(column, "input.prompt") for column in Template.parse(job.input.prompt).columns]
+    if job.input.messages:
+        named.append((job.input.messages, "input.messages"))
+    if job.input.prompt_token_ids:
+        named.append((job.input.prompt_token_ids, "input.prompt_token_ids"))
+    for setting, value in job.sampling:
+        if isinstance(value, Column):
+            named.append((value.column, f"sampling.{setting}"))
+    if isinstance(job.plan.output_length, Column):
+        named.append((job.plan.output_length.column, "plan.output_length"))
+    named += [(column, "output.columns") for column in carried_columns(job)]
+    needed: dict[str, str] = {}
+    for column, setting in named:
+        needed.setdefault(column, setting)
+    return needed

@@ -1,0 +1,228 @@
+"""Input rows -> Requests: lazily, in input order, tokenised ahead in a background thread.
+
+    table.blocks -> drafts (prompt, settings) -> one tokenizer call per block -> Requests -> bounded queue -> scheduler
+
+Whatever is wrong with one row becomes the `error` of its Request. A row with n samples becomes n Requests that share
+the prompt's tokens. `Request.max_tokens` is the row's setting, cut to what the model's context leaves after the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from vasuki.base.config import Column, JobConfig
+from vasuki.base.errors import VasukiError, one_line
+from vasuki.engine.sequence import NO_TOKENS, Request, SamplingParams
+from vasuki.io.formats.sources import Block
+from vasuki.io.input.openai_batch import read_body
+from vasuki.io.input.prefetch import Prefetch
+from vasuki.io.input.prompts import Message, Prompt, prompt_reader
+from vasuki.io.input.row_error import RowError
+from vasuki.io.input.sampling import SamplingReader
+from vasuki.io.input.tables import InputTable
+from vasuki.io.selection import EVERY_ROW, Selection
+
+P = TypeVar("P")
+
+_BLOCKS_AHEAD = 2
+_NO_PROMPTS_FAULT = (VasukiError, RuntimeError, MemoryError)  # but trouble of the model, the machine or threads
+
+
+class Tokenizer(Protocol):
+    """Text and conversations -> token ids.
+
+    Calls come from one background thread, while the engine's thread decodes: the two must not share changeable state.
+    """
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """One list of token ids for each text, special tokens included."""
+        ...
+
+    def encode_messages(self, conversations: list[list[Message]]) -> list[list[int]]:
+        """One list for each conversation, rendered by the chat template, ready for the model's answer."""
+        ...
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A row on its way to becoming Requests."""
+
+    row: int
+    id: str | int
+    carried: dict[str, Any]
+    prompt: Prompt | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    estimated_tokens: int = 0
+    token_ids: Any = NO_TOKENS  # int32 [num_prompt_tokens]
+    error: str = ""
+
+
+class RequestStream:
+    """An iterator of Requests. Its thread starts at once; close it, or use a `with` statement, to stop it early.
+
+    Args:
+        table: from `open_table(job)`.
+        job: decides prompt, settings and carried columns.
+        tokenizer: the model's.
+        max_context_tokens: most tokens of prompt and answer together.
+        vocab_size: token ids must lie below it, those given in the input and those of the tokenizer.
+        selection: which rows to read.
+
+    Raises, while iterating:
+        InputError: a file has become unreadable.
+        ModelError: the tokenizer cannot do what the job asks, such as render messages.
+    """
+
+    def __init__(
+        self,
+        table: InputTable,
+        job: JobConfig,
+        tokenizer: Tokenizer,
+        *,
+        max_context_tokens: int,
+        vocab_size: int,
+        selection: Selection = EVERY_ROW,
+    ) -> None:
+        self._table = table
+        self._tokenizer = tokenizer
+        self._max_context_tokens = max_context_tokens
+        self._vocab_size = vocab_size
+        self._is_batch_format = job.input.format == "openai-batch"
+        self._read_prompt = None if self._is_batch_format else prompt_reader(job.input, vocab_size)
+        self._sampling = SamplingReader(job.sampling)
+        length = job.plan.output_length
+        self._length_column = length.column if isinstance(length, Column) else ""
+        self._blocks = Prefetch(self._tokenised(selection), _BLOCKS_AHEAD)
+        # Made one at a time: a row may have thousands of samples.
+        self._requests = (
+            request for drafts in self._blocks for draft in drafts for request in self._requests_of(draft)
+        )
+
+    def __iter__(self) -> Iterator[Request]:
+        return self
+
+    def __next__(self) -> Request:
+        return next(self._requests)
+
+    def __enter__(self) -> RequestStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the background thread. Nothing can be read afterwards."""
+        self._requests.close()
+        self._blocks.close()
+
+    def _tokenised(self, selection: Selection) -> Generator[list[_Draft], None, None]:
+        for block in self._table.blocks(selection):
+            drafts = self._drafts(block)
+            self._tokenise(drafts)
+            yield drafts
+
+    def _drafts(self, block: Block) -> list[_Draft]:
+        ids = self._table.ids(block)
+        carried = self._table.carried(block)
+        drafts = []
+        for position, (row, row_id) in enumerate(zip(block.rows, ids, strict=True)):
+            draft = _Draft(row, row_id, {name: values[position] for name, values in carried.items()})
+            try:
+                if row in block.malformed:
+                    raise RowError(block.malformed[row])
+                self._fill(draft, {name: values[position] for name, values in block.columns.items()})
+            except RowError as problem:
+                draft.error = str(problem)
+            drafts.append(draft)
+        return drafts
+
+    def _fill(self, draft: _Draft, values: Mapping[str, Any]) -> None:
+        if self._read_prompt is None:
+            prompt, settings = read_body(values, self._vocab_size)
+            draft.sampling = self._sampling.read(values, settings)
+        else:
+            draft.sampling = self._sampling.read(values)
+            prompt = self._read_prompt(values)
+        draft.prompt = prompt
+        if self._length_column:
+            draft.estimated_tokens = _estimate(values[self._length_column])
+
+    def _tokenise(self, drafts: list[_Draft]) -> None:
+        texts: list[tuple[_Draft, str]] = []
+        conversations: list[tuple[_Draft, list[Message]]] = []
+        for draft in drafts:
+            if isinstance(draft.prompt, str):
+                texts.append((draft, draft.prompt))
+            elif isinstance(draft.prompt, list):
+                conversations.append((draft, draft.prompt))
+            elif draft.prompt is not None:
+                draft.token_ids = draft.prompt
+            draft.prompt = None
+        _encode(texts, self._tokenizer.encode_batch, "the tokenizer")
+        _encode(conversations, self._tokenizer.encode_messages, "the chat template")
+        for draft in drafts:
+            draft.error = draft.error or self._problem(draft.token_ids)
+
+    def _problem(self, token_ids: Any) -> str:
+        """Why a prompt cannot be run; empty if it can."""
+        num_tokens = len(token_ids)
+        if not num_tokens:
+            return "prompt is empty"
+        if num_tokens >= self._max_context_tokens:
+            return (
+                f"prompt has {num_tokens} tokens: no room is left in the model's context of {self._max_context_tokens}"
+            )
+        if (
+            largest := int(token_ids.max())
+        ) >= self._vocab_size:  # an added token, for which the model has no embedding
+            return f"prompt has token {largest}, outside the model's vocabulary of {self._vocab_size} tokens"
+        return ""
+
+    def _requests_of(self, draft: _Draft) -> Iterator[Request]:
+        """One Request for each sample; a single one for a row that cannot be run."""
+        num_tokens = len(draft.token_ids)
+        max_tokens = min(draft.sampling.max_tokens, self._max_context_tokens - num_tokens)
+        for sample_index in range(1 if draft.error else draft.sampling.n):
+            yield Request(
+                row=draft.row,
+                id=draft.id,
+                num_prompt_tokens=num_tokens,
+                max_tokens=max(0, max_tokens),
+                prompt_token_ids=NO_TOKENS if draft.error else draft.token_ids,
+                sampling=draft.sampling,
+                sample_index=sample_index,
+                estimated_tokens=draft.estimated_tokens,
+                carried=draft.carried,
+                error=draft.error,
+            )
+
+
+def _encode(drafts: list[tuple[_Draft, P]], encode: Callable[[list[P]], list[list[int]]], who: str) -> None:
+    """Tokenise all prompts in one call; if it fails, one by one, to find the rows that it fails for."""
+    if not drafts:
+        return
+    try:
+        encoded = [np.asarray(token_ids, dtype=np.int32) for token_ids in encode([prompt for _, prompt in drafts])]
+    except Exception as error:
+        if isinstance(error, _NO_PROMPTS_FAULT) and not isinstance(error, RecursionError):
+            raise
+        if len(drafts) > 1:
+            for pair in drafts:
+                _encode([pair], encode, who)
+        else:
+            drafts[0][0].error = f"{who} refuses the prompt: {one_line(error) or type(error).__name__}"
+        return
+    for (draft, _), token_ids in zip(drafts, encoded, strict=True):
+        draft.token_ids = token_ids
+
+
+def _estimate(value: Any) -> int:
+    """Tokens a row is expected to produce; 0, that is max_tokens, where the column does not say."""
+    try:
+        return max(0, int(float(value)))
+    except (TypeError, ValueError, OverflowError):
+        return 0

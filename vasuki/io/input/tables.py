@@ -1,0 +1,235 @@
+"""The input table of a job: one or many files of one format, checked at the start and then streamed.
+
+Opening it costs one look at every Parquet footer and one pass over the id column, or one pass over a text file. After
+that the table is known to be readable, to have every column the job names and to have unique ids, so that nothing of
+the kind can end a job half way. Rows are numbered from 0 over all files in the order of their paths.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from vasuki.base.config import InputConfig, JobConfig
+from vasuki.base.errors import InputError, JobFileError, did_you_mean, one_line
+from vasuki.io.formats.delimited import CsvSource
+from vasuki.io.formats.jsonl import JsonlSource, common_type
+from vasuki.io.formats.parquet import ParquetSource
+from vasuki.io.formats.sources import Block, Source
+from vasuki.io.ids import IdHashes, refuse_duplicates
+from vasuki.io.input.columns import BATCH_URL, carried_columns, id_column, needed_columns
+from vasuki.io.location import Location, find_files
+from vasuki.io.selection import EVERY_ROW, Selection
+from vasuki.io.values import as_text, storable_type
+
+Format = Literal["parquet", "jsonl", "csv", "openai-batch"]
+
+_SUFFIXES: dict[str, Format] = {
+    ".parquet": "parquet", ".pq": "parquet",
+    ".jsonl": "jsonl", ".ndjson": "jsonl",
+    ".csv": "csv", ".tsv": "csv",
+}  # fmt: skip
+_PACKED = (".gz", ".bz2", ".zst", ".lz4")
+_SOURCES: dict[Format, type[Any]] = {
+    "parquet": ParquetSource, "jsonl": JsonlSource, "openai-batch": JsonlSource, "csv": CsvSource,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class InputTable:
+    """An input that was checked and counted. Made by `open_table`."""
+
+    files: tuple[Source, ...]
+    file_rows: tuple[range, ...]  # numbers of each file's rows
+    num_rows: int
+    columns: tuple[str, ...]  # those the job reads
+    id_column: str  # empty: the row number is the id
+    id_type: Any  # pyarrow type of the output's `id`: an integer type or string
+    carried_types: dict[str, Any]  # pyarrow types of the columns copied to the output, in their order there
+    fingerprint: str
+
+    def blocks(self, selection: Selection = EVERY_ROW) -> Iterator[Block]:
+        """Stream the wanted rows in order, a bounded number at a time.
+
+        Raises:
+            InputError: a file has become unreadable, longer or shorter since the table was opened.
+        """
+        for file, rows in zip(self.files, self.file_rows, strict=True):
+            yield from file.blocks(self.columns, rows, selection)
+
+    def ids(self, block: Block) -> list[Any]:
+        """The ids of a block's rows, in the type they have in the output."""
+        if not self.id_column:
+            return list(block.rows)
+        values = block.columns[self.id_column]
+        return values if pa.types.is_integer(self.id_type) else [as_text(value) for value in values]
+
+    def carried(self, block: Block) -> dict[str, list[Any]]:
+        """The values to copy to the output, in the types they have there.
+
+        A row with a value that its column's type cannot hold joins the malformed ones, and the value is null: files may
+        disagree on the unit of times, or in the depths of a nested type.
+        """
+        columns = {name: block.columns[name] for name in self.carried_types}
+        for name, arrow_type in self.carried_types.items():
+            if pa.types.is_string(arrow_type):
+                columns[name] = [_stored_text(value) for value in columns[name]]
+            if not _holds(arrow_type, columns[name]):
+                held = [_holds(arrow_type, [value]) for value in columns[name]]
+                columns[name] = [value if fits else None for value, fits in zip(columns[name], held, strict=True)]
+                for row, fits in zip(block.rows, held, strict=True):
+                    if not fits:
+                        block.malformed.setdefault(row, f"column '{name}' has a value that is no {arrow_type}")
+        return columns
+
+
+def open_table(job: JobConfig) -> InputTable:
+    """Find, check and count the input of a job.
+
+    Raises:
+        JobFileError: a column does not exist, ids are not unique or missing, or the format cannot be told.
+        InputError: a file is missing, unreadable or corrupt, or files disagree.
+    """
+    needed = needed_columns(job)
+    stored = carried_columns(job)
+    id_name = id_column(job)
+    files = _find(job.input)
+    _refuse_output_among(files, job)
+    ids = IdHashes(id_name) if id_name else None
+    digest = hashlib.blake2b(digest_size=16)
+    file_rows: list[range] = []
+    num_rows = 0
+    types: dict[str, Any] = {}
+    numbers: defaultdict[str, list[Any]] = defaultdict(list)
+    for file in files:
+        survey = file.survey(needed, {*stored, id_name} - {""}, ids)
+        file_rows.append(range(num_rows, num_rows + survey.num_rows))
+        num_rows += survey.num_rows
+        if not isinstance(file, JsonlSource):  # a file with a schema has to have every column itself
+            _check_columns(needed, survey.types, file.location)
+        types = _merge(types, survey.types, file)
+        for name, extremes in survey.numbers.items():
+            numbers[name] += extremes
+        digest.update(f"{file.location.name}\0{survey.num_rows}\0".encode() + survey.digest)
+    if num_rows:
+        _check_columns(needed, types, job.input.path)
+    columns = tuple(needed) + ((BATCH_URL,) if job.input.format == "openai-batch" else ())
+    id_type = pa.int64()
+    if id_name:
+        id_type = _output_type(types.get(id_name, pa.string()), numbers[id_name])
+        id_type = id_type if pa.types.is_integer(id_type) else pa.string()
+    carried_types = {name: _output_type(types.get(name, pa.string()), numbers[name]) for name in stored}
+    table = InputTable(
+        tuple(files), tuple(file_rows), num_rows, columns, id_name, id_type, carried_types, digest.hexdigest()
+    )
+    if ids is not None and len(suspects := ids.suspects()):
+        refuse_duplicates(id_name, suspects, _numbered_ids(table))
+    return table
+
+
+def _find(config: InputConfig) -> list[Source]:
+    try:
+        locations = find_files(config.path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read input.path {config.path}: {one_line(error)}") from None
+    if not locations:
+        raise InputError(f"input.path {config.path} does not exist, or holds no files")
+    if config.format != "auto":
+        return [_SOURCES[config.format](location) for location in locations]
+    formats = {_format_of(location): location for location in reversed(locations)}
+    if len(formats) > 1:
+        names = " and ".join(location.name for location in list(formats.values())[-2:])
+        raise JobFileError(
+            f"input.path {config.path} mixes formats ({names}); name one kind with a glob such as *.parquet"
+        )
+    (only,) = formats
+    return [_SOURCES[only](location) for location in locations]
+
+
+def _refuse_output_among(files: list[Source], job: JobConfig) -> None:
+    """A folder or glob that takes in the output would make the next run read what this one writes."""
+    output_path = job.output.path
+    folder = output_path if "://" in output_path else os.path.abspath(os.path.expanduser(output_path))
+    for file in files:
+        own = file.location.url if "://" in output_path else file.location.path
+        if file.location.url != job.input.path and own.startswith(folder.rstrip("/") + "/"):
+            raise JobFileError(
+                f"output.path {output_path} holds the input file {file.location.name}; choose another folder"
+            )
+
+
+def stem(name: str) -> str:
+    """A file's name without what tells its format: `monday` of `monday.jsonl.gz`."""
+    return re.sub(rf"({_any_of(_SUFFIXES)})?({_any_of(_PACKED)})?$", "", name, flags=re.IGNORECASE) or name
+
+
+def _format_of(location: Location) -> Format:
+    match = re.search(rf"({_any_of(_SUFFIXES)})({_any_of(_PACKED)})?$", location.name, flags=re.IGNORECASE)
+    if match:
+        return _SUFFIXES[match[1].lower()]
+    raise JobFileError(f"the name {location.name} does not tell its format; set input.format to parquet, jsonl or csv")
+
+
+def _any_of(suffixes: Iterable[str]) -> str:
+    return "|".join(map(re.escape, suffixes))
+
+
+def _check_columns(needed: dict[str, str], known: dict[str, Any], where: Location | str) -> None:
+    for column, setting in needed.items():
+        if column not in known:
+            hint = did_you_mean(column, known) or f"; it has {', '.join(list(known)[:8]) or 'no columns'}"
+            raise JobFileError(f"{setting} names column '{column}', which {where} does not have{hint}")
+
+
+def _merge(types: dict[str, Any], more: dict[str, Any], file: Source) -> dict[str, Any]:
+    """The types of the columns over all files so far. Only Parquet files can disagree."""
+    if isinstance(file, JsonlSource):
+        return types | {name: common_type(types.get(name, pa.null()), other) for name, other in more.items()}
+    merged = dict(more)
+    for name, known in types.items():
+        if name not in more or more[name] == known:
+            continue
+        try:
+            pair = [pa.schema([(name, known)]), pa.schema([(name, more[name])])]
+            merged[name] = pa.unify_schemas(pair, promote_options="permissive").field(name).type
+        except pa.ArrowException:
+            raise InputError(
+                f"column '{name}' is {more[name]} in {file.location} but {known} in files before it"
+            ) from None
+    return merged
+
+
+def _output_type(arrow_type: Any, numbers: list[Any]) -> Any:
+    """The type in which a column is copied to the output: text if numbers in it would be rounded or do not fit."""
+    stored = storable_type(arrow_type)
+    return stored if _holds(stored, numbers) else pa.string()
+
+
+def _holds(arrow_type: Any, values: list[Any]) -> bool:
+    """Whether a column of this type can be made of the values, each as it is."""
+    try:
+        pa.array(values, type=arrow_type)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return False
+    return True
+
+
+def _numbered_ids(table: InputTable) -> Iterator[tuple[int, Any]]:
+    for file, rows in zip(table.files, table.file_rows, strict=True):
+        for block in file.blocks([table.id_column], rows, EVERY_ROW):
+            yield from zip(block.rows, block.columns[table.id_column], strict=True)
+
+
+def _stored_text(value: Any) -> Any:
+    """The text of a value, or the value itself if it has none."""
+    try:
+        return value if value is None or isinstance(value, (str, pa.Scalar)) else as_text(value)
+    except ValueError:
+        return value

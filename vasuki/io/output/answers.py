@@ -1,0 +1,83 @@
+"""A row of the output, and the schema that all parts share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from vasuki.base.config import Column, JobConfig
+from vasuki.io.input.columns import ANSWER_COLUMNS
+from vasuki.io.input.tables import InputTable
+
+_ROW_OVERHEAD_BYTES = 600  # the Python objects around a row: 400 to 600 by tracemalloc, CPython 3.11
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One output row. `row` orders the rows of a part and is not written itself."""
+
+    row: int
+    id: str | int
+    output: str
+    finish_reason: str
+    error: str = ""  # never null: a column of nulls alone has no type
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    sample: int = 0
+    output_token_ids: Any = ()  # int32 [output_tokens], if the output has that column
+    logprob: float | None = None
+    carried: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """About how much memory it takes."""
+        texts = len(self.output) + len(self.error) + sum(map(_value_bytes, self.carried.values()))
+        return _ROW_OVERHEAD_BYTES + texts + 4 * len(self.output_token_ids)
+
+
+def answer_schema(job: JobConfig, table: InputTable) -> Any:
+    """The `pyarrow.Schema` of the output, fixed before the first row so that all parts agree."""
+    fields = [pa.field("id", table.id_type)]
+    fields += [pa.field(name, arrow_type) for name, arrow_type in table.carried_types.items()]
+    if may_have_samples(job):
+        fields.append(pa.field("sample", pa.int32()))
+    fields += [
+        pa.field("output", pa.string()),
+        pa.field("finish_reason", pa.string()),
+        pa.field("error", pa.string()),
+        pa.field("prompt_tokens", pa.int32()),
+        pa.field("output_tokens", pa.int32()),
+    ]
+    if job.output.token_ids:
+        fields.append(pa.field("output_token_ids", pa.list_(pa.int32())))
+    if job.output.logprobs:
+        fields.append(pa.field("logprob", pa.float64()))
+    return pa.schema(fields)
+
+
+def may_have_samples(job: JobConfig) -> bool:
+    """Whether any row may have more than one answer, so that the output needs the column `sample`."""
+    return isinstance(job.sampling.n, Column) or job.sampling.n > 1 or job.input.format == "openai-batch"
+
+
+def to_table(answers: Sequence[Answer], schema: Any) -> Any:
+    """Answers as a `pyarrow.Table`."""
+    arrays = []
+    for column in schema:
+        if column.name in ANSWER_COLUMNS:
+            values = [getattr(answer, column.name) for answer in answers]
+        else:
+            values = [answer.carried.get(column.name) for answer in answers]
+        arrays.append(pa.array(values, type=column.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _value_bytes(value: Any) -> int:
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_value_bytes, value.values())) + 64
+    return sum(map(_value_bytes, value)) + 56 if isinstance(value, list) else 32

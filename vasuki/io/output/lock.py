@@ -1,0 +1,120 @@
+"""Who may write to an output folder: file locks, which the kernel releases however the process ends.
+
+    whole run     .vasuki.lock exclusive
+    shard I/N     .vasuki.lock shared, .vasuki-I-of-N.lock exclusive, and no lock of another count held
+
+The files stay behind: to delete a lock file is to race with whoever is about to lock it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator
+from typing import IO
+
+from vasuki.base.errors import OutputLocked
+from vasuki.io.location import Location
+from vasuki.io.selection import Shard
+
+_WHOLE = ".vasuki.lock"
+_SUMMARY = ".vasuki-summary.lock"
+_SHARD = re.compile(r"\.vasuki-\d+-of-(\d+)\.lock")
+
+
+class FolderLock:
+    """The locks that a run holds. Empty on object stores."""
+
+    def __init__(self, files: list[IO[str]]) -> None:
+        self._files = files
+
+    @classmethod
+    def take(cls, place: Location, shard: Shard) -> FolderLock:
+        """Lock a folder or refuse at once.
+
+        Raises:
+            OutputLocked: another run holds it.
+            OSError: the folder cannot be written, or its file system has no locks.
+        """
+        lock = cls([])
+        if not place.is_local:
+            return lock
+        try:
+            if shard.is_whole:
+                lock._hold(place, _WHOLE, fcntl.LOCK_EX)
+            else:
+                lock._hold(place, _WHOLE, fcntl.LOCK_SH)
+                lock._hold(place, f".vasuki{shard.label}.lock", fcntl.LOCK_EX)
+                # Own lock first, then a look at the others: of two that start at once, at least one sees the other.
+                lock._refuse_other_counts(place, shard)
+        except BaseException:
+            lock.release()
+            raise
+        return lock
+
+    @staticmethod
+    def refuse_held(place: Location) -> None:
+        """Raise what `take` would for a whole run, and leave no lock file behind."""
+        file = place / _WHOLE
+        if place.is_local and file.exists():
+            with open(file.path) as held:
+                _lock(held, fcntl.LOCK_EX, place)
+
+    def release(self) -> None:
+        for file in self._files:
+            file.close()
+        self._files.clear()
+
+    @contextlib.contextmanager
+    def alone(self, place: Location) -> Iterator[None]:
+        """Wait until no other shard is summing up the folder."""
+        if not place.is_local:
+            yield
+            return
+        with open((place / _SUMMARY).path, "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _hold(self, place: Location, name: str, kind: int) -> None:
+        file = open((place / name).path, "a+")  # noqa: SIM115 - open for as long as the lock is held
+        self._files.append(file)
+        _lock(file, kind, place)
+        file.truncate(0)
+        file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        file.flush()
+
+    def _refuse_other_counts(self, place: Location, shard: Shard) -> None:
+        for child in place.children():
+            match = _SHARD.fullmatch(child.name)
+            if match and int(match[1]) != shard.count:
+                with open(child.path, "a+") as file:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        raise OutputLocked(
+                            f"{place} is in use by a run of {match[1]} shards, not {shard.count}"
+                        ) from None
+
+
+def _lock(file: IO[str], kind: int, place: Location) -> None:
+    """Lock a file or raise OutputLocked at once."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OutputLocked(
+            f"{place} is in use by {_holder(file)}; wait for it, or choose another output.path"
+        ) from None
+
+
+def _holder(file: IO[str]) -> str:
+    """Who wrote their name into a lock file."""
+    try:
+        file.seek(0)
+        holder = json.load(file)
+        return f"process {holder['pid']} on {holder['host']}"
+    except (ValueError, KeyError, TypeError):
+        return "another run"

@@ -1,0 +1,222 @@
+"""manifest.json: what a run did, for people, schedulers and `vasuki report`.
+
+Written in one motion when a run ends. Rows and tokens count everything in the folder, also what earlier runs left;
+timings, steps and KV traffic are those of the run that wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import Any
+
+import pydantic
+from pydantic import TypeAdapter
+
+from vasuki.base.errors import InputError
+from vasuki.io.location import Location
+
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RowCounts:
+    """Input rows. Those neither succeeded nor failed are still to do."""
+
+    total: int = 0
+    succeeded: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of the rows in the output, prompt tokens computed again after preemptions, and those taken over from rows
+    that begin alike."""
+
+    prompt: int = 0
+    output: int = 0
+    recomputed: int = 0
+    shared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time went. `makespan_s` is first row read to last row durable."""
+
+    load_s: float = 0.0
+    plan_s: float = 0.0
+    compile_s: float = 0.0
+    generate_s: float = 0.0
+    makespan_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the plan said before the run. None where there was no plan."""
+
+    makespan_s: float | None = None
+    lower_bound_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStats:
+    """Sequences in a step."""
+
+    mean_seqs: float = 0.0
+    max_seqs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KVStats:
+    """Memory and traffic of keys and values."""
+
+    peak_device_bytes: int = 0
+    peak_host_bytes: int = 0
+    offloaded_bytes: int = 0
+    exposed_copy_s: float = 0.0  # steps waited this long for copies
+    hidden_copy_s: float = 0.0  # copies that ran behind compute
+    prefilled_ahead: int = 0  # rows that waited on the host with their prompt computed
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionCounts:
+    """Sequences that had to make room."""
+
+    swap: int = 0
+    recompute: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Money. Amounts are None where no price is known."""
+
+    gpu_hours: float = 0.0
+    amount: float | None = None
+    currency: str = "USD"
+    per_million_tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The whole file. Unknown keys are ignored when it is read, so that a newer one can still be compared."""
+
+    job: dict[str, Any]
+    config_hash: str
+    input_fingerprint: str
+    rows: RowCounts = RowCounts()
+    tokens: TokenCounts = TokenCounts()
+    timings: Timings = Timings()
+    predicted: Prediction = Prediction()
+    steps: int = 0
+    batch: BatchStats = BatchStats()
+    kv: KVStats = KVStats()
+    preemptions: PreemptionCounts = PreemptionCounts()
+    device: dict[str, Any] = field(default_factory=dict)
+    cost: Cost = Cost()
+    versions: dict[str, str] = field(default_factory=dict)
+    simulated: bool = False
+    finished_at: str = ""  # ISO 8601, UTC
+    shard: str = ""  # `I/N`; empty for the whole input
+    schema_version: int = SCHEMA_VERSION
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        plain: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
+        return {"schema_version": plain.pop("schema_version"), **plain}
+
+    def write(self, place: Location) -> None:
+        """Replace the file at `place`. Raises OSError."""
+        text = pydantic.TypeAdapter(dict).dump_json(self.to_dict(), indent=2)
+        place.write_bytes(text + b"\n")
+
+
+def now_utc() -> str:
+    """The time for `Manifest.finished_at`."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+_ADAPTER = TypeAdapter(Manifest)
+
+
+def read_manifest(place: Location) -> Manifest:
+    """Read a manifest file, or the one in a run folder.
+
+    Raises:
+        InputError: there is none, or it cannot be understood.
+    """
+    try:
+        file = place / MANIFEST if place.is_folder() else place
+        manifest = _ADAPTER.validate_json(file.read_bytes())
+    except OSError:
+        raise InputError(f"{place} has no {MANIFEST}: no run has ended there") from None
+    except pydantic.ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise InputError(f"{file} is not a manifest: {where + ': ' if where else ''}{problem['msg']}") from None
+    if manifest.schema_version > SCHEMA_VERSION:
+        raise InputError(
+            f"{file} has schema_version {manifest.schema_version}; this version reads up to {SCHEMA_VERSION}"
+        )
+    return manifest
+
+
+def merge(shards: Sequence[Manifest]) -> Manifest:
+    """One manifest for shards that ran side by side: work adds up, and time is that of the slowest."""
+    first = shards[0]
+    steps = sum(shard.steps for shard in shards)
+    return replace(
+        first,
+        rows=_summed(RowCounts, [shard.rows for shard in shards]),
+        tokens=_summed(TokenCounts, [shard.tokens for shard in shards]),
+        timings=_slowest(Timings, [shard.timings for shard in shards]),
+        predicted=_slowest(Prediction, [shard.predicted for shard in shards]),
+        steps=steps,
+        batch=BatchStats(
+            mean_seqs=sum(shard.batch.mean_seqs * shard.steps for shard in shards) / steps if steps else 0.0,
+            max_seqs=max(shard.batch.max_seqs for shard in shards),
+        ),
+        kv=replace(
+            _summed(KVStats, [shard.kv for shard in shards]),
+            peak_device_bytes=max(shard.kv.peak_device_bytes for shard in shards),
+            peak_host_bytes=max(shard.kv.peak_host_bytes for shard in shards),
+        ),
+        preemptions=_summed(PreemptionCounts, [shard.preemptions for shard in shards]),
+        device=_of_all([shard.device for shard in shards]),
+        cost=_total_cost([shard.cost for shard in shards]),
+        shard="",
+    )
+
+
+def _summed(kind: type[Any], parts: Sequence[Any]) -> Any:
+    return kind(**{name: sum(getattr(part, name) for part in parts) for name in kind.__dataclass_fields__})
+
+
+def _slowest(kind: type[Any], parts: Sequence[Any]) -> Any:
+    columns = {name: [getattr(part, name) for part in parts] for name in kind.__dataclass_fields__}
+    return kind(**{name: None if None in values else max(values) for name, values in columns.items()})
+
+
+def _of_all(devices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first device, with the energy that all of them drew, and the most that the host of one of them took away.
+
+    What is not known of one is left out.
+    """
+    merged = dict(devices[0])
+    for name, together in (("energy_j", sum), ("stolen_share", max)):
+        values: list[Any] = [device.get(name) for device in devices]
+        merged.pop(name, None)
+        if None not in values:
+            merged[name] = together(values)
+    return merged
+
+
+def _total_cost(costs: Sequence[Cost]) -> Cost:
+    """Sums, and the mean price of a token weighted by the tokens that each shard paid for."""
+    gpu_hours = sum(cost.gpu_hours for cost in costs)
+    if any(cost.amount is None for cost in costs):
+        return Cost(gpu_hours, None, costs[0].currency, None)
+    amount = sum(cost.amount or 0.0 for cost in costs)
+    millions = sum((cost.amount or 0.0) / cost.per_million_tokens for cost in costs if cost.per_million_tokens)
+    return Cost(gpu_hours, amount, costs[0].currency, amount / millions if millions else None)

@@ -1,0 +1,304 @@
+"""The output folder of a job: locked, checked, and read back so that a run continues where the last one ended.
+
+    part-00000.parquet            rows, and in the footer which rows they are
+    part-00001-0-of-4.parquet     the same, from `--shard 0/4`; shards may share a folder, also at the same time
+    manifest.json  trace.jsonl    what the run did; shards have their own (trace-0-of-4.jsonl)
+    _SUCCESS                      every input row is there
+    .vasuki.lock                  held while a run is on; the kernel lets go of it even after kill -9
+
+Beside its own manifest, each shard that ends writes a manifest.json that sums up all that have ended so far.
+
+A whole run has the folder to itself. Shards keep out a whole run, their own double, and shards of another count, but
+not one another. Object stores have no locks: there, one run at a time is the caller's duty.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from vasuki.base.errors import JobFileError, OutputInUse, UnreadableError, one_line
+from vasuki.io.location import TEMPORARY_SUFFIX, Location, writing
+from vasuki.io.output.lock import FolderLock
+from vasuki.io.output.manifest import MANIFEST, Manifest, RowCounts, merge, read_manifest
+from vasuki.io.output.parts import PartLabel, PartWriter, Totals, read_label
+from vasuki.io.selection import WHOLE, DoneRows, Selection, Shard
+
+SUCCESS = "_SUCCESS"
+_WAY_OUT = "run with --fresh to replace it, or choose another output.path"
+_PART = re.compile(r"part-(\d{5,})(|-\d+-of-\d+)\.parquet")
+
+
+class OutputFolder:
+    """An open output folder. Close it, or use it in a `with` statement, to let go of its lock.
+
+    Its life: `open`, nothing more if it `is_finished`, else `begin`, a `writer`, `finish` and `close`.
+    """
+
+    def __init__(self, place: Location, lock: FolderLock, shard: Shard, config_hash: str, fingerprint: str) -> None:
+        self.place = place
+        self.shard = shard
+        self._lock = lock
+        self._config_hash = config_hash
+        self._input_fingerprint = fingerprint
+        self._next_index = 0
+        self.done = DoneRows(0)  # rows that earlier runs and other shards left; set by open
+
+    @classmethod
+    def open(
+        cls,
+        path: str,
+        *,
+        num_rows: int,
+        config_hash: str,
+        input_fingerprint: str,
+        shard: Shard = WHOLE,
+        fresh: bool = False,
+    ) -> OutputFolder:
+        """Create or continue an output folder.
+
+        Args:
+            path: folder or URL.
+            num_rows: of the whole input, whatever the shard.
+            config_hash: of the job; parts already there must have the same.
+            input_fingerprint: of the input; parts already there must have the same.
+            shard: which rows this run will write.
+            fresh: delete what earlier runs wrote (of a shard: its own parts) and start over.
+
+        Raises:
+            JobFileError: the path is not a folder or cannot be written.
+            OutputInUse: another run is on, or the folder belongs to another job or holds foreign Parquet files.
+            UnreadableError: a part is damaged.
+        """
+        place, lock = _locked(path, shard)
+        folder = cls(place, lock, shard, config_hash, input_fingerprint)
+        try:
+            if fresh:
+                folder._delete_own_files()
+            folder._delete_temporary_files()
+            folder._read_back(num_rows)
+        except BaseException:
+            lock.release()
+            raise
+        return folder
+
+    @classmethod
+    def check(cls, path: str, *, num_rows: int, config_hash: str, input_fingerprint: str) -> None:
+        """Raise what `open` would for the whole input, and leave everything as it is."""
+        place = usable_folder(path)
+        cls(place, FolderLock([]), WHOLE, config_hash, input_fingerprint)._read_back(num_rows)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether a run before this one wrote every row of its share, and said so."""
+        has_all = self.done.count_in(self.shard) == self.shard.num_rows(self.done.num_rows)
+        is_said = not self.done.is_complete or (self.place / SUCCESS).exists()
+        return has_all and is_said and self.manifest.exists()
+
+    @property
+    def selection(self) -> Selection:
+        """The rows that are left to do."""
+        return Selection(self.shard, self.done)
+
+    @property
+    def manifest(self) -> Location:
+        """Where this run's manifest goes."""
+        return self.place / f"manifest{self.shard.label}.json"
+
+    @property
+    def trace(self) -> Location:
+        """Where this run's trace goes."""
+        return self.place / f"trace{self.shard.label}.jsonl"
+
+    def begin(self) -> None:
+        """Say that the output is not complete. Call it when there is something to do. Raises Interrupted."""
+        with writing(self.place):
+            (self.place / SUCCESS).delete()
+
+    def writer(self, schema: Any, started_s: float = 0.0) -> PartWriter:
+        """A writer of this folder's parts. See `PartWriter` for the arguments."""
+        return PartWriter(
+            self._next_part,
+            schema,
+            config_hash=self._config_hash,
+            input_fingerprint=self._input_fingerprint,
+            started_s=started_s,
+            even_if_empty=self.done.num_rows == 0,
+        )
+
+    def _next_part(self) -> Location:
+        part = self.place / f"part-{self._next_index:05d}{self.shard.label}.parquet"
+        self._next_index += 1
+        return part
+
+    def finish(self, manifest: Manifest) -> Manifest:
+        """Write the manifest, and `_SUCCESS` if every input row is there. Call it after the writer was closed.
+
+        `rows` and the prompt and output `tokens` are counted from the parts, those of earlier runs included, and filled
+        in here. Returns the manifest as written; that of a shard counts the shard's own parts.
+
+        Raises:
+            Interrupted: the disk is full or the store cannot be reached.
+        """
+        with writing(self.place), self._lock.alone(self.place):
+            labels = list(self._labels())
+            done = self._done_rows(labels, self.done.num_rows)
+            own = [label for part, label in labels if self._is_own(part)]
+            manifest = _counted(manifest, own, self.shard.num_rows(done.num_rows))
+            if not self.shard.is_whole:
+                manifest = replace(manifest, shard=str(self.shard))
+            manifest.write(self.manifest)
+            if not self.shard.is_whole:
+                everything = [label for _, label in labels]
+                _counted(merge(self._shard_manifests()), everything, done.num_rows).write(self.place / MANIFEST)
+            if done.is_complete:
+                (self.place / SUCCESS).write_bytes(b"")
+        return manifest
+
+    def close(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> OutputFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read_back(self, num_rows: int) -> None:
+        labels = list(self._labels())
+        self.done = self._done_rows(labels, num_rows)
+        indices = [int(match[1]) for part, _ in labels if self._is_own(part) and (match := _PART.fullmatch(part.name))]
+        self._next_index = 1 + max(indices, default=-1)
+
+    def _labels(self) -> Iterator[tuple[Location, PartLabel]]:
+        """Every part in the folder now, whoever wrote it; all belong to this job and this input."""
+        for part in self.place.children():
+            if part.name.startswith((".", "_")) or not part.name.endswith(".parquet"):
+                continue
+            try:
+                label = read_label(part)
+            except (OSError, ValueError, pa.ArrowException):
+                raise UnreadableError(f"{part} is damaged; delete it and run again to compute its rows anew") from None
+            if label is None:
+                raise OutputInUse(
+                    f"{self.place} already holds {part.name}, which is not ours; choose another output.path"
+                )
+            if label.config_hash != self._config_hash:
+                what = "a job with another model, input, sampling or output columns"
+                raise OutputInUse(f"{self.place} holds the output of {what}; {_WAY_OUT}")
+            if label.input_fingerprint != self._input_fingerprint:
+                raise OutputInUse(f"{self.place} holds output for an input that has changed since; {_WAY_OUT}")
+            yield part, label
+
+    def _done_rows(self, labels: Sequence[tuple[Location, PartLabel]], num_rows: int) -> DoneRows:
+        done = DoneRows(num_rows)
+        for part, label in labels:
+            try:
+                done.add(label.rows)
+            except ValueError as error:
+                raise UnreadableError(f"{part} overlaps with other parts: {error}; run with --fresh") from None
+        return done
+
+    def _is_own(self, part: Location) -> bool:
+        """Whether this run writes parts of that name, or, without shards, has to count it."""
+        match = _PART.fullmatch(part.name)
+        return match is not None and (self.shard.is_whole or match[2] == self.shard.label)
+
+    def _shard_manifests(self) -> list[Manifest]:
+        pattern = re.compile(rf"manifest-\d+-of-{self.shard.count}\.json")
+        return [read_manifest(file) for file in self.place.children() if pattern.fullmatch(file.name)]
+
+    def _delete_own_files(self) -> None:
+        """Delete what runs wrote: of a shard its own parts, manifest and trace, of a whole run everybody's."""
+        label = re.escape(self.shard.label) if self.shard.label else r"(|-\d+-of-\d+)"
+        own = re.compile(rf"part-\d{{5,}}{label}\.parquet|trace{label}\.jsonl|manifest{label}\.json|_SUCCESS")
+        for file in self.place.children():
+            if own.fullmatch(file.name) and not (file.name.startswith("part-") and _is_foreign(file)):
+                file.delete()
+
+    def _delete_temporary_files(self) -> None:
+        """Delete what a killed run left half-written. A shard leaves its siblings' files alone: they may be at work."""
+        for file in self.place.children():
+            name = file.name.removesuffix(TEMPORARY_SUFFIX)
+            part = _PART.fullmatch(name[1:]) if name != file.name else None
+            if part and (self.shard.is_whole or part[2] == self.shard.label):
+                file.delete()
+
+
+@contextmanager
+def simulated_folder(path: str) -> Iterator[Location]:
+    """The run folder of a simulation, locked as that of a run. An older simulation there may be overwritten.
+
+    Raises:
+        JobFileError: the path is not a folder or cannot be written.
+        OutputInUse: a run is on, or has left its output there.
+    """
+    place, lock = _locked(path, WHOLE)
+    try:
+        manifest = place / MANIFEST
+        has_parts = any(_PART.fullmatch(file.name) for file in place.children())
+        if has_parts or (manifest.exists() and not read_manifest(manifest).simulated):
+            raise OutputInUse(f"{place} holds the output of a real run; choose another output.path")
+        yield place
+    finally:
+        lock.release()
+
+
+def usable_folder(path: str) -> Location:
+    """The folder at `path`, which is left as it is. Raises JobFileError if it cannot be written, OutputLocked if a run
+    holds it."""
+    with _refused(path):
+        place = _folder_at(path)
+        place.refuse_unwritable()
+        FolderLock.refuse_held(place)
+    return place
+
+
+def _locked(path: str, shard: Shard) -> tuple[Location, FolderLock]:
+    """The folder at `path`, made if there is none, and its lock. Raises JobFileError or OutputInUse."""
+    with _refused(path):
+        place = _folder_at(path)
+        place.make_folder()
+        lock = FolderLock.take(place, shard)
+    return place, lock
+
+
+def _folder_at(path: str) -> Location:
+    """Where the folder is or will be. Raises JobFileError if there is a file."""
+    place = Location.parse(path)
+    if place.is_file():
+        raise JobFileError(f"output.path {path} is a file; name a folder")
+    return place
+
+
+@contextmanager
+def _refused(path: str) -> Iterator[None]:
+    """Turns all that a file system says against a folder into a JobFileError."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise JobFileError(f"cannot write to output.path {path}: {one_line(error)}") from None
+
+
+def _counted(manifest: Manifest, labels: Sequence[PartLabel], num_rows: int) -> Manifest:
+    """`manifest` with rows and tokens as the labels count them."""
+    totals = sum((label.totals for label in labels), Totals())
+    rows = RowCounts(num_rows, totals.succeeded, totals.failed)
+    return replace(
+        manifest,
+        rows=rows,
+        tokens=replace(manifest.tokens, prompt=totals.prompt_tokens, output=totals.output_tokens),
+    )
+
+
+def _is_foreign(part: Location) -> bool:
+    """Whether a file only has a part's name. A damaged part counts as ours."""
+    try:
+        return read_label(part) is None
+    except (OSError, ValueError, pa.ArrowException):
+        return False

@@ -1,0 +1,98 @@
+"""Where finished sequences go: text is decoded, samples of a row are gathered, and rows become durable in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from vasuki.engine.sequence import FinishReason, Sequence
+from vasuki.io.output.answers import Answer
+from vasuki.io.output.parts import PartWriter, Totals
+
+
+class RowSink:
+    """The engine's `Sink`.
+
+    A row with n samples is buffered when the last of them is done: a row is in the output with all its samples or not
+    at all, so that one flag a row says what is left to do.
+
+    Args:
+        writer: makes the parts.
+        decode: output text of a finished sequence, without the stop string.
+        on_commit: called after every part; the place to flush the trace.
+    """
+
+    def __init__(
+        self,
+        writer: PartWriter,
+        decode: Callable[[Sequence], str],
+        on_commit: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._writer = writer
+        self._decode = decode
+        self._on_commit = on_commit
+        self._keeps_token_ids = "output_token_ids" in writer.schema.names
+        self._samples: dict[int, list[Answer]] = {}  # by row, until all are there
+        self.written = Totals()  # rows handed to the writer, committed or not
+
+    @property
+    def succeeded(self) -> int:
+        """Rows of this run without an error."""
+        return self.written.succeeded
+
+    @property
+    def failed(self) -> int:
+        """Rows of this run with an error in at least one sample."""
+        return self.written.failed
+
+    def write(self, sequence: Sequence) -> None:
+        """Take a finished or rejected sequence."""
+        request = sequence.request
+        answers = self._samples.setdefault(request.row, [])
+        answers.append(self._answer(sequence))
+        if request.error or len(answers) == request.sampling.n:
+            del self._samples[request.row]
+            self._writer.append(answers)
+            self.written += Totals.of(answers)
+
+    def commit_if_due(self, now_s: float) -> None:
+        """Make rows durable if it is time. `now_s` is on the clock of the writer's `started_s`."""
+        if self._writer.commit_if_due(now_s):
+            self._on_commit()
+
+    def close(self) -> None:
+        """Make every complete row durable. Samples of a row that lacks others are left to the next run."""
+        self._writer.close()
+        self._on_commit()
+
+    def _answer(self, sequence: Sequence) -> Answer:
+        request = sequence.request
+        error = request.error or sequence.error
+        if not error and sequence.finish_reason is FinishReason.ERROR:
+            error = "failed without a reason"
+        if error:
+            return Answer(
+                row=request.row,
+                id=request.id,
+                output="",
+                finish_reason=FinishReason.ERROR.value,
+                error=error,
+                prompt_tokens=request.num_prompt_tokens,
+                sample=request.sample_index,
+                carried=request.carried,
+            )
+        reason = sequence.finish_reason
+        assert reason is not None, "only finished sequences have an answer"
+        return Answer(
+            row=request.row,
+            id=request.id,
+            output=self._decode(sequence),
+            finish_reason=reason.value,
+            prompt_tokens=request.num_prompt_tokens,
+            output_tokens=sequence.num_output_tokens,
+            sample=request.sample_index,
+            output_token_ids=np.array(sequence.output_token_ids, dtype=np.int32) if self._keeps_token_ids else (),
+            logprob=sequence.logprob,
+            carried=request.carried,
+        )

@@ -1,0 +1,151 @@
+"""trace.jsonl: one line for each step. A resumed run goes on in the same file, under the next `run` number.
+
+Lines reach the disk when parts are committed, so a trace knows no more than the output does. Object stores cannot
+append: there the trace is kept in a local temporary file and put when the run ends, and a killed run leaves none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import IO, Any
+
+from vasuki.base.errors import InputError
+from vasuki.io.location import Location, writing
+
+TRACE = "trace.jsonl"
+_FLUSH_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step. Blocks and sequences are counted after it."""
+
+    t_s: float  # end of the step, since the run began to generate
+    elapsed_s: float  # of this step
+    prefill_tokens: int
+    decode_tokens: int
+    seqs: int  # in the batch
+    waiting: int  # sequences not in the batch
+    kv_device_blocks: int = 0
+    kv_host_blocks: int = 0  # with KV of all layers there, or of the streamed ones
+    swapped_blocks: int = 0  # of sequences that changed tier in this step
+    streamed_layers: int = 0  # that live on the host
+    # Layers that would need no place on the device with all copies of this step hidden, by way of streaming.
+    stream_first_last: int = 0  # Vasuki's Algorithm 1
+    stream_ring: int = 0  # Algorithm 2
+    stream_spread: int = 0
+    copied_bytes: int = 0  # KV that moved between the tiers in this step, streamed layers' included
+    preempted: int = 0
+    exposed_copy_s: float = 0.0
+    hidden_copy_s: float = 0.0
+    predicted_s: float = 0.0  # what the cost model said of this step; 0 without one
+    finished: int = 0
+    run: int = 0  # set by the writer: 0 for the first run in the folder
+
+
+class TraceWriter:
+    """Appends steps to a trace. Close it, or use it in a `with` statement.
+
+    Raises Interrupted wherever it cannot be written.
+    """
+
+    def __init__(self, place: Location) -> None:
+        self._place = place
+        self._lines: list[bytes] = []
+        self._num_bytes = 0
+        with writing(place):
+            if place.is_local:
+                self._file: IO[bytes] = open(place.path, "a+b")  # noqa: SIM115 - closed by close()
+            else:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115
+                if place.exists():
+                    self._file.write(place.read_bytes())
+            self.run = _last_run(self._file) + 1
+
+    def record(self, step: StepRecord) -> None:
+        """Note a step."""
+        values = asdict(step) | {"run": self.run}
+        line = json.dumps(
+            {k: round(v, 7) if isinstance(v, float) else v for k, v in values.items()}, separators=(",", ":")
+        )
+        self._lines.append(line.encode() + b"\n")
+        self._num_bytes += len(line)
+        if self._num_bytes >= _FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what was noted to the operating system. Called when a part is committed."""
+        with writing(self._place):
+            self._file.write(b"".join(self._lines))
+            self._file.flush()
+        self._lines.clear()
+        self._num_bytes = 0
+
+    def close(self) -> None:
+        if self._file.closed:
+            return
+        self.flush()
+        with writing(self._place):
+            if not self._place.is_local:
+                self._file.seek(0)
+                self._place.write_bytes(self._file.read())
+            self._file.close()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_trace(place: Location) -> Iterator[StepRecord]:
+    """Stream the steps of a trace file, or of the traces in a run folder: `trace.jsonl`, else those of its shards.
+
+    A last line that was cut off is left out.
+
+    Raises:
+        InputError: there is no trace, or a line is not a step.
+    """
+    files = [place]
+    if place.is_folder():
+        files = [place / TRACE]
+        if not files[0].exists():
+            files = [child for child in place.children() if child.name.startswith("trace-")]
+    if not files or not files[0].exists():
+        raise InputError(f"{place} has no {TRACE}")
+    names = {field.name for field in fields(StepRecord)}
+    for file in files:
+        with file.open_stream() as stream:
+            for line in _lines(stream):
+                try:
+                    values: dict[str, Any] = json.loads(line)
+                    yield StepRecord(**{name: value for name, value in values.items() if name in names})
+                except (ValueError, TypeError, AttributeError):
+                    raise InputError(f"{file} holds a line that is not a step: {line[:80]!r}") from None
+
+
+def _lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Whole lines only."""
+    rest = b""
+    while data := stream.read(2**20):
+        *whole, rest = (rest + data).split(b"\n")
+        yield from whole
+
+
+def _last_run(file: IO[bytes]) -> int:
+    """Index of the last run in a trace, -1 if it is empty. A half-written last line is cut off first."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 4096))
+    tail = file.read()
+    whole = tail.rfind(b"\n") + 1
+    file.truncate(size - len(tail) + whole)
+    file.seek(0, os.SEEK_END)
+    lines = tail[:whole].splitlines()
+    try:
+        return int(json.loads(lines[-1])["run"]) if lines else -1
+    except (ValueError, KeyError, TypeError):
+        return 0

@@ -1,0 +1,47 @@
+"""The one predictor of step time.
+
+A step multiplies its tokens with every weight once, attends over the KV of its sequences once, and pays fixed costs:
+
+    total = max(device, launches) + step overhead + exposed copies
+    device = layers x (matmuls + attention + elementwise + all-reduces) + embedding + head
+             - the last layer's MLP of tokens that are not sampled
+
+    work        StepWork: what a step computes, as sums over its chunks
+    rooflines   an operator's time from its arithmetic and its memory traffic
+    measured    what measured times are over those of the rooflines, by size
+    operators   single operators on one device: rooflines, corrected by what was measured
+    sharding    what each device of a tensor-parallel group holds
+    recurrent   layers that carry a state, by the groups that a step's rows pass them in
+    layers      the operators of a layer, and of what is outside the layers, on such a device
+    network     all-reduces, and sends between stages
+    copies      KV and weights on the host link, and how much of them kernels hide
+    parts       what runs in one go, a stage or the whole model, and its fixed costs
+    cost        StepCost: the time of a step, part by part, explained; its energy
+    times       the same time without the parts: a simulation asks for millions
+    model       CostModel puts these together
+
+What differs between cards stands in the hardware profile. docs/cost-model.md derives the equations and checks them.
+"""
+
+from vasuki.machines.cost_model.copies import Copies
+from vasuki.machines.cost_model.model import CostModel
+from vasuki.machines.cost_model.operators import OperatorModel
+from vasuki.machines.cost_model.rooflines import roofline
+from vasuki.machines.cost_model.stages import KERNELS_PER_LAYER, KERNELS_PER_STEP
+from vasuki.machines.cost_model.step_cost import StepCost
+from vasuki.machines.cost_model.times import StepTime
+from vasuki.machines.cost_model.work import StepWork, causal_pairs, windowed_causal_pairs
+
+__all__ = [
+    "KERNELS_PER_LAYER",
+    "KERNELS_PER_STEP",
+    "Copies",
+    "CostModel",
+    "OperatorModel",
+    "StepCost",
+    "StepTime",
+    "StepWork",
+    "causal_pairs",
+    "roofline",
+    "windowed_causal_pairs",
+]

@@ -1,0 +1,193 @@
+"""The cost model: operators, network and copies put together into steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from vasuki.machines.cost_model.copies import Copies, HostTraffic
+from vasuki.machines.cost_model.layers import LayerModel
+from vasuki.machines.cost_model.network import Network
+from vasuki.machines.cost_model.operators import OperatorModel
+from vasuki.machines.cost_model.stages import KERNELS_PER_LAYER, Part
+from vasuki.machines.cost_model.step_cost import StepCost, energy_j
+from vasuki.machines.cost_model.times import PartTimes, StepTime
+from vasuki.machines.cost_model.work import StepWork
+from vasuki.machines.profile import HardwareProfile
+from vasuki.models.layout import Layout
+from vasuki.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    from vasuki.engine.batch import Batch
+
+
+class CostModel:
+    """Predicts the time of a step of one replica of a model on one kind of device.
+
+    Args:
+        shape: the model; its dtype decides the rates.
+        profile: the device.
+        layout: how the model is spread over devices.
+        kernels_per_layer: launches that a layer takes; more in eager execution, where norms are several kernels.
+
+    Raises:
+        ModelError: the layout does not divide the model.
+        ProfileError: the profile has no rate for the dtype.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        profile: HardwareProfile,
+        layout: Layout | None = None,
+        kernels_per_layer: int = KERNELS_PER_LAYER,
+    ) -> None:
+        self.shape = shape
+        self.profile = profile
+        self.layout = layout or Layout()
+        self.layout.check(shape)
+        self.operators = OperatorModel(profile, shape.dtype, shape.kv_dtype)
+        self.network = Network(shape, profile, self.layout)
+        self._layers = LayerModel(shape, profile, self.layout, self.operators)
+        self._traffic = HostTraffic(shape, profile, self.layout)
+        self._kernels_per_layer = kernels_per_layer
+        self._flops_per_token = shape.linear_flops_per_token
+        stages = self.layout.pipeline_parallel
+        self._whole = Part.whole(shape.num_layers, stages)
+        self._stages = [Part.stage(shape.num_layers, stages, stage) for stage in range(stages)]
+        self._whole_times = self._times(self._whole)
+        self._stage_times = {part: self._times(part) for part in self._stages}  # most of them are alike
+
+    def work(self, tokens: Iterable[int], contexts: Iterable[int], num_samples: int | None = None) -> StepWork:
+        """The work of chunks of so many tokens that end at these contexts, with this model's sliding window."""
+        return StepWork.of(tokens, contexts, num_samples, self.shape.sliding_window)
+
+    def batch_work(self, batch: Batch, copies: tuple[Copies, ...] = ()) -> StepWork:
+        """The work of a scheduled batch, with this model's sliding window."""
+        return StepWork.from_batch(batch, self.shape.sliding_window, copies)
+
+    # --- part by part ------------------------------------------------------------------------------------------------
+
+    def step(self, work: StepWork) -> StepCost:
+        """Cost of one step: through all pipeline stages, one after the other."""
+        return self._cost(work, self._whole)
+
+    def step_time_s(self, work: StepWork) -> float:
+        """Seconds of one step."""
+        return self.step(work).total_s
+
+    def stage(self, work: StepWork, stage: int) -> StepCost:
+        """Cost of one micro-batch on one pipeline stage, with the send to the next."""
+        if not 0 <= stage < len(self._stages):
+            raise ValueError(f"stage {stage} of {len(self._stages)}")
+        return self._cost(work, self._stages[stage])
+
+    def layer_time_s(self, work: StepWork) -> float:
+        """Mean device time of one layer: `exec_time` of the paper's Algorithms 1 and 2."""
+        linear, elementwise = self._layers.linear(work.num_tokens)
+        layers = self.shape.num_layers
+        others = (*self._layers.recurrent(work), self._layers.attention(work, layers))
+        per_layer_s = linear.total_s + elementwise.total_s + sum(cost.total_s for cost in others) / layers
+        return per_layer_s + 2 * self.network.all_reduce_s(work.num_tokens)
+
+    def first_touch_s(self, kv_tokens: int) -> float:
+        """What memory for the KV of so many tokens costs beyond its use when it is written for the first time."""
+        return kv_tokens * self.shape.kv_bytes_per_token / 2**20 * self.profile.overheads.first_touch_us_per_mib * 1e-6
+
+    def _cost(self, work: StepWork, part: Part) -> StepCost:
+        linear, elementwise = self._layers.in_part(work, part)
+        attention = self._layers.attention(work, part.layers)
+        outside = self._layers.outside(work.num_tokens, work.num_samples, part)
+        network_s = self.network.part_s(work.num_tokens, part)
+        device_s = linear.total_s + elementwise.total_s + attention.total_s + outside.total_s + network_s
+
+        overheads, traffic = self.profile.overheads, self._traffic
+        host_s, overhead_s = part.launches_s(overheads, self._kernels_per_layer), part.overhead_s(overheads)
+        launch_s = host_s if self.profile.kind == "cpu" else max(0.0, host_s - device_s)
+        hidden_s, exposed_s = traffic.hidden_and_exposed_s(traffic.moves(work.copies), device_s + launch_s)
+        total_s = device_s + launch_s + overhead_s + exposed_s
+
+        flops = self._flops(work, part)
+        devices = self.layout.tensor_parallel
+        operators = linear + elementwise + attention + outside
+        memory_bytes = devices * operators.memory_bytes
+        each_j = energy_j(self.profile, self.shape.dtype, flops / devices, memory_bytes / devices, total_s)
+        return StepCost(
+            total_s=total_s,
+            linear_s=linear.total_s,
+            attention_s=attention.total_s,
+            elementwise_s=elementwise.total_s,
+            outside_s=outside.total_s,
+            network_s=network_s,
+            launch_s=launch_s,
+            overhead_s=overhead_s,
+            exposed_copy_s=exposed_s,
+            hidden_copy_s=hidden_s,
+            weights_read_s=linear.memory_s,
+            matmul_compute_s=linear.compute_s,
+            kv_read_s=attention.memory_s,
+            attention_compute_s=attention.compute_s,
+            flops=flops,
+            memory_bytes=memory_bytes,
+            energy_j=each_j * devices,
+        )
+
+    def _flops(self, work: StepWork, part: Part) -> float:
+        """Useful ones of all devices."""
+        attention = self.shape.attention_flops(
+            work.decode_context_tokens + work.chunk_pairs,
+            work.windowed_decode_context_tokens + work.windowed_chunk_pairs,
+        )
+        flops = (work.num_tokens * self._flops_per_token + attention) * part.layers / self.shape.num_layers
+        skipped = (work.num_tokens - work.num_samples) * self.shape.last_mlp_flops_per_token
+        return flops + part.head * (work.num_samples * self.shape.head_flops_per_sample - skipped)
+
+    # --- without the parts -------------------------------------------------------------------------------------------
+
+    def repeated(
+        self,
+        work: StepWork,
+        num_steps: int,
+        streamed_layers: int = 0,
+        copy_bytes: float = 0.0,
+        window_rooms: Sequence[int] = (),
+    ) -> Iterator[StepTime]:
+        """Times of `num_steps` steps that follow one another, of which `work` is the first.
+
+        Each decode's context grows by one token a step, and the longer chunk moves on by its size; more than one such
+        chunk is fine for a single step only. The same times as `step` gives one by one.
+
+        Args:
+            work: the first step's.
+            num_steps: how many.
+            streamed_layers: layers whose KV comes back from the host in every step, and whose new KV goes there.
+            copy_bytes: size of a contiguous copy of theirs; 0 for one copy in each direction.
+            window_rooms: for each decode whose context is still shorter than the sliding window, the tokens it lacks.
+        """
+        return self._whole_times.repeated(work, num_steps, streamed_layers, copy_bytes, window_rooms)
+
+    def stage_times(self, work: StepWork) -> list[StepTime]:
+        """`[stages]` what `stage` gives for each."""
+        times = {part: each.once(work) for part, each in self._stage_times.items()}
+        return [times[part] for part in self._stages]
+
+    def _times(self, part: Part) -> PartTimes:
+        launches_s = part.launches_s(self.profile.overheads, self._kernels_per_layer)
+        return PartTimes(part, self.shape, self.profile, self._layers, self.network, self._traffic, launches_s)
+
+    # --- copies ------------------------------------------------------------------------------------------------------
+
+    @property
+    def weight_copies(self) -> tuple[Copies, ...]:
+        """Weights that come from the host in every step, on each device."""
+        return self._traffic.weights
+
+    def stream_copies(
+        self, layers: int, context_tokens: int, new_tokens: int, copy_bytes: float = 0, sequences: int = 0
+    ) -> Copies:
+        """What streaming the KV of `layers` layers moves in a step, on each device; see `HostTraffic.streamed`."""
+        return self._traffic.streamed(layers, context_tokens, new_tokens, copy_bytes, sequences)
+
+    def swap_copies(self, batch: Batch, block_tokens: int) -> tuple[Copies, ...]:
+        """What a batch's swaps move on each device; see `HostTraffic.swapped`."""
+        return self._traffic.swapped(batch, block_tokens)

@@ -1,0 +1,183 @@
+"""Seconds of a step without the parts: the same as its cost says, for simulations that ask for millions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from vasuki.machines.cost_model.copies import HostTraffic
+from vasuki.machines.cost_model.layers import LayerModel
+from vasuki.machines.cost_model.network import Network
+from vasuki.machines.cost_model.stages import Part
+from vasuki.machines.cost_model.work import StepWork, windowed_causal_pairs
+from vasuki.machines.profile import HardwareProfile
+from vasuki.models.shape import ModelShape
+
+
+class StepTime(NamedTuple):
+    """What a step takes, or one stage of it."""
+
+    total_s: float
+    exposed_copy_s: float = 0.0
+    hidden_copy_s: float = 0.0
+
+
+class PartTimes:
+    """Times of one part of the model.
+
+    Args:
+        part: all of the model, or a stage.
+        shape: the model.
+        profile: the device.
+        layers: operators.
+        network: between devices.
+        traffic: on the host link.
+        launches_s: host time of the part's kernel launches.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        shape: ModelShape,
+        profile: HardwareProfile,
+        layers: LayerModel,
+        network: Network,
+        traffic: HostTraffic,
+        launches_s: float,
+    ) -> None:
+        self.part = part
+        self._shape = shape
+        self._link = profile.link
+        self._on_cpu = profile.kind == "cpu"
+        self._layers = layers
+        self._network = network
+        self._traffic = traffic
+        self._launches_s = launches_s
+        self._overhead_s = part.overhead_s(profile.overheads)
+        self._fixed_cache: dict[tuple[int, int, int, int], float] = {}
+
+    def once(self, work: StepWork) -> StepTime:
+        """One step."""
+        if not work.num_tokens:
+            return self._copies_alone(work)
+        shape, part, attention_seconds = self._shape, self.part, self._layers.attention_seconds
+        attention_s = attention_seconds(work.decode_context_tokens, work.chunk_pairs, work.chunk_context_tokens)
+        attention_s *= shape.num_full_layers / shape.num_layers
+        if shape.num_windowed_layers:  # every stage has its share of them
+            windowed_s = self._layers.windowed_attention_seconds(
+                work.windowed_decode_context_tokens, work.windowed_chunk_pairs, work.windowed_chunk_context_tokens
+            )
+            attention_s += windowed_s * shape.num_windowed_layers / shape.num_layers
+        attention_s *= part.layers * self._layers.in_step(work.num_tokens)
+        busy_s = self._busy_s(self._fixed_s(work) + attention_s)
+        hidden_s, exposed_s = self._traffic.hidden_and_exposed_s(self._traffic.moves(work.copies), busy_s)
+        return StepTime(busy_s + self._overhead_s + exposed_s, exposed_s, hidden_s)
+
+    def repeated(
+        self,
+        work: StepWork,
+        num_steps: int,
+        streamed_layers: int = 0,
+        copy_bytes: float = 0.0,
+        window_rooms: Sequence[int] = (),
+    ) -> Iterator[StepTime]:
+        """`num_steps` steps that follow one another, of which `work` is the first; see `CostModel.repeated`."""
+        tokens = work.num_tokens
+        if not tokens:
+            yield self._copies_alone(work)
+            return
+        windowed_layers = self._shape.num_windowed_layers
+        layers = self._shape.num_full_layers
+        in_step = self._layers.in_step(tokens)
+        full, windowed = in_step * layers, in_step * windowed_layers
+        all_fits = not windowed_layers or (
+            self._layers.is_uniform and self._fits_into_window(work, num_steps, window_rooms)
+        )
+        windowed_sums = self._windowed_sums(work, num_steps, window_rooms)
+        attention_s = 0.0
+        fixed_s, attention_seconds = self._fixed_s(work), self._layers.attention_seconds
+        windowed_seconds = self._layers.windowed_attention_seconds
+        decodes, chunk_tokens = work.num_decodes, tokens - work.num_decodes
+        decode_context, chunk_context = work.decode_context_tokens, work.chunk_context_tokens
+        pairs, more_pairs = work.chunk_pairs, chunk_tokens * chunk_tokens
+        moves, streamed_s = self._traffic.moves(work.copies), 0.0
+        if streamed_layers:
+            token_bytes, _ = self._traffic.streamed_bytes(streamed_layers, 1, 1)
+            block_bytes, out_bytes = self._traffic.streamed_bytes(
+                streamed_layers, 0, tokens, copy_bytes, decodes + work.num_chunks
+            )
+            transfer_s = self._link.transfers(out_bytes, copy_bytes)
+        for _ in range(num_steps):
+            device_s = fixed_s
+            if layers or all_fits:
+                attention_s = attention_seconds(decode_context, pairs, chunk_context)
+                device_s += full * attention_s
+            if windowed_layers:
+                device_s += windowed * (attention_s if all_fits else windowed_seconds(*next(windowed_sums)))
+            busy_s = self._busy_s(device_s)
+            if streamed_layers:
+                streamed_s = transfer_s((decode_context + chunk_context) * token_bytes + block_bytes)
+            if moves or streamed_s:
+                hidden_s, exposed_s = self._traffic.hidden_and_exposed_s([*moves, (streamed_s, True)], busy_s)
+                yield StepTime(busy_s + self._overhead_s + exposed_s, exposed_s, hidden_s)
+            else:
+                yield StepTime(busy_s + self._overhead_s)
+            decode_context += decodes
+            chunk_context += chunk_tokens
+            pairs += more_pairs
+
+    def _copies_alone(self, work: StepWork) -> StepTime:
+        """Sequences leave or return, and nothing is computed: no weights are fetched and no kernel is launched."""
+        copied_s = sum([self._traffic.alone_s(each) for each in work.copies])
+        return StepTime(copied_s, copied_s)
+
+    def _fits_into_window(self, work: StepWork, num_steps: int, rooms: Sequence[int]) -> bool:
+        """Whether windowed layers see all of `work` and of the steps after it."""
+        seen = work.windowed_decode_context_tokens, work.windowed_chunk_pairs, work.windowed_chunk_context_tokens
+        if seen != (work.decode_context_tokens, work.chunk_pairs, work.chunk_context_tokens):
+            return False
+        if num_steps == 1:
+            return True
+        if len(rooms) < work.num_decodes or min(rooms, default=num_steps) < num_steps - 1:
+            return False
+        chunk_tokens = work.num_tokens - work.num_decodes
+        return work.chunk_context_tokens + (num_steps - 1) * chunk_tokens <= self._shape.sliding_window
+
+    def _windowed_sums(self, work: StepWork, num_steps: int, rooms: Sequence[int]) -> Iterator[tuple[int, float, int]]:
+        """What a windowed layer sees of `work` and of the steps after it: decode contexts, chunk pairs and contexts.
+
+        A decode's context grows up to the window, and stays.
+        """
+        window, chunk_tokens = self._shape.sliding_window, work.num_tokens - work.num_decodes
+        decode_context, chunk_end = work.windowed_decode_context_tokens, work.chunk_context_tokens
+        pairs, chunk_context = work.windowed_chunk_pairs, work.windowed_chunk_context_tokens
+        growing = len(rooms)
+        filling = sorted([room for room in rooms if room < num_steps], reverse=True)  # the next to fill up is the last
+        for step in range(1, num_steps + 1):
+            yield decode_context, pairs, chunk_context
+            while filling and filling[-1] < step:
+                filling.pop()
+                growing -= 1
+            decode_context += growing
+            if chunk_tokens:
+                chunk_end += chunk_tokens
+                pairs = windowed_causal_pairs(chunk_tokens, chunk_end, window)
+                chunk_context = min(chunk_end, window + chunk_tokens)
+
+    def _busy_s(self, device_s: float) -> float:
+        """Launches run ahead of a GPU; a CPU launches its own."""
+        return device_s + self._launches_s if self._on_cpu else max(device_s, self._launches_s)
+
+    def _fixed_s(self, work: StepWork) -> float:
+        """Device time outside attention: it depends on the numbers of tokens and samples alone, and where layers are
+        recurrent on those of rows."""
+        num_tokens, num_samples = work.num_tokens, work.num_samples
+        rows = (work.num_decodes, work.num_chunks) if self._shape.recurrent else (0, 0)
+        key = (num_tokens, num_samples, *rows)
+        fixed_s = self._fixed_cache.get(key)
+        if fixed_s is None:
+            fixed_s = sum(cost.total_s for cost in self._layers.in_part(work, self.part))
+            fixed_s += self._layers.outside(num_tokens, num_samples, self.part).total_s
+            fixed_s += self._network.part_s(num_tokens, self.part)
+            self._fixed_cache[key] = fixed_s
+        return fixed_s

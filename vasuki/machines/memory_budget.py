@@ -1,0 +1,157 @@
+"""How much KV fits on a device beside weights and activations."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, replace
+
+from vasuki.base.config import KVConfig
+from vasuki.base.errors import JobFileError, ModelError
+from vasuki.machines.profile import HardwareProfile
+from vasuki.models.layout import Layout, spread_buffers
+from vasuki.models.shape import ModelShape
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """How the memory of one device divides."""
+
+    total_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    kv_bytes: int  # for blocks
+    state_bytes: int  # for what recurrent layers keep of each row
+    kv_bytes_per_token: float
+    block_tokens: int
+
+    @property
+    def num_blocks(self) -> int:
+        return int(self.kv_bytes / (self.kv_bytes_per_token * self.block_tokens))
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the whole blocks hold."""
+        return self.num_blocks * self.block_tokens
+
+
+def activation_bytes(shape: ModelShape, max_step_tokens: int, max_num_seqs: int, tensor_parallel: int = 1) -> int:
+    """Most bytes that live at once beside weights and KV: the larger of the MLP's and the head's moments.
+
+    MLP: two hidden states, the product of `up` and the activation for every token. Head: float32 logits of every
+    sampled token, twice, since sampling sorts or normalises a copy.
+    """
+    item, hidden = shape.dtype_bytes, shape.hidden_size
+    experts = shape.experts_per_token * shape.expert_intermediate_size + shape.shared_intermediate_size
+    width = max(shape.intermediate_size, experts) / tensor_parallel
+    mlp = max_step_tokens * item * (2 * hidden + ((2 if shape.gated_mlp else 1) + 1) * width)
+    head = max_num_seqs * shape.vocab_size * 4 * 2 + 2 * max_step_tokens * hidden * item
+    return math.ceil(max(mlp, head))
+
+
+def device_weight_bytes(shape: ModelShape, layout: Layout) -> int:
+    """Weights on each device: layers that live on the host take no room there, but the buffers that they visit do."""
+    away = layout.host_layers - spread_buffers(shape.num_layers, layout.host_layers)
+    return math.ceil((shape.weight_bytes - away * shape.layer_weight_bytes) / layout.gpus_per_replica)
+
+
+def host_weight_bytes(shape: ModelShape, layout: Layout) -> int:
+    """Weights that live in host memory, of all the devices of a replica."""
+    return layout.host_layers * shape.layer_weight_bytes
+
+
+def within_host_memory(kv: KVConfig, free_bytes: int) -> KVConfig:
+    """The same with no more host memory than is free, and a warning if that is less than allowed.
+
+    Raises JobFileError if the job names both the mode and the amount: then it is to run like that or not at all.
+    """
+    if kv.host_memory <= free_bytes:
+        return kv
+    short = f"kv.host_memory: {_gib(kv.host_memory)} are asked for, {_gib(free_bytes)} are free"
+    if kv.offload not in ("auto", "none") and "host_memory" in kv.model_fields_set:
+        raise JobFileError(f"{short}; lower it, or let kv.offload be auto to take what there is")
+    log.warning("%s; taking those", short)
+    return kv.model_copy(update={"host_memory": max(1, free_bytes)})
+
+
+def memory_budget(
+    shape: ModelShape,
+    profile: HardwareProfile,
+    *,
+    device_memory: float | int = 0.9,
+    block_tokens: int = 16,
+    max_step_tokens: int = 2048,
+    max_num_seqs: int = 256,
+    layout: Layout | None = None,
+) -> MemoryBudget:
+    """KV that fits on each device of the layout.
+
+    `device_memory` is as in the job file: up to 1 it is a share of the device for weights, activations and KV together,
+    above 1 the KV pool's size in bytes. Activations are those of steps of `max_step_tokens` that sample `max_num_seqs`.
+    What recurrent layers keep of so many rows is taken from the pool.
+
+    Raises:
+        ModelError: not even one block fits; the message says what would.
+    """
+    layout = layout or Layout()
+    layout.check(shape)
+    layers = math.ceil(shape.num_layers / layout.pipeline_parallel)
+    per_token = layers * shape.kv_bytes_per_token_per_layer * shape.kv_share(layout.tensor_parallel)
+    weights = device_weight_bytes(shape, layout)
+    activations = activation_bytes(shape, max_step_tokens, max_num_seqs, layout.tensor_parallel)
+    states = math.ceil(max_num_seqs * shape.state_bytes / layout.gpus_per_replica)
+    if device_memory <= 1:
+        usable = int(profile.memory_bytes * device_memory)
+        kv = usable - weights - activations
+    else:
+        usable, kv = profile.memory_bytes, int(device_memory)
+    pool, kv = kv, kv - states
+    if states and pool >= per_token * block_tokens > kv:
+        most = int((pool - per_token * block_tokens) * max_num_seqs / states)
+        raise ModelError(
+            f"{shape.name} keeps {_gib(states)} for the states of {max_num_seqs} rows that run side by side, "
+            f"{profile.name} has {_gib(pool)} for them and KV; engine.max_num_seqs may be {most} there"
+        )
+    if kv < per_token * block_tokens or weights + activations + states + kv > usable:
+        raise ModelError(_too_large(shape, profile, usable, weights, activations, kv, layout))
+    return MemoryBudget(profile.memory_bytes, weights, activations, kv, states, per_token, block_tokens)
+
+
+def _too_large(
+    shape: ModelShape, profile: HardwareProfile, usable: int, weights: int, activations: int, kv: int, layout: Layout
+) -> str:
+    need = (
+        f"{shape.name} in {shape.dtype} needs {_gib(weights)} for weights and {_gib(activations)} for activations "
+        f"on each of {layout.gpus_per_replica} {profile.name}, which offers {_gib(usable)}"
+    )
+    if weights + activations < usable:
+        return f"{need}; {_gib(max(0, kv))} of KV is too much beside it or too little for a block"
+    ways = []
+    gpus = layout.gpus_per_replica
+    while gpus < 1024 and shape.weight_bytes / gpus + activations > 0.9 * usable:
+        gpus *= 2
+    ways.append(f"{gpus} such GPUs")
+    room = usable - activations
+    bits = 8 * room * layout.gpus_per_replica * 0.9 / shape.num_parameters
+    if shape.dtype_bytes == 4 and bits >= 16:
+        ways.append("bfloat16 weights")
+    elif bits >= 4:
+        ways.append(f"weights quantised to {int(bits)} bits")
+    host = _with_host_memory(shape, profile, room, layout)
+    return f"{need}; what would fit: {' or '.join(ways)}, or a smaller model{host}"
+
+
+def _with_host_memory(shape: ModelShape, profile: HardwareProfile, room: int, layout: Layout) -> str:
+    """The host memory that lets some layers visit the device instead, leaving a tenth of the room to KV."""
+    if profile.kind != "cpu":
+        for host_layers in range(layout.host_layers + 1, shape.num_layers):
+            deeper = replace(layout, host_layers=host_layers)
+            if device_weight_bytes(shape, deeper) <= 0.9 * room:
+                return f", or {_gib(host_weight_bytes(shape, deeper))} of its weights on the host, see kv.host_memory"
+    return ""
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"

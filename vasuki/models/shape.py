@@ -1,0 +1,337 @@
+"""What a decoder-only transformer costs, from its sizes alone: parameters, bytes, FLOPs.
+
+A shape is read from a `config.json` as Hugging Face writes it, without importing transformers (`model_config`). One
+layer, with the matrices that the cost model multiplies (`[rows, k] x [k, n]`):
+
+    x ── norm ── qkv ── rope ── attention ── o ──(+)── norm ── up (gate and up) ── activation ── down ──(+)──
+
+In a mixture-of-experts layer `up` and `down` exist once an expert, and each token passes `experts_per_token` of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+from vasuki.base.errors import ModelError, did_you_mean
+
+Pairs = TypeVar("Pairs", bound=Any)  # a number or a NumPy array
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight matrix `[k, n]` of one layer, of which a layer holds `copies` (experts) and a token meets `used`."""
+
+    name: str
+    k: int
+    n: int
+    copies: int = 1
+    used: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """The narrow vectors that queries, keys and values of a layer pass through.
+
+    Multi-head latent attention: DeepSeek-V2, arXiv 2405.04434, section 2.1.
+    """
+
+    query_rank: int  # 0: queries do not
+    kv_rank: int
+    rotary_dim: int  # of a key head, the same for all
+    value_dim: int  # of a value head; in memory it is as wide as a key head
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """Layers that carry a state from token to token, in place of attention or beside it."""
+
+    layers: int
+    matrices: tuple[Matrix, ...]  # of each
+    # Numbers that each keeps of a row, however long it is: the last inputs of a convolution, in the weights' type, and
+    # what the recurrence has come to, in float32.
+    conv_size: int
+    state_size: int
+    kernels: int  # that a step of decodes launches for each, by torch's operators
+    kept_bytes: int = 0  # of a row over all of them, where it is known better
+
+    @property
+    def flops_per_token(self) -> int:
+        """Of the recurrence of a layer: the state decays, is read twice and added to, at most."""
+        return 8 * self.state_size
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Read and written between a layer's matrices: by the convolution, the recurrence, its norm and its gate."""
+        into, out = self.matrices[0].n, self.matrices[1].k
+        return 3 * into + 4 * out
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a decoder-only transformer."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int  # of the dense MLP; 0 if every layer is a mixture of experts
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int  # of a query and a key
+    vocab_size: int
+    tied_embeddings: bool = False  # the output head shares the embedding's weights
+    gated_mlp: bool = True  # two input matrices (gate and up) instead of one
+    gated_attention: bool = False  # its output is multiplied by a projection as wide
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_intermediate_size: int = 0
+    shared_intermediate_size: int = 0  # of an expert that every token passes
+    num_expert_layers: int = 0  # the other layers have the dense MLP
+    sliding_window: int = 0  # tokens; 0 if every layer attends to the whole context
+    num_windowed_layers: int = 0
+    full_kv_heads: int = 0  # of layers without a window, and the size of their heads,
+    full_head_dim: int = 0  # where they are others than those of layers with one
+    stored_bytes: int = 0  # of a token's KV over all layers, where it is known better than from the heads
+    latent: Latent | None = None
+    recurrent: Recurrent | None = None
+    attention_layers: int | None = None  # that keep keys and values; None: all
+    mlp_layers: int | None = None  # dense or of experts; None: all
+    max_context_tokens: int = 4096
+    norms_per_layer: int = 2  # over the hidden size
+    vector_parameters_per_layer: int = 0  # norm weights and biases of a layer
+    extra_parameters: int = 0  # outside layers, embedding and head: final norm, position table
+    dtype: str = "bfloat16"
+    kv_dtype: str = ""  # of keys and values, where they are kept in another
+
+    @property
+    def dtype_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def kv_dtype_bytes(self) -> int:
+        return DTYPE_BYTES[self.kv_dtype or self.dtype]
+
+    @property
+    def num_dense_layers(self) -> int:
+        return (self.num_layers if self.mlp_layers is None else self.mlp_layers) - self.num_expert_layers
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers that keep keys and values."""
+        return self.num_layers if self.attention_layers is None else self.attention_layers
+
+    @property
+    def num_full_layers(self) -> int:
+        """Layers that attend to the whole context."""
+        return self.num_attention_layers - self.num_windowed_layers
+
+    @property
+    def state_bytes(self) -> int:
+        """What a row keeps beside its KV, however long it is."""
+        if (recurrent := self.recurrent) is None:
+            return 0
+        each = recurrent.conv_size * self.dtype_bytes + recurrent.state_size * DTYPE_BYTES["float32"]
+        return recurrent.kept_bytes or recurrent.layers * each
+
+    @property
+    def full_heads(self) -> tuple[int, int]:
+        """KV heads of such a layer, and the size of its heads."""
+        return self.full_kv_heads or self.num_kv_heads, self.full_head_dim or self.head_dim
+
+    @property
+    def without_states(self) -> ModelShape:
+        """The same weights, as if recurrent layers kept nothing of a row."""
+        if self.recurrent is None:
+            return self
+        return replace(self, recurrent=replace(self.recurrent, conv_size=0, state_size=0, kept_bytes=0))
+
+    @property
+    def stores_evenly(self) -> bool:
+        """Whether every layer keeps as much of a token."""
+        full_kv_heads, full_head_dim = self.full_heads
+        if self.num_attention_layers < self.num_layers:
+            return False
+        return not self.stored_bytes and full_kv_heads * full_head_dim == self.num_kv_heads * self.head_dim
+
+    @property
+    def weighs_evenly(self) -> bool:
+        """Whether layers have weights alike, but for a few."""
+        return self.mlp_layers is None and 8 * min(self.num_expert_layers, self.num_dense_layers) <= self.num_layers
+
+    @property
+    def query_width(self) -> int:
+        """Numbers that a layer that attends asks with for a token, on average."""
+        return self.num_heads * self._mean(self.full_heads[1], self.head_dim)
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers that such a layer keeps of a token as its key, on average, and as many as its value."""
+        full_kv_heads, full_head_dim = self.full_heads
+        return self._mean(full_kv_heads * full_head_dim, self.num_kv_heads * self.head_dim)
+
+    def kv_heads_on(self, devices: int) -> tuple[int, int]:
+        """KV heads of a layer without a window and of one with it, on each of so many devices that share them.
+
+        At least one: heads are copied where there are fewer than devices.
+        """
+        return max(1, self.full_heads[0] // devices), max(1, self.num_kv_heads // devices)
+
+    def kv_share(self, devices: int) -> float:
+        """Of a token's keys and values, on each of them."""
+        full_kv_heads, full_head_dim = self.full_heads
+        full, windowed = self.kv_heads_on(devices)
+        held = self.num_full_layers * full * full_head_dim + self.num_windowed_layers * windowed * self.head_dim
+        whole = self.num_full_layers * full_kv_heads * full_head_dim
+        return held / (whole + self.num_windowed_layers * self.num_kv_heads * self.head_dim)
+
+    def _mean(self, full: int, windowed: int) -> int:
+        """Over layers that attend, and not below it."""
+        return -(-(self.num_full_layers * full + self.num_windowed_layers * windowed) // self.num_attention_layers)
+
+    @property
+    def attention_matrices(self) -> tuple[Matrix, ...]:
+        """Projections of every layer that attends."""
+        width = self.query_width
+        if latent := self.latent:
+            queries: tuple[Matrix, ...] = (Matrix("q", self.hidden_size, width),)
+            if rank := latent.query_rank:
+                queries = (Matrix("q_a", self.hidden_size, rank), Matrix("q_b", rank, width))
+            expanded = self.num_heads * (self.head_dim - latent.rotary_dim + latent.value_dim)
+            return (
+                *queries,
+                Matrix("kv_a", self.hidden_size, latent.kv_rank + latent.rotary_dim),
+                Matrix("kv_b", latent.kv_rank, expanded),
+                Matrix("o", self.num_heads * latent.value_dim, self.hidden_size),
+            )
+        asked = (2 if self.gated_attention else 1) * width
+        return Matrix("qkv", self.hidden_size, asked + 2 * self.kv_width), Matrix("o", width, self.hidden_size)
+
+    @property
+    def dense_matrices(self) -> tuple[Matrix, ...]:
+        """MLP of a dense layer."""
+        if not self.intermediate_size:
+            return ()
+        up = (2 if self.gated_mlp else 1) * self.intermediate_size
+        return Matrix("up", self.hidden_size, up), Matrix("down", self.intermediate_size, self.hidden_size)
+
+    @property
+    def expert_matrices(self) -> tuple[Matrix, ...]:
+        """Router and experts of a mixture-of-experts layer."""
+        if not self.num_experts:
+            return ()
+        hidden, size, shared = self.hidden_size, self.expert_intermediate_size, self.shared_intermediate_size
+        inputs = 2 if self.gated_mlp else 1
+        matrices: tuple[Matrix, ...] = (
+            Matrix("router", hidden, self.num_experts),
+            Matrix("up", hidden, inputs * size, self.num_experts, self.experts_per_token),
+            Matrix("down", size, hidden, self.num_experts, self.experts_per_token),
+        )
+        if shared:
+            matrices += (Matrix("shared_up", hidden, inputs * shared), Matrix("shared_down", shared, hidden))
+        return matrices
+
+    @property
+    def packed_matrices(self) -> tuple[tuple[tuple[Matrix, ...], int], ...]:
+        """Those that all tokens of a step pass together, of layers of a kind, and how many such layers there are. A
+        layer may be of several kinds."""
+        return (
+            (self.attention_matrices, self.num_attention_layers),
+            (self.dense_matrices, self.num_dense_layers),
+            (self.expert_matrices, self.num_expert_layers),
+        )
+
+    @property
+    def matrices(self) -> tuple[tuple[tuple[Matrix, ...], int], ...]:
+        """The same and those of recurrent layers."""
+        recurrent = self.recurrent
+        return (*self.packed_matrices, *([(recurrent.matrices, recurrent.layers)] if recurrent else []))
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights in matrices of all layers."""
+        return self._over_layers(lambda matrix: matrix.k * matrix.n * matrix.copies)
+
+    @property
+    def active_layer_parameters(self) -> int:
+        """Weights in matrices of all layers that one token is multiplied with."""
+        return self._over_layers(lambda matrix: matrix.k * matrix.n * matrix.used)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Input embedding and output head, once if they are tied."""
+        return self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+
+    @property
+    def num_parameters(self) -> int:
+        """All of them: 8,030,261,248 for Llama-3-8B."""
+        vectors = self.num_layers * self.vector_parameters_per_layer + self.extra_parameters
+        return self.layer_parameters + self.embedding_parameters + vectors
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that take part in one token."""
+        return self.num_parameters - self.layer_parameters + self.active_layer_parameters
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.num_parameters * self.dtype_bytes
+
+    @property
+    def layer_weight_bytes(self) -> int:
+        """Weights of one decoder layer, on average."""
+        matrices = self.layer_parameters // self.num_layers
+        return (matrices + self.vector_parameters_per_layer) * self.dtype_bytes
+
+    @property
+    def kv_bytes_per_token_per_layer(self) -> int:
+        """2 (K and V) x kv_heads x head_dim x bytes; on average, and not below it."""
+        stored = self.stored_bytes or 2 * self.kv_width * self.kv_dtype_bytes * self.num_attention_layers
+        return -(-stored // self.num_layers)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Over all layers: 128 KiB for Llama-3-8B in bfloat16. A sequence's KV is linear in its length."""
+        return self.num_layers * self.kv_bytes_per_token_per_layer
+
+    @property
+    def linear_flops_per_token(self) -> int:
+        """Multiply-adds count twice; the output head is apart, since only sampled tokens pass it."""
+        return 2 * self.active_layer_parameters
+
+    @property
+    def last_mlp_flops_per_token(self) -> int:
+        """Of the above, the last layer's MLP, which tokens that are not sampled need not pass."""
+        return 2 * sum(matrix.k * matrix.n * matrix.used for matrix in self.expert_matrices or self.dense_matrices)
+
+    @property
+    def head_flops_per_sample(self) -> int:
+        """Output head for one sampled token."""
+        return 2 * self.hidden_size * self.vocab_size
+
+    def attention_flops(self, pairs: Pairs, windowed_pairs: Pairs | None = None) -> Pairs:
+        """FLOPs of QK^T and PV over all layers for so many (query, key) pairs, or for several such numbers.
+
+        Args:
+            pairs: of a layer that sees the whole context; n tokens after c others make n * c + n * (n + 1) / 2.
+            windowed_pairs: of a layer with a sliding window; as many as `pairs` if not given.
+        """
+        windowed_pairs = pairs if windowed_pairs is None else windowed_pairs
+        full = self.num_full_layers * self.full_heads[1] * pairs
+        windowed = self.num_windowed_layers * self.head_dim * windowed_pairs
+        return cast(Pairs, 4 * self.num_heads * (full + windowed))
+
+    def with_dtype(self, dtype: str, kv_dtype: str = "auto") -> ModelShape:
+        """The same model with weights in another dtype, and KV in this or in one of its own.
+
+        Raises ModelError if one is unknown.
+        """
+        for name in (dtype, dtype if kv_dtype == "auto" else kv_dtype):
+            if name not in DTYPE_BYTES:
+                raise ModelError(f"unknown dtype '{name}'{did_you_mean(name, DTYPE_BYTES)}")
+        return replace(self, dtype=dtype, kv_dtype="" if kv_dtype == "auto" else kv_dtype)
+
+    def _over_layers(self, size: Callable[[Matrix], int]) -> int:
+        return sum(layers * sum(map(size, matrices)) for matrices, layers in self.matrices)

@@ -1,0 +1,89 @@
+"""The plan's makespan, corrected by the steps of the run itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vasuki.engine.batch import Batch, StepResult
+from vasuki.engine.scheduler import Scheduler
+from vasuki.engine.sequence import Sequence
+from vasuki.machines.cost_model import CostModel
+from vasuki.plan import Plan
+
+WARM_UP_STEPS = 3  # allocation and compilation fall into the first steps
+ENOUGH_STEPS = 20  # of a kind, before it is trusted fully
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Steps with prompts, or steps without."""
+
+    steps: int = 0
+    predicted_s: float = 0.0
+    measured_s: float = 0.0
+
+    def add(self, predicted_s: float, measured_s: float) -> None:
+        self.steps += 1
+        self.predicted_s += predicted_s
+        self.measured_s += measured_s
+
+    def ratio(self, otherwise: float) -> float:
+        """Measured over predicted; with few steps it is drawn to `otherwise`."""
+        if not self.predicted_s:
+            return otherwise
+        trust = min(1.0, self.steps / ENOUGH_STEPS)
+        return trust * self.measured_s / self.predicted_s + (1 - trust) * otherwise
+
+
+class RunningPrediction:
+    """An engine observer that compares steps with the cost model, by kind, and corrects the plan with the ratios.
+
+    A job begins with prompts and ends with decodes. Weighing both kinds by the time that the plan gives them keeps the
+    first minutes, which are nearly all prompts, from speaking for the whole.
+
+    Args:
+        plan: what was predicted.
+        cost_model: the one the plan was made with.
+    """
+
+    def __init__(self, plan: Plan, cost_model: CostModel) -> None:
+        self.plan = plan
+        self._cost_model = cost_model
+        self.step_s = 0.0  # what the cost model says of the step recorded last
+        self._steps = self._peak_blocks = 0
+        self._with_prompts, self._decodes_only, self._all = _Kind(), _Kind(), _Kind()
+
+    def record(
+        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
+    ) -> None:
+        """Compare a step."""
+        self._steps += result.num_steps
+        self.step_s = 0.0
+        if not (batch.decodes or batch.prefills):
+            return
+        cost, settings = self._cost_model, self.plan.settings
+        work = cost.batch_work(batch, cost.swap_copies(batch, settings.block_tokens))
+        if cost.shape.num_windowed_layers and result.num_steps == 1:
+            self.step_s = cost.step_time_s(work)
+        else:
+            copy_bytes = settings.block_tokens * cost.shape.kv_bytes_per_token_per_layer
+            steps = cost.repeated(work, result.num_steps, settings.streamed_layers, copy_bytes)
+            self.step_s = sum([step.total_s for step in steps])
+        new_blocks = scheduler.pool.peak_held - self._peak_blocks
+        self._peak_blocks += new_blocks
+        self.step_s += cost.first_touch_s(new_blocks * settings.block_tokens)
+        if self._steps > WARM_UP_STEPS:
+            for kind in (self._all, self._with_prompts if batch.prefills else self._decodes_only):
+                kind.add(self.step_s, result.elapsed_s)
+
+    @property
+    def ratio(self) -> float:
+        """Measured time over predicted time, expected for the whole job; 1 before anything was measured."""
+        overall = self._all.ratio(1.0)
+        share = self.plan.prompt_steps_share
+        return share * self._with_prompts.ratio(overall) + (1 - share) * self._decodes_only.ratio(overall)
+
+    @property
+    def makespan_s(self) -> float:
+        """The plan's makespan at the pace of this run."""
+        return self.plan.makespan_s * self.ratio

@@ -1,0 +1,104 @@
+"""Plans side by side, for a terminal and a tired person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vasuki.base.units import bytes_text, money_text, time_text
+from vasuki.plan import Plan
+from vasuki.simulator import Simulated, Spread
+
+WIDTH = 100
+_BOUNDS = {
+    "compute": "arithmetic",
+    "memory": "memory traffic",
+    "kv_area": "KV memory over time",
+    "longest_request": "the longest request",
+}
+
+
+def plan_table(plans: Iterable[Plan]) -> str:
+    """Plans side by side, at most 100 columns wide, and below them what is worth knowing of each."""
+    plans = list(plans)
+    rows: list[tuple[str, ...]] = [
+        ("GPU", "policy", "makespan", "bound", "gap", "cost", "/Mtok", "chunk", "seqs", "offload")
+    ]
+    for plan in plans:
+        rows.append(
+            (
+                plan.gpu,
+                plan.policy,
+                time_text(plan.makespan_s),
+                time_text(plan.lower_bound_s),
+                f"{plan.gap:.0%}",
+                money_text(plan.cost.amount, plan.cost.currency),
+                money_text(plan.cost.per_million_tokens, ""),
+                str(plan.chunk_tokens),
+                str(plan.max_num_seqs),
+                plan.offload.mode + (f" {plan.offload.layers}" if plan.offload.layers else ""),
+            )
+        )
+    lines = list(_columns(rows))
+    for plan in plans:
+        lines += ["", f"{plan.gpu}, {plan.policy}:", *(f"  {note}" for note in _notes(plan))]
+    return "\n".join(line for text in lines for line in _wrapped(text))
+
+
+def bubble_table(simulated: Iterable[Simulated]) -> str:
+    """Bubbles of each run whose model is cut into stages. Empty if there is none."""
+    runs = [run for run in simulated if run.plan.layout.pipeline_parallel > 1]
+    if not runs:
+        return ""
+    rows: list[tuple[str, ...]] = [("GPU", "policy", "bubbles", "of each", "mean", "median", "90 %", "longest")]
+    for run in runs:
+        name, bubbles = run.plan.gpu, run.bubbles
+        rows.append((name, run.plan.policy, f"{bubbles.share:.1%}", "micro-batch", *_spread(bubbles.micro_batch_s)))
+        rows.append(("", "", "", "request", *_spread(bubbles.request_s)))
+    return "\n".join(_columns(rows))
+
+
+def _spread(spread: Spread) -> tuple[str, str, str, str]:
+    mean, median, p90, longest = (f"{s:.3g} s" for s in (spread.mean, spread.median, spread.p90, spread.max))
+    return mean, median, p90, longest
+
+
+def _columns(rows: list[tuple[str, ...]]) -> Iterable[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _notes(plan: Plan) -> Iterable[str]:
+    tokens = f"{plan.prompt_tokens:,} prompt and about {plan.output_tokens_estimate:,} output tokens"
+    yield f"{plan.requests:,} requests, {tokens}; ordered by {plan.solver}{', proved optimal' * plan.optimal}"
+    if plan.shared_tokens:
+        share = plan.shared_tokens / plan.prompt_tokens
+        yield f"{plan.shared_tokens:,} of the prompt tokens ({share:.0%}) are shared with rows that begin alike"
+    layout = plan.layout
+    if layout.num_gpus > 1:
+        degrees = (layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel)
+        yield "{} GPUs: {} tensor x {} pipeline x {} data parallel".format(layout.num_gpus, *degrees)
+    if layout.num_streams > 1:
+        yield "chunk, seqs and KV memory are those of one micro-batch, of which every stage of a replica has one"
+    if plan.uncertainty is not None:
+        yield f"not knowing output lengths beforehand changes the makespan by {plan.uncertainty:+.1%}"
+    states = plan.max_num_seqs * plan.state_bytes
+    beside = f", {bytes_text(states)} for the states of {plan.max_num_seqs:,} rows" if states else ""
+    yield f"KV memory for {plan.settings.kv_tokens:,} tokens{beside}; the bound is set by {_BOUNDS[plan.bound_by]}"
+    yield f"steps: {plan.mixing}"
+    yield f"offload {plan.offload.mode}: {plan.offload.reason}"
+    if plan.simulated_requests < plan.requests - plan.misfits:
+        yield f"simulated {plan.simulated_requests:,} of the requests and scaled up"
+    if plan.misfits:
+        yield f"{plan.misfits:,} can never run: {plan.misfit}"
+
+
+def _wrapped(text: str, width: int = WIDTH) -> Iterable[str]:
+    indent = " " * (len(text) - len(text.lstrip()))
+    while len(text) > width:
+        cut = text.rfind(" ", len(indent) + 1, width + 1)
+        if cut <= 0:
+            break
+        yield text[:cut]
+        text = indent + "  " + text[cut + 1 :].lstrip()
+    yield text

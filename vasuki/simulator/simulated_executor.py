@@ -1,0 +1,195 @@
+"""Virtual time: an executor that asks the cost model how long a batch takes, instead of computing it.
+
+Scheduler, ordering and loop are those of real runs; only what stands behind `engine.Executor` differs. The recorded
+output lengths are known here and nowhere else: a sequence stops when it has as many tokens as its record says.
+
+Runs of steps in which nothing is decided (`Batch.max_steps`) are executed together, up to the first sequence that ends
+or the next row that arrives. Each of them is still priced by itself, with its own contexts.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Vector
+
+from vasuki.engine.batch import Batch, StepResult
+from vasuki.engine.sequence import Request, Sequence, Status
+from vasuki.machines.cost_model import CostModel, StepTime, StepWork
+from vasuki.plan import EngineSettings
+
+
+class VirtualClock:
+    """Seconds since the job began, and when the next row comes."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.next_arrival_s = math.inf
+
+
+class SimulatedExecutor:
+    """Prices batches.
+
+    Padded policies are charged as request-level serving pays: every prompt of a wave is as long as the longest, and
+    rows that have ended compute on until the last of their wave ends.
+
+    Args:
+        cost_model: says how long a step takes.
+        output_tokens: recorded length of each row, by `Request.row`.
+        settings: what the scheduler was built from.
+        one_by_one: run single steps, so that observers see each of them.
+    """
+
+    steps_ahead = 0
+
+    def __init__(
+        self,
+        cost_model: CostModel,
+        output_tokens: Vector[int],
+        settings: EngineSettings,
+        one_by_one: bool = False,
+    ) -> None:
+        self.cost_model = cost_model
+        self.clock = VirtualClock()  # moved on by every batch
+        self._output_tokens = output_tokens
+        self._one_by_one = one_by_one
+        self._padded = settings.policy.padded
+        self._block_tokens = settings.block_tokens
+        self._streamed_layers = settings.streamed_layers
+        shape = cost_model.shape
+        self._window = shape.sliding_window if shape.num_windowed_layers else 0
+        self._stream_copy_bytes = settings.block_tokens * shape.kv_bytes_per_token_per_layer
+        self._last_end_s = 0.0
+        self._decode_steps = 0  # steps with decodes so far
+        self._ends: list[tuple[int, int, Sequence]] = []  # heap: decode step in which a sequence ends
+        self._num_entries = 0  # breaks ties
+        self._wave_rows = self._wave_context = 0  # of the running padded batch
+
+    def launch(self, batch: Batch) -> StepResult:
+        """Let the batch's time pass, up to the first sequence that ends. Waiting for an arrival counts to the step."""
+        clock = self.clock
+        most_steps = 1 if self._one_by_one else min(batch.max_steps, self._steps_to_next_end(batch))
+        steps, now_s, exposed_s, hidden_s = 0, clock.now_s, 0.0, 0.0
+        for step_s, step_exposed_s, step_hidden_s in self.step_times(batch, most_steps):
+            now_s += step_s
+            exposed_s += step_exposed_s
+            hidden_s += step_hidden_s
+            steps += 1
+            if now_s >= clock.next_arrival_s:
+                break
+        clock.now_s = now_s
+        self._wave_context += steps
+        stopped = self._stopped_decodes(batch, steps)
+        for sequence, _, _, samples in batch.prefills:
+            if samples:
+                stopped.append(self._expect_end(sequence, sampled=1) == 0)
+        for swap in batch.swaps:
+            if not swap.to_host:
+                self._expect_end(swap.sequence)
+        elapsed_s = clock.now_s - self._last_end_s
+        self._last_end_s = clock.now_s
+        moved = self._copied_bytes(batch, steps)
+        return StepResult([0] * (steps * len(stopped)), stopped, elapsed_s, (), exposed_s, hidden_s, moved, steps)
+
+    # Whoever decodes does so in nearly every step with decodes, so that a heap of such steps says who may end next.
+    # One that stalled ends later than noted, and one that was preempted leaves an entry behind: at worst either cuts a
+    # run of steps short.
+
+    def _expect_end(self, sequence: Sequence, sampled: int = 0) -> int:
+        """Note when a sequence that decodes will end, if it does not stall. Returns the tokens that it lacks."""
+        left = self._output_tokens[sequence.request.row] - sequence.num_output_tokens - sampled
+        if left > 0:
+            self._num_entries += 1
+            heapq.heappush(self._ends, (self._decode_steps + left, self._num_entries, sequence))
+        return left
+
+    def _steps_to_next_end(self, batch: Batch) -> int:
+        return self._ends[0][0] - self._decode_steps if batch.decodes and self._ends else batch.max_steps
+
+    def _stopped_decodes(self, batch: Batch, steps: int) -> list[bool]:
+        """For each decode, whether it has ended after so many steps."""
+        stopped = [False] * len(batch.decodes)
+        if batch.decodes:
+            self._decode_steps += steps
+        while self._ends and self._ends[0][0] <= self._decode_steps:
+            _, _, sequence = heapq.heappop(self._ends)
+            if sequence in batch.decodes:
+                if self._expect_end(sequence, sampled=steps) == 0:
+                    stopped[batch.decodes.index(sequence)] = True
+            elif sequence.status is Status.RUNNING:
+                self._expect_end(sequence)
+        return stopped
+
+    def step_times(self, batch: Batch, most_steps: int) -> Iterator[StepTime]:
+        """What the batch's steps take, one after the other, `most_steps` of them or fewer."""
+        cost = self.cost_model
+        copies = cost.swap_copies(batch, self._block_tokens) if batch.swaps else ()
+        work = self._padded_work(batch) if self._padded else cost.batch_work(batch, copies)
+        rooms = self._window_rooms(batch) if self._window else ()
+        return cost.repeated(work, most_steps, self._streamed_layers, self._stream_copy_bytes, rooms)
+
+    def _window_rooms(self, batch: Batch) -> list[int]:
+        """For each decode whose context is shorter than the window, the tokens it lacks."""
+        last = self._window - 1
+        if self._padded:
+            return [max(0, last - self._wave_context)] * self._wave_rows
+        rooms = [last - start for start in batch.starts if start < last]
+        return rooms + [last - start for _, start, count, _ in batch.prefills if count == 1 and start < last]
+
+    def _copied_bytes(self, batch: Batch, steps: int) -> int:
+        """Blocks of swaps over all layers, and in every step the streamed layers' context and new tokens."""
+        if not self._streamed_layers and not batch.swaps:
+            return 0
+        shape, tokens = self.cost_model.shape, 0
+        if self._streamed_layers:
+            new = batch.num_tokens
+            context = (
+                sum(batch.starts) + len(batch.decodes) + sum([start + count for _, start, count, _ in batch.prefills])
+            )
+            tokens = steps * (context + new) + new * steps * (steps - 1) // 2
+        swapped = self._block_tokens * sum([len(swap.device) for swap in batch.swaps])
+        return shape.kv_bytes_per_token_per_layer * (self._streamed_layers * tokens + shape.num_layers * swapped)
+
+    def _padded_work(self, batch: Batch) -> StepWork:
+        if batch.prefills:
+            self._wave_rows = len(batch.prefills)
+            self._wave_context = longest = max([chunk.num_tokens for chunk in batch.prefills])
+            return self.cost_model.work([longest] * self._wave_rows, [longest] * self._wave_rows)
+        return self.cost_model.work([1] * self._wave_rows, [self._wave_context + 1] * self._wave_rows)
+
+
+class Arrivals:
+    """Requests as they arrive: an iterator that has nothing more to give until the clock reaches the next arrival.
+
+    It moves the clock on to that arrival when nothing else is left to do.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        arrived_at_s: Vector[float],
+        clock: VirtualClock,
+        is_idle: Callable[[], bool],
+    ) -> None:
+        self._requests = iter(requests)
+        self._arrived_at_s = arrived_at_s
+        self._clock = clock
+        self._is_idle = is_idle
+        self._next = next(self._requests, None)
+
+    def __iter__(self) -> Iterator[Request]:
+        return self
+
+    def __next__(self) -> Request:
+        request, clock = self._next, self._clock
+        if request is None:
+            clock.next_arrival_s = math.inf
+            raise StopIteration
+        clock.next_arrival_s = self._arrived_at_s[request.row]
+        if clock.now_s < clock.next_arrival_s:
+            if not self._is_idle():
+                raise StopIteration
+            clock.now_s = clock.next_arrival_s
+        self._next = next(self._requests, None)
+        return request
