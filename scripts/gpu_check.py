@@ -31,8 +31,8 @@ import transformers
 from gpu_sections import contest, golden, kernels, steps
 from gpu_sections.setting import Finding, Record, Setting
 
+from vasuki.hf.device.device import describe
 from vasuki.hf.loading.load_model import resolve_device
-from vasuki.hf.profiler.machine import describe
 
 Section = Callable[[Setting, float], Finding]
 

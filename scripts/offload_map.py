@@ -24,17 +24,18 @@ from typing import Any
 import numpy as np
 
 from vasuki.base.config import Column, EngineConfig, KVConfig, PlanConfig
-from vasuki.lengths import Lengths
+from vasuki.engine.offload import OffloadMode
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.memory_budget import memory_budget
 from vasuki.machines.profile import HardwareProfile, Link, LinkPoint
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
 from vasuki.models.shape import ModelShape
-from vasuki.plan import OffloadMode, Plan
 from vasuki.planner import OFFLOAD_MODES, make_plan
+from vasuki.planner.lengths import Lengths
 from vasuki.planner.offload.algorithms import LayerTraffic, choose_stream
-from vasuki.simulator import Simulated, simulate_plan
+from vasuki.planner.plan import Plan
+from vasuki.planner.simulated import Simulated, simulate_plan
 
 GIB = 2**30
 HOST_BYTES = 256 * GIB

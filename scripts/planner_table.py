@@ -28,11 +28,11 @@ import numpy as np
 
 from vasuki.base.config import Column, EngineConfig, PlanConfig
 from vasuki.base.units import duration
-from vasuki.lengths import Lengths, read_lengths
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
 from vasuki.planner import make_plan
-from vasuki.simulator import Simulated, simulate_plan
+from vasuki.planner.lengths import Lengths, read_lengths
+from vasuki.planner.simulated import Simulated, simulate_plan
 
 MODEL = "llama-3-8b"
 CARDS = ("a10", "a40", "rtx4090")

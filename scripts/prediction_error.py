@@ -36,7 +36,8 @@ import yaml
 from vasuki.base.config import load_job
 from vasuki.base.errors import VasukiError
 from vasuki.commands.run import run_job
-from vasuki.hf.profiler import profile_machine, write_profile
+from vasuki.hf.profiler import profile_machine
+from vasuki.machines.profile_writing import write_profile
 from vasuki.models.config_json import shape_from_config
 
 FULL_CONTEXT = 2048  # tokens that the lengths below are made for

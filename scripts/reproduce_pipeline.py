@@ -26,15 +26,15 @@ from zipf_lengths import LONGEST, REQUESTS, zipf_lengths
 from vasuki.engine.batch import Batch
 from vasuki.engine.blocks import BlockPool
 from vasuki.engine.policy import find_policy
-from vasuki.engine.scheduler import Limits, Scheduler
+from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence
-from vasuki.lengths import Lengths
+from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.memory_budget import memory_budget
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape
-from vasuki.plan import EngineSettings
+from vasuki.planner.lengths import Lengths
 from vasuki.simulator import PipelineResult, simulate_pipelines
 
 CHUNK_TOKENS, BLOCK_TOKENS = 256, 16
@@ -73,7 +73,7 @@ class System:
         """Of one micro-batch."""
         settings = self.settings()
         if not self.one_chunk:
-            return settings.build()
+            return Scheduler.build(settings)
         return OneChunkScheduler(settings.policy, settings.limits, BlockPool(settings.num_blocks, BLOCK_TOKENS))
 
 

@@ -23,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 from reproduce_table import Options, Table
 
-from vasuki.lengths import read_lengths
 from vasuki.machines.cost_model import CostModel, StepWork
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.named import named_shape
+from vasuki.planner.lengths import read_lengths
 from vasuki_solvers import first_fit_decreasing
 
 Ints = npt.NDArray[np.int64]

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from reproduce_table import Options, Table
 
 from vasuki.engine.policy import Policy, find_policy
-from vasuki.engine.scheduler import Limits
 from vasuki.engine.sequence import Request
+from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel, StepWork
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
-from vasuki.plan import EngineSettings
 from vasuki.simulator import simulate
 
 BLOCK_TOKENS = 16

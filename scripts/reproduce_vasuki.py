@@ -32,15 +32,15 @@ from vasuki.base.config import EngineConfig, KVConfig
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
-from vasuki.lengths import Lengths
 from vasuki.machines.cost_model import CostModel, StepWork
 from vasuki.machines.memory_budget import MemoryBudget, memory_budget
 from vasuki.machines.profile import HardwareProfile, Link, LinkPoint
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
 from vasuki.planner import make_plan
+from vasuki.planner.lengths import Lengths
 from vasuki.planner.offload.algorithms import LayerTraffic, max_layers_first_last, ring_layers, spread_layers
-from vasuki.simulator import Simulated, simulate_plan
+from vasuki.planner.simulated import Simulated, simulate_plan
 
 SHAPE = named_shape("llama-3-8b")
 ROWS = 2000

@@ -20,8 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
+from vasuki.base.arrays import Ints
 from vasuki.engine.policy import POLICIES
-from vasuki.lengths import OUTPUT_COLUMN, PROMPT_COLUMN, Ints, read_lengths
+from vasuki.planner.lengths import OUTPUT_COLUMN, PROMPT_COLUMN, read_lengths
 
 JOBS = {  # name -> (lengths, options)
     "summaries, A10": ("summaries", "--gpu a10"),

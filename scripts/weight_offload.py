@@ -27,15 +27,15 @@ from accelerate.hooks import attach_align_device_hook
 
 from vasuki.engine.loop import drain
 from vasuki.engine.policy import find_policy
-from vasuki.engine.scheduler import Limits
+from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
+from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.attention import ragged_attention
 from vasuki.hf.kv.kv_mover import StreamedLayers, ThreadCopyEngine
 from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.loading.weights import decoder_layers, place_weights
 from vasuki.hf.ragged_executor import build_executor
-from vasuki.plan import EngineSettings
 
 VOCAB = 2000
 BLOCK_TOKENS = 32
@@ -175,7 +175,7 @@ def run(loaded: LoadedModel, requests: list[Request]) -> tuple[float, dict[int, 
     settings = EngineSettings(find_policy("vasuki"), Limits(256, len(requests)), blocks, BLOCK_TOKENS)
     executor, rows = build_executor(loaded, settings), Rows()
     started_s = time.perf_counter()
-    drain(requests, settings.build(), executor, rows)
+    drain(requests, Scheduler.build(settings), executor, rows)
     return time.perf_counter() - started_s, rows.outputs
 
 

@@ -13,7 +13,7 @@ import csv
 
 import numpy as np
 
-from vasuki.lengths import OUTPUT_COLUMN, PROMPT_COLUMN, Lengths
+from vasuki.planner.lengths import OUTPUT_COLUMN, PROMPT_COLUMN, Lengths
 
 REQUESTS = 10_000
 SHORTEST, LONGEST = 1024, 4096

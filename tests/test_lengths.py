@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vasuki.base.errors import InputError
-from vasuki.lengths import Lengths, read_lengths
+from vasuki.planner.lengths import Lengths, read_lengths
 
 
 def write(folder: Path, text: str) -> Path:

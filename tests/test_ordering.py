@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from vasuki.base.config import Column, Quantile
 from vasuki.engine.policy import POLICIES
-from vasuki.engine.scheduler import Limits
+from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence
-from vasuki.lengths import Lengths
+from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
-from vasuki.ordering import FIRST_ROWS, Capacity, PlannedOrder, order_requests, solve_order
-from vasuki.output_length import ENOUGH_ROWS, OutputLengths
-from vasuki.plan import EngineSettings
+from vasuki.planner.lengths import Lengths
+from vasuki.planner.ordering.output_length import ENOUGH_ROWS, OutputLengths
+from vasuki.planner.ordering.planned_order import FIRST_ROWS, Capacity, PlannedOrder, order_requests, solve_order
 from vasuki.simulator import simulate
 
 CAPACITY = Capacity(kv_tokens=4000, max_num_seqs=32, chunk_tokens=256, block_tokens=16)
@@ -161,7 +161,7 @@ def test_estimates_sharpen_as_rows_end() -> None:
 
 
 def test_estimates_of_rows_that_already_run_are_revised() -> None:
-    scheduler = SETTINGS.build()
+    scheduler = Scheduler.build(SETTINGS)
     order = PlannedOrder(requests_of([100] * 50, [500] * 50), CAPACITY, lengths=OutputLengths())
     scheduler.add(next(order))
     order.learn([ended(100, 20)] * ENOUGH_ROWS, scheduler.live())
@@ -223,7 +223,9 @@ def test_rows_that_begin_alike_stay_together_when_lengths_are_learned() -> None:
 def test_rows_are_not_compared_where_memory_keeps_all_that_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = prefixed(5, 6, 256, 30)
     searched = []
-    monkeypatch.setattr("vasuki.ordering.prefix_groups", lambda prompts, **limits: searched.append(1) or [])
+    monkeypatch.setattr(
+        "vasuki.planner.ordering.planned_order.prefix_groups", lambda prompts, **limits: searched.append(1) or []
+    )
     ample = 30 * (286 + 16) + 30 * (286 + 16 + 20)
     for kv_tokens in (ample, ample - 1):
         list(PlannedOrder(rows, replace(CAPACITY, kv_tokens=kv_tokens)))

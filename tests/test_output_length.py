@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vasuki.output_length import ENOUGH_ROWS, OutputLengths
+from vasuki.planner.ordering.output_length import ENOUGH_ROWS, OutputLengths
 
 
 def estimate(lengths: OutputLengths, prompt: int, limit: int = 1000) -> int:

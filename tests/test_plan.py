@@ -11,11 +11,11 @@ import pytest
 from vasuki.base.config import CostConfig, KVConfig
 from vasuki.base.units import duration, money_text, time_text
 from vasuki.commands.workload import workload_of
-from vasuki.lengths import Lengths, Prefixes
+from vasuki.machines.price import CostEstimate
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
-from vasuki.plan import CostEstimate
 from vasuki.planner import make_plan
+from vasuki.planner.lengths import Lengths, Prefixes
 from vasuki.report.plan_table import plan_table
 
 LENGTHS = Lengths(np.array([100, 200, 9000]), np.array([50, 20, 10]))

@@ -328,7 +328,7 @@ def test_messages_and_token_ids(job: Job, tmp_path: Path, tiny_model: Path) -> N
 
 def test_lengths_are_learned_from_rows_that_still_run_too(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Short outputs end first: without those that still run, estimates would be too short."""
-    from vasuki.output_length import OutputLengths
+    from vasuki.planner.ordering.output_length import OutputLengths
 
     running: list[int] = []
     watch = OutputLengths.watch

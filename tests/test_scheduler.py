@@ -13,8 +13,9 @@ from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.blocks import BlockPool
 from vasuki.engine.loop import drain
 from vasuki.engine.policy import POLICIES, Admission, Mixing, Policy
-from vasuki.engine.scheduler import Counters, Limits, Scheduler, peak_blocks
+from vasuki.engine.scheduler import Counters, Scheduler, peak_blocks
 from vasuki.engine.sequence import FinishReason, Request, Sequence
+from vasuki.engine.settings import Limits
 
 BLOCK_TOKENS = 4
 AHEAD = replace(POLICIES["vasuki"], admission=Admission.AHEAD)

@@ -1,13 +1,15 @@
-"""vasuki finishes an offline LLM batch first and cheapest, and says beforehand when and for how much.
+"""vasuki runs an offline LLM batch as fast and cheaply as the hardware allows, and predicts time and cost beforehand.
 
-Follow one request from the top:
+Each room imports only rooms below it in this list:
 
-    cli            commands
-    job            the composition root: a JobConfig becomes a run
-    io/            tables in, parts out
-    planner/       requests and a machine -> Plan
-    engine         the loop: schedule, launch, settle
-    scheduler      who runs in the next step
-    hf/            kernels; simulator/: a cost model in their place
-    report/        what runs took, compared
+    commands/     what people type, with one composition root for each command
+    report/       what people read about plans and runs
+    planner/      what to run, in which order, and what that will take
+    simulator/    prices steps: the same loop in virtual time
+    hf/           computes steps: transformers models on torch
+    io/           tables in, parts out
+    machines/     a machine as data, and what a step takes on it
+    engine/       requests to steps: integers only, no model and no price
+    models/       a model as data
+    base/         what every room stands on: job files, errors, units
 """

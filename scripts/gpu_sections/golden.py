@@ -19,8 +19,9 @@ from gpu_sections.setting import Finding, Record, Rows, Setting
 from vasuki.engine.batch import Batch, Swap
 from vasuki.engine.loop import drain
 from vasuki.engine.policy import Admission, find_policy
-from vasuki.engine.scheduler import Counters, Limits
+from vasuki.engine.scheduler import Counters, Scheduler
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
+from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.attention import ragged_attention
 from vasuki.hf.kernels.varlen import PAGE_TOKENS
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
@@ -28,7 +29,6 @@ from vasuki.hf.kv.kv_mover import Offload, StreamedLayers, copy_engine
 from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.loading.weights import WeightStream, decoder_layers
 from vasuki.hf.ragged_executor import build_executor
-from vasuki.plan import EngineSettings
 
 _TINY_MODELS = Path(__file__).resolve().parents[2] / "tests" / "hf"  # the random models of the golden tests
 _MAX_TOKENS = 14
@@ -148,7 +148,7 @@ class _Tiny:
                     estimated_tokens=estimate)
             for row, ids in enumerate(self.prompts)
         ]  # fmt: skip
-        scheduler, rows = settings.build(), Rows()
+        scheduler, rows = Scheduler.build(settings), Rows()
         drain(requests, scheduler, executor, rows)
         return _Outcome(rows.outputs, scheduler.counters, executor.replayed_steps)
 

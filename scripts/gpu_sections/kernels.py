@@ -19,8 +19,9 @@ from vasuki.hf.attention.ragged_attention import attend
 from vasuki.hf.kernels.paged_attention import load_kernel
 from vasuki.hf.kernels.varlen import PAGE_TOKENS, PagedVarlen, can_page, why_unavailable
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
-from vasuki.hf.profiler import profile_machine, write_profile
+from vasuki.hf.profiler import profile_machine
 from vasuki.hf.profiler.timing import QUICK, clock_for, measure
+from vasuki.machines.profile_writing import write_profile
 
 _TOLERANCE = 2e-2  # of bfloat16 against float64, by norms
 

@@ -20,10 +20,11 @@ from vasuki.engine.loop import Observer, RunStats, drain
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.hf.attention import ragged_attention
+from vasuki.hf.device.memory import total_bytes
 from vasuki.hf.kernels.varlen import preferred_block_tokens
+from vasuki.hf.loading.kv_budget import kv_budget_bytes
 from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.loading.tokenizer import Tokenizer
-from vasuki.hf.memory import kv_budget_bytes, total_bytes
 from vasuki.hf.ragged_executor import build_executor
 from vasuki.machines.memory_budget import activation_bytes
 from vasuki.machines.profile import HardwareProfile
@@ -31,9 +32,9 @@ from vasuki.machines.profile_files import find_profile, profile_for_device
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.named import NAMED_CONFIGS
 from vasuki.models.shape import ModelShape
-from vasuki.ordering import order_requests
-from vasuki.plan import Plan
 from vasuki.planner import OFFLOAD_MODES, make_plan
+from vasuki.planner.ordering.planned_order import order_requests
+from vasuki.planner.plan import Plan
 
 Record = dict[str, Any]
 
@@ -287,7 +288,7 @@ def run_planned(
     if steps_ahead is not None:
         executor.steps_ahead = steps_ahead
     order = order_requests(iter(requests), plan.settings, solver=plan.solver, output_length="max")
-    rows, log, scheduler, stats = Rows(), StepLog(), plan.settings.build(), RunStats()
+    rows, log, scheduler, stats = Rows(), StepLog(), Scheduler.build(plan.settings), RunStats()
     seconds = setting.seconds(lambda: drain(order, scheduler, executor, rows, [order, log, *observers], stats=stats))
     limits = plan.settings.limits
     activations = activation_bytes(setting.shape(name), limits.chunk_tokens, limits.max_num_seqs)

@@ -17,13 +17,13 @@ from gpu_sections.setting import Finding, Record, Rows, Setting, StepLog, run_pl
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.loop import drain
 from vasuki.engine.policy import find_policy
-from vasuki.engine.scheduler import Limits, Scheduler
+from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence
+from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.kv.kv_mover import CopyEngine
 from vasuki.hf.ragged_executor import build_executor
 from vasuki.machines.cost_model import CostModel, StepWork
 from vasuki.models.shape import ModelShape
-from vasuki.plan import EngineSettings
 
 _WATCHED_STEPS = 24  # whose kernels are counted
 _ROWS = 256
@@ -180,7 +180,7 @@ def overlap(setting: Setting, share_s: float) -> Finding:
     for mode, (settings, rows) in runs.items():
         for some in (rows[:8], rows):  # a few rows load kernels and pin memory; all of them count
             executor = build_executor(loaded, settings)
-            scheduler, sink = settings.build(), Rows()
+            scheduler, sink = Scheduler.build(settings), Rows()
             seconds = setting.seconds(lambda: drain(some, scheduler, executor, sink))  # noqa: B023
         row: Record = {"mode": mode, "seconds": round(seconds, 3), "swaps": scheduler.counters.preemptions_swap,
                        "recomputed": scheduler.counters.recomputed_tokens}  # fmt: skip

@@ -15,8 +15,9 @@ import transformers
 from vasuki.engine.blocks import BlockPool
 from vasuki.engine.loop import RunStats, drain
 from vasuki.engine.policy import POLICIES, Policy
-from vasuki.engine.scheduler import Limits, Scheduler
+from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
+from vasuki.engine.settings import Limits
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.kernels.paged_attention import load_kernel
 from vasuki.hf.kv.kv_cache import KVCache

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vasuki.hf import energy
-from vasuki.hf.energy import EnergyMeter
+from vasuki.hf.device import energy
+from vasuki.hf.device.energy import EnergyMeter
 
 
 class CounterError(Exception):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vasuki.hf import host
+from vasuki.hf.device import host
 
 
 @pytest.mark.parametrize(

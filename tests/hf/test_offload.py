@@ -17,13 +17,12 @@ from models import NoTokenizer, load, prompts, random_config, requests_of, run
 from vasuki.base.errors import JobFileError
 from vasuki.engine.batch import Batch, ScheduledChunk, Swap
 from vasuki.engine.policy import POLICIES
-from vasuki.engine.scheduler import Limits
 from vasuki.engine.sequence import Request, Sequence
+from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.kv.kv_mover import Done, Offload, StreamedLayers, ThreadCopyEngine
 from vasuki.hf.loading.load_model import prepare
 from vasuki.hf.ragged_executor import build_executor
-from vasuki.plan import EngineSettings
 
 LAYOUT = KVLayout.uniform(num_layers=3, num_kv_heads=2, head_dim=4, dtype=torch.float32)
 CPU = torch.device("cpu")

@@ -18,11 +18,11 @@ from models import RECURRENT, random_config
 from vasuki.base.errors import ModelError, ProfileError
 from vasuki.commands.cli import main
 from vasuki.hf.cpu.packed_linear import PackedLinear
-from vasuki.hf.profiler import profile_machine, profile_table, write_profile
+from vasuki.hf.device.device import _without_noise, describe, device_name
+from vasuki.hf.profiler import profile_machine
 from vasuki.hf.profiler.build_profile import _Rates
 from vasuki.hf.profiler.in_step import WholeSteps
 from vasuki.hf.profiler.links import link_of, saturation_bytes
-from vasuki.hf.profiler.machine import _without_noise, describe, device_name
 from vasuki.hf.profiler.operator_times import Bench, Product, mlp_width, products, tile_of
 from vasuki.hf.profiler.recurrent_times import measure_recurrent
 from vasuki.hf.profiler.step_overheads import fit_overheads, measure_overheads, narrow, stand_in
@@ -30,10 +30,12 @@ from vasuki.hf.profiler.timing import QUICK, HostClock, affordable, low_quantile
 from vasuki.machines.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel
 from vasuki.machines.profile import HardwareProfile, MatmulPoints
 from vasuki.machines.profile_files import find_profile, load_profile, profile_for_device, user_profile_path
+from vasuki.machines.profile_writing import write_profile
 from vasuki.machines.stolen_time import StolenTime
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.named import named_shape
 from vasuki.models.shape import ModelShape
+from vasuki.report.profile_table import profile_table
 
 TINY = ModelShape(
     name="tiny",

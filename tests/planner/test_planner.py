@@ -10,16 +10,17 @@ import pytest
 from vasuki.base.config import Column, CostConfig, EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import InputError, JobFileError, ModelError
 from vasuki.engine.policy import Admission, Mixing
-from vasuki.lengths import Lengths, Prefixes
+from vasuki.engine.settings import EngineSettings
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
-from vasuki.plan import EngineSettings, Plan
 from vasuki.planner import make_plan
+from vasuki.planner.lengths import Lengths, Prefixes
+from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import sample_rows
+from vasuki.planner.simulated import simulate_plan
 from vasuki.planner.steady_state import MeanRow, steady_state
-from vasuki.simulator import simulate_plan
 
 LLAMA = named_shape("llama-3-8b")
 SMALL = replace(LLAMA, num_layers=8)

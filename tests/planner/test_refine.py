@@ -11,13 +11,13 @@ from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.loop import RunStats
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
-from vasuki.lengths import Lengths
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
 from vasuki.planner import RunningPrediction, make_plan
+from vasuki.planner.lengths import Lengths
 from vasuki.planner.running_prediction import WARM_UP_STEPS
-from vasuki.simulator import simulate_plan
+from vasuki.planner.simulated import simulate_plan
 
 LLAMA, A10 = named_shape("llama-3-8b"), find_profile("a10")
 LENGTHS = Lengths(np.full(150, 400), np.full(150, 100))
@@ -65,7 +65,7 @@ def test_a_slow_start_says_less_than_the_plan_knows_about_decodes() -> None:
 
 def test_nothing_measured_changes_nothing() -> None:
     prediction = RunningPrediction(replace(PLAN, makespan_s=10.0), CostModel(LLAMA, A10))
-    prediction.record(0.0, Batch([], [], [], []), StepResult([], [], 1.0), PLAN.settings.build(), [])
+    prediction.record(0.0, Batch([], [], [], []), StepResult([], [], 1.0), Scheduler.build(PLAN.settings), [])
     assert prediction.ratio == 1.0
     assert prediction.makespan_s == 10.0
     assert RunStats().mean_seqs == 0

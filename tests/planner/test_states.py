@@ -8,15 +8,15 @@ from hybrid import HYBRID
 
 from vasuki.base.config import EngineConfig, KVConfig
 from vasuki.base.errors import ModelError
-from vasuki.lengths import Lengths
 from vasuki.machines.memory_budget import memory_budget
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.layout import Layout
-from vasuki.plan import Plan
 from vasuki.planner import make_plan
+from vasuki.planner.lengths import Lengths
+from vasuki.planner.plan import Plan
+from vasuki.planner.simulated import simulate_plan
 from vasuki.report.plan_table import plan_table
-from vasuki.simulator import simulate_plan
 
 CARD = find_profile("a40")
 GIB = 2**30

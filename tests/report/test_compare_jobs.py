@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vasuki.base.config import load_job
-from vasuki.lengths import read_lengths
+from vasuki.planner.lengths import read_lengths
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs" / "compare"
 

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from vasuki.engine.batch import Batch
 from vasuki.engine.policy import find_policy
-from vasuki.engine.scheduler import Limits
 from vasuki.engine.sequence import Request, Sequence
+from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import Copies, CostModel, StepTime, StepWork
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape
-from vasuki.plan import EngineSettings
 from vasuki.simulator import PipelineResult, simulate, simulate_pipelines
 
 BLOCK_TOKENS = 16

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vasuki.engine.policy import POLICIES, Admission, Mixing, Policy
-from vasuki.engine.scheduler import Limits
-from vasuki.lengths import Lengths
+from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
-from vasuki.plan import EngineSettings
+from vasuki.planner.lengths import Lengths
 from vasuki.simulator import SimulationResult, simulate
 
 SHAPE = replace(named_shape("llama-3-8b"), num_layers=4)

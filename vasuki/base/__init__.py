@@ -1,1 +1,7 @@
-""""""
+"""What every room stands on.
+
+config    job.yaml -> JobConfig; schema: what is wrong with a file, in words
+errors    exceptions with their exit codes
+units     figures as people read them
+arrays    names for numpy arrays
+"""

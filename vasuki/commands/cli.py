@@ -321,10 +321,12 @@ def profile(device: str, model: str, name: str | None, output: str | None, quick
     """
     from pathlib import Path
 
-    from vasuki.hf.profiler import prepare_folder, profile_machine, profile_table, write_profile
+    from vasuki.hf.profiler import profile_machine
     from vasuki.machines.profile_files import user_profile_path
+    from vasuki.machines.profile_writing import prepare_folder, write_profile
     from vasuki.models.config_json import shape_from_config
     from vasuki.models.named import named_shape
+    from vasuki.report.profile_table import profile_table
 
     folder = Path(model) if model and Path(model).is_dir() else None
     shape = shape_from_config(folder) if folder else named_shape(model) if model else None

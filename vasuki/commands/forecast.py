@@ -32,9 +32,9 @@ from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
-from vasuki.plan import Plan
 from vasuki.planner import plan_parallel
-from vasuki.simulator import Simulated, simulate_plan
+from vasuki.planner.plan import Plan
+from vasuki.planner.simulated import Simulated, simulate_plan
 
 ONE_DEVICE = Layout()
 

@@ -28,7 +28,7 @@ from vasuki.commands.signals import StopSignals
 from vasuki.commands.step_tracer import StepTracer
 from vasuki.commands.workload import first_rows, lengths_of
 from vasuki.engine.loop import Observer, RunStats, drain
-from vasuki.engine.scheduler import Counters
+from vasuki.engine.scheduler import Counters, Scheduler
 from vasuki.engine.sequence import Request
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import InputTable, open_table
@@ -50,22 +50,23 @@ from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.sink import RowSink
 from vasuki.io.output.trace import TraceWriter
 from vasuki.io.selection import Shard
-from vasuki.lengths import Lengths
 from vasuki.machines.cost_model import CostModel
-from vasuki.machines.memory_budget import within_host_memory
+from vasuki.machines.memory_budget import footprint, within_host_memory
+from vasuki.machines.price import CostEstimate
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile, profile_for_device
 from vasuki.machines.stolen_time import StolenTime
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.shape import ModelShape
-from vasuki.ordering import order_requests
-from vasuki.plan import CostEstimate, Plan
 from vasuki.planner import OFFLOAD_MODES, RunningPrediction, make_plan
+from vasuki.planner.lengths import Lengths
+from vasuki.planner.ordering.planned_order import order_requests
+from vasuki.planner.plan import Plan
 
 if TYPE_CHECKING:
     import torch
 
-    from vasuki.hf.energy import EnergyMeter
+    from vasuki.hf.device.energy import EnergyMeter
     from vasuki.hf.loading.load_model import LoadedModel
 
 log = logging.getLogger(__name__)
@@ -150,8 +151,8 @@ class Runner:
 
     def _load(self, config: JobConfig) -> LoadedModel:
         started_s = time.perf_counter()
+        from vasuki.hf.device.memory import room_bytes  # torch and transformers take seconds to import
         from vasuki.hf.loading.load_model import load_model
-        from vasuki.hf.memory import room_bytes  # torch and transformers take seconds to import
 
         engine, kv = config.engine, config.kv
 
@@ -168,7 +169,7 @@ class Runner:
     def _kept(self) -> LoadedModel | None:
         """The model if it is there. The device gets back the memory of the run before in any case."""
         if self._has_run:
-            from vasuki.hf.memory import give_back
+            from vasuki.hf.device.memory import give_back
 
             give_back()
         if self._loaded is None:
@@ -204,7 +205,7 @@ class _Run:
 
     def to_end(self, loaded: LoadedModel, signals: StopSignals) -> Manifest:
         """Plan, generate, and write the manifest, also when interrupted."""
-        from vasuki.hf.energy import EnergyMeter
+        from vasuki.hf.device.energy import EnergyMeter
 
         self.energy = EnergyMeter(loaded.device)
         stream = RequestStream(
@@ -230,7 +231,7 @@ class _Run:
 
     def _plan(self, loaded: LoadedModel, shape: ModelShape, profile: HardwareProfile, first: list[Request]) -> Plan:
         """Plan from the first rows, and take the others to go on like them."""
-        from vasuki.hf.memory import kv_budget_bytes
+        from vasuki.hf.loading.kv_budget import kv_budget_bytes
 
         config = self.config
         on_cpu = loaded.device.type == "cpu"
@@ -272,8 +273,8 @@ class _Run:
         says otherwise, and no more host memory than there is."""
         import torch
 
+        from vasuki.hf.device.memory import available_bytes
         from vasuki.hf.kernels.varlen import preferred_block_tokens
-        from vasuki.hf.memory import available_bytes
 
         kv, layout = self.config.kv, loaded.kv_layout
         if loaded.device.type != "cpu" or kv.offload not in ("auto", "none"):
@@ -296,8 +297,8 @@ class _Run:
     def _profile(self, loaded: LoadedModel) -> HardwareProfile:
         if self.config.plan.gpu != "auto":
             return find_profile(self.config.plan.gpu)
-        from vasuki.hf.memory import available_bytes, total_bytes
-        from vasuki.hf.profiler.machine import device_name
+        from vasuki.hf.device.device import device_name
+        from vasuki.hf.device.memory import available_bytes, total_bytes
 
         known = profile_for_device(device_name(loaded.device)) or profile_for_device(loaded.device_name)
         if known is None and loaded.device.type != "cpu":
@@ -328,7 +329,7 @@ class _Run:
         generate_started_s = time.perf_counter()
         predicted_s = generate_started_s - self.started_s + plan.makespan_s
         interrupted: Interrupted | None = None
-        scheduler = plan.settings.build()
+        scheduler = Scheduler.build(plan.settings)
         executor = build_executor(loaded, plan.settings, self.config.output.logprobs)
         order = order_requests(
             requests,
@@ -376,7 +377,8 @@ class _Run:
         makespan_s = time.perf_counter() - self.started_s
         stats = self.stats
         kv = loaded.kv_layout
-        device_bytes, host_bytes = plan.settings.footprint(
+        device_bytes, host_bytes = footprint(
+            plan.settings,
             plan.settings.block_tokens * kv.bytes_per_token,
             kv.num_layers,
             stats.peak_device_blocks,

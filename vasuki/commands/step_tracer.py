@@ -5,9 +5,9 @@ from __future__ import annotations
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
+from vasuki.engine.settings import EngineSettings
 from vasuki.io.output.trace import StepRecord, TraceWriter
 from vasuki.machines.cost_model import CostModel
-from vasuki.plan import EngineSettings
 from vasuki.planner import RunningPrediction
 from vasuki.planner.offload.algorithms import LayerTraffic, StreamPlan, choose_stream
 

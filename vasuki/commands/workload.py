@@ -19,13 +19,13 @@ from vasuki.base.errors import InputError
 from vasuki.engine.sequence import Request
 from vasuki.io.input.requests import RequestStream, Tokenizer
 from vasuki.io.input.tables import open_table
-from vasuki.lengths import Lengths, Prefixes, is_lengths_file, read_lengths
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.files import description_folder
 from vasuki.models.named import named_shape
 from vasuki.models.shape import ModelShape
 from vasuki.models.token_counter import TokenCounter
+from vasuki.planner.lengths import Lengths, Prefixes, is_lengths_file, read_lengths
 from vasuki_solvers import shared_prefixes
 
 log = logging.getLogger(__name__)

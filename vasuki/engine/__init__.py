@@ -1,1 +1,8 @@
-""""""
+"""Requests to steps. Integers only: the engine knows no model, no clock and no price.
+
+loop         `drain`, the loop, and the seams behind which kernels and cost model are exchanged
+scheduler    who runs in the next step
+policy       how vasuki and its baselines differ
+settings     what an engine is told before it starts; offload: what a plan moves to the host
+sequence     a request in progress; batch: one step; blocks: who owns which KV memory
+"""

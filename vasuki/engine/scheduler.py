@@ -28,18 +28,7 @@ from vasuki.engine.batch import Batch, ScheduledChunk, StepResult, Swap
 from vasuki.engine.blocks import BlockPool
 from vasuki.engine.policy import Admission, Mixing, Policy
 from vasuki.engine.sequence import FinishReason, Request, Sequence, Status
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a step may hold."""
-
-    chunk_tokens: int  # token budget of a step
-    max_num_seqs: int
-    lookahead: int = 16  # waiting rows kept at hand; the fewer, the later the order is fixed
-    prefill_threshold: float = 0.5  # share of the pool that must be free to start a prefill phase, when exclusive
-    swap_min_tokens: int | None = None  # preempted rows with at least this much computed are parked on the host
-    stalled_share: float = 0.0  # decodes that may wait in place for a block, before one has to make room; below 1
+from vasuki.engine.settings import EngineSettings, Limits
 
 
 @dataclass(slots=True)
@@ -77,6 +66,13 @@ class Scheduler:
         self._maximum_blocks = 0  # what the running sequences would hold if all grew to max_tokens
         self._memory_is_tight = False  # admission was refused for lack of memory, and nothing was freed since
         self._filling = True  # in a prefill phase, when exclusive
+
+    @classmethod
+    def build(cls, settings: EngineSettings) -> Scheduler:
+        """A fresh scheduler with empty pools."""
+        block_tokens, host_blocks = settings.block_tokens, settings.host_blocks
+        host_pool = BlockPool(host_blocks, block_tokens) if host_blocks else None
+        return cls(settings.policy, settings.limits, BlockPool(settings.num_blocks, block_tokens), host_pool)
 
     # --- rows in, rows out -------------------------------------------------------------------------------------------
 

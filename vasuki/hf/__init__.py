@@ -1,19 +1,17 @@
-"""The real executor: Hugging Face models on torch. The only room that imports torch and transformers.
+"""Computes steps: transformers models on torch. The only room that imports torch and transformers.
 
-host             threads and memory of the process
-model            a folder or hub id -> LoadedModel, or a refusal that names what is missing
-probe            what a model asks of its attention
-tokenizer        text and messages -> token ids -> text
-inputs           a Batch -> the tensors of one packed forward
-attention        attention of packed chunks over paged blocks, called by the model's own layers
-plain_attention  the same by torch operators, on any device
-recurrent/       layers that carry a state, and the states of the rows
-cpu/, cuda/      what is faster there than torch's plain operators
-kv_cache         the tensors behind the block pools, on the device and on the host
-sampler          logits -> token ids
-executor         puts these together behind `engine.Executor`
+device/            names, memory and power of the device; settings of the process before torch is loaded
+kernels/           attention, native code and copies; each kernel has a plain twin
+kv/                the tensors behind the block pools, and what moves them between device and host
+attention/         attention of packed chunks over paged blocks, called by the model's own layers
+recurrent/         layers that carry a state, and the states of the rows
+cpu/, cuda/        what takes the place of a model's modules on a CPU; recorded steps on a GPU
+loading/           a folder or hub id -> a model and its tokenizer, or a refusal that names what is missing
+sampler            logits -> token ids; last_layer: of sampled tokens only
+ragged_executor    one packed forward a step, behind `engine.loop.Executor`
+profiler/          `vasuki profile`
 """
 
-from vasuki.hf import host
+from vasuki.hf.device import host
 
 host.prepare()

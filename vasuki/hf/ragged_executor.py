@@ -11,6 +11,7 @@ import torch
 from vasuki.base.errors import Interrupted
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.sequence import Sequence
+from vasuki.engine.settings import EngineSettings
 from vasuki.hf.attention.inputs import LastTokens, StepInputs, build_inputs
 from vasuki.hf.cuda import decode_graphs
 from vasuki.hf.cuda.decode_graphs import RECORD_AFTER, DecodeGraphs
@@ -22,7 +23,6 @@ from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.loading.load_model import LoadedModel
 from vasuki.hf.recurrent.states import StateCache
 from vasuki.hf.sampler import Sampled, sample
-from vasuki.plan import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)

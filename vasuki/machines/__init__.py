@@ -1,1 +1,8 @@
-""""""
+"""A machine as data, and what a step takes on it.
+
+profile          rates, sizes and prices of a machine; profile_files: where such files lie; profile_writing
+price            what its time costs
+cost_model/      what a step takes on it
+memory_budget    how much KV fits beside weights and activations
+stolen_time      what the host of a virtual machine takes from it
+"""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from vasuki.base.config import KVConfig
 from vasuki.base.errors import JobFileError, ModelError
+from vasuki.engine.settings import EngineSettings
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout, spread_buffers
 from vasuki.models.shape import ModelShape
@@ -155,3 +156,25 @@ def _with_host_memory(shape: ModelShape, profile: HardwareProfile, room: int, la
 
 def _gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f} GiB"
+
+
+def kv_tokens_at_most(settings: EngineSettings, shape: ModelShape) -> int:
+    """Tokens whose KV the device could hold if no row kept a state beside its KV: fewer rows leave the memory of their
+    states to blocks."""
+    states = settings.limits.max_num_seqs * shape.state_bytes
+    return settings.kv_tokens + math.ceil(states / shape.kv_bytes_per_token)
+
+
+def footprint(
+    settings: EngineSettings, block_bytes: int, num_layers: int, device_blocks: int, host_blocks: int
+) -> tuple[int, int]:
+    """Bytes that so many blocks of the two pools take on the device and on the host.
+
+    Streamed layers live on the host for every block of the device, and share its buffers there.
+    """
+    streamed = settings.streamed_layers
+    resident = (
+        device_blocks * block_bytes * (num_layers - streamed + spread_buffers(num_layers, streamed)) // num_layers
+    )
+    homes = device_blocks * block_bytes * streamed // num_layers
+    return resident, homes + host_blocks * block_bytes

@@ -1,1 +1,9 @@
-""""""
+"""A model as data.
+
+shape              the sizes of a model
+config_json        how config.json spells them; recurrent_config: those of layers that carry a state
+named              well-known models by name
+files              a model's folder, or its description from the hub
+layout             how a model is spread over devices, and which weights live on the host
+token_counter      counts tokens where there is no tokenizer
+"""

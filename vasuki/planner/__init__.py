@@ -1,21 +1,23 @@
-"""Requests and a machine -> Plan: what to run, what that takes, and how far it is from what no schedule can beat.
+"""Requests and a machine -> Plan: what to run, in which order, and what that will take.
 
-    one_device       the story: candidates, the fastest of them, the offload that pays, the plan
-    several_devices  the same for replicas and pipeline stages
-    candidates       the ways to run a job that memory allows
-    memory_budget    how much KV that leaves room for
-    steady_state     what each is worth, by arithmetic alone
-    prediction       how long one takes: the real scheduler in virtual time
-    offload_choice   what moves to the host, by price
-    offload_policy   how many layers can live there without slowing a step down
-    lower_bound      seconds that no schedule can beat
-    refine           the prediction, corrected while the job runs
+    one_device            the story: candidates, the fastest of them, the offload that pays, the plan
+    several_devices       the same for replicas and pipeline stages
+    candidates            the ways to run a job that memory allows
+    steady_state          what each is worth, by arithmetic alone
+    prediction            how long one takes: the real scheduler in virtual time
+    offload/              what moves to the host, by price
+    ordering/             the order in which rows start, made while they come
+    simulated             a plan, run in virtual time on every request
+    lower_bound           seconds that no schedule can beat
+    running_prediction    the prediction, corrected while the job runs
+    plan                  the result; lengths: prompt and output lengths of a job's requests
 
-The order of requests is no part of a plan: `vasuki.ordering` makes it while rows come. docs/planner.md tells the whole.
+docs/planner.md tells the whole.
 """
 
 from vasuki.planner.one_device import OFFLOAD_MODES, make_plan
 from vasuki.planner.running_prediction import RunningPrediction
 from vasuki.planner.several_devices import plan_parallel
+from vasuki.planner.simulated import Simulated, simulate_plan
 
-__all__ = ["OFFLOAD_MODES", "RunningPrediction", "make_plan", "plan_parallel"]
+__all__ = ["OFFLOAD_MODES", "RunningPrediction", "Simulated", "make_plan", "plan_parallel", "simulate_plan"]

@@ -14,15 +14,15 @@ from functools import cached_property
 
 from vasuki.base.config import Column, EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import JobFileError, ModelError
+from vasuki.engine.offload import OffloadMode, OffloadPlan
 from vasuki.engine.policy import Mixing, Policy, find_policy
-from vasuki.engine.scheduler import Limits
-from vasuki.lengths import Lengths
+from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.memory_budget import host_weight_bytes, memory_budget
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
-from vasuki.plan import EngineSettings, Offload, OffloadMode
+from vasuki.planner.lengths import Lengths
 from vasuki.planner.steady_state import MeanRow, SteadyState, steady_state
 
 CHUNK_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
@@ -100,11 +100,11 @@ class Candidate:
 
     settings: EngineSettings
     cost: CostModel
-    offload: Offload
+    offload: OffloadPlan
     state: SteadyState
 
     @classmethod
-    def of(cls, problem: Problem, settings: EngineSettings, cost: CostModel, offload: Offload) -> Candidate:
+    def of(cls, problem: Problem, settings: EngineSettings, cost: CostModel, offload: OffloadPlan) -> Candidate:
         """With its steady state.
 
         The last block of a sequence is half empty on average. The arithmetic is fitted to the usual blocks; what
@@ -150,7 +150,7 @@ def _candidates(problem: Problem) -> Iterator[Candidate]:
         found = True
         for mixing in (Mixing.MIXED, Mixing.EXCLUSIVE) if problem.policy.ordered else (problem.policy.mixing,):
             mixed = replace(settings, policy=replace(problem.policy, mixing=mixing))
-            yield Candidate.of(problem, mixed, cost, Offload("none", 0, "not considered"))
+            yield Candidate.of(problem, mixed, cost, OffloadPlan("none", 0, "not considered"))
     if misfit is not None and not found:
         raise misfit
 

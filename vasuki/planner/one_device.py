@@ -19,15 +19,18 @@ import numpy as np
 
 from vasuki.base.config import CostConfig, EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import InputError
+from vasuki.engine.offload import OffloadMode
 from vasuki.engine.policy import Mixing
-from vasuki.lengths import Lengths
+from vasuki.machines.memory_budget import kv_tokens_at_most
+from vasuki.machines.price import CostEstimate
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
-from vasuki.plan import CostEstimate, OffloadMode, Plan
 from vasuki.planner.candidates import Candidate, Problem, ranked_candidates
+from vasuki.planner.lengths import Lengths
 from vasuki.planner.lower_bound import job_lower_bound
 from vasuki.planner.offload.choice import choose_offload
+from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import Prediction, affordable_rows, cost_of_uncertainty, predict
 
 OFFLOAD_MODES: tuple[OffloadMode, ...] = ("none", "stream", "park", "ahead")
@@ -81,7 +84,7 @@ def make_plan(
     candidate, job = chosen.candidate, problem.lengths
     settings, layout = candidate.settings, candidate.cost.layout
 
-    kv_tokens = settings.kv_tokens_at_most(shape)
+    kv_tokens = kv_tokens_at_most(settings, shape)
     bound = job_lower_bound(shape, profile, job.own_prompt_tokens, job.output_tokens, kv_tokens, layout)
     price, currency = profile.price.per_hour, profile.price.currency
     if cost.price_per_hour is not None:

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from vasuki.base.arrays import Ints
 from vasuki.base.config import Column
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
-from vasuki.lengths import Ints, Lengths
-from vasuki.ordering import MILP_ROWS, Ordered, order_requests
 from vasuki.planner.candidates import Candidate, Problem
+from vasuki.planner.lengths import Lengths
+from vasuki.planner.ordering.planned_order import MILP_ROWS, Ordered, order_requests
 from vasuki.simulator import SimulationResult, simulate
 
 UNEVEN = 1.03  # what rows of different lengths take beyond the steady state of equal ones; fitted to whole simulations

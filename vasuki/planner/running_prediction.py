@@ -8,7 +8,7 @@ from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
 from vasuki.machines.cost_model import CostModel
-from vasuki.plan import Plan
+from vasuki.planner.plan import Plan
 
 WARM_UP_STEPS = 3  # allocation and compilation fall into the first steps
 ENOUGH_STEPS = 20  # of a kind, before it is trusted fully

@@ -15,18 +15,21 @@ from dataclasses import replace
 
 import numpy as np
 
+from vasuki.base.arrays import Ints
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import JobFileError
+from vasuki.engine.offload import OffloadMode
 from vasuki.engine.policy import find_policy
-from vasuki.lengths import Ints, Lengths
-from vasuki.machines.memory_budget import memory_budget
+from vasuki.machines.memory_budget import kv_tokens_at_most, memory_budget
+from vasuki.machines.price import CostEstimate
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
-from vasuki.plan import CostEstimate, OffloadMode, Plan
 from vasuki.planner.candidates import MOST_CHUNK_TOKENS, NUM_SEQS
+from vasuki.planner.lengths import Lengths
 from vasuki.planner.lower_bound import job_lower_bound
 from vasuki.planner.one_device import OFFLOAD_MODES, make_plan
+from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import sample_rows
 
 STAGED_OFFLOAD: Collection[OffloadMode] = ("none", "park")  # streamed layers are not priced stage by stage
@@ -63,7 +66,7 @@ def plan_parallel(
     needed = lengths.peak_tokens
     fits = needed <= stream.settings.kv_tokens
     job = lengths.take(np.flatnonzero(fits))
-    kv_tokens = stream.settings.kv_tokens_at_most(shape) * layout.pipeline_parallel
+    kv_tokens = kv_tokens_at_most(stream.settings, shape) * layout.pipeline_parallel
     layout = replace(layout, host_layers=stream.layout.host_layers)
     bound = job_lower_bound(shape, profile, job.own_prompt_tokens, job.output_tokens, kv_tokens, layout)
     prompt_tokens, output_tokens = int(lengths.prompt_tokens.sum()), int(lengths.output_tokens.sum())

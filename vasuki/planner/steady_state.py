@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vasuki.engine.policy import Mixing
-from vasuki.lengths import Lengths
 from vasuki.machines.cost_model import CostModel, StepTime, StepWork, causal_pairs
+from vasuki.planner.lengths import Lengths
 
 PACKED = 0.97  # share of the KV memory that running sequences fill on average
 PACKED_IN_PHASES = 0.85  # the same where prompts and decodes take turns: memory empties before it is filled again

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from vasuki.base.units import bytes_text, money_text, time_text
-from vasuki.plan import Plan
-from vasuki.simulator import Simulated, Spread
+from vasuki.planner.plan import Plan
+from vasuki.planner.simulated import Simulated, Spread
 
 WIDTH = 100
 _BOUNDS = {

@@ -1,22 +1,20 @@
-"""Virtual time: the scheduler, order and loop of real runs over a cost model in place of kernels.
+"""Prices steps: the scheduler, order and loop of real runs in virtual time.
 
-executor   prices a batch instead of computing it
-pipeline   the same for stages and replicas, with the bubbles between them
-job        every request of a job, and what came of it
+simulate              requests to their ends
+pipeline              the same for stages and replicas, with the bubbles between them
+simulated_executor    a batch's price in the place of its computation
 """
 
 from vasuki.simulator.pipeline import PipelineResult, simulate_pipelines
-from vasuki.simulator.simulate import Simulated, SimulationResult, Spread, simulate, simulate_plan
+from vasuki.simulator.simulate import CountingSink, SimulationResult, simulate
 from vasuki.simulator.simulated_executor import Arrivals, SimulatedExecutor
 
 __all__ = [
     "Arrivals",
+    "CountingSink",
     "PipelineResult",
-    "Simulated",
     "SimulatedExecutor",
     "SimulationResult",
-    "Spread",
     "simulate",
     "simulate_pipelines",
-    "simulate_plan",
 ]

@@ -27,8 +27,8 @@ from vasuki.engine.batch import Batch
 from vasuki.engine.loop import Observer, RunStats
 from vasuki.engine.scheduler import Counters, Scheduler
 from vasuki.engine.sequence import Request, Sequence
+from vasuki.engine.settings import EngineSettings
 from vasuki.machines.cost_model import CostModel, StepTime
-from vasuki.plan import EngineSettings
 from vasuki.simulator.simulated_executor import SimulatedExecutor
 
 
@@ -99,7 +99,9 @@ def simulate_pipelines(
     each_free_s = [[0.0] * stages for _ in range(replicas)]
     # Replicas take turns, so that none has a head start on the queue.
     turns = [free_s for _ in range(stages) for free_s in each_free_s]
-    return simulation.run([_Stream((build or settings.build)(), executor(free_s)) for free_s in turns])
+    return simulation.run(
+        [_Stream(build() if build else Scheduler.build(settings), executor(free_s)) for free_s in turns]
+    )
 
 
 class _StagedExecutor(SimulatedExecutor):

@@ -16,8 +16,8 @@ from collections.abc import Sequence as Vector
 
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.sequence import Request, Sequence, Status
+from vasuki.engine.settings import EngineSettings
 from vasuki.machines.cost_model import CostModel, StepTime, StepWork
-from vasuki.plan import EngineSettings
 
 
 class VirtualClock:

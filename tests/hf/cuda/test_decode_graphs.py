@@ -18,7 +18,8 @@ from models import Rows, load, prompts, reference, requests_of
 from vasuki.engine.blocks import BlockPool
 from vasuki.engine.loop import drain
 from vasuki.engine.policy import POLICIES
-from vasuki.engine.scheduler import Limits, Scheduler
+from vasuki.engine.scheduler import Scheduler
+from vasuki.engine.settings import Limits
 from vasuki.hf.attention import inputs
 from vasuki.hf.cuda import decode_graphs
 from vasuki.hf.cuda.decode_graphs import SIZES, DecodeGraphs, Replay

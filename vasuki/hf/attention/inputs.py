@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from vasuki.base.arrays import Bools, Ints
 from vasuki.engine.batch import Batch
 from vasuki.engine.sequence import Sequence
 from vasuki.hf.kernels import varlen
@@ -16,7 +17,6 @@ from vasuki.hf.kernels.transfer import to_device
 from vasuki.hf.kernels.varlen import PagedVarlen
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.kv.kv_mover import Offload
-from vasuki.lengths import Bools, Ints
 
 # Tokens of a tile: enough to pay for what it copies, few enough to keep many cores busy.
 _TILE_TOKENS = 32

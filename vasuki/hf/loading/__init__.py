@@ -1,1 +1,7 @@
-""""""
+"""From a folder or hub id to a model that is ready to run.
+
+load_model    the model, or a refusal that names what is missing
+tokenizer     text and messages -> token ids -> text
+weights       those that live on the host
+kv_budget     the memory that is left for KV
+"""

@@ -26,11 +26,12 @@ from vasuki.base.errors import ProfileError, one_line
 from vasuki.base.units import percent_text
 from vasuki.hf.attention.ragged_attention import Unsupported
 from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
+from vasuki.hf.device.board import Board
+from vasuki.hf.device.device import Machine, describe
 from vasuki.hf.kernels.paged_attention import PagedKernel, load_kernel
 from vasuki.hf.loading.load_model import resolve_device, resolve_dtype
-from vasuki.hf.profiler import links, machine, operator_times, step_overheads
+from vasuki.hf.profiler import links, operator_times, step_overheads
 from vasuki.hf.profiler.in_step import WholeSteps
-from vasuki.hf.profiler.machine import Board, Machine
 from vasuki.hf.profiler.operator_times import Bench
 from vasuki.hf.profiler.recurrent_times import measure_recurrent
 from vasuki.hf.profiler.timing import FULL, QUICK, Effort
@@ -159,7 +160,7 @@ class _Profiler:
         self.bench = bench
         self.effort: Effort = bench.effort
         self.stages = stages
-        self.machine: Machine = machine.describe(device)
+        self.machine: Machine = describe(device)
         self.kind: Literal["gpu", "cpu"] = "gpu" if device.type == "cuda" else "cpu"
         self.known = profile_for_device(self.machine.name)
         self.stolen = StolenTime()

@@ -18,9 +18,9 @@ import numpy as np
 from vasuki.engine.batch import Batch, ScheduledChunk
 from vasuki.engine.blocks import BlockTable
 from vasuki.engine.sequence import Request, Sequence
+from vasuki.hf.device.memory import available_bytes
 from vasuki.hf.kernels.paged_attention import PagedKernel
 from vasuki.hf.kv.kv_cache import KVCache
-from vasuki.hf.memory import available_bytes
 from vasuki.hf.profiler.operator_times import BLOCK_TOKENS, MEMORY_SHARE, Bench, cold_bytes
 from vasuki.hf.profiler.step_overheads import cut, stand_in
 from vasuki.hf.profiler.timing import HostClock, affordable

@@ -29,10 +29,10 @@ from vasuki.hf.attention.plain_attention import Variant
 from vasuki.hf.attention.ragged_attention import attend, store
 from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.cpu.packed_linear import DTYPES, Format, LinearKernel, Matrix, PackedLinear
+from vasuki.hf.device.device import cache_bytes
+from vasuki.hf.device.memory import available_bytes
 from vasuki.hf.kernels.paged_attention import PagedKernel
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
-from vasuki.hf.memory import available_bytes
-from vasuki.hf.profiler.machine import cache_bytes
 from vasuki.hf.profiler.timing import Call, Clock, Effort, HostClock, affordable, clock_for, measure, measure_timed
 from vasuki.machines.profile import (
     AttentionPoint,

@@ -23,8 +23,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Qw
 
 from vasuki.engine.blocks import BlockPool
 from vasuki.engine.policy import find_policy
-from vasuki.engine.scheduler import Limits, Scheduler
+from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams
+from vasuki.engine.settings import Limits
 from vasuki.hf.attention.ragged_attention import NAME
 from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
 from vasuki.hf.cpu.fused_decoder import FusedDecoder

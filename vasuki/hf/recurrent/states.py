@@ -10,11 +10,11 @@ from itertools import chain
 import numpy as np
 import torch
 
+from vasuki.base.arrays import Ints
 from vasuki.engine.batch import Batch
 from vasuki.engine.sequence import Sequence, Status
 from vasuki.hf.kernels.transfer import to_device
 from vasuki.hf.recurrent.recurrent_layer import Group, RecurrentLayers
-from vasuki.lengths import Ints
 
 _SCAN_TOKENS = 256  # that torch's operators fill prompts up to, at most, and what they hold for a token of it is large
 _GROUP_TOKENS = 4096  # of prompts that are computed side by side, so filled up

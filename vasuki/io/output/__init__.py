@@ -1,1 +1,8 @@
-""""""
+"""The output folder of a job.
+
+sink             finished sequences -> answers
+answers          a row of the output, and the schema
+parts            answers -> part files that say what they hold
+output_folder    locks the folder (lock), reads its parts back, finishes it
+manifest         what a run did; trace: what each step did
+"""

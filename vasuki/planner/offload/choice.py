@@ -12,10 +12,11 @@ import math
 from dataclasses import replace
 
 from vasuki.base.errors import ModelError
+from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import Admission, Mixing
+from vasuki.engine.settings import EngineSettings
 from vasuki.machines.memory_budget import host_weight_bytes
 from vasuki.models.layout import spread_buffers
-from vasuki.plan import EngineSettings, Offload
 from vasuki.planner.candidates import MOST_SEQS, Candidate, Problem
 from vasuki.planner.prediction import Prediction, predict, predict_like
 
@@ -39,7 +40,7 @@ _STATES_STAY = "rows carry states through recurrent layers, which stay on the de
 def choose_offload(problem: Problem, base: Prediction) -> Prediction:
     """The candidate of `base`, which moves no KV, with whatever offload makes it fastest."""
     if problem.shape.recurrent:
-        chosen = _because(_without_preemption(problem, base), Offload("none", 0, _STATES_STAY))
+        chosen = _because(_without_preemption(problem, base), OffloadPlan("none", 0, _STATES_STAY))
     else:
         chosen = _ahead(problem, _cheapest(problem, base))
     weights, offload = _weights_reason(problem, chosen.candidate), chosen.candidate.offload
@@ -65,10 +66,10 @@ def _cheapest(problem: Problem, base: Prediction) -> Prediction:
         if offload.mode == problem.kv.offload or best.makespan_s < most * plain.makespan_s:
             return _because(best, replace(offload, reason=f"{offload.reason}; makespan {change(best)}"))
     why_not += [f"{each.candidate.offload.mode} would change the makespan by {change(each)}" for each in options]
-    return _because(plain, Offload("none", 0, "; ".join(why_not) or "as the job asks"))
+    return _because(plain, OffloadPlan("none", 0, "; ".join(why_not) or "as the job asks"))
 
 
-def _because(prediction: Prediction, offload: Offload) -> Prediction:
+def _because(prediction: Prediction, offload: OffloadPlan) -> Prediction:
     return replace(prediction, candidate=replace(prediction.candidate, offload=offload))
 
 
@@ -107,7 +108,7 @@ def _parked(problem: Problem, base: Prediction) -> Prediction | str:
         offload = replace(offload, reason=f"{offload.reason}, and preempted sequences are parked")
     else:
         reason = f"preempted sequences of {threshold:,} tokens or more are parked, cheaper than computing them again"
-        offload = Offload("park", 0, reason)
+        offload = OffloadPlan("park", 0, reason)
     return predict_like(problem, base, Candidate.of(problem, settings, candidate.cost, offload))
 
 
@@ -170,7 +171,7 @@ def _ahead(problem: Problem, chosen: Prediction) -> Prediction:
         reason = f"{offload.reason}, and {change:+.1%} more with prompts that are computed ahead"
         return _because(option, replace(offload, reason=reason))
     reason = f"prompts are computed ahead and wait on the host until their rows have room; makespan {change:+.1%}"
-    return _because(option, Offload("ahead", 0, reason))
+    return _because(option, OffloadPlan("ahead", 0, reason))
 
 
 # --- streamed layers --------------------------------------------------------------------------------------------------
@@ -300,7 +301,7 @@ def _with_streamed(problem: Problem, candidate: Candidate, streamed: int) -> Can
     num_blocks = min(num_blocks * layers // device_layers, max(settings.num_blocks, most_homes))
     settings = replace(settings, num_blocks=num_blocks, streamed_layers=streamed, limits=limits)
     reason = f"{streamed} of {layers} layers stream in blocks of {settings.block_tokens} tokens"
-    return Candidate.of(problem, settings, candidate.cost, Offload("stream", streamed, reason))
+    return Candidate.of(problem, settings, candidate.cost, OffloadPlan("stream", streamed, reason))
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vasuki.hf.profiler.machine import Board
+from vasuki.hf.device.board import Board
 
 
 class EnergyMeter:

@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from vasuki.base.arrays import Ints
 from vasuki.base.config import OutputLength, Quantile
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence
-from vasuki.lengths import Ints
-from vasuki.output_length import ENOUGH_ROWS, OutputLengths
-from vasuki.plan import EngineSettings, Solver
+from vasuki.engine.settings import EngineSettings
+from vasuki.planner.ordering.output_length import ENOUGH_ROWS, OutputLengths
+from vasuki.planner.plan import Solver
 from vasuki_solvers import (
     Instance,
     PrefixGroup,

@@ -17,14 +17,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from vasuki.base.arrays import Floats, Ints
 from vasuki.base.errors import InputError, did_you_mean
 from vasuki.engine.sequence import NO_TOKENS, Request
 
 PROMPT_COLUMN, OUTPUT_COLUMN, ARRIVAL_COLUMN = "num_prefill_tokens", "num_decode_tokens", "arrived_at"
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vasuki.lengths import Floats, Ints
+from vasuki.base.arrays import Floats, Ints
 
 BUCKETS_PER_OCTAVE = 4  # of prompt lengths
 BINS_PER_OCTAVE = 8  # of output lengths: quantiles are exact to 9 %

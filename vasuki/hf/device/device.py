@@ -1,0 +1,81 @@
+"""What the device is: its name, driver, memory and processors."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from vasuki.hf.device.board import Board
+from vasuki.hf.device.memory import total_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A device as drivers and the operating system describe it."""
+
+    name: str  # as the driver reports it; for a CPU its model and the cores that torch uses
+    other_names: tuple[str, ...]  # for lookups that do not know about cores
+    driver: str
+    memory_bytes: int
+    processors: int  # streaming multiprocessors, or cores that torch uses
+
+    @property
+    def slug(self) -> str:
+        """The name as a file name."""
+        return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
+
+
+def describe(device: torch.device) -> Machine:
+    """Read what can be known without measuring."""
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        board = Board.of(device)
+        return Machine(
+            name=properties.name,
+            other_names=(),
+            driver=f"driver {board.driver if board else 'unknown'}, CUDA {torch.version.cuda}",
+            memory_bytes=board.memory_bytes if board else int(properties.total_memory),
+            processors=properties.multi_processor_count,
+        )
+    model, cores = _cpu_model(), torch.get_num_threads()
+    return Machine(
+        name=f"CPU {_without_noise(model)} {cores} core{'s' * (cores > 1)}",
+        other_names=(model,),
+        driver=f"{platform.system()} {platform.release()}",
+        memory_bytes=total_bytes(device),
+        processors=cores,
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """The name under which a profile of this device lists it in `device_names`."""
+    return describe(device).name
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _without_noise(model: str) -> str:
+    """`Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz` -> `Intel Xeon Platinum 8375C`."""
+    short = re.sub(r"\((?:r|tm)\)|\bcpu\b|\bprocessor\b|\d+-core|@.*", " ", model, flags=re.IGNORECASE)
+    return " ".join(short.split()) or model
+
+
+def cache_bytes(device: torch.device) -> int:
+    """Size of the last cache before memory: data that is to be cold must be several times as large."""
+    if device.type == "cuda":
+        return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or 2**26
+    try:
+        return max(os.sysconf("SC_LEVEL3_CACHE_SIZE"), 2**20)
+    except (OSError, ValueError):
+        return 2**25

@@ -1,0 +1,71 @@
+"""A plan as data: what a job will take, and how it will be run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from vasuki.engine.offload import OffloadPlan
+from vasuki.engine.settings import EngineSettings
+from vasuki.machines.price import CostEstimate
+from vasuki.models.layout import Layout
+
+Solver = Literal["greedy", "local_search", "milp", "fifo", "prompt_length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a job will run on one kind of GPU, and how long that takes."""
+
+    gpu: str
+    requests: int
+    prompt_tokens: int
+    output_tokens_estimate: int
+    makespan_s: float
+    lower_bound_s: float
+    solver: Solver
+    optimal: bool  # proved: no order takes fewer steps, and the plan takes as many
+    policy: str
+    chunk_tokens: int
+    max_num_seqs: int
+    offload: OffloadPlan
+    cost: CostEstimate
+    plan_s: float
+    settings: EngineSettings
+    mixing: str  # `mixed`, `exclusive` or `prefill first`, and why
+    bound_by: str  # what the lower bound counts: compute, memory, kv_area or longest_request
+    prompt_steps_share: float  # of the time, in steps that carry prompts
+    simulated_requests: int  # as many were simulated; the rest is scaled up if there are more
+    shared_tokens: int = 0  # of prompts, which rows find in memory since others begin alike
+    layout: Layout = field(default_factory=Layout)  # where the weights live
+    state_bytes: int = 0  # that each of `max_num_seqs` rows keeps beside its KV
+    uncertainty: float | None = None  # what not knowing the outputs adds to the makespan: 0.02 is 2 %; None: not known
+    misfits: int = 0  # requests that can never run
+    misfit: str = ""  # the first of them, with the capacity that it needs
+
+    @property
+    def gap(self) -> float:
+        """How far the makespan lies above the lower bound: 0.2 is 20 %."""
+        return self.makespan_s / self.lower_bound_s - 1 if self.lower_bound_s else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `plan --json` prints."""
+        return {
+            "gpu": self.gpu,
+            "requests": self.requests,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens_estimate": self.output_tokens_estimate,
+            "shared_tokens": self.shared_tokens,
+            "makespan_s": self.makespan_s,
+            "lower_bound_s": self.lower_bound_s,
+            "gap": self.gap,
+            "solver": self.solver,
+            "optimal": self.optimal,
+            "policy": self.policy,
+            "chunk_tokens": self.chunk_tokens,
+            "max_num_seqs": self.max_num_seqs,
+            "offload": {**asdict(self.offload), "weights_on_host": self.layout.host_layers},
+            "cost": self.cost.to_dict(),
+            "uncertainty": self.uncertainty,
+            "plan_s": self.plan_s,
+        }

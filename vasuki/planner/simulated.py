@@ -1,0 +1,179 @@
+"""A plan, run in virtual time on every request of its job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Vector
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from vasuki.base.config import Column, PlanConfig
+from vasuki.engine.loop import Observer
+from vasuki.engine.settings import EngineSettings
+from vasuki.machines.cost_model import CostModel
+from vasuki.machines.memory_budget import footprint
+from vasuki.machines.profile import HardwareProfile
+from vasuki.models.layout import Layout
+from vasuki.models.shape import ModelShape
+from vasuki.planner.lengths import Lengths
+from vasuki.planner.ordering import PlannedOrder, order_requests
+from vasuki.planner.plan import Plan
+from vasuki.simulator import CountingSink, PipelineResult, SimulationResult, simulate, simulate_pipelines
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How a quantity is distributed."""
+
+    mean: float = 0.0
+    median: float = 0.0
+    p90: float = 0.0
+    max: float = 0.0
+
+    @classmethod
+    def of(cls, values: Vector[float]) -> Spread:
+        """Of at least one value, or nothing but zeros."""
+        if not len(values):
+            return cls()
+        array = np.asarray(values)
+        median, p90 = np.quantile(array, (0.5, 0.9))
+        return cls(float(array.mean()), float(median), float(p90), float(array.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class Bubbles:
+    """Time that pipeline stages waited for their next micro-batch."""
+
+    share: float = 0.0  # of the time of all stages
+    micro_batch_s: Spread = Spread()  # on the way through all stages
+    request_s: Spread = Spread()  # of all micro-batches that a request took part in
+
+    @classmethod
+    def of(cls, result: PipelineResult) -> Bubbles:
+        """Of a job."""
+        return cls(result.bubble_share, Spread.of(result.step_bubble_s), Spread.of(result.bubble_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A plan, and what its simulation on every request gave."""
+
+    plan: Plan  # with makespan, cost and solver of the simulation
+    result: SimulationResult
+    block_bytes: int  # KV of a block, all layers
+    num_layers: int
+    bubbles: Bubbles = Bubbles()
+
+    @property
+    def recomputed_tokens(self) -> int:
+        """Computed again after preemptions."""
+        return self.result.counters.recomputed_tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `simulate --json` prints: the plan's fields, and what happened, as in a manifest."""
+        stats, counters = self.result.stats, self.result.counters
+        device_bytes, host_bytes = footprint(
+            self.plan.settings, self.block_bytes, self.num_layers, stats.peak_device_blocks, stats.peak_host_blocks
+        )
+        return {
+            **self.plan.to_dict(),
+            "steps": stats.steps,
+            "batch": {"mean_seqs": stats.mean_seqs, "max_seqs": stats.max_seqs},
+            "kv": {
+                "peak_device_bytes": device_bytes + stats.max_seqs * self.plan.state_bytes,
+                "peak_host_bytes": host_bytes,
+                "offloaded_bytes": stats.copied_bytes,
+                "exposed_copy_s": stats.exposed_copy_s,
+                "hidden_copy_s": stats.hidden_copy_s,
+                "prefilled_ahead": counters.prefilled_ahead,
+            },
+            "preemptions": {"swap": counters.preemptions_swap, "recompute": counters.preemptions_recompute},
+            "layout": self.plan.layout.to_dict(),
+            "bubbles": asdict(self.bubbles),
+        }
+
+
+def simulate_plan(
+    plan: Plan,
+    lengths: Lengths,
+    shape: ModelShape,
+    profile: HardwareProfile,
+    *,
+    plan_config: PlanConfig | None = None,
+    layout: Layout | None = None,
+    observers: Iterable[Observer] = (),
+    one_by_one: bool = False,
+    seed: int = 0,
+) -> Simulated:
+    """Run every request of a job as planned. The same arguments give the same result to the last digit.
+
+    Where the layout has several stages or replicas, the plan is that of one micro-batch, as `plan_parallel` makes it.
+
+    Args:
+        plan: from `make_plan`, for the same job.
+        lengths: recorded lengths; rows start no earlier than they arrive.
+        shape: the model.
+        profile: the device.
+        plan_config: what is known of outputs, and the ordering window; the plan says which solver.
+        layout: over several devices; the plan's if not given.
+        observers: see the steps, several at a time unless `one_by_one`.
+        one_by_one: run single steps.
+        seed: of local search.
+    """
+    config = plan_config or PlanConfig()
+    settings = plan.settings
+    arrivals = lengths.arrived_at_s
+    order = order_requests(
+        lengths.requests(isinstance(config.output_length, Column)),
+        settings,
+        solver=plan.solver if arrivals is None else "fifo",  # what has not arrived cannot be ordered
+        output_length=config.output_length,
+        window_rows=config.window_rows,
+        seed=seed,
+    )
+    outputs = np.minimum(lengths.output_tokens, lengths.limits).data
+    cost_model = CostModel(shape, profile, layout or plan.layout)
+    bubbles = Bubbles()
+    if cost_model.layout.num_streams > 1:
+        result, bubbles = _in_streams(order, outputs, settings, cost_model, observers)
+    else:
+        result = simulate(
+            order,
+            outputs,
+            settings,
+            cost_model,
+            arrived_at_s=None if arrivals is None else np.ascontiguousarray(arrivals).data,
+            observers=[*observers, order],
+            one_by_one=one_by_one,
+        )
+    tokens = result.written.prompt_tokens + result.written.output_tokens
+    simulated = replace(
+        plan,
+        makespan_s=result.makespan_s,
+        cost=plan.cost.scaled(result.makespan_s, tokens),
+        shared_tokens=result.counters.shared_tokens,
+    )
+    block_bytes = shape.kv_bytes_per_token * settings.block_tokens
+    return Simulated(simulated, result, block_bytes, shape.num_layers, bubbles)
+
+
+def _in_streams(
+    order: PlannedOrder,
+    output_tokens: Vector[int],
+    settings: EngineSettings,
+    cost_model: CostModel,
+    observers: Iterable[Observer],
+) -> tuple[SimulationResult, Bubbles]:
+    """The same over pipeline stages and replicas."""
+    sink = CountingSink()
+    result = simulate_pipelines(
+        order,
+        output_tokens,
+        settings,
+        cost_model,
+        observers=[*observers, order],
+        on_ended=sink.write,
+    )
+    return SimulationResult(result.makespan_s, result.stats, result.counters, sink), Bubbles.of(result)
