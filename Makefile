@@ -10,7 +10,7 @@ SETUP := $(VENV)/.installed
 
 demo: $(SETUP)
 	$(BIN)/vasuki run jobs/quickstart.yaml
-	$(BIN)/python scripts/show_demo.py out/dates
+	$(BIN)/python scripts/demo/show_demo.py out/dates
 
 compare: $(SETUP)
 	$(BIN)/vasuki simulate jobs/compare/summarise.yaml --gpu a10 --gpu a40 --set output.path=out/compare/summarise
@@ -40,7 +40,7 @@ pytest: $(SETUP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 docs: $(SETUP)
-	$(BIN)/python scripts/job_reference.py --check
+	$(BIN)/python scripts/docs/job_reference.py --check
 	$(BIN)/mkdocs build --strict --quiet
 
 clean:

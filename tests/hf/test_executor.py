@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import load, prompts, requests_of, run
 
-from models import load, prompts, requests_of, run
 from vasuki.base.errors import Interrupted, JobFileError
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.kv.kv_mover import Offload

@@ -6,8 +6,8 @@ import dataclasses
 import shutil
 
 import pytest
+from tiny_models import ARCHITECTURES, RoundedCache, hopeful, load, prompts, reference, requests_of, run
 
-from models import ARCHITECTURES, RoundedCache, hopeful, load, prompts, reference, requests_of, run
 from vasuki.engine.policy import POLICIES, Admission
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny_models import ARCHITECTURES, load, prompts, reference, requests_of, run
 
-from models import ARCHITECTURES, load, prompts, reference, requests_of, run
 from vasuki.hf.last_layer import SampledMLP, sampled_mlp
 
 

@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 import pytest
+from tiny_models import ARCHITECTURES, NoTokenizer, hopeful, load, prompts, reference, requests_of, run
 
-from models import ARCHITECTURES, NoTokenizer, hopeful, load, prompts, reference, requests_of, run
 from vasuki.engine.policy import POLICIES, Admission
 from vasuki.engine.sequence import FinishReason, Sequence
 from vasuki.hf import ragged_executor

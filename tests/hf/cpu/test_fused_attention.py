@@ -12,9 +12,9 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import ARCHITECTURES, load, prompts, reference, requests_of, run
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
 
-from models import ARCHITECTURES, load, prompts, reference, requests_of, run
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.cpu.fused_attention import FusedAttention, fuse_attention
 from vasuki.hf.cpu.packed_linear import pack_linear_layers

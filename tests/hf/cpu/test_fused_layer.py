@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import ARCHITECTURES, FUSED, load, prompts, reference, requests_of, run, with_kernels
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from models import ARCHITECTURES, FUSED, load, prompts, reference, requests_of, run, with_kernels
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.cpu.fused_layer import FusedLayer
 from vasuki.hf.kv.kv_mover import StreamedLayers, ThreadCopyEngine

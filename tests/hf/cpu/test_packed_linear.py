@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import ARCHITECTURES, answers_in_bfloat16, load, prompts, reference, requests_of, run
 
-from models import ARCHITECTURES, answers_in_bfloat16, load, prompts, reference, requests_of, run
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.cpu.packed_linear import Format, GatedMLP, LinearKernel, PackedLinear, pack_linear_layers
 from vasuki.hf.cpu.rms_norm import FusedNorm

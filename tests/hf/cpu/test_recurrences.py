@@ -10,6 +10,7 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import RECURRENT, NoTokenizer, prompts, random_config, reference, requests_of, run, with_kernels
 from torch.nn.functional import normalize as unit
 from transformers import AutoModelForCausalLM
 from transformers.models.bamba.modeling_bamba import (
@@ -23,7 +24,6 @@ from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule, torch_recurrent_gated_delta_rule
 
-from models import RECURRENT, NoTokenizer, prompts, random_config, reference, requests_of, run, with_kernels
 from vasuki.base.errors import ModelError
 from vasuki.hf.attention.ragged_attention import NAME
 from vasuki.hf.cpu.cpu_kernels import CPUKernels

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import ARCHITECTURES, load, prompts, reference, requests_of, run
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from models import ARCHITECTURES, load, prompts, reference, requests_of, run
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.cpu.rms_norm import FusedNorm, NormKernel, fuse_norms
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import answers_in_bfloat16
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
-from models import answers_in_bfloat16
 from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.cpu.packed_linear import Format, PackedLinear
 from vasuki.hf.kernels import native

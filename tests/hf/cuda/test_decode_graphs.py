@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from plain_varlen import plain_varlen
+from tiny_models import Rows, load, prompts, reference, requests_of
 
-from models import Rows, load, prompts, reference, requests_of
 from vasuki.engine.blocks import BlockPool
 from vasuki.engine.loop import drain
 from vasuki.engine.policy import POLICIES

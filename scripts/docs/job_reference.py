@@ -1,0 +1,110 @@
+"""Write docs/job.md, the reference of job.yaml, from the descriptions in vasuki.base.config.
+
+job_reference.py [--check]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from vasuki.base.config import JobConfig, parse_bytes
+
+SIZE = "size"
+_NAMES = {str: "text", bool: "`true`, `false`", int: "whole number", float: "number"}
+PATH = Path(__file__).resolve().parents[2] / "docs" / "job.md"
+HEAD = """\
+# job.yaml
+
+Every key of a job file. One that is not listed is refused, with the nearest that is. The command line can set any of
+them: `--set sampling.max_tokens=64`. A size is a number of bytes, or written like `512MiB` or `8GiB`.
+
+`scripts/docs/job_reference.py` writes this page from the descriptions in `vasuki/config.py`.
+
+"""
+
+
+def reference() -> str:
+    """The page as Markdown."""
+    lines = [HEAD.rstrip()]
+    plain = []
+    for name, field in JobConfig.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            lines += ["", f"## {name}", "", " ".join((field.annotation.__doc__ or "").split()), ""]
+            lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
+            lines += [_row(f"{name}.{key}", entry) for key, entry in field.annotation.model_fields.items()]
+        else:
+            plain.append(_row(name, field))
+    return (
+        "\n".join([*lines[:1], "", "| key | value | default | meaning |", "|---|---|---|---|", *plain, *lines[1:]])
+        + "\n"
+    )
+
+
+def _row(name: str, field: Any) -> str:
+    values = list(dict.fromkeys(_values(field.annotation, field.metadata)))
+    default = "required" if field.is_required() else _default(field.default, values)
+    meaning = " ".join((field.description or "").split())
+    return f"| `{name}` | {', '.join(values)} | {default} | {meaning} |"
+
+
+def _values(kind: Any, constraints: Iterable[Any] = ()) -> Iterator[str]:
+    """What a key may be, in words."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        yield from _values(parts[0], [*constraints, *parts[1:]])
+    elif origin is Literal:
+        yield from (f"`{value}`" for value in parts)
+    elif origin in (Union, UnionType):
+        for part in sorted(parts, key=_is_mapping):
+            yield from _values(part)
+    elif _is_mapping(kind):
+        yield "`{" + f"{next(iter(kind.model_fields))}: ...}}`"
+    elif origin is tuple:
+        yield f"list of {_NAMES[parts[0]]}"
+    elif any(getattr(constraint, "func", None) is parse_bytes for constraint in constraints):
+        yield SIZE
+    elif kind is not NoneType:
+        yield " ".join([_NAMES[kind], " and ".join(_limits(constraints))]).rstrip()
+
+
+def _is_mapping(kind: Any) -> bool:
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _limits(constraints: Iterable[Any]) -> Iterator[str]:
+    for constraint in constraints:
+        for limit in getattr(constraint, "metadata", [constraint]):
+            for name, sign in (("gt", ">"), ("ge", "≥"), ("le", "≤")):
+                if hasattr(limit, name):
+                    yield f"{sign} {getattr(limit, name):g}"
+
+
+def _default(value: Any, values: Collection[str]) -> str:
+    if value is None or value == "":
+        return "not set"
+    if SIZE in values and isinstance(value, int):
+        return f"`{value // 2**30}GiB`"
+    if isinstance(value, tuple):
+        return f"`[{', '.join(map(str, value))}]`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def main() -> None:
+    page = reference()
+    if "--check" in sys.argv:
+        if PATH.read_text(encoding="utf-8") != page:
+            sys.exit(f"{PATH} is stale: run scripts/docs/job_reference.py")
+        return
+    PATH.write_text(page, encoding="utf-8")
+    print(f"wrote {PATH}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Everything that only an accelerator can show, in one command and a few minutes.
+
+    gpu_check.py --out DIR [--budget-s 450] [--only SECTION ...]
+    gpu_check.py --out DIR --device cpu --toy          every path at toy size, in less than a minute
+
+Nothing is downloaded: models have random weights, of Llama-3.2-1B's and Llama-3-8B's shape and tiny ones of many
+architectures. DIR gets gpu_check.json, gpu_check.md and the measured hardware profile. Sections do not depend on one
+another: one that fails is reported, and the others go on. The exit code is 1 if a check did not hold.
+
+Every section measures as much as its share of the time allows. `--only contest` gives the comparison all of it: more
+rows, and rounds that take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "gpu"))  # where the sections lie
+from gpu_sections import contest, golden, kernels, steps
+from gpu_sections.setting import Finding, Record, Setting
+
+from vasuki.hf.device.device import describe
+from vasuki.hf.loading.load_model import resolve_device
+
+Section = Callable[[Setting, float], Finding]
+
+
+def sections(setting: Setting) -> dict[str, tuple[float, Section]]:
+    """By name: the share of the time, and the section. Those that others predict with come first."""
+    found: dict[str, tuple[float, Section]] = {
+        "ceilings": (0.02, kernels.ceilings),
+        "golden": (0.10, golden.golden),
+        "offload": (0.05, golden.offload),
+        "attention": (0.04, kernels.attention),
+        "profile": (0.09, kernels.profile),
+        "overlap": (0.06, steps.overlap),
+        "steps": (0.10, steps.steps),
+    }
+    names = dict.fromkeys((setting.large, setting.small))
+    return found | {f"contest {name}": (0.54 / len(names), partial(contest.contest, name=name)) for name in names}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the report")
+    parser.add_argument("--budget-s", type=float, default=450, help="seconds that all sections together should take")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--toy", action="store_true", help="small everything, to see that every path works")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="SECTION",
+        help="by the beginnings of their names; they share all of the time",
+    )
+    options = parser.parse_args()
+    device = resolve_device(options.device)
+    if device.type == "cpu" and not options.toy:
+        parser.error("there is no CUDA device here; --toy runs every path on the CPU")
+    options.out.mkdir(parents=True, exist_ok=True)
+    setting = Setting(device, options.toy, options.out)
+    report: Record = {"machine": _machine(device), "sections": {}}
+    started_s = time.perf_counter()
+    known = sections(setting)
+    chosen = {name: known[name] for name in known if not options.only or name.startswith(tuple(options.only))}
+    if not chosen:
+        parser.error(f"--only: no section begins like that; there are {', '.join(known)}")
+    unit_s = options.budget_s / sum(share for share, _ in chosen.values())
+    for name, (share, section) in chosen.items():
+        spent_s = time.perf_counter() - started_s
+        report["sections"][name] = _run(setting, name, section, share * unit_s, options.budget_s - spent_s)
+        report["seconds"] = round(time.perf_counter() - started_s, 1)
+        _write(options.out, report)  # after each section, so that a run that is cut off leaves what it has
+    failures = [f"{name}: {each}" for name, part in report["sections"].items() for each in part["failures"]]
+    for failure in failures:
+        print(f"FAILED {failure}", file=sys.stderr)
+    print(json.dumps({"out": str(options.out), "seconds": report["seconds"], "failures": failures}))
+    sys.exit(bool(failures))
+
+
+def _run(setting: Setting, name: str, section: Section, share_s: float, left_s: float) -> Record:
+    """A section's finding as a record; what it raises is a failure of its own."""
+    started_s = time.perf_counter()
+    if left_s <= 0:
+        finding = Finding(notes=["left out: the time was spent; give --budget-s more, or name it with --only"])
+    else:
+        try:
+            finding = section(setting, min(share_s, left_s))
+        except Exception as error:
+            traceback.print_exc()
+            finding = Finding(failures=[f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"])
+        setting.free()
+    seconds = time.perf_counter() - started_s
+    print(f"{name}: {seconds:.1f} s" + (f", {len(finding.failures)} failures" if finding.failures else ""), flush=True)
+    return {"seconds": round(seconds, 1), **asdict(finding)}
+
+
+def _machine(device: torch.device) -> Record:
+    found = describe(device)
+    return {
+        "device": found.name,
+        "driver": found.driver,
+        "memory_GiB": round(found.memory_bytes / 2**30, 1),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _write(folder: Path, report: Record) -> None:
+    (folder / "gpu_check.json").write_text(json.dumps(report, indent=1) + "\n")
+    (folder / "gpu_check.md").write_text(markdown(report))
+
+
+def markdown(report: Record) -> str:
+    """The report as tables."""
+    machine = report["machine"]
+    lines = [f"# {machine['device']}", "", ", ".join(f"{key} {value}" for key, value in machine.items()), ""]
+    for name, part in report["sections"].items():
+        lines += [f"## {name} ({part['seconds']} s)", ""]
+        lines += _table(part["rows"])
+        lines += [f"- **failed**: {failure}" for failure in part["failures"]]
+        lines += [f"- {note}" for note in part["notes"]] + [""]
+    return "\n".join(lines)
+
+
+def _table(rows: list[Record]) -> list[str]:
+    """One table for rows that begin alike, with the keys of the fullest."""
+    lines: list[str] = []
+    for _, group in itertools.groupby(rows, key=lambda row: next(iter(row.items()))[0]):
+        records = list(group)
+        heads = max((list(record) for record in records), key=len)
+        lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+        lines += ["| " + " | ".join(_cell(record.get(head, "")) for head in heads) + " |" for record in records]
+        lines.append("")
+    return lines
+
+
+def _cell(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The headline claims of the Vasuki, Sarathi and Prepacking papers, by this project's cost model and scheduler.
+
+    python scripts/reproduce/reproduce.py NAME [NAME ...] [--data DIR] [--quick]
+    python scripts/reproduce/reproduce.py all --data DIR  # everything in docs/reproduction.md: about four minutes
+
+Each claim is printed as a Markdown table with the paper's figures beside ours, and the last line is one JSON object.
+DIR holds arxiv_summarization_lengths.csv, of Vidur's public traces; without it, stand-ins are used and named. The same
+arguments give the same figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import reproduce_pipeline
+import reproduce_prepacking
+import reproduce_sarathi
+import reproduce_vasuki
+from reproduce_table import Options, Table
+
+from vasuki.base.errors import VasukiError
+
+QUICK = 0.1  # of the requests
+CLAIMS: dict[str, Callable[[Options], Table]] = {
+    "vasuki-makespan": reproduce_vasuki.makespan,
+    "vasuki-plan": reproduce_vasuki.planned,
+    "vasuki-layers": reproduce_vasuki.layers,
+    "vasuki-offloaded": reproduce_vasuki.offloaded,
+    "vasuki-batch": reproduce_vasuki.batch_sizes,
+    "vasuki-cost": reproduce_vasuki.cost,
+    "sarathi-decode": reproduce_sarathi.table_2,
+    "sarathi-ratio": reproduce_sarathi.figure_3,
+    "sarathi-tiles": reproduce_sarathi.figure_7,
+    "sarathi-decode-speedup": reproduce_sarathi.figure_8,
+    "sarathi-peak": reproduce_sarathi.table_4,
+    "sarathi-pd": reproduce_sarathi.figure_9,
+    "sarathi-orca": reproduce_sarathi.figure_11,
+    "sarathi-chunks": reproduce_sarathi.figure_13,
+    "sarathi-batch": reproduce_pipeline.batch_sizes,
+    "sarathi-pipeline": reproduce_pipeline.section_5_3,
+    "prepacking-batch": reproduce_prepacking.figure_3,
+    "prepacking-rows": reproduce_prepacking.figure_9,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", metavar="NAME", choices=("all", *CLAIMS), help=f"all, {', '.join(CLAIMS)}")
+    parser.add_argument("--data", type=Path, help="folder with arxiv_summarization_lengths.csv")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
+    arguments = parser.parse_args()
+    options = Options(arguments.data, QUICK if arguments.quick else 1.0)
+    figures = {}
+    try:
+        for name in CLAIMS if "all" in arguments.names else dict.fromkeys(arguments.names):
+            table = CLAIMS[name](options)
+            print(f"`{name}`: {table.markdown()}\n", flush=True)
+            figures[name] = table.figures
+    except VasukiError as error:
+        parser.exit(error.exit_code, f"{parser.prog}: {error}\n")
+    print(json.dumps({"scale": options.scale, "data": options.data is not None, "claims": figures}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""The commands that need no weights: plan, simulate, report, check, init."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from vasuki.commands.cli import main
+from vasuki.io.output.output_folder import OutputFolder
+
+PLAN_FIELDS = {
+    "gpu", "requests", "prompt_tokens", "output_tokens_estimate", "makespan_s", "lower_bound_s", "gap", "solver",
+    "optimal", "policy", "chunk_tokens", "max_num_seqs", "shared_tokens", "offload", "cost", "uncertainty", "plan_s",
+}  # fmt: skip
+SIMULATED_FIELDS = {"steps", "batch", "kv", "preemptions", "layout", "bubbles"}
+SHAPE = ("--set", "model.shape=llama-3-8b")
+
+
+@pytest.fixture
+def lengths(tmp_path: Path) -> Path:
+    path = tmp_path / "lengths.csv"
+    rows = [f"{200 + 37 * i % 900},{20 + 13 * i % 120}" for i in range(60)]
+    path.write_text("num_prefill_tokens,num_decode_tokens\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def vasuki(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_plan_prints_a_list_with_one_object_for_each_gpu(lengths: Path) -> None:
+    result = vasuki("plan", lengths, *SHAPE, "--gpu", "a10", "--gpu", "a40", "--json")
+    assert result.exit_code == 0, result.stderr
+    plans = json.loads(result.stdout)
+    assert [plan["gpu"] for plan in plans] == ["a10", "a40"]
+    for plan in plans:
+        assert set(plan) == PLAN_FIELDS
+        assert plan["requests"] == 60
+        assert plan["makespan_s"] >= plan["lower_bound_s"] > 0
+        assert set(plan["offload"]) == {"mode", "layers", "reason", "weights_on_host"}
+
+
+def test_plan_of_a_job_counts_the_tokens_that_the_run_would(tiny_model: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    texts = ["two dogs run", "the cat sat on a mat"]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"model: {{path: {tiny_model}}}\ninput: {{path: {tmp_path}/in.jsonl, prompt: '{{text}}'}}\n"
+        f"output: {{path: {tmp_path}/out}}\nsampling: {{max_tokens: 5}}\n"
+    )
+    (plan,) = json.loads(vasuki("plan", job, "--json").stdout)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    assert plan["prompt_tokens"] == sum(len(tokenizer(text)["input_ids"]) for text in texts)
+    assert plan["gpu"] == "cpu"
+    assert not (tmp_path / "out").exists()
+    findings = json.loads(vasuki("check", job, "--json").stdout)
+    assert findings["rows"] == 2
+
+
+def test_plan_of_a_job_needs_no_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": "a cat " * count}) + "\n" for count in (4, 40)))
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"model: {{shape: llama-3-8b}}\ninput: {{path: {tmp_path}/in.jsonl, prompt: '{{text}}'}}\n"
+        f"output: {{path: {tmp_path}/out}}\n"
+    )
+    (plan,) = json.loads(vasuki("plan", job, "--gpu", "a10", "--json").stdout)
+    assert (plan["requests"], plan["prompt_tokens"]) == (2, 24 // 4 + 1 + 240 // 4 + 1)
+
+
+def test_the_table_fits_a_terminal(lengths: Path) -> None:
+    table = vasuki("plan", lengths, *SHAPE, "--gpu", "a10", "--gpu", "h100").stdout
+    assert "makespan" in table
+    assert max(map(len, table.splitlines())) <= 100
+
+
+def test_simulated_runs_can_be_reported(lengths: Path, tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    arguments = ("simulate", lengths, *SHAPE, "--gpu", "a10", "--policy", "vasuki", "--policy", "vllm")
+    result = vasuki(*arguments, "--set", f"output.path={out}", "--json")
+    assert result.exit_code == 0, result.stderr
+    runs = json.loads(result.stdout)
+    assert [run["policy"] for run in runs] == ["vasuki", "vllm"]
+    assert all(set(run) == PLAN_FIELDS | SIMULATED_FIELDS for run in runs)
+    assert vasuki(*arguments, "--json").stdout.count('"steps"') == 2
+    folders = sorted(folder.name for folder in out.iterdir())
+    assert folders == ["a10-vasuki", "a10-vllm"]
+    manifest = json.loads((out / "a10-vasuki" / "manifest.json").read_text())
+    assert manifest["simulated"] is True
+    assert manifest["steps"] == len((out / "a10-vasuki" / "trace.jsonl").read_text().splitlines())
+    report = vasuki("report", *sorted(out.iterdir()), "--html", tmp_path / "page.html")
+    assert report.exit_code == 0, report.stderr
+    assert "simulated" in report.stdout
+    assert (tmp_path / "page.html").stat().st_size > 10_000
+    compared = json.loads(vasuki("report", *sorted(out.iterdir()), "--json").stdout)
+    assert compared
+
+
+def test_a_simulation_does_not_replace_a_real_run(lengths: Path, tmp_path: Path) -> None:
+    arguments = ("simulate", lengths, *SHAPE, "--gpu", "a10", "--set", f"output.path={tmp_path}/out")
+    manifest, trace = (tmp_path / "out" / "a10" / name for name in ("manifest.json", "trace.jsonl"))
+    for _ in range(2):
+        assert vasuki(*arguments).exit_code == 0
+    manifest.write_text(manifest.read_text().replace('"simulated": true', '"simulated": false'))
+    before = manifest.read_bytes(), trace.read_bytes()
+    result = vasuki(*arguments)
+    assert result.exit_code == 5, result.output
+    assert "out/a10 holds the output of a real run" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert (manifest.read_bytes(), trace.read_bytes()) == before
+
+
+def test_check_looks_at_the_output_folder(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "the cat"}\n')
+    job, out = tmp_path / "job.yaml", tmp_path / "out"
+    job.write_text(
+        f"model: {{path: {tiny_model}}}\ninput: {{path: {tmp_path}/in.jsonl, prompt: '{{text}}'}}\n"
+        f"output: {{path: {out}}}\n"
+    )
+    assert vasuki("check", job).exit_code == 0
+    assert not out.exists()
+    out.write_text("")
+    result = vasuki("check", job)
+    assert result.exit_code == 2
+    assert "is a file; name a folder" in result.stderr
+    out.unlink()
+    with OutputFolder.open(str(out), num_rows=1, config_hash="c", input_fingerprint="f"):
+        result = vasuki("check", job)
+    assert result.exit_code == 5
+    assert "is in use by process" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert vasuki("check", job).exit_code == 0
+
+
+def test_layouts_are_simulated_with_their_bubbles(lengths: Path, tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    arguments = ("simulate", lengths, *SHAPE, "--gpu", "a100", "--policy", "orca", "--set", f"output.path={out}")
+    one, cut, replicated = (
+        json.loads(vasuki(*arguments, *options, "--json").stdout)[0]
+        for options in ((), ("--pipeline-parallel-size", 4), ("--tp", 2, "--dp", 2))
+    )
+    assert one["layout"] == {"tensor_parallel": 1, "pipeline_parallel": 1, "data_parallel": 1, "gpus": 1}
+    assert cut["layout"]["gpus"] == replicated["layout"]["gpus"] == 4
+    assert one["bubbles"]["share"] == replicated["bubbles"]["share"] == 0 < cut["bubbles"]["share"] < 1
+    assert cut["bubbles"]["micro_batch_s"]["max"] >= cut["bubbles"]["micro_batch_s"]["mean"] > 0
+    for run in (one, cut, replicated):
+        assert run["makespan_s"] > run["lower_bound_s"]
+        assert run["cost"]["gpu_hours"] == pytest.approx(run["makespan_s"] * run["layout"]["gpus"] / 3600)
+        assert run["requests"] == 60
+    assert sorted(folder.name for folder in out.iterdir()) == ["a100", "a100-pp4", "a100-tp2-dp2"]
+    assert json.loads((out / "a100-pp4" / "manifest.json").read_text())["device"]["count"] == 4
+    assert vasuki("report", *out.iterdir()).exit_code == 0
+    text = vasuki(*arguments, "--pp", 4, "--explain").stdout
+    assert all(words in text for words in ("4 GPUs", "micro-batch", "a100 pp4: a step of"))
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_explain_splits_a_step(lengths: Path) -> None:
+    text = vasuki("simulate", lengths, *SHAPE, "--gpu", "a10", "--explain").stdout
+    assert all(word in text for word in ("matmuls", "attention", "overhead", "copies hidden", "decodes"))
+
+
+MISTAKES = {
+    "unknown gpu": (("plan", "LENGTHS", *SHAPE, "--gpu", "a11"), 4, "a10"),
+    "unknown shape": (("plan", "LENGTHS", "--set", "model.shape=llama-3-8c"), 4, "llama-3-8b"),
+    "unknown policy": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a10", "--policy", "vllmm"), 2, "vllm"),
+    "too large": (("plan", "LENGTHS", "--set", "model.shape=llama-3-70b", "--gpu", "a10"), 4, "llama-3-70b"),
+    "heads": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--tp", "3"), 4, "32 heads"),
+    "stages": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--pp", "64"), 4, "32 layers"),
+    "no replica": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--dp", "0"), 4, "at least 1"),
+    "no link": (
+        ("simulate", "LENGTHS", *SHAPE, "--set", "model.dtype=bfloat16", "--gpu", "cpu", "--tp", "2"),
+        4,
+        "interconnect",
+    ),
+    "padded": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--policy", "static", "--pp", "2"), 2, "pads"),
+    "streams": (
+        ("simulate", "LENGTHS", *SHAPE, "--set", "kv.offload=stream", "--pp", "2", "--gpu", "a100"),
+        2,
+        "stream",
+    ),
+    "no file": (("plan", "nowhere.csv", *SHAPE), 4, "nowhere.csv"),
+    "no job": (("run", "nowhere.yaml"), 2, "nowhere.yaml"),
+    "no run": (("report", "nowhere"), 4, "nowhere"),
+    "nothing to report": (("report",), 2, "--history"),
+    "set without value": (("plan", "LENGTHS", "--set", "model"), 2, "key.path=value"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_gets_one_line_and_its_exit_code(name: str, lengths: Path) -> None:
+    arguments, exit_code, words = MISTAKES[name]
+    result = vasuki(*(str(lengths) if word == "LENGTHS" else word for word in arguments))
+    assert result.exit_code == exit_code, result.output
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_wrong_columns_and_no_rows_are_told(tmp_path: Path) -> None:
+    for text, words in (("a,b\n1,2\n", "num_prefill_tokens"), ("num_prefill_tokens,num_decode_tokens\n", "no rows")):
+        (tmp_path / "lengths.csv").write_text(text)
+        result = vasuki("plan", tmp_path / "lengths.csv", *SHAPE)
+        assert result.exit_code == 4
+        assert words in result.stderr
+
+
+def test_init_writes_a_job_that_only_lacks_a_model(tmp_path: Path, tiny_model: Path) -> None:
+    folder = tmp_path / "my-job"
+    assert vasuki("init", folder).exit_code == 0
+    assert vasuki("check", folder / "job.yaml").exit_code == 4
+    assert vasuki("check", folder / "job.yaml", "--set", f"model.path={tiny_model}").exit_code == 0
+    assert vasuki("init", folder).exit_code == 2
+
+
+def test_every_command_explains_itself_with_an_example() -> None:
+    for name in main.commands:
+        text = vasuki(name, "--help").stdout
+        assert "Example:" in text, name
+    assert "did you mean" in vasuki("repot").stderr.lower()
+
+
+def test_forecasts_need_no_torch(lengths: Path) -> None:
+    code = (
+        "import sys; from vasuki.commands.cli import main\n"
+        f"main(['plan', {str(lengths)!r}, '--set', 'model.shape=llama-3-8b', '--gpu', 'a10'], standalone_mode=False)\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_the_job_reference_is_current() -> None:
+    script = Path(__file__).resolve().parents[2] / "scripts" / "docs" / "job_reference.py"
+    subprocess.run([sys.executable, str(script), "--check"], check=True)

@@ -1,0 +1,77 @@
+"""Every claim of docs/reproduction.md runs at toy size, and its table and data agree. Figures are not asserted here,
+but for those that depend on the cost model alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts" / "reproduce"))  # where the script finds its parts
+
+import reproduce  # noqa: E402
+import reproduce_sarathi  # noqa: E402
+import reproduce_vasuki  # noqa: E402
+from reproduce_table import Options  # noqa: E402
+
+TOY = Options(scale=0.001)
+
+
+@pytest.mark.parametrize("name", reproduce.CLAIMS)
+def test_claim_runs(name: str) -> None:
+    table = reproduce.CLAIMS[name](TOY)
+    assert table.rows
+    assert len(table.rows) == len(table.figures)
+    assert len(table.markdown().splitlines()) == len(table.rows) + 4
+    for row in table.figures:
+        assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
+    assert reproduce.CLAIMS[name](TOY).figures == table.figures
+
+
+def test_every_claim_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    missing = [name for name in reproduce.CLAIMS if f"`{name}`" not in page]
+    assert not missing
+
+
+def test_the_script_ends_with_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "sarathi-tiles", "sarathi-decode", "--quick"])
+    reproduce.main()
+    *tables, last = capsys.readouterr().out.splitlines()
+    assert [line for line in tables if line.startswith("`sarathi-tiles`")]
+    assert json.loads(last)["claims"].keys() == {"sarathi-tiles", "sarathi-decode"}
+
+
+def test_a_folder_without_the_trace_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "prepacking-batch", "--data", str(tmp_path)])
+    with pytest.raises(SystemExit) as stopped:
+        reproduce.main()
+    assert stopped.value.code == 4
+    assert "arxiv_summarization_lengths.csv" in capsys.readouterr().err
+
+
+def test_one_token_past_a_tile() -> None:
+    *_, last = reproduce_sarathi.figure_7(TOY).figures
+    before = reproduce_sarathi.figure_7(TOY).figures[-2]
+    assert 1.25 < last["ms"] / before["ms"] < 1.40  # type: ignore[operator]
+
+
+def test_a_piggybacked_decode_is_an_order_cheaper() -> None:
+    _, alone, beside = reproduce_sarathi.table_2(TOY).figures
+    assert alone["decode_ms"] > 6 * beside["decode_ms"]  # type: ignore[operator]
+
+
+def test_thirty_layers_hide_behind_a_step_but_not_behind_layers() -> None:
+    for row in reproduce_vasuki.layers(TOY).figures:
+        assert row["ring_against_step"] == 30
+        assert row["ring"] == 0
+
+
+def test_percentiles_weigh_steps() -> None:
+    assert reproduce_vasuki.percentiles([5, 1, 9], [1, 98, 1], (1, 50, 99, 100)) == [1, 1, 5, 9]
