@@ -245,9 +245,9 @@ On CUDA recurrences are several times as fast with the kernels that transformers
 mamba-ssm and causal-conv1d; a run names those that a model lacks.
 
 `scripts/docs/model_survey.py --write` makes this page. It builds every causal model of transformers in a tiny form,
-with random weights and whatever else its configuration has by default, and compares greedy tokens in float32 with those of
-`generate`: prompts whole and in chunks, by torch's operators and by the kernels that a CPU is given. Names are those of
-`model_type` in config.json, findings those with transformers {transformers.__version__}.
+with random weights and whatever else its configuration has by default, and compares greedy tokens in float32 with
+those of `generate`: prompts whole and in chunks, by torch's operators and by the kernels that a CPU is given. Names
+are those of `model_type` in config.json, findings those with transformers {transformers.__version__}.
 
 ## Served: {len(served)}
 
