@@ -35,7 +35,7 @@ from vasuki.hf.loading.load_model import prepare
 from vasuki.models.config_json import shape_from_config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "hf"))
-tiny: Any = importlib.import_module("models")  # the random models of the golden tests, and how they are run
+tiny: Any = importlib.import_module("tiny_models")  # the random models of the golden tests, and how they are run
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 _SECONDS = 60  # for one model; more means that no tiny form was found
