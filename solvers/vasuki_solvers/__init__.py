@@ -1,22 +1,20 @@
 """Ordering and packing items that grow while they run, so that the last one ends as early as possible.
 
     items           Item, Instance: what has to run and what it has to fit into; the model, in one formula
-    occupancy       the growth-aware peak of what runs, and the profile of a plan
+    occupancy       the growth-aware peak of what runs, and the profile of a schedule
     bounds          lower bounds on the makespan, each with its argument
-    potentials      a bound that sees growth, proved by a potential for every state of the memory
-    potential_lp    the best potentials for tens of items, by linear programming (needs highspy)
-    beam            shorter plans for tens of items of which few run at once, guided by potentials
-    plan, verify    Plan: start steps, makespan and gap; a referee that replays it step by step
+    schedule        Schedule: start steps, makespan and gap
+    verify          a referee that replays a schedule step by step
     forward         list scheduling in the present: what an online step scheduler makes of an order
     reverse         list scheduling backwards in time, where items shrink: the decoder behind the next two
-    greedy          orders and plans for any number of items; first come, first served as the baseline
-    local_search    better plans for hundreds to thousands of items
+    greedy          orders and schedules for any number of items; first come, first served as the baseline
+    local_search    better schedules for hundreds to thousands of items
+    milp            the best schedules, and proofs, for tens of items (import it by name: it alone needs PuLP)
     holdings        what an exact model sees of the items
-    cp_sat          best plans, and proofs, for tens of items: a constraint model, in a process that has OR-Tools
-    milp            the same with linear models, or through cp_sat (import it by name: it alone needs PuLP)
+    cp_sat          the constraint solver that milp asks where OR-Tools is installed, in a process of its own
     packing         lengths into the fewest bins
     prefix          prompts that begin alike, and what running them together saves
-    errors          what all of these raise
+    exceptions      what all of these raise
 
 Plain Python and numpy. Nothing here knows what an item computes: its prompt is a size, its duration a number of steps.
 """
@@ -24,16 +22,16 @@ Plain Python and numpy. Nothing here knows what an item computes: its prompt is 
 from __future__ import annotations
 
 from vasuki_solvers.bounds import Bound, lower_bound
-from vasuki_solvers.errors import (
+from vasuki_solvers.exceptions import (
     HorizonTooLong,
     InfeasibleItem,
     InvalidItem,
-    InvalidPlan,
+    InvalidSchedule,
     SolverError,
     UnsupportedLimit,
 )
 from vasuki_solvers.forward import forward_schedule
-from vasuki_solvers.greedy import fifo_plan, greedy_order, greedy_plan
+from vasuki_solvers.greedy import fifo_schedule, greedy_order, greedy_schedule
 from vasuki_solvers.items import Instance, Item
 from vasuki_solvers.local_search import local_search
 from vasuki_solvers.occupancy import future_peak, occupancy_profile
@@ -46,9 +44,9 @@ from vasuki_solvers.packing import (
     first_fit_decreasing,
     pack_exact,
 )
-from vasuki_solvers.plan import Plan
 from vasuki_solvers.prefix import PrefixGroup, group_together, prefix_groups, shared_prefixes, sharing_steps
 from vasuki_solvers.reverse import reverse_schedule
+from vasuki_solvers.schedule import Schedule
 from vasuki_solvers.verify import verify
 
 __all__ = [
@@ -57,23 +55,23 @@ __all__ = [
     "InfeasibleItem",
     "Instance",
     "InvalidItem",
-    "InvalidPlan",
+    "InvalidSchedule",
     "Item",
     "Packing",
-    "Plan",
     "PrefixGroup",
+    "Schedule",
     "SolverError",
     "UnsupportedLimit",
     "best_fit",
     "best_fit_decreasing",
     "bins_bound",
-    "fifo_plan",
+    "fifo_schedule",
     "first_fit",
     "first_fit_decreasing",
     "forward_schedule",
     "future_peak",
     "greedy_order",
-    "greedy_plan",
+    "greedy_schedule",
     "group_together",
     "local_search",
     "lower_bound",

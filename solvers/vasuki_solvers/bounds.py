@@ -1,4 +1,4 @@
-"""Lower bounds on the makespan: no plan is shorter, whatever the algorithm.
+"""Lower bounds on the makespan: no schedule is shorter, whatever the algorithm.
 
 Each function states its argument. `lower_bound` takes the largest and says which one binds.
 """
@@ -20,7 +20,7 @@ MAX_CROWD = 16
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """No plan takes fewer than `steps` steps, by the argument called `reason`."""
+    """No schedule takes fewer than `steps` steps, by the argument called `reason`."""
 
     steps: int
     reason: str
@@ -99,7 +99,7 @@ def prefill_bound(instance: Instance) -> int:
 
 
 def energetic_bound(instance: Instance, *, at_least: int = 1, grid_points: int | None = None) -> int:
-    """If the plan ended by step M, each item would have to spend a least amount of token-steps inside any window
+    """If the schedule ended by step M, each item would have to spend a least amount of token-steps inside any window
     [a, b), and the sum of these must fit into (b - a) x capacity. An M for which some window overflows is refuted, and
     M + 1 is a bound (energetic reasoning).
 

@@ -1,4 +1,4 @@
-"""Exact plans for small sets, by constraint programming. The only module that imports OR-Tools.
+"""Exact schedules for small sets, by constraint programming. The only module that imports OR-Tools.
 
 An item that grows is a stack of layers, each there from the age at which it is added until the item ends. With a prompt
 of 4 and a duration of 4:
@@ -9,10 +9,10 @@ of 4 and a duration of 4:
          1-4   # # # #    the prompt, from age 0
            age 0 1 2 3
 
-So a plan is a set of tasks of fixed length and demand, tied together by the starts of their items, on one cumulative
-resource. There is no variable for a step, and from every dead end the solver learns a clause over bounds of starts
-(lazy clause generation; Schutt, Feydy, Stuckey and Wallace, "Explaining the cumulative propagator", Constraints 16,
-2011). That is why it proves in seconds what time-indexed variables leave open, whoever solves them (docs/LOG.md).
+So a schedule is a set of tasks of fixed length and demand, tied together by the starts of their items, on one
+cumulative resource. There is no variable for a step, and from every dead end the solver learns a clause over bounds of
+starts (lazy clause generation; Schutt, Feydy, Stuckey and Wallace, "Explaining the cumulative propagator", Constraints
+16, 2011). That is why it proves in seconds what time-indexed variables leave open, whoever solves them (docs/LOG.md).
 
 OR-Tools and highspy each bring a HiGHS of their own, of different versions under one name, and a process can load only
 one of them. So this module is also a program, `python -m vasuki_solvers.cp_sat`: a question in JSON on each line in, an
@@ -35,29 +35,31 @@ import numpy as np
 from vasuki_solvers.holdings import Holdings
 from vasuki_solvers.items import Ints
 
-GRACE_S = 5.0  # after the time limit, for a solver that looks at its clock too rarely
+START_S = 1.0  # what the process takes to start and to load OR-Tools
+SOLVING_SHARE = 0.9  # of the time limit; the rest is for a solver that looks at its clock too rarely
 
 
-def shortest_plan(
+def shortest_schedule(
     holdings: Holdings, known: Ints, bound: int, *, threads: int, time_limit_s: float
 ) -> tuple[Ints, int]:
-    """The best starts found, [num_items], and a proved lower bound on the makespan: those known, or better.
+    """Returns the best starts found, [num_items], and a proved lower bound on the makespan: those known, or better.
 
-    A solver that fails leaves them as they were, and so does one that runs out of time with nothing to show.
+    A solver that fails leaves them as they were, and so does one that runs out of time with nothing to show. Where the
+    time limit leaves none after the start of the process, it is not asked.
     """
     less_than = holdings.makespan(known)
-    if bound == less_than or time_limit_s <= 0:
+    if bound == less_than or time_limit_s <= START_S:
         return known, bound
     try:
-        [(starts, proved)] = ask([question(holdings, bound, less_than, threads, time_limit_s)], time_limit_s + GRACE_S)
+        [(starts, proved)] = ask([question(holdings, bound, less_than, threads, time_limit_s)], time_limit_s)
     except (OSError, subprocess.SubprocessError):
         return known, bound
     return known if starts is None else np.array(starts, np.int64), proved
 
 
 def question(holdings: Holdings, at_least: int, less_than: int, threads: int, time_limit_s: float) -> dict[str, Any]:
-    """Of all plans shorter than `less_than`, which is the shortest? `at_least` is a bound, and no less than the longest
-    item, and smaller than `less_than`."""
+    """The question in JSON: of all schedules shorter than `less_than`, which is the shortest? `at_least` is a bound,
+    and no less than the longest item, and smaller than `less_than`."""
     return {
         "tokens": [tokens.tolist() for tokens in holdings.tokens],
         "durations": holdings.durations,
@@ -67,12 +69,12 @@ def question(holdings: Holdings, at_least: int, less_than: int, threads: int, ti
         "at_least": at_least,
         "less_than": less_than,
         "threads": threads,
-        "deadline": time.time() + time_limit_s,
+        "deadline": time.time() + SOLVING_SHARE * time_limit_s,
     }
 
 
 def ask(questions: list[dict[str, Any]], timeout_s: float) -> list[Any]:
-    """The `answer` to each question, from a process that has OR-Tools.
+    """Ask a process that has OR-Tools for the `answer` to each question.
 
     Raises OSError or subprocess.SubprocessError when there is no such process, or when it fails or takes too long.
     """
@@ -89,7 +91,7 @@ def ask(questions: list[dict[str, Any]], timeout_s: float) -> list[Any]:
 
 
 def answer(question: dict[str, Any]) -> tuple[list[int] | None, int]:
-    """The starts of the best plan found, None if there is none, and a bound that no plan is shorter than."""
+    """Returns the starts of the best schedule found, None if there is none, and a lower bound on every makespan."""
     from ortools.sat.python import cp_model
 
     tokens, durations, less_than = question["tokens"], question["durations"], question["less_than"]

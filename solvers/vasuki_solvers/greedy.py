@@ -1,9 +1,9 @@
-"""Greedy orders and plans: in O(n log n), a few per cent from the lower bound on large sets.
+"""Greedy orders and schedules: in O(n log n), a few per cent from the lower bound on large sets.
 
 Two schedulers can execute an order, and they want different ones.
 
 A scheduler that follows start steps (`reverse`) keeps the memory full with almost any order; longest first ends the
-plan with all long items side by side. `greedy_plan` decodes a few such orders and keeps the shortest.
+schedule with all long items side by side. `greedy_schedule` decodes a few such orders and keeps the shortest.
 
 A scheduler that lives in the present (`forward`) starts everything as early as it can. If it is given the longest items
 first, items of one length run side by side, grow together and end together, and the memory stands half empty while the
@@ -17,8 +17,8 @@ import numpy as np
 from vasuki_solvers.bounds import Bound, lower_bound
 from vasuki_solvers.forward import forward_schedule
 from vasuki_solvers.items import Instance, Ints
-from vasuki_solvers.plan import Plan
 from vasuki_solvers.reverse import ReverseDecoder
+from vasuki_solvers.schedule import Schedule
 
 LOOKAHEAD = 16
 PORTFOLIO_MAX_ITEMS = 50_000
@@ -27,13 +27,13 @@ SPREADS = ((0.8, 1.0), (0.9, 1.0), (1.1, 1.0), (0.9, 1.5), (1.1, 1.25), (1.1, 2.
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
-def fifo_plan(instance: Instance, *, bound: Bound | None = None) -> Plan:
+def fifo_schedule(instance: Instance, *, bound: Bound | None = None) -> Schedule:
     """First come, first served by the forward scheduler: the baseline."""
     starts, waits = forward_schedule(instance, range(len(instance)))
-    return Plan.build(instance, starts, waits, "fifo", bound)
+    return Schedule.build(instance, starts, waits, "fifo", bound)
 
 
-def greedy_plan(instance: Instance, *, bound: Bound | None = None) -> Plan:
+def greedy_schedule(instance: Instance, *, bound: Bound | None = None) -> Schedule:
     """Start steps for every item: the shortest of a few reverse schedules.
 
     O(n log n). Beyond 50,000 items only one is built, longest first, which takes several seconds for a million.
@@ -50,15 +50,16 @@ def greedy_plan(instance: Instance, *, bound: Bound | None = None) -> Plan:
             spread_order(instance, int(0.9 * bound.steps)),
         ]
         if instance.prefill_tokens_per_step is not None:
-            # Shortest first puts the longest items at the start of the plan: the best end for a busy prefill budget.
+            # Shortest first puts the longest items at the start of the schedule: the best end for a busy prefill
+            # budget.
             orders.append(longest_first[::-1])
-    best: Plan | None = None
+    best: Schedule | None = None
     for order in orders:
         for lookahead in lookaheads:
             starts, waits = decoder.decode(order.tolist(), lookahead=lookahead)
-            plan = Plan.build(instance, starts, waits, "greedy", bound)
-            if best is None or plan.makespan < best.makespan:
-                best = plan
+            schedule = Schedule.build(instance, starts, waits, "greedy", bound)
+            if best is None or schedule.makespan < best.makespan:
+                best = schedule
             if best.optimal:
                 return best
     assert best is not None
@@ -87,8 +88,8 @@ def greedy_order(instance: Instance, *, bound: Bound | None = None) -> Ints:
 
 
 def spread_order(instance: Instance, steps: int, *, head_start: float = 1.0) -> Ints:
-    """[num_items] the items by a target start, which is spread evenly over the `steps` of the plan, but no later than
-    the item can start to end in time:
+    """[num_items] the items by a target start, which is spread evenly over the `steps` of the schedule, but no later
+    than the item can start to end in time:
 
         target_i = min(u_i x steps, steps - head_start x duration_i),
 

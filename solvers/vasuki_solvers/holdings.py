@@ -12,8 +12,11 @@ from vasuki_solvers.items import Instance, Ints
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """tokens: for each item, the tokens it holds at each age, in steps; never fewer than at the age before.
-    durations: ages after which each item has ended; it may hold its tokens for longer (`static_holdings`)."""
+    """What the items hold, and the limits that they share.
+
+    tokens: for each item, the tokens it holds at each age, in steps; never fewer than at the age before. durations:
+    steps after which each item has ended; it may hold its tokens for longer (`static_holdings`).
+    """
 
     tokens: list[Ints]
     durations: list[int]
@@ -27,22 +30,29 @@ class Holdings:
     def makespan(self, starts: Ints) -> int:
         return int((starts + np.asarray(self.durations)).max())
 
+    def num_coefficients(self, starts: Ints) -> int:
+        """How many coefficients a model has with a variable for every item and step, up to the end of this schedule."""
+        horizon = self.makespan(starts)
+        return sum(
+            len(tokens) * (horizon - duration + 1) for tokens, duration in zip(self.tokens, self.durations, strict=True)
+        )
+
     def identical(self) -> list[list[int]]:
-        """The items in groups that hold the same at every age. Which of a group starts first makes no difference."""
+        """The items, grouped by what they hold at every age. Which item of a group starts first makes no difference."""
         groups: dict[bytes, list[int]] = defaultdict(list)
         for i, tokens in enumerate(self.tokens):
             groups[tokens.tobytes()].append(i)
         return list(groups.values())
 
     def in_order(self, starts: Ints) -> Ints:
-        """[num_items] the same plan, in which identical items start in the order of their numbers."""
+        """[num_items] the starts of the same schedule when identical items start in the order of their numbers."""
         ordered = starts.copy()
         for group in self.identical():
             ordered[group] = np.sort(starts[group])
         return ordered
 
     def list_schedule(self, order: Ints) -> Ints:
-        """[num_items] starts of a feasible plan: each item in turn at the earliest step at which it fits."""
+        """[num_items] starts of a feasible schedule: each item in turn at the earliest step at which it fits."""
         horizon = sum(map(len, self.tokens))
         room = np.full(horizon, self.capacity, np.int64)
         places = np.full(horizon, self.max_parallel or len(order), np.int64)
@@ -58,25 +68,12 @@ class Holdings:
 
 
 def growing_holdings(instance: Instance) -> Holdings:
-    """The items as they are: prompt + age."""
+    """The items as they are hold prompt + age."""
     tokens = [item.prompt + np.arange(item.duration) for item in instance.items]
     return Holdings(tokens, instance.durations.tolist(), instance.capacity, instance.max_parallel)
 
 
-def coarse_holdings(instance: Instance, width: int) -> Holdings:
-    """`width` steps as one: durations rounded up, and in each coarse step the most that is held in it.
-
-    A plan in coarse steps is feasible in fine ones, since every item holds no more, and no longer, than it says here.
-    """
-    durations = (-(-instance.durations // width)).tolist()
-    tokens = [
-        item.prompt + np.minimum(item.duration, width * np.arange(1, coarse + 1)) - 1
-        for item, coarse in zip(instance.items, durations, strict=True)
-    ]
-    return Holdings(tokens, durations, instance.capacity, instance.max_parallel)
-
-
 def static_holdings(instance: Instance) -> Holdings:
-    """Appendix A of the Vasuki paper: the largest size S_i throughout, and present for one step after the end."""
+    """In Appendix A of the Vasuki paper, items hold their largest size S_i throughout and for one step longer."""
     tokens = [np.full(item.duration + 1, item.peak, np.int64) for item in instance.items]
     return Holdings(tokens, instance.durations.tolist(), instance.capacity, instance.max_parallel)

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from vasuki_solvers.errors import InfeasibleItem, InvalidItem
+from vasuki_solvers.exceptions import InfeasibleItem, InvalidItem
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -125,7 +125,7 @@ class Instance:
 
 
 def _positive(values: Sequence[int] | NDArray[Any], name: str) -> Ints:
-    """`values` as a read-only int64 vector. Raises InvalidItem unless all are whole and positive."""
+    """Return `values` as a read-only int64 vector. Raises InvalidItem unless all are whole and positive."""
     array = np.asarray(values)
     if array.ndim != 1:
         raise InvalidItem(f"{name} must be one-dimensional, not of shape {array.shape}")

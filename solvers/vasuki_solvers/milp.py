@@ -1,15 +1,15 @@
-"""Exact plans for small sets, by mixed-integer linear programming. The only module that imports PuLP.
+"""Exact schedules for small sets, by mixed-integer linear programming. The only module that imports PuLP.
 
 Where OR-Tools is installed, its constraint solver is asked instead, which proves far more (`cp_sat`).
 
-Two formulations, after Appendix A (Algorithm 3) of the Vasuki paper:
+There are two formulations, after Appendix A (Algorithm 3) of the Vasuki paper:
 
 `growing`, the default, holds what an item really holds at each age. Start variables are all it needs: x[i, s] = 1 when
 item i starts at step s.
 
 `static` is the appendix as printed, with its exit and presence variables e and y substituted by the starts that define
 them: an item holds its largest size from start to end, and one step longer ("presence" subtracts only the exits before
-step t). Its plans are feasible but longer; it is here to be compared with.
+step t). Its schedules are feasible but longer; it is here to be compared with.
 """
 
 from __future__ import annotations
@@ -24,112 +24,72 @@ import numpy as np
 import pulp
 
 from vasuki_solvers import cp_sat
-from vasuki_solvers.beam import beam_search
 from vasuki_solvers.bounds import Bound
-from vasuki_solvers.errors import UnsupportedLimit
-from vasuki_solvers.greedy import greedy_plan
-from vasuki_solvers.holdings import Holdings, coarse_holdings, growing_holdings, static_holdings
+from vasuki_solvers.exceptions import UnsupportedLimit
+from vasuki_solvers.greedy import greedy_schedule
+from vasuki_solvers.holdings import Holdings, growing_holdings, static_holdings
 from vasuki_solvers.items import Instance, Ints
 from vasuki_solvers.local_search import local_search
-from vasuki_solvers.plan import Plan
-from vasuki_solvers.potential_lp import best_potentials
-from vasuki_solvers.reverse import reverse_schedule
+from vasuki_solvers.schedule import Schedule
 
-MAX_VARIABLES = 40_000
+MAX_COEFFICIENTS = 200_000  # of a MILP: PuLP takes about half a second to state so many
 WARM_START_ITERATIONS = 3_000
 WARM_START_SHARE = 0.2  # of the time limit, at most
-POTENTIALS_SHARE = 0.2  # likewise, for a better bound and what it leads to
-REFUTATION_SHARE = 0.7  # of the time that is left: refute short makespans before looking for a shorter plan
+REFUTATION_SHARE = 0.7  # of the time that is left: refute short makespans before looking for a shorter schedule
 
 SolverName = Literal["cp-sat", "highs", "cbc"]
 
 
-def milp_plan(
+def milp_schedule(
     instance: Instance,
     *,
     time_limit_s: float = 60.0,
     threads: int = 2,
     formulation: Literal["growing", "static"] = "growing",
     solver: SolverName | Literal["auto", "none"] = "auto",
-    max_variables: int = MAX_VARIABLES,
     seed: int = 0,
-) -> Plan:
-    """The best plan found in `time_limit_s`, with the best bound: `plan.optimal` says whether it is proved.
+) -> Schedule:
+    """The best schedule found in `time_limit_s`, with the best bound: `schedule.optimal` says whether it is proved.
 
-    Greedy, local search, the bound of `potentials` and its beam search come first. Their plan is the answer whenever
-    nothing shorter is found, and so also when no solver is installed ("auto" takes CP-SAT, else HiGHS, else CBC), when
-    its time is up, or when the items alone are more than `max_variables`. If items x steps are more than that, steps
-    are made coarser, and the plan found in coarse steps is decoded again in fine ones; its bound is then one that was
-    known before, since coarse steps prove nothing.
+    Greedy and local search come first. Their schedule is the answer whenever nothing shorter is found, and so also when
+    no solver is installed ("auto" takes CP-SAT, else HiGHS, else CBC), when its time is up, or when a MILP would have
+    more than `MAX_COEFFICIENTS`.
 
-    `formulation="static"` returns the plan of the paper's own model, even where it is longer than greedy's.
+    `formulation="static"` returns the schedule of the paper's own model, even where it is longer than greedy's.
 
     Raises UnsupportedLimit for an instance with a prefill budget, which the model doesn't have.
     """
     if instance.prefill_tokens_per_step is not None:
         raise UnsupportedLimit("the MILP has no prefill budget: use local_search, or leave that limit out")
     deadline = time.perf_counter() + time_limit_s
-    plan = local_search(
-        greedy_plan(instance),
+    known = local_search(
+        greedy_schedule(instance),
         iterations=WARM_START_ITERATIONS,
         time_budget_s=time_limit_s * WARM_START_SHARE,
         seed=seed,
     )
     backend = _backend(solver)
-    if backend is None or not 0 < len(instance) <= max_variables or (plan.optimal and formulation == "growing"):
-        return plan
-    plan = _with_potentials(plan, threads, min(POTENTIALS_SHARE * time_limit_s, deadline - time.perf_counter()))
-    if plan.optimal and formulation == "growing":
-        return plan
+    if backend is None or not len(instance) or (known.optimal and formulation == "growing"):
+        return known
     search = _Search(backend, threads, deadline)
     kind = "constraints" if backend == "cp-sat" else "milp"
 
     if formulation == "static":
         holdings = static_holdings(instance)
-        first = holdings.list_schedule(plan.order)
-        starts, _ = search.run(holdings, first, holdings.longest)
-        return Plan.build(instance, starts, None, f"{kind}, static ({backend})", plan.bound)
+        starts, _ = search.run(holdings, holdings.list_schedule(known.order), holdings.longest)
+        return Schedule.build(instance, starts, None, f"{kind}, static ({backend})", known.bound)
 
-    width = 1
-    holdings = growing_holdings(instance)
-    first = plan.starts
-    while len(instance) * holdings.makespan(first) > max_variables:
-        width *= 2
-        holdings = coarse_holdings(instance, width)
-        first = holdings.list_schedule(plan.order)
-    starts, proved = search.run(holdings, first, plan.bound.steps if width == 1 else holdings.longest)
-    if width > 1:
-        # Times `width`, the starts are feasible; decoded by their ends, the plan loses what the rounding cost.
-        ends = starts * width + instance.durations
-        starts, _ = reverse_schedule(instance, np.argsort(-ends, kind="stable"))
-        proved = plan.bound.steps
-    method = f"{kind} ({backend})" if width == 1 else f"{kind} in steps of {width} ({backend})"
-    bound = Bound(proved, kind) if proved > plan.bound.steps else plan.bound
-    found = Plan.build(instance, starts, None, method, bound)
-    if found.makespan < plan.makespan:
+    starts, proved = search.run(growing_holdings(instance), known.starts, known.bound.steps)
+    bound = Bound(proved, kind) if proved > known.bound.steps else known.bound
+    found = Schedule.build(instance, starts, None, f"{kind} ({backend})", bound)
+    if found.makespan < known.makespan:
         return found
-    return Plan.build(instance, plan.starts, None, plan.method, bound)
-
-
-def _with_potentials(plan: Plan, threads: int, time_limit_s: float) -> Plan:
-    """The same plan, or a shorter one, with the bound of the best potentials where that is larger."""
-    deadline = time.perf_counter() + time_limit_s
-    if plan.optimal or time_limit_s <= 0:
-        return plan
-    potentials = best_potentials(plan.instance, threads=threads, time_limit_s=time_limit_s)
-    if potentials is None:
-        return plan
-    steps = potentials.bound(plan.instance)
-    if steps > plan.bound.steps:
-        plan = Plan.build(plan.instance, plan.starts, plan.waits, plan.method, Bound(steps, "growth"))
-    if plan.optimal:
-        return plan
-    return beam_search(plan, potentials, deadline=deadline)[0]  # proofs are left to the solver
+    return Schedule.build(instance, known.starts, None, known.method, bound)
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Solver, threads and deadline (on the performance counter) of one search."""
+    """One search by one solver, which ends at `deadline` on the performance counter."""
 
     backend: SolverName
     threads: int
@@ -140,13 +100,15 @@ class _Search:
 
         CP-SAT is asked once. For the others the linear relaxation is no help: fractions of items fill the memory
         evenly, and it can't exceed the area bound. Refuting single makespans is what works, as the shortest ones are
-        refuted the fastest. So first, from below: is there a plan of `bound` steps? Each "no" raises the bound by one,
-        and the first "yes" is optimal. If an answer takes too long then, from above: minimise, starting from the best
-        plan known.
+        refuted the fastest. So first, from below: is there a schedule of `bound` steps? Each "no" raises the bound by
+        one, and the first "yes" is optimal. If an answer takes too long then, from above: minimise, starting from the
+        best schedule known.
         """
         if self.backend == "cp-sat":
             time_limit_s = self.deadline - time.perf_counter()
-            return cp_sat.shortest_plan(holdings, starts, bound, threads=self.threads, time_limit_s=time_limit_s)
+            return cp_sat.shortest_schedule(holdings, starts, bound, threads=self.threads, time_limit_s=time_limit_s)
+        if holdings.num_coefficients(starts) > MAX_COEFFICIENTS:
+            return starts, bound
         refute_until = time.perf_counter() + REFUTATION_SHARE * (self.deadline - time.perf_counter())
         while bound < holdings.makespan(starts):
             outcome = self._solve(_Model(holdings, horizon=bound), None, refute_until)
@@ -164,7 +126,7 @@ class _Search:
         return starts, bound
 
     def _solve(self, model: _Model, start: Ints | None, deadline: float) -> _Outcome:
-        """Solve `model` until `deadline`, from the plan `start` where the solver takes one."""
+        """Solve `model` until `deadline`, from the schedule `start` where the solver takes one."""
         time_limit_s = deadline - time.perf_counter()
         if time_limit_s <= 0:
             return _Outcome(None, complete=False, bound=0)
@@ -184,7 +146,8 @@ class _Search:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """starts: a plan, if one was found. complete: the answer is proved. bound: on the objective, 0 when unknown."""
+    """What a solver answered. starts: a schedule, if one was found. complete: the answer is proved. bound: on the
+    objective, 0 when unknown."""
 
     starts: Ints | None
     complete: bool
@@ -192,11 +155,11 @@ class _Outcome:
 
 
 class _Model:
-    """The time-indexed model: is there a plan within `horizon` steps, or, given `at_least`, which is the shortest?"""
+    """The time-indexed model: is there a schedule within `horizon` steps? Given `at_least`, which is the shortest?"""
 
     def __init__(self, holdings: Holdings, horizon: int, at_least: int | None = None) -> None:
         items = range(len(holdings.durations))
-        self.problem: Any = pulp.LpProblem("plan", pulp.LpMinimize)
+        self.problem: Any = pulp.LpProblem("schedule", pulp.LpMinimize)
         self.makespan: Any = None
         # x[i, s] in {0, 1}: item i starts at step s. No s lets it end after the horizon.
         x = self.x = [
@@ -240,7 +203,7 @@ class _Model:
         self._holdings = holdings
 
     def set_start(self, starts: Ints) -> None:
-        """Give every variable its value in a plan, with identical items in the order that the model wants."""
+        """Give every variable its value in a schedule, with identical items in the order that the model wants."""
         ordered = self._holdings.in_order(starts)
         for i, variables in enumerate(self.x):
             for s, variable in enumerate(variables):

@@ -1,11 +1,11 @@
-"""Tokens held over time: the growth-aware peak, and the profile of a whole plan."""
+"""Tokens held over time: the growth-aware peak, and the profile of a whole schedule."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vasuki_solvers.errors import HorizonTooLong
+from vasuki_solvers.exceptions import HorizonTooLong
 from vasuki_solvers.items import Instance, Ints
 
 MAX_PROFILE_STEPS = 100_000_000
@@ -49,7 +49,7 @@ def last_step_occupancy(held: ArrayLike, remaining: ArrayLike, waits: ArrayLike 
 
 
 def occupancy_profile(instance: Instance, starts: Ints, waits: Ints, *, max_steps: int = MAX_PROFILE_STEPS) -> Ints:
-    """[makespan] tokens held in each step of a plan, by second differences: O(num_items + makespan).
+    """[makespan] tokens held in each step of a schedule, by second differences: O(num_items + makespan).
 
     starts, waits: [num_items]. Raises HorizonTooLong beyond `max_steps`.
     """
@@ -57,7 +57,7 @@ def occupancy_profile(instance: Instance, starts: Ints, waits: Ints, *, max_step
     ends = grows_from + instance.durations
     makespan = int(ends.max(initial=0))
     if makespan > max_steps:
-        raise HorizonTooLong(f"a plan of {makespan} steps is too long for a profile of at most {max_steps}")
+        raise HorizonTooLong(f"a schedule of {makespan} steps is too long for a profile of at most {max_steps}")
     level = np.zeros(makespan + 1, np.int64)  # jumps of the occupancy
     slope = np.zeros(makespan + 2, np.int64)  # jumps of its growth per step
     np.add.at(level, starts, instance.prompts)

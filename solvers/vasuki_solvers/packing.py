@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vasuki_solvers.errors import InfeasibleItem, InvalidItem
+from vasuki_solvers.exceptions import InfeasibleItem, InvalidItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Packing:
 
 
 def first_fit(lengths: Sequence[int], capacity: int, *, max_items: int | None = None) -> Packing:
-    """Each item in turn into the first bin with room. O(n log n), by a tournament over the room in every bin."""
+    """Put each item in turn into the first bin with room. O(n log n), by a tournament over the room in every bin."""
     limit = _check(lengths, capacity, max_items)
     bins: list[list[int]] = []
     leaves = 1 << max(0, len(lengths) - 1).bit_length()
@@ -58,7 +58,7 @@ def first_fit(lengths: Sequence[int], capacity: int, *, max_items: int | None = 
 
 
 def best_fit(lengths: Sequence[int], capacity: int, *, max_items: int | None = None) -> Packing:
-    """Each item in turn into the fullest bin with room."""
+    """Put each item in turn into the fullest bin with room."""
     limit = _check(lengths, capacity, max_items)
     bins: list[list[int]] = []
     open_bins: list[tuple[int, int]] = []  # (room, bin), fullest first
@@ -76,19 +76,19 @@ def best_fit(lengths: Sequence[int], capacity: int, *, max_items: int | None = N
 
 
 def first_fit_decreasing(lengths: Sequence[int], capacity: int, *, max_items: int | None = None) -> Packing:
-    """First fit, longest items first: at most 11/9 of the optimum plus 6/9 of a bin (Dosa, 2007)."""
+    """Apply first fit to the longest items first: at most 11/9 of the optimum plus 6/9 of a bin (Dosa, 2007)."""
     return _decreasing(first_fit, lengths, capacity, max_items)
 
 
 def best_fit_decreasing(lengths: Sequence[int], capacity: int, *, max_items: int | None = None) -> Packing:
-    """Best fit, longest items first."""
+    """Apply best fit to the longest items first."""
     return _decreasing(best_fit, lengths, capacity, max_items)
 
 
 def pack_exact(
     lengths: Sequence[int], capacity: int, *, max_items: int | None = None, max_nodes: int = 100_000
 ) -> Packing:
-    """The fewest bins, by depth-first branch and bound (after Martello and Toth, 1990, 8.5).
+    """Find the fewest bins by depth-first branch and bound (after Martello and Toth, 1990, 8.5).
 
     Items are placed longest first, into every bin with room and at last into a new one; of bins that look the same only
     one is tried, and of equal items the later one goes no further left. A node is cut when its bins, and those that the
@@ -188,7 +188,7 @@ def _packing(bins: list[list[int]], lengths: Sequence[int], capacity: int, max_i
 
 
 def _check(lengths: Sequence[int], capacity: int, max_items: int | None) -> int:
-    """The most items a bin may hold. Raises InvalidItem or InfeasibleItem."""
+    """Return the most items that a bin may hold. Raises InvalidItem or InfeasibleItem."""
     if capacity < 1 or (max_items is not None and max_items < 1):
         raise InvalidItem(f"a bin of capacity {capacity} for at most {max_items} items can't hold anything")
     for i, length in enumerate(lengths):

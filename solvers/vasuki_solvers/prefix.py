@@ -15,18 +15,19 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vasuki_solvers.errors import InvalidItem
+from vasuki_solvers.exceptions import InvalidItem
 from vasuki_solvers.items import Instance, Ints
 
 MAX_BYTES = 100_000_000
 TOKEN_BYTES = 4
 MAX_NESTING = 8
-NODE_BYTES = 600  # of a node beside its tokens, as measured: objects, a dictionary and a list
+NODE_BYTES = 600  # what a node takes beside its tokens, as measured: objects, a dictionary and a list
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroup:
-    """Items, in rising order, that share their first `shared` tokens. subgroups: of those that share yet more."""
+    """Items, in rising order, that share their first `shared` tokens. subgroups: the groups among them that share yet
+    more."""
 
     shared: int
     members: tuple[int, ...]
@@ -40,7 +41,7 @@ class _Node:
     tokens: bytes
     depth: int
     parent: _Node | None
-    children: dict[bytes, _Node] = field(default_factory=dict)  # by the first token of each
+    children: dict[bytes, _Node] = field(default_factory=dict)  # keyed by the first token of each
     members: list[int] = field(default_factory=list)  # items known to share exactly this much with the tree
 
 
@@ -124,7 +125,7 @@ class _RadixTree:
         return leaf
 
     def _split(self, node: _Node, length: int) -> _Node:
-        """Put a node between `node` and its parent that holds the first `length` bytes; that new node."""
+        """Put a node between `node` and its parent that holds the first `length` bytes; return that new node."""
         assert node.parent is not None
         upper = _Node(node.tokens[:length], node.parent.depth + length // TOKEN_BYTES, node.parent)
         node.parent.children[upper.tokens[:TOKEN_BYTES]] = upper
@@ -146,11 +147,12 @@ class _RadixTree:
             self._leaves.move_to_end(parent, last=False)
 
     def groups(self, min_shared: int) -> list[PrefixGroup]:
-        """See `prefix_groups`."""
+        """The answer of `prefix_groups`."""
         return _groups([self._root], min_shared, min_shared, MAX_NESTING)
 
     def prefixes(self, min_shared: int) -> tuple[Ints, list[NDArray[np.int32]]]:
-        """See `shared_prefixes`. Where items meet is a node, and a leaf with a single item has its parent's prefix."""
+        """The answer of `shared_prefixes`. There is a node wherever items meet, and a leaf with a single item has its
+        parent's prefix."""
         prefix_of = np.zeros(self._num_items, np.int64)
         prefixes = [np.zeros(0, np.int32)]
         pending = [(self._root, b"", 0)]  # (node, tokens above it, index of its parent's prefix)
@@ -166,7 +168,7 @@ class _RadixTree:
 
 
 def _groups(pending: list[_Node], depth: int, more: int, nesting: int) -> list[PrefixGroup]:
-    """One group for each topmost node of at least this depth, and subgroups that are deeper by `more`."""
+    """Make a group of each topmost node of at least this depth, with subgroups that are deeper by `more`."""
     groups = []
     while pending:
         node = pending.pop()
@@ -205,9 +207,9 @@ def _shared_bytes(a: bytes, b: bytes) -> int:
 
 
 def group_together(order: Iterable[int], groups: Sequence[PrefixGroup]) -> list[int]:
-    """`order` with every group brought to the place of its first member, and in it every subgroup."""
+    """Bring every group to the place of its first member in `order`, and inside a group every subgroup."""
     group_of = {member: group for group, each in enumerate(groups) for member in each.members}
-    places: dict[int, list[int]] = {}  # of items, and, shifted behind them, of groups: in order of the first member
+    places: dict[int, list[int]] = {}  # keyed by item, or by ~group; in order of the first member
     for item in order:
         places.setdefault(~group_of[item] if item in group_of else item, []).append(item)
     together: list[int] = []
@@ -217,9 +219,9 @@ def group_together(order: Iterable[int], groups: Sequence[PrefixGroup]) -> list[
 
 
 def sharing_steps(instance: Instance, order: Iterable[int], groups: Sequence[PrefixGroup]) -> float:
-    """About how many steps an online scheduler takes for `order` if what a group shares is held once for all of its
-    members that run, and has to be computed again when none does: what bringing groups together saves and spends, in
-    one number.
+    """Count about how many steps an online scheduler takes for `order` if what a group shares is held once for all of
+    its members that run, and has to be computed again when none does: what bringing groups together saves and spends,
+    in one number.
 
     Items start in order as soon as there is room, each at its mean size, so that this takes O(n log n).
     """

@@ -1,14 +1,15 @@
 """List scheduling backwards in time, where items shrink.
 
-Read from its end to its start, a plan is a plan again, in which an item arrives at its peak and gives back a token in
-every step. So once a set of items fits together, it keeps fitting: to admit the next item it is enough to look at the
-tokens held *now*, and no future peak has to be computed. The lists that this decoder can produce also lose nothing:
+Read from its end to its start, a schedule is a schedule again, in which an item arrives at its peak and gives back a
+token in every step. So once a set of items fits together, it keeps fitting: to admit the next item it is enough to look
+at the tokens held *now*, and no future peak has to be computed. The lists that this decoder can produce also lose
+nothing:
 
-    Without a prefill budget, some optimal plan is the decoding of some order with look-ahead 1.
+    Without a prefill budget, some optimal schedule is the decoding of some order with look-ahead 1.
 
-    Take an optimal plan, reversed, and decode its items in the order of their (reversed) starts. By induction each item
-    starts no later than it did: the items before it started no later than they did, so at its old start and after it
-    each of them holds no more than it did there, and the item fits.
+    Take an optimal schedule, reversed, and decode its items in the order of their (reversed) starts. By induction each
+    item starts no later than it did: the items before it started no later than they did, so at its old start and after
+    it each of them holds no more than it did there, and the item fits.
 
 The order of the items is therefore a complete search space (`local_search`), and decoding one takes O(n log n).
 """
@@ -25,16 +26,16 @@ from vasuki_solvers.items import Instance, Ints
 
 
 def reverse_schedule(instance: Instance, order: Iterable[int], *, lookahead: int = 1) -> tuple[Ints, Ints]:
-    """Place the items in `order`, the first of them at the *end* of the plan.
+    """Place the items in `order`, the first of them at the *end* of the schedule.
 
     order: a permutation of the items. lookahead: the item placed next is the first of this many that fits (1: strictly
-    in order). Returns starts and waits, [num_items] each, of a feasible plan. O(n (log n + lookahead)).
+    in order). Returns starts and waits, [num_items] each, of a feasible schedule. O(n (log n + lookahead)).
     """
     return ReverseDecoder(instance).decode(order, lookahead=lookahead)
 
 
 class ReverseDecoder:
-    """`reverse_schedule` for many orders of one instance, which is converted to plain lists once."""
+    """Decodes many orders of one instance, whose numbers are converted to plain lists once."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
@@ -46,7 +47,7 @@ class ReverseDecoder:
         """Starts and waits, [num_items] each; see `reverse_schedule`."""
         placed, released = self.place(order, lookahead=lookahead)
         arrivals, departures = np.asarray(placed, np.int64), np.asarray(released, np.int64)
-        # Reversed step r of a plan of M steps is step M - 1 - r, so the interval [arrival, departure) becomes
+        # Reversed step r of a schedule of M steps is step M - 1 - r, so the interval [arrival, departure) becomes
         # [M - departure, M - arrival).
         return departures.max(initial=0) - departures, departures - arrivals - self.instance.durations
 
@@ -115,7 +116,7 @@ class _Intake:
         self._next: dict[int, int] = {}  # from an exhausted step towards the next one with some budget left
 
     def reserve(self, step: int, tokens: int) -> int:
-        """Take `tokens` from `step` on, as early as possible; the step after the last one used."""
+        """Take `tokens` from `step` on, as early as possible, and return the step after the last one used."""
         while True:
             step = self._first_open(step)
             left = self._left.get(step, self._budget)

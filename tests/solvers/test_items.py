@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vasuki_solvers import InfeasibleItem, Instance, InvalidItem, Item, UnsupportedLimit, lower_bound
-from vasuki_solvers.milp import milp_plan
+from vasuki_solvers.milp import milp_schedule
 
 
 def test_an_item_holds_its_prompt_at_first_and_never_holds_its_last_token() -> None:
@@ -62,4 +62,4 @@ def test_no_items_take_no_steps() -> None:
 
 def test_the_milp_refuses_a_limit_it_does_not_model() -> None:
     with pytest.raises(UnsupportedLimit, match="prefill budget"):
-        milp_plan(Instance.of([(3, 2)], 10, prefill_tokens_per_step=2))
+        milp_schedule(Instance.of([(3, 2)], 10, prefill_tokens_per_step=2))

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from brute_force import random_items, shortest_makespan
 
-from vasuki_solvers import Instance, greedy_plan, verify
+from vasuki_solvers import Instance, greedy_schedule, verify
 from vasuki_solvers import milp as milp_module
-from vasuki_solvers.milp import milp_plan
+from vasuki_solvers.milp import milp_schedule
 
 pytest.importorskip("pulp")
 
@@ -19,15 +19,14 @@ def needs(solver: str) -> None:
 
 
 def start_badly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every item by itself is the best plan that the search before the solver finds."""
+    """Every item by itself is the best schedule that the search before the solver finds."""
     monkeypatch.setattr(
         milp_module,
         "local_search",
-        lambda plan, **_: milp_module.Plan.build(
-            plan.instance, np.cumsum([0, *plan.instance.durations[:-1]]), None, "one by one", plan.bound
+        lambda schedule, **_: milp_module.Schedule.build(
+            schedule.instance, np.cumsum([0, *schedule.instance.durations[:-1]]), None, "one by one", schedule.bound
         ),
     )
-    monkeypatch.setattr(milp_module, "beam_search", lambda plan, *_, **__: (plan, False))
 
 
 @pytest.mark.parametrize("max_parallel", [None, 2])
@@ -38,11 +37,11 @@ def test_it_proves_the_optimum_of_brute_force(max_parallel: int | None) -> None:
     for _ in range(120):
         items = random_items(rng, int(rng.integers(2, 6)), max_prompt=8, max_duration=5)
         capacity = int(rng.integers(12, 22))
-        plan = milp_plan(Instance.of(items, capacity, max_parallel=max_parallel), solver="highs", threads=1)
-        verify(plan)
-        assert plan.optimal
-        assert plan.makespan == shortest_makespan(items, capacity, max_parallel)
-        by_the_solver += plan.bound.reason == "milp"
+        schedule = milp_schedule(Instance.of(items, capacity, max_parallel=max_parallel), solver="highs", threads=1)
+        verify(schedule)
+        assert schedule.optimal
+        assert schedule.makespan == shortest_makespan(items, capacity, max_parallel)
+        by_the_solver += schedule.bound.reason == "milp"
     assert by_the_solver > 10
 
 
@@ -50,11 +49,11 @@ def test_it_proves_the_optimum_of_brute_force(max_parallel: int | None) -> None:
 def test_each_solver_proves_what_bounds_alone_do_not(solver: str) -> None:
     needs(solver)
     instance = Instance.of(EIGHT, 20)
-    assert not greedy_plan(instance).optimal
-    plan = milp_plan(instance, solver=solver, threads=1)  # type: ignore[arg-type]
-    verify(plan)
-    assert plan.optimal
-    assert plan.bound.reason == ("constraints" if solver == "cp-sat" else "milp")
+    assert not greedy_schedule(instance).optimal
+    schedule = milp_schedule(instance, solver=solver, threads=1)  # type: ignore[arg-type]
+    verify(schedule)
+    assert schedule.optimal
+    assert schedule.bound.reason == ("constraints" if solver == "cp-sat" else "milp")
 
 
 @pytest.mark.parametrize("solver", ["cp-sat", "highs", "cbc"])
@@ -64,60 +63,51 @@ def test_it_finds_what_a_bad_start_missed(solver: str, monkeypatch: pytest.Monke
     start_badly(monkeypatch)
     monkeypatch.setattr(milp_module, "REFUTATION_SHARE", 0.0)
     items = EIGHT[:5]
-    plan = milp_plan(Instance.of(items, 16), solver=solver, threads=1)  # type: ignore[arg-type]
-    verify(plan)
-    assert plan.method == ("constraints (cp-sat)" if solver == "cp-sat" else f"milp ({solver})")
-    assert plan.optimal
-    assert plan.makespan == shortest_makespan(items, 16)
+    schedule = milp_schedule(Instance.of(items, 16), solver=solver, threads=1)  # type: ignore[arg-type]
+    verify(schedule)
+    assert schedule.method == ("constraints (cp-sat)" if solver == "cp-sat" else f"milp ({solver})")
+    assert schedule.optimal
+    assert schedule.makespan == shortest_makespan(items, 16)
 
 
 def test_identical_items_do_not_confuse_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     needs("highs")
     monkeypatch.setattr(milp_module, "REFUTATION_SHARE", 0.0)
-    plan = milp_plan(Instance.of([(4, 4)] * 5 + [(2, 3)] * 3, 14), solver="highs", threads=1)
-    verify(plan)
-    assert plan.optimal
+    schedule = milp_schedule(Instance.of([(4, 4)] * 5 + [(2, 3)] * 3, 14), solver="highs", threads=1)
+    verify(schedule)
+    assert schedule.optimal
 
 
 def test_the_form_of_the_paper_is_never_shorter() -> None:
     needs("highs")
     instance = Instance.of(EIGHT, 20)
-    growing = milp_plan(instance, solver="highs", threads=1)
-    static = milp_plan(instance, solver="highs", threads=1, formulation="static")
+    growing = milp_schedule(instance, solver="highs", threads=1)
+    static = milp_schedule(instance, solver="highs", threads=1, formulation="static")
     verify(static)
     assert static.method == "milp, static (highs)"
     assert static.makespan > growing.makespan
 
 
-def test_coarse_steps_give_a_plan_that_holds_in_fine_ones() -> None:
+def test_a_set_too_large_for_a_milp_keeps_the_schedule_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     needs("highs")
-    rng = np.random.default_rng(9)
-    for _ in range(5):
-        instance = Instance.of(random_items(rng, 8, max_prompt=40, max_duration=60), 130)
-        plan = milp_plan(instance, max_variables=200, solver="highs", time_limit_s=5.0, threads=1)
-        verify(plan)
-        assert plan.makespan <= greedy_plan(instance).makespan
-
-
-def test_coarse_steps_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    needs("highs")
-    start_badly(monkeypatch)
-    instance = Instance.of([(10, 20), (12, 16), (8, 24), (20, 9)], 60)
-    plan = milp_plan(instance, max_variables=80, solver="highs", threads=1)
-    verify(plan)
-    assert plan.method.startswith("milp in steps of ")
+    monkeypatch.setattr(milp_module, "MAX_COEFFICIENTS", 100)
+    monkeypatch.setattr(milp_module, "_Model", None)
+    schedule = milp_schedule(Instance.of(EIGHT, 20), solver="highs", threads=1)
+    verify(schedule)
+    assert schedule.method.startswith("greedy")
+    assert not schedule.optimal
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"solver": "none"}, {"time_limit_s": 0.0}, {"max_variables": 4}],
-    ids=["no solver", "no time", "too many items"],
+    [{"solver": "none"}, {"time_limit_s": 0.0}],
+    ids=["no solver", "no time"],
 )
 def test_greedy_stands_when_the_solver_can_not_help(options: dict[str, object]) -> None:
-    plan = milp_plan(Instance.of(EIGHT, 20), **options)  # type: ignore[arg-type]
-    verify(plan)
-    assert plan.method.startswith("greedy")
-    assert plan.bound.reason != "milp"
+    schedule = milp_schedule(Instance.of(EIGHT, 20), **options)  # type: ignore[arg-type]
+    verify(schedule)
+    assert schedule.method.startswith("greedy")
+    assert schedule.bound.reason != "milp"
 
 
 def test_a_solver_that_breaks_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,10 +117,10 @@ def test_a_solver_that_breaks_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> 
         raise milp_module.pulp.PulpSolverError("out of order")
 
     monkeypatch.setattr(milp_module, "_pulp_solver", broken)
-    plan = milp_plan(Instance.of(EIGHT, 20), solver="highs")
-    verify(plan)
-    assert plan.method.startswith("greedy")
-    assert not plan.optimal
+    schedule = milp_schedule(Instance.of(EIGHT, 20), solver="highs")
+    verify(schedule)
+    assert schedule.method.startswith("greedy")
+    assert not schedule.optimal
 
 
 @pytest.mark.parametrize("solver", ["cp-sat", "highs"])
@@ -138,11 +128,11 @@ def test_twenty_items_of_up_to_forty_steps_are_proved(solver: str) -> None:
     needs(solver)
     rng = np.random.default_rng(100 + 60)
     durations, prompts = rng.integers(1, 41, 20), rng.integers(1, 61, 20)
-    plan = milp_plan(Instance(prompts, durations, 366), solver=solver)  # type: ignore[arg-type]
-    verify(plan)
-    assert plan.optimal
-    assert plan.bound.reason == ("constraints" if solver == "cp-sat" else "milp")
+    schedule = milp_schedule(Instance(prompts, durations, 366), solver=solver)  # type: ignore[arg-type]
+    verify(schedule)
+    assert schedule.optimal
+    assert schedule.bound.reason == ("constraints" if solver == "cp-sat" else "milp")
 
 
 def test_no_items() -> None:
-    assert milp_plan(Instance.of([], 5)).makespan == 0
+    assert milp_schedule(Instance.of([], 5)).makespan == 0

@@ -45,5 +45,5 @@ def test_the_profile_counts_every_item_in_every_step(items: list[tuple[int, int,
 
 def test_a_profile_has_a_longest_length() -> None:
     instance = Instance.of([(1, 1)], 10)
-    with pytest.raises(HorizonTooLong, match="plan of 1001 steps"):
+    with pytest.raises(HorizonTooLong, match="schedule of 1001 steps"):
         occupancy_profile(instance, np.array([1000]), np.array([0]), max_steps=1000)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from vasuki_solvers import (
     Instance,
-    Plan,
-    fifo_plan,
+    Schedule,
+    fifo_schedule,
     forward_schedule,
     greedy_order,
-    greedy_plan,
+    greedy_schedule,
     reverse_schedule,
     verify,
 )
@@ -36,27 +36,27 @@ def instances(draw: st.DrawFn) -> Instance:
 
 
 @given(instances(), st.randoms(use_true_random=False), st.sampled_from([1, 2, 7, 100]))
-def test_every_order_becomes_a_plan_that_keeps_the_rules(instance: Instance, random, lookahead: int) -> None:  # type: ignore[no-untyped-def]
+def test_every_order_becomes_a_schedule_that_keeps_the_rules(instance: Instance, random, lookahead: int) -> None:  # type: ignore[no-untyped-def]
     order = list(range(len(instance)))
     random.shuffle(order)
     for schedule in (forward_schedule, reverse_schedule):
         starts, waits = schedule(instance, order, lookahead=lookahead)
-        plan = Plan.build(instance, starts, waits, schedule.__name__)
-        verify(plan)
-        assert plan.starts.min() == 0
+        schedule = Schedule.build(instance, starts, waits, schedule.__name__)
+        verify(schedule)
+        assert schedule.starts.min() == 0
 
 
 @given(instances())
 def test_greedy_keeps_the_rules_and_its_order_names_every_item_once(instance: Instance) -> None:
-    for plan in (greedy_plan(instance), fifo_plan(instance)):
-        verify(plan)
-        assert sorted(plan.order.tolist()) == list(range(len(instance)))
+    for schedule in (greedy_schedule(instance), fifo_schedule(instance)):
+        verify(schedule)
+        assert sorted(schedule.order.tolist()) == list(range(len(instance)))
     assert sorted(greedy_order(instance).tolist()) == list(range(len(instance)))
 
 
 @pytest.mark.parametrize("max_parallel", [None, 2])
 def test_the_best_reverse_order_is_optimal(max_parallel: int | None) -> None:
-    """The theorem in `reverse`: strict reverse orders contain an optimal plan."""
+    """The theorem in `reverse`: strict reverse orders contain an optimal schedule."""
     rng = np.random.default_rng(1)
     for _ in range(80):
         items = random_items(rng, int(rng.integers(2, 6)), max_prompt=8, max_duration=5)
@@ -67,10 +67,10 @@ def test_the_best_reverse_order_is_optimal(max_parallel: int | None) -> None:
 
 
 @given(instances().filter(lambda instance: instance.prefill_tokens_per_step is None))
-def test_decoding_a_plan_by_its_ends_never_makes_it_longer(instance: Instance) -> None:
-    plan = fifo_plan(instance)
-    starts, waits = reverse_schedule(instance, np.argsort(-plan.ends, kind="stable"))
-    assert Plan.build(instance, starts, waits, "decoded").makespan <= plan.makespan
+def test_decoding_a_schedule_by_its_ends_never_makes_it_longer(instance: Instance) -> None:
+    schedule = fifo_schedule(instance)
+    starts, waits = reverse_schedule(instance, np.argsort(-schedule.ends, kind="stable"))
+    assert Schedule.build(instance, starts, waits, "decoded").makespan <= schedule.makespan
 
 
 def test_memory_is_reserved_for_the_joint_peak_and_not_for_the_sum_of_the_maxima() -> None:
@@ -107,14 +107,14 @@ def workload(count: int, seed: int) -> Instance:
 @pytest.mark.parametrize("seed", range(3))
 def test_greedy_is_near_the_bound_where_first_come_is_not(seed: int) -> None:
     instance = workload(400, seed)
-    plan = greedy_plan(instance)
-    baseline = fifo_plan(instance, bound=plan.bound)
-    online = Plan.build(instance, *forward_schedule(instance, greedy_order(instance)), "online", plan.bound)
-    for each in (plan, baseline, online):
+    schedule = greedy_schedule(instance)
+    baseline = fifo_schedule(instance, bound=schedule.bound)
+    online = Schedule.build(instance, *forward_schedule(instance, greedy_order(instance)), "online", schedule.bound)
+    for each in (schedule, baseline, online):
         verify(each)
-    assert plan.gap < 0.05
+    assert schedule.gap < 0.05
     assert online.gap < 0.10
-    assert baseline.gap > 2 * plan.gap
+    assert baseline.gap > 2 * schedule.gap
 
 
 def test_no_long_item_is_left_for_the_end_of_the_online_order() -> None:
@@ -131,23 +131,23 @@ def test_no_long_item_is_left_for_the_end_of_the_online_order() -> None:
     assert stretches.max() < 1.25 * stretches.min()
 
 
-def test_the_same_items_give_the_same_plan() -> None:
+def test_the_same_items_give_the_same_schedule() -> None:
     instance = workload(300, 3)
-    assert greedy_plan(instance).starts.tolist() == greedy_plan(instance).starts.tolist()
+    assert greedy_schedule(instance).starts.tolist() == greedy_schedule(instance).starts.tolist()
     assert greedy_order(instance).tolist() == greedy_order(instance).tolist()
 
 
-def test_a_plan_says_how_far_from_the_bound_it_is() -> None:
+def test_a_schedule_says_how_far_from_the_bound_it_is() -> None:
     instance = Instance.of([(1, 4)] * 30, 10)
-    plan = Plan.build(instance, np.arange(30) * 4, None, "serial")
-    assert plan.makespan == 120
-    assert plan.gap == pytest.approx(3.0)
-    assert not plan.optimal
-    assert str(plan) == "serial: 30 items in 120 steps, lower bound 30 (area), gap 300.00%"
-    assert plan.utilisation == pytest.approx(0.25)
+    schedule = Schedule.build(instance, np.arange(30) * 4, None, "serial")
+    assert schedule.makespan == 120
+    assert schedule.gap == pytest.approx(3.0)
+    assert not schedule.optimal
+    assert str(schedule) == "serial: 30 items in 120 steps, lower bound 30 (area), gap 300.00%"
+    assert schedule.utilisation == pytest.approx(0.25)
 
 
-def test_an_empty_instance_has_an_empty_plan() -> None:
-    for plan in (greedy_plan(Instance.of([], 5)), fifo_plan(Instance.of([], 5))):
-        verify(plan)
-        assert (plan.makespan, plan.gap, plan.utilisation) == (0, 0.0, 0.0)
+def test_an_empty_instance_has_an_empty_schedule() -> None:
+    for schedule in (greedy_schedule(Instance.of([], 5)), fifo_schedule(Instance.of([], 5))):
+        verify(schedule)
+        assert (schedule.makespan, schedule.gap, schedule.utilisation) == (0, 0.0, 0.0)

@@ -29,7 +29,7 @@ from vasuki_solvers import (
     Instance,
     PrefixGroup,
     greedy_order,
-    greedy_plan,
+    greedy_schedule,
     group_together,
     local_search,
     lower_bound,
@@ -85,14 +85,14 @@ def solve_order(
         return Ordered(np.argsort(prompts, kind="stable").tolist(), solver)
     instance = _instance(prompts, outputs, capacity)
     if solver == "milp" and rows <= MILP_ROWS and not uncertain:
-        from vasuki_solvers.milp import milp_plan  # PuLP takes a while to import
+        from vasuki_solvers.milp import milp_schedule  # PuLP takes a while to import
 
-        plan = milp_plan(
+        plan = milp_schedule(
             replace(instance, prefill_tokens_per_step=None), time_limit_s=MILP_TIME_S, threads=1, seed=seed
         )
         return Ordered(plan.order.tolist(), solver, plan.makespan, plan.optimal)
     if solver in ("milp", "local_search") and rows <= LOCAL_SEARCH_ROWS:
-        plan = local_search(greedy_plan(instance), iterations=LOCAL_SEARCH_WORK // rows, seed=seed)
+        plan = local_search(greedy_schedule(instance), iterations=LOCAL_SEARCH_WORK // rows, seed=seed)
         return Ordered(plan.order.tolist(), "local_search", plan.makespan, plan.optimal)
     if uncertain or rows > PORTFOLIO_ROWS:
         return Ordered(spread_order(instance, lower_bound(instance).steps).tolist(), "greedy")

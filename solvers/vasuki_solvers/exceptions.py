@@ -3,7 +3,7 @@
 SolverError
 ├── InvalidItem(ValueError)          a length or a limit that makes no sense
 ├── InfeasibleItem(ValueError)       an item that does not fit even when it runs alone
-├── InvalidPlan(ValueError)          a plan that breaks a rule of its instance
+├── InvalidSchedule(ValueError)      a schedule that breaks a rule of its instance
 ├── HorizonTooLong(ValueError)       more steps than a step-by-step computation will hold
 └── UnsupportedLimit(ValueError)     a limit that this algorithm does not model
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 
 class SolverError(Exception):
-    """Base of every exception that the library raises on purpose."""
+    """The base of every exception that the library raises on purpose."""
 
 
 class InvalidItem(SolverError, ValueError):
@@ -29,12 +29,12 @@ class InfeasibleItem(SolverError, ValueError):
         self.capacity = capacity
 
 
-class InvalidPlan(SolverError, ValueError):
-    """A plan leaves an item out, over-commits a step, or exceeds a limit of its instance."""
+class InvalidSchedule(SolverError, ValueError):
+    """A schedule leaves an item out, over-commits a step, or exceeds a limit of its instance."""
 
 
 class HorizonTooLong(SolverError, ValueError):
-    """The plan lasts longer than a step-by-step array may be."""
+    """The schedule lasts longer than a step-by-step array may be."""
 
 
 class UnsupportedLimit(SolverError, ValueError):

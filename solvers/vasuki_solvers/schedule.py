@@ -1,4 +1,4 @@
-"""A plan: when each item starts, and how far from the lower bound the whole is."""
+"""A schedule: when each item starts, and how far from the lower bound the whole is."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from vasuki_solvers.occupancy import occupancy_profile
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class Schedule:
     """Start steps for every item of an instance (model and formula: `vasuki_solvers.items`).
 
     starts, waits: [num_items] first step of each item, and steps it then waits for the end of its prefill (zero without
-    a prefill budget). method: what built it. bound: no plan of this instance is shorter.
+    a prefill budget). method: what built it. bound: no schedule of this instance is shorter.
     """
 
     instance: Instance
@@ -28,8 +28,8 @@ class Plan:
     @classmethod
     def build(
         cls, instance: Instance, starts: Ints, waits: Ints | None, method: str, bound: Bound | None = None
-    ) -> Plan:
-        """A plan with read-only arrays; the bound is computed when it isn't given."""
+    ) -> Schedule:
+        """A schedule with read-only arrays; the bound is computed when it isn't given."""
         starts = np.array(starts, np.int64)
         waits = np.zeros(len(starts), np.int64) if waits is None else np.array(waits, np.int64)
         starts.setflags(write=False)
@@ -47,12 +47,12 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """How much longer the plan is than its lower bound: 0.03 is 3 %. Zero proves that it is optimal."""
+        """How much longer the schedule is than its lower bound: 0.03 is 3 %. Zero proves that it is optimal."""
         return self.makespan / self.bound.steps - 1 if self.bound.steps else 0.0
 
     @property
     def optimal(self) -> bool:
-        """True only when proved: the makespan equals the bound."""
+        """Whether it is proved that none is shorter: the makespan equals the bound."""
         return self.makespan == self.bound.steps
 
     @property
@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def utilisation(self) -> float:
-        """Mean share of the capacity that is held, over all steps."""
+        """The mean share of the capacity that is held, over all steps."""
         return float(self.profile.mean()) / self.instance.capacity if len(self.instance) else 0.0
 
     def __str__(self) -> str:
