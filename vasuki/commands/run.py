@@ -337,6 +337,7 @@ class _Run:
             solver=plan.solver,
             output_length=self.config.plan.output_length,
             window_rows=self.config.plan.window_rows,
+            order=plan.order,
         )
         try:
             with TraceWriter(self.folder.trace) as trace:

@@ -8,6 +8,7 @@
     offload/              what moves to the host, by price
     ordering/             the order in which rows start, made while they come
     simulated             a plan, run in virtual time on every request
+    few_rows              a better order for a few rows of known lengths, in a twentieth of their time
     lower_bound           seconds that no schedule can beat
     running_prediction    the prediction, corrected while the job runs
     plan                  the result; lengths: prompt and output lengths of a job's requests

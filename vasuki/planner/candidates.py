@@ -23,6 +23,7 @@ from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
 from vasuki.planner.lengths import Lengths
+from vasuki.planner.ordering.planned_order import MILP_ROWS
 from vasuki.planner.steady_state import MeanRow, SteadyState, steady_state
 
 CHUNK_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
@@ -65,6 +66,12 @@ class Problem:
     def known(self) -> bool:
         """Whether outputs are known beforehand."""
         return isinstance(self.plan.output_length, Column)
+
+    @property
+    def seeks_best_order(self) -> bool:
+        """Whether a better order is looked for once a candidate is chosen (`few_rows`); greedy's serves until then."""
+        few = 1 < len(self.lengths) <= MILP_ROWS
+        return few and self.known and self.policy.ordered and self.plan.solver in ("auto", "milp")
 
     @property
     def block_tokens(self) -> int:

@@ -2,11 +2,12 @@
 
     lengths --> candidates --> priced --> chosen
                 (steady        (simulated, a large   (with the offload
-                 states)        job by a sample)      that pays)
+                 states)        job by a sample)      and the order that pay)
 
 Step size and mixing are chosen by arithmetic (`candidates`), where start and end of the job hardly matter, and by
 simulation (`prediction`), which is the real scheduler in virtual time, where they do: in jobs so small that all of it
-can be simulated several times in a second. What may move to the host is priced last (`offload_choice`).
+can be simulated several times in a second. What may move to the host is priced last (`offload_choice`),
+and a few rows of known lengths may get a better order (`few_rows`).
 """
 
 from __future__ import annotations
@@ -27,11 +28,18 @@ from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
 from vasuki.planner.candidates import Candidate, Problem, ranked_candidates
+from vasuki.planner.few_rows import with_best_order
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.lower_bound import job_lower_bound
 from vasuki.planner.offload.choice import choose_offload
 from vasuki.planner.plan import Plan
-from vasuki.planner.prediction import Prediction, affordable_rows, cost_of_uncertainty, predict
+from vasuki.planner.prediction import (
+    Prediction,
+    affordable_predictions,
+    affordable_rows,
+    cost_of_uncertainty,
+    predict,
+)
 
 OFFLOAD_MODES: tuple[OffloadMode, ...] = ("none", "stream", "park", "ahead")
 
@@ -81,6 +89,7 @@ def make_plan(
 
     problem, candidates, misfit = _that_fit(problem)
     chosen = choose_offload(problem, _fastest(problem, candidates))
+    chosen = with_best_order(problem, chosen, time.perf_counter() - started_s)
     candidate, job = chosen.candidate, problem.lengths
     settings, layout = candidate.settings, candidate.cost.layout
 
@@ -98,6 +107,7 @@ def make_plan(
         makespan_s=chosen.makespan_s,
         lower_bound_s=bound.seconds,
         solver=chosen.solved.solver,
+        order=chosen.order,
         optimal=chosen.optimal,
         policy=problem.policy.name,
         chunk_tokens=settings.limits.chunk_tokens,
@@ -155,6 +165,7 @@ def _fastest(problem: Problem, candidates: list[Candidate]) -> Prediction:
     shortlist = candidates[:SHORTLIST]
     mixings = {candidate.mixing for candidate in shortlist}
     shortlist += [candidate for candidate in candidates if candidate.mixing not in mixings][:1]
+    shortlist = shortlist[: affordable_predictions(problem, best)]
     return min((predict(problem, candidate) for candidate in shortlist), key=lambda each: each.makespan_s)
 
 

@@ -40,6 +40,7 @@ class Plan:
     layout: Layout = field(default_factory=Layout)  # where the weights live
     state_bytes: int = 0  # that each of `max_num_seqs` rows keeps beside its KV
     uncertainty: float | None = None  # what not knowing the outputs adds to the makespan: 0.02 is 2 %; None: not known
+    order: tuple[int, ...] = ()  # of all requests, where planning found one; else they are ordered as they come
     misfits: int = 0  # requests that can never run
     misfit: str = ""  # the first of them, with the capacity that it needs
 

@@ -18,13 +18,16 @@ from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
 from vasuki.planner.candidates import Candidate, Problem
 from vasuki.planner.lengths import Lengths
-from vasuki.planner.ordering.planned_order import MILP_ROWS, Ordered, order_requests
+from vasuki.planner.ordering.planned_order import PORTFOLIO_ROWS, Ordered, order_requests
+from vasuki.planner.plan import Solver
 from vasuki.simulator import SimulationResult, simulate
 
 UNEVEN = 1.03  # what rows of different lengths take beyond the steady state of equal ones; fitted to whole simulations
 # About what a simulation takes on one core: for each run of steps, and in it for each sequence; and for each step.
 RUN_US, SEQUENCE_US, STEP_US = 40.0, 1.2, 1.5
 SIMULATION_US = 400_000
+ROW_S = 0.001  # what ordering and simulating a row takes, about, on one core, of up to `PORTFOLIO_ROWS`
+PLANNING_SHARE = 1 / 20  # of the makespan
 SAMPLE_WAVES = 2.5  # rows of a sample, at least, in units of what runs side by side
 
 
@@ -40,24 +43,27 @@ class Prediction:
     result: SimulationResult  # of the rows simulated
     solved: Ordered  # the order of the rows simulated
     optimal: bool  # proved for the whole job
+    order: tuple[int, ...] = ()  # of all rows, where it was found beforehand
 
 
-def predict(problem: Problem, candidate: Candidate, known: bool | None = None) -> Prediction:
-    """Simulate the job, or a sample of it; `known`: as if outputs were, or were not."""
+def predict(
+    problem: Problem, candidate: Candidate, known: bool | None = None, found: Ordered | None = None
+) -> Prediction:
+    """Simulate the job, or a sample of it. known: as if outputs were, or were not. found: an order of the whole job."""
     known = problem.known if known is None else known
     job, settings, config = problem.lengths, candidate.settings, problem.plan
     most_rows = affordable_rows(problem, candidate)
     sample = job if len(job) <= most_rows else job.take(sample_rows(job, most_rows))
-    solver = config.solver
-    if solver == "auto":
-        solver = "milp" if problem.known and len(job) <= MILP_ROWS else "greedy"
+    solver: Solver = "greedy" if config.solver == "auto" or problem.seeks_best_order else config.solver
+    found_order = tuple(found.order) if found else ()
     order = order_requests(
         sample.requests(known),
         settings,
-        solver=solver,
+        solver=found.solver if found else solver,
         output_length=Column(column="recorded") if known and not problem.known else config.output_length,
         window_rows=config.window_rows,
         seed=problem.seed,
+        order=found_order,
     )
     outputs = np.minimum(sample.output_tokens, sample.limits).tolist()
     seen = _Course()
@@ -74,6 +80,7 @@ def predict(problem: Problem, candidate: Candidate, known: bool | None = None) -
         result=result,
         solved=order.solved,
         optimal=problem.known and not missing and order.solved.optimal and result.stats.steps == order.solved.steps,
+        order=found_order,
     )
 
 
@@ -100,6 +107,13 @@ def affordable_rows(problem: Problem, candidate: Candidate) -> int:
     runs = 4 + output_tokens / 200  # a row
     row_us = runs * (RUN_US + SEQUENCE_US * sequences) + STEP_US * output_tokens / sequences
     return round(max(SIMULATION_US / row_us, SAMPLE_WAVES * sequences))
+
+
+def affordable_predictions(problem: Problem, candidate: Candidate) -> int:
+    """How many candidates may be simulated in `PLANNING_SHARE` of what the job takes; one at least."""
+    rows = len(problem.lengths)
+    prediction_s = ROW_S * min(rows, PORTFOLIO_ROWS)
+    return max(1, int(PLANNING_SHARE * rows * candidate.state.request_s / prediction_s))
 
 
 def sample_rows(lengths: Lengths, rows: int) -> Ints:

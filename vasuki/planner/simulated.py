@@ -132,6 +132,7 @@ def simulate_plan(
         output_length=config.output_length,
         window_rows=config.window_rows,
         seed=seed,
+        order=plan.order,
     )
     outputs = np.minimum(lengths.output_tokens, lengths.limits).data
     cost_model = CostModel(shape, profile, layout or plan.layout)

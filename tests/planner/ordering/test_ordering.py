@@ -21,7 +21,14 @@ from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.ordering.output_length import ENOUGH_ROWS, OutputLengths
-from vasuki.planner.ordering.planned_order import FIRST_ROWS, Capacity, PlannedOrder, order_requests, solve_order
+from vasuki.planner.ordering.planned_order import (
+    FIRST_ROWS,
+    Capacity,
+    PlannedOrder,
+    best_order,
+    order_requests,
+    solve_order,
+)
 from vasuki.simulator import simulate
 
 CAPACITY = Capacity(kv_tokens=4000, max_num_seqs=32, chunk_tokens=256, block_tokens=16)
@@ -127,18 +134,39 @@ def test_planned_orders_beat_the_input_order() -> None:
 def test_small_sets_are_solved_and_proved() -> None:
     pytest.importorskip("highspy")
     prompts, outputs = np.array([30, 10, 20, 40, 10, 25]), np.array([4, 9, 6, 3, 8, 5])
-    solved = solve_order(prompts, outputs, Capacity(90, 8, 64), "milp")
+    solved = best_order(prompts, outputs, Capacity(90, 8, 64), time_limit_s=60.0)
+    assert solved.solver == "milp"
     assert solved.optimal
     assert sorted(solved.order) == list(range(6))
+
+
+def test_without_the_time_to_load_the_exact_solver_local_search_has_it() -> None:
+    prompts, outputs = np.array([30, 10, 20, 40, 10, 25]), np.array([4, 9, 6, 3, 8, 5])
+    solved = best_order(prompts, outputs, Capacity(90, 8, 64), time_limit_s=0.5)
+    assert solved.solver == "local_search"
+    assert sorted(solved.order) == list(range(6))
+
+
+def test_a_solver_that_takes_too_long_for_so_many_rows_is_replaced() -> None:
     too_many = solve_order(np.full(50, 10), np.full(50, 5), CAPACITY, "milp")
     assert too_many.solver == "local_search"
     assert solve_order(np.full(3000, 10), np.full(3000, 5), CAPACITY, "milp").solver == "greedy"
 
 
-def test_uncertain_outputs_are_not_proved() -> None:
-    """A run orders its rows anew whenever it has learned more: a solver that takes its time would hold it up."""
+@pytest.mark.parametrize("uncertain", [True, False])
+def test_no_order_is_proved_while_the_run_waits(uncertain: bool) -> None:
     prompts, outputs = np.array([30, 10, 20, 40, 10, 25]), np.array([4, 9, 6, 3, 8, 5])
-    assert solve_order(prompts, outputs, Capacity(90, 8, 64), "milp", uncertain=True).solver == "local_search"
+    assert solve_order(prompts, outputs, Capacity(90, 8, 64), "milp", uncertain=uncertain).solver == "local_search"
+
+
+def test_an_order_found_beforehand_is_taken_over_for_as_many_rows() -> None:
+    found = (3, 1, 4, 5, 2, 0)
+    order = PlannedOrder(requests_of([10] * 6, [5] * 6), CAPACITY, solver="milp", order=found)
+    assert tuple(request.row for request in order) == found
+    assert (order.solved.order, order.solved.solver) == (list(found), "milp")
+    other = PlannedOrder(requests_of([10] * 7, [5] * 7), CAPACITY, solver="milp", order=found)
+    assert sorted(request.row for request in other) == list(range(7))
+    assert other.solved.solver == "greedy"
 
 
 def test_the_solver_named_is_that_of_the_most_rows() -> None:

@@ -45,7 +45,7 @@ PORTFOLIO_ROWS = 300  # beyond, trying variants of the greedy order gains less t
 LOCAL_SEARCH_ROWS = 2_000
 LOCAL_SEARCH_WORK = 400_000  # rows x moves
 MILP_ROWS = 32
-MILP_TIME_S = 10.0
+MILP_START_S = 1.0  # loading the exact solver takes about so long
 WORTH_GROUPING = 0.01  # of the steps that are counted for it: less is within what the count leaves out
 
 
@@ -57,6 +57,12 @@ class Capacity:
     max_num_seqs: int
     chunk_tokens: int
     block_tokens: int = 1
+
+    @classmethod
+    def of(cls, settings: EngineSettings) -> Capacity:
+        """The capacity that an engine of these settings has."""
+        limits = settings.limits
+        return cls(settings.kv_tokens, limits.max_num_seqs, limits.chunk_tokens, settings.block_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +81,8 @@ def solve_order(
     """Order rows of these lengths.
 
     A solver that would take too long for so many rows is replaced by the next faster one. For many rows, and for
-    `uncertain` outputs, the greedy one sorts without trying variants; nor are orders of uncertain outputs proved: the
-    steps that an exact solver saves are fewer than those by which the estimates are wrong, and the run would wait.
+    `uncertain` outputs, the greedy one sorts without trying variants. Orders are not proved here, since the run waits
+    for them: `best_order` does that, once and beforehand, and `milp` falls back on local search.
     """
     rows = len(prompts)
     if solver == "fifo" or rows < 2:
@@ -84,19 +90,29 @@ def solve_order(
     if solver == "prompt_length":
         return Ordered(np.argsort(prompts, kind="stable").tolist(), solver)
     instance = _instance(prompts, outputs, capacity)
-    if solver == "milp" and rows <= MILP_ROWS and not uncertain:
-        from vasuki_solvers.milp import milp_schedule  # PuLP takes a while to import
-
-        plan = milp_schedule(
-            replace(instance, prefill_tokens_per_step=None), time_limit_s=MILP_TIME_S, threads=1, seed=seed
-        )
-        return Ordered(plan.order.tolist(), solver, plan.makespan, plan.optimal)
     if solver in ("milp", "local_search") and rows <= LOCAL_SEARCH_ROWS:
-        plan = local_search(greedy_schedule(instance), iterations=LOCAL_SEARCH_WORK // rows, seed=seed)
-        return Ordered(plan.order.tolist(), "local_search", plan.makespan, plan.optimal)
+        schedule = local_search(greedy_schedule(instance), iterations=LOCAL_SEARCH_WORK // rows, seed=seed)
+        return Ordered(schedule.order.tolist(), "local_search", schedule.makespan, schedule.optimal)
     if uncertain or rows > PORTFOLIO_ROWS:
         return Ordered(spread_order(instance, lower_bound(instance).steps).tolist(), "greedy")
     return Ordered(greedy_order(instance).tolist(), "greedy")
+
+
+def best_order(prompts: Ints, outputs: Ints, capacity: Capacity, time_limit_s: float, seed: int = 0) -> Ordered:
+    """The order of the shortest schedule that is found for a few rows in so many seconds.
+
+    The exact solver looks for it, or local search where the time would pass while that one is loaded.
+    """
+    instance = _instance(prompts, outputs, capacity)
+    if time_limit_s <= MILP_START_S:
+        iterations = LOCAL_SEARCH_WORK // len(prompts)
+        known = local_search(greedy_schedule(instance), iterations=iterations, time_budget_s=time_limit_s, seed=seed)
+        return Ordered(known.order.tolist(), "local_search", known.makespan, known.optimal)
+    from vasuki_solvers.milp import milp_schedule  # PuLP takes a while to import
+
+    instance = replace(instance, prefill_tokens_per_step=None)
+    best = milp_schedule(instance, time_limit_s=time_limit_s, threads=1, seed=seed)
+    return Ordered(best.order.tolist(), "milp", best.makespan, best.optimal)
 
 
 def _instance(prompts: Ints, outputs: Ints, capacity: Capacity) -> Instance:
@@ -120,6 +136,7 @@ class PlannedOrder:
         window_rows: rows held at most.
         window_tokens: prompt tokens held at most, though always one row.
         seed: of local search.
+        order: indices of all rows, where an order was found beforehand; the window's rows are not solved again then.
     """
 
     def __init__(
@@ -132,6 +149,7 @@ class PlannedOrder:
         window_rows: int = WINDOW_ROWS,
         window_tokens: int = WINDOW_TOKENS,
         seed: int = 0,
+        order: tuple[int, ...] = (),
     ) -> None:
         self._source = iter(requests)
         self._capacity = capacity
@@ -140,6 +158,7 @@ class PlannedOrder:
         self._window_rows = window_rows
         self._window_tokens = window_tokens
         self._seed = seed
+        self._found = order
         self._failed: deque[Request] = deque()
         self._rows: list[Request] = []  # of the window, since it was filled last
         self._groups: list[PrefixGroup] = []  # of those whose prompts begin alike
@@ -219,14 +238,19 @@ class PlannedOrder:
     def _order(self, rows: list[int]) -> None:
         """Order these rows of the window by what is expected of them now."""
         prompts, self._expected = _prompts(self._rows), self._expect(self._rows)
-        uncertain = self._lengths is not None
-        solved = solve_order(prompts[rows], self._expected[rows], self._capacity, self._solver, self._seed, uncertain)
+        solved = self._solve(prompts[rows], self._expected[rows])
         if len(rows) >= len(self.solved.order):
             self.solved = solved
         order = [rows[index] for index in solved.order]
         if self._groups:
             order = self._together(order, _instance(prompts, self._expected, self._capacity))
         self._ordered = deque(order)
+
+    def _solve(self, prompts: Ints, expected: Ints) -> Ordered:
+        if len(self._found) == len(prompts):
+            return Ordered(list(self._found), self._solver)
+        solver: Solver = "greedy" if self._found else self._solver  # the order found is that of other rows
+        return solve_order(prompts, expected, self._capacity, solver, self._seed, self._lengths is not None)
 
     def _expect(self, rows: list[Request]) -> Ints:
         """`[rows]` output tokens."""
@@ -276,13 +300,15 @@ def order_requests(
     output_length: OutputLength = "auto",
     window_rows: int = WINDOW_ROWS,
     seed: int = 0,
+    order: tuple[int, ...] = (),
 ) -> PlannedOrder:
     """Requests in the order that the policy wants: vasuki's is planned, the others take rows as they come.
 
+    order: indices of all rows, where planning found an order for them.
+
     Make the result an observer of the run as well, which is how it learns output lengths.
     """
-    policy, limits = settings.policy, settings.limits
-    capacity = Capacity(settings.kv_tokens, limits.max_num_seqs, limits.chunk_tokens, settings.block_tokens)
+    policy = settings.policy
     lengths: OutputLengths | None = None
     if policy.sorted_prompts:
         solver = "prompt_length"
@@ -292,4 +318,12 @@ def order_requests(
         lengths = OutputLengths()
     elif isinstance(output_length, Quantile):
         lengths = OutputLengths(output_length.quantile)
-    return PlannedOrder(requests, capacity, solver=solver, lengths=lengths, window_rows=window_rows, seed=seed)
+    return PlannedOrder(
+        requests,
+        Capacity.of(settings),
+        solver=solver,
+        lengths=lengths,
+        window_rows=window_rows,
+        seed=seed,
+        order=order,
+    )
