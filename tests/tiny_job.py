@@ -16,7 +16,7 @@ def job_tree(model: Path, source: Path, output: Path) -> dict[str, Any]:
     """A job over columns `id` and `text`, as job.yaml has it, small enough for its steps to be many."""
     return {
         "model": {"path": str(model)},
-        "input": {"path": str(source), "id": "id", "prompt": "{text}"},
+        "input": {"path": str(source), "id": "id", "prompt": "{text}", "chat": False},
         "output": {"path": str(output), "token_ids": True},
         "sampling": {"max_tokens": 8},
         "engine": {"max_num_seqs": 8, "chunk_tokens": 16},

@@ -26,6 +26,8 @@ def job(tmp_path: Path) -> Callable[..., JobConfig]:
         sections = {name: keys.pop(name) for name in ("output", "sampling", "plan") if name in keys}
         if not {"prompt", "messages", "prompt_token_ids"} & set(keys) and keys.get("format") != "openai-batch":
             keys["prompt"] = "{text}"
+        if "prompt" in keys:
+            keys.setdefault("chat", False)
         tree = {"model": {"path": "m"}, "input": {"path": str(path), **keys}, "output": {"path": str(tmp_path / "out")}}
         for name, section in sections.items():
             tree[name] = {**tree.get(name, {}), **section}

@@ -23,6 +23,8 @@ MAX_CONTEXT, VOCAB = 64, 300
 class ByteTokenizer:
     """One token a byte. Refuses conversations in which somebody shouts, as chat templates refuse odd roles."""
 
+    has_chat_template = True
+
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         return [list(text.encode()) for text in texts]
 

@@ -111,6 +111,15 @@ class ModelConfig(_Section):
         return self
 
 
+class MessageTemplate(_Section):
+    """One message of a conversation, written as a template over columns."""
+
+    role: Annotated[str, Field(min_length=1)]
+    """Who speaks: `system`, `user`, `assistant`, or whatever else the model's chat template knows."""
+    content: str
+    """Text with columns in braces, e.g. `"Summarise: {text}"`."""
+
+
 class InputConfig(_Section):
     """Where the rows come from and which columns make the prompt."""
 
@@ -122,8 +131,14 @@ class InputConfig(_Section):
     """Column that names a row, unique over the input. Absent: the row number, from 0."""
     prompt: str = ""
     """Template over columns, e.g. `"Translate: {text}"`. Doubled braces stand for themselves."""
-    messages: str = ""
-    """Column of chat messages, a list of `{role, content}`, rendered by the model's chat template."""
+    system: str = ""
+    """System message before each prompt or conversation; columns may stand in it as in `prompt`."""
+    chat: Auto | bool = "auto"
+    """Whether a prompt is sent as a user's message in the model's chat template. `auto`: if the model has one, as chat
+    models do; base models get the bare text."""
+    messages: str | Annotated[tuple[MessageTemplate, ...], Field(min_length=1)] = ""
+    """A conversation, rendered by the model's chat template: a column that holds a list of `{role, content}`, or such a
+    list whose contents are templates over columns."""
     prompt_token_ids: str = ""
     """Column of token ids, used as they are."""
 
@@ -135,6 +150,12 @@ class InputConfig(_Section):
                 raise ValueError(f"openai-batch rows carry their own messages; remove input.{given[0]}")
         elif len(given) != 1:
             raise ValueError("give exactly one of input.prompt, input.messages, input.prompt_token_ids")
+        if self.system and (self.prompt_token_ids or isinstance(self.messages, tuple)):
+            raise ValueError("input.system goes with input.prompt or a column of messages; write it into the others")
+        if self.chat is False and not self.prompt:
+            raise ValueError("input.chat: false goes with input.prompt")
+        if self.chat is False and self.system:
+            raise ValueError("input.system needs the chat template that input.chat: false turns off")
         return self
 
 

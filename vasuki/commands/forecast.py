@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from vasuki.base.config import JobConfig
 from vasuki.commands.step_tracer import StepTracer
-from vasuki.commands.workload import Workload, shape_of, tokenizer_of
+from vasuki.commands.workload import Workload, model_tokenizer, shape_of
 from vasuki.engine.loop import Observer
-from vasuki.io.input.tables import open_table
+from vasuki.io.input.requests import RequestStream
+from vasuki.io.input.tables import InputTable, open_table
 from vasuki.io.location import writing
 from vasuki.io.output.manifest import (
     MANIFEST,
@@ -32,6 +33,7 @@ from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
+from vasuki.models.shape import ModelShape
 from vasuki.planner import plan_parallel
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import Simulated, simulate_plan
@@ -59,7 +61,7 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
         input_fingerprint=table.fingerprint,
     )
     shape = shape_of(config)
-    tokenizer_of(config)
+    first_prompt = _first_prompt(config, table, shape)
     if config.plan.gpu != "auto":
         find_profile(config.plan.gpu)
     return {
@@ -69,7 +71,20 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
         "parameters": shape.num_parameters,
         "kv_bytes_per_token": shape.kv_bytes_per_token,
         "output": config.output.path,
+        "first_prompt": first_prompt,
     }
+
+
+def _first_prompt(config: JobConfig, table: InputTable, shape: ModelShape) -> str:
+    """The first row's prompt as the model will read it, special tokens included, or why there is none."""
+    if not config.model.path:
+        return "not known: model.shape comes without a tokenizer"
+    tokenizer = model_tokenizer(config)
+    with RequestStream(
+        table, config, tokenizer, max_context_tokens=shape.max_context_tokens, vocab_size=shape.vocab_size
+    ) as requests:
+        first = next(requests)
+    return first.error or tokenizer.text_of(first.prompt_token_ids.tolist())
 
 
 def profiles_of(names: Iterable[str], config: JobConfig) -> list[HardwareProfile]:

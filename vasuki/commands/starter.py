@@ -14,7 +14,7 @@ model: {{path: PATH_OR_HUB_ID}}            # a folder with config.json, weights 
 input:
   path: {folder}/prompts.jsonl            # Parquet, JSONL or CSV; a file, folder or glob
   id: id
-  prompt: "Translate into French: {{text}}"
+  prompt: "Translate into French: {{text}}"   # sent in the model's chat template when it has one
 output: {{path: {folder}/out, columns: [text]}}
 sampling: {{max_tokens: 128, temperature: 0}}
 errors: {{max_fraction: 0.01}}             # more failed rows than this end the run with exit code 3

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,7 +18,8 @@ from numpy.typing import ArrayLike
 from vasuki.base.config import JobConfig, load_job, parse_overrides
 from vasuki.base.errors import InputError
 from vasuki.engine.sequence import Request
-from vasuki.io.input.requests import RequestStream, Tokenizer
+from vasuki.io.input.requests import RequestStream
+from vasuki.io.input.requests import Tokenizer as PromptTokenizer
 from vasuki.io.input.tables import open_table
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.config_json import shape_from_config
@@ -27,6 +29,9 @@ from vasuki.models.shape import ModelShape
 from vasuki.models.token_counter import TokenCounter
 from vasuki.planner.lengths import Lengths, Prefixes, is_lengths_file, read_lengths
 from vasuki_solvers import shared_prefixes
+
+if TYPE_CHECKING:
+    from vasuki.hf.loading.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -92,20 +97,20 @@ def job_workload(config: JobConfig) -> Workload:
     return Workload(config, shape, lengths, table.fingerprint)
 
 
-def tokenizer_of(config: JobConfig) -> Tokenizer:
+def tokenizer_of(config: JobConfig) -> PromptTokenizer:
     """The model's own tokenizer; where there is only a shape, tokens are guessed from characters.
 
     Raises:
-        ModelError: it cannot be read, or the job has messages and the model no chat template.
+        ModelError: it cannot be read.
     """
-    if not config.model.path:
-        return TokenCounter()
+    return model_tokenizer(config) if config.model.path else TokenCounter()
+
+
+def model_tokenizer(config: JobConfig) -> Tokenizer:
+    """The model's own tokenizer. Raises ModelError if it cannot be read."""
     from vasuki.hf.loading.tokenizer import tokenizer_without_torch  # transformers takes a second to import
 
-    tokenizer = tokenizer_without_torch(config.model)
-    if config.input.messages:
-        tokenizer.require_chat_template()
-    return tokenizer
+    return tokenizer_without_torch(config.model)
 
 
 def first_rows(requests: Iterable[Request], num_requests: int) -> Iterator[Request]:

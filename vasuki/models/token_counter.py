@@ -12,6 +12,8 @@ CHARACTERS_PER_TOKEN = 4  # of English text with a vocabulary of 32,000 to 128,0
 class TokenCounter:
     """Stands in for a tokenizer where there is none."""
 
+    has_chat_template = True  # so that jobs with conversations can be planned
+
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """As many numbers as there will be about tokens, which are the same where texts begin alike."""
         return [_made_up_ids(text) for text in texts]

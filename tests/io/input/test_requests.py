@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rooms import MAX_CONTEXT, VOCAB, ByteTokenizer
 
-from vasuki.base.config import SamplingConfig
-from vasuki.base.errors import InputError, JobFileError, ModelError
+from vasuki.base.config import SamplingConfig, parse_job
+from vasuki.base.errors import InputError, JobFileError, ModelError, VasukiError
 from vasuki.engine.sequence import Request, SamplingParams
 from vasuki.io.input.prefetch import Prefetch
 from vasuki.io.input.requests import RequestStream
@@ -82,6 +82,83 @@ def test_values_in_templates():
     ]:
         with pytest.raises(RowError, match=message):
             template.render({"v": value})
+
+
+# --- chats -----------------------------------------------------------------------------------------------------------
+
+
+class BareTokenizer(ByteTokenizer):
+    """That of a base model."""
+
+    has_chat_template = False
+
+
+@pytest.mark.parametrize(
+    ("keys", "of_chat_model", "of_base_model"),
+    [
+        ({}, "user:<a>", "<a>"),
+        ({"chat": "auto"}, "user:<a>", "<a>"),
+        ({"chat": True}, "user:<a>", "input.chat: true"),
+        ({"chat": False}, "<a>", "<a>"),
+        ({"system": "Be {mood}."}, "system:Be calm.|user:<a>", "input.system"),
+    ],
+)
+def test_a_prompt_is_a_users_message_where_the_model_has_a_chat_template(
+    parquet, keys, of_chat_model, of_base_model, tmp_path
+):
+    path = parquet(text=["a"], mood=["calm"])
+    config = parse_job(
+        {
+            "model": {"path": "m"},
+            "input": {"path": str(path), "prompt": "<{text}>", **keys},
+            "output": {"path": str(tmp_path / "out")},
+        }
+    )
+    for tokenizer, expected in ((ByteTokenizer(), of_chat_model), (BareTokenizer(), of_base_model)):
+        limits = {"max_context_tokens": MAX_CONTEXT, "vocab_size": VOCAB}
+        if expected.startswith("input."):
+            with pytest.raises(JobFileError, match=f"the model has no chat template, which {expected} needs"):
+                RequestStream(open_table(config), config, tokenizer, **limits)
+            continue
+        with RequestStream(open_table(config), config, tokenizer, **limits) as requests:
+            assert text(next(requests)) == expected
+
+
+def test_messages_as_templates(job, parquet, read):
+    path = parquet(text=["a", "b"], mood=["calm", None])
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "{mood} {text}"}]
+    first, second = read(job(path, messages=messages))
+    assert text(first) == "system:Be brief.|user:calm a"
+    assert second.error == "column 'mood' is null"
+
+
+def test_a_system_message_stands_before_a_column_of_messages(job, tmp_path, read):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"m": [{"role": "user", "content": "hi"}], "mood": "kind"}) + "\n")
+    [request] = read(job(path, messages="m", system="Be {mood}."))
+    assert text(request) == "system:Be kind.|user:hi"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"messages": [{"role": "user", "content": "hello"}]}, "input.messages names no column"),
+        (
+            {"messages": [{"role": "user", "content": "{text!r}"}]},
+            r"input.messages\[0\].content: only a plain",
+        ),
+        ({"messages": [{"role": "user", "content": "{missing}"}]}, "missing"),
+        ({"messages": []}, "input.messages"),
+        ({"messages": [{"role": "user"}]}, "content"),
+        ({"messages": "text", "chat": False}, "input.chat: false goes with input.prompt"),
+        ({"prompt": "{text}", "chat": False, "system": "x"}, "input.system needs the chat template"),
+        ({"prompt_token_ids": "text", "system": "x"}, "input.system goes with"),
+    ],
+)
+def test_chats_that_cannot_be(job, parquet, keys, message):
+    path = parquet(text=["a"])
+    with pytest.raises(VasukiError, match=message):
+        open_table(job(path, **keys))
 
 
 # --- prompts ---------------------------------------------------------------------------------------------------------

@@ -73,6 +73,11 @@ class Tokenizer:
         token_id: int | None = self._tokenizer.eos_token_id
         return token_id
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model comes with a chat template, as chat models do."""
+        return bool(self._tokenizer.chat_template)
+
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Token ids of each text, with the special tokens that the model expects around it."""
         encoded: list[list[int]] = self._tokenizer(texts, add_special_tokens=True)["input_ids"]
@@ -85,16 +90,16 @@ class Tokenizer:
             ModelError: the model has no chat template.
             Exception: whatever the template raises for messages it does not accept.
         """
-        self.require_chat_template()
+        if not self.has_chat_template:
+            raise ModelError("the model has no chat template, which conversations need")
         encoded: list[list[int]] = self._tokenizer.apply_chat_template(
             list(conversations), add_generation_prompt=True, tokenize=True, return_dict=True
         )["input_ids"]
         return encoded
 
-    def require_chat_template(self) -> None:
-        """Raises ModelError if the model has no chat template."""
-        if not self._tokenizer.chat_template:
-            raise ModelError("the model has no chat template; use input.prompt instead of input.messages")
+    def text_of(self, token_ids: Rows[int]) -> str:
+        """What the model reads, special tokens included."""
+        return self._text(list(token_ids), skip_special_tokens=False)
 
     def decode(self, sequence: Sequence) -> str:
         """The sequence's output as text, without special tokens, cut before the first stop string."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vasuki.base.config import Column, JobConfig
 from vasuki.base.errors import JobFileError
-from vasuki.io.input.templates import Template
+from vasuki.io.input.prompts import conversation_templates
 
 BATCH_ID, BATCH_BODY, BATCH_URL = "custom_id", "body", "url"  # of an openai-batch row
 ANSWER_COLUMNS = (
@@ -43,9 +43,10 @@ def needed_columns(job: JobConfig) -> dict[str, str]:
         named.append((column, "input.id"))
     if job.input.format == "openai-batch":
         named.append((BATCH_BODY, "openai-batch"))
-    if job.input.prompt:
-        named += [(column, "input.prompt") for column in Template.parse(job.input.prompt).columns]
-    if job.input.messages:
+    for role, template in conversation_templates(job.input):
+        setting = "input.messages" if job.input.messages else "input.prompt" if role == "user" else "input.system"
+        named += [(column, setting) for column in template.columns]
+    if isinstance(job.input.messages, str) and job.input.messages:
         named.append((job.input.messages, "input.messages"))
     if job.input.prompt_token_ids:
         named.append((job.input.prompt_token_ids, "input.prompt_token_ids"))

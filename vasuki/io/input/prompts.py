@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vasuki.base.config import InputConfig
+from vasuki.base.errors import JobFileError
 from vasuki.io.input.row_error import RowError
 from vasuki.io.input.templates import Template
 
@@ -17,14 +18,68 @@ Message = dict[str, Any]  # role, content, and whatever else the chat template r
 Prompt = str | list[Message] | NDArray[np.int32]
 
 
-def prompt_reader(config: InputConfig, vocab_size: int) -> Callable[[Mapping[str, Any]], Prompt]:
-    """How to get a row's prompt from its values. The function raises RowError for rows that have none."""
-    if config.prompt:
-        template = Template.parse(config.prompt)
+def prompt_reader(config: InputConfig, vocab_size: int, as_chat: bool) -> Callable[[Mapping[str, Any]], Prompt]:
+    """How to get a row's prompt from its values. The function raises RowError for rows that have none.
+
+    Args:
+        config: which columns make the prompt.
+        vocab_size: token ids must lie below it.
+        as_chat: send `input.prompt` as a user's message, see `is_chat`.
+    """
+    if config.prompt_token_ids:
+        return lambda values: read_token_ids(_present(values, config.prompt_token_ids), vocab_size)
+    conversation = conversation_templates(config)
+    if config.prompt and not as_chat:
+        [(_, template)] = conversation  # a system message would have made it a chat
         return lambda values: _text(template.render(values))
-    if config.messages:
-        return lambda values: read_messages(_present(values, config.messages), config.messages)
-    return lambda values: read_token_ids(_present(values, config.prompt_token_ids), vocab_size)
+
+    def messages(values: Mapping[str, Any]) -> Prompt:
+        written = [{"role": role, "content": template.render(values)} for role, template in conversation]
+        if config.prompt:
+            _text(written[-1]["content"])
+        if isinstance(config.messages, str) and config.messages:
+            return written + read_messages(_present(values, config.messages), config.messages)
+        return written
+
+    return messages
+
+
+def conversation_templates(config: InputConfig) -> list[tuple[str, Template]]:
+    """The messages that the job file writes itself, as roles and templates: those of `input.system`, `input.prompt` and
+    a list in `input.messages`.
+
+    Raises:
+        JobFileError: a template is malformed, or none of a conversation names a column.
+    """
+    templates = []
+    if config.system:
+        templates.append(("system", Template.parse(config.system, "input.system", needs_column=False)))
+    if config.prompt:
+        templates.append(("user", Template.parse(config.prompt)))
+    if isinstance(config.messages, tuple):
+        for index, message in enumerate(config.messages):
+            key = f"input.messages[{index}].content"
+            templates.append((message.role, Template.parse(message.content, key, needs_column=False)))
+        if not any(template.columns for _, template in templates):
+            raise JobFileError("input.messages names no column; put a column in braces, such as {text}")
+    return templates
+
+
+def is_chat(config: InputConfig, has_chat_template: bool) -> bool:
+    """Whether prompts go through the model's chat template.
+
+    Raises:
+        JobFileError: the job needs one and the model has none.
+    """
+    wanted = {
+        "input.messages": bool(config.messages),
+        "input.system": bool(config.system),
+        "input.chat: true": config.chat is True and bool(config.prompt),
+    }
+    if not has_chat_template and any(wanted.values()):
+        key = next(key for key, is_wanted in wanted.items() if is_wanted)
+        raise JobFileError(f"the model has no chat template, which {key} needs; put all the text into input.prompt")
+    return bool(config.messages) or (bool(config.prompt) and config.chat is not False and has_chat_template)
 
 
 def read_messages(value: Any, name: str = "messages") -> list[Message]:

@@ -8,6 +8,7 @@ the prompt's tokens. `Request.max_tokens` is the row's setting, cut to what the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -20,7 +21,7 @@ from vasuki.engine.sequence import NO_TOKENS, Request, SamplingParams
 from vasuki.io.formats.sources import Block
 from vasuki.io.input.openai_batch import read_body
 from vasuki.io.input.prefetch import Prefetch
-from vasuki.io.input.prompts import Message, Prompt, prompt_reader
+from vasuki.io.input.prompts import Message, Prompt, is_chat, prompt_reader
 from vasuki.io.input.row_error import RowError
 from vasuki.io.input.sampling import SamplingReader
 from vasuki.io.input.tables import InputTable
@@ -28,7 +29,11 @@ from vasuki.io.selection import EVERY_ROW, Selection
 
 P = TypeVar("P")
 
+log = logging.getLogger(__name__)
+
 _BLOCKS_AHEAD = 2
+_SENT_AS_CHAT = "each prompt is sent as a user's message in the model's chat template"
+_SENT_AS_TEXT = "each prompt is sent as bare text, without a chat template"
 _NO_PROMPTS_FAULT = (VasukiError, RuntimeError, MemoryError)  # but trouble of the model, the machine or threads
 
 
@@ -37,6 +42,11 @@ class Tokenizer(Protocol):
 
     Calls come from one background thread, while the engine's thread decodes: the two must not share changeable state.
     """
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be rendered."""
+        ...
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """One list of token ids for each text, special tokens included."""
@@ -72,6 +82,9 @@ class RequestStream:
         vocab_size: token ids must lie below it, those given in the input and those of the tokenizer.
         selection: which rows to read.
 
+    Raises:
+        JobFileError: the job needs a chat template and the model has none.
+
     Raises, while iterating:
         InputError: a file has become unreadable.
         ModelError: the tokenizer cannot do what the job asks, such as render messages.
@@ -92,7 +105,10 @@ class RequestStream:
         self._max_context_tokens = max_context_tokens
         self._vocab_size = vocab_size
         self._is_batch_format = job.input.format == "openai-batch"
-        self._read_prompt = None if self._is_batch_format else prompt_reader(job.input, vocab_size)
+        as_chat = is_chat(job.input, tokenizer.has_chat_template)
+        if job.input.prompt:
+            log.info(_SENT_AS_CHAT if as_chat else _SENT_AS_TEXT)
+        self._read_prompt = None if self._is_batch_format else prompt_reader(job.input, vocab_size, as_chat)
         self._sampling = SamplingReader(job.sampling)
         length = job.plan.output_length
         self._length_column = length.column if isinstance(length, Column) else ""

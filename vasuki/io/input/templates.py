@@ -25,23 +25,25 @@ class Template:
     pieces: tuple[tuple[str, str | None], ...]
 
     @classmethod
-    def parse(cls, text: str) -> Template:
-        """Raises JobFileError for anything but text and `{column}`."""
+    def parse(cls, text: str, key: str = "input.prompt", needs_column: bool = True) -> Template:
+        """Read a template from the job file's `key`.
+
+        Raises:
+            JobFileError: it holds anything but text and `{column}`, or no column although it `needs_column`.
+        """
         try:
             parsed = list(string.Formatter().parse(text))
         except ValueError as error:
-            raise JobFileError(f"input.prompt: {error}; {_DOUBLE}") from None
+            raise JobFileError(f"{key}: {error}; {_DOUBLE}") from None
         for _, name, spec, conversion in parsed:
             if name is None:
                 continue
             if not name:
-                raise JobFileError("input.prompt: {} names no column")
+                raise JobFileError(f"{key}: {{}} names no column")
             if spec or conversion or any(mark in name for mark in ".[]"):
-                raise JobFileError(
-                    f"input.prompt: only a plain column name may stand in braces, not {name!r}; {_DOUBLE}"
-                )
-        if all(name is None for _, name, _, _ in parsed):
-            raise JobFileError(f"input.prompt {text!r} names no column; put a column in braces, such as {{text}}")
+                raise JobFileError(f"{key}: only a plain column name may stand in braces, not {name!r}; {_DOUBLE}")
+        if needs_column and all(name is None for _, name, _, _ in parsed):
+            raise JobFileError(f"{key} {text!r} names no column; put a column in braces, such as {{text}}")
         return cls(tuple((literal, name) for literal, name, _, _ in parsed))
 
     @property
