@@ -21,10 +21,10 @@ PATH = Path(__file__).resolve().parents[2] / "docs" / "job.md"
 HEAD = """\
 # job.yaml
 
-Every key of a job file. One that is not listed is refused, with the nearest that is. The command line can set any of
+Every key of a job file. Unknown keys are refused, with the closest known key suggested. The command line can set any of
 them: `--set sampling.max_tokens=64`. A size is a number of bytes, or written like `512MiB` or `8GiB`.
 
-`scripts/docs/job_reference.py` writes this page from the descriptions in `vasuki/config.py`.
+`scripts/docs/job_reference.py` writes this page from the descriptions in `vasuki/base/config.py`.
 
 """
 
@@ -64,9 +64,9 @@ def _values(kind: Any, constraints: Iterable[Any] = ()) -> Iterator[str]:
         for part in sorted(parts, key=_is_mapping):
             yield from _values(part)
     elif _is_mapping(kind):
-        yield "`{" + f"{next(iter(kind.model_fields))}: ...}}`"
+        yield "`{" + ", ".join(f"{key}: ..." for key in kind.model_fields) + "}`"
     elif origin is tuple:
-        yield f"list of {_NAMES[parts[0]]}"
+        yield f"list of {_NAMES[parts[0]] if parts[0] in _NAMES else next(_values(parts[0]))}"
     elif any(getattr(constraint, "func", None) is parse_bytes for constraint in constraints):
         yield SIZE
     elif kind is not NoneType:
