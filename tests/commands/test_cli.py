@@ -52,7 +52,7 @@ def test_plan_of_a_job_counts_the_tokens_that_the_run_would(tiny_model: Path, tm
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     job = tmp_path / "job.yaml"
     job.write_text(
-        f"model: {{path: {tiny_model}}}\ninput: {{path: {tmp_path}/in.jsonl, prompt: '{{text}}'}}\n"
+        f"model: {{path: {tiny_model}}}\ninput: {{path: {tmp_path}/in.jsonl, prompt: '{{text}}', chat: false}}\n"
         f"output: {{path: {tmp_path}/out}}\nsampling: {{max_tokens: 5}}\n"
     )
     (plan,) = json.loads(vasuki("plan", job, "--json").stdout)
@@ -68,7 +68,7 @@ def test_plan_of_a_job_needs_no_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": "a cat " * count}) + "\n" for count in (4, 40)))
     job = tmp_path / "job.yaml"
     job.write_text(
-        f"model: {{shape: llama-3-8b}}\ninput: {{path: {tmp_path}/in.jsonl, prompt: '{{text}}'}}\n"
+        f"model: {{shape: llama-3-8b}}\ninput: {{path: {tmp_path}/in.jsonl, prompt: '{{text}}', chat: false}}\n"
         f"output: {{path: {tmp_path}/out}}\n"
     )
     (plan,) = json.loads(vasuki("plan", job, "--gpu", "a10", "--json").stdout)
@@ -121,7 +121,7 @@ def test_check_looks_at_the_output_folder(tiny_model: Path, tmp_path: Path) -> N
     (tmp_path / "in.jsonl").write_text('{"text": "the cat"}\n')
     job, out = tmp_path / "job.yaml", tmp_path / "out"
     job.write_text(
-        f"model: {{path: {tiny_model}}}\ninput: {{path: {tmp_path}/in.jsonl, prompt: '{{text}}'}}\n"
+        f"model: {{path: {tiny_model}}}\ninput: {{path: {tmp_path}/in.jsonl, prompt: '{{text}}', chat: false}}\n"
         f"output: {{path: {out}}}\n"
     )
     assert vasuki("check", job).exit_code == 0
