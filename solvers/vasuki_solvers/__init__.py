@@ -3,6 +3,7 @@
     items           Item, Instance: what has to run and what it has to fit into; the model, in one formula
     occupancy       the growth-aware peak of what runs, and the profile of a schedule
     bounds          lower bounds on the makespan, each with its argument
+    convex          what many steps cost at least when only their totals are known
     schedule        Schedule: start steps, makespan and gap
     verify          a referee that replays a schedule step by step
     forward         list scheduling in the present: what an online step scheduler makes of an order

@@ -9,7 +9,9 @@
     ordering/             the order in which rows start, made while they come
     simulated             a plan, run in virtual time on every request
     few_rows              a better order for a few rows of known lengths, in a twentieth of their time
-    lower_bound           seconds that no schedule can beat
+    lower_bound           seconds that no schedule can beat at datasheet rates
+    schedule_bound        the same under the cost model, and what a better plan could save
+    schedule_lp           that as a linear program, a little higher (needs highspy)
     running_prediction    the prediction, corrected while the job runs
     plan                  the result; lengths: prompt and output lengths of a job's requests
 

@@ -18,27 +18,33 @@ A step multiplies its tokens with every weight once, attends over the KV of its 
     parts       what runs in one go, a stage or the whole model, and its fixed costs
     cost        StepCost: the time of a step, part by part, explained; its energy
     times       the same time without the parts: a simulation asks for millions
+    curves      operators of many sizes at once
+    terms       what any step takes at least, term by term
     model       CostModel puts these together
 
 What differs between cards stands in the hardware profile. docs/cost-model.md derives the equations and checks them.
 """
 
 from vasuki.machines.cost_model.copies import Copies
+from vasuki.machines.cost_model.curves import TABLE
 from vasuki.machines.cost_model.model import CostModel
 from vasuki.machines.cost_model.operators import OperatorModel
 from vasuki.machines.cost_model.rooflines import roofline
 from vasuki.machines.cost_model.stages import KERNELS_PER_LAYER, KERNELS_PER_STEP
 from vasuki.machines.cost_model.step_cost import StepCost
+from vasuki.machines.cost_model.terms import StepTerms
 from vasuki.machines.cost_model.times import StepTime
 from vasuki.machines.cost_model.work import StepWork, causal_pairs, windowed_causal_pairs
 
 __all__ = [
     "KERNELS_PER_LAYER",
     "KERNELS_PER_STEP",
+    "TABLE",
     "Copies",
     "CostModel",
     "OperatorModel",
     "StepCost",
+    "StepTerms",
     "StepTime",
     "StepWork",
     "causal_pairs",

@@ -25,8 +25,8 @@ class LayerModel:
         self._operators = operators
         heads, (full_kv_heads, kv_heads) = local_heads(shape, layout), shape.kv_heads_on(layout.tensor_parallel)
         # (query heads, KV heads, size of a head) of layers that attend to everything, and of those with a window
-        self._full = (heads, full_kv_heads, shape.full_heads[1])
-        self._windowed = (heads, kv_heads, shape.head_dim)
+        self.full_heads = (heads, full_kv_heads, shape.full_heads[1])
+        self.windowed_heads = (heads, kv_heads, shape.head_dim)
         measured = profile.measured.in_step if profile.measured else None
         self._in_step_ratio = RatioCurve(measured.tokens, measured.ratio) if measured else None
         self._recurrent = RecurrentModel(shape, profile, layout, operators) if shape.recurrent else None
@@ -35,13 +35,13 @@ class LayerModel:
         self._last_mlp_cache: dict[int, tuple[OperatorCost, OperatorCost]] = {}
         self._outside_cache: dict[tuple[int, int], OperatorCost] = {}
         # One layer's attention without the parts, before `in_step`.
-        self.attention_seconds = operators.attention_seconds(*self._full)
-        self.windowed_attention_seconds = operators.attention_seconds(*self._windowed)
+        self.attention_seconds = operators.attention_seconds(*self.full_heads)
+        self.windowed_attention_seconds = operators.attention_seconds(*self.windowed_heads)
 
     @property
     def is_uniform(self) -> bool:
         """Whether layers with a window are like those without, where it holds all."""
-        return self._full == self._windowed
+        return self.full_heads == self.windowed_heads
 
     def in_step(self, num_tokens: int) -> float:
         """What the operators of a step of so many tokens take there, over what they take alone."""
@@ -57,7 +57,7 @@ class LayerModel:
         cached = self._linear_cache.get(num_tokens)
         if cached is None:
             in_step = self.in_step(num_tokens)
-            cached = self._matmuls(num_tokens).slowed(in_step), self._elementwise(num_tokens).slowed(in_step)
+            cached = self.matmuls(num_tokens).slowed(in_step), self.elementwise(num_tokens).slowed(in_step)
             self._linear_cache[num_tokens] = cached
         return cached
 
@@ -84,17 +84,23 @@ class LayerModel:
         return linear, elementwise
 
     def _last_mlp(self, num_tokens: int) -> tuple[OperatorCost, OperatorCost]:
-        """Matmuls and activation of the last layer's MLP, which has experts if any layer has."""
         cached = self._last_mlp_cache.get(num_tokens)
         if cached is None:
-            shape, matmuls = self._shape, OperatorCost()
-            for matrix in shape.expert_matrices or shape.dense_matrices:
-                matmuls += self._matmul(matrix, num_tokens)
-            width = self._expert_width if shape.expert_matrices else shape.intermediate_size
-            cached = self._last_mlp_cache[num_tokens] = matmuls, self._activation(num_tokens, width)
+            cached = self._last_mlp_cache[num_tokens] = self.last_mlp(num_tokens)
         return cached
 
-    def _matmuls(self, num_tokens: int) -> OperatorCost:
+    # Alone, before `in_step`. Of many step sizes at once, where the operators take them: see `curves`.
+
+    def last_mlp(self, num_tokens: int) -> tuple[OperatorCost, OperatorCost]:
+        """Matmuls and activation of the last layer's MLP, which has experts if any layer has."""
+        shape, matmuls = self._shape, OperatorCost()
+        for matrix in shape.expert_matrices or shape.dense_matrices:
+            matmuls += self._matmul(matrix, num_tokens)
+        width = self._expert_width if shape.expert_matrices else shape.intermediate_size
+        return matmuls, self._activation(num_tokens, width)
+
+    def matmuls(self, num_tokens: int) -> OperatorCost:
+        """Mean of one layer, apart from those of recurrent layers."""
         shape, total = self._shape, OperatorCost()
         for matrices, layers in shape.packed_matrices:
             for matrix in matrices if layers else ():
@@ -108,9 +114,10 @@ class LayerModel:
         if matrix.copies == 1:
             return self._operators.matmul(num_tokens, k, n)
         used = matrix.copies * (1.0 - (1.0 - matrix.used / matrix.copies) ** num_tokens)
-        return self._operators.matmul(num_tokens * matrix.used, k, n, max(1, round(used)))
+        return self._operators.expert_matmul(num_tokens * matrix.used, k, n, used)
 
-    def _elementwise(self, num_tokens: int) -> OperatorCost:
+    def elementwise(self, num_tokens: int) -> OperatorCost:
+        """Mean of one layer, apart from what recurrent layers do."""
         shape, operators = self._shape, self._operators
         item, hidden = shape.dtype_bytes, shape.hidden_size
         attending = shape.num_attention_layers / shape.num_layers
@@ -139,14 +146,14 @@ class LayerModel:
         """Attention of `layers` layers, windowed ones in proportion."""
         shape = self._shape
         full = self._layer_attention(
-            self._full, work.decode_context_tokens, work.chunk_pairs, work.chunk_context_tokens
+            self.full_heads, work.decode_context_tokens, work.chunk_pairs, work.chunk_context_tokens
         )
         full = full.slowed(in_step := self.in_step(work.num_tokens))
         full = full.scaled(layers * shape.num_full_layers / shape.num_layers)
         if not shape.num_windowed_layers:
             return full
         windowed = self._layer_attention(
-            self._windowed,
+            self.windowed_heads,
             work.windowed_decode_context_tokens,
             work.windowed_chunk_pairs,
             work.windowed_chunk_context_tokens,
@@ -165,18 +172,27 @@ class LayerModel:
         return decodes + self._operators.chunk_attention(chunk_pairs, chunk_context, *heads)
 
     def outside(self, num_tokens: int, num_samples: int, part: Part) -> OperatorCost:
-        """Embedding of every token; output head over sampled tokens, and three passes over float32 logits to sample."""
+        """Embedding of every token, and what sampled ones take."""
         key = (num_tokens if part.embedding else 0, num_samples if part.head else 0)
         cached = self._outside_cache.get(key)
         if cached is None:
             embedded, sampled = key
             cached = OperatorCost()
             if embedded:
-                row_bytes = 2 * self._shape.hidden_size * self._shape.dtype_bytes
-                cached += self._operators.elementwise("embedding", embedded, row_bytes)
+                cached += self.embedding(embedded)
             if sampled:
-                vocab = math.ceil(self._shape.vocab_size / self._layout.tensor_parallel)
-                cached += self._operators.matmul(sampled, self._shape.hidden_size, vocab)
-                cached += self._operators.elementwise("activation", sampled, 3 * 4 * vocab)
+                cached += self.head(sampled)
             self._outside_cache[key] = cached
         return cached.slowed(self.in_step(num_tokens))
+
+    def embedding(self, num_tokens: int) -> OperatorCost:
+        """Alone, before `in_step`, as the next."""
+        return self._operators.elementwise(
+            "embedding", num_tokens, 2 * self._shape.hidden_size * self._shape.dtype_bytes
+        )
+
+    def head(self, num_samples: int) -> OperatorCost:
+        """Output head over sampled tokens, and three passes over float32 logits to sample."""
+        vocab = math.ceil(self._shape.vocab_size / self._layout.tensor_parallel)
+        matmul = self._operators.matmul(num_samples, self._shape.hidden_size, vocab)
+        return matmul + self._operators.elementwise("activation", num_samples, 3 * 4 * vocab)

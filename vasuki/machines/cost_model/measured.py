@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vasuki.base.arrays import Floats
 from vasuki.machines.cost_model.rooflines import Rooflines
 from vasuki.machines.cost_model.work import causal_pairs
 from vasuki.machines.profile import AttentionPoints, ElementwiseOperator, Measured
@@ -37,6 +38,21 @@ class RatioCurve:
         low, high = sizes[index - 1], sizes[index]
         share = (position - low) / (high - low)
         return math.exp(ratios[index - 1] + share * (ratios[index] - ratios[index - 1]))
+
+    @property
+    def sizes(self) -> Floats:
+        """Where it was measured."""
+        return np.exp(self._log_sizes)
+
+    def at(self, sizes: Floats) -> Floats:
+        """The ratios of many sizes."""
+        ratios: Floats = np.exp(np.interp(np.log(sizes), self._log_sizes, self._log_ratios))
+        return ratios
+
+    def least_from(self, size: float) -> float:
+        """The least ratio of anything as large or larger."""
+        larger = [ratio for at, ratio in zip(self._log_sizes, self._log_ratios, strict=True) if at >= math.log(size)]
+        return min([self(size), *map(math.exp, larger)])
 
     @classmethod
     def mean(cls, curves: Sequence[RatioCurve]) -> RatioCurve:

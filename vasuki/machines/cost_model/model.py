@@ -11,6 +11,7 @@ from vasuki.machines.cost_model.network import Network
 from vasuki.machines.cost_model.operators import OperatorModel
 from vasuki.machines.cost_model.stages import KERNELS_PER_LAYER, Part
 from vasuki.machines.cost_model.step_cost import StepCost, energy_j
+from vasuki.machines.cost_model.terms import StepTerms, step_terms
 from vasuki.machines.cost_model.times import PartTimes, StepTime
 from vasuki.machines.cost_model.work import StepWork
 from vasuki.machines.profile import HardwareProfile
@@ -170,6 +171,18 @@ class CostModel:
         """`[stages]` what `stage` gives for each."""
         times = {part: each.once(work) for part, each in self._stage_times.items()}
         return [times[part] for part in self._stages]
+
+    def terms(self) -> StepTerms:
+        """What any step takes at least: no `step_time_s` is below it."""
+        return self._terms(self._whole)
+
+    def stage_terms(self) -> list[StepTerms]:
+        """The same of each kind of pipeline stage."""
+        return [self._terms(part) for part in dict.fromkeys(self._stages)]
+
+    def _terms(self, part: Part) -> StepTerms:
+        launches_s = part.launches_s(self.profile.overheads, self._kernels_per_layer)
+        return step_terms(part, self.shape, self.profile, self.layout, self.network, self._traffic, launches_s)
 
     def _times(self, part: Part) -> PartTimes:
         launches_s = part.launches_s(self.profile.overheads, self._kernels_per_layer)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from vasuki.machines.cost_model.measured import MeasuredRatios, RatioCurve
 from vasuki.machines.cost_model.rooflines import OperatorCost, Rooflines, roofline
 from vasuki.machines.profile import ElementwiseOperator, HardwareProfile
+
+DECODE_PLACES = 200  # between the contexts of the first measured decode and the last
 
 
 class OperatorModel:
@@ -27,19 +31,23 @@ class OperatorModel:
     def matmul(self, tokens: float, k: int, n: int, copies: int = 1) -> OperatorCost:
         """`copies` products `[tokens / copies, k] x [k, n]` with different weights, as one kernel."""
         alone = self._rooflines.matmul(tokens, k, n, copies)
-        return _corrected(alone, self._ratios.matmul.get((k, n)) or self._ratios.any_matmul, tokens / copies)
+        return self._corrected(alone, self._ratios.matmul.get((k, n)) or self._ratios.any_matmul, tokens / copies)
+
+    def expert_matmul(self, tokens: float, k: int, n: int, used: float) -> OperatorCost:
+        """The same for experts, of which so many are used on average."""
+        return self.matmul(tokens, k, n, max(1, round(used)))
 
     def elementwise(self, operator: ElementwiseOperator, tokens: float, bytes_per_token: float) -> OperatorCost:
         """A memory-bound operator."""
         alone = self._rooflines.elementwise(operator, tokens, bytes_per_token)
-        return _corrected(alone, self._ratios.elementwise.get(operator), alone.memory_bytes)
+        return self._corrected(alone, self._ratios.elementwise.get(operator), alone.memory_bytes)
 
     def decode_attention(self, context_tokens: float, heads: float, kv_heads: float, head_dim: int) -> OperatorCost:
         """One layer of attention for single-token chunks, given the sum of their contexts."""
         if not context_tokens:
             return OperatorCost()
         alone = self._rooflines.attention(context_tokens, context_tokens, heads, kv_heads, head_dim)
-        return _corrected(alone, self._ratios.decode_attention, context_tokens * heads)
+        return self._corrected(alone, self._ratios.decode_attention, context_tokens * heads)
 
     def chunk_attention(
         self, pairs: float, context_tokens: float, heads: float, kv_heads: float, head_dim: int
@@ -48,11 +56,18 @@ class OperatorModel:
         if not pairs:
             return OperatorCost()
         alone = self._rooflines.attention(pairs, context_tokens, heads, kv_heads, head_dim)
-        return _corrected(alone, self._ratios.chunk_attention, pairs * heads)
+        return self._corrected(alone, self._ratios.chunk_attention, pairs * heads)
 
     def recurrence(self, flops: float, memory_bytes: float, kernels: int) -> OperatorCost:
         """A recurrent layer between its matrices."""
         return self._rooflines.recurrence(flops, memory_bytes, kernels)
+
+    def ratio(self, curve: RatioCurve | None, size: float) -> float:
+        """What was measured over what rooflines say; 1 where nothing was."""
+        return curve(size) if curve else 1.0
+
+    def _corrected(self, alone: OperatorCost, curve: RatioCurve | None, size: float) -> OperatorCost:
+        return alone.slowed(self.ratio(curve, size)) if curve else alone
 
     def attention_seconds(self, heads: float, kv_heads: float, head_dim: int) -> Callable[[float, float, float], float]:
         """A function of decode contexts, chunk pairs and chunk contexts: one layer of both kinds of attention.
@@ -77,6 +92,44 @@ class OperatorModel:
 
         return seconds
 
+    # --- no less than this -------------------------------------------------------------------------------------------
 
-def _corrected(alone: OperatorCost, ratio: RatioCurve | None, size: float) -> OperatorCost:
-    return alone.slowed(ratio(size)) if ratio else alone
+    @property
+    def attention_kernel_s(self) -> float:
+        """The least of one layer's attention, of any kind, that depends on nothing."""
+        curves = (self._ratios.decode_attention, self._ratios.chunk_attention)
+        return self._rooflines.kernel_s * min(_least(curve) for curve in curves)
+
+    def least_decode_attention(
+        self, heads: float, kv_heads: float, head_dim: int
+    ) -> tuple[list[tuple[float, float]], float]:
+        """Points (contexts, seconds) by rising contexts, and the slope beyond them: one layer's `decode_attention` is
+        nowhere below the lines between them, without `attention_kernel_s`.
+
+        A ratio rises or falls all the way between two measured sizes, so the smaller one of any two places in between
+        is the least there.
+        """
+        kernel_s, least_s = self._rooflines.kernel_s, self.attention_kernel_s
+        context_s = roofline(self._rooflines.pair_s(heads, head_dim), self._rooflines.kv_read_s(kv_heads, head_dim))
+        curve = self._ratios.decode_attention
+        if curve is None:
+            return [(0.0, 0.0), (1.0, kernel_s - least_s + context_s)], context_s
+        measured = np.maximum(1.0, curve.sizes / heads)
+        places = np.unique([1.0, *measured, *np.geomspace(measured[0], measured[-1], DECODE_PLACES)])
+        ratios = curve.at(places * heads)
+        points = [(0.0, 0.0)]
+        for place, ratio, end, end_ratio in zip(places, ratios, places[1:], ratios[1:], strict=False):
+            least = float(min(ratio, end_ratio))
+            points += [(float(at), least * (kernel_s + float(at) * context_s) - least_s) for at in (place, end)]
+        return points, float(ratios[-1]) * context_s
+
+    def least_chunk_attention(self, heads: float, kv_heads: float, head_dim: int) -> tuple[float, float]:
+        """Seconds of a pair and of a token of context: one layer's `chunk_attention` is nowhere below their roofline,
+        without `attention_kernel_s`."""
+        least = _least(self._ratios.chunk_attention)
+        rooflines = self._rooflines
+        return least * rooflines.pair_s(heads, head_dim), least * rooflines.kv_read_s(kv_heads, head_dim)
+
+
+def _least(curve: RatioCurve | None) -> float:
+    return curve.least_from(1.0) if curve else 1.0

@@ -43,16 +43,25 @@ class RecurrentModel:
     def step(self, work: StepWork) -> tuple[OperatorCost, OperatorCost]:
         """Matmuls of all recurrent layers, and what is between them."""
         matmuls, between = OperatorCost(), OperatorCost()
-        decodes, chunks = work.num_decodes, work.num_chunks
-        for group, times, ratio in (
-            ((float(decodes), decodes), 1 if decodes else 0, self._decode_ratio),
-            (((work.num_tokens - decodes) / max(1, chunks), 1), chunks, self._chunk_ratio),
-        ):
-            if times:
-                factor = times * self._layer.layers * (ratio(group[0]) if ratio else 1.0)
-                multiplied, rest = self._group(self._layer, self._matrices, self._row_bytes, group, self._devices)
-                matmuls, between = matmuls + multiplied.scaled(factor), between + rest.scaled(factor)
+        if work.num_decodes:
+            matmuls, between = self.decodes(work.num_decodes)
+        if chunks := work.num_chunks:
+            each_matmuls, each_between = self.chunk((work.num_tokens - work.num_decodes) / chunks)
+            matmuls, between = matmuls + each_matmuls.scaled(chunks), between + each_between.scaled(chunks)
         return matmuls, between
+
+    def decodes(self, rows: int) -> tuple[OperatorCost, OperatorCost]:
+        """The same of rows that pass together, a token of each."""
+        return self._of_layers((rows, rows), self._decode_ratio)
+
+    def chunk(self, tokens: float) -> tuple[OperatorCost, OperatorCost]:
+        """The same of a longer chunk."""
+        return self._of_layers((tokens, 1), self._chunk_ratio)
+
+    def _of_layers(self, group: Group, ratio: RatioCurve | None) -> tuple[OperatorCost, OperatorCost]:
+        factor = self._layer.layers * self._operators.ratio(ratio, group[0])
+        matmuls, between = self._group(self._layer, self._matrices, self._row_bytes, group, self._devices)
+        return matmuls.scaled(factor), between.scaled(factor)
 
     def _group(
         self, layer: Recurrent, matrices: Iterable[tuple[int, int]], row_bytes: float, group: Group, devices: int

@@ -86,6 +86,7 @@ class Rooflines:
         self._attention_rate = peak * efficiency.attention
         self._kv_bandwidth = self._bandwidth * efficiency.kv_read
         self._processors, self._tile = profile.processors, profile.tile_rows
+        self._shortest_tile = max(1, round(self._tile * SHORTEST_TILE))
         self._tile_columns = [max(1, round(self._tile * share)) for share in TILE_COLUMNS]
 
     def matmul(self, tokens: float, k: int, n: int, copies: int = 1) -> OperatorCost:
@@ -109,7 +110,7 @@ class Rooflines:
     def _tile_rows(self, rows: float) -> int:
         """Rows of the tile for so many tokens."""
         power_of_two = 1 << math.ceil(math.log2(rows)) if rows > 1 else 1
-        return min(self._tile, max(1, round(self._tile * SHORTEST_TILE), power_of_two))
+        return min(self._tile, max(self._shortest_tile, power_of_two))
 
     def elementwise(self, operator: ElementwiseOperator, tokens: float, bytes_per_token: float) -> OperatorCost:
         """A memory-bound operator."""

@@ -1,0 +1,244 @@
+"""No simulated schedule beats the bound, whatever the job, the machine, the policy and the memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hybrid import HYBRID
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vasuki.engine.policy import POLICIES, Admission, Mixing
+from vasuki.engine.scheduler import Limits
+from vasuki.engine.settings import EngineSettings
+from vasuki.machines.cost_model import CostModel
+from vasuki.machines.memory_budget import kv_tokens_at_most
+from vasuki.machines.profile import AttentionPoint, AttentionPoints, HardwareProfile, InStep, Measured
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.layout import Layout, spread_buffers
+from vasuki.models.named import named_shape
+from vasuki.models.shape import ModelShape
+from vasuki.planner.lengths import Lengths, Prefixes
+from vasuki.planner.schedule_bound import StepRoom, schedule_bound_s, step_rooms
+from vasuki.planner.schedule_lp import schedule_lp_s
+from vasuki.simulator import simulate, simulate_pipelines
+
+LLAMA = replace(named_shape("llama-3-8b"), num_layers=4)
+SHAPES = {
+    "dense": LLAMA,
+    "small": replace(LLAMA, hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3, head_dim=64),
+    "window": replace(LLAMA, sliding_window=64, num_windowed_layers=4),
+    "some windows": replace(LLAMA, sliding_window=100, num_windowed_layers=2),
+    "experts": replace(named_shape("mixtral-8x7b"), num_layers=4, num_expert_layers=4),
+    "recurrent": HYBRID,
+}
+CARDS = ("a10", "a40", "a100", "h100", "cpu")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A job and how it is run."""
+
+    lengths: Lengths
+    cost: CostModel
+    settings: EngineSettings
+    order: list[int]
+    known: bool
+
+    @property
+    def offload(self) -> bool:
+        return bool(self.settings.streamed_layers or self.settings.host_blocks)
+
+    @property
+    def room(self) -> StepRoom:
+        """What the device holds, and the largest step."""
+        limits, policy, layers = self.settings.limits, self.settings.policy, self.cost.shape.num_layers
+        streamed = self.settings.streamed_layers
+        resident = (layers - streamed + spread_buffers(layers, streamed)) / layers
+        split = policy.chunked and policy.refill
+        step_tokens = max(limits.chunk_tokens, limits.max_num_seqs) if split else math.inf
+        return StepRoom(step_tokens, resident * kv_tokens_at_most(self.settings, self.cost.shape))
+
+    def bound_s(self) -> float:
+        return schedule_bound_s(self.lengths, self.cost, [self.room], self.offload)
+
+    def makespan_s(self) -> float:
+        requests = list(self.lengths.requests(self.known))
+        outputs = self.lengths.output_tokens.tolist()
+        if self.cost.layout.num_streams > 1:
+            return simulate_pipelines(
+                [requests[row] for row in self.order], outputs, self.settings, self.cost
+            ).makespan_s
+        return simulate([requests[row] for row in self.order], outputs, self.settings, self.cost).makespan_s
+
+
+@st.composite
+def profiles(draw: st.DrawFn, shape: ModelShape) -> HardwareProfile:
+    """A shipped profile, or one with made-up measurements in steps and of attention."""
+    profile = find_profile(draw(st.sampled_from(CARDS)))
+    if draw(st.booleans()):
+        return profile
+    ratio = st.floats(0.5, 2.0)
+    sizes = sorted(draw(st.sets(st.sampled_from([1, 4, 16, 64, 100, 256, 1000, 6000]), min_size=1, max_size=4)))
+    in_step = InStep(tokens=tuple(sizes), ratio=tuple(draw(ratio) for _ in sizes))
+    points = tuple(
+        AttentionPoint(sequences=sequences, tokens=tokens, context=context, us=draw(st.floats(5, 500)))
+        for sequences, tokens, context in ((1, 1, 50), (8, 1, 300), (60, 1, 800), (1, 32, 64), (2, 128, 500))
+    )
+    attention = AttentionPoints(
+        heads=shape.num_heads, kv_heads=shape.num_kv_heads, head_dim=shape.head_dim, dtype=shape.dtype, points=points
+    )
+    measured = Measured(source="made up", in_step=in_step, attention=(attention,) if draw(st.booleans()) else ())
+    return profile.model_copy(update={"measured": measured})
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    """A job of up to 40 rows in memory for one row or more."""
+    seed = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rows, longest = draw(st.integers(1, 40)), draw(st.sampled_from([3, 30, 300]))
+    prompts = seed.integers(1, draw(st.sampled_from([5, 100, 600])) + 1, rows)
+    outputs = seed.integers(1, longest + 1, rows)
+    limits = outputs + seed.integers(0, 50, rows) * draw(st.integers(0, 1))
+    lengths = Lengths(prompts, outputs, None, limits)
+
+    name = draw(st.sampled_from(sorted(SHAPES)))
+    shape = SHAPES[name]
+    profile = draw(profiles(shape))
+    host_layers = draw(st.sampled_from([0, 0, 0, 1, 2])) if name in ("dense", "small") else 0
+    layout = Layout(host_layers=host_layers)
+    if not host_layers and name == "dense" and profile.kind == "gpu":
+        layout = draw(st.sampled_from([Layout(), Layout(2), Layout(1, 2), Layout(2, 2, 2), Layout(data_parallel=2)]))
+    policy = POLICIES[draw(st.sampled_from(sorted(POLICIES)))]
+    staged = layout.pipeline_parallel > 1
+    if policy.padded and (staged or profile.kind == "cpu"):
+        policy = POLICIES["vasuki"]
+    if policy.ordered:
+        policy = replace(
+            policy,
+            admission=draw(st.sampled_from([Admission.PROMPT, Admission.PEAK])),
+            mixing=draw(st.sampled_from([Mixing.MIXED, Mixing.EXCLUSIVE])),
+        )
+    limits_of = Limits(
+        chunk_tokens=draw(st.sampled_from([16, 40, 128, 512, 2048])),
+        max_num_seqs=draw(st.sampled_from([1, 4, 16, 64, 256])),
+        stalled_share=draw(st.sampled_from([0.0, 0.0, 0.5])),
+    )
+    block_tokens = draw(st.sampled_from([1, 8, 16]))
+    row_blocks = -(-int(lengths.peak_tokens.max()) // block_tokens)
+    num_blocks = row_blocks + round(row_blocks * draw(st.floats(0.05, 12)))
+    settings_of = EngineSettings(policy, limits_of, num_blocks, block_tokens)
+    offload = draw(st.sampled_from(["none", "stream", "park", "ahead"]))
+    if policy.ordered and offload != "none" and not shape.recurrent and not (staged and offload == "stream"):
+        if offload == "stream":
+            settings_of = replace(settings_of, streamed_layers=draw(st.integers(1, 3)))
+        else:
+            limits_of = replace(limits_of, swap_min_tokens=draw(st.sampled_from([1, 64])))
+            settings_of = replace(settings_of, limits=limits_of, host_blocks=5 * num_blocks)
+        if offload == "ahead":
+            settings_of = replace(settings_of, policy=replace(policy, admission=Admission.AHEAD, mixing=Mixing.MIXED))
+    order = seed.permutation(rows).tolist()
+    return Run(lengths, CostModel(shape, profile, layout), settings_of, order, draw(st.booleans()))
+
+
+@settings(max_examples=100, deadline=None)
+@given(runs())
+def test_no_schedule_beats_the_bound(run: Run) -> None:
+    assert 0 < run.bound_s() <= run.makespan_s() * (1 + 1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(runs().filter(lambda run: run.cost.layout.num_streams == 1))
+def test_the_linear_program_lies_between(run: Run) -> None:
+    program_s = schedule_lp_s(run.lengths, run.cost, [run.room], run.offload)
+    assert run.bound_s() * (1 - 1e-6) <= program_s <= run.makespan_s() * (1 + 1e-6)
+
+
+def job(rows: int, prompt: int, output: int) -> Lengths:
+    return Lengths(np.full(rows, prompt), np.full(rows, output), None, np.full(rows, output))
+
+
+def run_of(lengths: Lengths, cost: CostModel, kv_tokens: int, chunk_tokens: int = 128, max_num_seqs: int = 512) -> Run:
+    limits = Limits(chunk_tokens, max_num_seqs)
+    policy = replace(POLICIES["vasuki"], admission=Admission.PEAK)
+    return Run(lengths, cost, EngineSettings(policy, limits, kv_tokens, 1), list(range(len(lengths))), known=True)
+
+
+A10, CPU = find_profile("a10"), find_profile("cpu")
+MANY_SMALL = replace(SHAPES["small"], num_layers=30)
+TIGHT = {
+    "one row": run_of(job(1, 2, 50), CostModel(LLAMA, A10), 200),
+    "few rows": run_of(job(16, 2, 300), CostModel(LLAMA, A10), 20_000),
+    "many rows": run_of(job(128, 2, 300), CostModel(LLAMA, A10), 80_000),
+    "on a CPU": run_of(job(32, 2, 100), CostModel(LLAMA, CPU), 4000),
+    "launches": run_of(job(4, 4, 50), CostModel(MANY_SMALL, find_profile("h100")), 300),
+    "weights on the host": run_of(job(4, 20, 50), CostModel(LLAMA, A10, Layout(host_layers=2)), 300),
+    "experts": run_of(job(1, 2, 100), CostModel(SHAPES["experts"], find_profile("a100")), 200),
+    "a window": run_of(job(128, 2, 300), CostModel(SHAPES["window"], A10), 80_000),
+    "recurrent": run_of(job(16, 2, 300), CostModel(HYBRID, A10), 20_000, 128, 16),
+    "replicas": run_of(job(256, 2, 300), CostModel(LLAMA, A10, Layout(data_parallel=2)), 80_000, 128, 128),
+    "stages": run_of(job(256, 2, 300), CostModel(LLAMA, A10, Layout(1, 2)), 80_000, 128, 128),
+}
+
+
+@pytest.mark.parametrize("name", TIGHT)
+def test_a_tenth_more_would_be_beaten(name: str) -> None:
+    """Each term is needed: these schedules come within 10 % of the bound."""
+    run = TIGHT[name]
+    assert run.bound_s() <= run.makespan_s() * (1 + 1e-9)
+    assert 1.1 * run.bound_s() > run.makespan_s()
+
+
+def test_memory_for_one_row_at_a_time() -> None:
+    """Rows have to run one after the other, and take as many steps."""
+    cost = CostModel(LLAMA, A10)
+    side_by_side, in_turn = run_of(job(8, 400, 100), cost, 8 * 500), run_of(job(8, 400, 100), cost, 510)
+    assert in_turn.bound_s() > 3 * side_by_side.bound_s()
+    assert in_turn.makespan_s() < 1.25 * in_turn.bound_s()
+
+
+def test_a_link_makes_room() -> None:
+    """As much as it carries, and a fast one more than a slow one."""
+    lengths, room = job(300, 1000, 200), [StepRoom(math.inf, 10_000)]
+    costs = CostModel(LLAMA, A10), CostModel(LLAMA, find_profile("gh200"))
+    slow, fast = (schedule_bound_s(lengths, cost, room) / schedule_bound_s(lengths, cost, room, True) for cost in costs)
+    assert 1 < slow < fast
+
+
+def test_shared_prefixes_are_free() -> None:
+    """Rows are counted as if each had its own text alone, but for what it attends to."""
+    cost, room = CostModel(LLAMA, A10), [StepRoom(512, 20_000)]
+    prefixes = Prefixes([np.zeros(0, np.int32), np.zeros(400, np.int32)], np.ones(100, np.int64))
+    plain = job(100, 500, 40)
+    shared, short = replace(plain, prefixes=prefixes), job(100, 100, 40)
+    shared_s, plain_s, short_s = (schedule_bound_s(each, cost, room) for each in (shared, plain, short))
+    assert short_s < shared_s < 0.6 * plain_s
+    run = replace(run_of(shared, cost, 20_000), settings=EngineSettings(POLICIES["vasuki"], Limits(512, 512), 1250, 16))
+    assert shared_s <= run.makespan_s() < plain_s
+
+
+def test_every_step_size_has_a_room() -> None:
+    rooms = step_rooms(lambda step_tokens: 5000 - step_tokens)
+    assert rooms[0] == (16, 4999)
+    assert rooms[-1] == (math.inf, 5000 - 4097)
+    assert [room.kv_tokens for room in rooms[1:]] == [5000 - room.step_tokens - 1 for room in rooms[:-1]]
+    assert step_rooms(lambda step_tokens: 7) == [(math.inf, 7)]
+    assert step_rooms(lambda step_tokens: max(0, 100 - step_tokens))[-1].step_tokens == 112
+
+
+def test_the_best_step_size_counts() -> None:
+    """Neither steps that are too small nor those that leave too little memory."""
+    cost, lengths = CostModel(LLAMA, A10), job(200, 300, 50)
+    rooms = [StepRoom(64, 9000), StepRoom(512, 6000), StepRoom(math.inf, 400)]
+    alone = [schedule_bound_s(lengths, cost, [room]) for room in rooms]
+    assert schedule_bound_s(lengths, cost, rooms) == min(alone) == alone[1]
+
+
+def test_nothing_takes_no_time_and_several_devices_have_no_program() -> None:
+    assert schedule_bound_s(job(0, 1, 1), CostModel(LLAMA, A10), [StepRoom(16, 16)]) == 0
+    stages = CostModel(LLAMA, A10, Layout(1, 2))
+    with pytest.raises(ValueError, match="no linear program"):
+        schedule_lp_s(job(1, 1, 1), stages, [StepRoom(16, 16)])
