@@ -15,6 +15,7 @@ from vasuki.io.output.output_folder import OutputFolder
 
 PLAN_FIELDS = {
     "gpu", "requests", "prompt_tokens", "output_tokens_estimate", "makespan_s", "lower_bound_s", "gap", "solver",
+    "schedule_bound_s", "source",
     "optimal", "policy", "chunk_tokens", "max_num_seqs", "shared_tokens", "offload", "cost", "uncertainty", "plan_s",
 }  # fmt: skip
 SIMULATED_FIELDS = {"steps", "batch", "kv", "preemptions", "layout", "bubbles"}
@@ -41,7 +42,8 @@ def test_plan_prints_a_list_with_one_object_for_each_gpu(lengths: Path) -> None:
     for plan in plans:
         assert set(plan) == PLAN_FIELDS
         assert plan["requests"] == 60
-        assert plan["makespan_s"] >= plan["lower_bound_s"] > 0
+        assert plan["makespan_s"] >= plan["schedule_bound_s"] > plan["lower_bound_s"] > 0
+        assert plan["source"] == "datasheet"
         assert set(plan["offload"]) == {"mode", "layers", "reason", "weights_on_host"}
 
 

@@ -54,13 +54,25 @@ def test_a_plan_has_the_fields_that_users_rely_on() -> None:
     fields = plan.to_dict()
     assert list(fields) == [
         *("gpu", "requests", "prompt_tokens", "output_tokens_estimate", "shared_tokens", "makespan_s", "lower_bound_s"),
-        *("gap", "solver", "optimal", "policy", "chunk_tokens", "max_num_seqs", "offload", "cost", "uncertainty"),
+        *(
+            "schedule_bound_s",
+            "gap",
+            "source",
+            "solver",
+            "optimal",
+            "policy",
+            "chunk_tokens",
+            "max_num_seqs",
+            "offload",
+            "cost",
+            "uncertainty",
+        ),
         "plan_s",
     ]
     assert fields["requests"] == 60
     assert fields["prompt_tokens"] == lengths.prompt_tokens.sum()
-    assert 0 < fields["lower_bound_s"] < fields["makespan_s"]
-    assert fields["gap"] == pytest.approx(fields["makespan_s"] / fields["lower_bound_s"] - 1)
+    assert 0 < fields["lower_bound_s"] < fields["schedule_bound_s"] < fields["makespan_s"]
+    assert fields["gap"] == pytest.approx(fields["makespan_s"] / fields["schedule_bound_s"] - 1)
     assert set(fields["offload"]) == {"mode", "layers", "reason", "weights_on_host"}
     assert fields["cost"]["currency"] == "EUR"
     assert fields["cost"]["amount"] == pytest.approx(fields["makespan_s"] * 0.001)

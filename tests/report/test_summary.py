@@ -11,23 +11,32 @@ from vasuki.io.output.manifest import Cost, Manifest, Prediction, RowCounts, Tok
 from vasuki.report import summary_lines
 
 
-def test_a_run_in_seven_lines_that_fit_any_terminal(tmp_path: Path) -> None:
+def test_a_run_in_eight_lines_that_fit_any_terminal(tmp_path: Path) -> None:
     simulate_run(tmp_path, "a10", num_rows=30, parks=True, simulated=False, noise=0.05)
     lines = summary_lines(read_manifest(Location.parse(str(tmp_path))))
-    assert [line.split()[0] for line in lines] == ["rows", "tokens", "time", "bound", "batch", "KV", "cost"]
+    assert [line.split()[0] for line in lines] == ["rows", "tokens", "time", "bound", "card", "batch", "KV", "cost"]
     assert "30 of 30 succeeded, 0 failed" in lines[0]
     assert "predicted" in lines[2]
     assert max(map(len, lines)) <= 80
 
 
 def test_figures_of_a_run(tmp_path: Path) -> None:
-    write_run(tmp_path, makespan_s=3300, predicted_s=3000, lower_bound_s=2200, failed=2, left=5, price_per_hour=1.2)
-    rows, tokens, time, bound, cost = summary_lines(read_manifest(Location.parse(str(tmp_path))))
+    bounds = {"lower_bound_s": 2200, "schedule_bound_s": 2805}
+    write_run(tmp_path, makespan_s=3300, predicted_s=3000, **bounds, failed=2, left=5, price_per_hour=1.2)
+    rows, tokens, time, bound, card, cost = summary_lines(read_manifest(Location.parse(str(tmp_path))))
     assert rows == "rows   998 of 1,005 succeeded, 2 failed, 5 left"
     assert tokens == "tokens 1.50 million prompt, 0.50 million output"
     assert time == "time   55 min 00 s, predicted 50 min 00 s (+10 %)"
-    assert bound == "bound  no schedule beats 36 min 40 s; took 1.50 times that"
+    assert bound == "bound  at most 15 % could still be saved: no schedule beats 46 min 45 s"
+    assert card == "card   at datasheet rates none beats 36 min 40 s; took 1.50 times that"
     assert cost == "cost   1.10 USD: 0.55 a million tokens, 1.10 a thousand rows"
+
+
+def test_a_run_faster_than_its_plan_allowed(tmp_path: Path) -> None:
+    """Outputs that nobody knew were shorter than `max_tokens`."""
+    write_run(tmp_path, makespan_s=1800, predicted_s=3000, schedule_bound_s=2700)
+    (bound,) = [line for line in summary_lines(read_manifest(Location.parse(str(tmp_path)))) if "bound" in line]
+    assert bound == "bound  below the 45 min 00 s that no schedule beats if lengths and steps are as planned"
 
 
 @pytest.mark.parametrize(
@@ -46,14 +55,15 @@ def test_a_plan_has_the_same_lines() -> None:
         input_fingerprint="",
         rows=RowCounts(total=2000),
         tokens=TokenCounts(5_000_000, 400_000),
-        predicted=Prediction(600.0, 400.0),
+        predicted=Prediction(600.0, 400.0, 540.0),
         cost=Cost(amount=0.12),
     )
     assert summary_lines(plan) == [
         "rows   2,000 to do",
         "tokens 5.00 million prompt, 0.40 million output expected",
         "time   predicted 10 min 00 s",
-        "bound  no schedule beats 6 min 40 s; predicted 1.50 times that",
+        "bound  at most 10 % could still be saved: no schedule beats 9 min 00 s",
+        "card   at datasheet rates none beats 6 min 40 s; predicted 1.50 times that",
         "cost   0.12 USD: 0.0222 a million tokens, 0.06 a thousand rows",
     ]
 

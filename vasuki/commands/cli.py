@@ -197,7 +197,7 @@ def plan(
     as_json: bool,
     log_format: str,
 ) -> None:
-    """Say what a job will take and cost, and how far that is from the physical bound.
+    """Say what a job will take and cost, and how much of that another schedule could save.
 
     \b
     Example:  vasuki plan jobs/quickstart.yaml --gpu a10 --gpu a40

@@ -135,7 +135,7 @@ def planned(workload: Workload, plan: Plan) -> Manifest:
         input_fingerprint=workload.fingerprint,
         rows=rows,
         tokens=tokens,
-        predicted=Prediction(plan.makespan_s, plan.lower_bound_s),
+        predicted=Prediction(plan.makespan_s, plan.lower_bound_s, plan.schedule_bound_s, plan.source),
         cost=Cost(cost.gpu_hours, cost.amount, cost.currency, cost.per_million_tokens),
     )
 
@@ -206,7 +206,7 @@ def _manifest(workload: Workload, plan: Plan, simulated: Simulated, profile: Har
             simulated.result.counters.shared_tokens,
         ),
         timings=Timings(plan_s=plan.plan_s, generate_s=result["makespan_s"], makespan_s=result["makespan_s"]),
-        predicted=Prediction(plan.makespan_s, plan.lower_bound_s),
+        predicted=Prediction(plan.makespan_s, plan.lower_bound_s, plan.schedule_bound_s, plan.source),
         steps=result["steps"],
         batch=BatchStats(**result["batch"]),
         kv=KVStats(**result["kv"]),

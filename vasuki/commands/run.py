@@ -22,7 +22,7 @@ import numpy as np
 
 from vasuki.base.config import JobConfig, KVConfig
 from vasuki.base.errors import InputError, Interrupted, TooManyRowErrors
-from vasuki.base.units import duration
+from vasuki.base.units import duration, percent_text
 from vasuki.commands.progress import Progress
 from vasuki.commands.signals import StopSignals
 from vasuki.commands.step_tracer import StepTracer
@@ -258,10 +258,10 @@ class _Run:
         except InputError:  # none of them fits: they become error rows, as beside others that do
             plan = planned(NOTHING_TO_RUN)
         log.info(
-            "planned: %d requests in %s, at least %s; steps of %d tokens, offload %s%s",
+            "planned: %d requests in %s, of which at most %s could still be saved; steps of %d tokens, offload %s%s",
             plan.requests,
             duration(plan.makespan_s),
-            duration(plan.lower_bound_s),
+            percent_text(plan.could_save),
             plan.chunk_tokens,
             plan.offload.mode,
             f", weights of {plan.layout.host_layers} layers on the host" if plan.layout.host_layers else "",
@@ -397,7 +397,10 @@ class _Run:
                 generate_s=generate_s,
                 makespan_s=makespan_s,
             ),
-            predicted=Prediction(predicted_s, plan.lower_bound_s),
+            # What comes before the first step is in the makespan, and no schedule ends without it.
+            predicted=Prediction(
+                predicted_s, plan.lower_bound_s, plan.schedule_bound_s + predicted_s - plan.makespan_s, plan.source
+            ),
             steps=stats.steps,
             batch=BatchStats(stats.mean_seqs, stats.max_seqs),
             kv=KVStats(

@@ -376,6 +376,11 @@ class HardwareProfile(_Section):
     def memory_bytes_per_s(self) -> float:
         return self.memory_gb_per_s * 1e9
 
+    @property
+    def basis(self) -> str:
+        """What its rates come from: measurements, whose and when, or a datasheet."""
+        return f"measured: {self.measured.source}" if self.measured else "datasheet"
+
     def peak_flops(self, dtype: str) -> float:
         """Peak dense matmul rate in FLOP/s. Raises ProfileError for a dtype that the profile does not list."""
         try:

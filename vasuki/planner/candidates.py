@@ -74,6 +74,16 @@ class Problem:
         return few and self.known and self.policy.ordered and self.plan.solver in ("auto", "milp")
 
     @property
+    def may_offload(self) -> bool:
+        """Whether KV may pass over the link. States stay on the device, and so does the KV beside them."""
+        return any(mode != "none" for mode in self.offload_modes) and not self.shape.recurrent
+
+    @property
+    def device_memory(self) -> float:
+        """As in the job file, or the KV memory that is known better."""
+        return self.kv.device_memory if self.kv_bytes is None else self.kv_bytes
+
+    @property
     def block_tokens(self) -> int:
         if self.kv.block_tokens != "auto":
             return self.kv.block_tokens
@@ -84,7 +94,7 @@ class Problem:
         return memory_budget(
             self.shape,
             self.profile,
-            device_memory=self.kv.device_memory if self.kv_bytes is None else self.kv_bytes,
+            device_memory=self.device_memory,
             block_tokens=self.block_tokens,
             max_step_tokens=max(chunk_tokens, max_num_seqs),
             max_num_seqs=max_num_seqs,

@@ -40,6 +40,7 @@ from vasuki.planner.prediction import (
     cost_of_uncertainty,
     predict,
 )
+from vasuki.planner.schedule_bound import bound_of_any_plan_s
 
 OFFLOAD_MODES: tuple[OffloadMode, ...] = ("none", "stream", "park", "ahead")
 
@@ -95,6 +96,8 @@ def make_plan(
 
     kv_tokens = kv_tokens_at_most(settings, shape)
     bound = job_lower_bound(shape, profile, job.own_prompt_tokens, job.output_tokens, kv_tokens, layout)
+    schedule_bound_s = bound_of_any_plan_s(job, problem.costs, problem.device_memory, problem.may_offload)
+    makespan_s = max(chosen.makespan_s, schedule_bound_s)  # a sample may promise too much
     price, currency = profile.price.per_hour, profile.price.currency
     if cost.price_per_hour is not None:
         price, currency = cost.price_per_hour, cost.currency
@@ -104,8 +107,9 @@ def make_plan(
         requests=len(lengths),
         prompt_tokens=int(lengths.prompt_tokens.sum()),
         output_tokens_estimate=int(lengths.output_tokens.sum()),
-        makespan_s=chosen.makespan_s,
+        makespan_s=makespan_s,
         lower_bound_s=bound.seconds,
+        schedule_bound_s=schedule_bound_s,
         solver=chosen.solved.solver,
         order=chosen.order,
         optimal=chosen.optimal,
@@ -113,7 +117,7 @@ def make_plan(
         chunk_tokens=settings.limits.chunk_tokens,
         max_num_seqs=settings.limits.max_num_seqs,
         offload=candidate.offload,
-        cost=CostEstimate.of(chosen.makespan_s, layout.num_gpus, price, currency, job_tokens),
+        cost=CostEstimate.of(makespan_s, layout.num_gpus, price, currency, job_tokens),
         settings=settings,
         layout=layout,
         state_bytes=shape.state_bytes,
@@ -122,6 +126,8 @@ def make_plan(
         prompt_steps_share=chosen.prompt_steps_share,
         simulated_requests=chosen.simulated_requests,
         shared_tokens=chosen.shared_tokens,
+        source=profile.basis,
+        outputs_at_most=not problem.known and bool((job.output_tokens >= job.limits).all()),
         uncertainty=cost_of_uncertainty(problem, chosen),
         misfits=len(lengths) - len(job),
         misfit=misfit,

@@ -22,7 +22,8 @@ class Plan:
     prompt_tokens: int
     output_tokens_estimate: int
     makespan_s: float
-    lower_bound_s: float
+    lower_bound_s: float  # at datasheet rates
+    schedule_bound_s: float  # no schedule ends sooner under the cost model that says the makespan
     solver: Solver
     optimal: bool  # proved: no order takes fewer steps, and the plan takes as many
     policy: str
@@ -37,8 +38,10 @@ class Plan:
     prompt_steps_share: float  # of the time, in steps that carry prompts
     simulated_requests: int  # as many were simulated; the rest is scaled up if there are more
     shared_tokens: int = 0  # of prompts, which rows find in memory since others begin alike
+    source: str = ""  # of the profile's rates: measured, by whom and when, or a datasheet
     layout: Layout = field(default_factory=Layout)  # where the weights live
     state_bytes: int = 0  # that each of `max_num_seqs` rows keeps beside its KV
+    outputs_at_most: bool = False  # nothing but `max_tokens` is known of outputs, and all are taken to be as long
     uncertainty: float | None = None  # what not knowing the outputs adds to the makespan: 0.02 is 2 %; None: not known
     order: tuple[int, ...] = ()  # of all requests, where planning found one; else they are ordered as they come
     misfits: int = 0  # requests that can never run
@@ -46,8 +49,13 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """How far the makespan lies above the lower bound: 0.2 is 20 %."""
-        return self.makespan_s / self.lower_bound_s - 1 if self.lower_bound_s else 0.0
+        """How far the makespan lies above what no schedule beats under the cost model: 0.2 is 20 %."""
+        return self.makespan_s / self.schedule_bound_s - 1 if self.schedule_bound_s else 0.0
+
+    @property
+    def could_save(self) -> float:
+        """The share of the makespan that another schedule could save at most."""
+        return 1 - self.schedule_bound_s / self.makespan_s if self.makespan_s else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `plan --json` prints."""
@@ -59,7 +67,9 @@ class Plan:
             "shared_tokens": self.shared_tokens,
             "makespan_s": self.makespan_s,
             "lower_bound_s": self.lower_bound_s,
+            "schedule_bound_s": self.schedule_bound_s,
             "gap": self.gap,
+            "source": self.source,
             "solver": self.solver,
             "optimal": self.optimal,
             "policy": self.policy,

@@ -20,6 +20,7 @@ from vasuki.base.config import JobConfig
 from vasuki.base.errors import JobFileError
 from vasuki.engine.offload import OffloadMode
 from vasuki.engine.policy import find_policy
+from vasuki.machines.cost_model import CostModel
 from vasuki.machines.memory_budget import kv_tokens_at_most, memory_budget
 from vasuki.machines.price import CostEstimate
 from vasuki.machines.profile import HardwareProfile
@@ -31,6 +32,7 @@ from vasuki.planner.lower_bound import job_lower_bound
 from vasuki.planner.one_device import OFFLOAD_MODES, make_plan
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import sample_rows
+from vasuki.planner.schedule_bound import bound_of_any_plan_s
 
 STAGED_OFFLOAD: Collection[OffloadMode] = ("none", "park")  # streamed layers are not priced stage by stage
 
@@ -69,6 +71,14 @@ def plan_parallel(
     kv_tokens = kv_tokens_at_most(stream.settings, shape) * layout.pipeline_parallel
     layout = replace(layout, host_layers=stream.layout.host_layers)
     bound = job_lower_bound(shape, profile, job.own_prompt_tokens, job.output_tokens, kv_tokens, layout)
+    schedule_bound_s = bound_of_any_plan_s(
+        job,
+        [CostModel(shape, profile, layout)],
+        config.kv.device_memory,
+        offload=config.kv.offload != "none" and not shape.recurrent,
+        micro_batches=layout.pipeline_parallel,
+    )
+    makespan_s = max(stream.makespan_s, schedule_bound_s)  # what one stream takes leaves out the longest row of another
     prompt_tokens, output_tokens = int(lengths.prompt_tokens.sum()), int(lengths.output_tokens.sum())
     tokens = int(job.prompt_tokens.sum() + job.output_tokens.sum())
     price, currency = stream.cost.price_per_hour, stream.cost.currency
@@ -77,11 +87,13 @@ def plan_parallel(
         requests=len(lengths),
         prompt_tokens=prompt_tokens,
         output_tokens_estimate=output_tokens,
+        makespan_s=makespan_s,
         lower_bound_s=bound.seconds,
+        schedule_bound_s=schedule_bound_s,
         bound_by=bound.binding,
         optimal=False,
         shared_tokens=stream.shared_tokens * layout.num_streams,
-        cost=CostEstimate.of(stream.makespan_s, layout.num_gpus, price, currency, tokens),
+        cost=CostEstimate.of(makespan_s, layout.num_gpus, price, currency, tokens),
         plan_s=time.perf_counter() - started_s,
         layout=layout,
         misfits=int((~fits).sum()),

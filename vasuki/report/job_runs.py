@@ -57,6 +57,20 @@ class Result:
         return self.run.manifest.predicted.lower_bound_s
 
     @property
+    def schedule_bound_s(self) -> float | None:
+        return self.run.manifest.predicted.schedule_bound_s
+
+    @property
+    def could_save(self) -> float | None:
+        """The share of the makespan that another schedule could save at most, under the cost model.
+
+        Negative where the run was faster than its plan's lengths and the cost model allow.
+        """
+        if not self.schedule_bound_s or self.run.earlier_s:
+            return None
+        return 1 - self.schedule_bound_s / self.makespan_s
+
+    @property
     def prediction_error(self) -> float | None:
         """How much longer than predicted the run took, as a share of the prediction.
 
@@ -145,6 +159,8 @@ class Result:
             "load_s": self.load_s,
             "lower_bound_s": self.lower_bound_s,
             "times_lower_bound": self.times_lower_bound,
+            "schedule_bound_s": self.schedule_bound_s,
+            "could_save": self.could_save,
             "rows_per_s": self.rows_per_s,
             "tokens_per_s": self.tokens_per_s,
             "tail_s": run.timeline.tail_s if run.timeline is not None else None,

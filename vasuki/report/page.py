@@ -40,6 +40,8 @@ dt { font-weight: 600; } dd { margin: 0 0 .5rem 1.2rem; }
 
 _GLOSSARY = {
     "makespan": "From the first row read to the last row durable.",
+    "no schedule beats": "The least time that the cost model allows for this work, in any order and with steps of any "
+    "kind, for the lengths that the plan knew. The rest is all that better planning could save.",
     "lower bound": "The least time that the card's datasheet allows for this work, whatever the schedule.",
     "tokens": "Prompt and output tokens of the finished rows. Those computed again after preemption cost time, but are "
     "not counted as work.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vasuki.base.units import bytes_text, money_text, time_text
+from vasuki.base.units import bytes_text, money_text, percent_text, time_text
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import Simulated, Spread
 
@@ -29,7 +29,7 @@ def plan_table(plans: Iterable[Plan]) -> str:
                 plan.gpu,
                 plan.policy,
                 time_text(plan.makespan_s),
-                time_text(plan.lower_bound_s),
+                time_text(plan.schedule_bound_s),
                 f"{plan.gap:.0%}",
                 money_text(plan.cost.amount, plan.cost.currency),
                 money_text(plan.cost.per_million_tokens, ""),
@@ -82,15 +82,29 @@ def _notes(plan: Plan) -> Iterable[str]:
         yield "chunk, seqs and KV memory are those of one micro-batch, of which every stage of a replica has one"
     if plan.uncertainty is not None:
         yield f"not knowing output lengths beforehand changes the makespan by {plan.uncertainty:+.1%}"
+    yield _to_save(plan)
+    yield f"at datasheet rates no schedule beats {time_text(plan.lower_bound_s)}, for {_BOUNDS[plan.bound_by]}"
     states = plan.max_num_seqs * plan.state_bytes
     beside = f", {bytes_text(states)} for the states of {plan.max_num_seqs:,} rows" if states else ""
-    yield f"KV memory for {plan.settings.kv_tokens:,} tokens{beside}; the bound is set by {_BOUNDS[plan.bound_by]}"
+    yield f"KV memory for {plan.settings.kv_tokens:,} tokens{beside}"
     yield f"steps: {plan.mixing}"
     yield f"offload {plan.offload.mode}: {plan.offload.reason}"
     if plan.simulated_requests < plan.requests - plan.misfits:
         yield f"simulated {plan.simulated_requests:,} of the requests and scaled up"
     if plan.misfits:
         yield f"{plan.misfits:,} can never run: {plan.misfit}"
+
+
+def _to_save(plan: Plan) -> str:
+    """What a better schedule could save at most; where outputs are recorded but not known beforehand, also then."""
+    known = ""
+    if plan.uncertainty is not None:
+        left = 1 - plan.schedule_bound_s * (1 + plan.uncertainty) / plan.makespan_s
+        known = f" ({percent_text(max(0.0, left))} if output lengths were known beforehand)"
+    elif plan.outputs_at_most:
+        known = " (if all outputs are as long as they may be)"
+    saved, bound = percent_text(plan.could_save), time_text(plan.schedule_bound_s)
+    return f"at most {saved} could still be saved{known}: no schedule beats {bound} under the cost model"
 
 
 def _wrapped(text: str, width: int = WIDTH) -> Iterable[str]:

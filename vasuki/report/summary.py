@@ -1,4 +1,4 @@
-"""The picture of a run in at most eight lines, the same after `plan`, after `run`, and in a report."""
+"""The picture of a run in at most nine lines, the same after `plan`, after `run`, and in a report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vasuki.machines.stolen_time import NOISE
 
 
 def summary_lines(manifest: Manifest) -> list[str]:
-    """Rows, tokens, time against prediction, what the host took, lower bound, batch, KV memory, cost.
+    """Rows, tokens, time against prediction, what the host took, both bounds, batch, KV memory, cost.
 
     What is not known is left out. A manifest without a makespan is that of a plan: its rows and tokens are still to
     come.
@@ -19,7 +19,8 @@ def summary_lines(manifest: Manifest) -> list[str]:
         "tokens": _tokens(manifest, is_plan),
         "time": _time(manifest),
         "host": host_text(manifest),
-        "bound": _bound(manifest),
+        "bound": _schedule_bound(manifest),
+        "card": _lower_bound(manifest),
         "batch": _batch(manifest),
         "KV": _kv(manifest),
         "cost": _cost(manifest),
@@ -63,13 +64,24 @@ def host_text(manifest: Manifest) -> str:
     return f"gave {percent_text(stolen)} of the processors' time to others" if stolen > NOISE else ""
 
 
-def _bound(manifest: Manifest) -> str:
+def _schedule_bound(manifest: Manifest) -> str:
+    predicted = manifest.predicted
+    bound_s, reference_s = predicted.schedule_bound_s, manifest.timings.makespan_s or predicted.makespan_s
+    if not bound_s or not reference_s:
+        return ""
+    if reference_s < bound_s:
+        return f"below the {time_text(bound_s)} that no schedule beats if lengths and steps are as planned"
+    saved = percent_text(1 - bound_s / reference_s)
+    return f"at most {saved} could still be saved: no schedule beats {time_text(bound_s)}"
+
+
+def _lower_bound(manifest: Manifest) -> str:
     taken_s, predicted = manifest.timings.makespan_s, manifest.predicted
     if not predicted.lower_bound_s:
         return ""
     reference_s, verb = (taken_s, "took") if taken_s else (predicted.makespan_s, "predicted")
     times = f"; {verb} {reference_s / predicted.lower_bound_s:.2f} times that" if reference_s else ""
-    return f"no schedule beats {time_text(predicted.lower_bound_s)}{times}"
+    return f"at datasheet rates none beats {time_text(predicted.lower_bound_s)}{times}"
 
 
 def _batch(manifest: Manifest) -> str:

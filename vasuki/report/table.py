@@ -71,6 +71,8 @@ def figures_of(results: Sequence[Result]) -> Rows:
         ("  of which loading", lambda r: _if_any(r.load_s, time_text)),
         ("  predicted", lambda r: _if_known(r.predicted_s, time_text)),
         ("  took, against predicted", lambda r: _if_known(r.prediction_error, lambda e: percent_text(e, signed=True))),
+        ("  no schedule beats", lambda r: _if_known(r.schedule_bound_s, time_text)),
+        ("  could be saved, at most", lambda r: _if_known(r.could_save, lambda s: percent_text(max(0.0, s)))),
         ("  lower bound", lambda r: _if_known(r.lower_bound_s, time_text)),
         ("  times the lower bound", lambda r: _if_known(r.times_lower_bound, lambda times: f"{times:.2f}")),
         ("rows", lambda r: count_text(r.run.rows_done)),

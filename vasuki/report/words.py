@@ -20,7 +20,8 @@ def answer(workload: Workload) -> list[str]:
         sentences = [_alone(workload.finalists[0])]
     else:
         sentences = [_first(workload), _cheaper(workload), _flips(workload)]
-    return [sentence for sentence in (*sentences, _certainty(workload), _prices(workload)) if sentence]
+    sentences += [_to_save(workload), _certainty(workload), _prices(workload)]
+    return [sentence for sentence in sentences if sentence]
 
 
 def caveats(workload: Workload) -> list[str]:
@@ -61,6 +62,11 @@ def _caveats_of(result: Result) -> list[str]:
         found.append(
             f"{label}: the job was stopped and went on; {time_text(result.run.earlier_s)} in steps of earlier runs are "
             "counted, their loading is not."
+        )
+    if (saved := result.could_save) is not None and saved < 0:
+        found.append(
+            f"{label}: it took less than the least that its plan allowed, so outputs were shorter than planned or the "
+            "cost model's steps are too slow."
         )
     if (times := result.times_lower_bound) is not None and times < 1:
         found.append(f"{label}: it beat the lower bound, so the hardware profile understates this card.")
@@ -131,6 +137,17 @@ def _flips(workload: Workload) -> str:
         side = f"more than {limit}" if each.is_cheapest_now else f"costs less than {limit} an hour"
         phrases.append(f"{each.label} {side} (now {money_text(each.price_now)})")
     return f"The answer on cost flips if {', or '.join(phrases)}."
+
+
+def _to_save(workload: Workload) -> str:
+    """What other schedules could save at most."""
+    names = workload.names
+    most = [
+        f"{percent_text(result.could_save)} on {names[result]}"
+        for result in workload.finalists
+        if result.could_save is not None and result.could_save >= 0
+    ]
+    return f"Better planning could still save at most {listing(most)}." if most else ""
 
 
 def _certainty(workload: Workload) -> str:

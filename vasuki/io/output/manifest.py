@@ -57,7 +57,9 @@ class Prediction:
     """What the plan said before the run. None where there was no plan."""
 
     makespan_s: float | None = None
-    lower_bound_s: float | None = None
+    lower_bound_s: float | None = None  # at datasheet rates
+    schedule_bound_s: float | None = None  # under the cost model that says the makespan
+    source: str = ""  # of that model's rates: measured, by whom and when, or a datasheet
 
 
 @dataclass(frozen=True, slots=True)
