@@ -277,8 +277,10 @@ def test_greedy_equals_generate(name: str, kernels: CPUKernels) -> None:
     assert modeling_qwen3_5.torch_recurrent_gated_delta_rule is torch_recurrent_gated_delta_rule
 
 
-def test_small_matrices_beside_products_do_not_keep_kernels_away(kernels: CPUKernels) -> None:
+@pytest.mark.parametrize("which", ["kernels", "rounding_kernels"])
+def test_small_matrices_beside_products_do_not_keep_kernels_away(which: str, request: pytest.FixtureRequest) -> None:
     """Mamba's decays are one, experts are not."""
+    kernels: CPUKernels = request.getfixturevalue(which)
     sizes = dict(hidden_size=256, intermediate_size=512, mamba_d_state=16)
     for experts, takes in ((1, True), (4, False)):
         config = random_config("jamba", num_experts=experts, **sizes)

@@ -95,7 +95,7 @@ def _joined(layers: list[PackedLinear], kernel: LinearKernel) -> PackedLinear:
     biases: list[torch.Tensor] = [layer.bias for layer in layers if layer.bias is not None]
     outputs = sum(layer.out_features for layer in layers)
     linear = torch.nn.Linear(layers[0].in_features, outputs, bias=bool(biases), device="meta")
-    linear.weight = torch.nn.Parameter(torch.cat([layer.weight for layer in layers]), requires_grad=False)
+    linear.weight = torch.nn.Parameter(torch.cat([layer.unpacked() for layer in layers]), requires_grad=False)
     if biases:
         linear.bias = torch.nn.Parameter(torch.cat(biases), requires_grad=False)
     return PackedLinear(linear, kernel)

@@ -82,7 +82,7 @@ class LinearKernel:
         return padded.reshape(panels, self._features, in_features).transpose(1, 2).contiguous(), format
 
     def unpack(self, panels: torch.Tensor, format: Format, out_features: int) -> torch.Tensor:
-        """The weight that was packed: `[out, in]`."""
+        """The weight that was packed, `[out, in]`, in bfloat16 if inputs are rounded for it, else in float32."""
         num_panels, features = len(panels), self._features
         rows = panels.view(num_panels, -1, features, panels.shape[2] // features).transpose(1, 2).flatten(2)
         if format is Format.NARROW:
@@ -121,7 +121,12 @@ class PackedLinear(torch.nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The weight as a model's own code may want to see it. It is made anew for each caller."""
+        """The weight as a model's own code may want to see it: in float32, like all that it may meet there. It is made
+        anew for each caller."""
+        return self.unpacked().float()
+
+    def unpacked(self) -> torch.Tensor:
+        """The weight in a type in which it would be packed the same way again."""
         return self._kernel.unpack(self.panels, self.format, self.out_features)
 
     @property
