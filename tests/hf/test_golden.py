@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 
 import pytest
 from tiny_models import ARCHITECTURES, RoundedCache, hopeful, load, prompts, reference, requests_of, run
 
 from vasuki.engine.policy import POLICIES, Admission
+from vasuki.hf.kernels.native import find_compiler
 
-needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 64, 10_000])

@@ -19,6 +19,7 @@ from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.engine.settings import Limits
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
+from vasuki.hf.kernels.levels import Level
 from vasuki.hf.kernels.paged_attention import load_kernel
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.kv.kv_mover import Offload, StreamedLayers, ThreadCopyEngine
@@ -258,6 +259,7 @@ def run(
     stalled_share: float = 0.0,
     want_logprobs: bool = False,
     steps_ahead: int = 0,
+    level: Level | None = None,
 ) -> tuple[Rows, Scheduler, RunStats]:
     if loaded.recurrent:
         policy = dataclasses.replace(policy, shares_prefixes=False)
@@ -268,7 +270,8 @@ def run(
     cache = KVCache(loaded.kv_layout, num_blocks, block_tokens, loaded.device, buffer_of=streamed.buffer_of)
     for layer in cache.layers:
         layer.fill_(1e4)  # finite, and ruinous wherever a stale value is read
-    kernel = load_kernel(loaded.kv_layout.head_dims, loaded.model.dtype, loaded.kv_layout.dtype) if native else None
+    types = (loaded.model.dtype, loaded.kv_layout.dtype)
+    kernel = load_kernel(loaded.kv_layout.head_dims, *types, level=level) if native else None
     assert bool(kernel) == native
     offload = None
     if host_blocks or num_streamed:
@@ -307,18 +310,21 @@ class RoundedLinear(torch.nn.Linear):
         return torch.nn.functional.linear(x.bfloat16().float(), self.weight, self.bias)
 
 
-def answers_in_bfloat16(name: str, kernels: CPUKernels) -> list[list[list[int]]]:
+def answers_in_bfloat16(name: str, kernels: CPUKernels | None) -> list[list[list[int]]]:
     """Outputs of a model in bfloat16 by the kernels, and of its twin in float32, which rounds for products alone where
-    they do."""
-    loaded = load(name)
-    narrow = copy.deepcopy(loaded.model).bfloat16()
+    they do. A model that they leave as it is has itself for a twin."""
+    narrow = copy.deepcopy(random_model(name)).bfloat16()
+    narrow.set_attn_implementation("vasuki_ragged")
     twin = copy.deepcopy(narrow).float()
-    for module in twin.modules():
-        if type(module) is torch.nn.Linear and kernels.linear.multiplies_bfloat16:
-            module.__class__ = RoundedLinear
-    kernels.take_over(narrow)
-    assert not any(parameter.dtype is torch.bfloat16 for parameter in narrow.parameters())
-    return [
-        run(dataclasses.replace(loaded, model=model), requests_of(prompts()), chunk_tokens=20)[0].outputs
-        for model in (narrow, twin)
-    ]
+    if kernels is not None:
+        kernels.take_over(narrow)
+        for module in twin.modules():
+            if type(module) is torch.nn.Linear and kernels.linear.multiplies_bfloat16:
+                module.__class__ = RoundedLinear
+    if any(parameter.dtype is torch.bfloat16 for parameter in narrow.parameters()):
+        twin = copy.deepcopy(narrow)
+    outputs = []
+    for model in (narrow, twin):
+        loaded = prepare(model, NoTokenizer(), model.generation_config, name)  # type: ignore[arg-type]
+        outputs.append(run(loaded, requests_of(prompts()), chunk_tokens=20)[0].outputs)
+    return outputs

@@ -5,12 +5,13 @@
 
 #pragma once
 
+#ifndef __AVX512BF16__
+#undef __AVX512F__  // which may be said on the command line
 #include <immintrin.h>
 
 #include <cstdint>
 #include <cstring>
 
-#ifndef __AVX512BF16__
 #define __AVX512F__ 1
 #define __AVX512BF16__ 1
 

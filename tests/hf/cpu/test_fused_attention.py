@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import shutil
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.cpu.fused_attention import FusedAttention, fuse_attention
 from vasuki.hf.cpu.packed_linear import pack_linear_layers
 
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+pytestmark = pytest.mark.usefixtures("compiler")
 
 OWN = {"phi3", "olmo2", "gpt_neox", "gpt_oss", "ministral3", "deepseek_v3", "gemma4"}  # other layers
 
@@ -32,23 +31,23 @@ OWN = {"phi3", "olmo2", "gpt_neox", "gpt_oss", "ministral3", "deepseek_v3", "gem
     seed=st.integers(0, 99),
 )
 def test_rotates_like_transformers(
-    kernels: CPUKernels, tokens: int, heads: int, values: int, half: int, seed: int
+    each_kernels: CPUKernels, tokens: int, heads: int, values: int, half: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     joined = torch.randn(tokens, 2 * heads + values, 2 * half, generator=generator)
     cos, sin = torch.randn(2, tokens, 2 * half, generator=generator)
     query, key, value = joined.clone().split([heads, heads, values], dim=1)
     expected = apply_rotary_pos_emb(query, key, cos, sin)
-    kernels.rotate(joined, 2 * heads, cos, sin)
+    each_kernels.rotate(joined, 2 * heads, cos, sin)
     torch.testing.assert_close(joined[:, : 2 * heads], torch.cat(expected, dim=1), rtol=1e-5, atol=1e-5)
     assert torch.equal(joined[:, 2 * heads :], value)
 
 
-def test_rotates_a_part_of_each_head(kernels: CPUKernels) -> None:
+def test_rotates_a_part_of_each_head(each_kernels: CPUKernels) -> None:
     heads, angles = torch.randn(3, 2, 12), torch.randn(3, 8)
     expected, _ = apply_rotary_pos_emb(heads[..., :8], heads[..., :8], angles.cos(), angles.sin())
     rest = heads[..., 8:].clone()
-    kernels.rotate(heads, 2, angles.cos(), angles.sin())
+    each_kernels.rotate(heads, 2, angles.cos(), angles.sin())
     torch.testing.assert_close(heads[..., :8], expected)
     assert torch.equal(heads[..., 8:], rest)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaModel
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.cpu.fused_decoder import DecoderKernel, FusedDecoder
 
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+pytestmark = pytest.mark.usefixtures("compiler")
 
 
 def _decoder(model: torch.nn.Module) -> FusedDecoder | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from vasuki.hf.cpu.fused_layer import FusedLayer
 from vasuki.hf.kv.kv_mover import StreamedLayers, ThreadCopyEngine
 from vasuki.hf.loading.weights import WeightStream, decoder_layers
 
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+pytestmark = pytest.mark.usefixtures("compiler")
 
 
 def _fused(model: torch.nn.Module) -> list[FusedLayer]:

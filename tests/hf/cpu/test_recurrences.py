@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shutil
 
 import pytest
 import torch
@@ -30,7 +29,7 @@ from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.cpu.packed_linear import PackedLinear
 from vasuki.hf.loading.load_model import prepare
 
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+pytestmark = pytest.mark.usefixtures("compiler")
 
 
 @given(
@@ -44,7 +43,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler
     seed=st.integers(0, 99),
 )
 def test_delta_rule(
-    kernels: CPUKernels,
+    each_kernels: CPUKernels,
     rows: int,
     tokens: int,
     key_heads: int,
@@ -67,7 +66,9 @@ def test_delta_rule(
         plain(*repeated, value, g=g, beta=beta, initial_state=state.clone(), **options)
         for plain in (torch_recurrent_gated_delta_rule, torch_chunk_gated_delta_rule)
     ]
-    output, left = kernels.recurrences.delta_rule(_refuse, query, key, value, g, beta, initial_state=state, **options)
+    output, left = each_kernels.recurrences.delta_rule(
+        _refuse, query, key, value, g, beta, initial_state=state, **options
+    )
     assert left is state
     for each in expected:
         torch.testing.assert_close((output, left), each, rtol=1e-4, atol=1e-4)
@@ -81,7 +82,7 @@ def test_delta_rule(
     seed=st.integers(0, 99),
 )
 def test_delta_rule_with_a_decay_for_each_key(
-    kernels: CPUKernels, rows: int, tokens: int, heads: int, keys: int, seed: int
+    each_kernels: CPUKernels, rows: int, tokens: int, heads: int, keys: int, seed: int
 ) -> None:
     random = torch.Generator().manual_seed(seed)
     query, key, value = (torch.randn(rows, tokens, heads, keys, generator=random) for _ in range(3))
@@ -89,7 +90,7 @@ def test_delta_rule_with_a_decay_for_each_key(
     beta = torch.rand(rows, tokens, heads, generator=random)
     options = dict(initial_state=None, output_final_state=True, use_qk_l2norm_in_kernel=True)
     expected = recurrent_kimi_delta_attention(query, key, value, g, beta, **options)
-    got = kernels.recurrences.delta_rule(_refuse, query, key, value, g, beta, **options)
+    got = each_kernels.recurrences.delta_rule(_refuse, query, key, value, g, beta, **options)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -103,7 +104,7 @@ def test_delta_rule_with_a_decay_for_each_key(
     seed=st.integers(0, 99),
 )
 def test_one_token_of_mamba_2(
-    kernels: CPUKernels, rows: int, groups: int, shared: int, channels: int, numbers: int, skips: bool, seed: int
+    each_kernels: CPUKernels, rows: int, groups: int, shared: int, channels: int, numbers: int, skips: bool, seed: int
 ) -> None:
     random = torch.Generator().manual_seed(seed)
     heads = groups * shared
@@ -117,7 +118,7 @@ def test_one_token_of_mamba_2(
     state = torch.randn(rows, heads, channels, numbers, generator=random)
     theirs = state.clone()
     expected = mamba2_selective_state_update(theirs, x, dt, decay, b, c, skip, bias, dt_softplus=True, z=gate)
-    output = kernels.recurrences.mamba_2(_refuse, state, x, dt, decay, b, c, skip, bias, dt_softplus=True, z=gate)
+    output = each_kernels.recurrences.mamba_2(_refuse, state, x, dt, decay, b, c, skip, bias, dt_softplus=True, z=gate)
     torch.testing.assert_close((output, state), (expected, theirs), rtol=1e-4, atol=1e-4)
 
 
@@ -133,7 +134,7 @@ def test_one_token_of_mamba_2(
     seed=st.integers(0, 99),
 )
 def test_prompts_of_mamba_2(
-    kernels: CPUKernels,
+    each_kernels: CPUKernels,
     rows: int,
     tokens: int,
     groups: int,
@@ -160,7 +161,7 @@ def test_prompts_of_mamba_2(
         return_final_states=True,
     )
     expected = mamba2_chunk_scan(x, dt, decay, b, c, initial_states=None if begins else state.clone(), **options)
-    got = kernels.recurrences.mamba_2_prompts(_refuse, x, dt, decay, b, c, initial_states=state, **options)
+    got = each_kernels.recurrences.mamba_2_prompts(_refuse, x, dt, decay, b, c, initial_states=state, **options)
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
 
 
@@ -173,7 +174,7 @@ def test_prompts_of_mamba_2(
     seed=st.integers(0, 99),
 )
 def test_mamba(
-    kernels: CPUKernels, rows: int, tokens: int, channels: int, numbers: int, has_all: bool, seed: int
+    each_kernels: CPUKernels, rows: int, tokens: int, channels: int, numbers: int, has_all: bool, seed: int
 ) -> None:
     random = torch.Generator().manual_seed(seed)
     x, dt, z = torch.randn(3, rows, channels, tokens, generator=random)
@@ -182,7 +183,7 @@ def test_mamba(
     skip, bias = torch.randn(2, channels, generator=random) if has_all else (None, None)
     gate = z if has_all else None
     one_by_one, ours = torch.randn(rows, channels, numbers, generator=random).repeat(2, 1, 1, 1)
-    whole = kernels.recurrences.mamba_prompts(
+    whole = each_kernels.recurrences.mamba_prompts(
         _refuse, x, dt, decay, b, c, initial_state=ours, D=skip, z=gate, delta_bias=bias, delta_softplus=True,
         return_last_state=True,
     )  # fmt: skip
@@ -191,13 +192,13 @@ def test_mamba(
         (x[..., t], dt[..., t], decay, b[..., t], c[..., t], z[..., t] if has_all else None) for t in range(tokens)
     ]
     for update, state in (
-        (functools.partial(kernels.recurrences.mamba, _refuse), one_by_one),
+        (functools.partial(each_kernels.recurrences.mamba, _refuse), one_by_one),
         (mamba_selective_state_update, theirs),
     ):
         each = [update(state, *at, skip, bias, True, gate_now) for *at, gate_now in moments]
         torch.testing.assert_close(whole, (torch.stack(each, dim=-1), state), rtol=1e-4, atol=1e-4)
     fresh = dict(D=skip, z=gate, delta_bias=bias, delta_softplus=True, return_last_state=True)
-    got = kernels.recurrences.mamba_prompts(_refuse, x, dt, decay, b, c, **fresh)
+    got = each_kernels.recurrences.mamba_prompts(_refuse, x, dt, decay, b, c, **fresh)
     torch.testing.assert_close(got, mamba_selective_scan(x, dt, decay, b, c, **fresh), rtol=1e-4, atol=1e-4)
 
 
@@ -212,7 +213,7 @@ def test_mamba(
     seed=st.integers(0, 99),
 )
 def test_convolution(
-    kernels: CPUKernels,
+    each_kernels: CPUKernels,
     rows: int,
     tokens: int,
     channels: int,
@@ -227,7 +228,7 @@ def test_convolution(
     x = x if by_token else x.contiguous()
     weight = torch.randn(channels, width, generator=random)
     bias = torch.randn(channels, generator=random) if has_bias else None
-    got = kernels.recurrences.convolution(_refuse, x, weight, bias, activation)
+    got = each_kernels.recurrences.convolution(_refuse, x, weight, bias, activation)
     torch.testing.assert_close(got, causal_conv1d_fn(x, weight, bias, activation), rtol=1e-4, atol=1e-4)
 
 
@@ -240,7 +241,7 @@ def test_convolution(
     seed=st.integers(0, 99),
 )
 def test_a_step_of_a_convolution(
-    kernels: CPUKernels, rows: int, channels: int, width: int, has_bias: bool, activation: str | None, seed: int
+    each_kernels: CPUKernels, rows: int, channels: int, width: int, has_bias: bool, activation: str | None, seed: int
 ) -> None:
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, channels, 1, generator=random)
@@ -249,7 +250,7 @@ def test_a_step_of_a_convolution(
     state = torch.randn(rows, channels, width, generator=random)
     theirs = state.clone()
     expected = causal_conv1d_update(x, theirs, weight, bias, activation)
-    got = kernels.recurrences.convolution_step(_refuse, x, state, weight, bias, activation)
+    got = each_kernels.recurrences.convolution_step(_refuse, x, state, weight, bias, activation)
     torch.testing.assert_close((got, state), (expected, theirs), rtol=1e-4, atol=1e-4)
 
 

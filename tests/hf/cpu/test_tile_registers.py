@@ -1,43 +1,32 @@
-"""What is written for processors with tile registers (AMX), on emulated ones, against its plain twins."""
+"""What is written for processors with tile registers (AMX) against its plain twins. Where there are none, they are
+emulated."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
+from every_level import EMULATES, at_level
 from tiny_models import answers_in_bfloat16
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
-from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
+from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.cpu.packed_linear import Format, PackedLinear
-from vasuki.hf.kernels import native
-from vasuki.hf.kernels.paged_attention import load_kernel
+from vasuki.hf.kernels.levels import AMX
 
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+pytestmark = [
+    pytest.mark.usefixtures("compiler"),
+    pytest.mark.skipif(not EMULATES, reason="not an x86-64 processor, by which tile registers are emulated"),
+]
 
-EMULATED = Path(__file__).parent / "emulated_tiles.hpp"
 
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> CPUKernels:
-    """Those of a processor with tile registers, which are emulated. Its vectors are real, and must multiply bfloat16,
-    as those of all such processors do."""
-    found = load_cpu_kernels()
-    assert found is not None
-    if not found.linear.multiplies_bfloat16:
-        pytest.skip("the processor does not multiply bfloat16 in vectors")
-    version = hashlib.sha256(EMULATED.read_bytes()).hexdigest()[:16]
-    flags = ("-include", str(EMULATED), f"-DEMULATED_0x{version}")
-    monkeypatch.setattr(native, "_COMPILE", (*native._COMPILE, *flags))
-    kernels, library = load_cpu_kernels(), native.load("decoder.cpp")
-    assert kernels is not None
-    assert library is not None
+@pytest.fixture(scope="module")
+def kernels(compiler: str) -> CPUKernels:
+    at = at_level(AMX)
+    library = at.load("decoder.cpp", at.level)
     assert library.vasuki_has_tile_registers()
-    return kernels
+    return CPUKernels.of(library)
 
 
 def rounded_layer(in_features: int, out_features: int, bias: bool, seed: int = 0) -> torch.nn.Linear:
@@ -111,8 +100,7 @@ class Chunks:
 
     def attend(self, query: torch.Tensor, window: int | None = None) -> torch.Tensor:
         """By the kernel."""
-        kernel = load_kernel((self.head_dim,), torch.float32, self.cache.dtype, rounds=True)
-        assert kernel is not None
+        kernel = at_level(AMX).paged_kernel((self.head_dim,), torch.float32, self.cache.dtype, rounds=True)
         out = torch.empty_like(query)
         scaling = self.head_dim**-0.5
         kernel(query, self.cache, self.tiles, self.longest, self.tables, None, window, scaling, None, out)

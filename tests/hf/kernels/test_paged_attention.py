@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 
 import pytest
 import torch
+from every_level import AtLevel
 
 from vasuki.hf.kernels import paged_attention
+from vasuki.hf.kernels.levels import AMX, AVX512_BF16
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+pytestmark = pytest.mark.usefixtures("compiler")
 
 
 def test_loading_it_leaves_denormals_alone() -> None:
@@ -50,14 +51,13 @@ def test_stores_like_its_plain_twin(dtype: torch.dtype, kv_dtype: torch.dtype, t
 @pytest.mark.parametrize("group", [1, 3, 8])
 @pytest.mark.parametrize("block_tokens", [1, 5, 16, 40])
 @pytest.mark.parametrize("window", [None, 9])
-@pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.usefixtures("two_threads")
 def test_attends_like_its_plain_twin(
-    head_dim: int, kv_dtype: torch.dtype, group: int, block_tokens: int, window: int | None, rounds: bool
+    each_level: AtLevel, head_dim: int, kv_dtype: torch.dtype, group: int, block_tokens: int, window: int | None
 ) -> None:
     """Single tokens and a chunk, beside slots whose content nobody may see."""
-    kernel = paged_attention.load_kernel((head_dim,), torch.float32, kv_dtype, rounds)
-    assert kernel is not None
+    rounds = each_level.level.name in (AVX512_BF16.name, AMX.name)
+    kernel = each_level.paged_kernel((head_dim,), torch.float32, kv_dtype, rounds)
     torch.manual_seed(0)
     positions, kv_heads, scaling = [0, 3, 15, 16, 77], 2, head_dim**-0.5
     blocks_per_row = 77 // block_tokens + 1

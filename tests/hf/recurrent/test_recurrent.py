@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shutil
 
 import pytest
 import torch
@@ -25,11 +24,12 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from vasuki.base.errors import ModelError
 from vasuki.hf.attention.ragged_attention import NAME
+from vasuki.hf.kernels.native import find_compiler
 from vasuki.hf.kernels.recurrent_functions import missing_packages
 from vasuki.hf.loading.load_model import prepare
 from vasuki.models.config_json import shape_from_config
 
-needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 64, 10_000])

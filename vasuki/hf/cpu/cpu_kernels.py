@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,8 @@ from vasuki.hf.cpu.fused_recurrence import fuse_recurrences
 from vasuki.hf.cpu.packed_linear import LinearKernel, pack_linear_layers
 from vasuki.hf.cpu.recurrences import Recurrences
 from vasuki.hf.cpu.rms_norm import NormKernel, fuse_norms
-from vasuki.hf.kernels import native
+from vasuki.hf.kernels import levels, native
+from vasuki.hf.kernels.levels import Level
 
 _FEW = 0.02  # of a model's weights, such as Mamba's decays
 
@@ -27,6 +29,18 @@ class CPUKernels(NamedTuple):
     layer: LayerKernel
     decoder: DecoderKernel
     recurrences: Recurrences
+
+    @classmethod
+    def of(cls, library: ctypes.CDLL) -> CPUKernels:
+        """Those of a library made from decoder.cpp."""
+        return cls(
+            LinearKernel(library),
+            NormKernel(library),
+            Rotary(library),
+            LayerKernel(library),
+            DecoderKernel(library),
+            Recurrences(library),
+        )
 
     def take_over(self, model: torch.nn.Module) -> None:
         """Let a model's layers compute by them.
@@ -59,11 +73,14 @@ def _has_other_matrices(model: torch.nn.Module) -> bool:
     return others > _FEW * sum(parameter.numel() for parameter in model.parameters())
 
 
-def load_cpu_kernels() -> CPUKernels | None:
-    """Those for this processor, compiled if they are not on disk yet; None if they cannot be had."""
-    library = native.load("decoder.cpp")
-    if library is None:
-        return None
-    linear, norm, rotate = LinearKernel(library), NormKernel(library), Rotary(library)
-    layer, decoder, recurrences = LayerKernel(library), DecoderKernel(library), Recurrences(library)
-    return CPUKernels(linear, norm, rotate, layer, decoder, recurrences)
+def load_cpu_kernels(level: Level | None = None) -> CPUKernels | None:
+    """Those for this processor, compiled if they are not on disk yet; None if they cannot be had, or must not be.
+
+    Args:
+        level: of instructions; that of the environment if None.
+
+    Raises:
+        JobFileError: the environment asks for one that cannot be had.
+    """
+    library = native.load("decoder.cpp", level or levels.chosen())
+    return None if library is None else CPUKernels.of(library)

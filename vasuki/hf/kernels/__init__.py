@@ -1,6 +1,7 @@
 """Kernels, each with a plain twin.
 
-native                 compiles the C++ in `cpp/` once for the processor at hand and keeps the library
+levels                 the instruction sets that there are, and which of them a CPU's kernels use
+native                 compiles the C++ in `cpp/` once for such a level and keeps the library
 paged_attention        attention over paged blocks on a CPU; varlen: torch's packed attention on a GPU
 recurrent_functions    the functions by which transformers computes recurrent layers, and what stands in for them
 transfer               small arrays to the device without making the host wait

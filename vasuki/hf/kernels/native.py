@@ -1,4 +1,4 @@
-"""C++ kernels of this package, compiled once for the processor at hand and kept on disk.
+"""C++ kernels of this package, compiled once for a level of instructions and kept on disk.
 
 Where there is no C++ compiler, or it fails, there is no kernel, and torch operators do its work.
 """
@@ -13,61 +13,91 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
+
+from vasuki.hf.kernels.levels import NONE, Level
 
 log = logging.getLogger(__name__)
 
 # Nobody reads errno or the flags of floating-point exceptions; without them, rounding and exp vectorise.
 _NO_TRAPS = ("-fno-math-errno", "-fno-trapping-math")
-_COMPILE = ("-c", "-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", *_NO_TRAPS)
-# Linked apart, and never with -ffast-math: with it, loading the library would flush denormals in the whole process.
-_LINK = ("-shared", "-fopenmp")
+_COMPILE = ("-c", "-O3", "-std=c++17", "-fPIC", *_NO_TRAPS)
+# Which some compilers do not know: Apple's have no OpenMP, and several cannot tune for the processor they run on.
+_WHERE_KNOWN = ("-fopenmp", "-mtune=native")
+_TRIAL = """
+#ifdef _OPENMP
+#include <omp.h>
+int threads() { return omp_get_max_threads(); }
+#endif
+"""
 
 
-def load(source_name: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL | None:
+def load(source_name: str, level: Level, flags: tuple[str, ...] = ()) -> ctypes.CDLL | None:
     """The library made from a source of this package, compiled if it is not on disk yet; None if it cannot be had."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
+    compiler = find_compiler()
+    if level is NONE or compiler is None:
         return None
-    folder = Path(str(resources.files(__package__)), "cpp")
-    sources = [file.read_text() for file in (folder / source_name, *sorted(folder.glob("*.hpp")))]
-    # `-march=native` ties the library to the processor, and a cache folder may be shared between machines.
-    recipe = "\0".join([*sources, *_COMPILE, *flags, *_LINK, compiler, _processor()])
-    name = f"{Path(source_name).stem}-{hashlib.sha256(recipe.encode()).hexdigest()[:20]}.so"
-    library = _cache_folder() / name
     try:
-        if not library.exists():
-            _compile(compiler, flags, folder / source_name, library)
-        return ctypes.CDLL(str(library))
+        return ctypes.CDLL(str(build(source_name, level, flags, compiler)))
     except (OSError, subprocess.SubprocessError) as error:
         log.warning("%s was not compiled, slower torch operators are used: %s", source_name, error)
         return None
 
 
-def _compile(compiler: str, flags: tuple[str, ...], source: Path, library: Path) -> None:
+def find_compiler() -> str | None:
+    """The compiler that the environment names, or the first that is found."""
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+
+
+def build(source_name: str, level: Level, flags: tuple[str, ...], compiler: str) -> Path:
+    """The file of such a library. Raises OSError or SubprocessError if it is not there and cannot be made."""
+    folder = Path(str(resources.files(__package__)), "cpp")
+    sources = [file.read_text() for file in (folder / source_name, *sorted(folder.glob("*.hpp")))]
+    # A cache folder may be shared between machines.
+    wanted = (*_COMPILE, *_WHERE_KNOWN, *level.flags, *flags)
+    recipe = "\0".join([*sources, *wanted, compiler, level.name, platform.machine()])
+    name = f"{Path(source_name).stem}-{level.name}-{hashlib.sha256(recipe.encode()).hexdigest()[:20]}.so"
+    library = _cache_folder() / name
+    if not library.exists():
+        _compile(compiler, level, flags, folder / source_name, library)
+    return library
+
+
+def _compile(compiler: str, level: Level, flags: tuple[str, ...], source: Path, library: Path) -> None:
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         compiled, built = (Path(folder, f"kernel.{suffix}") for suffix in ("o", "so"))
-        for command in (
-            [compiler, *_COMPILE, *flags, str(source), "-o", str(compiled)],
-            [compiler, *_LINK, str(compiled), "-o", str(built)],
-        ):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-            if done.returncode:
-                lines = done.stderr.strip().splitlines() or ["failed"]
-                raise OSError(f"{compiler}: {next((line for line in lines if 'error' in line), lines[0])}")
+        known = _known_flags(compiler, (*_WHERE_KNOWN, *level.flags), Path(folder))
+        _call(compiler, *_COMPILE, *known, *flags, str(source), "-o", str(compiled))
+        # Linked apart, never with -ffast-math: with it, loading the library would flush denormals in the whole process.
+        _call(compiler, "-shared", *(flag for flag in known if flag == "-fopenmp"), str(compiled), "-o", str(built))
         os.replace(built, library)  # whole or absent, also with several processes at it
+
+
+def _known_flags(compiler: str, flags: tuple[str, ...], folder: Path) -> tuple[str, ...]:
+    """Those of the flags that a compiler takes: what it cannot make use of, the sources do without."""
+    trial = folder / "trial.cpp"
+    trial.write_text(_TRIAL)
+
+    def takes(some: Iterable[str]) -> bool:
+        try:
+            _call(compiler, "-fPIC", "-shared", *some, str(trial), "-o", str(folder / "trial.so"))
+        except OSError:
+            return False
+        return True
+
+    return flags if takes(flags) else tuple(flag for flag in flags if takes([flag]))
+
+
+def _call(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["failed"]
+        raise OSError(f"{command[0]}: {next((line for line in lines if 'error' in line), lines[0])}")
 
 
 def _cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base, "vasuki")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line for line in lines if line.startswith(("flags", "Features")))
-    except (OSError, StopIteration):
-        return platform.processor()

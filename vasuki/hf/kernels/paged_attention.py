@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from vasuki.hf.kernels import native
+from vasuki.hf.kernels import levels, native
+from vasuki.hf.kernels.levels import Level
 
 _ELEMENTS = {torch.float32: "float", torch.bfloat16: "bf16"}
 
@@ -21,7 +23,6 @@ class PagedKernel:
 
     Attributes:
         functions: that write and attend, for the smallest heads.
-        addresses: of these functions, for kernels that compute layers whose heads are all alike.
     """
 
     def __init__(self, libraries: Mapping[int, ctypes.CDLL]) -> None:
@@ -34,7 +35,11 @@ class PagedKernel:
             attend.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 8 + [ctypes.c_float] * 2
             self._write[head_dim], self._attend[head_dim] = write, attend
         self.functions = [self._write[min(libraries)], self._attend[min(libraries)]]
-        self.addresses = [ctypes.cast(function, ctypes.c_void_p) for function in self.functions]
+
+    @functools.cached_property
+    def addresses(self) -> list[ctypes.c_void_p]:
+        """Of these functions, for kernels that compute layers whose heads are all alike."""
+        return [ctypes.cast(function, ctypes.c_void_p) for function in self.functions]
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor) -> None:
         """Store keys and values `[num_tokens, num_kv_heads, head_dim]`. Its plain twin is `KVCache.write`."""
@@ -92,7 +97,11 @@ class PagedKernel:
 
 
 def load_kernel(
-    head_dims: Iterable[int], dtype: torch.dtype, kv_dtype: torch.dtype | None = None, rounds: bool = False
+    head_dims: Iterable[int],
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None = None,
+    rounds: bool = False,
+    level: Level | None = None,
 ) -> PagedKernel | None:
     """The attention of a model on a CPU; None if it cannot be had, and attention runs on torch operators.
 
@@ -101,7 +110,12 @@ def load_kernel(
         dtype: of queries and outputs.
         kv_dtype: of the cache, if it is another.
         rounds: whether what several tokens multiply is rounded to bfloat16, as in a model that computes in it.
+        level: of instructions; that of the environment if None.
+
+    Raises:
+        JobFileError: the environment asks for one that cannot be had.
     """
+    level = level or levels.chosen()
     element, cached = _ELEMENTS.get(dtype), _ELEMENTS.get(kv_dtype or dtype)
     libraries = {}
     for head_dim in head_dims:
@@ -109,7 +123,7 @@ def load_kernel(
             return None
         types = (f"-DHEAD_DIM={head_dim}", f"-DELEMENT={element}", f"-DCACHED={cached}", f"-DROUNDS={int(rounds)}")
         # -ffast-math lets sums be reordered, which vectorises them.
-        library = native.load("paged_attention.cpp", ("-ffast-math", *types))
+        library = native.load("paged_attention.cpp", level, ("-ffast-math", *types))
         if library is None:
             return None
         libraries[head_dim] = library

@@ -157,20 +157,17 @@ static void multiply_all(const Factor* a, int64_t a_stride, int64_t rows, const 
 }
 
 // Swaps the upper right and the lower left quarter of each square of 2 `step` numbers, then of larger ones.
-template <int step>
-static inline void turn(Ints (&block)[LANES]) {
+template <int step, size_t... lane>
+static inline void turn(Ints (&block)[LANES], std::index_sequence<lane...> lanes) {
   if constexpr (step < LANES) {
-    Ints lane, low, high;
-    for (int i = 0; i < LANES; ++i) lane[i] = i;
-    low = (lane & step) ? lane + LANES - step : lane, high = (lane & step) ? lane + LANES : lane + step;
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; ++i)
       if (!(i & step)) {
         const Ints above = block[i], below = block[i + step];
-        block[i] = __builtin_shuffle(above, below, low);
-        block[i + step] = __builtin_shuffle(above, below, high);
+        block[i] = lanes_of<int(lane & step ? lane + LANES - step : lane)...>(above, below);
+        block[i + step] = lanes_of<int(lane & step ? lane + LANES : lane + step)...>(above, below);
       }
-    turn<2 * step>(block);
+    turn<2 * step>(block, lanes);
   }
 }
 
@@ -182,7 +179,7 @@ static void transpose(const Factor* from, int64_t rows, int64_t columns, Factor*
     for (int64_t column = 0; column < columns; column += LANES) {
       Ints block[LANES];
       for (int i = 0; i < LANES; ++i) std::memcpy(&block[i], from + (row + i) * columns + column, sizeof block[i]);
-      turn<1>(block);
+      turn<1>(block, std::make_index_sequence<LANES>{});
       for (int i = 0; i < LANES; ++i) std::memcpy(to + (column + i) * to_stride + row, &block[i], sizeof block[i]);
     }
 }

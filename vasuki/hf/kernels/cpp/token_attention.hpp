@@ -40,9 +40,7 @@ static constexpr int64_t placed(int64_t d) {
 }
 template <int64_t first, size_t... lane>
 static inline Short in_order(Short a, Short b, std::index_sequence<lane...>) {
-  typedef int32_t Places __attribute__((vector_size(SHORT_LANES * 4)));
-  constexpr Places places = {int32_t(placed(first + lane))...};
-  return __builtin_shuffle(a, b, places);
+  return lanes_of<int(placed(first + lane))...>(a, b);
 }
 static inline void store_in_order(const float* sums, float scale, T* to) {
   constexpr auto lanes = std::make_index_sequence<SHORT_LANES>{};
@@ -58,9 +56,8 @@ static inline void store_in_order(const float* sums, float scale, T* to) {
 // Each lane of four: [a0 + a2, b0 + b2, a1 + a3, b1 + b3].
 template <size_t... lane>
 static inline Short interleave_sums(Short a, Short b, std::index_sequence<lane...>) {
-  typedef int32_t Places __attribute__((vector_size(SHORT_LANES * 4)));
-  constexpr Places first = {int32_t(lane / 4 * 4 + lane % 4 / 2 + lane % 2 * SHORT_LANES)...};
-  return __builtin_shuffle(a, b, first) + __builtin_shuffle(a, b, first + 2);
+  return lanes_of<int(lane / 4 * 4 + lane % 4 / 2 + lane % 2 * SHORT_LANES)...>(a, b) +
+         lanes_of<int(lane / 4 * 4 + lane % 4 / 2 + lane % 2 * SHORT_LANES + 2)...>(a, b);
 }
 
 // to[i] = the sum of vector i. Sums of four vectors come together, so that they share the steps.

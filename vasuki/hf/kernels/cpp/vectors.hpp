@@ -5,13 +5,19 @@
 #include <immintrin.h>
 #endif
 
+#ifdef _OPENMP
 #include <omp.h>
+#else  // a compiler without it: one thread
+static inline int omp_get_max_threads() { return 1; }
+static inline int omp_in_parallel() { return 0; }
+#endif
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 struct bf16 {
   uint16_t bits;
@@ -55,6 +61,17 @@ typedef uint32_t Bits __attribute__((vector_size(LANES * 4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
 
 constexpr uint32_t UPPER = 0xffff0000u;
+
+// The named lanes of two vectors, of which those of the second are counted on behind the first one's.
+template <int... lanes, typename V>
+static inline V lanes_of(V first, V second) {
+#ifdef __clang__
+  return __builtin_shufflevector(first, second, lanes...);
+#else
+  typedef int32_t Places __attribute__((vector_size(sizeof(V))));
+  return __builtin_shuffle(first, second, Places{lanes...});
+#endif
+}
 
 // Two vectors of numbers that lie side by side. In bfloat16, number j of the first and of the second share 32 bits, the
 // first in the lower half: one load and two operations widen both.
