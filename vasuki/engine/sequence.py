@@ -74,7 +74,7 @@ class Status(enum.Enum):
     FINISHED = "finished"  # computes no more and holds no memory
 
 
-class FinishReason(str, enum.Enum):
+class FinishReason(enum.StrEnum):
     """Why a row ended, as written to the `finish_reason` column."""
 
     STOP = "stop"

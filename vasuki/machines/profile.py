@@ -11,10 +11,9 @@ import itertools
 import typing
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from typing_extensions import Self
 
 from vasuki.base.errors import ProfileError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from vasuki.base.errors import InputError, ProfileError, one_line
@@ -184,8 +184,8 @@ def _finished_at(place: Location, manifest: Manifest) -> datetime:
     """When the run ended: `finished_at` of the manifest (ISO 8601), else when the file was written."""
     try:
         stated = datetime.fromisoformat(str(getattr(manifest, "finished_at", "")).replace("Z", "+00:00"))
-        return stated if stated.tzinfo else stated.replace(tzinfo=timezone.utc)
+        return stated if stated.tzinfo else stated.replace(tzinfo=UTC)
     except ValueError:
         file = place / MANIFEST if place.is_folder() else place
         written: datetime | None = file.filesystem.get_file_info(file.path).mtime
-        return written or datetime.fromtimestamp(0, timezone.utc)
+        return written or datetime.fromtimestamp(0, UTC)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import pydantic
@@ -136,7 +136,7 @@ class Manifest:
 
 def now_utc() -> str:
     """The time for `Manifest.finished_at`."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 _ADAPTER = TypeAdapter(Manifest)
