@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
+from vasuki.hf import sampler
 from vasuki.hf.sampler import sample, uniform
 
 
@@ -107,3 +108,30 @@ def test_logprobs_are_those_of_the_chosen_tokens() -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0]])
     sampled = sample(logits, [sequence(0)], want_logprobs=True)
     assert sampled.logprobs.tolist() == pytest.approx([torch.log_softmax(logits, -1)[0, 1].item()])
+
+
+def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither how many rows are drawn at a time nor their neighbours' settings decide a row's token."""
+    logits = torch.randn(12, 50, generator=torch.Generator().manual_seed(1)).bfloat16()
+    settings = [{"top_k": 5}, {"top_p": 0.8}, {}, {"top_k": 30, "top_p": 0.5}, {"temperature": 0.0}]
+    rows = [sequence(row, **{"temperature": 1.0, **settings[row % 5]}) for row in range(12)]
+    whole = sample(logits, rows, want_logprobs=True)
+    monkeypatch.setattr(sampler, "DRAWN_LOGITS", 150)
+    sliced = sample(logits, rows, want_logprobs=True)
+    alone = [sample(logits[row : row + 1], rows[row : row + 1]).token_ids.item() for row in range(12)]
+    assert sliced.token_ids.tolist() == whole.token_ids.tolist() == alone
+    assert torch.equal(sliced.logprobs, whole.logprobs)
+
+
+def test_drawing_holds_no_more_than_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    draw = sampler._draw
+
+    def watched(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+        seen.append(logits.numel())
+        return draw(logits, sequences)
+
+    monkeypatch.setattr(sampler, "_draw", watched)
+    monkeypatch.setattr(sampler, "DRAWN_LOGITS", 150)
+    sample(torch.randn(12, 50), [sequence(row, temperature=1.0) for row in range(12)])
+    assert seen == [150] * 4

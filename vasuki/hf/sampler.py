@@ -8,6 +8,8 @@ numbers alone, in any batch, and after a restart.
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch
 
 from vasuki.engine.sequence import Sequence
 from vasuki.hf.kernels.transfer import to_device
+from vasuki.machines.memory_budget import DRAWN_LOGITS
 
 _COLDEST = 1e-30  # temperature up to which a row is greedy: logits divided by less overflow in float32
 
@@ -39,13 +42,26 @@ def sample(logits: torch.Tensor, sequences: list[Sequence], want_logprobs: bool 
     """
     token_ids = _argmax(logits)
     drawn = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.temperature > _COLDEST]
-    if drawn:
-        [rows] = to_device(logits.device, np.array(drawn))
-        token_ids[rows] = _draw(logits[rows].float(), [sequences[row] for row in drawn])
+    for some in _slices(drawn, logits.shape[-1]):
+        [rows] = to_device(logits.device, np.array(some))
+        token_ids[rows] = _draw(logits[rows].float(), [sequences[row] for row in some])
     logprobs = torch.empty(0)
-    if want_logprobs:
-        logprobs = torch.log_softmax(logits.float(), dim=-1).gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+    if want_logprobs and len(logits):
+        every = _slices(list(range(len(logits))), logits.shape[-1])
+        logprobs = torch.cat([_logprobs(logits[s[0] : s[-1] + 1], token_ids[s[0] : s[-1] + 1]) for s in every])
     return Sampled(token_ids, logprobs)
+
+
+def _slices(rows: list[int], vocab_size: int) -> Iterator[list[int]]:
+    """Rows a few at a time: what drawing holds beside the logits is several times as large as they are."""
+    at_a_time = max(1, DRAWN_LOGITS // vocab_size)
+    for first in range(0, len(rows), at_a_time):
+        yield rows[first : first + at_a_time]
+
+
+def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Return the log-probability of each row's token: `[rows, vocab_size]`, `[rows]` -> `[rows]`."""
+    return torch.log_softmax(logits.float(), dim=-1).gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
@@ -73,11 +89,13 @@ def _draw(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
         np.array([uniform(sequence) for sequence in sequences]),
     )
     probabilities = torch.softmax(logits / temperature.float().unsqueeze(-1), dim=-1)
-    filtered = [row for row, p in enumerate(params) if p.top_k > 0 or p.top_p < 1]
-    if filtered:
-        rows, top_k = to_device(
-            device, np.array(filtered), np.array([min(params[row].top_k or vocab_size, vocab_size) for row in filtered])
-        )
+    # By their own k, so that a row's tokens do not depend on its neighbours' settings.
+    filtered: dict[int, list[int]] = defaultdict(list)
+    for row, p in enumerate(params):
+        if p.top_k > 0 or p.top_p < 1:
+            filtered[min(p.top_k or vocab_size, vocab_size)].append(row)
+    for top_k, some in filtered.items():
+        [rows] = to_device(device, np.array(some))
         probabilities[rows] = _keep_top(probabilities[rows], top_k, top_p[rows].float())
     cumulative = probabilities.double().cumsum(dim=-1)
     # Scaled by the total instead of normalised; the last token with any probability absorbs rounding.
@@ -85,12 +103,20 @@ def _draw(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
     return torch.searchsorted(cumulative, targets, right=True).squeeze(-1).clamp_(max=vocab_size - 1)
 
 
-def _keep_top(probabilities: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Zero all but the k likeliest tokens, and of those all behind the smallest set that reaches p."""
-    ordered, order = probabilities.sort(dim=-1, descending=True)
-    ranks = torch.arange(ordered.shape[-1], device=ordered.device)
-    ordered = ordered.masked_fill(ranks >= top_k.unsqueeze(-1), 0.0)
+def _keep_top(probabilities: torch.Tensor, top_k: int, top_p: torch.Tensor) -> torch.Tensor:
+    """Zero all but the k likeliest tokens, and of those all behind the smallest set that reaches p.
+
+    Args:
+        probabilities: `[rows, vocab_size]`.
+        top_k: at least 1. Up to a quarter of the vocabulary those tokens alone are put in order.
+        top_p: `[rows]`; one of next to nothing keeps the likeliest token.
+    """
+    if top_k <= probabilities.shape[-1] // 4:
+        ordered, order = probabilities.topk(top_k, dim=-1)
+    else:
+        ordered, order = (each[:, :top_k] for each in probabilities.sort(dim=-1, descending=True, stable=True))
     before = ordered.cumsum(dim=-1) - ordered
     threshold = top_p.unsqueeze(-1) * ordered.sum(dim=-1, keepdim=True)
-    ordered = ordered.masked_fill((before >= threshold) & (ranks > 0), 0.0)  # a p of next to nothing keeps one
+    ranks = torch.arange(top_k, device=ordered.device)
+    ordered = ordered.masked_fill((before >= threshold) & (ranks > 0), 0.0)
     return torch.zeros_like(probabilities).scatter_(-1, order, ordered)

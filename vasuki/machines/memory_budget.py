@@ -15,6 +15,9 @@ from vasuki.models.shape import ModelShape
 
 log = logging.getLogger(__name__)
 
+DRAWN_LOGITS = 2**23  # that tokens are drawn from at a time, by `hf.sampler`
+DRAWING_BYTES = 32  # held meanwhile for each: its probability, their sums, their order
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
@@ -42,13 +45,14 @@ def activation_bytes(shape: ModelShape, max_step_tokens: int, max_num_seqs: int,
     """Most bytes that live at once beside weights and KV: the larger of the MLP's and the head's moments.
 
     MLP: two hidden states, the product of `up` and the activation for every token. Head: float32 logits of every
-    sampled token, twice, since sampling sorts or normalises a copy.
+    sampled token, and what drawing tokens holds for a slice of them.
     """
     item, hidden = shape.dtype_bytes, shape.hidden_size
     experts = shape.experts_per_token * shape.expert_intermediate_size + shape.shared_intermediate_size
     width = max(shape.intermediate_size, experts) / tensor_parallel
     mlp = max_step_tokens * item * (2 * hidden + ((2 if shape.gated_mlp else 1) + 1) * width)
-    head = max_num_seqs * shape.vocab_size * 4 * 2 + 2 * max_step_tokens * hidden * item
+    logits = max_num_seqs * shape.vocab_size
+    head = logits * 4 + min(logits, DRAWN_LOGITS) * DRAWING_BYTES + 2 * max_step_tokens * hidden * item
     return math.ceil(max(mlp, head))
 
 
