@@ -9,7 +9,8 @@ brings is copied into buffers that stay, and its rows are padded to the next siz
 
 A row of padding is a token at position 0 that sees itself alone, in a block that belongs to nobody.
 
-A size is recorded once it has come up a few times, and used if it then answers what the step beside it answered.
+A size is recorded once it has come up a few times, and used if it then answers what the same padded rows are answered
+without a graph.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Record = Callable[[Replay], Replay]  # something that computes -> what computes 
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # rows; padding is at most half of them
 RECORD_AFTER = 8  # steps of a size: recording takes longer than a step, and does not pay for one that comes up rarely
-_CLOSE = 0.25  # standard deviations of the logits, for rounding: logits of something else are off by several
+_CLOSE = 0.01  # standard deviations of the logits: the same kernels on the same rows, but for sums in another order
 
 
 class DecodeGraphs:
@@ -81,27 +82,33 @@ class DecodeGraphs:
         logits = self._forward(step)
         self._seen[size] += 1
         if self._seen[size] == self._record_after:
-            self._try(size, step, logits)
+            self._try(size, step)
         return logits
 
-    def _try(self, size: int, step: StepInputs, expected: torch.Tensor) -> None:
-        """Record a size, beside a step of it that was computed without."""
+    def _try(self, size: int, step: StepInputs) -> None:
+        """Record a size, and use it if it answers a step as the same rows are answered without a graph."""
         try:
             recorded = _Recorded(size, self._width, self._cache, self._forward, self._record, self._varlen)
-            worst = float((recorded(step) - expected).abs().max() / expected.float().std())
+            answer = recorded(step).clone()
+            expected = recorded.launched(step)
+            worst = float((answer - expected).abs().max() / expected.float().std())
         except RuntimeError as error:  # such as a layer that looks at what the device has computed
             reason = str(error).strip().splitlines() or [type(error).__name__]
-            self._give_up(f"a step of {size} rows cannot be recorded: {reason[0]}")
+            log.warning(
+                "steps are launched kernel by kernel: a step of %d rows cannot be recorded: %s", size, reason[0]
+            )
+            self._gave_up = True
+            self._recorded.clear()
             return
         if not worst <= _CLOSE:  # nor is what is no number
-            self._give_up(f"a recorded step of {size} rows answers something else, by {worst:.2g} standard deviations")
+            log.warning(
+                "steps of up to %d rows are launched kernel by kernel: a recorded one answers something else, by %.2g "
+                "standard deviations",
+                size,
+                worst,
+            )
             return
         self._recorded[size] = recorded
-
-    def _give_up(self, reason: str) -> None:
-        log.warning("steps are launched kernel by kernel: %s", reason)
-        self._gave_up = True
-        self._recorded.clear()
 
 
 class _Recorded:
@@ -128,10 +135,21 @@ class _Recorded:
             varlen=self._attention,
             gathered=Gathered(rows, ones, 0 * ones, tables, block_tokens, device),
         )
+        self._forward = forward
+        self._attention.see_one_token()  # recording computes too, and need not read the longest contexts
         self._replay = record(lambda: forward(self._step))
 
     def __call__(self, step: StepInputs) -> torch.Tensor:
-        """`[num_rows, vocab_size]`, valid until the next call."""
+        """Return `[num_rows, vocab_size]`, valid until the next call."""
+        self._take_over(step)
+        return self._replay()[: len(step.rows)]
+
+    def launched(self, step: StepInputs) -> torch.Tensor:
+        """Return the same without the graph, from the same padded rows."""
+        self._take_over(step)
+        return self._forward(self._step)[: len(step.rows)]
+
+    def _take_over(self, step: StepInputs) -> None:
         count, own = len(step.rows), self._step
         for mine, theirs in ((own.input_ids[0], step.input_ids[0]), (own.position_ids[0], step.position_ids[0])):
             mine[:count].copy_(theirs)
@@ -140,7 +158,6 @@ class _Recorded:
         own.rows[count:].fill_(self._padding_row)
         assert step.varlen is not None
         self._attention.take_over(step.varlen, self._padding_block)
-        return self._replay()[:count]
 
 
 def can_record(loaded: LoadedModel, block_tokens: int) -> bool:

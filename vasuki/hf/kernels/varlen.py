@@ -114,6 +114,11 @@ class PagedVarlen:
             if last > first
         ]
 
+    def see_one_token(self) -> None:
+        """Let every chunk see the first token of its table alone, until `take_over`."""
+        for call in self._calls:
+            call.used_k.fill_(1)
+
     def take_over(self, other: PagedVarlen, padding_block: int) -> None:
         """Attend from now on to another step's contexts, from the same memory as before. Both steps are of single
         tokens, and both kernels page. Tokens beyond those of `other` see the first token of `padding_block`."""
@@ -142,6 +147,8 @@ class PagedVarlen:
     def _attend(
         self, call: _Call, query: torch.Tensor, layer: torch.Tensor, scaling: float, window: int | None
     ) -> torch.Tensor:
+        if window is not None and window >= call.max_k:  # it covers every context
+            window = None
         window_size = (-1, 0) if window is None else (window - 1, 0)
         # A single last token sees everything; unmasked, the kernel serves its heads together.
         if call.max_q == 1 and window is None:
