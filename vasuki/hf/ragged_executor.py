@@ -24,6 +24,8 @@ from vasuki.hf.loading.load_model import LoadedModel
 from vasuki.hf.recurrent.states import StateCache
 from vasuki.hf.sampler import Sampled, sample
 
+_OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
@@ -165,8 +167,11 @@ class RaggedExecutor:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether Python or torch failed to allocate. On a CPU torch has no exception of its own for that."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+    """Whether memory ran out. Torch has no exception of its own for that on a CPU, nor where CUDA's libraries allocate
+    beside it."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def build_executor(

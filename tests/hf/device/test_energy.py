@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from vasuki.hf.device import energy
+from vasuki.base.errors import ModelError
+from vasuki.hf.device import energy, memory
 from vasuki.hf.device.energy import EnergyMeter
+from vasuki.hf.loading.load_model import resolve_device
 
 
 class CounterError(Exception):
@@ -39,3 +42,44 @@ def test_a_board_without_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cpu_has_none() -> None:
     assert EnergyMeter(torch.device("cpu")).energy_j is None
+
+
+def test_what_a_board_does_not_say_is_none() -> None:
+    """As a slice of a board (MIG) does not say its memory."""
+
+    def refuse(*_):
+        raise CounterError
+
+    asked = ("nvmlSystemGetDriverVersion", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetPowerUsage")
+    silent = energy.Board(SimpleNamespace(NVMLError=CounterError, **dict.fromkeys(asked, refuse)), "handle")
+    assert (silent.driver, silent.memory_bytes, silent.power_w) == (None, None, None)
+
+
+def test_a_gpu_that_torch_cannot_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda handle: b"NVIDIA A10",
+        nvmlSystemGetDriverVersion=lambda: "535.104",
+        nvmlSystemGetCudaDriverVersion=lambda: 12020,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for version, said in (("13.0", "is built for CUDA 13.0 and cannot use it"), (None, "is built for CPUs")):
+        monkeypatch.setattr(torch.version, "cuda", version)
+        for wanted in ("auto", "cuda"):
+            with pytest.raises(ModelError, match=rf"NVIDIA A10, driver 535.104, for CUDA up to 12.2.*{said}"):
+                resolve_device(wanted)
+    assert resolve_device("cpu").type == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert resolve_device("auto").type == "cpu"
+
+
+def test_cached_files_do_not_fill_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"memory.max": 8 * 2**30, "memory.current": 7 * 2**30}
+    monkeypatch.setattr(memory, "_control_group", files.get)
+    monkeypatch.setattr(memory, "_meminfo", lambda key: 64 * 2**30)
+    monkeypatch.setattr(memory.Path, "read_text", lambda path: "anon 5\ninactive_file 5368709120\nactive_file 7\n")
+    assert memory.available_bytes(torch.device("cpu")) == 6 * 2**30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -34,32 +35,40 @@ class Board:
             return None
 
     @property
-    def driver(self) -> str:
-        version = self._nvml.nvmlSystemGetDriverVersion()
-        return version.decode() if isinstance(version, bytes) else str(version)
+    def driver(self) -> str | None:
+        """The driver's version."""
+        version = self._read(lambda _: self._nvml.nvmlSystemGetDriverVersion())
+        return None if version is None else _text(version)
 
     @property
-    def memory_bytes(self) -> int:
-        return int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).total)
+    def memory_bytes(self) -> int | None:
+        """Memory of the whole board; not said for a slice of one (MIG)."""
+        memory = self._read(self._nvml.nvmlDeviceGetMemoryInfo)
+        return None if memory is None else int(memory.total)
 
     @property
     def limit_w(self) -> float | None:
         """The power limit in force."""
-        return self._read(self._nvml.nvmlDeviceGetEnforcedPowerLimit)
+        return self._thousandths(self._nvml.nvmlDeviceGetEnforcedPowerLimit)
 
     @property
     def power_w(self) -> float | None:
         """What the board draws now."""
-        return self._read(self._nvml.nvmlDeviceGetPowerUsage)
+        return self._thousandths(self._nvml.nvmlDeviceGetPowerUsage)
 
     @property
     def counter_j(self) -> float | None:
         """Energy since the driver was loaded; None for boards before Volta, which do not count it."""
-        return self._read(self._nvml.nvmlDeviceGetTotalEnergyConsumption)
+        return self._thousandths(self._nvml.nvmlDeviceGetTotalEnergyConsumption)
 
-    def _read(self, read: Callable[[Any], int]) -> float | None:
+    def _thousandths(self, read: Callable[[Any], int]) -> float | None:
+        value = self._read(read)
+        return None if value is None else value / 1e3
+
+    def _read(self, read: Callable[[Any], Any]) -> Any:
+        """What NVML says; None where it does not support the question."""
         try:
-            return read(self._handle) / 1e3
+            return read(self._handle)
         except self._nvml.NVMLError:
             return None
 
@@ -90,3 +99,34 @@ class Board:
         done.set()
         watcher.join()
         return max(readings, default=None)
+
+
+def why_no_cuda() -> str:
+    """Why torch cannot use a GPU that the driver shows; empty where the driver shows none.
+
+    Devices that CUDA_VISIBLE_DEVICES hides are the user's own choice.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return ""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        if not pynvml.nvmlDeviceGetCount():
+            return ""
+        name = _text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
+        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+        supports = int(pynvml.nvmlSystemGetCudaDriverVersion())
+    except Exception:  # no library, no driver, no permission: each has an exception of its own
+        return ""
+    found = f"there is a GPU ({name}, driver {driver}, for CUDA up to {supports // 1000}.{supports % 1000 // 10})"
+    if torch.version.cuda is None:
+        return f"{found}, but this torch is built for CPUs; install its CUDA build, or set engine.device: cpu"
+    return (
+        f"{found}, but torch {torch.__version__} is built for CUDA {torch.version.cuda} and cannot use it; "
+        "update the driver, install a torch built for an older CUDA, or set engine.device: cpu"
+    )
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -38,8 +38,8 @@ def describe(device: torch.device) -> Machine:
         return Machine(
             name=properties.name,
             other_names=(),
-            driver=f"driver {board.driver if board else 'unknown'}, CUDA {torch.version.cuda}",
-            memory_bytes=board.memory_bytes if board else int(properties.total_memory),
+            driver=f"driver {(board and board.driver) or 'unknown'}, CUDA {torch.version.cuda}",
+            memory_bytes=(board and board.memory_bytes) or int(properties.total_memory),
             processors=properties.multi_processor_count,
         )
     model, cores = _cpu_model(), torch.get_num_threads()

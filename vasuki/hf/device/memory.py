@@ -21,9 +21,8 @@ def available_bytes(device: torch.device) -> int:
     """Memory that this process can still take without pushing anybody out."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    limit, used = _control_group("memory.max"), _control_group("memory.current")
-    available = _meminfo("MemAvailable")
-    return min(available, limit - (used or 0)) if limit else available
+    limit, available = _control_group("memory.max"), _meminfo("MemAvailable")
+    return min(available, limit - _used_by_control_group()) if limit else available
 
 
 def give_back() -> None:
@@ -45,6 +44,17 @@ def _meminfo(key: str) -> int:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
     except (OSError, StopIteration):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _used_by_control_group() -> int:
+    """Memory that the container uses, without files that the kernel caches for it and drops when memory is short: those
+    of a model's weights would make it look full."""
+    used = _control_group("memory.current") or 0
+    try:
+        lines = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
+    except OSError:
+        return used
+    return used - next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
 
 
 def _control_group(name: str) -> int | None:

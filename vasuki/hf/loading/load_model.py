@@ -27,6 +27,7 @@ from vasuki.base.errors import ModelError
 from vasuki.hf.attention import ragged_attention
 from vasuki.hf.attention.probe import NOT_ON_INTERFACE, probe
 from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
+from vasuki.hf.device.board import why_no_cuda
 from vasuki.hf.kernels import paged_attention
 from vasuki.hf.kernels.paged_attention import PagedKernel
 from vasuki.hf.kernels.recurrent_functions import missing_packages
@@ -106,10 +107,21 @@ class LoadedModel:
 
 
 def resolve_device(wanted: str) -> torch.device:
-    """`auto` is CUDA where there is one. Raises ModelError if CUDA is wanted and absent."""
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ModelError("engine.device is cuda, but torch sees no CUDA device here")
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+    """`auto` is CUDA where there is one.
+
+    Raises:
+        ModelError: CUDA is wanted and absent, or there is a GPU that this torch cannot use: running on the CPU instead
+            would take a hundred times as long, in silence.
+    """
+    if wanted == "cpu":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if reason := why_no_cuda():
+        raise ModelError(reason)
+    if wanted == "cuda":
+        raise ModelError("engine.device is cuda, but there is no CUDA device here")
+    return torch.device("cpu")
 
 
 def resolve_dtype(wanted: str, saved: Any, device: torch.device, kernels: CPUKernels | None) -> torch.dtype:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from vasuki.hf.device.device import cache_bytes
 from vasuki.hf.kv.kv_mover import CopyEngine, ThreadCopyEngine
 from vasuki.hf.profiler.timing import Effort, clock_for, cuda_event, measure, measure_timed
 from vasuki.machines.profile import Link, LinkPoint
@@ -86,11 +87,12 @@ def saturation_bytes(sizes: Sequence[int], rates: Sequence[float]) -> int:
 
 
 def memory_bytes_per_s(device: torch.device, effort: Effort) -> float:
-    """The better of a long read and a long copy."""
-    source = torch.ones(effort.stream_bytes // 4, device=device)
+    """The better of a long read and a long copy, of several times what the last cache holds."""
+    num_bytes = max(effort.stream_bytes, 4 * cache_bytes(device))
+    source = torch.ones(num_bytes // 4, device=device)
     target = torch.empty_like(source)
     read_s, copy_s = measure([source.sum, lambda: target.copy_(source)], clock_for(device), effort)
-    return max(effort.stream_bytes / read_s, 2 * effort.stream_bytes / copy_s)
+    return max(num_bytes / read_s, 2 * num_bytes / copy_s)
 
 
 def pinning_s_per_gib(num_bytes: int = 2**28) -> float:
