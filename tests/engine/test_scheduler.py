@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vasuki.base.errors import Interrupted
+from vasuki.base.errors import Interrupted, JobFileError
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.blocks import BlockPool
 from vasuki.engine.loop import drain
-from vasuki.engine.policy import POLICIES, Admission, Mixing, Policy
+from vasuki.engine.policy import POLICIES, Admission, Mixing, Policy, find_policy
 from vasuki.engine.scheduler import Counters, Scheduler, peak_blocks
 from vasuki.engine.sequence import FinishReason, Request, Sequence
 from vasuki.engine.settings import Limits
@@ -366,7 +366,7 @@ def test_a_row_that_can_never_fit_is_named_with_the_room_it_needs() -> None:
     assert "16" in rejected.error
 
 
-@pytest.mark.parametrize("name", list(POLICIES))
-def test_policies_are_found_by_name(name: str) -> None:
-    assert POLICIES[name].name == name
-    assert POLICIES[name].admission in Admission
+def test_policies_are_found_by_name() -> None:
+    assert {name: find_policy(name) for name in POLICIES} == POLICIES
+    with pytest.raises(JobFileError, match=r"'sarthi' .did you mean 'sarathi'"):
+        find_policy("sarthi")

@@ -53,7 +53,9 @@ def test_copies_were_made_and_timed(report: dict[str, Any]) -> None:
     assert modes["recompute"]["recomputed"] > 0
     for mode in ("park", "stream"):
         assert modes[mode]["copied_MB"] > 0
-        assert 0 <= modes[mode]["hidden_share"] <= 1
+        copy_s, exposed_s = modes[mode]["copy_s"], modes[mode]["exposed_s"]
+        assert copy_s >= exposed_s
+        assert modes[mode]["hidden_share"] == pytest.approx(1 - exposed_s / copy_s, abs=0.01)
 
 
 def test_all_ways_ran_the_same_rows(report: dict[str, Any]) -> None:
