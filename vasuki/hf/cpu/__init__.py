@@ -1,10 +1,8 @@
-"""A CPU's own kernels: C++ that is compiled for the processor at hand, each with a plain twin in torch.
+"""What takes the place of a model's modules on a CPU: kernels in C++, each with a plain twin in torch.
 
-native             compiles a source once and keeps the library
-kernels            all of decoder.cpp, and how they take the place of a model's modules (replace)
+cpu_kernels        installs them all in a model; replace: how a module gives way to its twin
 packed_linear      linear layers over weights that are packed once
-rms_norm, fused_attention, fused_layer, fused_decoder     norms; one product for queries, keys and values; whole layers;
-                   all layers in one call
-recurrences, fused_recurrence     tokens through layers that carry a state: delta rules, Mamba, short convolutions
-paged_attention    attention over paged blocks
+rms_norm           norms
+fused_attention    one product for queries, keys and values; fused_layer, fused_decoder: whole layers, all layers
+recurrences        tokens through layers that carry a state; fused_recurrence: such layers
 """
