@@ -233,30 +233,34 @@ def page(findings: list[Finding]) -> str:
     reasons = _grouped((_reason(finding.refusal), finding.name) for finding in refused)
     return f"""# Models
 
-vasuki runs every causal language model of transformers that attends through its attention interface, with a plain KV
-cache, or beside such layers carries a state from token to token as transformers keeps it (Qwen 3.5, Jamba, LFM2). What
-it cannot run right it refuses by name before it reads a row (exit code 4). Four things to know: latent attention
-(DeepSeek) keeps keys and values as heads attend to them, both as wide as keys; layers that share the keys and values of
-another (Gemma 4) keep copies of their own, and where some layers keep more than others none is streamed; with LongRoPE
-(Phi) rows end with the context of the first training; states stay on the device, where each of `engine.max_num_seqs`
-rows has room for its own, and are not shared between rows that begin alike.
+vasuki runs the causal language models of transformers that use its attention interface and a plain KV cache; some of
+their layers may carry a state from token to token instead (Qwen 3.5, Jamba, LFM2). Models that it cannot run
+correctly are refused by name before a row is read (exit code 4). Four things to know:
 
-On CUDA recurrences are several times as fast with the kernels that transformers takes from flash-linear-attention,
-mamba-ssm and causal-conv1d; a run names those that a model lacks.
+- Latent attention (DeepSeek) stores expanded keys and values, both as wide as keys.
+- Layers that share another layer's keys and values (Gemma 4) store copies. Where layers store different amounts, none
+  is streamed.
+- With LongRoPE (Phi), rows end at the context of the first training.
+- States stay on the device, one for each of `engine.max_num_seqs` rows, and are not shared between rows that begin
+  alike.
 
-`scripts/docs/model_survey.py --write` makes this page. It builds every causal model of transformers in a tiny form,
-with random weights and whatever else its configuration has by default, and compares greedy tokens in float32 with
-those of `generate`: prompts whole and in chunks, by torch's operators and by the kernels that a CPU is given. Names
-are those of `model_type` in config.json, findings those with transformers {transformers.__version__}.
+On CUDA, transformers takes faster kernels for recurrences from flash-linear-attention, mamba-ssm and causal-conv1d if
+they are installed; a run names the missing ones.
+
+`scripts/docs/model_survey.py --write` makes this page: it builds every causal model of transformers in a tiny form
+with random weights and compares greedy tokens in float32 with those of `generate`, prompts whole and in chunks, with
+and without vasuki's CPU kernels. Names are those of `model_type` in config.json, findings those with transformers
+{transformers.__version__}.
 
 ## Served: {len(served)}
 
 {", ".join(finding.name for finding in served)}
 
-Runs count the KV memory of the layers that they load. From a config alone, `vasuki plan` counts another for these:
+Runs count the KV memory of the layers that they load. From config.json alone, `vasuki plan` counts differently for
+these:
 {", ".join(finding.name for finding in served if not finding.is_foreseen)}.
 
-On a CPU, kernels of vasuki's own multiply and attend for all of these. For some they compute more:
+On a CPU, vasuki's own kernels do the matrix products and the attention of all of these. For some they do more:
 
 | in one call | models |
 |---|---|
@@ -270,8 +274,8 @@ On a CPU, kernels of vasuki's own multiply and attend for all of these. For some
 
 ## Not known: {len(unknown)}
 
-No tiny form of these was found that `generate` runs, or its tokens depend on its cache. They are served or refused as
-they are met.
+The survey found no tiny form of these that `generate` runs, or whose tokens don't depend on its cache. A run serves or
+refuses them when it loads one.
 
 {", ".join(finding.name for finding in unknown)}
 """

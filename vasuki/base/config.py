@@ -1,7 +1,8 @@
 """job.yaml -> JobConfig: one frozen object that says everything a job needs, checked before anything is loaded.
 
-Unknown keys are refused with the nearest known one. `--set key.path=value` is applied to the YAML tree before checking,
-so the command line obeys the same rules as the file. The description of each field is the reference documentation.
+Unknown keys are refused, with the closest known key suggested. `--set key.path=value` is applied to the YAML tree
+before checking, so the command line obeys the same rules as the file. The description of each field is the reference
+documentation.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ class ModelConfig(_Section):
     shape: str = ""
     """Instead of `path`, for `plan` and `simulate` without weights: llama-3-8b, mistral-7b, llama-13b, gpt-3, ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and KV cache. `auto` takes the one the model was saved in, if the device computes it well. On a
-    CPU, bfloat16 is what is multiplied, and float32 what lies between."""
+    """Type of weights and KV cache. `auto` takes the one the model was saved in, if the device is fast with it. With
+    bfloat16 on a CPU, matrix products use bfloat16, everything else float32."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     trust_remote_code: bool = False
@@ -126,9 +127,9 @@ class InputConfig(_Section):
     path: str
     """File, folder or glob, or an s3:// or gs:// URL. Parquet, JSONL or CSV, by extension."""
     format: Literal["auto", "parquet", "jsonl", "csv", "openai-batch"] = "auto"
-    """Set it where the extension does not tell; `openai-batch` must be named."""
+    """Needed where the extension doesn't say it; `openai-batch` always has to be named."""
     id: str = ""
-    """Column that names a row, unique over the input. Absent: the row number, from 0."""
+    """Column that names a row, unique over the input. Without it, rows are called by number, from 0."""
     prompt: str = ""
     """Template over columns, e.g. `"Translate: {text}"`. Doubled braces stand for themselves."""
     system: str = ""
@@ -183,7 +184,7 @@ class SamplingConfig(_Section):
     top_p: OrColumn[Annotated[float, Field(gt=0, le=1)]] = 1.0
     """Keep the smallest set of tokens whose probability reaches this. 1 keeps all."""
     top_k: OrColumn[Annotated[int, Field(ge=0)]] = 0
-    """Keep this many tokens. 0 keeps all, and so does more than there are."""
+    """Keep this many tokens. 0, or more than the vocabulary has, keeps all."""
     stop: OrColumn[StopStrings] = ()
     """Strings that end the answer; they are not part of it. The name of a special token, such as `<end_of_turn>`,
     stands for that token."""
@@ -220,14 +221,14 @@ class EngineConfig(_Section):
     attention: Literal["auto", "ragged"] = "auto"
     """Backend. `ragged` packs chunks without padding, for every model on transformers' attention interface."""
     compile: Literal["auto", "off"] = "auto"
-    """On a CPU, `auto` computes by kernels that are compiled for its processor and kept on disk between runs; `off` by
+    """On a CPU, `auto` uses kernels that are compiled for its processor and kept on disk between runs; `off` uses
     torch's own, which are slower. On CUDA, `auto` records steps of decodes as graphs, where the model allows it; `off`
     launches every kernel by itself."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run."""
     weights_on_host: Auto | Annotated[int, Field(ge=0)] = "auto"
-    """Decoder layers whose weights stay in host memory and are fetched in every step, behind the other layers. `auto`:
-    none if all fit the device, and otherwise as many as end the job first, within `kv.host_memory`."""
+    """Decoder layers whose weights stay in host memory and are fetched in every step, while other layers compute.
+    `auto`: none if all fit the device, otherwise as many as let the job end soonest, within `kv.host_memory`."""
 
 
 class KVConfig(_Section):
@@ -236,15 +237,15 @@ class KVConfig(_Section):
     block_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Tokens in a block."""
     device_memory: Annotated[float, Field(gt=0, le=1)] | Bytes = 0.9
-    """Share of the device's memory that weights, activations and KV may take together; or the KV pool's size. States of
-    layers that carry one (Mamba, delta nets) are taken from it."""
+    """Share of the device's memory that weights, activations, KV and states (Mamba, delta nets) may take together; or
+    the size of the pool of KV and states."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """What keys and values are rounded to. `auto` keeps the type that the model computes in, and its very tokens."""
+    """What keys and values are rounded to. `auto` keeps the model's type, so tokens don't change."""
     host_memory: Bytes = 8 * 2**30
     """Pinned host memory, for weights that stay on the host and for offloaded KV."""
     offload: Literal["auto", "none", "stream", "park", "ahead"] = "auto"
-    """What moves to the host: layers, rows that have to make room, or also rows whose prompt is computed ahead. `auto`
-    takes whatever the cost model finds cheapest, often nothing."""
+    """What moves to the host: some layers of all rows (`stream`), rows that have to make room (`park`), or also rows
+    whose prompt is computed ahead (`ahead`). `auto` takes what lets the job end soonest, often nothing."""
 
 
 class ErrorsConfig(_Section):
