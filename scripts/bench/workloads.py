@@ -167,7 +167,7 @@ def _tokenizer() -> Any:
 
 
 def _merges(letters: Sequence[str]) -> Iterator[tuple[str, str]]:
-    pairs = list(itertools.product(letters, repeat=2))
+    pairs = [(first, second) for first in letters for second in letters]
     yield from pairs
     yield from ((first + second, third) for first, second in pairs for third in letters)
 
