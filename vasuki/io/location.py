@@ -72,7 +72,7 @@ class Location:
 
     @property
     def stamp(self) -> tuple[int, int]:
-        """When a file was written last, in nanoseconds, and its size in bytes. Zeros if there is none."""
+        """Return when a file was written last, in nanoseconds, and its size in bytes; zeros if there is none."""
         info = self.filesystem.get_file_info(self.path)
         return info.mtime_ns or 0, info.size or 0
 
@@ -82,7 +82,7 @@ class Location:
         return self.path.removeprefix(top) if self.path.startswith(top) else ""
 
     def overlaps(self, other: Location) -> bool:
-        """Whether one of two folders is the other, or lies in it, whatever links lead there."""
+        """Return whether one of two folders is the other, or lies in it, whatever links lead there."""
         if type(self.filesystem) is not type(other.filesystem):
             return False
         own, theirs = [(os.path.realpath(each.path) if each.is_local else each.path) + "/" for each in (self, other)]
@@ -190,7 +190,7 @@ def folder_of(text: str) -> Location:
 
 
 def _split(text: str) -> tuple[Location, list[str]]:
-    """Where to look, and the segments of the glob that follow."""
+    """Split a path into the folder to look in and the segments of the glob that follow."""
     if not _MAGIC.search(text) or ("://" not in text and Location.parse(text).exists()):
         return Location.parse(text), []
     parts = text.split("/")

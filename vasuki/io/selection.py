@@ -1,4 +1,4 @@
-"""Which rows a run works on: its shard of the input, less the rows that are already in the output."""
+"""The rows that a run works on: its shard of the input, less the rows that are already in the output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vasuki.base.errors import JobFileError
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of `count` equal shares of the input: the rows whose number leaves `index` when divided by `count`."""
+    """A share of `count` equal shares of the input: the rows whose number leaves `index` when divided by `count`."""
 
     index: int = 0
     count: int = 1
@@ -49,7 +49,7 @@ WHOLE = Shard()
 
 
 class DoneRows:
-    """Which input rows are in the output: one flag a row."""
+    """The input rows that are in the output: one flag a row."""
 
     def __init__(self, num_rows: int) -> None:
         self._flags: NDArray[np.bool_] = np.zeros(num_rows, dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""Between Arrow and Python: the values of a column, and a value as text."""
+"""Conversions between Arrow and Python: the values of a column, and a value as text."""
 
 from __future__ import annotations
 

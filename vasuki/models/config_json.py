@@ -207,7 +207,7 @@ def context_of(config: Mapping[str, Any]) -> int | None:
 
 
 def _latent(config: Mapping[str, Any]) -> Latent | None:
-    """What keys and values are compressed to, if they are."""
+    """Return the sizes that keys and values are compressed to, if they are."""
     if not config.get("kv_lora_rank"):
         return None
     sizes = {"kv_rank": "kv_lora_rank", "rotary_dim": "qk_rope_head_dim", "value_dim": "v_head_dim"}

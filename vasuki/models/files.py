@@ -1,4 +1,4 @@
-"""Where a model's description lies: in a folder of its own, or in the local cache of the Hugging Face hub."""
+"""The place of a model's description: a folder of its own, or in the local cache of the Hugging Face hub."""
 
 from __future__ import annotations
 

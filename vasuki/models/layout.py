@@ -1,4 +1,4 @@
-"""Where a model's weights live."""
+"""The layout of a model's weights over devices and host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vasuki.models.shape import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a model is spread: `tensor x pipeline` devices hold one replica, and `data` replicas share the job.
+    """The spread of a model: `tensor x pipeline` devices hold one replica, and `data` replicas share the job.
 
     Of models larger than that, some decoder layers' weights live in host memory and visit the device in every step.
     """
@@ -35,12 +35,12 @@ class Layout:
 
     @property
     def label(self) -> str:
-        """For file names: `tp8-pp8`, empty for a single device."""
+        """A name for files: `tp8-pp8`, empty for a single device."""
         degrees = (("tp", self.tensor_parallel), ("pp", self.pipeline_parallel), ("dp", self.data_parallel))
         return "-".join(f"{name}{degree}" for name, degree in degrees if degree > 1)
 
     def to_dict(self) -> dict[str, int]:
-        """As in a manifest."""
+        """Return the layout as a manifest holds it."""
         return {
             "tensor_parallel": self.tensor_parallel,
             "pipeline_parallel": self.pipeline_parallel,

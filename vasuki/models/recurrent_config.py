@@ -20,7 +20,7 @@ _CONV_KERNELS, _SCAN_KERNELS = 15, 60  # as counted in transformers 5.23: LFM2 1
 
 
 def layer_kinds(config: Mapping[str, Any], layers: int) -> list[str]:
-    """What each layer is, as far as the config says that it is not attention and an MLP."""
+    """Return the kind of each layer, where the config says that it is not attention and an MLP."""
     if kinds := config.get("layer_types") or config.get("layers_block_type"):
         return list(kinds)
     if letters := config.get("hybrid_override_pattern"):

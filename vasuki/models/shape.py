@@ -1,4 +1,4 @@
-"""What a decoder-only transformer costs, from its sizes alone: parameters, bytes, FLOPs.
+"""A decoder-only transformer as sizes, and what follows from them: parameters, bytes, FLOPs.
 
 A shape is read from a `config.json` as Hugging Face writes it, without importing transformers (`model_config`). One
 layer, with the matrices that the cost model multiplies (`[rows, k] x [k, n]`):
@@ -60,7 +60,7 @@ class Recurrent:
 
     @property
     def flops_per_token(self) -> int:
-        """Of the recurrence of a layer: the state decays, is read twice and added to, at most."""
+        """FLOPs of a layer's recurrence: the state decays, is read twice and added to, at most."""
         return 8 * self.state_size
 
     @property
@@ -130,7 +130,7 @@ class ModelShape:
 
     @property
     def state_bytes(self) -> int:
-        """What a row keeps beside its KV, however long it is."""
+        """Bytes that a row keeps beside its KV, however long it is."""
         if (recurrent := self.recurrent) is None:
             return 0
         each = recurrent.conv_size * self.dtype_bytes + recurrent.state_size * DTYPE_BYTES["float32"]
@@ -143,14 +143,14 @@ class ModelShape:
 
     @property
     def without_states(self) -> ModelShape:
-        """The same weights, as if recurrent layers kept nothing of a row."""
+        """Return the shape with recurrent layers that keep nothing of a row."""
         if self.recurrent is None:
             return self
         return replace(self, recurrent=replace(self.recurrent, conv_size=0, state_size=0, kept_bytes=0))
 
     @property
     def stores_evenly(self) -> bool:
-        """Whether every layer keeps as much of a token."""
+        """Return whether every layer keeps as much of a token."""
         full_kv_heads, full_head_dim = self.full_heads
         if self.num_attention_layers < self.num_layers:
             return False
@@ -158,7 +158,7 @@ class ModelShape:
 
     @property
     def weighs_evenly(self) -> bool:
-        """Whether layers have weights alike, but for a few."""
+        """Return whether layers have weights alike, but for a few."""
         return self.mlp_layers is None and 8 * min(self.num_expert_layers, self.num_dense_layers) <= self.num_layers
 
     @property
@@ -180,7 +180,7 @@ class ModelShape:
         return max(1, self.full_heads[0] // devices), max(1, self.num_kv_heads // devices)
 
     def kv_share(self, devices: int) -> float:
-        """Of a token's keys and values, on each of them."""
+        """The share of a token's keys and values that each device holds."""
         full_kv_heads, full_head_dim = self.full_heads
         full, windowed = self.kv_heads_on(devices)
         held = self.num_full_layers * full * full_head_dim + self.num_windowed_layers * windowed * self.head_dim
@@ -235,8 +235,8 @@ class ModelShape:
 
     @property
     def packed_matrices(self) -> tuple[tuple[tuple[Matrix, ...], int], ...]:
-        """Those that all tokens of a step pass together, of layers of a kind, and how many such layers there are. A
-        layer may be of several kinds."""
+        """Matrices that all tokens of a step pass together, for each kind of layer, and how many such layers there
+        are. A layer may be of several kinds."""
         return (
             (self.attention_matrices, self.num_attention_layers),
             (self.dense_matrices, self.num_dense_layers),
@@ -245,7 +245,7 @@ class ModelShape:
 
     @property
     def matrices(self) -> tuple[tuple[tuple[Matrix, ...], int], ...]:
-        """The same and those of recurrent layers."""
+        """All matrices: packed ones, and those of recurrent layers."""
         recurrent = self.recurrent
         return (*self.packed_matrices, *([(recurrent.matrices, recurrent.layers)] if recurrent else []))
 
@@ -303,7 +303,7 @@ class ModelShape:
 
     @property
     def last_mlp_flops_per_token(self) -> int:
-        """Of the above, the last layer's MLP, which tokens that are not sampled need not pass."""
+        """FLOPs of the last layer's MLP, which tokens that are not sampled need not pass."""
         return 2 * sum(matrix.k * matrix.n * matrix.used for matrix in self.expert_matrices or self.dense_matrices)
 
     @property
@@ -324,7 +324,7 @@ class ModelShape:
         return cast(Pairs, 4 * self.num_heads * (full + windowed))
 
     def with_dtype(self, dtype: str, kv_dtype: str = "auto") -> ModelShape:
-        """The same model with weights in another dtype, and KV in this or in one of its own.
+        """Return the shape with weights in another dtype, and KV in this or in one of its own.
 
         Raises ModelError if one is unknown.
         """

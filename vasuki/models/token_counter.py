@@ -15,11 +15,11 @@ class TokenCounter:
     has_chat_template = True  # so that jobs with conversations can be planned
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """As many numbers as there will be about tokens, which are the same where texts begin alike."""
+        """Return about as many numbers as there will be tokens, alike where texts begin alike."""
         return [_made_up_ids(text) for text in texts]
 
     def encode_messages(self, conversations: list[list[Any]]) -> list[list[int]]:
-        """The same for conversations, without what a chat template would add."""
+        """Count conversations likewise, without what a chat template would add."""
         return self.encode_batch(["\n".join(str(m["content"]) for m in messages) for messages in conversations])
 
 

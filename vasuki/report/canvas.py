@@ -58,7 +58,7 @@ STYLE = {
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One figure with its words."""
+    """A figure with its words."""
 
     name: str  # for a file
     title: str
@@ -70,7 +70,7 @@ class Plot:
             return _saved(self.figure, "svg", metadata={"Date": None})
 
     def png(self) -> bytes:
-        """At 100 dots an inch."""
+        """Return the figure as PNG at 100 dots an inch."""
         with matplotlib.rc_context(STYLE):
             return _saved(self.figure, "png", dpi=_DPI)
 
@@ -147,7 +147,7 @@ def legend_above(axes: Any) -> None:
 
 
 def legend_below(figure: Figure, axes: Any) -> None:
-    """Where no curve can run through it."""
+    """Put the legend below the axes, where no curve can run through it."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3 if max(map(len, labels)) < 30 else 2)
 

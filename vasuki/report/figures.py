@@ -93,7 +93,7 @@ def _marks_s(result: Result) -> tuple[float, ...]:
 
 
 def cost_plot(workload: Workload) -> Plot | None:
-    """What people pay, and the paper's metric beside it."""
+    """Draw what people pay, and the paper's metric beside it."""
     results = workload.results
     parts: list[tuple[str, list[float | None], Callable[[float], str]]] = []
     currencies = {result.price.currency for result in results if result.price is not None}
@@ -458,7 +458,7 @@ def _traced(results: Sequence[Result]) -> list[tuple[Result, Timeline]]:
 
 
 def _bin_words(traced: Sequence[tuple[Result, Timeline]]) -> str:
-    """How long a bin is, in words."""
+    """Say in words how long a bin is."""
     lengths = sorted({timeline.bin_s for _, timeline in traced})
     span = " to ".join(time_text(seconds) for seconds in (lengths[0], *lengths[1:][-1:]))
     return f"Means over bins of {span}; the shade reaches to the maximum within each."

@@ -36,7 +36,7 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """What the runs before made of a rate."""
+    """The usual range of a rate over the runs before."""
 
     median: float
     limit: float  # more is unusual
@@ -44,7 +44,7 @@ class Usual:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """One run among its like."""
+    """A run among others of its kind."""
 
     result: Result
     per_token: Usual | None  # of seconds per million tokens; None while there is too little past
@@ -72,7 +72,7 @@ class Entry:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What is wrong with the run, and what excuses it, in words."""
+        """Say in words what is wrong with the run, and what excuses it."""
         found = []
         if self.is_slow and self.per_token is not None:
             excess = self.s_per_million_tokens / self.per_token.median - 1
@@ -195,7 +195,7 @@ def _usual(past: Iterable[float]) -> Usual | None:
 
 
 def findings(history: History) -> list[str]:
-    """What a person should know, in sentences."""
+    """The sentences that a person should read."""
     sentences = []
     for series in history.series:
         entries = series.entries
@@ -225,7 +225,7 @@ def _latest(flagged: Sequence[tuple[Entry, float]]) -> str:
 
 
 def _doubt(entries: Sequence[Entry]) -> str:
-    """Whether the predictions rather than the runs are to blame."""
+    """Return whether the predictions rather than the runs are to blame."""
     errors = [error for entry in entries if (error := entry.result.prediction_error) is not None]
     usual = float(np.median(errors))
     if len(errors) <= MIN_PAST or usual <= LATE:

@@ -24,7 +24,7 @@ J_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """One run in figures. None stands for what is not known."""
+    """A run in figures. None stands for what is not known."""
 
     run: Run
     label: str  # unique within the comparison
@@ -72,7 +72,7 @@ class Result:
 
     @property
     def prediction_error(self) -> float | None:
-        """How much longer than predicted the run took, as a share of the prediction.
+        """Return how much longer than predicted the run took, as a share of the prediction.
 
         None without a prediction, and for a job in several runs: the prediction was of the last one.
         """
@@ -229,14 +229,14 @@ class Workload:
 
     @property
     def names(self) -> dict[Result, str]:
-        """What the answer calls each run: of a finalist no more than tells it apart from the other finalists."""
+        """The name of each run in the answer: for a finalist no more than tells it apart from the others."""
         finalists = self.finalists
         short = dict(zip(finalists, run_labels([result.run for result in finalists]), strict=True))
         return {result: short.get(result, result.label) for result in self.results}
 
     @property
     def is_same_work(self) -> bool:
-        """Whether all finalists did as many rows and, within 2 %, as many prompt and output tokens."""
+        """Return whether all finalists did as many rows and, within 2 %, as many prompt and output tokens."""
         return _is_same_work(self.finalists)
 
     @property
@@ -258,8 +258,8 @@ class Workload:
 
     @property
     def break_evens(self) -> tuple[BreakEven, ...]:
-        """For each card that is not the cheapest, the price at which it would be; then the price at which the cheapest
-        would lose to the next."""
+        """Return, for each card that is not the cheapest, the price at which it would be; then the price at which
+        the cheapest would lose to the next."""
         if len(self.by_cost) < 2:
             return ()
         cheapest, *others = self.by_cost

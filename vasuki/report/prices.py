@@ -1,4 +1,4 @@
-"""What an hour of a card costs, and who says so."""
+"""The price of a card's hour, and its source."""
 
 from __future__ import annotations
 
@@ -77,6 +77,6 @@ def check_prices(runs: list[Run], given: Mapping[str, float]) -> None:
 
 
 def _names(run: Run) -> list[str]:
-    """What a price can be given for: this folder, or this card."""
+    """Return the names that a price may be given for: the run's folder, or its card."""
     names = [run.name, run.gpu, run.profile.title if run.profile is not None else ""]
     return [name.casefold() for name in names if name]

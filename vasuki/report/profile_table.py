@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 
 
 def profile_table(profile: HardwareProfile) -> str:
-    """What was measured, in at most 100 columns."""
+    """Return a table of what was measured, at most 100 columns wide."""
     gib = profile.memory_mib / 1024
     peaks = ", ".join(f"{dtype} {rate:.4g}" for dtype, rate in profile.peak_tflops.items())
     efficiency, overheads = profile.efficiency, profile.overheads

@@ -19,7 +19,7 @@ _MAX_DEPTH = 4  # simulate writes DIR/<gpu>, cron jobs DIR/<year>/<month>/<day>
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One run folder, real or simulated."""
+    """A run folder, real or simulated."""
 
     place: Location
     manifest: Manifest
@@ -181,7 +181,7 @@ def _profile(manifest: Manifest) -> HardwareProfile | None:
 
 
 def _finished_at(place: Location, manifest: Manifest) -> datetime:
-    """When the run ended: `finished_at` of the manifest (ISO 8601), else when the file was written."""
+    """Return when the run ended: `finished_at` of the manifest (ISO 8601), else when the file was written."""
     try:
         stated = datetime.fromisoformat(str(getattr(manifest, "finished_at", "")).replace("Z", "+00:00"))
         return stated if stated.tzinfo else stated.replace(tzinfo=UTC)

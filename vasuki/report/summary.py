@@ -59,7 +59,7 @@ def _time(manifest: Manifest) -> str:
 
 
 def host_text(manifest: Manifest) -> str:
-    """What the host of a virtual machine took from a run; empty if it is not worth a word."""
+    """Say what the host of a virtual machine took from a run; empty if it is not worth a word."""
     stolen = float(manifest.device.get("stolen_share", 0))
     return f"gave {percent_text(stolen)} of the processors' time to others" if stolen > NOISE else ""
 

@@ -21,7 +21,7 @@ Rows = list[tuple[str, list[str]]]
 
 
 def terminal_table(comparison: Comparison) -> str:
-    """For each workload the answer, the figures of each run, and what to keep in mind."""
+    """Return, for each workload, the answer, the figures of each run, and what to keep in mind."""
     parts = [_workload_text(workload) for workload in comparison.workloads]
     if overview := overview_of(comparison):
         parts.insert(0, "\n".join(wrapped(sentence) for sentence in overview))

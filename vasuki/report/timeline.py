@@ -35,7 +35,7 @@ _ERROR_EDGES = np.append(np.linspace(0, 2, 2001), np.inf)  # |predicted / elapse
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counts:
-    """How often each value occurred over steps."""
+    """Counts of how often each value occurred over steps."""
 
     values: Array  # [n], rising
     counts: Array  # [n]
@@ -51,7 +51,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """What a trace says. Arrays are `[num_bins]`; bin i covers `i * bin_s` to `(i + 1) * bin_s`.
+    """A trace in bins of equal time. Arrays are `[num_bins]`; bin i covers `i * bin_s` to `(i + 1) * bin_s`.
 
     Runs that went on where an earlier one was stopped follow each other without the gap between them. Shards, which
     run side by side, share the time axis: their means are averaged.

@@ -25,7 +25,7 @@ def answer(workload: Workload) -> list[str]:
 
 
 def caveats(workload: Workload) -> list[str]:
-    """What else a reader has to know before they rely on the answer."""
+    """Say what else a reader has to know before they rely on the answer."""
     finalists, names = workload.finalists, workload.names
     found = []
     if len(finalists) > 1 and not workload.is_same_work:
@@ -175,7 +175,7 @@ def _certainty(workload: Workload) -> str:
 
 
 def _margin(workload: Workload) -> str:
-    """Whether the answer on cost would survive errors of the simulated times."""
+    """Say whether the answer on cost would survive errors of the simulated times."""
     ratio = _cost_ratio(workload)
     worst = max(map(abs, workload.known_errors), default=None)
     if worst is not None and ratio <= 1 + worst:
@@ -210,7 +210,7 @@ def _unit_costs(result: Result) -> str:
 
 
 def _cost_ratio(workload: Workload) -> float:
-    """What the second cheapest costs over what the cheapest costs, per token."""
+    """Return the second cheapest card's cost over the cheapest's, per token."""
     cheapest, second = (result.per_million_tokens or 0.0 for result in workload.by_cost[:2])
     return second / cheapest if cheapest else float("inf")
 

@@ -136,7 +136,7 @@ class StepInputs:
 
 
 class LastTokens:
-    """What the step before sampled, where it did: the host may not have seen it yet.
+    """Tokens that the step before sampled, on the device: the host may not have seen them yet.
 
     Args:
         sequences: those that were sampled for.

@@ -17,7 +17,7 @@ from vasuki.hf.attention.inputs import StepInputs
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What a layer wants beyond plain causal attention."""
+    """Options of a layer beyond plain causal attention."""
 
     scaling: float
     window: int | None = None  # a token sees itself and the window - 1 tokens before it
@@ -28,7 +28,7 @@ class Variant:
 
     @property
     def is_plain(self) -> bool:
-        """Whether `scaled_dot_product_attention` can express it."""
+        """Return whether `scaled_dot_product_attention` can express it."""
         return self.softcap is None and self.sinks is None
 
 
@@ -47,7 +47,7 @@ def attend_gathered(query: torch.Tensor, layer: int, step: StepInputs, variant: 
 
 
 def _mask(queries: torch.Tensor, num_keys: int, window: int | None) -> torch.Tensor:
-    """Which of `num_keys` positions each query position may see: `[*queries.shape, num_keys]`, bool."""
+    """Return which of `num_keys` positions each query may see: `[*queries.shape, num_keys]`, bool."""
     positions = torch.arange(num_keys, device=queries.device)
     visible = positions <= queries.unsqueeze(-1)
     if window is not None:
@@ -58,7 +58,8 @@ def _mask(queries: torch.Tensor, num_keys: int, window: int | None) -> torch.Ten
 def _decode(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, variant: Variant
 ) -> torch.Tensor:
-    """One query for each row: query `[rows, num_heads, head_dim]`, keys `[rows, length, num_kv_heads, head_dim]`.
+    """Attend with one query for each row: query `[rows, num_heads, head_dim]`, keys `[rows, length, num_kv_heads,
+    head_dim]`.
 
     The query heads that share a KV head are laid out as if they were positions, so that each key is read once.
     """

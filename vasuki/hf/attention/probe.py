@@ -1,4 +1,4 @@
-"""What a model asks of its attention, seen by running it on a few tokens.
+"""The probe: it sees what a model asks of its attention by running it on a few tokens.
 
 Nothing is attended to meanwhile: each layer's call is noted, and answered with its queries.
 """
@@ -28,7 +28,8 @@ _NUM_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a layer handed to its attention, `[num_tokens, num_(kv_)heads, head_dim]`, and what it got for it."""
+    """A layer's call of its attention: what it handed over, `[num_tokens, num_(kv_)heads, head_dim]`, and what it
+    got for it."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -81,7 +82,7 @@ class _Observer:
 
 
 class _Echo:
-    """The same answers to calls that nobody notes."""
+    """Answers calls of attention as the probe does, without noting them."""
 
     def attend(self, module: torch.nn.Module, query: torch.Tensor, *_: Any) -> torch.Tensor:
         return query
@@ -144,14 +145,14 @@ def observe_calls(
 
 
 def observe_layer(layer: Any, arguments: dict[str, Any]) -> tuple[Observation, Any]:
-    """What an attention layer hands on when it is called like this, and what it answers."""
+    """Call an attention layer; return what it hands to its attention, and what it answers."""
     observer = _Observer(longest=1)  # windows were looked at in the model
     output = layer(**{**arguments, "step": observer})
     return observer.seen[layer], output
 
 
 def probe(model: Any, num_layers: int, others: Collection[int] = ()) -> KVLayout:
-    """What a model's layers store; of the `others`, those that do not attend store nothing. Raises Unsupported by
+    """Return what a model's layers store; those of `others` that don't attend store nothing. Raises Unsupported by
     name."""
     heads: dict[int, tuple[int, int]] = {}  # (num_kv_heads, head_dim) by layer
     for layer, seen in observe(model).items():

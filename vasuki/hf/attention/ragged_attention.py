@@ -141,7 +141,7 @@ def store(key: torch.Tensor, value: torch.Tensor, layer: int, step: StepInputs) 
 def _attend_tiles(
     query: torch.Tensor, layer: int, step: StepInputs, tiles: PagedTiles, variant: Variant
 ) -> torch.Tensor:
-    """By the compiled kernel."""
+    """Attend by the compiled kernel."""
     output = query.new_empty(query.shape)
     tiles.kernel(
         query,

@@ -53,7 +53,7 @@ class Board:
 
     @property
     def power_w(self) -> float | None:
-        """What the board draws now."""
+        """Return the watts that the board draws now."""
         return self._thousandths(self._nvml.nvmlDeviceGetPowerUsage)
 
     @property

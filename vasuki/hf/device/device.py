@@ -1,4 +1,4 @@
-"""What the device is: its name, driver, memory and processors."""
+"""The device: its name, driver, memory and processors."""
 
 from __future__ import annotations
 

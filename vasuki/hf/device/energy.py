@@ -1,4 +1,4 @@
-"""What a GPU draws during a run, by the counter on its board."""
+"""Energy of a run, by the counter on the GPU's board."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process asks of its machine before torch loads: how threads wait for work, that freed memory is kept, and
+"""Settings of the process before torch is loaded: how threads wait for work, that freed memory is kept, and
 that pinned memory is not rounded up."""
 
 from __future__ import annotations

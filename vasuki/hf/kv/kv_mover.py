@@ -146,7 +146,7 @@ def _copy_by_turns(
 
 
 class CudaCopyEngine:
-    """One stream a direction; order is by events, and nothing ever waits for the whole device."""
+    """Copies on one CUDA stream for each direction; order is by events, and nothing ever waits for the whole device."""
 
     def __init__(self, device: torch.device) -> None:
         self.exposed_s = 0.0
@@ -202,7 +202,7 @@ def _take_ended(timed: list[tuple[Any, Any]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StreamedLayers:
-    """Which layers live on the host, and which device buffer each is fetched into."""
+    """The layers that live on the host, and the device buffer that each is fetched into."""
 
     buffer_of: dict[int, int]  # streamed layer -> buffer, layers in order
 

@@ -1,4 +1,4 @@
-"""From a folder or hub id to a model that is ready to run.
+"""Loading: a folder or hub id becomes a model that is ready to run.
 
 load_model    the model, or a refusal that names what is missing
 tokenizer     text and messages -> token ids -> text

@@ -1,4 +1,4 @@
-"""How much memory is left for KV beside a loaded model."""
+"""The memory that is left for KV beside a loaded model."""
 
 from __future__ import annotations
 

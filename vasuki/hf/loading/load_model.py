@@ -81,7 +81,7 @@ class LoadedModel:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether its weights are where it computes; before `hf.weights.place_weights` they need not be."""
+        """Return whether the weights are on the device that computes; before `place_weights` they need not be."""
         return bool(self.model.device.type == self.device.type)
 
     @property
@@ -95,7 +95,7 @@ class LoadedModel:
 
     @property
     def device_name(self) -> str:
-        """As the driver or the kernel reports it."""
+        """The device's name, as the driver or the kernel reports it."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return _processor_name()
@@ -252,7 +252,7 @@ def prepare(
 
 
 def _timed(load: Callable[[], T]) -> tuple[T, float]:
-    """What it loads, and the seconds that took."""
+    """Call the loader; return what it loads, and the seconds that took."""
     started_s = time.perf_counter()
     return load(), time.perf_counter() - started_s
 

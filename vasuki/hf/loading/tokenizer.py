@@ -108,7 +108,8 @@ class Tokenizer:
         return text[: min(cuts)] if cuts else text
 
     def meets_stop_string(self, sequence: Sequence, token_id: int) -> bool:
-        """Whether a stop string is complete, or the special token that it names is there, once `token_id` follows.
+        """Return whether a stop string is complete, or the special token that it names is there, once `token_id`
+        follows.
 
         A token stands for at least one byte, so a stop string of n bytes lies within the last n tokens. A few more are
         decoded because the first ones may be the rest of a character, or lose a leading space.

@@ -24,7 +24,7 @@ from vasuki.hf.loading.load_model import LoadedModel
 
 
 class _FlatLayer:
-    """One layer's parameters and buffers in one flat host tensor, and the module's slots that point to them."""
+    """A layer's parameters and buffers in one flat host tensor, and the module's slots that point to them."""
 
     def __init__(self, module: torch.nn.Module, pinned: bool) -> None:
         self.tensors = tensors = [*module.parameters(), *module.buffers()]
@@ -85,7 +85,7 @@ class WeightStream:
             self._fetch_next(buffer)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a parameter or buffer of the model visits the device instead of living there."""
+        """Return whether a parameter or buffer of the model visits the device instead of living there."""
         return any(tensor is held for flat in self._flat.values() for held in flat.tensors)
 
     @property

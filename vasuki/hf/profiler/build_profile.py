@@ -361,7 +361,7 @@ class _Profiler:
         return Price(per_hour=0, date=month, source="unknown; set cost.price_per_hour to yours")
 
     def _sources(self, loaded_w: float | None) -> dict[str, str]:
-        """Where the figures come from that have no source of their own."""
+        """Return the sources of figures that have none of their own."""
         allocation = f"{operator_times.allocation_s(self.bench) * 1e6:.3g} us for a MiB from torch's allocator"
         if self.kind == "gpu":
             allocation += f", {links.pinning_s_per_gib():.3g} s for a GiB of pinned host memory"

@@ -1,4 +1,4 @@
-"""What the operators of whole steps take, over what they take one by one.
+"""Measures what operators take within whole steps, over what they take one by one.
 
 In a model, an operator shares the caches with all others, and finds its input where another thread has left it. On a
 CPU that makes a step a tenth or a quarter longer than the sum of its operators, each measured in a loop of its own. So
@@ -89,7 +89,7 @@ class WholeSteps:
 
 
 def _num_layers(shape: ModelShape, cold: int) -> int:
-    """As many layers as no cache holds and a few at least, or all of them."""
+    """Return how many layers to measure: more than any cache holds, a few at least, at most all."""
     return min(shape.num_layers, max(_LEAST_LAYERS, math.ceil(cold / shape.layer_weight_bytes)))
 
 

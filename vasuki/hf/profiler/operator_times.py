@@ -59,13 +59,13 @@ def cold_bytes(device: torch.device) -> int:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As profiles spell it: `float32`."""
+    """Return the dtype's name as profiles spell it: `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Where and how operators are measured."""
+    """The device, type and clock with which operators are measured."""
 
     device: torch.device
     dtype: torch.dtype
@@ -92,7 +92,7 @@ class Bench:
 
     @property
     def between(self) -> torch.dtype:
-        """What operators take and give: compiled kernels float32, whatever they multiply in."""
+        """The type that operators take and give: float32 for compiled kernels, whatever they multiply in."""
         return torch.float32 if self.kernels else self.dtype
 
     def tensor(self, *size: int) -> torch.Tensor:
@@ -172,7 +172,7 @@ class _Linear:
         return self._weight.numel() * self._weight.element_size()
 
     def copy(self) -> _Linear:
-        """The same weights at another place in memory."""
+        """Copy the weights to another place in memory."""
         other = copy(self)
         other._place(self._weight.clone())
         return other
@@ -330,7 +330,7 @@ def mlp_width(shape: ModelShape) -> int:
 
 
 def measure_attention(bench: Bench, kernel: PagedKernel | None, kv_dtype: torch.dtype) -> AttentionPoints:
-    """One layer of attention as the engine runs it, less the KV write, which is an operator of its own."""
+    """Measure one layer of attention as the engine runs it, less the KV write, which is an operator of its own."""
     shape = bench.shape
     layout = KVLayout.uniform(_KV_LAYERS, shape.num_kv_heads, shape.head_dim, kv_dtype)
     wanted = [(count, 1, context) for count, context in bench.effort.decodes] + list(bench.effort.chunks)
@@ -450,7 +450,7 @@ def allocation_s(bench: Bench, num_bytes: int = 2**20) -> float:
 
 
 def first_touch_s_per_mib(bench: Bench) -> float:
-    """What a MiB of a CPU's KV pool costs when it is first written, over what it costs later: page faults."""
+    """Measure what a MiB of a CPU's KV pool costs at its first write beyond later ones: page faults."""
     shape = bench.shape
     layout = KVLayout.uniform(_KV_LAYERS, shape.num_kv_heads, shape.head_dim, bench.dtype)
     block_bytes = BLOCK_TOKENS * layout.bytes_per_token // _KV_LAYERS

@@ -1,4 +1,4 @@
-"""What a step takes beyond its operators: Python, dispatch, forming inputs, fetching tokens, scheduling.
+"""Measures what a step takes beyond its operators: Python, dispatch, forming inputs, fetching tokens, scheduling.
 
 Two models with random weights, layers of the shape's kind but narrow, run side by side under the real scheduler and
 executor. With next to nothing to compute, a step takes as long as the host needs for it, and no long operator has to be
@@ -108,7 +108,7 @@ def _within(seconds: float, dispatches: tuple[float, float], dispatch_s: float) 
 
 
 def narrow(shape: ModelShape) -> ModelShape:
-    """The same layers with next to nothing in them, but heads as wide, for which attention kernels are made."""
+    """Return the shape with narrow layers, but heads as wide, for which attention kernels are made."""
     experts = bool(shape.num_experts)
     return replace(
         shape,
@@ -122,7 +122,7 @@ def narrow(shape: ModelShape) -> ModelShape:
 
 
 def cut(shape: ModelShape, layers: int) -> ModelShape:
-    """The same model with so many layers of plain attention: not windowed, gated, latent or replaced."""
+    """Return the shape with so many layers of plain attention: not windowed, gated, latent or replaced."""
     expert_layers = layers if shape.num_expert_layers else 0
     return replace(
         shape,
@@ -189,7 +189,7 @@ class _NoText:
 
 
 class _Decoding:
-    """One model that decodes so many rows for ever: each call is one step of the loop."""
+    """A model that decodes so many rows for ever: each call is one step of the loop."""
 
     def __init__(self, loaded: LoadedModel, kernel: PagedKernel | None, rows: int, cost_model: CostModel) -> None:
         blocks_each = -(-(_PROMPT_TOKENS + _MOST_STEPS + 1) // BLOCK_TOKENS)
@@ -216,7 +216,7 @@ class _Decoding:
         return seconds
 
     def rest_of_step(self) -> float:
-        """The same, less what the cost model says its operators take."""
+        """Return the seconds of a step, less what the cost model says its operators take."""
         return self.step() - self._predicted_s
 
     def _fill(self) -> None:
@@ -231,7 +231,7 @@ class _Decoding:
 
 
 def describe(bench: Bench, dispatch_s: float) -> str:
-    """How the overheads came about, for the profile."""
+    """Describe how the overheads were measured, for the profile."""
     rows = ", ".join(map(str, bench.effort.decode_rows))
     return (
         f"steps of {rows} decodes of {_LAYERS[0]} and {_LAYERS[1]} narrow layers like those of {bench.shape.name} in "

@@ -24,7 +24,7 @@ _MAX_ROUNDS = 200
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured, and how long it may take."""
+    """The amount of measuring, and how long it may take."""
 
     group_s: float  # for a group of calls that take turns
     min_rounds: int  # of a group, whatever it takes
@@ -102,7 +102,7 @@ class HostClock:
 
 
 class ColdClock:
-    """The same for calls that come between others, as the operators of a step do.
+    """A clock for calls that come between others, as the operators of a step do.
 
     A layer's weights pass through the core between two calls of the same operator and push its code and data out of the
     small caches. An operator on 32 rows takes twice as long then as in a loop of its own.
@@ -168,7 +168,7 @@ def clock_for(device: torch.device) -> Clock:
 
 
 def low_quantile(timings: Sequence[float]) -> float:
-    """What a call takes when nobody is in its way."""
+    """Return what a call takes when nobody is in its way."""
     return sorted(timings)[int(_QUANTILE * (len(timings) - 1))]
 
 
@@ -185,7 +185,7 @@ def measure_timed(
     effort: Effort,
     typical: Callable[[Sequence[float]], float] = low_quantile,
 ) -> list[float]:
-    """The same for functions that say themselves how many seconds it took."""
+    """Measure functions that say themselves how many seconds they took."""
     timings: list[list[float]] = [[] for _ in timed]
     started_s = time.perf_counter()
     for done in range(_MAX_ROUNDS):

@@ -1,4 +1,4 @@
-"""Which modules of a model keep a state, and what they keep: seen by running the model on a few tokens."""
+"""Finds the modules of a model that keep a state, and what they keep, by running it on a few tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def take_over(model: Any) -> RecurrentLayers:
 
 @torch.inference_mode()
 def take_over_alone(module: Any, config: Any, tokens: torch.Tensor) -> RecurrentLayer:
-    """The same for one recurrent layer of a model with that config, tried with `[1, tokens, hidden_size]`."""
+    """Take over one recurrent layer of a model with that config, tried with `[1, tokens, hidden_size]`."""
     cache = _ObservedCache(config)
     with _noting(cache, [module]):
         module(tokens, **{cache_name(module.forward): cache})

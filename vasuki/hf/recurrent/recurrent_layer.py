@@ -26,7 +26,7 @@ def cache_name(function: Function, names: Sequence[str] = CACHE_NAMES) -> str:
 
 
 class State(NamedTuple):
-    """One tensor of what a layer keeps of a row."""
+    """A tensor among those that a layer keeps of a row."""
 
     is_conv: bool  # the last inputs of a convolution; otherwise what the recurrence has come to
     number: int  # layers may have several of a kind
@@ -105,7 +105,7 @@ class RecurrentLayer:
             return torch.cat([self._plain(piece, **{self._cache_name: cache}) for piece in pieces], dim=1)
 
     def _continues(self, tokens: torch.Tensor) -> bool:
-        """Whether several tokens depend on the recurrence before them, of `[1, tokens, hidden_size]`."""
+        """Return whether several tokens depend on the recurrence before them, of `[1, tokens, hidden_size]`."""
         first, second = torch.tensor_split(tokens, 2, dim=1)
         answers = []
         for change in (0.0, 1e3):
@@ -118,7 +118,7 @@ class RecurrentLayer:
         return not recurrent or not torch.equal(*answers)
 
     def _kept(self, group: Group) -> LinearAttentionLayer:
-        """What the rows of a group left behind, as transformers keeps it, which writes in its place."""
+        """Return what the rows of a group left behind, in transformers' form, which is written in place."""
         kept = LinearAttentionLayer(number_of_states=self._num_states)
         for state, tensor in zip(self.states, self._tensors, strict=True):
             held = tensor[group.slots]
@@ -145,7 +145,7 @@ class RecurrentLayers:
 
     @property
     def bytes_per_row(self) -> int:
-        """What they keep of a row, together."""
+        """Bytes that all recurrent layers keep of a row."""
         return sum(state.num_bytes for layer in self.layers for state in layer.states)
 
 

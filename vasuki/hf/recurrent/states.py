@@ -1,4 +1,4 @@
-"""What rows that run keep in recurrent layers, slot by slot, and the groups that a step's chunks make."""
+"""The states of running rows in recurrent layers, slot by slot, and the groups that a step's chunks make."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GROUP_TOKENS = 4096  # of prompts that are computed side by side, so filled up
 
 
 class StateCache:
-    """What a model's recurrent layers keep of the rows that run.
+    """The states that a model's recurrent layers keep of running rows.
 
     Args:
         layers: of the model.

@@ -1,4 +1,4 @@
-"""One input file, whatever its format: surveyed once, then read in blocks of rows.
+"""An input file, whatever its format: surveyed once, then read in blocks of rows.
 
 A row that cannot be parsed does not stop a job: it is listed in `Block.malformed` and becomes a failed row.
 """
@@ -20,7 +20,7 @@ BLOCK_BYTES = 8 * 2**20  # of raw input: rows of many megabytes come in smaller 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What one pass over a file's outside (Parquet) or inside (text) tells."""
+    """The result of one pass over a file's footer (Parquet) or content (text)."""
 
     num_rows: int
     types: dict[str, Any]  # pyarrow type by column; of a text file those that its values suggest

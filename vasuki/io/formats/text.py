@@ -1,4 +1,4 @@
-"""What JSON Lines and CSV share: files read row by row in plain Python.
+"""The common part of JSON Lines and CSV: files read row by row in plain Python.
 
 Ragged, huge and broken rows are met every day in text, so no row depends on its neighbours and each is parsed only when
 somebody wants it. The first pass hashes the content on the way.
@@ -31,7 +31,7 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One row as it lies in the file."""
+    """A row as it lies in the file."""
 
     num_bytes: int
     parse: Callable[[], dict[str, Any]]  # values by column; raises Malformed

@@ -1,4 +1,4 @@
-"""Which input columns a job reads, and which part of the job file names each."""
+"""The input columns that a job reads, and the part of the job file that names each."""
 
 from __future__ import annotations
 

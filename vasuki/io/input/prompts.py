@@ -19,7 +19,7 @@ Prompt = str | list[Message] | NDArray[np.int32]
 
 
 def prompt_reader(config: InputConfig, vocab_size: int, as_chat: bool) -> Callable[[Mapping[str, Any]], Prompt]:
-    """How to get a row's prompt from its values. The function raises RowError for rows that have none.
+    """Return a function that gets a row's prompt from its values. It raises RowError for rows that have none.
 
     Args:
         config: which columns make the prompt.
@@ -66,7 +66,7 @@ def conversation_templates(config: InputConfig) -> list[tuple[str, Template]]:
 
 
 def is_chat(config: InputConfig, has_chat_template: bool) -> bool:
-    """Whether prompts go through the model's chat template.
+    """Return whether prompts go through the model's chat template.
 
     Raises:
         JobFileError: the job needs one and the model has none.

@@ -49,11 +49,12 @@ class Tokenizer(Protocol):
         ...
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """One list of token ids for each text, special tokens included."""
+        """Return one list of token ids for each text, special tokens included."""
         ...
 
     def encode_messages(self, conversations: list[list[Message]]) -> list[list[int]]:
-        """One list for each conversation, rendered by the chat template, ready for the model's answer."""
+        """Return one list of token ids for each conversation, rendered by the chat template, ready for the model's
+        answer."""
         ...
 
 
@@ -199,7 +200,7 @@ class RequestStream:
         return ""
 
     def _requests_of(self, draft: _Draft) -> Iterator[Request]:
-        """One Request for each sample; a single one for a row that cannot be run."""
+        """Yield one Request for each sample; a single one for a row that cannot be run."""
         num_tokens = len(draft.token_ids)
         max_tokens = min(draft.sampling.max_tokens, self._max_context_tokens - num_tokens)
         for sample_index in range(1 if draft.error else draft.sampling.n):

@@ -213,7 +213,7 @@ def _output_type(arrow_type: Any, numbers: list[Any]) -> Any:
 
 
 def _holds(arrow_type: Any, values: list[Any]) -> bool:
-    """Whether a column of this type can be made of the values, each as it is."""
+    """Return whether a column of this type can be made of the values, each as it is."""
     try:
         pa.array(values, type=arrow_type)
     except (pa.ArrowException, ValueError, TypeError, OverflowError):

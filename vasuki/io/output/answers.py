@@ -17,7 +17,7 @@ _ROW_OVERHEAD_BYTES = 600  # the Python objects around a row: 400 to 600 by trac
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One output row. `row` orders the rows of a part and is not written itself."""
+    """A row of the output. `row` orders the rows of a part and is not written itself."""
 
     row: int
     id: str | int
@@ -59,7 +59,7 @@ def answer_schema(job: JobConfig, table: InputTable) -> Any:
 
 
 def may_have_samples(job: JobConfig) -> bool:
-    """Whether any row may have more than one answer, so that the output needs the column `sample`."""
+    """Return whether a row may have more than one answer, so that the output needs the column `sample`."""
     return isinstance(job.sampling.n, Column) or job.sampling.n > 1 or job.input.format == "openai-batch"
 
 

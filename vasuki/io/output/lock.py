@@ -1,4 +1,4 @@
-"""Who may write to an output folder: file locks, which the kernel releases however the process ends.
+"""File locks that decide who may write to an output folder. The kernel releases them however the process ends.
 
     whole run     .vasuki.lock exclusive
     shard I/N     .vasuki.lock shared, .vasuki-I-of-N.lock exclusive, and no lock of another count held
@@ -111,7 +111,7 @@ def _lock(file: IO[str], kind: int, place: Location) -> None:
 
 
 def _holder(file: IO[str]) -> str:
-    """Who wrote their name into a lock file."""
+    """Say who holds a lock, as its file has it."""
     try:
         file.seek(0)
         holder = json.load(file)

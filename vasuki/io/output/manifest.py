@@ -43,7 +43,7 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time went. `makespan_s` is first row read to last row durable."""
+    """Seconds by part of the run. `makespan_s` is from first row read to last row durable."""
 
     load_s: float = 0.0
     plan_s: float = 0.0
@@ -54,7 +54,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the plan said before the run. None where there was no plan."""
+    """The plan's prediction before the run. None where there was no plan."""
 
     makespan_s: float | None = None
     lower_bound_s: float | None = None  # at datasheet rates
@@ -165,7 +165,7 @@ def read_manifest(place: Location) -> Manifest:
 
 
 def merge(shards: Sequence[Manifest]) -> Manifest:
-    """One manifest for shards that ran side by side: work adds up, and time is that of the slowest."""
+    """Merge the manifests of shards that ran side by side: work adds up, and time is that of the slowest."""
     first = shards[0]
     steps = sum(shard.steps for shard in shards)
     return replace(

@@ -95,7 +95,7 @@ class OutputFolder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether a run before this one wrote every row of its share, and said so."""
+        """Return whether an earlier run wrote every row of this share, and said so."""
         has_all = self.done.count_in(self.shard) == self.shard.num_rows(self.done.num_rows)
         is_said = not self.done.is_complete or (self.place / SUCCESS).exists()
         return has_all and is_said and self.manifest.exists()
@@ -107,12 +107,12 @@ class OutputFolder:
 
     @property
     def manifest(self) -> Location:
-        """Where this run's manifest goes."""
+        """The location of this run's manifest."""
         return self.place / f"manifest{self.shard.label}.json"
 
     @property
     def trace(self) -> Location:
-        """Where this run's trace goes."""
+        """The location of this run's trace."""
         return self.place / f"trace{self.shard.label}.jsonl"
 
     def begin(self) -> None:
@@ -205,7 +205,7 @@ class OutputFolder:
         return done
 
     def _is_own(self, part: Location) -> bool:
-        """Whether this run writes parts of that name, or, without shards, has to count it."""
+        """Return whether this run writes parts of that name, or, without shards, has to count it."""
         match = _PART.fullmatch(part.name)
         return match is not None and (self.shard.is_whole or match[2] == self.shard.label)
 
@@ -269,7 +269,7 @@ def _locked(path: str, shard: Shard) -> tuple[Location, FolderLock]:
 
 
 def _folder_at(path: str) -> Location:
-    """Where the folder is or will be. Raises JobFileError if there is a file."""
+    """Return the location of the folder, which need not exist. Raises JobFileError if a file is there."""
     place = Location.parse(path)
     if place.is_file():
         raise JobFileError(f"output.path {path} is a file; name a folder")
@@ -297,7 +297,7 @@ def _counted(manifest: Manifest, labels: Sequence[PartLabel], num_rows: int) -> 
 
 
 def _is_foreign(part: Location) -> bool:
-    """Whether a file only has a part's name. A damaged part counts as ours."""
+    """Return whether a file only has a part's name. A damaged part counts as ours."""
     try:
         return read_label(part) is None
     except (OSError, ValueError, pa.ArrowException):

@@ -68,7 +68,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class PartLabel:
-    """What a part says about itself."""
+    """The label in a part's footer: which rows it holds, and of which job."""
 
     config_hash: str
     input_fingerprint: str
@@ -130,7 +130,7 @@ class PartWriter:
         self._num_bytes += sum(answer.num_bytes for answer in answers)
 
     def is_due(self, now_s: float) -> bool:
-        """Whether the buffer is full or old enough to be committed."""
+        """Return whether the buffer is full or old enough to be committed."""
         interval_s = max(COMMIT_S, COMMIT_SHARE * (now_s - self._started_s))
         return self._num_bytes >= COMMIT_BYTES or (bool(self._answers) and now_s - self._committed_s >= interval_s)
 

@@ -1,4 +1,4 @@
-"""Where finished sequences go: text is decoded, samples of a row are gathered, and rows become durable in parts."""
+"""The sink of finished sequences: text is decoded, samples of a row are gathered, and rows become durable in parts."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _FLUSH_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step. Blocks and sequences are counted after it."""
+    """A step of the trace. Blocks and sequences are counted after it."""
 
     t_s: float  # end of the step, since the run began to generate
     elapsed_s: float  # of this step
