@@ -92,7 +92,7 @@ def _with_gpu(overrides: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="vasuki")
 def main() -> None:
-    """Finish an offline LLM batch first and cheapest, and know beforehand when and for how much.
+    """Run an offline LLM batch as fast and cheaply as the hardware allows, and predict time and cost beforehand.
 
     \b
     vasuki plan jobs/quickstart.yaml --gpu a10 --gpu a40     what will it take, on which card?
@@ -282,7 +282,7 @@ def report(
     prices: tuple[str, ...],
     history_dir: str | None,
 ) -> None:
-    """Compare runs, real or simulated: who was first, who was cheaper, at what price that flips.
+    """Compare runs, real or simulated: which card was faster, which cheaper, at what price that flips.
 
     \b
     Example:  vasuki report out/a10 out/a40 --html compare.html
