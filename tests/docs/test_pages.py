@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,6 @@ import yaml
 from documented import PAGES, ROOT
 
 from vasuki.machines.profile import HardwareProfile
-
-if sys.version_info >= (3, 11):
-    import tomllib
 
 _PATH = re.compile(r"`((?:vasuki|solvers|scripts|tests|profiles|jobs|docs|models)/[\w./-]*)`")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -37,7 +34,6 @@ def test_the_walk_of_a_request_names_what_is_there() -> None:
         assert name in defined, f"{path} has no {name}"
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs tomllib")
 def test_the_drawing_has_the_rooms_in_the_order_of_their_contract() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     floors = next(contract["layers"] for contract in contracts if contract["name"].startswith("the house"))
