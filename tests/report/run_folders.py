@@ -15,7 +15,6 @@ import numpy as np
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import (
     BatchStats,
-    Cost,
     KVStats,
     Manifest,
     Prediction,
@@ -25,6 +24,7 @@ from vasuki.io.output.manifest import (
     TokenCounts,
 )
 from vasuki.io.output.trace import StepRecord, TraceWriter
+from vasuki.machines.price import Cost
 
 BLOCK_TOKENS = 16
 BLOCK_BYTES = BLOCK_TOKENS * 128 * 1024  # Llama-3-8B in bfloat16

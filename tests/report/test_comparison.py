@@ -88,7 +88,7 @@ def test_where_a_price_comes_from(tmp_path: Path) -> None:
     unknown = write_run(tmp_path / "unknown", device={"type": "cuda", "name": "NVIDIA Nameless"}, currency="EUR")
     (job,), (none,) = (only(compare(load_runs([str(path)]))).results for path in (in_job, unknown))
     assert job.price is not None
-    assert (job.price.per_hour, job.price.currency, job.price.origin) == (0.6, "EUR", "set in the job")
+    assert (job.price.per_hour, job.price.currency, job.price.source) == (0.6, "EUR", "set in the job")
     assert none.price is None
     assert none.label == "Nameless"
     both = compare(load_runs([str(in_job), str(unknown)]))

@@ -204,7 +204,8 @@ def plan(
               vasuki plan lengths.csv --set model.shape=llama-3-8b --gpu l4
     """
     _set_up_logs(quiet, log_format)
-    from vasuki.commands.forecast import plan_workload, planned, profiles_of
+    from vasuki.commands.forecast import plan_workload, profiles_of
+    from vasuki.commands.manifests import planned_manifest
     from vasuki.commands.workload import workload_of
     from vasuki.report import summary_lines
     from vasuki.report.plan_table import plan_table
@@ -216,7 +217,8 @@ def plan(
     else:
         click.echo(plan_table(plans))
         for made in plans:
-            click.echo("\n".join([f"\n{made.gpu}", *summary_lines(planned(workload, made))]))
+            manifest = planned_manifest(workload.config, workload.fingerprint, made)
+            click.echo("\n".join([f"\n{made.gpu}", *summary_lines(manifest)]))
 
 
 @main.command()
@@ -357,7 +359,7 @@ def check(job_file: str, overrides: tuple[str, ...], as_json: bool) -> None:
     Example:  vasuki check jobs/quickstart.yaml
     """
     from vasuki.base.config import load_job
-    from vasuki.commands.forecast import check_job
+    from vasuki.commands.check import check_job
 
     findings = check_job(load_job(job_file, overrides))
     if as_json:

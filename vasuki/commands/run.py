@@ -8,51 +8,38 @@ Whatever can be refused is refused before the weights are loaded.
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import itertools
 import logging
-import platform
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vasuki.base.config import JobConfig, KVConfig
 from vasuki.base.errors import InputError, Interrupted, TooManyRowErrors
 from vasuki.base.units import duration, percent_text
+from vasuki.commands.manifests import run_manifest
 from vasuki.commands.progress import Progress
 from vasuki.commands.signals import StopSignals
 from vasuki.commands.step_tracer import StepTracer
 from vasuki.commands.workload import first_rows, lengths_of
 from vasuki.engine.loop import Observer, RunStats, drain
-from vasuki.engine.scheduler import Counters, Scheduler
+from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import InputTable, open_table
 from vasuki.io.output.answers import answer_schema
-from vasuki.io.output.manifest import (
-    BatchStats,
-    Cost,
-    KVStats,
-    Manifest,
-    Prediction,
-    PreemptionCounts,
-    Timings,
-    TokenCounts,
-    now_utc,
-    read_manifest,
-)
+from vasuki.io.output.manifest import Manifest, Timings, read_manifest
 from vasuki.io.output.output_folder import OutputFolder
 from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.sink import RowSink
 from vasuki.io.output.trace import TraceWriter
 from vasuki.io.selection import Shard
 from vasuki.machines.cost_model import CostModel
-from vasuki.machines.memory_budget import footprint, within_host_memory
-from vasuki.machines.price import CostEstimate
+from vasuki.machines.memory_budget import within_host_memory
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile, profile_for_device
 from vasuki.machines.stolen_time import StolenTime
@@ -327,7 +314,6 @@ class _Run:
         prediction = RunningPrediction(plan, cost_model)
         loaded = place_weights(loaded, plan.layout.host_layers)
         generate_started_s = time.perf_counter()
-        predicted_s = generate_started_s - self.started_s + plan.makespan_s
         interrupted: Interrupted | None = None
         scheduler = Scheduler.build(plan.settings)
         executor = build_executor(loaded, plan.settings, self.config.output.logprobs)
@@ -356,92 +342,28 @@ class _Run:
                     sink.close()
         except Interrupted as error:
             interrupted = error
-        generate_s = time.perf_counter() - generate_started_s
+        now_s = time.perf_counter()
         written = writer.committed
-        tokens = written.prompt_tokens + written.output_tokens
-        manifest = self._manifest(loaded, plan, scheduler.counters, tokens, predicted_s, generate_s)
+        manifest = run_manifest(
+            self.config,
+            self.table.fingerprint,
+            plan,
+            loaded,
+            self.stats,
+            scheduler.counters,
+            Timings(
+                load_s=self.load_s,
+                plan_s=plan.plan_s,
+                compile_s=loaded.compile_s,
+                generate_s=now_s - generate_started_s,
+                makespan_s=now_s - self.started_s,
+            ),
+            num_tokens=written.prompt_tokens + written.output_tokens,
+            energy_j=self.energy.energy_j,
+            stolen_share=self.stolen.share,
+        )
         manifest = self.folder.finish(manifest)
         if interrupted is not None:
             left = self.rows_left - written.rows
             raise Interrupted(f"{interrupted}; {left} rows are left, run the same command again to go on")
         return manifest
-
-    def _manifest(
-        self,
-        loaded: LoadedModel,
-        plan: Plan,
-        counters: Counters,
-        tokens: int,
-        predicted_s: float,
-        generate_s: float,
-    ) -> Manifest:
-        makespan_s = time.perf_counter() - self.started_s
-        stats = self.stats
-        kv = loaded.kv_layout
-        device_bytes, host_bytes = footprint(
-            plan.settings,
-            plan.settings.block_tokens * kv.bytes_per_token,
-            kv.num_layers,
-            stats.peak_device_blocks,
-            stats.peak_host_blocks,
-        )
-        return Manifest(
-            job=self.config.model_dump(mode="json"),
-            config_hash=self.config.config_hash,
-            input_fingerprint=self.table.fingerprint,
-            tokens=TokenCounts(recomputed=counters.recomputed_tokens, shared=counters.shared_tokens),
-            timings=Timings(
-                load_s=self.load_s,
-                plan_s=plan.plan_s,
-                compile_s=loaded.compile_s,
-                generate_s=generate_s,
-                makespan_s=makespan_s,
-            ),
-            # What comes before the first step is in the makespan, and no schedule ends without it.
-            predicted=Prediction(
-                predicted_s, plan.lower_bound_s, plan.schedule_bound_s + predicted_s - plan.makespan_s, plan.source
-            ),
-            steps=stats.steps,
-            batch=BatchStats(stats.mean_seqs, stats.max_seqs),
-            kv=KVStats(
-                peak_device_bytes=device_bytes + stats.max_seqs * plan.state_bytes,
-                peak_host_bytes=host_bytes,
-                offloaded_bytes=stats.copied_bytes,
-                exposed_copy_s=stats.exposed_copy_s,
-                hidden_copy_s=stats.hidden_copy_s,
-                prefilled_ahead=counters.prefilled_ahead,
-            ),
-            preemptions=PreemptionCounts(counters.preemptions_swap, counters.preemptions_recompute),
-            device=_device(loaded, plan, self.energy.energy_j, self.stolen.share),
-            cost=self._cost(plan, makespan_s, tokens),
-            versions=_versions(),
-            finished_at=now_utc(),
-        )
-
-    def _cost(self, plan: Plan, makespan_s: float, tokens: int) -> Cost:
-        """At the plan's price by the hour, for the time that was really taken."""
-        price = None if plan.cost.amount is None else plan.cost.amount / plan.cost.gpu_hours
-        estimate = CostEstimate.of(makespan_s, 1, price, plan.cost.currency, tokens)
-        return Cost(estimate.gpu_hours, estimate.amount, estimate.currency, estimate.per_million_tokens)
-
-
-def _device(loaded: LoadedModel, plan: Plan, energy_j: float | None, stolen_share: float) -> dict[str, Any]:
-    import torch
-
-    device: dict[str, Any] = {
-        "type": loaded.device.type,
-        "name": loaded.device_name,
-        "profile": plan.gpu,
-        "policy": plan.policy,
-        "stolen_share": stolen_share,
-    }
-    if loaded.device.type == "cpu":
-        device["threads"] = torch.get_num_threads()
-    if energy_j is not None:
-        device["energy_j"] = energy_j
-    return device
-
-
-def _versions() -> dict[str, str]:
-    packages = ("vasuki", "torch", "transformers", "pyarrow")
-    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}

@@ -16,6 +16,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from vasuki.base.errors import ProfileError
+from vasuki.machines.price import Price
 
 Direction = Literal["h2d", "d2h", "both"]
 ElementwiseOperator = Literal["norm", "rope", "kv_write", "activation", "residual", "embedding"]
@@ -188,19 +189,6 @@ class Power(_Section):
     """With a model loaded and nothing running."""
     peak_w: Positive
     """The board's limit."""
-
-
-class Price(_Section):
-    """What renting the device costs. `cost.price_per_hour` in the job file takes precedence."""
-
-    per_hour: NonNegative
-    """For one device."""
-    currency: str = "USD"
-    """Of `per_hour`."""
-    date: str
-    """Month that the figure stands for, YYYY-MM."""
-    source: str
-    """What kind of price: list, on demand, spot, amortised."""
 
 
 def _check_pairs(tokens: tuple[int, ...], values: tuple[float, ...], name: str) -> None:

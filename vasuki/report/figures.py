@@ -88,8 +88,8 @@ def makespan_plot(workload: Workload) -> Plot:
 
 def _marks_s(result: Result) -> tuple[float, ...]:
     """What a run took, what was predicted, and the two bounds; 0 for what is not known."""
-    marks = (result.makespan_s, result.predicted_s, result.schedule_bound_s, result.lower_bound_s)
-    return tuple(seconds or 0.0 for seconds in marks)
+    marks = (result.predicted_s, result.schedule_bound_s, result.lower_bound_s)
+    return (result.makespan_s, *(result.in_all_s(seconds) or 0.0 for seconds in marks))
 
 
 def cost_plot(workload: Workload) -> Plot | None:
@@ -415,7 +415,7 @@ def history_plots(series: Series) -> list[Plot]:
                     at, medians, limits, color="#bbbbbb", alpha=0.4, linewidth=0, label="usual, to the limit"
                 )
             predicted = [
-                rate * (r.predicted_s or np.nan) / r.makespan_s for rate, r in zip(rates, results, strict=True)
+                rate * (r.in_all_s(r.predicted_s) or np.nan) / r.makespan_s for rate, r in zip(rates, results, strict=True)
             ]
             if not np.all(np.isnan(predicted)):
                 axes.plot(x, predicted, color=ORANGE, linestyle=DASHES[1], label="predicted")

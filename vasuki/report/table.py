@@ -69,7 +69,7 @@ def figures_of(results: Sequence[Result]) -> Rows:
         ("how", lambda r: "simulated" if r.simulated else "measured"),
         ("makespan", lambda r: time_text(r.makespan_s)),
         ("  of which loading", lambda r: _if_any(r.load_s, time_text)),
-        ("  predicted", lambda r: _if_known(r.predicted_s, time_text)),
+        ("  predicted after loading", lambda r: _if_known(r.predicted_s, time_text)),
         ("  took, against predicted", lambda r: _if_known(r.prediction_error, lambda e: percent_text(e, signed=True))),
         ("  no schedule beats", lambda r: _if_known(r.schedule_bound_s, time_text)),
         ("  could be saved, at most", lambda r: _if_known(r.could_save, lambda s: percent_text(max(0.0, s)))),

@@ -190,14 +190,14 @@ def _margin(workload: Workload) -> str:
 
 
 def _prices(workload: Workload) -> str:
-    by_origin: dict[str, dict[str, str]] = {}
+    by_source: dict[str, dict[str, str]] = {}
     for result in workload.finalists:
         if (price := result.price) is not None:
-            origin = ", ".join(filter(None, [price.date, price.origin]))
-            by_origin.setdefault(origin, {})[result.run.gpu] = (
+            source = ", ".join(filter(None, [price.date, price.source]))
+            by_source.setdefault(source, {})[result.run.gpu] = (
                 f"{result.run.gpu} {money_text(price.per_hour, price.currency)}"
             )
-    groups = [f"{listing(list(cards.values()))} ({origin})" for origin, cards in by_origin.items()]
+    groups = [f"{listing(list(cards.values()))} ({source})" for source, cards in by_source.items()]
     return f"Prices an hour: {'; '.join(groups)}." if groups else ""
 
 

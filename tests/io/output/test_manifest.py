@@ -9,7 +9,6 @@ from vasuki.base.errors import InputError
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import (
     BatchStats,
-    Cost,
     KVStats,
     Manifest,
     Prediction,
@@ -20,6 +19,7 @@ from vasuki.io.output.manifest import (
     merge,
     read_manifest,
 )
+from vasuki.machines.price import Cost
 
 FULL = Manifest(
     job={"name": "dates"},

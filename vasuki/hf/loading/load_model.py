@@ -101,6 +101,11 @@ class LoadedModel:
         return _processor_name()
 
     @property
+    def threads(self) -> int | None:
+        """That compute on a CPU."""
+        return torch.get_num_threads() if self.device.type == "cpu" else None
+
+    @property
     def weight_bytes(self) -> int:
         tensors = [*self.model.parameters(), *self.model.buffers()]  # packed weights are buffers
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

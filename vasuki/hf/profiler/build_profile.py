@@ -36,6 +36,7 @@ from vasuki.hf.profiler.operator_times import Bench
 from vasuki.hf.profiler.recurrent_times import measure_recurrent
 from vasuki.hf.profiler.timing import FULL, QUICK, Effort
 from vasuki.machines.cost_model import CostModel
+from vasuki.machines.price import Price
 from vasuki.machines.profile import (
     AttentionPoints,
     Efficiency,
@@ -45,7 +46,6 @@ from vasuki.machines.profile import (
     Measured,
     Overheads,
     Power,
-    Price,
     RecurrentPoints,
 )
 from vasuki.machines.profile_files import find_profile, profile_for_device

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 
 from vasuki.base.errors import InputError
 from vasuki.io.location import Location
+from vasuki.machines.price import Cost
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
@@ -51,10 +52,15 @@ class Timings:
     generate_s: float = 0.0
     makespan_s: float = 0.0
 
+    @property
+    def foreseen_s(self) -> float:
+        """The part of the makespan that a plan speaks of: generation, without loading the model or planning."""
+        return self.generate_s or self.makespan_s
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The plan's prediction before the run. None where there was no plan."""
+    """What the plan said of `Timings.generate_s`: loading is not in it. None where there was no plan."""
 
     makespan_s: float | None = None
     lower_bound_s: float | None = None  # at datasheet rates
@@ -91,16 +97,6 @@ class PreemptionCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """Money. Amounts are None where no price is known."""
-
-    gpu_hours: float = 0.0
-    amount: float | None = None
-    currency: str = "USD"
-    per_million_tokens: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Manifest:
     """The whole file. Unknown keys are ignored when it is read, so that a newer one can still be compared."""
 
@@ -116,7 +112,7 @@ class Manifest:
     kv: KVStats = KVStats()
     preemptions: PreemptionCounts = PreemptionCounts()
     device: dict[str, Any] = field(default_factory=dict)
-    cost: Cost = Cost()
+    cost: Cost = field(default_factory=Cost)
     versions: dict[str, str] = field(default_factory=dict)
     simulated: bool = False
     finished_at: str = ""  # ISO 8601, UTC
@@ -218,7 +214,7 @@ def _total_cost(costs: Sequence[Cost]) -> Cost:
     """Sums, and the mean price of a token weighted by the tokens that each shard paid for."""
     gpu_hours = sum(cost.gpu_hours for cost in costs)
     if any(cost.amount is None for cost in costs):
-        return Cost(gpu_hours, None, costs[0].currency, None)
+        return Cost(gpu_hours, None, costs[0].currency)
     amount = sum(cost.amount or 0.0 for cost in costs)
     millions = sum((cost.amount or 0.0) / cost.per_million_tokens for cost in costs if cost.per_million_tokens)
     return Cost(gpu_hours, amount, costs[0].currency, amount / millions if millions else None)
