@@ -10,6 +10,7 @@ import pytest
 
 from vasuki.base.config import CostConfig, KVConfig
 from vasuki.base.units import duration, money_text, time_text
+from vasuki.commands.this_machine import placed_on
 from vasuki.commands.workload import workload_of
 from vasuki.machines.price import Cost
 from vasuki.machines.profile_files import find_profile
@@ -79,4 +80,4 @@ def test_a_cpu_without_bfloat16_instructions_is_planned_in_float32(
     lengths = tmp_path / "lengths.csv"
     lengths.write_text("num_prefill_tokens,num_decode_tokens\n100,20\n")
     workload = workload_of(str(lengths), ("model.shape=llama-3-8b", f"model.dtype={asked}"))
-    assert workload.on(find_profile(gpu)).shape.dtype == computed
+    assert placed_on(workload.config, workload.shape, find_profile(gpu)).shape.dtype == computed

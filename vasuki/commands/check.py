@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from vasuki.base.config import JobConfig
+from vasuki.commands.this_machine import placed_here
 from vasuki.commands.workload import model_tokenizer, shape_of
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import InputTable, open_table
 from vasuki.io.output.output_folder import OutputFolder
-from vasuki.machines.profile_files import find_profile
 from vasuki.models.shape import ModelShape
 
 
@@ -24,10 +24,8 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
         config_hash=config.config_hash,
         input_fingerprint=table.fingerprint,
     )
-    shape = shape_of(config)
+    shape = placed_here(config, shape_of(config)).shape
     first_prompt = _first_prompt(config, table, shape)
-    if config.plan.gpu != "auto":
-        find_profile(config.plan.gpu)
     return {
         "job": config.name,
         "rows": table.num_rows,

@@ -204,14 +204,14 @@ def plan(
               vasuki plan lengths.csv --set model.shape=llama-3-8b --gpu l4
     """
     _set_up_logs(quiet, log_format)
-    from vasuki.commands.forecast import plan_workload, profiles_of
+    from vasuki.commands.forecast import placements_of
     from vasuki.commands.manifests import planned_manifest
     from vasuki.commands.workload import workload_of
     from vasuki.report import summary_lines
     from vasuki.report.plan_table import plan_table
 
     workload = workload_of(job_or_lengths, overrides)
-    plans = plan_workload(workload, profiles_of(gpus, workload.config))
+    plans = [placement.plan(workload.lengths) for placement in placements_of(gpus, workload)]
     if as_json:
         click.echo(json.dumps([made.to_dict() for made in plans]))
     else:
@@ -251,15 +251,15 @@ def simulate(
               vasuki simulate lengths.csv --set model.shape=gpt-3 --gpu a100 --tp 8 --pp 8
     """
     _set_up_logs(quiet, log_format)
-    from vasuki.commands.forecast import explain_step, output_of, profiles_of, simulate_workload
+    from vasuki.commands.forecast import explain_step, output_of, placements_of, simulate_workload
     from vasuki.commands.workload import workload_of
     from vasuki.models.layout import Layout
     from vasuki.report.plan_table import bubble_table, plan_table
 
     workload = workload_of(job_or_lengths, overrides)
-    profiles = profiles_of(gpus, workload.config)
+    placements = placements_of(gpus, workload)
     layout = Layout(tensor, pipeline, data)
-    results = simulate_workload(workload, profiles, policies, output_of(overrides), layout)
+    results = simulate_workload(workload, placements, policies, output_of(overrides), layout)
     if as_json:
         click.echo(json.dumps([result.to_dict() for result in results]))
         return
@@ -267,8 +267,8 @@ def simulate(
     if bubbles := bubble_table(results):
         click.echo("\n" + bubbles)
     if explain:
-        for profile in profiles:
-            click.echo("\n" + explain_step(workload, profile, layout))
+        for placement in placements:
+            click.echo("\n" + explain_step(workload, placement, layout))
 
 
 @main.command()

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 
-from vasuki.base.config import JobConfig
 from vasuki.commands.manifests import simulated_manifest
 from vasuki.commands.step_tracer import StepTracer
+from vasuki.commands.this_machine import ONE_DEVICE, Placement, placed_here, placed_on
 from vasuki.commands.workload import Workload
 from vasuki.engine.loop import Observer
 from vasuki.io.location import writing
@@ -16,14 +16,9 @@ from vasuki.io.output.manifest import MANIFEST
 from vasuki.io.output.output_folder import simulated_folder
 from vasuki.io.output.trace import TRACE, TraceWriter
 from vasuki.machines.cost_model import CostModel
-from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
-from vasuki.planner import plan_parallel
-from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import Simulated, simulate_plan
-
-ONE_DEVICE = Layout()
 
 
 def output_of(overrides: tuple[str, ...]) -> str:
@@ -32,23 +27,15 @@ def output_of(overrides: tuple[str, ...]) -> str:
     return given[-1] if given else ""
 
 
-def profiles_of(names: Iterable[str], config: JobConfig) -> list[HardwareProfile]:
-    """The profiles asked for on the command line, else the job's, else the generic CPU's."""
-    wanted = list(names) or ([config.plan.gpu] if config.plan.gpu != "auto" else ["cpu"])
-    return [find_profile(name) for name in wanted]
-
-
-def plan_workload(workload: Workload, profiles: Iterable[HardwareProfile]) -> list[Plan]:
-    """One plan for each machine."""
-    return [
-        plan_parallel(workload.lengths, workload.on(profile).shape, profile, workload.config, ONE_DEVICE)
-        for profile in profiles
-    ]
+def placements_of(names: Iterable[str], workload: Workload) -> list[Placement]:
+    """The model on each of the machines that the command line names, or on the machine at hand if it names none."""
+    config, shape = workload.config, workload.shape
+    return [placed_on(config, shape, find_profile(name)) for name in names] or [placed_here(config, shape)]
 
 
 def simulate_workload(
     workload: Workload,
-    profiles: list[HardwareProfile],
+    placements: list[Placement],
     policies: Iterable[str],
     output: str = "",
     layout: Layout = ONE_DEVICE,
@@ -57,51 +44,50 @@ def simulate_workload(
 
     Args:
         workload: lengths are taken as recorded: rows end when they say, whatever the plan expects.
-        profiles: the machines.
+        placements: the model on each of the machines.
         policies: names of policies; the job's own where there are none.
         output: write a run folder below this one for each run, such as `DIR/a10`, which `report` reads.
         layout: how the model is spread over GPUs of each kind.
     """
     wanted = list(policies) or [workload.config.engine.policy]
-    runs = list(itertools.product(profiles, wanted))
     return [
-        _simulate(workload, profile, policy, _folder_of(output, profile, layout, policy, len(wanted)), layout)
-        for profile, policy in runs
+        _simulate(workload, placement, policy, _folder_of(output, placement, layout, policy, len(wanted)), layout)
+        for placement, policy in itertools.product(placements, wanted)
     ]
 
 
-def explain_step(workload: Workload, profile: HardwareProfile, layout: Layout = ONE_DEVICE) -> str:
+def explain_step(workload: Workload, placement: Placement, layout: Layout = ONE_DEVICE) -> str:
     """Where the time of a typical full step goes: decodes of half-done rows, and prompts up to the token budget."""
-    workload = workload.on(profile)
-    plan = plan_parallel(workload.lengths, workload.shape, profile, workload.config, layout)
+    plan = placement.plan(workload.lengths, layout)
     lengths, settings = workload.lengths, plan.settings
     context = int((lengths.prompt_tokens + lengths.output_tokens / 2).mean())
     decodes = max(1, min(settings.limits.max_num_seqs, settings.kv_tokens // max(1, context), len(lengths)))
     chunk = max(0, settings.limits.chunk_tokens - decodes)
-    cost_model = CostModel(workload.shape, profile, plan.layout)
+    cost_model = CostModel(placement.shape, placement.profile, plan.layout)
     work = cost_model.work([1] * decodes + [chunk] * bool(chunk), [context] * decodes + [chunk] * bool(chunk))
-    where = f"{profile.name} {layout.label}".rstrip()
+    where = f"{plan.gpu} {layout.label}".rstrip()
     title = f"{where}: a step of {decodes} decodes at {context} tokens of context and {chunk} prompt tokens"
     return f"{title}\n{cost_model.step(work).explain()}"
 
 
-def _folder_of(output: str, profile: HardwareProfile, layout: Layout, policy: str, num_policies: int) -> str:
-    names = filter(None, (profile.name, layout.label, policy if num_policies > 1 else ""))
+def _folder_of(output: str, placement: Placement, layout: Layout, policy: str, num_policies: int) -> str:
+    names = filter(None, (placement.profile.name, layout.label, policy if num_policies > 1 else ""))
     return output and f"{output.rstrip('/')}/{'-'.join(names)}"
 
 
-def _simulate(workload: Workload, profile: HardwareProfile, policy: str, folder: str, layout: Layout) -> Simulated:
-    engine = workload.config.engine.model_copy(update={"policy": policy})
-    workload = replace(workload.on(profile), config=workload.config.model_copy(update={"engine": engine}))
-    plan = plan_parallel(workload.lengths, workload.shape, profile, workload.config, layout)
+def _simulate(workload: Workload, placement: Placement, policy: str, folder: str, layout: Layout) -> Simulated:
+    config = placement.config
+    config = config.model_copy(update={"engine": config.engine.model_copy(update={"policy": policy})})
+    plan = replace(placement, config=config).plan(workload.lengths, layout)
+    shape, profile = placement.shape, placement.profile
 
     def simulated_with(*observers: Observer) -> Simulated:
         return simulate_plan(
             plan,
             workload.lengths,
-            workload.shape,
+            shape,
             profile,
-            plan_config=workload.config.plan,
+            plan_config=config.plan,
             observers=observers,
             one_by_one=bool(observers),
         )
@@ -113,9 +99,8 @@ def _simulate(workload: Workload, profile: HardwareProfile, policy: str, folder:
         if layout.num_streams > 1:  # their steps overlap, a trace's follow one another
             simulated = simulated_with()
         else:
-            cost_model = CostModel(workload.shape, profile, plan.layout)
             with TraceWriter(place / TRACE) as trace:
-                simulated = simulated_with(StepTracer(trace, plan.settings, cost_model))
-        manifest = simulated_manifest(workload.config, workload.fingerprint, plan, workload.lengths, simulated, profile)
+                simulated = simulated_with(StepTracer(trace, plan.settings, CostModel(shape, profile, plan.layout)))
+        manifest = simulated_manifest(config, workload.fingerprint, plan, workload.lengths, simulated, profile)
         manifest.write(place / MANIFEST)
     return simulated

@@ -14,17 +14,19 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vasuki.base.config import JobConfig, KVConfig
+from vasuki.base.config import JobConfig
 from vasuki.base.errors import InputError, Interrupted, TooManyRowErrors
 from vasuki.base.units import duration, percent_text
 from vasuki.commands.manifests import run_manifest
 from vasuki.commands.progress import Progress
 from vasuki.commands.signals import StopSignals
 from vasuki.commands.step_tracer import StepTracer
+from vasuki.commands.this_machine import Placement, placed_as_loaded, stays_on_host
 from vasuki.commands.workload import first_rows, lengths_of
 from vasuki.engine.loop import Observer, RunStats, drain
 from vasuki.engine.scheduler import Scheduler
@@ -39,20 +41,13 @@ from vasuki.io.output.sink import RowSink
 from vasuki.io.output.trace import TraceWriter
 from vasuki.io.selection import Shard
 from vasuki.machines.cost_model import CostModel
-from vasuki.machines.memory_budget import within_host_memory
-from vasuki.machines.profile import HardwareProfile
-from vasuki.machines.profile_files import find_profile, profile_for_device
 from vasuki.machines.stolen_time import StolenTime
-from vasuki.models.config_json import shape_from_config
-from vasuki.models.shape import ModelShape
-from vasuki.planner import OFFLOAD_MODES, RunningPrediction, make_plan
+from vasuki.planner import RunningPrediction
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.ordering.planned_order import order_requests
 from vasuki.planner.plan import Plan
 
 if TYPE_CHECKING:
-    import torch
-
     from vasuki.hf.device.energy import EnergyMeter
     from vasuki.hf.loading.load_model import LoadedModel
 
@@ -138,17 +133,15 @@ class Runner:
 
     def _load(self, config: JobConfig) -> LoadedModel:
         started_s = time.perf_counter()
-        from vasuki.hf.device.memory import room_bytes  # torch and transformers take seconds to import
-        from vasuki.hf.loading.load_model import load_model
+        from vasuki.hf.loading.load_model import load_model  # torch and transformers take seconds to import
 
-        engine, kv = config.engine, config.kv
-
-        def stays_on_host(weight_bytes: int, device: torch.device) -> bool:
-            if engine.weights_on_host != "auto":
-                return engine.weights_on_host > 0
-            return weight_bytes >= room_bytes(device, kv.device_memory)
-
-        loaded = load_model(config.model, engine.device, stays_on_host, engine.compile != "off", kv.dtype)
+        loaded = load_model(
+            config.model,
+            config.engine.device,
+            partial(stays_on_host, config),
+            config.engine.compile != "off",
+            config.kv.dtype,
+        )
         self._load_s = time.perf_counter() - started_s - loaded.compile_s
         log.info("loaded %s on %s in %s", config.model.path, loaded.device, duration(self._load_s))
         return loaded
@@ -205,47 +198,25 @@ class _Run:
         )
         with stream as requests:
             first = list(first_rows(requests, PLANNED_REQUESTS))
-            shape, profile = self._shape(loaded), self._profile(loaded)
-            plan = self._plan(loaded, shape, profile, first)
+            placement = placed_as_loaded(self.config, loaded)
+            plan = self._plan(placement, first)
             self.weights_on_host = plan.layout.host_layers > 0
-            cost_model = CostModel(shape, profile, plan.layout)
+            cost_model = CostModel(placement.shape, placement.profile, plan.layout)
             self.folder.begin()
             writer = self.folder.writer(answer_schema(self.config, self.table))
             with signals.questions():
                 return self._generate(loaded, plan, cost_model, itertools.chain(first, requests), writer, signals.asked)
 
-    # --- plan --------------------------------------------------------------------------------------------------------
-
-    def _plan(self, loaded: LoadedModel, shape: ModelShape, profile: HardwareProfile, first: list[Request]) -> Plan:
+    def _plan(self, placement: Placement, first: list[Request]) -> Plan:
         """Plan from the first rows, and take the others to go on like them."""
-        from vasuki.hf.loading.kv_budget import kv_budget_bytes
-
-        config = self.config
-        on_cpu = loaded.device.type == "cpu"
-        kv = self._kv(loaded)
-        kv_bytes = kv_budget_bytes(loaded, config.kv.device_memory) if loaded.is_on_device else None
-
-        def planned(lengths: Lengths) -> Plan:
-            return make_plan(
-                lengths,
-                shape,
-                profile,
-                plan=config.plan,
-                engine=config.engine,
-                kv=kv,
-                cost=config.cost,
-                kv_bytes=kv_bytes,
-                # On a CPU both tiers are the same memory: moving gains nothing, unless somebody asks for it.
-                offload_modes=("none",) if on_cpu and config.kv.offload == "auto" else OFFLOAD_MODES,
-            )
-
         lengths = lengths_of(first, self.rows_left)
         try:
-            plan = planned(lengths if len(lengths) else NOTHING_TO_RUN)
+            plan = placement.plan(lengths if len(lengths) else NOTHING_TO_RUN)
         except InputError:  # none of them fits: they become error rows, as beside others that do
-            plan = planned(NOTHING_TO_RUN)
+            plan = placement.plan(NOTHING_TO_RUN)
         log.info(
-            "planned: %d requests in %s, of which at most %s could still be saved; steps of %d tokens, offload %s%s",
+            "planned: %d requests in %s from now on, of which at most %s could still be saved; steps of %d tokens, "
+            "offload %s%s",
             plan.requests,
             duration(plan.makespan_s),
             percent_text(plan.could_save),
@@ -254,50 +225,6 @@ class _Run:
             f", weights of {plan.layout.host_layers} layers on the host" if plan.layout.host_layers else "",
         )
         return plan
-
-    def _kv(self, loaded: LoadedModel) -> KVConfig:
-        """Blocks as large as torch's CUDA kernel wants them for walking block tables, where it does and unless the job
-        says otherwise, and no more host memory than there is."""
-        import torch
-
-        from vasuki.hf.device.memory import available_bytes
-        from vasuki.hf.kernels.varlen import preferred_block_tokens
-
-        kv, layout = self.config.kv, loaded.kv_layout
-        if loaded.device.type != "cpu" or kv.offload not in ("auto", "none"):
-            kv = within_host_memory(kv, available_bytes(torch.device("cpu")))
-        preferred = preferred_block_tokens(layout.dtype, loaded.device, min(layout.head_dims))
-        if kv.block_tokens != "auto" or preferred is None:
-            return kv
-        return kv.model_copy(update={"block_tokens": preferred})
-
-    def _shape(self, loaded: LoadedModel) -> ModelShape:
-        """The model's shape, in the type that it really runs in."""
-        shape = shape_from_config(loaded.config.to_dict(), self.config.model.path)
-        shape = shape.with_dtype(str(loaded.dtype).removeprefix("torch."), self.config.kv.dtype)
-        stored = loaded.kv_layout.bytes_per_token  # which a configuration does not always tell
-        if shape.recurrent and loaded.recurrent:
-            states = replace(shape.recurrent, kept_bytes=loaded.recurrent.bytes_per_row)
-            shape = replace(shape, recurrent=states)
-        return shape if stored == shape.kv_bytes_per_token else replace(shape, stored_bytes=stored)
-
-    def _profile(self, loaded: LoadedModel) -> HardwareProfile:
-        if self.config.plan.gpu != "auto":
-            return find_profile(self.config.plan.gpu)
-        from vasuki.hf.device.device import device_name
-        from vasuki.hf.device.memory import available_bytes, total_bytes
-
-        known = profile_for_device(device_name(loaded.device)) or profile_for_device(loaded.device_name)
-        if known is None and loaded.device.type != "cpu":
-            log.warning(
-                "no profile for %s; `vasuki profile` measures one. Planning as for an A100.", loaded.device_name
-            )
-        profile = known or find_profile("cpu" if loaded.device.type == "cpu" else "a100")
-        # Weights that wait on the host are planned for what is free; the others are on the device already.
-        memory_bytes = total_bytes(loaded.device) if loaded.is_on_device else available_bytes(loaded.device)
-        return profile.model_copy(update={"memory_mib": memory_bytes // 2**20})
-
-    # --- generate ----------------------------------------------------------------------------------------------------
 
     def _generate(
         self,

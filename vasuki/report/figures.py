@@ -415,7 +415,8 @@ def history_plots(series: Series) -> list[Plot]:
                     at, medians, limits, color="#bbbbbb", alpha=0.4, linewidth=0, label="usual, to the limit"
                 )
             predicted = [
-                rate * (r.in_all_s(r.predicted_s) or np.nan) / r.makespan_s for rate, r in zip(rates, results, strict=True)
+                rate * (r.in_all_s(r.predicted_s) or np.nan) / r.makespan_s
+                for rate, r in zip(rates, results, strict=True)
             ]
             if not np.all(np.isnan(predicted)):
                 axes.plot(x, predicted, color=ORANGE, linestyle=DASHES[1], label="predicted")

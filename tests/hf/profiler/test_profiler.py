@@ -18,7 +18,7 @@ from tiny_models import RECURRENT, random_config
 from vasuki.base.errors import ModelError, ProfileError
 from vasuki.commands.cli import main
 from vasuki.hf.cpu.packed_linear import PackedLinear
-from vasuki.hf.device.device import _without_noise, describe, device_name
+from vasuki.hf.device.device import describe, device_name
 from vasuki.hf.profiler import profile_machine
 from vasuki.hf.profiler.build_profile import _Rates
 from vasuki.hf.profiler.in_step import WholeSteps
@@ -27,6 +27,7 @@ from vasuki.hf.profiler.operator_times import Bench, Product, mlp_width, product
 from vasuki.hf.profiler.recurrent_times import measure_recurrent
 from vasuki.hf.profiler.step_overheads import fit_overheads, measure_overheads, narrow, stand_in
 from vasuki.hf.profiler.timing import QUICK, HostClock, affordable, low_quantile, measure
+from vasuki.machines.at_hand import without_noise
 from vasuki.machines.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel
 from vasuki.machines.profile import HardwareProfile, MatmulPoints
 from vasuki.machines.profile_files import find_profile, load_profile, profile_for_device, user_profile_path
@@ -161,7 +162,7 @@ def test_tables_of_big_models_are_narrow_too() -> None:
     ],
 )
 def test_processors_go_by_short_names(model: str, short: str) -> None:
-    assert _without_noise(model) == short
+    assert without_noise(model) == short
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
