@@ -18,7 +18,8 @@ from run_folders import simulate_run, write_run, write_trace
 from vasuki.base.errors import InputError, JobFileError
 from vasuki.io.output.manifest import Timings
 from vasuki.io.output.trace import StepRecord
-from vasuki.report import Comparison, compare, load_runs, parse_prices, terminal_table
+from vasuki.machines.price import parse_prices
+from vasuki.report import Comparison, compare, load_runs, terminal_table
 from vasuki.report.job_runs import Workload
 from vasuki.report.table import energy_text
 from vasuki.report.words import answer, caveats

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from vasuki.base.errors import JobFileError, did_you_mean
 from vasuki.commands.manifests import simulated_manifest
 from vasuki.commands.step_tracer import StepTracer
 from vasuki.commands.this_machine import ONE_DEVICE, Placement, placed_here, placed_on
@@ -31,6 +32,29 @@ def placements_of(names: Iterable[str], workload: Workload) -> list[Placement]:
     """The model on each of the machines that the command line names, or on the machine at hand if it names none."""
     config, shape = workload.config, workload.shape
     return [placed_on(config, shape, find_profile(name)) for name in names] or [placed_here(config, shape)]
+
+
+def priced(placements: Iterable[Placement], prices: Mapping[str, float]) -> list[Placement]:
+    """The same with prices by the hour, by card, in place of those of job and profiles.
+
+    Raises JobFileError for a card that is not among them.
+    """
+    wanted = {name.casefold(): price for name, price in prices.items()}
+    placements = list(placements)
+    known = list(dict.fromkeys(placement.profile.name.casefold() for placement in placements))
+    for name in wanted:
+        if name not in known:
+            raise JobFileError(f"--price {name}: not one of the cards{did_you_mean(name, known)}: {', '.join(known)}")
+    return [_priced(placement, wanted.get(placement.profile.name.casefold())) for placement in placements]
+
+
+def _priced(placement: Placement, per_hour: float | None) -> Placement:
+    if per_hour is None:
+        return placement
+    cost = placement.config.cost
+    currency = placement.profile.price.currency if cost.price_per_hour is None else cost.currency
+    cost = cost.model_copy(update={"price_per_hour": per_hour, "currency": currency})
+    return replace(placement, config=placement.config.model_copy(update={"cost": cost}))
 
 
 def simulate_workload(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from vasuki.base.errors import JobFileError
 
 
 class Price(BaseModel):
@@ -22,6 +25,23 @@ class Price(BaseModel):
     """Month that the figure stands for, YYYY-MM; empty where nobody said."""
     source: str
     """Who says so, or what kind of price it is: list, on demand, spot, amortised."""
+
+
+def parse_prices(texts: Iterable[str]) -> dict[str, float]:
+    """`["a10=0.60"]` -> `{"a10": 0.6}`: prices by the hour, by card. Raises JobFileError for anything else."""
+    prices: dict[str, float] = {}
+    for text in texts:
+        name, _, price = text.rpartition("=")
+        try:
+            if not name:
+                raise ValueError(text)
+            prices[name] = float(price)
+        except ValueError:
+            message = f"--price {text!r}: write it as NAME=PRICE_PER_HOUR, for example a10=0.60"
+            raise JobFileError(message) from None
+        if not 0 <= prices[name] < float("inf"):
+            raise JobFileError(f"the price of '{name}' is {prices[name]}; give an amount per hour")
+    return prices
 
 
 @dataclass(frozen=True, slots=True)

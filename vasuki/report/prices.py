@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from vasuki.base.errors import JobFileError, did_you_mean
 from vasuki.machines.price import Price
 from vasuki.report.runs import Run
-
-
-def parse_prices(texts: Iterable[str]) -> dict[str, float]:
-    """`["a10=0.60"]` -> `{"a10": 0.6}`. Raises JobFileError for anything else."""
-    prices: dict[str, float] = {}
-    for text in texts:
-        name, _, price = text.rpartition("=")
-        try:
-            if not name:
-                raise ValueError(text)
-            prices[name] = float(price)
-        except ValueError:
-            message = f"--price {text!r}: write it as NAME=PRICE_PER_HOUR, for example a10=0.60"
-            raise JobFileError(message) from None
-    return prices
 
 
 def price_of(run: Run, given: Mapping[str, float]) -> Price | None:
