@@ -204,7 +204,7 @@ class _Run:
             cost_model = CostModel(placement.shape, placement.profile, plan.layout)
             self.folder.begin()
             writer = self.folder.writer(answer_schema(self.config, self.table))
-            with signals.questions():
+            with signals.deferred():
                 return self._generate(loaded, plan, cost_model, itertools.chain(first, requests), writer, signals.asked)
 
     def _plan(self, placement: Placement, first: list[Request]) -> Plan:
