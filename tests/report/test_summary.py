@@ -7,7 +7,7 @@ from run_folders import simulate_run, write_run
 
 from vasuki.base.units import bytes_text, count_text, listing, money_text, percent_text, plural, time_text
 from vasuki.io.location import Location
-from vasuki.io.output.manifest import Manifest, Prediction, RowCounts, Timings, TokenCounts, read_manifest
+from vasuki.io.output.manifest import Manifest, Predicted, RowCounts, Timings, TokenCounts, read_manifest
 from vasuki.machines.price import Cost
 from vasuki.report import summary_lines
 
@@ -65,7 +65,7 @@ def test_a_plan_has_the_same_lines() -> None:
         input_fingerprint="",
         rows=RowCounts(total=2000),
         tokens=TokenCounts(5_000_000, 400_000),
-        predicted=Prediction(600.0, 400.0, 540.0),
+        predicted=Predicted(600.0, 400.0, 540.0),
         cost=Cost(amount=0.12),
     )
     assert summary_lines(plan) == [

@@ -13,7 +13,7 @@ from vasuki.io.output.manifest import (
     BatchStats,
     KVStats,
     Manifest,
-    Prediction,
+    Predicted,
     PreemptionCounts,
     RowCounts,
     Timings,
@@ -149,7 +149,7 @@ def _of_job(config: JobConfig, fingerprint: str, plan: Plan) -> dict[str, Any]:
         "job": config.model_dump(mode="json"),
         "config_hash": config.config_hash,
         "input_fingerprint": fingerprint,
-        "predicted": Prediction(plan.makespan_s, plan.lower_bound_s, plan.schedule_bound_s, plan.source),
+        "predicted": Predicted(plan.makespan_s, plan.lower_bound_s, plan.schedule_bound_s, plan.source),
     }
 
 

@@ -59,7 +59,7 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class Predicted:
     """What the plan said of `Timings.generate_s`: loading is not in it. None where there was no plan."""
 
     makespan_s: float | None = None
@@ -106,7 +106,7 @@ class Manifest:
     rows: RowCounts = RowCounts()
     tokens: TokenCounts = TokenCounts()
     timings: Timings = Timings()
-    predicted: Prediction = Prediction()
+    predicted: Predicted = Predicted()
     steps: int = 0
     batch: BatchStats = BatchStats()
     kv: KVStats = KVStats()
@@ -169,7 +169,7 @@ def merge(shards: Sequence[Manifest]) -> Manifest:
         rows=_summed(RowCounts, [shard.rows for shard in shards]),
         tokens=_summed(TokenCounts, [shard.tokens for shard in shards]),
         timings=_slowest(Timings, [shard.timings for shard in shards]),
-        predicted=_slowest(Prediction, [shard.predicted for shard in shards]),
+        predicted=_slowest(Predicted, [shard.predicted for shard in shards]),
         steps=steps,
         batch=BatchStats(
             mean_seqs=sum(shard.batch.mean_seqs * shard.steps for shard in shards) / steps if steps else 0.0,
