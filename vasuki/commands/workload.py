@@ -18,8 +18,7 @@ from numpy.typing import ArrayLike
 from vasuki.base.config import JobConfig, load_job, parse_overrides
 from vasuki.base.errors import InputError
 from vasuki.engine.sequence import Request
-from vasuki.io.input.requests import RequestStream
-from vasuki.io.input.requests import Tokenizer as PromptTokenizer
+from vasuki.io.input.requests import PromptEncoder, RequestStream
 from vasuki.io.input.tables import open_table
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.files import description_folder
@@ -86,7 +85,7 @@ def job_workload(config: JobConfig) -> Workload:
     return Workload(config, shape, lengths, table.fingerprint)
 
 
-def tokenizer_of(config: JobConfig) -> PromptTokenizer:
+def tokenizer_of(config: JobConfig) -> PromptEncoder:
     """The model's own tokenizer; where there is only a shape, tokens are guessed from characters.
 
     Raises:
