@@ -20,7 +20,7 @@ from vasuki.io.output.manifest import Timings
 from vasuki.io.output.trace import StepRecord
 from vasuki.machines.price import parse_prices
 from vasuki.report import Comparison, compare, load_runs, terminal_table
-from vasuki.report.job_runs import Workload
+from vasuki.report.job_runs import JobRuns
 from vasuki.report.table import energy_text
 from vasuki.report.words import answer, caveats
 
@@ -32,7 +32,7 @@ def cards(tmp_path: Path) -> list[str]:
     return [str(a10), str(a40)]
 
 
-def only(comparison: Comparison) -> Workload:
+def only(comparison: Comparison) -> JobRuns:
     (workload,) = comparison.workloads
     return workload
 

@@ -214,7 +214,7 @@ class BreakEven:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Workload:
+class JobRuns:
     """Runs of one job, or over one input."""
 
     name: str

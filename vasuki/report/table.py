@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from vasuki.base.units import bytes_text, count_text, money_text, percent_text, time_text
 from vasuki.report.comparison import Comparison
-from vasuki.report.job_runs import Result, Workload
+from vasuki.report.job_runs import JobRuns, Result
 from vasuki.report.words import answer, caveats, headline
 
 WIDTH = 100
@@ -39,7 +39,7 @@ def overview_of(comparison: Comparison) -> list[str]:
     ]
 
 
-def _workload_text(workload: Workload) -> str:
+def _workload_text(workload: JobRuns) -> str:
     lines = [workload.name, "=" * len(workload.name), *(wrapped(sentence) for sentence in answer(workload))]
     for first in range(0, len(workload.results), _RUNS_ABREAST):
         lines += ["", *_block(workload.results[first : first + _RUNS_ABREAST])]
