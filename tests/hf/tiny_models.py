@@ -169,7 +169,7 @@ def with_kernels(name: str, kernels: CPUKernels) -> Any:
     """Such a model of one's own, with kernels in the place of its layers."""
     model = random_model.__wrapped__(name)
     model.set_attn_implementation("vasuki_ragged")
-    kernels.take_over(model)
+    kernels.install(model)
     return model
 
 
@@ -317,7 +317,7 @@ def answers_in_bfloat16(name: str, kernels: CPUKernels | None) -> list[list[list
     narrow.set_attn_implementation("vasuki_ragged")
     twin = copy.deepcopy(narrow).float()
     if kernels is not None:
-        kernels.take_over(narrow)
+        kernels.install(narrow)
         for module in twin.modules():
             if type(module) is torch.nn.Linear and kernels.linear.multiplies_bfloat16:
                 module.__class__ = RoundedLinear

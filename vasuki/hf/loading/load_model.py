@@ -32,7 +32,7 @@ from vasuki.hf.kernels.recurrent_functions import missing_packages
 from vasuki.hf.kv.kv_cache import KVLayout
 from vasuki.hf.kv.kv_mover import CopyEngine
 from vasuki.hf.loading.tokenizer import Tokenizer
-from vasuki.hf.recurrent.discovery import take_over
+from vasuki.hf.recurrent.discovery import wrap_layers
 from vasuki.hf.recurrent.recurrent_layer import RecurrentLayers
 from vasuki.machines import at_hand
 from vasuki.models.config_json import context_of
@@ -188,7 +188,7 @@ def load_model(
         raise ModelError(f"cannot load model {path}: {_first_line(error)}") from None
     loaded = loaded.eval()
     if kernels:
-        kernels.take_over(loaded)
+        kernels.install(loaded)
     weight_bytes = sum(p.numel() * p.element_size() for p in loaded.parameters())
     if stays_on_host is None or not stays_on_host(weight_bytes, device):
         loaded = loaded.to(device)
@@ -228,7 +228,7 @@ def prepare(
     _refuse_config(name, config)
     refused = f"{name}: the ragged backend cannot serve {type(model).__name__}"
     try:
-        stateful = _take_over_recurrent(model, config)
+        stateful = _wrap_recurrent(model, config)
         layout = probe(model, config.num_hidden_layers, _silent_layers(config, stateful))
     except ragged_attention.Unsupported as error:
         raise ModelError(f"{refused}: {error}") from None
@@ -265,11 +265,11 @@ def _refuse_config(name: str, config: Any) -> None:
         raise ModelError(f"{name}: the ragged backend cannot serve {config.model_type}: it has {', '.join(odd)} layers")
 
 
-def _take_over_recurrent(model: Any, config: Any) -> RecurrentLayers | None:
+def _wrap_recurrent(model: Any, config: Any) -> RecurrentLayers | None:
     """Layers that carry a state from token to token, if there are any. Raises Unsupported by name."""
     if not RECURRENT & set(_layer_types(config)):
         return None
-    return take_over(model)
+    return wrap_layers(model)
 
 
 def _silent_layers(config: Any, stateful: RecurrentLayers | None) -> set[int]:
