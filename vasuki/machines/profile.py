@@ -337,8 +337,6 @@ class HardwareProfile(_Section):
     """Peak memory bandwidth."""
     peak_tflops: Annotated[dict[str, Positive], Field(min_length=1)]
     """Peak dense matmul rate by dtype, accumulating in float32. Never the sparse figure."""
-    fp32_gflops: Positive
-    """Peak of the float32 units, for the paper's cost metric."""
     processors: Count
     """Streaming multiprocessors, or cores: how many output tiles are computed at once."""
     tile_rows: Count = 128

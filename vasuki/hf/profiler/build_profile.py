@@ -184,7 +184,6 @@ class _Profiler:
             memory_mib=self.machine.memory_bytes // 2**20,
             memory_gb_per_s=rates.memory_gb_per_s,
             peak_tflops=rates.peak_tflops,
-            fp32_gflops=self.known.fp32_gflops if self.known else _digits(rates.peak_tflops["float32"] * 1e3),
             processors=self.machine.processors,
             tile_rows=self._tile_rows(),
             efficiency=self._efficiency(rates, measured),
