@@ -30,6 +30,6 @@ def logger_as_before() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny model with a context of 128 tokens."""
-    from tiny import write_tiny_model
+    from tiny_job import write_tiny_model
 
     return write_tiny_model(tmp_path_factory.mktemp("model"))

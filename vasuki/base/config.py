@@ -257,14 +257,18 @@ class JobConfig(_Section):
     errors: ErrorsConfig = ErrorsConfig()
     cost: CostConfig = CostConfig()
 
-    @property
-    def config_hash(self) -> str:
+    def config_hash(self, model: str) -> str:
         """Hash of everything that decides what the answers are: model, input, sampling and output columns.
 
-        A run continues an output folder only if this matches; speed settings may change in between.
+        A run continues an output folder only if this matches; speed settings may change in between, and so may paths:
+        the input's content has a fingerprint of its own.
+
+        Args:
+            model: the fingerprint of the model's content (`vasuki.models.fingerprint`).
         """
-        deciding = self.model_dump(mode="json", include={"model", "input", "sampling", "output"})
-        del deciding["output"]["path"]
+        deciding = self.model_dump(mode="json", include={"input", "sampling", "output"})
+        del deciding["output"]["path"], deciding["input"]["path"]
+        deciding["model"] = {"content": model, "dtype": self.model.dtype, "kv_dtype": self.kv.dtype}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 
 

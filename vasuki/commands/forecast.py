@@ -31,6 +31,7 @@ from vasuki.io.output.trace import TRACE, TraceWriter
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile
+from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.layout import Layout
 from vasuki.planner import plan_parallel
 from vasuki.planner.plan import Plan
@@ -55,7 +56,7 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
     OutputFolder.check(
         config.output.path,
         num_rows=table.num_rows,
-        config_hash=config.config_hash,
+        config_hash=config.config_hash(model_fingerprint(config.model)),
         input_fingerprint=table.fingerprint,
     )
     shape = shape_of(config)
@@ -116,7 +117,7 @@ def planned(workload: Workload, plan: Plan) -> Manifest:
     cost = plan.cost
     return Manifest(
         job=workload.config.model_dump(mode="json"),
-        config_hash=workload.config.config_hash,
+        config_hash=workload.config_hash,
         input_fingerprint=workload.fingerprint,
         rows=rows,
         tokens=tokens,
@@ -181,7 +182,7 @@ def _manifest(workload: Workload, plan: Plan, simulated: Simulated, profile: Har
     failed = plan.misfits
     return Manifest(
         job=workload.config.model_dump(mode="json"),
-        config_hash=workload.config.config_hash,
+        config_hash=workload.config_hash,
         input_fingerprint=workload.fingerprint,
         rows=RowCounts(rows, rows - failed, failed),
         tokens=TokenCounts(

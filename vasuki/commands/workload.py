@@ -22,6 +22,7 @@ from vasuki.io.input.tables import open_table
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.files import description_folder
+from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.named import named_shape
 from vasuki.models.shape import ModelShape
 from vasuki.models.token_counter import TokenCounter
@@ -43,6 +44,11 @@ class Workload:
     shape: ModelShape
     lengths: Lengths
     fingerprint: str = ""
+
+    @property
+    def config_hash(self) -> str:
+        """That of a run of it."""
+        return self.config.config_hash(model_fingerprint(self.config.model))
 
     def on(self, profile: HardwareProfile) -> Workload:
         """The same as a machine runs it: on a CPU, `model.dtype: auto` is float32 unless its own is clearly faster."""

@@ -354,3 +354,13 @@ def test_an_object_store(job, parquet, monkeypatch, tmp_path):
         "_SUCCESS", "manifest.json", *(f"part-{i:05d}.parquet" for i in range(5))
     ]  # fmt: skip
     assert sum(pq.read_metadata(part).num_rows for part in folder.glob("part-*")) == 20
+
+
+def test_parts_of_another_version_are_named(job, parquet, monkeypatch):
+    config = job(parquet(text=["a"] * 5))
+    with monkeypatch.context() as patch:
+        patch.setattr("vasuki.io.output.parts.LABEL_VERSION", 1)
+        run(config)
+    with pytest.raises(OutputInUse, match="the output of another version of vasuki"):
+        run(config)
+    assert run(config, fresh=True) == 5

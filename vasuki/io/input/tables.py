@@ -117,7 +117,7 @@ def open_table(job: JobConfig) -> InputTable:
         types = _merge(types, survey.types, file)
         for name, extremes in survey.numbers.items():
             numbers[name] += extremes
-        digest.update(f"{file.location.name}\0{survey.num_rows}\0".encode() + survey.digest)
+        digest.update(f"{survey.num_rows}\0".encode() + survey.digest)
     if num_rows:
         _check_columns(needed, types, job.input.path)
     columns = tuple(needed) + ((BATCH_URL,) if job.input.format == "openai-batch" else ())

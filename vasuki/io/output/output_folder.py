@@ -188,6 +188,11 @@ class OutputFolder:
                 raise OutputInUse(
                     f"{self.place} already holds {part.name}, which is not ours; choose another output.path"
                 )
+            if not label.config_hash:
+                raise OutputInUse(
+                    f"{self.place} holds the output of another version of vasuki, which knows models and inputs in "
+                    f"another way; let that version finish it, {_WAY_OUT}"
+                )
             if label.config_hash != self._config_hash:
                 what = "a job with another model, input, sampling or output columns"
                 raise OutputInUse(f"{self.place} holds the output of {what}; {_WAY_OUT}")

@@ -33,6 +33,7 @@ METADATA_KEY = b"vasuki"
 COMMIT_BYTES = 128 * 2**20
 COMMIT_S = 5.0
 COMMIT_SHARE = 0.03
+LABEL_VERSION = 2  # 1 knew a model by its path alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class PartLabel:
-    """What a part says about itself."""
+    """What a part says about itself. Of another version of it, hashes mean something else, and so they are empty."""
 
     config_hash: str
     input_fingerprint: str
@@ -79,12 +80,14 @@ class PartLabel:
         gaps = np.diff(self.rows, prepend=0).astype("<i8")
         packed = base64.b64encode(zlib.compress(gaps.tobytes())).decode()
         label = {"config_hash": self.config_hash, "input_fingerprint": self.input_fingerprint, "rows": packed}
-        return json.dumps({"version": 1} | label | {"totals": asdict(self.totals)}).encode()
+        return json.dumps({"version": LABEL_VERSION} | label | {"totals": asdict(self.totals)}).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> PartLabel:
         """Raises ValueError, KeyError or TypeError for anything that `to_json` did not write."""
         label = json.loads(text)
+        if label["version"] != LABEL_VERSION:
+            return cls("", "", np.empty(0, dtype=np.int64), Totals())
         gaps = np.frombuffer(zlib.decompress(base64.b64decode(label["rows"])), dtype="<i8")
         totals = Totals(**label["totals"])
         return cls(label["config_hash"], label["input_fingerprint"], np.cumsum(gaps, dtype=np.int64), totals)
