@@ -21,7 +21,7 @@ from pyarrow import fs
 
 from vasuki.base.errors import Interrupted
 
-TEMPORARY_SUFFIX = ".tmp"
+_TEMPORARY = re.compile(r"\.vasuki-(.+)\.tmp")
 _MAGIC = re.compile(r"[*?\[]")
 
 
@@ -66,6 +66,9 @@ class Location:
 
     def is_folder(self) -> bool:
         return bool(self.filesystem.get_file_info(self.path).type == fs.FileType.Directory)
+
+    def is_link(self) -> bool:
+        return self.is_local and os.path.islink(self.path)
 
     def exists(self) -> bool:
         return bool(self.filesystem.get_file_info(self.path).type != fs.FileType.NotFound)
@@ -143,9 +146,11 @@ class Location:
                 stream.write(data)
             return
         folder, name = os.path.split(self.path)
-        temporary = os.path.join(folder, f".{name}{TEMPORARY_SUFFIX}")
+        temporary = os.path.join(folder, f".vasuki-{name}.tmp")
         try:
-            with open(temporary, "wb") as file:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)  # of a killed run, or a link
+            with open(temporary, "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -155,6 +160,22 @@ class Location:
                 os.unlink(temporary)
             raise
         _fsync_folder(folder)
+
+
+def name_of_temporary(name: str) -> str:
+    """The file that `Location.write_bytes` was about to replace; empty if the name is not that of a temporary file."""
+    match = _TEMPORARY.fullmatch(name)
+    return match[1] if match else ""
+
+
+def open_unlinked(path: str, mode: str) -> IO[Any]:
+    """Open a local file that must not be a link, lest what it leads to is written over. Raises OSError."""
+    try:
+        return open(path, mode, opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o666))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link, and links are not followed", path) from None
+        raise
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -134,11 +135,65 @@ def test_foreign_parquet_is_refused_and_kept(job, parquet):
         (out(config) / name).unlink()
 
 
+FOREIGN = {
+    "manifest.json": '{"schema_version": 3, "name": "an app"}',
+    "manifest-0-of-2.json": "[1]",
+    "_SUCCESS": "",
+    "trace.jsonl": '{"traceEvents": []}',
+    "part-00000.parquet": "what is left of somebody's table",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_what_others_wrote_is_refused_by_name_and_kept(job, parquet, name, fresh):
+    config = job(parquet(text=["a"] * 5))
+    out(config).mkdir()
+    (out(config) / name).write_text(FOREIGN[name])
+    refusals = (UnreadableError, OutputInUse) if name.startswith("part") else OutputInUse
+    with pytest.raises(refusals, match=re.escape(name)):
+        run(config, fresh=fresh)
+    assert (out(config) / name).read_text() == FOREIGN[name]
+    assert [path.name for path in out(config).iterdir() if not path.name.startswith(".")] == [name]
+
+
+def test_nothing_is_deleted_beside_what_others_wrote(job, parquet):
+    config = job(parquet(text=["a"] * 5))
+    run(config)
+    (out(config) / "trace-0-of-2.jsonl").write_text("theirs")
+    before = sorted(out(config).iterdir())
+    with pytest.raises(OutputInUse, match="trace-0-of-2"):
+        run(config, fresh=True)
+    assert sorted(out(config).iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "manifest.json", ".vasuki.lock", ".vasuki-manifest.json.tmp"])
+def test_links_are_not_followed(job, parquet, tmp_path, name):
+    config = job(parquet(text=["a"] * 5))
+    out(config).mkdir()
+    (tmp_path / "precious").write_text("")
+    (out(config) / name).symlink_to(tmp_path / "precious")
+    if name.endswith(".tmp"):
+        run(config)
+        assert sorted(path.name for path in out(config).glob(".vasuki-*.tmp")) == []
+    else:
+        with pytest.raises((OutputInUse, JobFileError), match=f"{name}.* is a link|it is a link.*{name}"):
+            run(config)
+    assert (tmp_path / "precious").read_text() == ""
+
+
+def test_a_manifest_that_is_a_folder(job, parquet):
+    config = job(parquet(text=["a"] * 5))
+    (out(config) / "manifest.json").mkdir(parents=True)
+    with pytest.raises(OutputInUse, match=r"already holds manifest\.json, which is not ours"):
+        run(config)
+
+
 def test_fresh_deletes_our_files_alone(job, parquet):
     config = job(parquet(text=["a"] * 20))
     run(config)
     (out(config) / "notes.txt").write_text("keep")
-    (out(config) / "trace.jsonl").write_text("{}\n")
+    (out(config) / "trace.jsonl").write_text('{"t_s":1.0}\n')
     assert run(config, fresh=True, stop_after=3) == 3
     assert rows_in(config) == [0, 1, 2]
     assert (out(config) / "notes.txt").exists()
@@ -168,12 +223,13 @@ def test_parts_that_overlap_are_refused(job, parquet):
 def test_half_written_files_are_removed(job, parquet):
     config = job(parquet(text=["a"] * 5))
     out(config).mkdir()
-    for name in (".part-00003.parquet.tmp", ".part-00003-0-of-2.parquet.tmp"):
+    (out(config) / ".part-00001.parquet.tmp").write_bytes(b"somebody's")
+    for name in (".vasuki-part-00003.parquet.tmp", ".vasuki-part-00003-0-of-2.parquet.tmp"):
         (out(config) / name).write_bytes(b"half")
     run(config, shard=Shard(1, 2))
-    assert len(list(out(config).glob(".*.tmp"))) == 2, "another shard may be writing them"
+    assert len(list(out(config).glob(".vasuki-*.tmp"))) == 2, "another shard may be writing them"
     run(config)
-    assert list(out(config).glob(".*.tmp")) == []
+    assert [path.name for path in out(config).glob(".*.tmp")] == [".part-00001.parquet.tmp"]
 
 
 def test_bad_output_paths(job, parquet, tmp_path):

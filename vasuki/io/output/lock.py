@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from vasuki.base.errors import OutputLocked
-from vasuki.io.location import Location
+from vasuki.io.location import Location, open_unlinked
 from vasuki.io.selection import Shard
 
 _WHOLE = ".vasuki.lock"
@@ -75,12 +75,12 @@ class FolderLock:
         if not place.is_local:
             yield
             return
-        with open((place / _SUMMARY).path, "a") as file:
+        with open_unlinked((place / _SUMMARY).path, "a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def _hold(self, place: Location, name: str, kind: int) -> None:
-        file = open((place / name).path, "a+")  # noqa: SIM115 - open for as long as the lock is held
+        file = open_unlinked((place / name).path, "a+")
         self._files.append(file)
         _lock(file, kind, place)
         file.truncate(0)
@@ -91,7 +91,7 @@ class FolderLock:
         for child in place.children():
             match = _SHARD.fullmatch(child.name)
             if match and int(match[1]) != shard.count:
-                with open(child.path, "a+") as file:
+                with open_unlinked(child.path, "a+") as file:
                     try:
                         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                     except BlockingIOError:

@@ -23,15 +23,14 @@ from typing import Any
 import pyarrow as pa
 
 from vasuki.base.errors import JobFileError, OutputInUse, UnreadableError, one_line
-from vasuki.io.location import TEMPORARY_SUFFIX, Location, writing
+from vasuki.io.location import Location, name_of_temporary, writing
 from vasuki.io.output.lock import FolderLock
 from vasuki.io.output.manifest import MANIFEST, Manifest, RowCounts, merge, read_manifest
-from vasuki.io.output.parts import PartLabel, PartWriter, Totals, read_label
+from vasuki.io.output.ownership import SUCCESS, is_own_name, refuse_foreign
+from vasuki.io.output.parts import PART_NAME, PartLabel, PartWriter, Totals, read_label
 from vasuki.io.selection import WHOLE, DoneRows, Selection, Shard
 
-SUCCESS = "_SUCCESS"
 _WAY_OUT = "run with --fresh to replace it, or choose another output.path"
-_PART = re.compile(r"part-(\d{5,})(|-\d+-of-\d+)\.parquet")
 
 
 class OutputFolder:
@@ -72,12 +71,13 @@ class OutputFolder:
 
         Raises:
             JobFileError: the path is not a folder or cannot be written.
-            OutputInUse: another run is on, or the folder belongs to another job or holds foreign Parquet files.
+            OutputInUse: another run is on, or the folder belongs to another job or holds what is not ours.
             UnreadableError: a part is damaged.
         """
         place, lock = _locked(path, shard)
         folder = cls(place, lock, shard, config_hash, input_fingerprint)
         try:
+            refuse_foreign(place, replaces_parts=fresh)
             if fresh:
                 folder._delete_own_files()
             folder._delete_temporary_files()
@@ -91,6 +91,7 @@ class OutputFolder:
     def check(cls, path: str, *, num_rows: int, config_hash: str, input_fingerprint: str) -> None:
         """Raise what `open` would for the whole input, and leave everything as it is."""
         place = usable_folder(path)
+        refuse_foreign(place, replaces_parts=False)
         cls(place, FolderLock([]), WHOLE, config_hash, input_fingerprint)._read_back(num_rows)
 
     @property
@@ -172,7 +173,11 @@ class OutputFolder:
     def _read_back(self, num_rows: int) -> None:
         labels = list(self._labels())
         self.done = self._done_rows(labels, num_rows)
-        indices = [int(match[1]) for part, _ in labels if self._is_own(part) and (match := _PART.fullmatch(part.name))]
+        indices = [
+            int(match["index"])
+            for part, _ in labels
+            if self._is_own(part) and (match := PART_NAME.fullmatch(part.name))
+        ]
         self._next_index = 1 + max(indices, default=-1)
 
     def _labels(self) -> Iterator[tuple[Location, PartLabel]]:
@@ -211,8 +216,8 @@ class OutputFolder:
 
     def _is_own(self, part: Location) -> bool:
         """Whether this run writes parts of that name, or, without shards, has to count it."""
-        match = _PART.fullmatch(part.name)
-        return match is not None and (self.shard.is_whole or match[2] == self.shard.label)
+        match = PART_NAME.fullmatch(part.name)
+        return match is not None and (self.shard.is_whole or match["label"] == self.shard.label)
 
     def _shard_manifests(self) -> list[Manifest]:
         pattern = re.compile(rf"manifest-\d+-of-{self.shard.count}\.json")
@@ -220,18 +225,15 @@ class OutputFolder:
 
     def _delete_own_files(self) -> None:
         """Delete what runs wrote: of a shard its own parts, manifest and trace, of a whole run everybody's."""
-        label = re.escape(self.shard.label) if self.shard.label else r"(|-\d+-of-\d+)"
-        own = re.compile(rf"part-\d{{5,}}{label}\.parquet|trace{label}\.jsonl|manifest{label}\.json|_SUCCESS")
         for file in self.place.children():
-            if own.fullmatch(file.name) and not (file.name.startswith("part-") and _is_foreign(file)):
+            if is_own_name(file.name, self.shard.label):
                 file.delete()
 
     def _delete_temporary_files(self) -> None:
         """Delete what a killed run left half-written. A shard leaves its siblings' files alone: they may be at work."""
         for file in self.place.children():
-            name = file.name.removesuffix(TEMPORARY_SUFFIX)
-            part = _PART.fullmatch(name[1:]) if name != file.name else None
-            if part and (self.shard.is_whole or part[2] == self.shard.label):
+            part = PART_NAME.fullmatch(name_of_temporary(file.name))
+            if part and (self.shard.is_whole or part["label"] == self.shard.label):
                 file.delete()
 
 
@@ -245,8 +247,9 @@ def simulated_folder(path: str) -> Iterator[Location]:
     """
     place, lock = _locked(path, WHOLE)
     try:
+        refuse_foreign(place, replaces_parts=False)
         manifest = place / MANIFEST
-        has_parts = any(_PART.fullmatch(file.name) for file in place.children())
+        has_parts = any(PART_NAME.fullmatch(file.name) for file in place.children())
         if has_parts or (manifest.exists() and not read_manifest(manifest).simulated):
             raise OutputInUse(f"{place} holds the output of a real run; choose another output.path")
         yield place
@@ -299,11 +302,3 @@ def _counted(manifest: Manifest, labels: Sequence[PartLabel], num_rows: int) -> 
         rows=rows,
         tokens=replace(manifest.tokens, prompt=totals.prompt_tokens, output=totals.output_tokens),
     )
-
-
-def _is_foreign(part: Location) -> bool:
-    """Whether a file only has a part's name. A damaged part counts as ours."""
-    try:
-        return read_label(part) is None
-    except (OSError, ValueError, pa.ArrowException):
-        return False

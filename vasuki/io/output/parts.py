@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -30,6 +31,7 @@ from vasuki.io.location import Location, writing
 from vasuki.io.output.answers import Answer, to_table
 
 METADATA_KEY = b"vasuki"
+PART_NAME = re.compile(r"part-(?P<index>\d{5,})(?P<label>|-\d+-of-\d+)\.parquet")
 COMMIT_BYTES = 128 * 2**20
 COMMIT_S = 5.0
 COMMIT_SHARE = 0.03
