@@ -1,1 +1,1 @@
-"""What a file format has to do (sources), and parquet, jsonl and delimited, which do it; the last two through text."""
+"""What a file format has to do (sources), and parquet (decoded), jsonl and delimited (text), which do it."""
