@@ -79,6 +79,11 @@ class Location:
         info = self.filesystem.get_file_info(self.path)
         return info.mtime_ns or 0, info.size or 0
 
+    @property
+    def real_path(self) -> str:
+        """The path without links."""
+        return os.path.realpath(self.path) if self.is_local else self.path
+
     def inside(self, folder: Location) -> str:
         """The path from a folder to this place; empty if it does not lie there."""
         top = folder.path.rstrip("/") + "/"
@@ -88,7 +93,7 @@ class Location:
         """Whether one of two folders is the other, or lies in it, whatever links lead there."""
         if type(self.filesystem) is not type(other.filesystem):
             return False
-        own, theirs = [(os.path.realpath(each.path) if each.is_local else each.path) + "/" for each in (self, other)]
+        own, theirs = self.real_path + "/", other.real_path + "/"
         return own.startswith(theirs) or theirs.startswith(own)
 
     def children(self) -> list[Location]:
@@ -98,12 +103,32 @@ class Location:
         return [self / name for name in names]
 
     def files_below(self) -> Iterator[Location]:
-        """Every file in the folder and its subfolders, by path. Names that start with `.` or `_` are skipped."""
+        """Every file in the folder and its subfolders, by path. Names that start with `.` or `_` are skipped.
+
+        Links to folders are followed, but no folder is walked twice: one may lead back up.
+        """
+        if self.is_local:
+            yield from (self / inner for inner in sorted(self._local_files_below()))
+            return
         selector = fs.FileSelector(self.path, recursive=True, allow_not_found=True)
         for info in sorted(self.filesystem.get_file_info(selector), key=lambda info: info.path):
             inner = info.path[len(self.path.rstrip("/")) + 1 :]
-            if info.type == fs.FileType.File and not any(part.startswith((".", "_")) for part in inner.split("/")):
+            if info.type == fs.FileType.File and not any(map(_is_hidden, inner.split("/"))):
                 yield self / inner
+
+    def _local_files_below(self) -> Iterator[str]:
+        walked: set[str] = set()
+        for folder, subfolders, names in os.walk(self.path, onerror=_raise, followlinks=True):
+            real = os.path.realpath(folder)
+            if real in walked:
+                subfolders.clear()
+                continue
+            walked.add(real)
+            subfolders[:] = sorted(name for name in subfolders if not _is_hidden(name))
+            for name in names:
+                path = os.path.join(folder, name)
+                if not _is_hidden(name) and os.path.isfile(path):
+                    yield os.path.relpath(path, self.path)
 
     def make_folder(self) -> None:
         self.filesystem.create_dir(self.path, recursive=True)
@@ -224,8 +249,11 @@ def _files_at(place: Location) -> list[Location]:
     return [place] if place.is_file() else list(place.files_below())
 
 
-def _expand(place: Location, parts: list[str]) -> Iterator[Location]:
-    """Walk a glob one path segment at a time, listing only the folders that can match."""
+def _expand(place: Location, parts: list[str], above: tuple[str, ...] = ()) -> Iterator[Location]:
+    """Walk a glob one path segment at a time, listing only the folders that can match.
+
+    `above` are the folders on the way here: a link back to one of them is not followed.
+    """
     if not parts:
         yield place
         return
@@ -235,15 +263,27 @@ def _expand(place: Location, parts: list[str]) -> Iterator[Location]:
             yield from _expand(place / head, rest)
         return
     if head == "**":
-        yield from _expand(place, rest) if rest else iter([place])
+        yield from _expand(place, rest)
+        if not rest:  # a folder stands for all files below it
+            return
+    above = (*above, place.real_path)
     for child in place.children():
-        if child.name.startswith((".", "_")) and not head.startswith((".", "_")):
+        if _is_hidden(child.name) and not _is_hidden(head):
             continue
         if head == "**":
-            if child.is_folder():
-                yield from _expand(child, parts)
+            if child.is_folder() and child.real_path not in above:
+                yield from _expand(child, parts, above)
         elif fnmatch.fnmatchcase(child.name, head):
             yield from _expand(child, rest)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "_"))
+
+
+def _raise(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _join(base: str, name: str) -> str:

@@ -212,6 +212,21 @@ def test_a_damaged_part_is_named(job, parquet):
     assert rows_in(config) == list(range(20))
 
 
+def test_pages_that_were_lost_under_a_whole_footer(job, parquet):
+    """After a power cut a file may have its length and its end, and zeros before them."""
+    config = job(parquet(text=["a"] * 20))
+    run(config)
+    part = out(config) / "part-00001.parquet"
+    content = bytearray(part.read_bytes())
+    content[4:200] = bytes(196)
+    part.write_bytes(content)
+    with pytest.raises(UnreadableError, match=r"part-00001\.parquet is damaged; delete it"):
+        run(config)
+    part.unlink()
+    assert run(config) == 5
+    assert rows_in(config) == list(range(20))
+
+
 def test_parts_that_overlap_are_refused(job, parquet):
     config = job(parquet(text=["a"] * 20))
     run(config)

@@ -37,17 +37,17 @@ def row_bytes(array: Any) -> Ints:
         return row_bytes(array.storage)
     if pa.types.is_dictionary(kind):
         of_entry = np.append(row_bytes(array.dictionary), _VALUE_BYTES)  # nulls take the last
-        return of_entry[_numbers(array.indices, len(array.dictionary))]
+        return np.asarray(of_entry[_numbers(array.indices, len(array.dictionary))])
     if pa.types.is_struct(kind):
         fields = (row_bytes(field) for field in array.flatten())
-        return sum(fields, np.full(len(array), _VALUE_BYTES, dtype=np.int64))
+        return np.asarray(sum(fields, np.full(len(array), _VALUE_BYTES, dtype=np.int64)))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
         before = np.append(0, np.cumsum(row_bytes(array.values)))
         offsets = _numbers(array.offsets)
-        return before[offsets[1:]] - before[offsets[:-1]] + _VALUE_BYTES
+        return np.asarray(before[offsets[1:]] - before[offsets[:-1]] + _VALUE_BYTES)
     if pa.types.is_fixed_size_list(kind) and kind.list_size:
         own = array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
-        return row_bytes(own).reshape(len(array), kind.list_size).sum(axis=1) + _VALUE_BYTES
+        return np.asarray(row_bytes(own).reshape(len(array), kind.list_size).sum(axis=1) + _VALUE_BYTES)
     if any(is_kind(kind) for is_kind in _TEXTS):
         return _numbers(pc.binary_length(array)) + _VALUE_BYTES
     width = kind.byte_width if pa.types.is_fixed_size_binary(kind) else 0

@@ -24,7 +24,6 @@ from vasuki.io.values import python_values
 
 _PAGE_BUFFER_BYTES = 2**20  # pages are read through a buffer of this size, so a row group is never held whole
 _FOOTER_BYTES = 8  # the footer's length and the magic number, at the end of the file
-_SAMPLES, _SAMPLE_BYTES = 64, 16 * 2**10
 _DICTIONARY_PAGE = 2
 _MOST_DICTIONARY_BYTES = 2**28  # usual writers end a dictionary at 1 MiB
 _INDEX_BYTES = 8  # of a row, with its levels, in a chunk whose pages name entries of its dictionary alone
@@ -54,7 +53,7 @@ class ParquetSource:
                             ids.add(value)
             types = {field.name: field.type for field in schema}
             numbers = {name: _extremes(metadata, name, types[name]) for name in stored if name in types}
-            return Survey(metadata.num_rows, types, self._digest(), numbers)
+            return Survey(metadata.num_rows, types, self._digest(stream, metadata, needed), numbers)
 
     def blocks(self, columns: Sequence[str], rows: range, selection: Selection = EVERY_ROW) -> Iterator[Block]:
         first_row = rows.start
@@ -115,21 +114,20 @@ class ParquetSource:
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"cannot read {self.location} as Parquet: {_first_line(error)}") from None
 
-    def _digest(self) -> bytes:
-        """Hash of size, footer (schema, counts, offsets, statistics) and samples spread over the file.
+    def _digest(self, stream: Any, metadata: Any, needed: Collection[str]) -> bytes:
+        """Hash of the footer (schema, counts, offsets, statistics) and of all pages of the columns that are needed.
 
-        Files of up to 1 MiB are hashed whole. Times of change are left out on purpose: a copy of the same table on the
-        next machine continues the job.
+        Times of change are left out on purpose: a copy of the same table on the next machine continues the job.
         """
-        with self.location.open() as stream:
-            size = stream.size()
-            digest = hashlib.blake2b(str(size).encode(), digest_size=16)
-            footer_bytes = int.from_bytes(stream.read_at(4, size - _FOOTER_BYTES), "little") + _FOOTER_BYTES
-            digest.update(stream.read_at(footer_bytes, size - footer_bytes))
-            stride = max(_SAMPLE_BYTES, size // _SAMPLES)
-            for offset in range(0, size, stride):
-                digest.update(stream.read_at(_SAMPLE_BYTES, offset))
-            return digest.digest()
+        size = stream.size()
+        footer_bytes = int.from_bytes(stream.read_at(4, size - _FOOTER_BYTES), "little") + _FOOTER_BYTES
+        digest = hashlib.blake2b(stream.read_at(footer_bytes, size - footer_bytes), digest_size=16)
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            for chunk in _chunks(group, needed):
+                stop = min(_start(chunk) + chunk.total_compressed_size, size)
+                for offset in range(_start(chunk), stop, _PAGE_BUFFER_BYTES):
+                    digest.update(stream.read_at(min(_PAGE_BUFFER_BYTES, stop - offset), offset))
+        return digest.digest()
 
 
 def _blocks(pieces: Iterable[Piece], columns: Sequence[str], first_row: int, selection: Selection) -> Iterator[Block]:

@@ -171,7 +171,7 @@ class OutputFolder:
         self.close()
 
     def _read_back(self, num_rows: int) -> None:
-        labels = list(self._labels())
+        labels = list(self._labels(with_pages=True))
         self.done = self._done_rows(labels, num_rows)
         indices = [
             int(match["index"])
@@ -180,13 +180,13 @@ class OutputFolder:
         ]
         self._next_index = 1 + max(indices, default=-1)
 
-    def _labels(self) -> Iterator[tuple[Location, PartLabel]]:
+    def _labels(self, with_pages: bool = False) -> Iterator[tuple[Location, PartLabel]]:
         """Every part in the folder now, whoever wrote it; all belong to this job and this input."""
         for part in self.place.children():
             if part.name.startswith((".", "_")) or not part.name.endswith(".parquet"):
                 continue
             try:
-                label = read_label(part)
+                label = read_label(part, with_pages)
             except (OSError, ValueError, pa.ArrowException):
                 raise UnreadableError(f"{part} is damaged; delete it and run again to compute its rows anew") from None
             if label is None:

@@ -15,15 +15,16 @@ The output folder is therefore its own checkpoint: resuming reads footers, compa
 from __future__ import annotations
 
 import base64
+import hashlib
+import io
 import json
 import re
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -77,12 +78,15 @@ class PartLabel:
     input_fingerprint: str
     rows: NDArray[np.int64]  # numbers of the input rows it holds, rising
     totals: Totals
+    pages: str = ""  # size and hash of everything before the footer
 
     def to_json(self) -> bytes:
         gaps = np.diff(self.rows, prepend=0).astype("<i8")
         packed = base64.b64encode(zlib.compress(gaps.tobytes())).decode()
         label = {"config_hash": self.config_hash, "input_fingerprint": self.input_fingerprint, "rows": packed}
-        return json.dumps({"version": LABEL_VERSION} | label | {"totals": asdict(self.totals)}).encode()
+        return json.dumps(
+            {"version": LABEL_VERSION} | label | {"totals": asdict(self.totals), "pages": self.pages}
+        ).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> PartLabel:
@@ -92,7 +96,8 @@ class PartLabel:
             return cls("", "", np.empty(0, dtype=np.int64), Totals())
         gaps = np.frombuffer(zlib.decompress(base64.b64decode(label["rows"])), dtype="<i8")
         totals = Totals(**label["totals"])
-        return cls(label["config_hash"], label["input_fingerprint"], np.cumsum(gaps, dtype=np.int64), totals)
+        rows = np.cumsum(gaps, dtype=np.int64)
+        return cls(label["config_hash"], label["input_fingerprint"], rows, totals, label["pages"])
 
 
 class PartWriter:
@@ -176,25 +181,41 @@ class PartWriter:
         self.committed += totals
 
 
-def read_label(part: Location) -> PartLabel | None:
+def read_label(part: Location, with_pages: bool = False) -> PartLabel | None:
     """The label of a part; None for a Parquet file that is not ours.
+
+    Args:
+        part: the file.
+        with_pages: compare its pages with what the label says of them. A footer may be whole, and what lies before it
+            lost with the power of a machine.
 
     Raises:
         OSError, pyarrow.ArrowException, ValueError: the file is damaged.
     """
     with part.open() as stream:
         metadata = pq.read_metadata(stream).metadata or {}
-    if METADATA_KEY not in metadata:
-        return None
-    try:
-        return PartLabel.from_json(metadata[METADATA_KEY])
-    except (KeyError, TypeError, zlib.error) as error:
-        raise ValueError(f"its label is damaged: {error}") from None
+        if METADATA_KEY not in metadata:
+            return None
+        try:
+            label = PartLabel.from_json(metadata[METADATA_KEY])
+        except (KeyError, TypeError, zlib.error) as error:
+            raise ValueError(f"its label is damaged: {error}") from None
+        if with_pages and label.pages:
+            num_bytes = int(label.pages.split("-")[0])
+            stream.seek(0)
+            if _pages(stream.read(num_bytes)) != label.pages:
+                raise ValueError("its pages are damaged")
+    return label
 
 
-def _to_parquet(table: Any, label: PartLabel) -> Any:
-    buffer = pa.BufferOutputStream()
-    with pq.ParquetWriter(buffer, table.schema, compression="zstd") as writer:
+def _to_parquet(table: Any, label: PartLabel) -> bytes:
+    file = io.BytesIO()
+    with pq.ParquetWriter(file, table.schema, compression="zstd") as writer:
         writer.write_table(table)
+        label = replace(label, pages=_pages(file.getvalue()))
         writer.add_key_value_metadata({METADATA_KEY: label.to_json()})
-    return buffer.getvalue()
+    return file.getvalue()
+
+
+def _pages(content: bytes) -> str:
+    return f"{len(content)}-{hashlib.blake2b(content, digest_size=16).hexdigest()}"
