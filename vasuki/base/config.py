@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
-import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from vasuki.base.errors import JobFileError, one_line
 from vasuki.base.schema import explain
+from vasuki.base.yaml_text import read_yaml
 
 Auto = Literal["auto"]
 T = TypeVar("T")
@@ -52,7 +52,7 @@ MAX_SAMPLES = 16_384  # of a row: they are held until the last is done, and one 
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Column(_Section):
@@ -102,7 +102,8 @@ class ModelConfig(_Section):
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     trust_remote_code: bool = False
-    """Run modelling code that comes with the model. Off unless you trust its author."""
+    """Run modelling code that comes with the model. It takes `--trust-remote-code` on the command line too, or
+    `VASUKI_TRUST_REMOTE_CODE=1` in the environment: whoever wrote the job file need not be who runs it."""
 
     @model_validator(mode="after")
     def _one_of(self) -> ModelConfig:
@@ -272,21 +273,32 @@ class JobConfig(_Section):
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
+def load_job(path: str | Path, overrides: Iterable[str] = (), trusts_code: bool = False) -> JobConfig:
     """Read a job file and apply `key.path=value` overrides.
 
+    Args:
+        path: of the file.
+        overrides: go before it.
+        trusts_code: whether code that comes with a model may run, if the job asks for it too.
+
     Raises:
-        JobFileError: the file is missing, is not YAML, or does not describe a job.
+        JobFileError: the file is missing, is not YAML, does not describe a job, or asks for a model's code untrusted.
     """
     try:
-        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        tree = read_yaml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise JobFileError(f"cannot read job file {path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that no calendar has
+    except ValueError as error:  # also if it is not UTF-8, or has a date that no calendar has
         raise JobFileError(f"{path} is not valid YAML: {one_line(error)}") from None
     if not isinstance(tree, dict):
         raise JobFileError(f"{path} does not describe a job: expected keys such as model, input and output")
-    return parse_overrides(overrides, tree, source=str(path))
+    config = parse_overrides(overrides, tree, source=str(path))
+    if config.model.trust_remote_code and not trusts_code:
+        raise JobFileError(
+            f"{path}: model.trust_remote_code runs code that comes with {config.model.path}; if you trust its author, "
+            "add --trust-remote-code, or set VASUKI_TRUST_REMOTE_CODE=1"
+        )
+    return config
 
 
 def parse_overrides(overrides: Iterable[str], tree: dict[str, Any], source: str = "--set") -> JobConfig:
@@ -309,8 +321,8 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     if not separator or not dotted:
         raise JobFileError(f"--set {override!r}: write it as key.path=value")
     try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):  # ValueError: a date that no calendar has
+        value = read_yaml(text)
+    except ValueError:  # not YAML, or a date that no calendar has
         value = text
     *parents, last = dotted.split(".")
     for key in parents:

@@ -35,7 +35,7 @@ class _Commands(click.Group):
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:
-    click.echo(f"vasuki: {message}", err=True)
+    click.echo(f"vasuki: {' '.join(message.splitlines())}", err=True)  # names of files and columns may have any letter
     sys.exit(exit_code)
 
 
@@ -68,6 +68,15 @@ _LOG_FORMAT = click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Log lines on stderr."
 )
 _SHARD = click.option("--shard", default="0/1", metavar="I/N", help="Work on the I-th of N equal shares of the rows.")
+
+
+_TRUST = click.option(
+    "--trust-remote-code",
+    "trusts_code",
+    is_flag=True,
+    envvar="VASUKI_TRUST_REMOTE_CODE",
+    help="Let model.trust_remote_code run the model's own code.",
+)
 
 
 def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -103,11 +112,12 @@ def main() -> None:
 
 @main.command()
 @click.argument("job_file", metavar="JOB")
-@_options(_SET, _GPU, _SHARD, _QUIET, _JSON, _LOG_FORMAT)
+@_options(_SET, _TRUST, _GPU, _SHARD, _QUIET, _JSON, _LOG_FORMAT)
 @click.option("--fresh", is_flag=True, help="Delete what earlier runs of this job wrote, and start over.")
 def run(
     job_file: str,
     overrides: tuple[str, ...],
+    trusts_code: bool,
     shard: str,
     quiet: bool,
     as_json: bool,
@@ -125,7 +135,7 @@ def run(
     from vasuki.commands.run import run_job
     from vasuki.report import summary_lines
 
-    outcome = run_job(load_job(job_file, _with_gpu(overrides, gpu)), shard=shard, fresh=fresh, quiet=quiet)
+    outcome = run_job(load_job(job_file, _with_gpu(overrides, gpu), trusts_code), shard=shard, fresh=fresh, quiet=quiet)
     if as_json:
         click.echo(json.dumps(outcome.manifest.to_dict()))
     elif not quiet:
@@ -135,7 +145,7 @@ def run(
 
 @main.command()
 @click.argument("job_file", metavar="JOB")
-@_options(_SET, _GPU, _QUIET, _JSON, _LOG_FORMAT)
+@_options(_SET, _TRUST, _GPU, _QUIET, _JSON, _LOG_FORMAT)
 @click.option(
     "--every",
     "every_s",
@@ -156,6 +166,7 @@ def run(
 def watch(
     job_file: str,
     overrides: tuple[str, ...],
+    trusts_code: bool,
     quiet: bool,
     as_json: bool,
     log_format: str,
@@ -177,7 +188,7 @@ def watch(
 
     watched = Watched()
     try:
-        watch_job(load_job(job_file, _with_gpu(overrides, gpu)), watched, every_s, until_idle_s, quiet)
+        watch_job(load_job(job_file, _with_gpu(overrides, gpu), trusts_code), watched, every_s, until_idle_s, quiet)
     finally:
         if as_json:
             click.echo(json.dumps(watched.to_dict()))
@@ -188,10 +199,11 @@ def watch(
 
 @main.command()
 @click.argument("job_or_lengths", metavar="JOB|LENGTHS.csv")
-@_options(_SET, _GPUS, _QUIET, _JSON, _LOG_FORMAT)
+@_options(_SET, _TRUST, _GPUS, _QUIET, _JSON, _LOG_FORMAT)
 def plan(
     job_or_lengths: str,
     overrides: tuple[str, ...],
+    trusts_code: bool,
     gpus: tuple[str, ...],
     quiet: bool,
     as_json: bool,
@@ -209,7 +221,7 @@ def plan(
     from vasuki.report import summary_lines
     from vasuki.report.plan_table import plan_table
 
-    workload = workload_of(job_or_lengths, overrides)
+    workload = workload_of(job_or_lengths, overrides, trusts_code)
     plans = plan_workload(workload, profiles_of(gpus, workload.config))
     if as_json:
         click.echo(json.dumps([made.to_dict() for made in plans]))
@@ -221,7 +233,7 @@ def plan(
 
 @main.command()
 @click.argument("job_or_lengths", metavar="JOB|LENGTHS.csv")
-@_options(_SET, _GPUS, _QUIET, _JSON, _LOG_FORMAT)
+@_options(_SET, _TRUST, _GPUS, _QUIET, _JSON, _LOG_FORMAT)
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Scheduler to simulate. Repeatable.")
 @click.option("--tensor-parallel-size", "--tp", "tensor", default=1, metavar="N", help="GPUs that share each layer.")
 @click.option("--pipeline-parallel-size", "--pp", "pipeline", default=1, metavar="N", help="Stages of layers.")
@@ -230,6 +242,7 @@ def plan(
 def simulate(
     job_or_lengths: str,
     overrides: tuple[str, ...],
+    trusts_code: bool,
     gpus: tuple[str, ...],
     quiet: bool,
     as_json: bool,
@@ -254,7 +267,7 @@ def simulate(
     from vasuki.models.layout import Layout
     from vasuki.report.plan_table import bubble_table, plan_table
 
-    workload = workload_of(job_or_lengths, overrides)
+    workload = workload_of(job_or_lengths, overrides, trusts_code)
     profiles = profiles_of(gpus, workload.config)
     layout = Layout(tensor, pipeline, data)
     results = simulate_workload(workload, profiles, policies, output_of(overrides), layout)
@@ -349,8 +362,8 @@ def profile(device: str, model: str, name: str | None, output: str | None, quick
 
 @main.command()
 @click.argument("job_file", metavar="JOB")
-@_options(_SET, _JSON)
-def check(job_file: str, overrides: tuple[str, ...], as_json: bool) -> None:
+@_options(_SET, _TRUST, _JSON)
+def check(job_file: str, overrides: tuple[str, ...], trusts_code: bool, as_json: bool) -> None:
     """Check a job file, its input, model and output folder, without running anything.
 
     \b
@@ -359,7 +372,7 @@ def check(job_file: str, overrides: tuple[str, ...], as_json: bool) -> None:
     from vasuki.base.config import load_job
     from vasuki.commands.forecast import check_job
 
-    findings = check_job(load_job(job_file, overrides))
+    findings = check_job(load_job(job_file, overrides, trusts_code))
     if as_json:
         click.echo(json.dumps(findings))
     else:

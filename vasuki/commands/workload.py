@@ -60,14 +60,14 @@ class Workload:
         return replace(self, shape=self.shape.with_dtype("float32", self.config.kv.dtype))
 
 
-def workload_of(job_or_lengths: str, overrides: tuple[str, ...] = ()) -> Workload:
+def workload_of(job_or_lengths: str, overrides: tuple[str, ...] = (), trusts_code: bool = False) -> Workload:
     """A workload from a job file, or from a LENGTHS.csv and `--set` alone.
 
     Raises:
         VasukiError: as the run would, as far as it can be known without weights.
     """
     if not job_or_lengths.endswith(".csv"):
-        return job_workload(load_job(job_or_lengths, overrides))
+        return job_workload(load_job(job_or_lengths, overrides, trusts_code))
     config = parse_overrides(
         overrides, {"input": {"path": job_or_lengths, "prompt_token_ids": "-"}, "output": {"path": "-"}}
     )
