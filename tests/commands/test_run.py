@@ -885,3 +885,12 @@ def test_the_same_files_under_other_paths_go_on(job: Job, tmp_path: Path, tiny_m
     result = run(path, *(argument for override in elsewhere for argument in ("--set", override)))
     assert result.exit_code == 0, result.stderr
     assert len(by_id(path)) == 12
+
+
+def test_json_logs_hold_the_summary_of_all_runs(job: Job) -> None:
+    path = job()
+    assert run(path, "--shard", "0/2").exit_code == 0
+    result = CliRunner().invoke(main, ["run", str(path), "--log-format", "json"])
+    messages = [json.loads(line)["message"] for line in result.stderr.splitlines()]
+    assert "rows   12 of 12 succeeded, 0 failed" in messages
+    assert any(message.startswith("time ") and message.endswith(" in 2 runs") for message in messages)

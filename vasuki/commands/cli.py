@@ -6,7 +6,6 @@ Commands import what they need when they run, so that `--help` is instant and pl
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
@@ -14,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from vasuki.base.errors import Interrupted, VasukiError
+from vasuki.commands.logs import asks_for_json, is_json, last_words, log, set_up_logs, tell
 from vasuki.commands.signals import StopSignals
 
 _LONGEST_S = 1e6
@@ -24,6 +24,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 class _Commands(click.Group):
     """Ends a command with one line and the error's exit code, never with a traceback, unless the error is ours."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if asks_for_json(args):  # what is wrong with the arguments is told as JSON too
+            set_up_logs(quiet=False, log_format="json")
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with StopSignals():
@@ -32,27 +37,20 @@ class _Commands(click.Group):
             _fail(str(error), error.exit_code)
         except KeyboardInterrupt:
             _fail("stopped by a signal; run the same command again to go on", Interrupted.exit_code)
+        except click.ClickException as error:
+            if not is_json():
+                raise
+            _fail(error.format_message(), error.exit_code)
+        except Exception:
+            if not is_json():
+                raise
+            log.exception("a bug of vasuki", extra={"more": {"exit_code": VasukiError.exit_code}})
+            sys.exit(VasukiError.exit_code)
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:
-    click.echo(f"vasuki: {' '.join(message.splitlines())}", err=True)  # names of files and columns may have any letter
+    last_words(message, exit_code)
     sys.exit(exit_code)
-
-
-class _JsonLines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {"time": self.formatTime(record), "level": record.levelname.lower(), "message": record.getMessage()}
-        return json.dumps(entry)
-
-
-def _set_up_logs(quiet: bool, log_format: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    handler.setFormatter(_JsonLines() if log_format == "json" else text)
-    logger = logging.getLogger("vasuki")
-    logger.handlers[:] = [handler]
-    logger.setLevel(logging.WARNING if quiet else logging.INFO)
-    logger.propagate = False
 
 
 _SET = click.option(
@@ -130,7 +128,7 @@ def run(
     \b
     Example:  vasuki run jobs/quickstart.yaml --set sampling.max_tokens=64
     """
-    _set_up_logs(quiet, log_format)
+    set_up_logs(quiet, log_format)
     from vasuki.base.config import load_job
     from vasuki.commands.run import run_job
     from vasuki.report import summary_lines
@@ -139,7 +137,7 @@ def run(
     if as_json:
         click.echo(json.dumps(outcome.manifest.to_dict()))
     elif not quiet:
-        click.echo("\n".join(summary_lines(outcome.manifest)), err=True)
+        tell(summary_lines(outcome.manifest))
     outcome.raise_for_errors()
 
 
@@ -182,7 +180,7 @@ def watch(
     \b
     Example:  vasuki watch jobs/quickstart.yaml --set input.path=in --set output.path=out
     """
-    _set_up_logs(quiet, log_format)
+    set_up_logs(quiet, log_format)
     from vasuki.base.config import load_job
     from vasuki.commands.watch import Watched, watch_job
 
@@ -215,7 +213,7 @@ def plan(
     Example:  vasuki plan jobs/quickstart.yaml --gpu a10 --gpu a40
               vasuki plan lengths.csv --set model.shape=llama-3-8b --gpu l4
     """
-    _set_up_logs(quiet, log_format)
+    set_up_logs(quiet, log_format)
     from vasuki.commands.forecast import plan_workload, planned, profiles_of
     from vasuki.commands.workload import workload_of
     from vasuki.report import summary_lines
@@ -261,7 +259,7 @@ def simulate(
     Example:  vasuki simulate lengths.csv --set model.shape=llama-3-8b --gpu a10 --gpu a40 --policy vasuki --policy vllm
               vasuki simulate lengths.csv --set model.shape=gpt-3 --gpu a100 --tp 8 --pp 8
     """
-    _set_up_logs(quiet, log_format)
+    set_up_logs(quiet, log_format)
     from vasuki.commands.forecast import explain_step, output_of, profiles_of, simulate_workload
     from vasuki.commands.workload import workload_of
     from vasuki.models.layout import Layout

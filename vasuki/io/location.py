@@ -11,6 +11,7 @@ import errno
 import fnmatch
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any, cast
@@ -134,18 +135,23 @@ class Location:
         self.filesystem.create_dir(self.path, recursive=True)
 
     def refuse_unwritable(self) -> None:
-        """Raises OSError where a local folder could not be made, or not be written to. Nothing is changed.
+        """Raises OSError where a folder could not be made, or not be written to.
 
-        What an object store refuses is known only from trying.
+        Only trying tells: permissions say little to root, or of a disk that is full. Locally the file never has a name;
+        on an object store it is deleted at once.
         """
         if not self.is_local:
+            probe = self / ".vasuki-check"
+            probe.write_bytes(b"")
+            probe.delete()
             return
         folder = self.path
         while not os.path.lexists(folder):
             folder = os.path.dirname(folder)
-        if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
-            problem = errno.EACCES if os.path.isdir(folder) else errno.ENOTDIR
-            raise OSError(problem, os.strerror(problem), folder)
+        if not os.path.isdir(folder):
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * 4096)
 
     def delete(self) -> None:
         """Remove a file; fine if it is already gone."""

@@ -280,6 +280,21 @@ def test_a_check_says_what_a_run_would_and_leaves_no_trace(job, parquet, tmp_pat
     check(tmp_path / "held")
 
 
+@pytest.mark.parametrize("folder", ["/proc", "/sys/kernel", "/dev/full"])
+def test_a_check_tries_to_write(folder):
+    """Root may write everywhere, by permissions."""
+    with pytest.raises(JobFileError, match=r"cannot write to output\.path|is a file"):
+        OutputFolder.check(f"{folder}/out", num_rows=5, config_hash="c", input_fingerprint="f")
+
+
+def test_each_run_in_a_folder_is_remembered(job, parquet):
+    config = job(parquet(text=["a"] * 20))
+    rows = [run(config, stop_after=3), run(config, stop_after=9), run(config)]
+    assert [taken.rows for taken in read_manifest(Location.parse(config.output.path)).runs] == rows == [3, 9, 8]
+    run(config, fresh=True)
+    assert [taken.rows for taken in read_manifest(Location.parse(config.output.path)).runs] == [20]
+
+
 def test_a_folder_that_is_gone_interrupts(tmp_path):
     with open_folder(tmp_path / "out") as folder:
         shutil.rmtree(tmp_path / "out")

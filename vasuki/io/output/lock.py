@@ -61,7 +61,7 @@ class FolderLock:
         """Raise what `take` would for a whole run, and leave no lock file behind."""
         file = place / _WHOLE
         if place.is_local and file.exists():
-            with open(file.path) as held:
+            with open_unlinked(file.path, "a+") as held:
                 _lock(held, fcntl.LOCK_EX, place)
 
     def release(self) -> None:

@@ -25,7 +25,7 @@ import pyarrow as pa
 from vasuki.base.errors import JobFileError, OutputInUse, UnreadableError, one_line
 from vasuki.io.location import Location, name_of_temporary, writing
 from vasuki.io.output.lock import FolderLock
-from vasuki.io.output.manifest import MANIFEST, Manifest, RowCounts, merge, read_manifest
+from vasuki.io.output.manifest import MANIFEST, Manifest, RowCounts, after, merge, read_manifest
 from vasuki.io.output.ownership import SUCCESS, is_own_name, refuse_foreign
 from vasuki.io.output.parts import PART_NAME, PartLabel, PartWriter, Totals, read_label
 from vasuki.io.selection import WHOLE, DoneRows, Selection, Shard
@@ -153,6 +153,7 @@ class OutputFolder:
             manifest = _counted(manifest, own, self.shard.num_rows(done.num_rows))
             if not self.shard.is_whole:
                 manifest = replace(manifest, shard=str(self.shard))
+            manifest = after(self._earlier(), manifest, done.count_in(self.shard) - self.done.count_in(self.shard))
             manifest.write(self.manifest)
             if not self.shard.is_whole:
                 everything = [label for _, label in labels]
@@ -218,6 +219,14 @@ class OutputFolder:
         """Whether this run writes parts of that name, or, without shards, has to count it."""
         match = PART_NAME.fullmatch(part.name)
         return match is not None and (self.shard.is_whole or match["label"] == self.shard.label)
+
+    def _earlier(self) -> Manifest | None:
+        """The manifest of the run before this one."""
+        if not self.manifest.exists():
+            return None
+        earlier = read_manifest(self.manifest)
+        is_of_this = (earlier.config_hash, earlier.input_fingerprint) == (self._config_hash, self._input_fingerprint)
+        return earlier if is_of_this and not earlier.simulated else None
 
     def _shard_manifests(self) -> list[Manifest]:
         pattern = re.compile(rf"manifest-\d+-of-{self.shard.count}\.json")
