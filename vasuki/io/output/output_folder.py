@@ -9,7 +9,8 @@
 Beside its own manifest, each shard that ends writes a manifest.json that sums up all that have ended so far.
 
 A whole run has the folder to itself. Shards keep out a whole run, their own double, and shards of another count, but
-not one another. Object stores have no locks: there, one run at a time is the caller's duty.
+not one another. On an object store a lease keeps out a run's own double alone, parts are named after the run that wrote
+them too, and rows that were answered twice all the same are left in one part.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pyarrow as pa
 
 from vasuki.base.errors import JobFileError, OutputInUse, UnreadableError, one_line
 from vasuki.io.location import Location, name_of_temporary, writing
+from vasuki.io.output.doubles import without_doubles
 from vasuki.io.output.lock import FolderLock
 from vasuki.io.output.manifest import MANIFEST, Manifest, RowCounts, after, merge, read_manifest
 from vasuki.io.output.ownership import SUCCESS, is_own_name, refuse_foreign
@@ -92,7 +94,9 @@ class OutputFolder:
         """Raise what `open` would for the whole input, and leave everything as it is."""
         place = usable_folder(path)
         refuse_foreign(place, replaces_parts=False)
-        cls(place, FolderLock([]), WHOLE, config_hash, input_fingerprint)._read_back(num_rows)
+        folder = cls(place, FolderLock([]), WHOLE, config_hash, input_fingerprint)
+        for part, label in folder._labels(with_pages=True):
+            folder._done_rows([(part, label)], num_rows)
 
     @property
     def is_finished(self) -> bool:
@@ -133,7 +137,9 @@ class OutputFolder:
         )
 
     def _next_part(self) -> Location:
-        part = self.place / f"part-{self._next_index:05d}{self.shard.label}.parquet"
+        self._lock.refuse_lost()
+        owner = f"-{self._lock.owner}" if self._lock.owner else ""
+        part = self.place / f"part-{self._next_index:05d}{self.shard.label}{owner}.parquet"
         self._next_index += 1
         return part
 
@@ -146,8 +152,9 @@ class OutputFolder:
         Raises:
             Interrupted: the disk is full or the store cannot be reached.
         """
+        self._lock.refuse_lost()
         with writing(self.place), self._lock.alone(self.place):
-            labels = list(self._labels())
+            labels = without_doubles(list(self._labels()))
             done = self._done_rows(labels, self.done.num_rows)
             own = [label for part, label in labels if self._is_own(part)]
             manifest = _counted(manifest, own, self.shard.num_rows(done.num_rows))
@@ -173,6 +180,8 @@ class OutputFolder:
 
     def _read_back(self, num_rows: int) -> None:
         labels = list(self._labels(with_pages=True))
+        with writing(self.place):
+            labels = without_doubles(labels)
         self.done = self._done_rows(labels, num_rows)
         indices = [
             int(match["index"])

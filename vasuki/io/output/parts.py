@@ -32,7 +32,7 @@ from vasuki.io.location import Location, writing
 from vasuki.io.output.answers import Answer, to_table
 
 METADATA_KEY = b"vasuki"
-PART_NAME = re.compile(r"part-(?P<index>\d{5,})(?P<label>|-\d+-of-\d+)\.parquet")
+PART_NAME = re.compile(r"part-(?P<index>\d{5,})(?P<label>|-\d+-of-\d+)(-[0-9a-f]{8})?\.parquet")
 COMMIT_BYTES = 128 * 2**20
 COMMIT_S = 5.0
 COMMIT_SHARE = 0.03
@@ -171,7 +171,7 @@ class PartWriter:
         totals = Totals.of(answers)
         rows = np.unique(np.array([answer.row for answer in answers], dtype=np.int64))
         label = PartLabel(self._config_hash, self._input_fingerprint, rows, totals)
-        content = _to_parquet(to_table(answers, self.schema), label)
+        content = to_parquet(to_table(answers, self.schema), label)
         self._answers = []
         self._num_bytes = 0
         self._even_if_empty = False
@@ -208,7 +208,8 @@ def read_label(part: Location, with_pages: bool = False) -> PartLabel | None:
     return label
 
 
-def _to_parquet(table: Any, label: PartLabel) -> bytes:
+def to_parquet(table: Any, label: PartLabel) -> bytes:
+    """The file of a part: a `pyarrow.Table` of its answers, and in the footer its label with the hash of its pages."""
     file = io.BytesIO()
     with pq.ParquetWriter(file, table.schema, compression="zstd") as writer:
         writer.write_table(table)
