@@ -29,7 +29,7 @@ def bomb(levels: int) -> str:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (bomb(30), "its aliases stand for over 100,000 values"),
+        (bomb(30) + "\nname: *a29", "its aliases stand for over 100,000 values"),
         ("a: &a [*a]", "an alias stands for something that holds it"),
         ("a: " + "[" * 20_000, "nested too deeply"),
         ("name: one\nname: two", "line 5 has the key 'name' a second time"),
