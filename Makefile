@@ -1,12 +1,13 @@
 # make demo      set up, run the main job on the shipped model and data, show answers and summary
 # make compare   set up, simulate two jobs on an A10 and an A40, write out/compare.html (no GPU needed)
 # make test      set up, run all checks (style, types, architecture, tests)
+# make test-kill kill 200 runs at random moments, and compare the answers
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
-.PHONY: demo compare test check lint types architecture pytest docs clean
+.PHONY: demo compare test test-kill check lint types architecture pytest docs clean
 
 demo: $(SETUP)
 	$(BIN)/vasuki run jobs/quickstart.yaml
@@ -38,6 +39,9 @@ architecture: $(SETUP)
 
 pytest: $(SETUP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-kill: $(SETUP)
+	VASUKI_KILLS=200 $(BIN)/python -m pytest -n 0 tests/commands/test_killed_runs.py
 
 docs: $(SETUP)
 	$(BIN)/python scripts/docs/job_reference.py --check

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -280,3 +281,36 @@ def test_forecasts_need_no_torch(lengths: Path) -> None:
 def test_the_job_reference_is_current() -> None:
     script = Path(__file__).resolve().parents[2] / "scripts" / "docs" / "job_reference.py"
     subprocess.run([sys.executable, str(script), "--check"], check=True)
+
+
+def json_lines(result: Result) -> list[dict[str, Any]]:
+    """Every line of stderr."""
+    lines = [json.loads(line) for line in result.stderr.splitlines()]
+    for line in lines:
+        assert datetime.fromisoformat(line["time"]).utcoffset() is not None
+    return lines
+
+
+def test_json_logs_are_json_to_the_last_word(tmp_path: Path) -> None:
+    """Summaries, mistakes in the job, in the arguments, and bugs."""
+    job = tmp_path / "job.yaml"
+    for arguments, exit_code, words in (
+        (["run", str(job), "--log-format", "json"], 2, "cannot read job file"),
+        (["run", "--log-format=json"], 2, "Missing argument 'JOB'"),
+        (["plan", str(job), "--log-format", "json", "--nonsense"], 2, "No such option"),
+    ):
+        result = CliRunner().invoke(main, arguments)
+        (line,) = json_lines(result)
+        assert (result.exit_code, line["exit_code"], line["level"]) == (exit_code, exit_code, "error")
+        assert words in line["message"]
+
+
+def test_a_bug_is_a_json_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError("one\ntwo")
+
+    monkeypatch.setattr("vasuki.base.config.load_job", fail)
+    result = CliRunner().invoke(main, ["run", str(tmp_path / "job.yaml"), "--log-format", "json"])
+    (line,) = json_lines(result)
+    assert (result.exit_code, line["exit_code"]) == (1, 1)
+    assert "ZeroDivisionError: one\ntwo" in line["traceback"]

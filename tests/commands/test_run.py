@@ -844,3 +844,54 @@ def test_prefixes_are_shared_as_planned(job: Job, memory: str) -> None:
         assert shared["auto"] == pytest.approx(plan["shared_tokens"], rel=0.06)
         assert computed["auto"] < 0.95 * computed["fifo"]
         assert steps["auto"] < 0.9 * steps["fifo"]
+
+
+def with_noise(model: Path, folder: Path) -> Path:
+    """A copy of a model whose weights are a little off."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, folder)
+    torch.manual_seed(1)
+    weights = load_file(folder / "model.safetensors")
+    noisy = {name: weight + 0.1 * torch.randn_like(weight) for name, weight in weights.items()}
+    save_file(noisy, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_a_folder_holds_the_answers_of_one_model(job: Job, tmp_path: Path, tiny_model: Path) -> None:
+    """Half of a job by one model, the other half by what lies at the same path afterwards."""
+    shutil.copytree(tiny_model, tmp_path / "model")
+    path = job(model__path=str(tmp_path / "model"))
+    assert run(path, "--shard", "0/2").exit_code == 0
+    shutil.rmtree(tmp_path / "model")
+    with_noise(tiny_model, tmp_path / "model")
+    result = run(path)
+    assert (result.exit_code, len(output(path))) == (5, 6)
+    assert "holds the output of a job with another model, input, sampling or output columns" in result.stderr
+
+
+def test_kv_of_another_type_is_another_job(job: Job) -> None:
+    path = job()
+    assert run(path, "--shard", "0/2").exit_code == 0
+    assert run(path, "--set", "kv.dtype=bfloat16").exit_code == 5
+
+
+def test_the_same_files_under_other_paths_go_on(job: Job, tmp_path: Path, tiny_model: Path) -> None:
+    path = job()
+    assert run(path, "--shard", "0/2").exit_code == 0
+    shutil.copytree(tiny_model, tmp_path / "mounted" / "model")
+    shutil.copy(tmp_path / "in.parquet", tmp_path / "mounted" / "d.parquet")
+    elsewhere = [f"model.path={tmp_path}/mounted/model", f"input.path={tmp_path}/mounted/d.parquet"]
+    result = run(path, *(argument for override in elsewhere for argument in ("--set", override)))
+    assert result.exit_code == 0, result.stderr
+    assert len(by_id(path)) == 12
+
+
+def test_json_logs_hold_the_summary_of_all_runs(job: Job) -> None:
+    path = job()
+    assert run(path, "--shard", "0/2").exit_code == 0
+    result = CliRunner().invoke(main, ["run", str(path), "--log-format", "json"])
+    messages = [json.loads(line)["message"] for line in result.stderr.splitlines()]
+    assert "rows   12 of 12 succeeded, 0 failed" in messages
+    assert any(message.startswith("time ") and message.endswith(" in 2 runs") for message in messages)

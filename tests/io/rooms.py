@@ -49,7 +49,7 @@ def finished(request: Request) -> Sequence:
 def run(job: JobConfig, shard: Shard = WHOLE, fresh: bool = False, step_s: float = 1.0, stop_after: int = -1) -> int:
     """Run a job as `vasuki run` does, each row taking one step. Returns how many rows were worked on."""
     table = open_table(job)
-    options = {"num_rows": table.num_rows, "config_hash": job.config_hash, "input_fingerprint": table.fingerprint}
+    options = {"num_rows": table.num_rows, "config_hash": job.config_hash("m"), "input_fingerprint": table.fingerprint}
     with OutputFolder.open(job.output.path, **options, shard=shard, fresh=fresh) as folder:
         if folder.is_finished:
             return 0
@@ -63,7 +63,7 @@ def run(job: JobConfig, shard: Shard = WHOLE, fresh: bool = False, step_s: float
                 sink.write(finished(request))
                 sink.commit_if_due(step * step_s)
         sink.close()
-        folder.finish(Manifest(job={}, config_hash=job.config_hash, input_fingerprint=table.fingerprint))
+        folder.finish(Manifest(job={}, config_hash=job.config_hash("m"), input_fingerprint=table.fingerprint))
         return sink.written.rows
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from run_folders import simulate_run, write_run
 
 from vasuki.base.units import bytes_text, count_text, listing, money_text, percent_text, plural, time_text
 from vasuki.io.location import Location
-from vasuki.io.output.manifest import Manifest, Predicted, RowCounts, Timings, TokenCounts, read_manifest
+from vasuki.io.output.manifest import Manifest, Predicted, RowCounts, RunTaken, Timings, TokenCounts, read_manifest
 from vasuki.machines.price import Cost
 from vasuki.report import summary_lines
 
@@ -76,6 +77,25 @@ def test_a_plan_has_the_same_lines() -> None:
         "card   at datasheet rates none beats 6 min 40 s; predicted 1.50 times that",
         "cost   0.12 USD: 0.0222 a million tokens, 0.06 a thousand rows",
     ]
+
+
+def test_time_and_cost_are_those_of_all_runs() -> None:
+    runs = (RunTaken(makespan_s=30, amount=0.3), RunTaken(makespan_s=10, amount=0.1))
+    manifest = Manifest(
+        job={},
+        config_hash="",
+        input_fingerprint="",
+        rows=RowCounts(200, 200, 0),
+        tokens=TokenCounts(500_000, 500_000),
+        timings=Timings(makespan_s=10),
+        cost=Cost(amount=0.1, per_million_tokens=0.1),
+        runs=runs,
+    )
+    lines = summary_lines(manifest)
+    assert "time   10.0 s, 40.0 s in 2 runs" in lines
+    assert "cost   0.40 USD: 0.40 a million tokens, 2.00 a thousand rows" in lines
+    unpriced = replace(manifest, runs=(RunTaken(makespan_s=30), runs[1]))
+    assert not any(line.startswith("cost") for line in summary_lines(unpriced))
 
 
 def test_tokens_that_were_shared_or_computed_again() -> None:

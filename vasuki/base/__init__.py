@@ -1,6 +1,6 @@
 """What every room stands on.
 
-config    job.yaml -> JobConfig; schema: what is wrong with a file, in words
+config    job.yaml -> JobConfig; yaml_text: YAML, read with care; schema: what is wrong with a file, in words
 errors    exceptions with their exit codes
 units     figures as people read them
 arrays    names for numpy arrays

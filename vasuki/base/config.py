@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
-import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from vasuki.base.errors import JobFileError, one_line
 from vasuki.base.schema import explain
+from vasuki.base.yaml_text import read_yaml
 
 Auto = Literal["auto"]
 T = TypeVar("T")
@@ -53,7 +53,7 @@ MAX_SAMPLES = 16_384  # of a row: they are held until the last is done, and one 
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Column(_Section):
@@ -103,7 +103,8 @@ class ModelConfig(_Section):
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     trust_remote_code: bool = False
-    """Run modelling code that comes with the model. Off unless you trust its author."""
+    """Run modelling code that comes with the model. It takes `--trust-remote-code` on the command line too, or
+    `VASUKI_TRUST_REMOTE_CODE=1` in the environment: whoever wrote the job file need not be who runs it."""
 
     @model_validator(mode="after")
     def _one_of(self) -> ModelConfig:
@@ -279,49 +280,47 @@ class JobConfig(_Section):
     errors: ErrorsConfig = ErrorsConfig()
     cost: CostConfig = CostConfig()
 
-    @property
-    def config_hash(self) -> str:
+    def config_hash(self, model: str) -> str:
         """Hash of everything that decides what the answers are: model, input, sampling and output columns.
 
-        A run continues an output folder only if this matches; speed settings may change in between.
+        A run continues an output folder only if this matches; speed settings may change in between, and so may paths:
+        the input's content has a fingerprint of its own.
+
+        Args:
+            model: the fingerprint of the model's content (`vasuki.models.fingerprint`).
         """
-        deciding = self.model_dump(mode="json", include={"model", "input", "sampling", "output"})
-        del deciding["output"]["path"]
+        deciding = self.model_dump(mode="json", include={"input", "sampling", "output"})
+        del deciding["output"]["path"], deciding["input"]["path"]
+        deciding["model"] = {"content": model, "dtype": self.model.dtype, "kv_dtype": self.kv.dtype}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class _Loader(yaml.SafeLoader):
-    """Truth values as in YAML 1.2: `off`, `no` and the like are words, since settings and columns may be called so. A
-    setting that is true or false takes them all the same."""
-
-
-_TRUTH = "tag:yaml.org,2002:bool"
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != _TRUTH]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(_TRUTH, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
-
-
-def _read_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)
-
-
-def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
+def load_job(path: str | Path, overrides: Iterable[str] = (), trusts_code: bool = False) -> JobConfig:
     """Read a job file and apply `key.path=value` overrides.
 
+    Args:
+        path: of the file.
+        overrides: go before it.
+        trusts_code: whether code that comes with a model may run, if the job asks for it too.
+
     Raises:
-        JobFileError: the file is missing, is not YAML, or does not describe a job.
+        JobFileError: the file is missing, is not YAML, does not describe a job, or asks for a model's code untrusted.
     """
     try:
-        tree = _read_yaml(Path(path).read_text(encoding="utf-8"))
+        tree = read_yaml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise JobFileError(f"cannot read job file {path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that no calendar has
+    except ValueError as error:  # also if it is not UTF-8, or has a date that no calendar has
         raise JobFileError(f"{path} is not valid YAML: {one_line(error)}") from None
     if not isinstance(tree, dict):
         raise JobFileError(f"{path} does not describe a job: expected keys such as model, input and output")
-    return parse_overrides(overrides, tree, source=str(path))
+    config = parse_overrides(overrides, tree, source=str(path))
+    if config.model.trust_remote_code and not trusts_code:
+        raise JobFileError(
+            f"{path}: model.trust_remote_code runs code that comes with {config.model.path}; if you trust its author, "
+            "add --trust-remote-code, or set VASUKI_TRUST_REMOTE_CODE=1"
+        )
+    return config
 
 
 def parse_overrides(overrides: Iterable[str], tree: dict[str, Any], source: str = "--set") -> JobConfig:
@@ -344,8 +343,8 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     if not separator or not dotted:
         raise JobFileError(f"--set {override!r}: write it as key.path=value")
     try:
-        value = _read_yaml(text)
-    except (yaml.YAMLError, ValueError):  # ValueError: a date that no calendar has
+        value = read_yaml(text)
+    except ValueError:  # not YAML, or a date that no calendar has
         value = text
     *parents, last = dotted.split(".")
     for key in parents:

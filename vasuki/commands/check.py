@@ -8,6 +8,7 @@ from vasuki.commands.workload import model_tokenizer, shape_of
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import InputTable, open_table
 from vasuki.io.output.output_folder import OutputFolder
+from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.shape import ModelShape
 
 
@@ -21,7 +22,7 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
     OutputFolder.check(
         config.output.path,
         num_rows=table.num_rows,
-        config_hash=config.config_hash,
+        config_hash=config.config_hash(model_fingerprint(config.model)),
         input_fingerprint=table.fingerprint,
     )
     shape = placed_here(config, shape_of(config)).shape

@@ -6,7 +6,6 @@ Commands import what they need when they run, so that `--help` is instant and pl
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
@@ -14,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from vasuki.base.errors import Interrupted, VasukiError
+from vasuki.commands.logs import asks_for_json, is_json, last_words, log, set_up_logs, tell
 from vasuki.commands.signals import StopSignals
 
 _LONGEST_S = 1e6
@@ -24,6 +24,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 class _Commands(click.Group):
     """Ends a command with one line and the error's exit code, never with a traceback, unless the error is ours."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if asks_for_json(args):  # what is wrong with the arguments is told as JSON too
+            set_up_logs(quiet=False, log_format="json")
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with StopSignals():
@@ -32,27 +37,20 @@ class _Commands(click.Group):
             _fail(str(error), error.exit_code)
         except KeyboardInterrupt:
             _fail("stopped by a signal; run the same command again to go on", Interrupted.exit_code)
+        except click.ClickException as error:
+            if not is_json():
+                raise
+            _fail(error.format_message(), error.exit_code)
+        except Exception:
+            if not is_json():
+                raise
+            log.exception("a bug of vasuki", extra={"more": {"exit_code": VasukiError.exit_code}})
+            sys.exit(VasukiError.exit_code)
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:
-    click.echo(f"vasuki: {message}", err=True)
+    last_words(message, exit_code)
     sys.exit(exit_code)
-
-
-class _JsonLines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {"time": self.formatTime(record), "level": record.levelname.lower(), "message": record.getMessage()}
-        return json.dumps(entry)
-
-
-def _set_up_logs(quiet: bool, log_format: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    handler.setFormatter(_JsonLines() if log_format == "json" else text)
-    logger = logging.getLogger("vasuki")
-    logger.handlers[:] = [handler]
-    logger.setLevel(logging.WARNING if quiet else logging.INFO)
-    logger.propagate = False
 
 
 _SET = click.option(
@@ -82,6 +80,15 @@ _LOG_FORMAT = click.option(
     help="Form of log lines on stderr.",
 )
 _SHARD = click.option("--shard", default="0/1", metavar="I/N", help="Run part I of N equal parts, counted from 0.")
+
+
+_TRUST = click.option(
+    "--trust-remote-code",
+    "trusts_code",
+    is_flag=True,
+    envvar="VASUKI_TRUST_REMOTE_CODE",
+    help="Let model.trust_remote_code run the model's own code.",
+)
 
 
 def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -118,11 +125,12 @@ def main() -> None:
 
 @main.command()
 @click.argument("job_file", metavar="JOB")
-@_options(_SET, _GPU, _SHARD, _QUIET, _JSON, _LOG_FORMAT)
+@_options(_SET, _TRUST, _GPU, _SHARD, _QUIET, _JSON, _LOG_FORMAT)
 @click.option("--fresh", is_flag=True, help="Delete what earlier runs of this job wrote, and start over.")
 def run(
     job_file: str,
     overrides: tuple[str, ...],
+    trusts_code: bool,
     shard: str,
     quiet: bool,
     as_json: bool,
@@ -135,22 +143,22 @@ def run(
     \b
     Example:  vasuki run my-job/job.yaml --set sampling.max_tokens=64
     """
-    _set_up_logs(quiet, log_format)
+    set_up_logs(quiet, log_format)
     from vasuki.base.config import load_job
     from vasuki.commands.run import run_job
     from vasuki.report import summary_lines
 
-    outcome = run_job(load_job(job_file, _with_gpu(overrides, gpu)), shard=shard, fresh=fresh, quiet=quiet)
+    outcome = run_job(load_job(job_file, _with_gpu(overrides, gpu), trusts_code), shard=shard, fresh=fresh, quiet=quiet)
     if as_json:
         click.echo(json.dumps(outcome.manifest.to_dict()))
     elif not quiet:
-        click.echo("\n".join(summary_lines(outcome.manifest)), err=True)
+        tell(summary_lines(outcome.manifest))
     outcome.raise_for_errors()
 
 
 @main.command()
 @click.argument("job_file", metavar="JOB")
-@_options(_SET, _GPU, _QUIET, _JSON, _LOG_FORMAT)
+@_options(_SET, _TRUST, _GPU, _QUIET, _JSON, _LOG_FORMAT)
 @click.option(
     "--every",
     "every_s",
@@ -171,6 +179,7 @@ def run(
 def watch(
     job_file: str,
     overrides: tuple[str, ...],
+    trusts_code: bool,
     quiet: bool,
     as_json: bool,
     log_format: str,
@@ -186,13 +195,13 @@ def watch(
     \b
     Example:  vasuki watch my-job/job.yaml --set input.path=in --set output.path=out
     """
-    _set_up_logs(quiet, log_format)
+    set_up_logs(quiet, log_format)
     from vasuki.base.config import load_job
     from vasuki.commands.watch import Watched, watch_job
 
     watched = Watched()
     try:
-        watch_job(load_job(job_file, _with_gpu(overrides, gpu)), watched, every_s, until_idle_s, quiet)
+        watch_job(load_job(job_file, _with_gpu(overrides, gpu), trusts_code), watched, every_s, until_idle_s, quiet)
     finally:
         if as_json:
             click.echo(json.dumps(watched.to_dict()))
@@ -203,11 +212,12 @@ def watch(
 
 @main.command()
 @click.argument("job_or_lengths", metavar="JOB|LENGTHS.csv")
-@_options(_SET, _GPUS, _TENSOR, _PRICES, _QUIET, _JSON, _LOG_FORMAT)
+@_options(_SET, _TRUST, _GPUS, _TENSOR, _PRICES, _QUIET, _JSON, _LOG_FORMAT)
 @click.option("--sort", type=click.Choice(["time", "cost"]), help="List the fastest or the cheapest card first.")
 def plan(
     job_or_lengths: str,
     overrides: tuple[str, ...],
+    trusts_code: bool,
     gpus: tuple[str, ...],
     tensor: int,
     prices: tuple[str, ...],
@@ -222,7 +232,7 @@ def plan(
     Example:  vasuki plan my-job/job.yaml
               vasuki plan my-job/job.yaml --gpu a10 --gpu h100 --price h100=2.10 --sort cost
     """
-    _set_up_logs(quiet, log_format)
+    set_up_logs(quiet, log_format)
     from vasuki.commands.forecast import placements_of, priced
     from vasuki.commands.manifests import planned_manifest
     from vasuki.commands.workload import workload_of
@@ -231,7 +241,7 @@ def plan(
     from vasuki.report import summary_lines
     from vasuki.report.plan_table import plan_table, plan_verdict, sorted_plans
 
-    workload = workload_of(job_or_lengths, overrides)
+    workload = workload_of(job_or_lengths, overrides, trusts_code)
     placements = priced(placements_of(gpus, workload), parse_prices(prices))
     plans = sorted_plans([placement.plan(workload.lengths, Layout(tensor)) for placement in placements], sort)
     if as_json:
@@ -239,7 +249,7 @@ def plan(
     else:
         click.echo(plan_table(plans))
         for made in plans:
-            manifest = planned_manifest(workload.config, workload.fingerprint, made)
+            manifest = planned_manifest(workload.config, workload.config_hash, workload.fingerprint, made)
             click.echo("\n".join([f"\n{made.gpu}", *summary_lines(manifest)]))
         if verdict := plan_verdict(plans):
             click.echo("\n" + verdict)
@@ -247,7 +257,7 @@ def plan(
 
 @main.command()
 @click.argument("job_or_lengths", metavar="JOB|LENGTHS.csv")
-@_options(_SET, _GPUS, _TENSOR, _QUIET, _JSON, _LOG_FORMAT)
+@_options(_SET, _TRUST, _GPUS, _TENSOR, _QUIET, _JSON, _LOG_FORMAT)
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Scheduling policy to simulate. Repeatable.")
 @click.option(
     "--pipeline-parallel-size", "--pp", "pipeline", default=1, metavar="N", help="Stages that share the layers."
@@ -257,6 +267,7 @@ def plan(
 def simulate(
     job_or_lengths: str,
     overrides: tuple[str, ...],
+    trusts_code: bool,
     gpus: tuple[str, ...],
     quiet: bool,
     as_json: bool,
@@ -276,13 +287,13 @@ def simulate(
     Example:  vasuki simulate my-job/job.yaml --gpu a10 --gpu a40 --set output.path=compare
               vasuki simulate lengths.csv --set model.shape=gpt-3 --gpu a100 --tp 8 --pp 8
     """
-    _set_up_logs(quiet, log_format)
+    set_up_logs(quiet, log_format)
     from vasuki.commands.forecast import explain_step, output_of, placements_of, simulate_workload
     from vasuki.commands.workload import workload_of
     from vasuki.models.layout import Layout
     from vasuki.report.plan_table import bubble_table, plan_table
 
-    workload = workload_of(job_or_lengths, overrides)
+    workload = workload_of(job_or_lengths, overrides, trusts_code)
     placements = placements_of(gpus, workload)
     layout = Layout(tensor, pipeline, data)
     results = simulate_workload(workload, placements, policies, output_of(overrides), layout)
@@ -382,8 +393,8 @@ def profile(device: str, model: str, name: str | None, output: str | None, quick
 
 @main.command()
 @click.argument("job_file", metavar="JOB")
-@_options(_SET, _JSON)
-def check(job_file: str, overrides: tuple[str, ...], as_json: bool) -> None:
+@_options(_SET, _TRUST, _JSON)
+def check(job_file: str, overrides: tuple[str, ...], trusts_code: bool, as_json: bool) -> None:
     """Check a job file, its input, model and output folder without running anything.
 
     \b
@@ -392,7 +403,7 @@ def check(job_file: str, overrides: tuple[str, ...], as_json: bool) -> None:
     from vasuki.base.config import load_job
     from vasuki.commands.check import check_job
 
-    findings = check_job(load_job(job_file, overrides))
+    findings = check_job(load_job(job_file, overrides, trusts_code))
     if as_json:
         click.echo(json.dumps(findings))
     else:

@@ -125,6 +125,8 @@ def _simulate(workload: Workload, placement: Placement, policy: str, folder: str
         else:
             with TraceWriter(place / TRACE) as trace:
                 simulated = simulated_with(StepTracer(trace, plan.settings, CostModel(shape, profile, plan.layout)))
-        manifest = simulated_manifest(config, workload.fingerprint, plan, workload.lengths, simulated, profile)
+        manifest = simulated_manifest(
+            config, workload.config_hash, workload.fingerprint, plan, workload.lengths, simulated, profile
+        )
         manifest.write(place / MANIFEST)
     return simulated

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from vasuki.hf.loading.load_model import LoadedModel
 
 
-def planned_manifest(config: JobConfig, fingerprint: str, plan: Plan) -> Manifest:
+def planned_manifest(config: JobConfig, config_hash: str, fingerprint: str, plan: Plan) -> Manifest:
     """The manifest of a run that is still to come, for the same summary as after it."""
     return Manifest(
-        **_of_job(config, fingerprint, plan),
+        **_of_job(config, config_hash, fingerprint, plan),
         rows=RowCounts(plan.requests),
         tokens=TokenCounts(plan.prompt_tokens, plan.output_tokens_estimate),
         cost=plan.cost,
@@ -42,13 +42,19 @@ def planned_manifest(config: JobConfig, fingerprint: str, plan: Plan) -> Manifes
 
 
 def simulated_manifest(
-    config: JobConfig, fingerprint: str, plan: Plan, lengths: Lengths, simulated: Simulated, profile: HardwareProfile
+    config: JobConfig,
+    config_hash: str,
+    fingerprint: str,
+    plan: Plan,
+    lengths: Lengths,
+    simulated: Simulated,
+    profile: HardwareProfile,
 ) -> Manifest:
     """The manifest of a simulated run, which `vasuki report` reads like a real one."""
     result = simulated.to_dict()
     rows, failed = len(lengths), plan.misfits
     return Manifest(
-        **_of_job(config, fingerprint, plan),
+        **_of_job(config, config_hash, fingerprint, plan),
         rows=RowCounts(rows, rows - failed, failed),
         tokens=TokenCounts(
             int(lengths.prompt_tokens.sum()),
@@ -78,6 +84,7 @@ def simulated_manifest(
 
 def run_manifest(
     config: JobConfig,
+    config_hash: str,
     fingerprint: str,
     plan: Plan,
     loaded: LoadedModel,
@@ -92,6 +99,7 @@ def run_manifest(
 
     Args:
         config: the job.
+        config_hash: what decides its answers.
         fingerprint: of its input.
         plan: by which it ran.
         loaded: its model.
@@ -122,7 +130,7 @@ def run_manifest(
     if energy_j is not None:
         device["energy_j"] = energy_j
     return Manifest(
-        **_of_job(config, fingerprint, plan),
+        **_of_job(config, config_hash, fingerprint, plan),
         tokens=TokenCounts(recomputed=counters.recomputed_tokens, shared=counters.shared_tokens),
         timings=timings,
         steps=stats.steps,
@@ -143,11 +151,11 @@ def run_manifest(
     )
 
 
-def _of_job(config: JobConfig, fingerprint: str, plan: Plan) -> dict[str, Any]:
+def _of_job(config: JobConfig, config_hash: str, fingerprint: str, plan: Plan) -> dict[str, Any]:
     """What every manifest says of its job, and of what was predicted for it."""
     return {
         "job": config.model_dump(mode="json"),
-        "config_hash": config.config_hash,
+        "config_hash": config_hash,
         "input_fingerprint": fingerprint,
         "predicted": Predicted(plan.makespan_s, plan.lower_bound_s, plan.schedule_bound_s, plan.source),
     }

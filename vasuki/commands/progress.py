@@ -10,6 +10,7 @@ from collections.abc import Callable
 from tqdm import tqdm
 
 from vasuki.base.units import duration, percent_text
+from vasuki.commands.logs import is_json
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
@@ -44,7 +45,7 @@ class Progress:
         self._quiet = quiet
         self._tokens = 0
         self._started_s = self._shown_s = time.perf_counter()
-        on_terminal = sys.stderr.isatty() and not quiet
+        on_terminal = sys.stderr.isatty() and not quiet and not is_json()
         self._bar = (
             tqdm(
                 total=total_rows,

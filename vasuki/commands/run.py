@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vasuki.base.config import JobConfig
-from vasuki.base.errors import InputError, Interrupted, TooManyRowErrors
+from vasuki.base.errors import InputError, Interrupted, ModelError, TooManyRowErrors
 from vasuki.base.units import duration, percent_text
 from vasuki.commands.manifests import run_manifest
 from vasuki.commands.progress import Progress
@@ -42,6 +42,7 @@ from vasuki.io.output.trace import TraceWriter
 from vasuki.io.selection import Shard
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.stolen_time import StolenTime
+from vasuki.models.fingerprint import model_fingerprint
 from vasuki.planner import RunningPrediction
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.ordering.planned_order import order_requests
@@ -93,6 +94,7 @@ class Runner:
         self.signals = signals
         self.quiet = quiet
         self._loaded: LoadedModel | None = None  # while no run has it
+        self._fingerprint = ""  # of the model that is loaded, whatever becomes of its files
         self._load_s = 0.0  # in the run at hand
         self._has_run = False
 
@@ -108,10 +110,13 @@ class Runner:
         started_s = time.perf_counter()
         own_shard = Shard.parse(shard)
         table = open_table(config)
+        if self._loaded is None:
+            self._fingerprint = model_fingerprint(config.model)
+        config_hash = config.config_hash(self._fingerprint)
         with OutputFolder.open(
             config.output.path,
             num_rows=table.num_rows,
-            config_hash=config.config_hash,
+            config_hash=config_hash,
             input_fingerprint=table.fingerprint,
             shard=own_shard,
             fresh=fresh,
@@ -122,13 +127,14 @@ class Runner:
             rows_left = own_shard.num_rows(table.num_rows) - folder.done.count_in(own_shard)
             loaded = self._kept() or self._load(config)
             self._has_run = True
-            run = _Run(config, table, folder, rows_left, self.quiet, started_s, self._load_s)
+            run = _Run(config, config_hash, table, folder, rows_left, self.quiet, started_s, self._load_s)
             manifest = run.to_end(loaded, self.signals)
         self._loaded = None if run.weights_on_host else loaded  # which would have to be put together again
         return Outcome(manifest, config.errors.max_fraction)
 
     def load(self, config: JobConfig) -> None:
         """Load the model that the jobs share now; the first run does otherwise. Raises ModelError."""
+        self._fingerprint = model_fingerprint(config.model)
         self._loaded = self._load(config)
 
     def _load(self, config: JobConfig) -> LoadedModel:
@@ -142,6 +148,8 @@ class Runner:
             config.engine.compile != "off",
             config.kv.dtype,
         )
+        if model_fingerprint(config.model) != self._fingerprint:
+            raise ModelError(f"model {config.model.path} changed while it was loaded; run again when it is whole")
         self._load_s = time.perf_counter() - started_s - loaded.compile_s
         log.info("loaded %s on %s in %s", config.model.path, loaded.device, duration(self._load_s))
         return loaded
@@ -164,6 +172,7 @@ class _Run:
     def __init__(
         self,
         config: JobConfig,
+        config_hash: str,
         table: InputTable,
         folder: OutputFolder,
         rows_left: int,
@@ -172,6 +181,7 @@ class _Run:
         load_s: float,
     ) -> None:
         self.config = config
+        self.config_hash = config_hash
         self.table = table
         self.folder = folder
         self.rows_left = rows_left
@@ -273,6 +283,7 @@ class _Run:
         written = writer.committed
         manifest = run_manifest(
             self.config,
+            self.config_hash,
             self.table.fingerprint,
             plan,
             loaded,

@@ -22,6 +22,7 @@ from vasuki.io.input.requests import PromptEncoder, RequestStream
 from vasuki.io.input.tables import open_table
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.files import description_folder
+from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.named import named_shape
 from vasuki.models.shape import ModelShape
 from vasuki.models.token_counter import TokenCounter
@@ -46,15 +47,20 @@ class Workload:
     lengths: Lengths
     fingerprint: str = ""
 
+    @property
+    def config_hash(self) -> str:
+        """That of a run of it."""
+        return self.config.config_hash(model_fingerprint(self.config.model))
 
-def workload_of(job_or_lengths: str, overrides: tuple[str, ...] = ()) -> Workload:
+
+def workload_of(job_or_lengths: str, overrides: tuple[str, ...] = (), trusts_code: bool = False) -> Workload:
     """A workload from a job file, or from a LENGTHS.csv and `--set` alone.
 
     Raises:
         VasukiError: as the run would, as far as it can be known without weights.
     """
     if not job_or_lengths.endswith(".csv"):
-        return job_workload(load_job(job_or_lengths, overrides))
+        return job_workload(load_job(job_or_lengths, overrides, trusts_code))
     config = parse_overrides(
         overrides, {"input": {"path": job_or_lengths, "prompt_token_ids": "-"}, "output": {"path": "-"}}
     )

@@ -11,6 +11,7 @@ import errno
 import fnmatch
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any, cast
@@ -21,7 +22,7 @@ from pyarrow import fs
 
 from vasuki.base.errors import Interrupted
 
-TEMPORARY_SUFFIX = ".tmp"
+_TEMPORARY = re.compile(r"\.vasuki-(.+)\.tmp")
 _MAGIC = re.compile(r"[*?\[]")
 
 
@@ -67,6 +68,9 @@ class Location:
     def is_folder(self) -> bool:
         return bool(self.filesystem.get_file_info(self.path).type == fs.FileType.Directory)
 
+    def is_link(self) -> bool:
+        return self.is_local and os.path.islink(self.path)
+
     def exists(self) -> bool:
         return bool(self.filesystem.get_file_info(self.path).type != fs.FileType.NotFound)
 
@@ -75,6 +79,11 @@ class Location:
         """Return when a file was written last, in nanoseconds, and its size in bytes; zeros if there is none."""
         info = self.filesystem.get_file_info(self.path)
         return info.mtime_ns or 0, info.size or 0
+
+    @property
+    def real_path(self) -> str:
+        """The path without links."""
+        return os.path.realpath(self.path) if self.is_local else self.path
 
     def inside(self, folder: Location) -> str:
         """The path from a folder to this place; empty if it does not lie there."""
@@ -85,7 +94,7 @@ class Location:
         """Return whether one of two folders is the other, or lies in it, whatever links lead there."""
         if type(self.filesystem) is not type(other.filesystem):
             return False
-        own, theirs = [(os.path.realpath(each.path) if each.is_local else each.path) + "/" for each in (self, other)]
+        own, theirs = self.real_path + "/", other.real_path + "/"
         return own.startswith(theirs) or theirs.startswith(own)
 
     def children(self) -> list[Location]:
@@ -95,29 +104,54 @@ class Location:
         return [self / name for name in names]
 
     def files_below(self) -> Iterator[Location]:
-        """Every file in the folder and its subfolders, by path. Names that start with `.` or `_` are skipped."""
+        """Every file in the folder and its subfolders, by path. Names that start with `.` or `_` are skipped.
+
+        Links to folders are followed, but no folder is walked twice: one may lead back up.
+        """
+        if self.is_local:
+            yield from (self / inner for inner in sorted(self._local_files_below()))
+            return
         selector = fs.FileSelector(self.path, recursive=True, allow_not_found=True)
         for info in sorted(self.filesystem.get_file_info(selector), key=lambda info: info.path):
             inner = info.path[len(self.path.rstrip("/")) + 1 :]
-            if info.type == fs.FileType.File and not any(part.startswith((".", "_")) for part in inner.split("/")):
+            if info.type == fs.FileType.File and not any(map(_is_hidden, inner.split("/"))):
                 yield self / inner
+
+    def _local_files_below(self) -> Iterator[str]:
+        walked: set[str] = set()
+        for folder, subfolders, names in os.walk(self.path, onerror=_raise, followlinks=True):
+            real = os.path.realpath(folder)
+            if real in walked:
+                subfolders.clear()
+                continue
+            walked.add(real)
+            subfolders[:] = sorted(name for name in subfolders if not _is_hidden(name))
+            for name in names:
+                path = os.path.join(folder, name)
+                if not _is_hidden(name) and os.path.isfile(path):
+                    yield os.path.relpath(path, self.path)
 
     def make_folder(self) -> None:
         self.filesystem.create_dir(self.path, recursive=True)
 
     def refuse_unwritable(self) -> None:
-        """Raises OSError where a local folder could not be made, or not be written to. Nothing is changed.
+        """Raises OSError where a folder could not be made, or not be written to.
 
-        What an object store refuses is known only from trying.
+        Only trying tells: permissions say little to root, or of a disk that is full. Locally the file never has a name;
+        on an object store it is deleted at once.
         """
         if not self.is_local:
+            probe = self / ".vasuki-check"
+            probe.write_bytes(b"")
+            probe.delete()
             return
         folder = self.path
         while not os.path.lexists(folder):
             folder = os.path.dirname(folder)
-        if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
-            problem = errno.EACCES if os.path.isdir(folder) else errno.ENOTDIR
-            raise OSError(problem, os.strerror(problem), folder)
+        if not os.path.isdir(folder):
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * 4096)
 
     def delete(self) -> None:
         """Remove a file; fine if it is already gone."""
@@ -143,9 +177,11 @@ class Location:
                 stream.write(data)
             return
         folder, name = os.path.split(self.path)
-        temporary = os.path.join(folder, f".{name}{TEMPORARY_SUFFIX}")
+        temporary = os.path.join(folder, f".vasuki-{name}.tmp")
         try:
-            with open(temporary, "wb") as file:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)  # of a killed run, or a link
+            with open(temporary, "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -155,6 +191,22 @@ class Location:
                 os.unlink(temporary)
             raise
         _fsync_folder(folder)
+
+
+def name_of_temporary(name: str) -> str:
+    """The file that `Location.write_bytes` was about to replace; empty if the name is not that of a temporary file."""
+    match = _TEMPORARY.fullmatch(name)
+    return match[1] if match else ""
+
+
+def open_unlinked(path: str, mode: str) -> IO[Any]:
+    """Open a local file that must not be a link, lest what it leads to is written over. Raises OSError."""
+    try:
+        return open(path, mode, opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o666))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link, and links are not followed", path) from None
+        raise
 
 
 @contextlib.contextmanager
@@ -203,8 +255,11 @@ def _files_at(place: Location) -> list[Location]:
     return [place] if place.is_file() else list(place.files_below())
 
 
-def _expand(place: Location, parts: list[str]) -> Iterator[Location]:
-    """Walk a glob one path segment at a time, listing only the folders that can match."""
+def _expand(place: Location, parts: list[str], above: tuple[str, ...] = ()) -> Iterator[Location]:
+    """Walk a glob one path segment at a time, listing only the folders that can match.
+
+    `above` are the folders on the way here: a link back to one of them is not followed.
+    """
     if not parts:
         yield place
         return
@@ -214,15 +269,27 @@ def _expand(place: Location, parts: list[str]) -> Iterator[Location]:
             yield from _expand(place / head, rest)
         return
     if head == "**":
-        yield from _expand(place, rest) if rest else iter([place])
+        yield from _expand(place, rest)
+        if not rest:  # a folder stands for all files below it
+            return
+    above = (*above, place.real_path)
     for child in place.children():
-        if child.name.startswith((".", "_")) and not head.startswith((".", "_")):
+        if _is_hidden(child.name) and not _is_hidden(head):
             continue
         if head == "**":
-            if child.is_folder():
-                yield from _expand(child, parts)
+            if child.is_folder() and child.real_path not in above:
+                yield from _expand(child, parts, above)
         elif fnmatch.fnmatchcase(child.name, head):
             yield from _expand(child, rest)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "_"))
+
+
+def _raise(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _join(base: str, name: str) -> str:

@@ -56,7 +56,10 @@ def _time(manifest: Manifest) -> str:
         taken += f": loading {time_text(timings.load_s)}, then {time_text(timings.foreseen_s)}"
     if predicted_s:
         predicted += f" ({percent_text(timings.foreseen_s / predicted_s - 1, signed=True)})"
-    return ", ".join(filter(None, [taken + " simulated" * manifest.simulated, predicted]))
+    several = ""
+    if len(manifest.runs) > 1:
+        several = f"{time_text(sum(run.makespan_s for run in manifest.runs))} in {len(manifest.runs)} runs"
+    return ", ".join(filter(None, [taken + " simulated" * manifest.simulated, predicted, several]))
 
 
 def host_text(manifest: Manifest) -> str:
@@ -112,13 +115,18 @@ def _kv(manifest: Manifest) -> str:
 
 def _cost(manifest: Manifest) -> str:
     cost, rows = manifest.cost, manifest.rows
-    if cost.amount is None:
+    amounts = [run.amount for run in manifest.runs if run.currency == cost.currency]
+    amount, per_million = cost.amount, cost.per_million_tokens
+    if len(manifest.runs) > 1:  # the rows are those of all runs, and so is what they cost
+        amount = None if None in amounts or len(amounts) < len(manifest.runs) else sum(filter(None, amounts))
+        per_million = None
+    if amount is None:
         return ""
-    text = money_text(cost.amount, cost.currency)
+    text = money_text(amount, cost.currency)
     tokens = manifest.tokens.prompt + manifest.tokens.output
-    per_million = cost.per_million_tokens or (cost.amount / tokens * 1e6 if tokens else None)
+    per_million = per_million or (amount / tokens * 1e6 if tokens else None)
     if per_million is not None:
         text += f": {money_text(per_million)} a million tokens"
     if counted := rows.succeeded + rows.failed or rows.total:
-        text += f", {money_text(cost.amount / counted * 1e3)} a thousand rows"
+        text += f", {money_text(amount / counted * 1e3)} a thousand rows"
     return text

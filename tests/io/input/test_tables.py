@@ -529,6 +529,40 @@ def test_the_fingerprint_follows_the_content(job, tmp_path, form):
     assert write("one", texts[::-1]) != first
 
 
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_every_edit_of_what_is_read_is_seen(job, tmp_path, compression):
+    """Of the same length, anywhere in a file of megabytes."""
+
+    def fingerprint(texts, other="x"):
+        columns = {"text": texts, "other": [other * 50] * len(texts)}
+        pq.write_table(pa.table(columns), tmp_path / "in.parquet", compression=compression, write_statistics=False)
+        return open_table(job(tmp_path / "in.parquet")).fingerprint
+
+    rng = np.random.default_rng(0)
+    texts = [rng.bytes(120).hex() for _ in range(9000)]
+    first = fingerprint(texts)
+    assert (tmp_path / "in.parquet").stat().st_size > 2**20
+    for row in (7, 999, 3333, 5001, 7777):
+        edited = [*texts[:row], texts[row][::-1], *texts[row + 1 :]]
+        assert fingerprint(edited) != first
+    assert fingerprint(texts) == first
+
+
+@pytest.mark.parametrize("pattern", ["in", "in/**", "in/**/*.parquet"])
+def test_links_that_lead_back_multiply_no_rows(job, parquet, tmp_path, pattern):
+    parquet("in/a.parquet", text=["a"] * 2)
+    parquet("in/sub/b.parquet", text=["b"] * 2)
+    (tmp_path / "in" / "sub" / "up").symlink_to("..")
+    assert open_table(job(tmp_path / pattern)).num_rows == 4
+
+
+def test_links_to_folders_elsewhere_are_followed(job, parquet, tmp_path):
+    parquet("in/a.parquet", text=["a"] * 2)
+    parquet("data/b.parquet", text=["b"] * 2)
+    (tmp_path / "in" / "linked").symlink_to(tmp_path / "data")
+    assert open_table(job(tmp_path / "in")).num_rows == 4
+
+
 def test_output_among_the_input_is_refused(job, parquet, tmp_path):
     parquet("data/a.parquet", text=["a"])
     for path in (tmp_path / "data", f"file://{tmp_path}/data"):

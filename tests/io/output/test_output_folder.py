@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ from vasuki.base.errors import Interrupted, JobFileError, OutputInUse, Unreadabl
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import Manifest, read_manifest
 from vasuki.io.output.output_folder import OutputFolder, simulated_folder
+from vasuki.io.output.parts import read_label, to_parquet
 from vasuki.io.selection import WHOLE, Shard
 
 
@@ -134,11 +137,65 @@ def test_foreign_parquet_is_refused_and_kept(job, parquet):
         (out(config) / name).unlink()
 
 
+FOREIGN = {
+    "manifest.json": '{"schema_version": 3, "name": "an app"}',
+    "manifest-0-of-2.json": "[1]",
+    "_SUCCESS": "",
+    "trace.jsonl": '{"traceEvents": []}',
+    "part-00000.parquet": "what is left of somebody's table",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_what_others_wrote_is_refused_by_name_and_kept(job, parquet, name, fresh):
+    config = job(parquet(text=["a"] * 5))
+    out(config).mkdir()
+    (out(config) / name).write_text(FOREIGN[name])
+    refusals = (UnreadableError, OutputInUse) if name.startswith("part") else OutputInUse
+    with pytest.raises(refusals, match=re.escape(name)):
+        run(config, fresh=fresh)
+    assert (out(config) / name).read_text() == FOREIGN[name]
+    assert [path.name for path in out(config).iterdir() if not path.name.startswith(".")] == [name]
+
+
+def test_nothing_is_deleted_beside_what_others_wrote(job, parquet):
+    config = job(parquet(text=["a"] * 5))
+    run(config)
+    (out(config) / "trace-0-of-2.jsonl").write_text("theirs")
+    before = sorted(out(config).iterdir())
+    with pytest.raises(OutputInUse, match="trace-0-of-2"):
+        run(config, fresh=True)
+    assert sorted(out(config).iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "manifest.json", ".vasuki.lock", ".vasuki-manifest.json.tmp"])
+def test_links_are_not_followed(job, parquet, tmp_path, name):
+    config = job(parquet(text=["a"] * 5))
+    out(config).mkdir()
+    (tmp_path / "precious").write_text("")
+    (out(config) / name).symlink_to(tmp_path / "precious")
+    if name.endswith(".tmp"):
+        run(config)
+        assert sorted(path.name for path in out(config).glob(".vasuki-*.tmp")) == []
+    else:
+        with pytest.raises((OutputInUse, JobFileError), match=f"{name}.* is a link|it is a link.*{name}"):
+            run(config)
+    assert (tmp_path / "precious").read_text() == ""
+
+
+def test_a_manifest_that_is_a_folder(job, parquet):
+    config = job(parquet(text=["a"] * 5))
+    (out(config) / "manifest.json").mkdir(parents=True)
+    with pytest.raises(OutputInUse, match=r"already holds manifest\.json, which is not ours"):
+        run(config)
+
+
 def test_fresh_deletes_our_files_alone(job, parquet):
     config = job(parquet(text=["a"] * 20))
     run(config)
     (out(config) / "notes.txt").write_text("keep")
-    (out(config) / "trace.jsonl").write_text("{}\n")
+    (out(config) / "trace.jsonl").write_text('{"t_s":1.0}\n')
     assert run(config, fresh=True, stop_after=3) == 3
     assert rows_in(config) == [0, 1, 2]
     assert (out(config) / "notes.txt").exists()
@@ -157,23 +214,76 @@ def test_a_damaged_part_is_named(job, parquet):
     assert rows_in(config) == list(range(20))
 
 
+def test_pages_that_were_lost_under_a_whole_footer(job, parquet):
+    """After a power cut a file may have its length and its end, and zeros before them."""
+    config = job(parquet(text=["a"] * 20))
+    run(config)
+    part = out(config) / "part-00001.parquet"
+    content = bytearray(part.read_bytes())
+    content[4:200] = bytes(196)
+    part.write_bytes(content)
+    with pytest.raises(UnreadableError, match=r"part-00001\.parquet is damaged; delete it"):
+        run(config)
+    part.unlink()
+    assert run(config) == 5
+    assert rows_in(config) == list(range(20))
+
+
 def test_parts_that_overlap_are_refused(job, parquet):
     config = job(parquet(text=["a"] * 20))
     run(config)
-    (out(config) / "part-00009.parquet").write_bytes((out(config) / "part-00001.parquet").read_bytes())
-    with pytest.raises(UnreadableError, match=r"part-00009\.parquet overlaps with other parts: row 6 is there twice"):
+    content = to_parquet(*changed(out(config) / "part-00001.parquet"))
+    (out(config) / "part-00009.parquet").write_bytes(content)
+    with pytest.raises(
+        UnreadableError, match=r"part-00009\.parquet overlaps with .*00001.parquet: row 6 has two answers"
+    ):
         run(config)
+
+
+def changed(path):
+    """A part's table with another answer in its first line, and its label."""
+    table = pq.read_table(path)
+    outputs = ["other", *table["output"].to_pylist()[1:]]
+    index = table.column_names.index("output")
+    return table.set_column(index, "output", pa.array(outputs)), read_label(Location.parse(str(path)))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_rows_that_were_answered_twice_are_kept_once(job, parquet, caplog, n):
+    """Parts of two runs that knew nothing of one another."""
+    config = job(parquet(text=["a"] * 11 + [None] + ["a"] * 8), sampling={"n": n}, output={"logprobs": True})
+    folder = out(config)
+    run(config)
+    theirs = {path.name: path.read_bytes() for path in folder.glob("part-*")}
+    run(config, fresh=True, step_s=0.7)
+    expected = output(config)
+    for name, content in theirs.items():
+        (folder / name.replace(".parquet", "-0a1b2c3d.parquet")).write_bytes(content)
+    (folder / "_SUCCESS").unlink()
+    OutputFolder.check(str(folder), **read_options(folder))
+    assert run(config) == 0
+    assert (folder / "_SUCCESS").exists()
+    assert output(config).sort_by("id").equals(expected.sort_by("id"))
+    assert "rows are in other parts too, with equal answers" in caplog.text
+    rows = read_manifest(Location.parse(str(folder))).rows
+    assert (rows.total, rows.succeeded, rows.failed) == (20, 19, 1)
+
+
+def read_options(folder):
+    label = read_label(Location.parse(str(next(folder.glob("part-*")))))
+    return {"num_rows": 20, "config_hash": label.config_hash, "input_fingerprint": label.input_fingerprint}
 
 
 def test_half_written_files_are_removed(job, parquet):
     config = job(parquet(text=["a"] * 5))
     out(config).mkdir()
-    for name in (".part-00003.parquet.tmp", ".part-00003-0-of-2.parquet.tmp"):
+    (out(config) / ".part-00001.parquet.tmp").write_bytes(b"somebody's")
+    for name in (".vasuki-part-00003.parquet.tmp", ".vasuki-part-00003-0-of-2.parquet.tmp"):
         (out(config) / name).write_bytes(b"half")
     run(config, shard=Shard(1, 2))
-    assert len(list(out(config).glob(".*.tmp"))) == 2, "another shard may be writing them"
+    assert len(list(out(config).glob(".vasuki-*.tmp"))) == 2, "another shard may be writing them"
     run(config)
-    assert list(out(config).glob(".*.tmp")) == []
+    assert [path.name for path in out(config).glob(".*.tmp")] == [".part-00001.parquet.tmp"]
 
 
 def test_bad_output_paths(job, parquet, tmp_path):
@@ -207,6 +317,21 @@ def test_a_check_says_what_a_run_would_and_leaves_no_trace(job, parquet, tmp_pat
         with open_folder(tmp_path / "held", shard=shard), pytest.raises(OutputInUse, match="is in use by"):
             check(tmp_path / "held")
     check(tmp_path / "held")
+
+
+@pytest.mark.parametrize("folder", ["/proc", "/sys/kernel", "/dev/full"])
+def test_a_check_tries_to_write(folder):
+    """Root may write everywhere, by permissions."""
+    with pytest.raises(JobFileError, match=r"cannot write to output\.path|is a file"):
+        OutputFolder.check(f"{folder}/out", num_rows=5, config_hash="c", input_fingerprint="f")
+
+
+def test_each_run_in_a_folder_is_remembered(job, parquet):
+    config = job(parquet(text=["a"] * 20))
+    rows = [run(config, stop_after=3), run(config, stop_after=9), run(config)]
+    assert [taken.rows for taken in read_manifest(Location.parse(config.output.path)).runs] == rows == [3, 9, 8]
+    run(config, fresh=True)
+    assert [taken.rows for taken in read_manifest(Location.parse(config.output.path)).runs] == [20]
 
 
 def test_a_folder_that_is_gone_interrupts(tmp_path):
@@ -332,8 +457,8 @@ def test_a_file_url(job, parquet, tmp_path):
     assert len(list((tmp_path / "elsewhere").glob("part-*"))) == 1
 
 
-def test_an_object_store(job, parquet, monkeypatch, tmp_path):
-    """A store without locks and renames: input and output go through the same calls as on s3://."""
+def stored(monkeypatch, tmp_path, settle_s=0.05):
+    """Makes st:// an object store in a folder, with leases that are quick."""
     store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
     local = Location.parse.__func__
     monkeypatch.setattr(
@@ -343,6 +468,13 @@ def test_an_object_store(job, parquet, monkeypatch, tmp_path):
             lambda cls, text: Location(store, text[5:], text) if text.startswith("st://") else local(cls, text)
         ),
     )
+    for name, seconds in (("RENEW_S", 0.1), ("LAPSE_S", 1.0), ("SETTLE_S", settle_s)):
+        monkeypatch.setattr(f"vasuki.io.output.lease.{name}", seconds)
+
+
+def test_an_object_store(job, parquet, monkeypatch, tmp_path):
+    """A store without locks and renames: input and output go through the same calls as on s3://."""
+    stored(monkeypatch, tmp_path)
     parquet("bucket/in/a.parquet", text=["a"] * 10)
     parquet("bucket/in/b.parquet", text=["b"] * 10)
     config = job("st://bucket/in/*.parquet", output={"path": "st://bucket/out"})
@@ -350,7 +482,57 @@ def test_an_object_store(job, parquet, monkeypatch, tmp_path):
     assert run(config) == 8
     assert run(config) == 0
     folder = tmp_path / "bucket/out"
-    assert sorted(path.name for path in folder.iterdir()) == [
+    assert sorted(re.sub("-[0-9a-f]{8}", "", path.name) for path in folder.iterdir()) == [
         "_SUCCESS", "manifest.json", *(f"part-{i:05d}.parquet" for i in range(5))
     ]  # fmt: skip
     assert sum(pq.read_metadata(part).num_rows for part in folder.glob("part-*")) == 20
+
+
+def test_parts_of_another_version_are_named(job, parquet, monkeypatch):
+    config = job(parquet(text=["a"] * 5))
+    with monkeypatch.context() as patch:
+        patch.setattr("vasuki.io.output.parts.LABEL_VERSION", 1)
+        run(config)
+    with pytest.raises(OutputInUse, match="the output of another version of vasuki"):
+        run(config)
+    assert run(config, fresh=True) == 5
+
+
+def test_a_lease_keeps_a_second_run_out_while_it_is_renewed(monkeypatch, tmp_path):
+    stored(monkeypatch, tmp_path)
+    with open_folder("st://bucket"):
+        with pytest.raises(OutputInUse, match=r"st://bucket is in use by process \d+ on .*; wait for it"):
+            open_folder("st://bucket")
+        with open_folder("st://bucket", shard=Shard(0, 2)):
+            pass
+    open_folder("st://bucket").close()
+    assert list((tmp_path / "bucket").iterdir()) == []
+
+
+def test_a_lease_of_a_killed_run_lapses(monkeypatch, tmp_path):
+    stored(monkeypatch, tmp_path)
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / ".vasuki-lease.json").write_text('{"owner": "o", "beat": 3, "pid": 1, "host": "gone"}')
+    open_folder("st://bucket").close()
+
+
+def test_of_two_that_start_at_once_one_goes_on(monkeypatch, tmp_path):
+    stored(monkeypatch, tmp_path, settle_s=0.3)
+    with ThreadPoolExecutor(2) as pool:
+        opened = [pool.submit(open_folder, "st://bucket") for _ in range(2)]
+        errors = [future.exception() for future in opened]
+    assert sorted(error is None for error in errors) == [False, True]
+    assert all(error is None or isinstance(error, OutputInUse) for error in errors)
+    for future, error in zip(opened, errors, strict=True):
+        if error is None:
+            future.result().close()
+
+
+def test_a_run_that_lost_its_lease_writes_no_more(job, parquet, monkeypatch, tmp_path):
+    stored(monkeypatch, tmp_path)
+    with open_folder("st://bucket") as folder:
+        (tmp_path / "bucket" / ".vasuki-lease.json").write_text('{"owner": "o", "pid": 7, "host": "other"}')
+        folder._lock._lease._thread.join()
+        with pytest.raises(OutputInUse, match=r"was taken over by process 7 on other; this run ends"):
+            folder._next_part()
+    assert (tmp_path / "bucket" / ".vasuki-lease.json").exists(), "it is the other's"

@@ -1,1 +1,1 @@
-"""File formats: what each has to do (sources), and parquet, jsonl and delimited, which do it; the last two by text."""
+"""File formats: what each has to do (sources), and parquet (decoded), jsonl and delimited (text), which do it."""

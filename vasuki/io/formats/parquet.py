@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+import io
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vasuki.base.errors import InputError
+from vasuki.io.formats.decoded import slices
 from vasuki.io.formats.sources import BLOCK_BYTES, BLOCK_ROWS, Block, Survey, refuse_change
 from vasuki.io.ids import IdHashes
 from vasuki.io.location import Location
@@ -22,7 +24,14 @@ from vasuki.io.values import python_values
 
 _PAGE_BUFFER_BYTES = 2**20  # pages are read through a buffer of this size, so a row group is never held whole
 _FOOTER_BYTES = 8  # the footer's length and the magic number, at the end of the file
-_SAMPLES, _SAMPLE_BYTES = 64, 16 * 2**10
+_DICTIONARY_PAGE = 2
+_MOST_DICTIONARY_BYTES = 2**28  # usual writers end a dictionary at 1 MiB
+_INDEX_BYTES = 8  # of a row, with its levels, in a chunk whose pages name entries of its dictionary alone
+_WORST_BYTES = 2**26  # of a batch in which every row holds the whole of a dictionary
+_MOST_EMPTY_VALUES, _MOST_VALUES_A_BYTE = 2**24, 64
+
+
+Piece = tuple[Any, int]  # a record batch, and about how many bytes it takes, decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,91 +41,164 @@ class ParquetSource:
     location: Location
 
     def survey(self, needed: Collection[str], stored: Collection[str], ids: IdHashes | None) -> Survey:
-        with self._opened() as file:
-            schema = file.schema_arrow
+        with self._opened() as (stream, metadata):
+            schema = metadata.schema.to_arrow_schema()
             repeated = sorted(name for name in needed if schema.names.count(name) > 1)
             if repeated:
                 raise InputError(f"{self.location} has several columns named '{repeated[0]}'")
             if ids is not None and ids.column in schema.names:
-                for group in range(file.num_row_groups):
-                    for batch in self._batches(file, group, [ids.column]):
-                        for value in python_values(batch.column(ids.column)):
+                for group in range(metadata.num_row_groups):
+                    for piece, _ in self._pieces(stream, metadata, group, [ids.column]):
+                        for value in python_values(piece.column(ids.column)):
                             ids.add(value)
             types = {field.name: field.type for field in schema}
-            numbers = {name: _extremes(file, name, types[name]) for name in stored if name in types}
-            return Survey(file.metadata.num_rows, types, self._digest(), numbers)
+            numbers = {name: _extremes(metadata, name, types[name]) for name in stored if name in types}
+            return Survey(metadata.num_rows, types, self._digest(stream, metadata, needed), numbers)
 
     def blocks(self, columns: Sequence[str], rows: range, selection: Selection = EVERY_ROW) -> Iterator[Block]:
         first_row = rows.start
-        with self._opened() as file:
-            refuse_change(self.location, len(rows), file.metadata.num_rows)
-            for group in range(file.num_row_groups):
-                num_rows = file.metadata.row_group(group).num_rows
+        with self._opened() as (stream, metadata):
+            refuse_change(self.location, len(rows), metadata.num_rows)
+            for group in range(metadata.num_row_groups):
+                num_rows = metadata.row_group(group).num_rows
                 if len(selection.positions(first_row, num_rows)):
-                    yield from self._group_blocks(file, group, columns, first_row, selection)
+                    pieces = self._pieces(stream, metadata, group, columns)
+                    yield from _blocks(pieces, columns, first_row, selection)
                 first_row += num_rows
 
-    def _group_blocks(
-        self, file: Any, group: int, columns: Sequence[str], first_row: int, selection: Selection
-    ) -> Iterator[Block]:
-        for batch in self._batches(file, group, columns):
-            positions = selection.positions(first_row, batch.num_rows)
-            rows = [first_row + int(position) for position in positions]
-            first_row += batch.num_rows
-            if not rows:
-                continue
-            if len(rows) < batch.num_rows:
-                batch = batch.take(pa.array(positions))
-            yield Block(rows, {name: python_values(batch.column(name)) for name in columns})
+    def _pieces(self, stream: Any, metadata: Any, group: int, columns: Sequence[str]) -> Iterator[Piece]:
+        """Record batches of one row group, small enough to be decoded.
 
-    def _batches(self, file: Any, group: int, columns: Sequence[str]) -> Iterator[Any]:
-        """Record batches of one row group, small enough that long rows do not fill the memory."""
-        metadata = file.metadata.row_group(group)
-        if not metadata.num_rows:
+        Texts that lie in a dictionary alone are left there until batches are cut by what they really hold. Where only
+        some do, batches are so short that the longest entry may be in every row.
+        """
+        row_group = metadata.row_group(group)
+        if not row_group.num_rows:
             return
-        row_bytes = sum(
-            chunk.total_uncompressed_size
-            for chunk in map(metadata.column, range(metadata.num_columns))
-            if chunk.path_in_schema.split(".")[0] in columns or chunk.path_in_schema in columns
-        ) / metadata.num_rows  # fmt: skip
-        batch_rows = max(1, min(BLOCK_ROWS, int(BLOCK_BYTES / max(row_bytes, 1))))
-        yield from file.iter_batches(batch_rows, row_groups=[group], columns=list(columns), use_threads=False)
+        encoded, row_bytes, worst_bytes = [], 0.0, 0
+        for chunk in _chunks(row_group, columns):
+            self._refuse_absurd(chunk)
+            row_bytes += chunk.total_uncompressed_size / row_group.num_rows
+            if dictionary_bytes := _dictionary_bytes(stream, chunk):
+                if dictionary_bytes > _MOST_DICTIONARY_BYTES:
+                    raise InputError(
+                        f"{self.location}: the dictionary of column '{chunk.path_in_schema}' takes "
+                        f"{dictionary_bytes:,} bytes; write it without dictionaries"
+                    )
+                if chunk.total_uncompressed_size - dictionary_bytes <= _INDEX_BYTES * chunk.num_values:
+                    encoded.append(chunk.path_in_schema)
+                else:
+                    worst_bytes += dictionary_bytes
+        most_rows = min(BLOCK_BYTES / max(row_bytes, 1), _WORST_BYTES / max(worst_bytes, 1), BLOCK_ROWS)
+        file = pq.ParquetFile(stream, metadata=metadata, buffer_size=_PAGE_BUFFER_BYTES, read_dictionary=encoded)
+        batches = file.iter_batches(
+            max(1, int(most_rows)), row_groups=[group], columns=list(columns), use_threads=False
+        )
+        for batch in batches:
+            yield from slices(batch, BLOCK_BYTES)
+
+    def _refuse_absurd(self, chunk: Any) -> None:
+        """Nulls and empty lists take hardly a bit on disk, but some bytes each in memory."""
+        if chunk.num_values > max(_MOST_EMPTY_VALUES, _MOST_VALUES_A_BYTE * chunk.total_uncompressed_size):
+            raise InputError(
+                f"{self.location}: column '{chunk.path_in_schema}' claims {chunk.num_values:,} values in "
+                f"{chunk.total_uncompressed_size:,} bytes"
+            )
 
     @contextmanager
-    def _opened(self) -> Iterator[Any]:
-        """The file, with every complaint about it turned into an InputError that names it."""
+    def _opened(self) -> Iterator[tuple[Any, Any]]:
+        """The open file and its metadata, with every complaint about it turned into an InputError that names it."""
         try:
             with self.location.open() as stream:
-                yield pq.ParquetFile(stream, buffer_size=_PAGE_BUFFER_BYTES)
+                yield stream, pq.read_metadata(stream)
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"cannot read {self.location} as Parquet: {_first_line(error)}") from None
 
-    def _digest(self) -> bytes:
-        """Hash of size, footer (schema, counts, offsets, statistics) and samples spread over the file.
+    def _digest(self, stream: Any, metadata: Any, needed: Collection[str]) -> bytes:
+        """Hash of the footer (schema, counts, offsets, statistics) and of all pages of the columns that are needed.
 
-        Files of up to 1 MiB are hashed whole. Times of change are left out on purpose: a copy of the same table on the
-        next machine continues the job.
+        Times of change are left out on purpose: a copy of the same table on the next machine continues the job.
         """
-        with self.location.open() as stream:
-            size = stream.size()
-            digest = hashlib.blake2b(str(size).encode(), digest_size=16)
-            footer_bytes = int.from_bytes(stream.read_at(4, size - _FOOTER_BYTES), "little") + _FOOTER_BYTES
-            digest.update(stream.read_at(footer_bytes, size - footer_bytes))
-            stride = max(_SAMPLE_BYTES, size // _SAMPLES)
-            for offset in range(0, size, stride):
-                digest.update(stream.read_at(_SAMPLE_BYTES, offset))
-            return digest.digest()
+        size = stream.size()
+        footer_bytes = int.from_bytes(stream.read_at(4, size - _FOOTER_BYTES), "little") + _FOOTER_BYTES
+        digest = hashlib.blake2b(stream.read_at(footer_bytes, size - footer_bytes), digest_size=16)
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            for chunk in _chunks(group, needed):
+                stop = min(_start(chunk) + chunk.total_compressed_size, size)
+                for offset in range(_start(chunk), stop, _PAGE_BUFFER_BYTES):
+                    digest.update(stream.read_at(min(_PAGE_BUFFER_BYTES, stop - offset), offset))
+        return digest.digest()
 
 
-def _extremes(file: Any, name: str, arrow_type: Any) -> tuple[Any, ...]:
+def _blocks(pieces: Iterable[Piece], columns: Sequence[str], first_row: int, selection: Selection) -> Iterator[Block]:
+    """The wanted rows of a row group's pieces, put together to blocks."""
+    block, num_bytes = Block([], {name: [] for name in columns}), 0
+    for piece, piece_bytes in pieces:
+        positions = selection.positions(first_row, piece.num_rows)
+        rows = [first_row + int(position) for position in positions]
+        first_row += piece.num_rows
+        if not rows:
+            continue
+        if len(rows) < piece.num_rows:
+            piece = piece.take(pa.array(positions))
+        if block.rows and (len(block.rows) + len(rows) > BLOCK_ROWS or num_bytes + piece_bytes > BLOCK_BYTES):
+            yield block
+            block, num_bytes = Block([], {name: [] for name in columns}), 0
+        block.rows += rows
+        for name in columns:
+            block.columns[name] += python_values(piece.column(name))
+        num_bytes += piece_bytes
+    if block.rows:
+        yield block
+
+
+def _chunks(row_group: Any, columns: Collection[str]) -> Iterator[Any]:
+    """What a row group has of some columns: one chunk each, and of a nested one a chunk for each leaf."""
+    for chunk in map(row_group.column, range(row_group.num_columns)):
+        if chunk.path_in_schema in columns or chunk.path_in_schema.split(".")[0] in columns:
+            yield chunk
+
+
+def _dictionary_bytes(stream: Any, chunk: Any) -> int:
+    """How large a chunk's dictionary of texts is, unpacked: by the header of its page, which is what will be obeyed.
+
+    A page's header is a Thrift struct in compact form (Apache Parquet format, PageHeader), whose first two fields are
+    the kind of page and the size: a byte each that announces the field, and a zigzag varint. 0 if there is none.
+    """
+    if chunk.physical_type != "BYTE_ARRAY" or not any("DICTIONARY" in encoding for encoding in chunk.encodings):
+        return 0
+    header = io.BytesIO(stream.read_at(16, _start(chunk)))
+    kind, num_bytes = _thrift_integer(header), _thrift_integer(header)
+    return num_bytes if kind == _DICTIONARY_PAGE else 0
+
+
+def _start(chunk: Any) -> int:
+    """Where a chunk's first page begins. Some writers do not say where its dictionary lies: it comes first."""
+    return int(min(chunk.dictionary_page_offset or chunk.data_page_offset, chunk.data_page_offset))
+
+
+def _thrift_integer(header: io.BytesIO) -> int:
+    """The next field of a struct; -1 if it is no integer, or not the field that comes next."""
+    if header.read(1) != b"\x15":  # one further than the last field, of 32 bits
+        return -1
+    value = shift = 0
+    while byte := header.read(1):
+        value |= (byte[0] & 0x7F) << shift
+        shift += 7
+        if byte[0] < 0x80:
+            break
+    return value >> 1 ^ -(value & 1)
+
+
+def _extremes(metadata: Any, name: str, arrow_type: Any) -> tuple[Any, ...]:
     """The least and the greatest integer of a column, by its statistics or, where it has none, by its type. Of decimals
     zero, which has a place among decimals only."""
     if pa.types.is_decimal(arrow_type):
         return (Decimal(0),)
     if not pa.types.is_integer(arrow_type):
         return ()
-    column = next(index for index in range(len(file.schema)) if file.schema.column(index).path == name)
-    chunks = (file.metadata.row_group(group).column(column) for group in range(file.num_row_groups))
+    column = next(index for index in range(len(metadata.schema)) if metadata.schema.column(index).path == name)
+    chunks = (metadata.row_group(group).column(column) for group in range(metadata.num_row_groups))
     found = [chunk.statistics for chunk in chunks]
     found = [statistics for statistics in found if statistics is None or statistics.num_values]  # not of nulls alone
     if any(statistics is None or not statistics.has_min_max for statistics in found):

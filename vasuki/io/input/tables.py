@@ -1,8 +1,8 @@
 """The input table of a job: one or many files of one format, checked at the start and then streamed.
 
-Opening it costs one look at every Parquet footer and one pass over the id column, or one pass over a text file. After
-that the table is known to be readable, to have every column the job names and to have unique ids, so that nothing of
-the kind can end a job half way. Rows are numbered from 0 over all files in the order of their paths.
+Opening it costs one pass over what the job reads: a text file, or the bytes of a Parquet file's columns and the values
+of its ids. After that the table is known to be readable, to have every column the job names and to have unique ids, so
+that nothing of the kind can end a job half way. Rows are numbered from 0 over all files in the order of their paths.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def open_table(job: JobConfig) -> InputTable:
         types = _merge(types, survey.types, file)
         for name, extremes in survey.numbers.items():
             numbers[name] += extremes
-        digest.update(f"{file.location.name}\0{survey.num_rows}\0".encode() + survey.digest)
+        digest.update(f"{survey.num_rows}\0".encode() + survey.digest)
     if num_rows:
         _check_columns(needed, types, job.input.path)
     columns = tuple(needed) + ((BATCH_URL,) if job.input.format == "openai-batch" else ())

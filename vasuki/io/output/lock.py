@@ -3,6 +3,8 @@
     whole run     .vasuki.lock exclusive
     shard I/N     .vasuki.lock shared, .vasuki-I-of-N.lock exclusive, and no lock of another count held
 
+Object stores have no locks, but a lease for each run or shard (`lease`).
+
 The files stay behind: to delete a lock file is to race with whoever is about to lock it.
 """
 
@@ -18,7 +20,8 @@ from collections.abc import Iterator
 from typing import IO
 
 from vasuki.base.errors import OutputLocked
-from vasuki.io.location import Location
+from vasuki.io.location import Location, open_unlinked
+from vasuki.io.output.lease import Lease
 from vasuki.io.selection import Shard
 
 _WHOLE = ".vasuki.lock"
@@ -27,10 +30,16 @@ _SHARD = re.compile(r"\.vasuki-\d+-of-(\d+)\.lock")
 
 
 class FolderLock:
-    """The locks that a run holds. Empty on object stores."""
+    """The locks that a run holds; on an object store, its lease.
 
-    def __init__(self, files: list[IO[str]]) -> None:
+    Attributes:
+        owner: tells this run from others where nothing but its lease keeps them apart; empty where locks do.
+    """
+
+    def __init__(self, files: list[IO[str]], lease: Lease | None = None) -> None:
         self._files = files
+        self._lease = lease
+        self.owner = lease.owner[:8] if lease else ""
 
     @classmethod
     def take(cls, place: Location, shard: Shard) -> FolderLock:
@@ -40,9 +49,9 @@ class FolderLock:
             OutputLocked: another run holds it.
             OSError: the folder cannot be written, or its file system has no locks.
         """
-        lock = cls([])
         if not place.is_local:
-            return lock
+            return cls([], Lease.take(place, shard.label))
+        lock = cls([])
         try:
             if shard.is_whole:
                 lock._hold(place, _WHOLE, fcntl.LOCK_EX)
@@ -61,10 +70,17 @@ class FolderLock:
         """Raise what `take` would for a whole run, and leave no lock file behind."""
         file = place / _WHOLE
         if place.is_local and file.exists():
-            with open(file.path) as held:
+            with open_unlinked(file.path, "a+") as held:
                 _lock(held, fcntl.LOCK_EX, place)
 
+    def refuse_lost(self) -> None:
+        """Raises OutputLocked if another run has taken the lease."""
+        if self._lease:
+            self._lease.refuse_lost()
+
     def release(self) -> None:
+        if self._lease:
+            self._lease.close()
         for file in self._files:
             file.close()
         self._files.clear()
@@ -75,12 +91,12 @@ class FolderLock:
         if not place.is_local:
             yield
             return
-        with open((place / _SUMMARY).path, "a") as file:
+        with open_unlinked((place / _SUMMARY).path, "a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def _hold(self, place: Location, name: str, kind: int) -> None:
-        file = open((place / name).path, "a+")  # noqa: SIM115 - open for as long as the lock is held
+        file = open_unlinked((place / name).path, "a+")
         self._files.append(file)
         _lock(file, kind, place)
         file.truncate(0)
@@ -91,7 +107,7 @@ class FolderLock:
         for child in place.children():
             match = _SHARD.fullmatch(child.name)
             if match and int(match[1]) != shard.count:
-                with open(child.path, "a+") as file:
+                with open_unlinked(child.path, "a+") as file:
                     try:
                         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                     except BlockingIOError:

@@ -1,7 +1,7 @@
 """manifest.json: what a run did, for people, schedulers and `vasuki report`.
 
 Written in one motion when a run ends. Rows and tokens count everything in the folder, also what earlier runs left;
-timings, steps and KV traffic are those of the run that wrote it.
+timings, steps, KV traffic and cost are those of the run that wrote it, and `runs` has what each run took.
 """
 
 from __future__ import annotations
@@ -97,6 +97,19 @@ class PreemptionCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class RunTaken:
+    """What one of the runs in a folder took. One that was killed leaves none."""
+
+    finished_at: str = ""
+    rows: int = 0  # that it wrote
+    load_s: float = 0.0
+    makespan_s: float = 0.0
+    gpu_hours: float = 0.0
+    amount: float | None = None
+    currency: str = "USD"
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """The whole file. Unknown keys are ignored when it is read, so that a newer one can still be compared."""
 
@@ -117,6 +130,7 @@ class Manifest:
     simulated: bool = False
     finished_at: str = ""  # ISO 8601, UTC
     shard: str = ""  # `I/N`; empty for the whole input
+    runs: tuple[RunTaken, ...] = ()  # in the order in which they ended; the last one is that of `timings`
     schema_version: int = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,6 +142,21 @@ class Manifest:
         """Replace the file at `place`. Raises OSError."""
         text = pydantic.TypeAdapter(dict).dump_json(self.to_dict(), indent=2)
         place.write_bytes(text + b"\n")
+
+
+def after(earlier: Manifest | None, manifest: Manifest, rows: int) -> Manifest:
+    """`manifest` of a run that wrote so many rows, with what the runs before it took."""
+    cost = manifest.cost
+    own = RunTaken(
+        manifest.finished_at,
+        rows,
+        manifest.timings.load_s,
+        manifest.timings.makespan_s,
+        cost.gpu_hours,
+        cost.amount,
+        cost.currency,
+    )
+    return replace(manifest, runs=(*(earlier.runs if earlier else ()), own))
 
 
 def now_utc() -> str:
@@ -183,6 +212,7 @@ def merge(shards: Sequence[Manifest]) -> Manifest:
         preemptions=_summed(PreemptionCounts, [shard.preemptions for shard in shards]),
         device=_of_all([shard.device for shard in shards]),
         cost=_total_cost([shard.cost for shard in shards]),
+        runs=tuple(sorted((run for shard in shards for run in shard.runs), key=lambda run: run.finished_at)),
         shard="",
     )
 

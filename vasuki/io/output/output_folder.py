@@ -9,7 +9,8 @@
 Beside its own manifest, each shard that ends writes a manifest.json that sums up all that have ended so far.
 
 A whole run has the folder to itself. Shards keep out a whole run, their own double, and shards of another count, but
-not one another. Object stores have no locks: there, one run at a time is the caller's duty.
+not one another. On an object store a lease keeps out a run's own double alone, parts are named after the run that wrote
+them too, and rows that were answered twice all the same are left in one part.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from typing import Any
 import pyarrow as pa
 
 from vasuki.base.errors import JobFileError, OutputInUse, UnreadableError, one_line
-from vasuki.io.location import TEMPORARY_SUFFIX, Location, writing
+from vasuki.io.location import Location, name_of_temporary, writing
+from vasuki.io.output.doubles import without_doubles
 from vasuki.io.output.lock import FolderLock
-from vasuki.io.output.manifest import MANIFEST, Manifest, RowCounts, merge, read_manifest
-from vasuki.io.output.parts import PartLabel, PartWriter, Totals, read_label
+from vasuki.io.output.manifest import MANIFEST, Manifest, RowCounts, after, merge, read_manifest
+from vasuki.io.output.ownership import SUCCESS, is_own_name, refuse_foreign
+from vasuki.io.output.parts import PART_NAME, PartLabel, PartWriter, Totals, read_label
 from vasuki.io.selection import WHOLE, DoneRows, Selection, Shard
 
-SUCCESS = "_SUCCESS"
 _WAY_OUT = "run with --fresh to replace it, or choose another output.path"
-_PART = re.compile(r"part-(\d{5,})(|-\d+-of-\d+)\.parquet")
 
 
 class OutputFolder:
@@ -72,12 +73,13 @@ class OutputFolder:
 
         Raises:
             JobFileError: the path is not a folder or cannot be written.
-            OutputInUse: another run is on, or the folder belongs to another job or holds foreign Parquet files.
+            OutputInUse: another run is on, or the folder belongs to another job or holds what is not ours.
             UnreadableError: a part is damaged.
         """
         place, lock = _locked(path, shard)
         folder = cls(place, lock, shard, config_hash, input_fingerprint)
         try:
+            refuse_foreign(place, replaces_parts=fresh)
             if fresh:
                 folder._delete_own_files()
             folder._delete_temporary_files()
@@ -91,7 +93,10 @@ class OutputFolder:
     def check(cls, path: str, *, num_rows: int, config_hash: str, input_fingerprint: str) -> None:
         """Raise what `open` would for the whole input, and leave everything as it is."""
         place = usable_folder(path)
-        cls(place, FolderLock([]), WHOLE, config_hash, input_fingerprint)._read_back(num_rows)
+        refuse_foreign(place, replaces_parts=False)
+        folder = cls(place, FolderLock([]), WHOLE, config_hash, input_fingerprint)
+        for part, label in folder._labels(with_pages=True):
+            folder._done_rows([(part, label)], num_rows)
 
     @property
     def is_finished(self) -> bool:
@@ -132,7 +137,9 @@ class OutputFolder:
         )
 
     def _next_part(self) -> Location:
-        part = self.place / f"part-{self._next_index:05d}{self.shard.label}.parquet"
+        self._lock.refuse_lost()
+        owner = f"-{self._lock.owner}" if self._lock.owner else ""
+        part = self.place / f"part-{self._next_index:05d}{self.shard.label}{owner}.parquet"
         self._next_index += 1
         return part
 
@@ -145,13 +152,15 @@ class OutputFolder:
         Raises:
             Interrupted: the disk is full or the store cannot be reached.
         """
+        self._lock.refuse_lost()
         with writing(self.place), self._lock.alone(self.place):
-            labels = list(self._labels())
+            labels = without_doubles(list(self._labels()))
             done = self._done_rows(labels, self.done.num_rows)
             own = [label for part, label in labels if self._is_own(part)]
             manifest = _counted(manifest, own, self.shard.num_rows(done.num_rows))
             if not self.shard.is_whole:
                 manifest = replace(manifest, shard=str(self.shard))
+            manifest = after(self._earlier(), manifest, done.count_in(self.shard) - self.done.count_in(self.shard))
             manifest.write(self.manifest)
             if not self.shard.is_whole:
                 everything = [label for _, label in labels]
@@ -170,23 +179,34 @@ class OutputFolder:
         self.close()
 
     def _read_back(self, num_rows: int) -> None:
-        labels = list(self._labels())
+        labels = list(self._labels(with_pages=True))
+        with writing(self.place):
+            labels = without_doubles(labels)
         self.done = self._done_rows(labels, num_rows)
-        indices = [int(match[1]) for part, _ in labels if self._is_own(part) and (match := _PART.fullmatch(part.name))]
+        indices = [
+            int(match["index"])
+            for part, _ in labels
+            if self._is_own(part) and (match := PART_NAME.fullmatch(part.name))
+        ]
         self._next_index = 1 + max(indices, default=-1)
 
-    def _labels(self) -> Iterator[tuple[Location, PartLabel]]:
+    def _labels(self, with_pages: bool = False) -> Iterator[tuple[Location, PartLabel]]:
         """Every part in the folder now, whoever wrote it; all belong to this job and this input."""
         for part in self.place.children():
             if part.name.startswith((".", "_")) or not part.name.endswith(".parquet"):
                 continue
             try:
-                label = read_label(part)
+                label = read_label(part, with_pages)
             except (OSError, ValueError, pa.ArrowException):
                 raise UnreadableError(f"{part} is damaged; delete it and run again to compute its rows anew") from None
             if label is None:
                 raise OutputInUse(
                     f"{self.place} already holds {part.name}, which is not ours; choose another output.path"
+                )
+            if not label.config_hash:
+                raise OutputInUse(
+                    f"{self.place} holds the output of another version of vasuki, which knows models and inputs in "
+                    f"another way; let that version finish it, {_WAY_OUT}"
                 )
             if label.config_hash != self._config_hash:
                 what = "a job with another model, input, sampling or output columns"
@@ -206,8 +226,16 @@ class OutputFolder:
 
     def _is_own(self, part: Location) -> bool:
         """Return whether this run writes parts of that name, or, without shards, has to count it."""
-        match = _PART.fullmatch(part.name)
-        return match is not None and (self.shard.is_whole or match[2] == self.shard.label)
+        match = PART_NAME.fullmatch(part.name)
+        return match is not None and (self.shard.is_whole or match["label"] == self.shard.label)
+
+    def _earlier(self) -> Manifest | None:
+        """The manifest of the run before this one."""
+        if not self.manifest.exists():
+            return None
+        earlier = read_manifest(self.manifest)
+        is_of_this = (earlier.config_hash, earlier.input_fingerprint) == (self._config_hash, self._input_fingerprint)
+        return earlier if is_of_this and not earlier.simulated else None
 
     def _shard_manifests(self) -> list[Manifest]:
         pattern = re.compile(rf"manifest-\d+-of-{self.shard.count}\.json")
@@ -215,18 +243,15 @@ class OutputFolder:
 
     def _delete_own_files(self) -> None:
         """Delete what runs wrote: of a shard its own parts, manifest and trace, of a whole run everybody's."""
-        label = re.escape(self.shard.label) if self.shard.label else r"(|-\d+-of-\d+)"
-        own = re.compile(rf"part-\d{{5,}}{label}\.parquet|trace{label}\.jsonl|manifest{label}\.json|_SUCCESS")
         for file in self.place.children():
-            if own.fullmatch(file.name) and not (file.name.startswith("part-") and _is_foreign(file)):
+            if is_own_name(file.name, self.shard.label):
                 file.delete()
 
     def _delete_temporary_files(self) -> None:
         """Delete what a killed run left half-written. A shard leaves its siblings' files alone: they may be at work."""
         for file in self.place.children():
-            name = file.name.removesuffix(TEMPORARY_SUFFIX)
-            part = _PART.fullmatch(name[1:]) if name != file.name else None
-            if part and (self.shard.is_whole or part[2] == self.shard.label):
+            part = PART_NAME.fullmatch(name_of_temporary(file.name))
+            if part and (self.shard.is_whole or part["label"] == self.shard.label):
                 file.delete()
 
 
@@ -240,8 +265,9 @@ def simulated_folder(path: str) -> Iterator[Location]:
     """
     place, lock = _locked(path, WHOLE)
     try:
+        refuse_foreign(place, replaces_parts=False)
         manifest = place / MANIFEST
-        has_parts = any(_PART.fullmatch(file.name) for file in place.children())
+        has_parts = any(PART_NAME.fullmatch(file.name) for file in place.children())
         if has_parts or (manifest.exists() and not read_manifest(manifest).simulated):
             raise OutputInUse(f"{place} holds the output of a real run; choose another output.path")
         yield place
@@ -294,11 +320,3 @@ def _counted(manifest: Manifest, labels: Sequence[PartLabel], num_rows: int) -> 
         rows=rows,
         tokens=replace(manifest.tokens, prompt=totals.prompt_tokens, output=totals.output_tokens),
     )
-
-
-def _is_foreign(part: Location) -> bool:
-    """Return whether a file only has a part's name. A damaged part counts as ours."""
-    try:
-        return read_label(part) is None
-    except (OSError, ValueError, pa.ArrowException):
-        return False

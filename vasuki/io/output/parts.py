@@ -15,14 +15,16 @@ The output folder is therefore its own checkpoint: resuming reads footers, compa
 from __future__ import annotations
 
 import base64
+import hashlib
+import io
 import json
+import re
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -30,9 +32,11 @@ from vasuki.io.location import Location, writing
 from vasuki.io.output.answers import Answer, to_table
 
 METADATA_KEY = b"vasuki"
+PART_NAME = re.compile(r"part-(?P<index>\d{5,})(?P<label>|-\d+-of-\d+)(-[0-9a-f]{8})?\.parquet")
 COMMIT_BYTES = 128 * 2**20
 COMMIT_S = 5.0
 COMMIT_SHARE = 0.03
+LABEL_VERSION = 2  # 1 knew a model by its path alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +72,33 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class PartLabel:
-    """The label in a part's footer: which rows it holds, and of which job."""
+    """The label in a part's footer: which rows it holds, and of which job. Hashes of another version mean something
+    else, so they are left empty."""
 
     config_hash: str
     input_fingerprint: str
     rows: NDArray[np.int64]  # numbers of the input rows it holds, rising
     totals: Totals
+    pages: str = ""  # size and hash of everything before the footer
 
     def to_json(self) -> bytes:
         gaps = np.diff(self.rows, prepend=0).astype("<i8")
         packed = base64.b64encode(zlib.compress(gaps.tobytes())).decode()
         label = {"config_hash": self.config_hash, "input_fingerprint": self.input_fingerprint, "rows": packed}
-        return json.dumps({"version": 1} | label | {"totals": asdict(self.totals)}).encode()
+        return json.dumps(
+            {"version": LABEL_VERSION} | label | {"totals": asdict(self.totals), "pages": self.pages}
+        ).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> PartLabel:
         """Raises ValueError, KeyError or TypeError for anything that `to_json` did not write."""
         label = json.loads(text)
+        if label["version"] != LABEL_VERSION:
+            return cls("", "", np.empty(0, dtype=np.int64), Totals())
         gaps = np.frombuffer(zlib.decompress(base64.b64decode(label["rows"])), dtype="<i8")
         totals = Totals(**label["totals"])
-        return cls(label["config_hash"], label["input_fingerprint"], np.cumsum(gaps, dtype=np.int64), totals)
+        rows = np.cumsum(gaps, dtype=np.int64)
+        return cls(label["config_hash"], label["input_fingerprint"], rows, totals, label["pages"])
 
 
 class PartWriter:
@@ -161,7 +172,7 @@ class PartWriter:
         totals = Totals.of(answers)
         rows = np.unique(np.array([answer.row for answer in answers], dtype=np.int64))
         label = PartLabel(self._config_hash, self._input_fingerprint, rows, totals)
-        content = _to_parquet(to_table(answers, self.schema), label)
+        content = to_parquet(to_table(answers, self.schema), label)
         self._answers = []
         self._num_bytes = 0
         self._even_if_empty = False
@@ -171,25 +182,42 @@ class PartWriter:
         self.committed += totals
 
 
-def read_label(part: Location) -> PartLabel | None:
+def read_label(part: Location, with_pages: bool = False) -> PartLabel | None:
     """The label of a part; None for a Parquet file that is not ours.
+
+    Args:
+        part: the file.
+        with_pages: compare its pages with what the label says of them. A footer may be whole, and what lies before it
+            lost with the power of a machine.
 
     Raises:
         OSError, pyarrow.ArrowException, ValueError: the file is damaged.
     """
     with part.open() as stream:
         metadata = pq.read_metadata(stream).metadata or {}
-    if METADATA_KEY not in metadata:
-        return None
-    try:
-        return PartLabel.from_json(metadata[METADATA_KEY])
-    except (KeyError, TypeError, zlib.error) as error:
-        raise ValueError(f"its label is damaged: {error}") from None
+        if METADATA_KEY not in metadata:
+            return None
+        try:
+            label = PartLabel.from_json(metadata[METADATA_KEY])
+        except (KeyError, TypeError, zlib.error) as error:
+            raise ValueError(f"its label is damaged: {error}") from None
+        if with_pages and label.pages:
+            num_bytes = int(label.pages.split("-")[0])
+            stream.seek(0)
+            if _pages(stream.read(num_bytes)) != label.pages:
+                raise ValueError("its pages are damaged")
+    return label
 
 
-def _to_parquet(table: Any, label: PartLabel) -> Any:
-    buffer = pa.BufferOutputStream()
-    with pq.ParquetWriter(buffer, table.schema, compression="zstd") as writer:
+def to_parquet(table: Any, label: PartLabel) -> bytes:
+    """The file of a part: a `pyarrow.Table` of its answers, and in the footer its label with the hash of its pages."""
+    file = io.BytesIO()
+    with pq.ParquetWriter(file, table.schema, compression="zstd") as writer:
         writer.write_table(table)
+        label = replace(label, pages=_pages(file.getvalue()))
         writer.add_key_value_metadata({METADATA_KEY: label.to_json()})
-    return buffer.getvalue()
+    return file.getvalue()
+
+
+def _pages(content: bytes) -> str:
+    return f"{len(content)}-{hashlib.blake2b(content, digest_size=16).hexdigest()}"

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import IO, Any
 
 from vasuki.base.errors import InputError
-from vasuki.io.location import Location, writing
+from vasuki.io.location import Location, open_unlinked, writing
 
 TRACE = "trace.jsonl"
 _FLUSH_BYTES = 2**20
@@ -59,7 +59,7 @@ class TraceWriter:
         self._num_bytes = 0
         with writing(place):
             if place.is_local:
-                self._file: IO[bytes] = open(place.path, "a+b")  # noqa: SIM115 - closed by close()
+                self._file: IO[bytes] = open_unlinked(place.path, "a+b")
             else:
                 self._file = tempfile.TemporaryFile()  # noqa: SIM115
                 if place.exists():

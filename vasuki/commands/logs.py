@@ -1,0 +1,72 @@
+"""What goes to stderr: lines for people, or one JSON object a line. That holds for summaries and last words too."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import click
+
+log = logging.getLogger("vasuki")
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        entry = {"time": time, "level": record.levelname.lower(), "message": record.getMessage()}
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry | getattr(record, "more", {}))
+
+
+class _TextLines(logging.Formatter):
+    """One line each: names of files and columns may hold any letter."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{self.formatTime(record, '%H:%M:%S')} {' '.join(record.getMessage().splitlines())}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def set_up_logs(quiet: bool, log_format: str) -> None:
+    """Send what this process logs to stderr, as `text` or `json`."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines() if log_format == "json" else _TextLines())
+    loggers = [log]
+    if log_format == "json":
+        logging.captureWarnings(True)
+        loggers.append(logging.getLogger("py.warnings"))
+    for logger in loggers:
+        logger.handlers[:] = [handler]
+        logger.setLevel(logging.WARNING if quiet else logging.INFO)
+        logger.propagate = False
+
+
+def asks_for_json(arguments: list[str]) -> bool:
+    """Whether a command line does, be it right or wrong otherwise."""
+    return "--log-format=json" in arguments or ("--log-format", "json") in pairwise(arguments)
+
+
+def is_json() -> bool:
+    """Whether logs are JSON lines."""
+    return any(isinstance(handler.formatter, _JsonLines) for handler in log.handlers)
+
+
+def tell(lines: list[str]) -> None:
+    """Show a summary."""
+    for line in lines:
+        if is_json():
+            log.info("%s", line)
+        else:
+            click.echo(line, err=True)
+
+
+def last_words(message: str, exit_code: int) -> None:
+    """Say why the process ends."""
+    message = " ".join(message.splitlines())
+    if is_json():
+        log.error("%s", message, extra={"more": {"exit_code": exit_code}})
+    else:
+        click.echo(f"vasuki: {message}", err=True)

@@ -1,0 +1,58 @@
+"""How large a batch of Arrow data becomes as Python values, and how to cut it before it does.
+
+A column may hold a text of megabytes once, in a dictionary, and name it in every row: on disk and in Arrow that costs
+four bytes a row, in Python the whole text each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vasuki.base.arrays import Ints
+
+_VALUE_BYTES = 16  # of a number, or around a text
+_TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+
+
+def slices(batch: Any, most_bytes: int) -> Iterator[tuple[Any, int]]:
+    """A record batch in pieces of so many bytes decoded, or of one row that is larger. Each comes with its bytes."""
+    zeros = np.zeros(batch.num_rows, dtype=np.int64)
+    ends = np.cumsum(sum((row_bytes(column) for column in batch.columns), zeros))
+    start = before = 0
+    while start < batch.num_rows:
+        stop = max(start + 1, int(np.searchsorted(ends, before + most_bytes, side="right")))
+        yield batch.slice(start, stop - start), int(ends[stop - 1]) - before
+        start, before = stop, int(ends[stop - 1])
+
+
+def row_bytes(array: Any) -> Ints:
+    """About how many bytes each value of an Arrow array takes, decoded. int64 [len(array)]."""
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return row_bytes(array.storage)
+    if pa.types.is_dictionary(kind):
+        of_entry = np.append(row_bytes(array.dictionary), _VALUE_BYTES)  # nulls take the last
+        return np.asarray(of_entry[_numbers(array.indices, len(array.dictionary))])
+    if pa.types.is_struct(kind):
+        fields = (row_bytes(field) for field in array.flatten())
+        return np.asarray(sum(fields, np.full(len(array), _VALUE_BYTES, dtype=np.int64)))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        before = np.append(0, np.cumsum(row_bytes(array.values)))
+        offsets = _numbers(array.offsets)
+        return np.asarray(before[offsets[1:]] - before[offsets[:-1]] + _VALUE_BYTES)
+    if pa.types.is_fixed_size_list(kind) and kind.list_size:
+        own = array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
+        return np.asarray(row_bytes(own).reshape(len(array), kind.list_size).sum(axis=1) + _VALUE_BYTES)
+    if any(is_kind(kind) for is_kind in _TEXTS):
+        return _numbers(pc.binary_length(array)) + _VALUE_BYTES
+    width = kind.byte_width if pa.types.is_fixed_size_binary(kind) else 0
+    return np.full(len(array), width + _VALUE_BYTES, dtype=np.int64)
+
+
+def _numbers(array: Any, null: int = 0) -> Ints:
+    return np.asarray(array.fill_null(null) if array.null_count else array, dtype=np.int64)
