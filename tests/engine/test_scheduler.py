@@ -214,14 +214,6 @@ def test_a_batch_shows_decodes_as_chunks_of_one_token() -> None:
     assert mixed.num_samples == sum(chunk.samples for chunk in mixed.chunks)
 
 
-def test_no_more_steps_are_offered_than_memory_and_prompts_allow() -> None:
-    rows = [(5 + index % 30, 1 + index % 20, 20) for index in range(60)]
-    _, _, executor, _ = run(rows, POLICIES["vasuki"], Limits(8, 16), 30)
-    offered = [batch.max_steps for batch in executor.batches]
-    assert min(offered) == 1 < max(offered)
-    assert all(batch.max_steps == 1 for batch in executor.batches if any(chunk.samples for chunk in batch.prefills))
-
-
 def test_a_decode_never_waits_for_a_prompt_when_mixed() -> None:
     rows = [(3, 20, 20), (30, 5, 5)]
     _, _, executor, _ = run(rows, POLICIES["sarathi"], Limits(4, 8), 60)

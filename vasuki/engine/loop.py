@@ -29,9 +29,6 @@ from vasuki.engine.sequence import Request, Sequence
 class Step(Protocol):
     """A batch that was launched, and may still be under way."""
 
-    @property
-    def num_steps(self) -> int: ...
-
     def wait(self) -> StepResult: ...
 
 
@@ -139,7 +136,7 @@ def drain(
         batch = scheduler.schedule()
         if batch is not None:
             step = executor.launch(batch)
-            scheduler.advance(batch, step.num_steps)
+            scheduler.advance(batch)
             under_way.append((batch, step))
             if len(under_way) <= executor.steps_ahead:
                 continue

@@ -64,7 +64,7 @@ class Scheduler:
         self._swaps: list[Swap] = []  # of the batch being formed
         self._ahead: Sequence | None = None  # runs until its prompt is computed, without room for what follows
         self._maximum_blocks = 0  # what the running sequences would hold if all grew to max_tokens
-        self._memory_is_tight = False  # admission was refused for lack of memory, and nothing was freed since
+        self.memory_is_tight = False  # admission was refused for lack of memory, and nothing was freed since
         self._filling = True  # in a prefill phase, when exclusive
 
     @classmethod
@@ -128,43 +128,37 @@ class Scheduler:
         prefills: list[ScheduledChunk] = []
         if self.policy.mixing is Mixing.MIXED:
             decodes = self._decodes()
-            budget = self._prefills(prefills, budget - len(decodes))
+            self._prefills(prefills, budget - len(decodes))
         else:
             if self.policy.mixing is Mixing.PREFILL_FIRST or self._in_prefill_phase():
-                budget = self._prefills(prefills, budget)
-            else:
-                budget = 0  # no row starts before memory is free for a whole phase
+                self._prefills(prefills, budget)
             if not prefills:
                 self._filling = False
                 decodes = self._decodes()
         if not self._unpark() and not decodes and not prefills:
             return None
-        starts = [sequence.num_computed_tokens for sequence in decodes]
-        max_steps = self._max_steps(decodes, starts, prefills, budget)
-        return Batch(decodes, starts, prefills, self._swaps, max_steps)
+        return Batch(decodes, [sequence.num_computed_tokens for sequence in decodes], prefills, self._swaps)
 
     def update(self, batch: Batch, result: StepResult) -> list[Sequence]:
         """Record a batch that was computed before anything else was scheduled: `advance` and `settle`."""
-        self.advance(batch, result.num_steps)
+        self.advance(batch)
         return self.settle(batch, result)
 
-    def advance(self, batch: Batch, steps: int = 1) -> None:
+    def advance(self, batch: Batch) -> None:
         """Go on from a batch that is under way, as far as that needs none of its tokens.
 
         What ends for its length gives its memory back at once: whatever is launched later runs later.
         """
-        if steps > 1:
-            self._grow(batch, steps)
         for sequence in batch.decodes:
-            sequence.num_computed_tokens += steps
-        for sequence, start, num_tokens, samples in batch.prefills:
-            sequence.num_computed_tokens = start + steps * num_tokens
+            sequence.num_computed_tokens += 1
+        for sequence, _, num_tokens, samples in batch.prefills:
+            sequence.num_computed_tokens += num_tokens
             if samples:
                 self.prefilling.remove(sequence)
                 self.decoding.append(sequence)
         ended = False
         for sequence in _sampling(batch):
-            sequence.num_pending_tokens += steps
+            sequence.num_pending_tokens += 1
             if sequence.num_output_tokens >= sequence.request.max_tokens:
                 self._end(sequence, FinishReason.LENGTH)
                 ended = True
@@ -177,20 +171,15 @@ class Scheduler:
         The batch behind it may be under way already, with sequences that turn out to have stopped here. What it says of
         them is dropped.
         """
-        steps, tokens = result.num_steps, result.token_ids
         finished: list[Sequence] = []
         stopped = False
         logprobs = result.logprobs or repeat(0.0)
-        for index, (sequence, stops, logprob) in enumerate(
-            zip(_sampling(batch), result.stopped, logprobs, strict=False)
-        ):
+        sampled = zip(_sampling(batch), result.token_ids, result.stopped, logprobs, strict=False)
+        for sequence, token_id, stops, logprob in sampled:
             if not sequence.num_pending_tokens:
                 continue
-            if steps == 1:
-                sequence.output_token_ids.append(tokens[index])
-            else:
-                sequence.output_token_ids += tokens[index * steps : (index + 1) * steps]
-            sequence.num_pending_tokens -= steps
+            sequence.output_token_ids.append(token_id)
+            sequence.num_pending_tokens -= 1
             sequence.logprob += logprob
             if stops:
                 self._end(sequence, FinishReason.STOP)
@@ -221,52 +210,7 @@ class Scheduler:
 
     def _forget_ended(self) -> None:
         self.decoding = [sequence for sequence in self.decoding if sequence.finish_reason is None]
-        self._memory_is_tight = False
-
-    # --- several steps at once ---------------------------------------------------------------------------------------
-
-    def _max_steps(
-        self, decodes: list[Sequence], starts: list[int], prefills: list[ScheduledChunk], budget: int
-    ) -> int:
-        """How often the batch can run before anything could be decided differently, if no sequence ends.
-
-        Not the most there could be, but nothing short of a decision ever depends on where a run of steps is cut.
-        """
-        pool = self.pool
-        may_admit = bool(self.waiting) and budget > 0 and self._may_admit()
-        may_return = bool(self.parked) and not self._memory_is_tight
-        if may_admit or may_return or self._swaps or len(prefills) > 1 or (prefills and prefills[0].samples):
-            return 1
-        steps, chunk_tokens = sys.maxsize, 0
-        if prefills:
-            sequence, start, chunk_tokens, _ = prefills[0]
-            if budget > 0:  # memory, not the budget, cut the chunk
-                return 1
-            steps = (sequence.num_tokens - start - 1) // chunk_tokens
-        # In block_tokens steps a decode fills one block and a chunk of c tokens c of them: so many rounds of as many
-        # steps find their blocks. After them every decode may need a block at once, and chunks take what is left.
-        available, block_tokens = pool.num_available, pool.block_tokens
-        rounds = (available - 1) // max(1, len(decodes) + chunk_tokens)
-        spare = available - 1 - rounds * (len(decodes) + chunk_tokens) - len(decodes)
-        sure = rounds * block_tokens + (max(0, spare) * block_tokens // chunk_tokens if chunk_tokens else 0)
-        if sure > 0 or prefills:
-            return max(1, min(steps, sure))
-        # Fewer blocks are left than there are decodes: the step in which they are used up follows from the places left
-        # in the last blocks.
-        places = sorted([-(start + 1) % block_tokens for start in starts])
-        return 1 + places[available] if available < len(places) else 1
-
-    def _grow(self, batch: Batch, steps: int) -> None:
-        """Take the blocks for the steps after the first, which `schedule` provided for."""
-        pool, block_tokens = self.pool, self.pool.block_tokens
-        for sequence, start in zip(batch.decodes, batch.starts, strict=True):
-            if -(start + 1) % block_tokens < steps - 1:  # places left in its last block
-                table = sequence.block_table.device
-                table += pool.allocate(pool.blocks_for(start + steps) - len(table))
-        for sequence, start, num_tokens, _ in batch.prefills:
-            table = sequence.block_table.device
-            table += pool.allocate(pool.blocks_for(start + steps * num_tokens) - len(table))
-            self._register_prefix(sequence, start + steps * num_tokens)
+        self.memory_is_tight = False
 
     # --- decodes -----------------------------------------------------------------------------------------------------
 
@@ -297,30 +241,29 @@ class Scheduler:
 
     # --- prefills ----------------------------------------------------------------------------------------------------
 
-    def _prefills(self, chunks: list[ScheduledChunk], budget: int) -> int:
-        """Add prompt chunks to the batch, of running sequences first, then of waiting ones. Returns the budget left."""
-        may_start = not self._memory_is_tight and self._may_admit()
+    def _prefills(self, chunks: list[ScheduledChunk], budget: int) -> None:
+        """Add prompt chunks to the batch, of running sequences first, then of waiting ones."""
+        may_start = self.may_admit()
         for sequence in self.prefilling:
             if budget <= 0:
-                return budget
+                return
             budget -= self._add_chunk(chunks, sequence, budget)
         while self.waiting and budget > 0:
             sequence = self.waiting[0]
             if not self.policy.chunked and sequence.num_tokens > budget and chunks:
                 break  # a whole prompt larger than the budget gets a step of its own
             if may_start and not self._fits(sequence):
-                may_start, self._memory_is_tight = False, True
+                may_start, self.memory_is_tight = False, True
             if not may_start:
                 if not self._may_go_ahead(sequence):
                     break
                 self._ahead = sequence
             self._admit(self.waiting.popleft())
             budget -= self._add_chunk(chunks, sequence, budget)
-        return budget
 
-    def _may_admit(self) -> bool:
+    def may_admit(self) -> bool:
         """Whether a waiting row could start, as far as policy, slots and what is known about memory say."""
-        if self._memory_is_tight or self.parked or self.num_running >= self.limits.max_num_seqs:
+        if self.memory_is_tight or self.parked or self.num_running >= self.limits.max_num_seqs:
             return False
         return self.policy.refill or not self.num_running
 
@@ -335,7 +278,7 @@ class Scheduler:
             return 0
         table += self.pool.allocate(self.pool.blocks_for(start + take) - len(table))
         chunks.append(ScheduledChunk(sequence, start, take, take == left))
-        self._register_prefix(sequence, start + take)
+        self.register_prefix(sequence, start + take)
         return take
 
     def _in_prefill_phase(self) -> bool:
@@ -398,7 +341,7 @@ class Scheduler:
         if sequence is None or sequence in self.prefilling:
             return
         self._ahead = None
-        stays = self.num_running == 1 or not (self.parked or self._memory_is_tight)
+        stays = self.num_running == 1 or not (self.parked or self.memory_is_tight)
         if sequence.status is Status.RUNNING and not stays and self._may_park(sequence, sequence.num_computed_tokens):
             self._park(sequence)
             self.counters.prefilled_ahead += 1
@@ -431,7 +374,7 @@ class Scheduler:
         sequence.num_computed_tokens = len(table.device) * self.pool.block_tokens
         self.counters.shared_tokens += sequence.num_computed_tokens
 
-    def _register_prefix(self, sequence: Sequence, computed: int) -> None:
+    def register_prefix(self, sequence: Sequence, computed: int) -> None:
         table = sequence.block_table
         full = min(computed // self.pool.block_tokens, len(sequence.prefix_keys))
         while table.num_keyed < full:
@@ -448,7 +391,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Free a sequence's device blocks, keeping its KV on the host if that is worth it and there is room."""
-        self._memory_is_tight = True
+        self.memory_is_tight = True
         if self._may_park(sequence, sequence.num_computed_tokens):
             self._park(sequence)
             self.counters.preemptions_swap += 1
@@ -488,9 +431,9 @@ class Scheduler:
         They run from the next step on: the copy has this one to hide behind.
         """
         came = False
-        while self.parked and self.host_pool is not None and not (self._memory_is_tight and self.num_running):
+        while self.parked and self.host_pool is not None and not (self.memory_is_tight and self.num_running):
             if not self._fits(self.parked[0]):
-                self._memory_is_tight = True  # until something ends
+                self.memory_is_tight = True  # until something ends
                 break
             sequence = self.parked.popleft()
             table = sequence.block_table

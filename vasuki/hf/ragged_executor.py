@@ -35,7 +35,6 @@ class LaunchedStep:
     sequences: list[Sequence]  # those that it samples for
     sampled: ToHost  # token ids, and log probabilities if asked for
     started_s: float
-    num_steps: int = 1
 
     def wait(self) -> StepResult:
         """What it sampled, once the device is done. Steps are waited for in the order in which they were launched."""

@@ -29,6 +29,7 @@ from vasuki.engine.scheduler import Counters, Scheduler
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.engine.settings import EngineSettings
 from vasuki.machines.cost_model import CostModel, StepTime
+from vasuki.simulator.fast_forward import FastForward
 from vasuki.simulator.simulated_executor import SimulatedExecutor
 
 
@@ -91,17 +92,17 @@ def simulate_pipelines(
         raise ValueError("padded policies and streamed layers are not simulated in pipelines")
     simulation = _Simulation(requests, list(observers), on_ended)
 
-    def executor(free_s: list[float]) -> SimulatedExecutor:
+    def stream(free_s: list[float]) -> _Stream:
+        scheduler = build() if build else Scheduler.build(settings)
         if stages == 1:  # streams that share nothing but the queue can run several steps at once
-            return SimulatedExecutor(cost_model, output_tokens, settings)
-        return _StagedExecutor(cost_model, output_tokens, settings, free_s, simulation.result)
+            fast_forward = FastForward(scheduler)
+            return _Stream(scheduler, SimulatedExecutor(cost_model, output_tokens, settings, fast_forward))
+        return _Stream(scheduler, _StagedExecutor(cost_model, output_tokens, settings, free_s, simulation.result))
 
     each_free_s = [[0.0] * stages for _ in range(replicas)]
     # Replicas take turns, so that none has a head start on the queue.
     turns = [free_s for _ in range(stages) for free_s in each_free_s]
-    return simulation.run(
-        [_Stream(build() if build else Scheduler.build(settings), executor(free_s)) for free_s in turns]
-    )
+    return simulation.run([stream(free_s) for free_s in turns])
 
 
 class _StagedExecutor(SimulatedExecutor):
@@ -125,7 +126,7 @@ class _StagedExecutor(SimulatedExecutor):
         free_s: list[float],
         result: PipelineResult,
     ) -> None:
-        super().__init__(cost_model, output_tokens, settings, one_by_one=True)
+        super().__init__(cost_model, output_tokens, settings)
         self._free_s = free_s
         self._result = result
 

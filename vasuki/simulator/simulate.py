@@ -11,6 +11,7 @@ from vasuki.engine.scheduler import Counters, Scheduler
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.engine.settings import EngineSettings
 from vasuki.machines.cost_model import CostModel
+from vasuki.simulator.fast_forward import FastForward
 from vasuki.simulator.simulated_executor import Arrivals, SimulatedExecutor
 
 
@@ -68,7 +69,8 @@ def simulate(
         one_by_one: run single steps.
     """
     scheduler = Scheduler.build(settings)
-    executor = SimulatedExecutor(cost_model, output_tokens, settings, one_by_one)
+    fast_forward = None if one_by_one else FastForward(scheduler)
+    executor = SimulatedExecutor(cost_model, output_tokens, settings, fast_forward)
     if arrived_at_s is not None:
         requests = Arrivals(requests, arrived_at_s, executor.clock, scheduler.is_empty)
     sink = CountingSink()
