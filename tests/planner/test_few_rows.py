@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vasuki.base.config import Column, PlanConfig
+from vasuki.base.config import Column, KVConfig, PlanConfig
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
 from vasuki.planner import make_plan
@@ -34,7 +34,9 @@ def twelve(longest: int, seed: int = 0) -> Lengths:
 def crowded(job: Lengths, plan: PlanConfig = KNOWN) -> Plan:
     """A plan with memory for about three rows at a time."""
     kv_tokens = 3 * int((job.prompt_tokens + job.output_tokens).mean())
-    return make_plan(job, LLAMA, A10, plan=plan, kv_bytes=kv_tokens * LLAMA.kv_bytes_per_token, offload_modes=("none",))
+    return make_plan(
+        job, LLAMA, A10, plan=plan, kv=KVConfig(offload="none"), kv_bytes=kv_tokens * LLAMA.kv_bytes_per_token
+    )
 
 
 @pytest.fixture

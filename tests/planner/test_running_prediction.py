@@ -65,7 +65,7 @@ def test_a_slow_start_says_less_than_the_plan_knows_about_decodes() -> None:
 
 def test_nothing_measured_changes_nothing() -> None:
     prediction = RunningPrediction(replace(PLAN, makespan_s=10.0), CostModel(LLAMA, A10))
-    prediction.record(0.0, Batch([], [], [], []), StepResult([], [], 1.0), Scheduler.build(PLAN.settings), [])
+    prediction.record(0.0, Batch([], [], [], []), StepResult([], [], 1.0), Scheduler(PLAN.settings), [])
     assert prediction.ratio == 1.0
     assert prediction.makespan_s == 10.0
     assert RunStats().mean_seqs == 0

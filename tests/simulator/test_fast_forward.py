@@ -36,10 +36,10 @@ class Watched(FastForward):
     def skip(self, batch: Batch, steps: int) -> None:
         super().skip(batch, steps)
         self.skipped += steps
-        self.scheduler.check_integrity()
+        self.scheduler.queues.check_integrity()
         for chunk in batch.chunks:
             assert chunk.sequence.num_computed_tokens == chunk.start + steps * chunk.num_tokens
-            held = len(chunk.sequence.block_table.device) * self.scheduler.pool.block_tokens
+            held = len(chunk.sequence.block_table.device) * self.scheduler.queues.pool.block_tokens
             assert held >= chunk.sequence.num_computed_tokens + chunk.num_tokens, "no room for the batch's own step"
 
 
@@ -47,7 +47,7 @@ class Watched(FastForward):
 def test_no_more_steps_are_skipped_than_memory_and_prompts_allow(policy) -> None:  # type: ignore[no-untyped-def]
     rows = [(5 + index % 30, 1 + index % 20) for index in range(60)]
     settings = EngineSettings(policy, Limits(8, 16), num_blocks=30, block_tokens=4)
-    scheduler = Scheduler.build(settings)
+    scheduler = Scheduler(settings)
     fast_forward, sink = Watched(scheduler), CountingSink()
     executor = SimulatedExecutor(COST, [output for _, output in rows], settings, fast_forward)
     requests = (Request(row, row, prompt, 20) for row, (prompt, _) in enumerate(rows))

@@ -247,6 +247,11 @@ class KVConfig(_Section):
     """What moves to the host: some layers of all rows (`stream`), rows that have to make room (`park`), or also rows
     whose prompt is computed ahead (`ahead`). `auto` takes what lets the job end soonest, often nothing."""
 
+    @property
+    def asks_for_offload(self) -> bool:
+        """Whether the job itself says that KV is to move."""
+        return self.offload not in ("auto", "none")
+
 
 class ErrorsConfig(_Section):
     """When failed rows fail the job."""

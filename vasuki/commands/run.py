@@ -28,7 +28,8 @@ from vasuki.commands.signals import StopSignals
 from vasuki.commands.step_tracer import StepTracer
 from vasuki.commands.workload import first_rows, lengths_of
 from vasuki.engine.loop import Observer, RunStats, drain
-from vasuki.engine.scheduler import Counters, Scheduler
+from vasuki.engine.queues import Counters
+from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import InputTable, open_table
@@ -58,7 +59,7 @@ from vasuki.machines.profile_files import find_profile, profile_for_device
 from vasuki.machines.stolen_time import StolenTime
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.shape import ModelShape
-from vasuki.planner import OFFLOAD_MODES, RunningPrediction, make_plan
+from vasuki.planner import RunningPrediction, make_plan
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.ordering.planned_order import order_requests
 from vasuki.planner.plan import Plan
@@ -234,7 +235,6 @@ class _Run:
         from vasuki.hf.loading.kv_budget import kv_budget_bytes
 
         config = self.config
-        on_cpu = loaded.device.type == "cpu"
         kv = self._kv(loaded)
         kv_bytes = kv_budget_bytes(loaded, config.kv.device_memory) if loaded.is_on_device else None
 
@@ -248,8 +248,6 @@ class _Run:
                 kv=kv,
                 cost=config.cost,
                 kv_bytes=kv_bytes,
-                # On a CPU both tiers are the same memory: moving gains nothing, unless somebody asks for it.
-                offload_modes=("none",) if on_cpu and config.kv.offload == "auto" else OFFLOAD_MODES,
             )
 
         lengths = lengths_of(first, self.rows_left)
@@ -277,7 +275,7 @@ class _Run:
         from vasuki.hf.kernels.varlen import preferred_block_tokens
 
         kv, layout = self.config.kv, loaded.kv_layout
-        if loaded.device.type != "cpu" or kv.offload not in ("auto", "none"):
+        if loaded.device.type != "cpu" or kv.asks_for_offload:
             kv = within_host_memory(kv, available_bytes(torch.device("cpu")))
         preferred = preferred_block_tokens(layout.dtype, loaded.device, min(layout.head_dims))
         if kv.block_tokens != "auto" or preferred is None:
@@ -329,7 +327,7 @@ class _Run:
         generate_started_s = time.perf_counter()
         predicted_s = generate_started_s - self.started_s + plan.makespan_s
         interrupted: Interrupted | None = None
-        scheduler = Scheduler.build(plan.settings)
+        scheduler = Scheduler(plan.settings)
         executor = build_executor(loaded, plan.settings, self.config.output.logprobs)
         order = order_requests(
             requests,
@@ -359,7 +357,7 @@ class _Run:
         generate_s = time.perf_counter() - generate_started_s
         written = writer.committed
         tokens = written.prompt_tokens + written.output_tokens
-        manifest = self._manifest(loaded, plan, scheduler.counters, tokens, predicted_s, generate_s)
+        manifest = self._manifest(loaded, plan, scheduler.queues.counters, tokens, predicted_s, generate_s)
         manifest = self.folder.finish(manifest)
         if interrupted is not None:
             left = self.rows_left - written.rows

@@ -40,10 +40,10 @@ class StepTracer:
         self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
     ) -> None:
         """Note a step."""
-        counters = scheduler.counters
-        held = scheduler.pool.num_held
-        parked = scheduler.host_pool.num_held if scheduler.host_pool else 0
-        streamed = self._settings.streamed_layers
+        counters = scheduler.queues.counters
+        held = scheduler.queues.pool.num_held
+        parked = scheduler.queues.host_pool.num_held if scheduler.queues.host_pool else 0
+        streamed = self._settings.offload.streamed_layers
         ways = self._ways_to_stream(batch) if streamed and batch.chunks else None
         preempted = counters.preemptions_recompute + counters.preemptions_swap
         self._trace.record(
@@ -53,7 +53,7 @@ class StepTracer:
                 prefill_tokens=batch.num_prefill_tokens,
                 decode_tokens=batch.num_decode_tokens,
                 seqs=batch.num_seqs,
-                waiting=len(scheduler.waiting) + len(scheduler.parked),
+                waiting=len(scheduler.queues.waiting) + len(scheduler.queues.parked),
                 kv_device_blocks=held,
                 kv_host_blocks=parked + (held if streamed else 0),
                 streamed_layers=streamed,

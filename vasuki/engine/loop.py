@@ -88,9 +88,10 @@ class RunStats:
         self.steps += num_steps
         self.sequence_steps += num_steps * num_seqs
         self.max_seqs = max(self.max_seqs, num_seqs)
-        self.peak_device_blocks = scheduler.pool.peak_held
-        if scheduler.host_pool is not None:
-            self.peak_host_blocks = scheduler.host_pool.peak_held
+        queues = scheduler.queues
+        self.peak_device_blocks = queues.pool.peak_held
+        if queues.host_pool is not None:
+            self.peak_host_blocks = queues.host_pool.peak_held
         for swap in batch.swaps:
             self.swapped_blocks += len(swap.device)
         self.copied_bytes += result.copied_bytes
@@ -141,9 +142,9 @@ def drain(
             if len(under_way) <= executor.steps_ahead:
                 continue
         elif not under_way:
-            if scheduler.is_empty():
+            if scheduler.queues.is_empty():
                 return stats
-            raise SchedulerStalled(f"{len(list(scheduler.live()))} sequences are left and none can run")
+            raise SchedulerStalled(f"{len(list(scheduler.queues.live()))} sequences are left and none can run")
         batch, step = under_way.popleft()
         result = step.wait()
         finished = scheduler.settle(batch, result)

@@ -22,7 +22,6 @@ class Admission(enum.Enum):
     PROMPT = "prompt"  # its prompt; growth is met by stalls and preemption
     MAXIMUM = "maximum"  # prompt and max_tokens, beside those of all that run
     PEAK = "peak"  # so that the sum of all expected growth never exceeds the pool
-    AHEAD = "ahead"  # likewise; the prompt of a row without such room is computed where it fits, and waits on the host
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def within_host_memory(kv: KVConfig, free_bytes: int) -> KVConfig:
     if kv.host_memory <= free_bytes:
         return kv
     short = f"kv.host_memory: {_gib(kv.host_memory)} are asked for, {_gib(free_bytes)} are free"
-    if kv.offload not in ("auto", "none") and "host_memory" in kv.model_fields_set:
+    if kv.asks_for_offload and "host_memory" in kv.model_fields_set:
         raise JobFileError(f"{short}; lower it, or let kv.offload be auto to take what there is")
     log.warning("%s; taking those", short)
     return kv.model_copy(update={"host_memory": max(1, free_bytes)})
@@ -176,7 +176,7 @@ def footprint(
 
     Streamed layers live on the host for every block of the device, and share its buffers there.
     """
-    streamed = settings.streamed_layers
+    streamed = settings.offload.streamed_layers
     resident = (
         device_blocks * block_bytes * (num_layers - streamed + spread_buffers(num_layers, streamed)) // num_layers
     )

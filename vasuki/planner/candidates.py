@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from vasuki.base.config import Column, EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import JobFileError, ModelError
-from vasuki.engine.offload import OffloadMode, OffloadPlan
 from vasuki.engine.policy import Mixing, Policy, find_policy
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel
@@ -48,9 +47,7 @@ class Problem:
     engine: EngineConfig
     kv: KVConfig
     kv_bytes: int | None
-    offload_modes: Collection[OffloadMode]  # that job and executor both allow
     layout: Layout
-    seed: int
 
     @cached_property
     def work(self) -> MeanRow:
@@ -72,11 +69,6 @@ class Problem:
         """Whether a better order is looked for once a candidate is chosen (`few_rows`); greedy's serves until then."""
         few = 1 < len(self.lengths) <= MILP_ROWS
         return few and self.known and self.policy.ordered and self.plan.solver in ("auto", "milp")
-
-    @property
-    def may_offload(self) -> bool:
-        """Whether KV may pass over the link. States stay on the device, and so does the KV beside them."""
-        return any(mode != "none" for mode in self.offload_modes) and not self.shape.recurrent
 
     @property
     def device_memory(self) -> float:
@@ -117,11 +109,10 @@ class Candidate:
 
     settings: EngineSettings
     cost: CostModel
-    offload: OffloadPlan
     state: SteadyState
 
     @classmethod
-    def of(cls, problem: Problem, settings: EngineSettings, cost: CostModel, offload: OffloadPlan) -> Candidate:
+    def of(cls, problem: Problem, settings: EngineSettings, cost: CostModel) -> Candidate:
         """With its steady state.
 
         The last block of a sequence is half empty on average. The arithmetic is fitted to the usual blocks; what
@@ -135,10 +126,10 @@ class Candidate:
             settings.limits.chunk_tokens,
             settings.limits.max_num_seqs,
             settings.policy.mixing,
-            settings.streamed_layers,
+            settings.offload.streamed_layers,
             settings.block_tokens * problem.shape.kv_bytes_per_token_per_layer,
         )
-        return cls(settings, cost, offload, state)
+        return cls(settings, cost, state)
 
     @property
     def mixing(self) -> Mixing:
@@ -167,7 +158,7 @@ def _candidates(problem: Problem) -> Iterator[Candidate]:
         found = True
         for mixing in (Mixing.MIXED, Mixing.EXCLUSIVE) if problem.policy.ordered else (problem.policy.mixing,):
             mixed = replace(settings, policy=replace(problem.policy, mixing=mixing))
-            yield Candidate.of(problem, mixed, cost, OffloadPlan("none", 0, "not considered"))
+            yield Candidate.of(problem, mixed, cost)
     if misfit is not None and not found:
         raise misfit
 

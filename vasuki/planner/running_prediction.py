@@ -67,9 +67,9 @@ class RunningPrediction:
             self.step_s = cost.step_time_s(work)
         else:
             copy_bytes = settings.block_tokens * cost.shape.kv_bytes_per_token_per_layer
-            steps = cost.repeated(work, result.num_steps, settings.streamed_layers, copy_bytes)
+            steps = cost.repeated(work, result.num_steps, settings.offload.streamed_layers, copy_bytes)
             self.step_s = sum([step.total_s for step in steps])
-        new_blocks = scheduler.pool.peak_held - self._peak_blocks
+        new_blocks = scheduler.queues.pool.peak_held - self._peak_blocks
         self._peak_blocks += new_blocks
         self.step_s += cost.first_touch_s(new_blocks * settings.block_tokens)
         if self._steps > WARM_UP_STEPS:

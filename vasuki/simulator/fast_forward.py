@@ -33,12 +33,12 @@ class FastForward:
 
         Not the most there could be, but nothing short of a decision ever depends on where a run of steps is cut.
         """
-        scheduler, prefills = self._scheduler, batch.prefills
+        scheduler, queues, prefills = self._scheduler, self._scheduler.queues, batch.prefills
         if batch.swaps or len(prefills) > 1 or (prefills and prefills[0].samples):
             return 1
         budget = self._budget_left(batch)
-        may_admit = bool(scheduler.waiting) and budget > 0 and scheduler.may_admit()
-        may_return = bool(scheduler.parked) and not scheduler.memory_is_tight
+        may_admit = bool(queues.waiting) and budget > 0 and scheduler.admission.may_admit()
+        may_return = bool(queues.parked) and not queues.memory_is_tight
         if may_admit or may_return:
             return 1
         steps, chunk_tokens, num_decodes = sys.maxsize, 0, len(batch.decodes)
@@ -49,7 +49,7 @@ class FastForward:
             steps = (sequence.num_tokens - start - 1) // chunk_tokens
         # In block_tokens steps a decode fills one block and a chunk of c tokens c of them: so many rounds of as many
         # steps find their blocks. After them every decode may need a block at once, and chunks take what is left.
-        available, block_tokens = scheduler.pool.num_available, scheduler.pool.block_tokens
+        available, block_tokens = queues.pool.num_available, queues.pool.block_tokens
         rounds = (available - 1) // max(1, num_decodes + chunk_tokens)
         spare = available - 1 - rounds * (num_decodes + chunk_tokens) - num_decodes
         sure = rounds * block_tokens + (max(0, spare) * block_tokens // chunk_tokens if chunk_tokens else 0)
@@ -66,8 +66,8 @@ class FastForward:
         Each token is 0, as all are in a simulation. The batch has a block for its own token already, and `most_steps`
         has made sure of the others.
         """
-        scheduler, zeros = self._scheduler, [0] * steps
-        pool, block_tokens = scheduler.pool, scheduler.pool.block_tokens
+        queues, zeros = self._scheduler.queues, [0] * steps
+        pool, block_tokens = queues.pool, queues.pool.block_tokens
         for sequence, start in zip(batch.decodes, batch.starts, strict=True):
             if -(start + 1) % block_tokens < steps:  # places left in its last block
                 table = sequence.block_table.device
@@ -78,7 +78,7 @@ class FastForward:
             table, end = sequence.block_table.device, start + (1 + steps) * num_tokens
             table += pool.allocate(pool.blocks_for(end) - len(table))
             sequence.num_computed_tokens += steps * num_tokens
-            scheduler.register_prefix(sequence, end)
+            queues.prefixes.register(sequence, end)
 
     def _budget_left(self, batch: Batch) -> int:
         """Tokens that the step has left for prompts; none where prompts wait for the next phase."""

@@ -58,7 +58,7 @@ class SimulatedExecutor:
         self._fast_forward = fast_forward
         self._padded = settings.policy.padded
         self._block_tokens = settings.block_tokens
-        self._streamed_layers = settings.streamed_layers
+        self._streamed_layers = settings.offload.streamed_layers
         shape = cost_model.shape
         self._window = shape.sliding_window if shape.num_windowed_layers else 0
         self._stream_copy_bytes = settings.block_tokens * shape.kv_bytes_per_token_per_layer
