@@ -422,6 +422,7 @@ def pressure(
     wanted_tokens = ROWS_WANTED * float((job.prompt_tokens + job.output_tokens).mean())
     runs: list[tuple[str, str, OffloadMode | None]] = [
         ("vllm", "vllm", "none"),
+        ("vllm-v0", "vllm-v0", "none"),
         ("vasuki, none", "vasuki", "none"),
         ("vasuki, park", "vasuki", "park"),
         ("vasuki, stream", "vasuki", "stream"),

@@ -226,9 +226,24 @@ def test_a_decode_never_waits_for_a_prompt_when_mixed() -> None:
     assert first_row_steps == executor.batches[:20]
 
 
-def test_vllm_policy_never_mixes() -> None:
+def test_vllm_admits_by_the_chunk_and_has_the_last_row_leave() -> None:
+    """Row 0 decodes beside the prompt of row 1, whose chunks take all other blocks. When row 0 needs one more, row 1
+    has to go, though it is further on, and begins again."""
+    rows = [(4, 12, 12), (26, 6, 6), (4, 1, 1)]
+    _, scheduler, executor, sink = run(rows, POLICIES["vllm"], Limits(9, 8), 8)
+    second = [(c.start, c.num_tokens) for b in executor.batches for c in b.chunks if c.sequence.request.row == 1]
+    assert second[:3] == [(4, 5), (9, 8), (17, 8)], "chunks beside decodes, behind a shared block"
+    assert min(start for start, _ in second[3:]) == 4, "from the beginning again"
+    assert scheduler.queues.counters.preemptions_recompute > 0
+    assert scheduler.queues.counters.preemptions_swap == 0
+    first = [step for step, b in enumerate(executor.batches) if any(c.sequence.request.row == 0 for c in b.chunks)]
+    assert first == list(range(12)), "who came first never waits"
+    assert sorted(sequence.request.row for sequence in sink.rows) == [0, 1, 2]
+
+
+def test_the_first_vllm_never_mixes() -> None:
     rows = [(5, 4, 9)] * 10
-    _, _, executor, _ = run(rows, POLICIES["vllm"], Limits(16, 4), 60)
+    _, _, executor, _ = run(rows, POLICIES["vllm-v0"], Limits(16, 4), 60)
     for batch in executor.batches:
         assert len({chunk.sequence.num_output_tokens > 0 or chunk.num_tokens == 1 for chunk in batch.chunks}) == 1
 

@@ -94,7 +94,7 @@ def test_streaming_and_parking_together_over_a_slow_link() -> None:
     assert rows.outputs == reference("llama")
 
 
-@pytest.mark.parametrize("policy", ["sarathi", "orca", "vllm", "static"])
+@pytest.mark.parametrize("policy", ["sarathi", "orca", "vllm", "vllm-v0", "static"])
 def test_greedy_equals_generate_under_every_policy(policy: str) -> None:
     rows, _, _ = run(load("llama"), requests_of(prompts()), policy=POLICIES[policy])
     assert rows.outputs == reference("llama")

@@ -22,7 +22,7 @@ def test_greedy_equals_generate(name: str, chunk_tokens: int) -> None:
     assert rows.outputs == reference(name)
 
 
-@pytest.mark.parametrize("policy", ["sarathi", "orca", "vllm", "static"])
+@pytest.mark.parametrize("policy", ["sarathi", "orca", "vllm", "vllm-v0", "static"])
 def test_under_every_policy(policy: str) -> None:
     rows, _, _ = run(load("llama"), requests_of(prompts()), policy=POLICIES[policy], steps_ahead=1)
     assert rows.outputs == reference("llama")

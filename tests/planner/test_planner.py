@@ -128,7 +128,7 @@ def test_vasuki_is_not_slower_than_what_it_is_compared_with() -> None:
             return sum(plan.makespan_s for plan in plans)
 
         vasuki_s = total_s("vasuki")
-        for policy in ("sarathi", "vllm", "orca", "static", "static-sorted"):
+        for policy in ("sarathi", "vllm", "vllm-v0", "orca", "static", "static-sorted"):
             assert vasuki_s < total_s(policy), policy
 
 
@@ -323,6 +323,7 @@ def test_prompts_are_computed_ahead_where_the_job_asks_for_it() -> None:
 def test_a_cpu_moves_nothing_by_itself() -> None:
     """Both tiers are the same memory there."""
     lengths, card = Lengths(np.full(120, 500), np.full(120, 400)), find_profile("cpu")
+    card = card.model_copy(update={"memory_mib": 64 * 1024})
     memory = KVConfig(device_memory=2**31)
     assert make_plan(lengths, LLAMA, card, kv=memory).offload.mode == "none"
     asked = make_plan(lengths, LLAMA, card, kv=memory.model_copy(update={"offload": "stream"}))

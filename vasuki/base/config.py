@@ -212,7 +212,7 @@ class PlanConfig(_Section):
 class EngineConfig(_Section):
     """How steps are formed and executed."""
 
-    policy: Literal["vasuki", "sarathi", "orca", "vllm", "static", "static-sorted"] = "vasuki"
+    policy: Literal["vasuki", "sarathi", "orca", "vllm", "vllm-v0", "static", "static-sorted"] = "vasuki"
     """Who runs in the next step. All but `vasuki` are there for comparison."""
     chunk_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Token budget of a step: decodes first, then prompt chunks up to this many tokens."""

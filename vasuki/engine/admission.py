@@ -6,6 +6,8 @@ computed in the room that others have yet to grow into, and waits on the host (B
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 
 from vasuki.engine.policy import Admission
@@ -33,9 +35,9 @@ class AdmissionControl:
             return False
         return self._policy.refill or not queues.num_running
 
-    def fits(self, sequence: Sequence, ahead: Sequence | None = None) -> bool:
-        """Whether memory and slots allow the sequence to start now, or to go `ahead`. An empty batch takes any row,
-        `Scheduler.add` having checked it."""
+    def fits(self, sequence: Sequence, budget: int = sys.maxsize, ahead: Sequence | None = None) -> bool:
+        """Whether memory and slots allow the sequence to start now, with a budget of so many tokens, or to go `ahead`.
+        An empty batch takes any row, `Scheduler.add` having checked it."""
         pool, queues, admission = self._pool, self._queues, self._policy.admission
         if not queues.num_running:
             return True
@@ -46,6 +48,8 @@ class AdmissionControl:
             return (queues.num_running + 1) * widest <= pool.num_blocks
         if queues.maximum_blocks + queues.maximum(sequence) <= pool.num_blocks:
             return True
+        if admission is Admission.CHUNK:
+            return pool.blocks_for(min(budget, sequence.num_tokens)) <= pool.num_available
         if admission is Admission.PROMPT:
             promised = sum([pool.blocks_for(s.num_tokens) - len(s.block_table.device) for s in queues.prefilling])
             watermark = max(1, pool.num_blocks // 100)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vasuki.engine.admission import AdmissionControl
-from vasuki.engine.policy import Policy
+from vasuki.engine.policy import Admission, Policy
 from vasuki.engine.queues import Queues
 from vasuki.engine.sequence import Sequence, Status
 
@@ -15,6 +15,7 @@ class Preemption:
         self._policy = policy
         self._queues = queues
         self._admission = admission
+        self._has_preempted = False  # in this step
 
     def make_room(self, growing: list[Sequence]) -> None:
         """Preempt until each of the growing sequences finds a block. Those that had to go are taken from the list."""
@@ -24,6 +25,22 @@ class Preemption:
             self._preempt(victim)
             if victim in growing:
                 growing.remove(victim)
+
+    def make_room_for(self, sequence: Sequence, budget: int) -> bool:
+        """Preempt those that came last until the next chunk of a sequence that is in its prompt finds blocks. Returns
+        whether it still runs: it may have been preempted already, or be the last itself."""
+        pool, table = self._queues.pool, sequence.block_table
+        end = sequence.num_computed_tokens + min(budget, sequence.num_uncomputed_tokens)
+        needed = pool.blocks_for(end) - len(table.device)
+        while sequence.status is Status.RUNNING and needed > pool.num_available:
+            self._preempt(self._victim())
+        return sequence.status is Status.RUNNING
+
+    def end_step(self) -> None:
+        """Where a row needs no more than a chunk's blocks, those that just left may start again in the next step."""
+        if self._has_preempted and self._policy.admission is Admission.CHUNK:
+            self._queues.memory_is_tight = False
+        self._has_preempted = False
 
     def _victim(self) -> Sequence:
         """The running sequence to give up: the cheapest to bring back, or simply the last that came."""
@@ -35,7 +52,7 @@ class Preemption:
     def _preempt(self, sequence: Sequence) -> None:
         """Free a sequence's device blocks, keeping its KV on the host if that is worth it and there is room."""
         queues, counters = self._queues, self._queues.counters
-        queues.memory_is_tight = True
+        queues.memory_is_tight = self._has_preempted = True
         if queues.may_park(sequence, sequence.num_computed_tokens):
             queues.park(sequence)
             counters.preemptions_swap += 1

@@ -19,7 +19,7 @@ from itertools import repeat
 
 from vasuki.engine.admission import AdmissionControl
 from vasuki.engine.batch import Batch, ScheduledChunk, StepResult
-from vasuki.engine.policy import Mixing
+from vasuki.engine.policy import Admission, Mixing
 from vasuki.engine.preemption import Preemption
 from vasuki.engine.queues import Queues
 from vasuki.engine.sequence import FinishReason, Request, Sequence, Status
@@ -84,7 +84,9 @@ class Scheduler:
             if not prefills:
                 self.admission.end_prefill_phase()
                 decodes = self._decodes()
-        if not self._preemption.bring_back() and not decodes and not prefills:
+        returning = self._preemption.bring_back()
+        self._preemption.end_step()
+        if not (returning or decodes or prefills):
             return None
         return Batch(decodes, [sequence.num_computed_tokens for sequence in decodes], prefills, queues.swaps)
 
@@ -104,16 +106,18 @@ class Scheduler:
     def _prefills(self, chunks: list[ScheduledChunk], budget: int) -> None:
         """Add prompt chunks to the batch, of running sequences first, then of waiting ones."""
         queues, admission = self.queues, self.admission
-        for sequence in queues.prefilling:
+        for sequence in queues.prefilling[:]:
             if budget <= 0:
                 return
+            if self.policy.admission is Admission.CHUNK and not self._preemption.make_room_for(sequence, budget):
+                break
             budget -= self._add_chunk(chunks, sequence, budget)
         may_start = admission.may_admit()
         while queues.waiting and budget > 0:
             sequence = queues.waiting[0]
             if not self.policy.chunked and sequence.num_tokens > budget and chunks:
                 break  # a whole prompt larger than the budget gets a step of its own
-            if may_start and not admission.fits(sequence):
+            if may_start and not admission.fits(sequence, budget):
                 may_start, queues.memory_is_tight = False, True
             if not may_start:
                 if not admission.may_go_ahead(sequence):

@@ -27,8 +27,6 @@ from vasuki.planner.steady_state import MeanRow, SteadyState, steady_state
 
 CHUNK_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 LEAST_CHUNK_TOKENS, MOST_CHUNK_TOKENS = 32, 4096
-CHUNK_TOKENS = 512  # of the other policies where nothing is said, as in the papers
-WHOLE_PROMPT_TOKENS = 2048  # the same for those that never split a prompt
 NUM_SEQS = 256
 MOST_SEQS = 2048
 SHORT_ROW_TOKENS = 512  # rows shorter than that get small blocks
@@ -168,8 +166,8 @@ def _chunk_sizes(problem: Problem) -> list[int]:
     if problem.engine.chunk_tokens != "auto":
         return [problem.engine.chunk_tokens]
     if not problem.policy.ordered:
-        longest = int(problem.lengths.prompt_tokens.max())
-        return [CHUNK_TOKENS if problem.policy.chunked else max(WHOLE_PROMPT_TOKENS, longest)]
+        whole = 0 if problem.policy.chunked else int(problem.lengths.prompt_tokens.max())
+        return [max(problem.policy.chunk_tokens, whole)]
     tile = problem.profile.tile_rows
     tile *= math.ceil(LEAST_CHUNK_TOKENS / tile)  # a CPU's tiles are single rows
     return [tile * tiles for tiles in CHUNK_TILES if tile * tiles <= MOST_CHUNK_TOKENS]
