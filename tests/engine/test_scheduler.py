@@ -14,7 +14,7 @@ from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.blocks import BlockPool
 from vasuki.engine.loop import drain
 from vasuki.engine.offload import OffloadPlan
-from vasuki.engine.policy import POLICIES, Admission, Mixing, Policy, find_policy
+from vasuki.engine.policy import POLICIES, Admission, Mixing, Policy, find_policy, runnable_policy
 from vasuki.engine.queues import Counters
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import FinishReason, Request, Sequence
@@ -233,7 +233,7 @@ def test_vllm_admits_by_the_chunk_and_has_the_last_row_leave() -> None:
     _, scheduler, executor, sink = run(rows, POLICIES["vllm"], Limits(9, 8), 8)
     second = [(c.start, c.num_tokens) for b in executor.batches for c in b.chunks if c.sequence.request.row == 1]
     assert second[:3] == [(4, 5), (9, 8), (17, 8)], "chunks beside decodes, behind a shared block"
-    assert min(start for start, _ in second[3:]) == 4, "from the beginning again"
+    assert min(start for start, _ in second[3:]) == 20, "again from what is left of its blocks"
     assert scheduler.queues.counters.preemptions_recompute > 0
     assert scheduler.queues.counters.preemptions_swap == 0
     first = [step for step, b in enumerate(executor.batches) if any(c.sequence.request.row == 0 for c in b.chunks)]
@@ -366,3 +366,12 @@ def test_policies_are_found_by_name() -> None:
     assert {name: find_policy(name) for name in POLICIES} == POLICIES
     with pytest.raises(JobFileError, match=r"'sarthi' .did you mean 'sarathi'"):
         find_policy("sarthi")
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_what_is_only_priced_is_not_run(name: str) -> None:
+    if name.startswith("static"):
+        with pytest.raises(JobFileError, match=f"engine.policy: {name} pads its batches; `vasuki simulate` prices"):
+            runnable_policy(name)
+    else:
+        assert runnable_policy(name) is POLICIES[name]

@@ -15,7 +15,7 @@ from vasuki.planner.few_rows import time_limit_s
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import PLANNING_SHARE
-from vasuki.simulator import simulate_plan
+from vasuki.planner.simulated import simulate_plan
 from vasuki_solvers import Instance, Schedule, greedy_schedule, local_search
 
 milp = pytest.importorskip("vasuki_solvers.milp")
@@ -44,9 +44,9 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time limits handed to the exact solver, which local search stands in for."""
     given: list[float] = []
 
-    def recorded(instance: Instance, *, time_limit_s: float, seed: int, **_: Any) -> Schedule:
+    def recorded(instance: Instance, *, time_limit_s: float, **_: Any) -> Schedule:
         given.append(time_limit_s)
-        return local_search(greedy_schedule(instance), iterations=500, seed=seed)
+        return local_search(greedy_schedule(instance), iterations=500)
 
     monkeypatch.setattr(milp, "milp_schedule", recorded)
     return given

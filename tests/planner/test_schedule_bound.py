@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import POLICIES, Admission, Mixing
-from vasuki.engine.scheduler import Limits
-from vasuki.engine.settings import EngineSettings
+from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.memory_budget import kv_tokens_at_most
 from vasuki.machines.profile import AttentionPoint, AttentionPoints, HardwareProfile, InStep, Measured

@@ -11,6 +11,7 @@ from vasuki.base.config import JobConfig
 from vasuki.commands.step_tracer import StepTracer
 from vasuki.commands.workload import Workload, model_tokenizer, shape_of
 from vasuki.engine.loop import Observer
+from vasuki.engine.policy import runnable_policy
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import InputTable, open_table
 from vasuki.io.location import writing
@@ -53,6 +54,7 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
     Raises:
         VasukiError: the same that the run would raise, as far as it can be known without loading weights.
     """
+    runnable_policy(config.engine.policy)
     table = open_table(config)
     OutputFolder.check(
         config.output.path,
@@ -183,9 +185,8 @@ def _simulate(workload: Workload, profile: HardwareProfile, policy: str, folder:
         if layout.num_streams > 1:  # their steps overlap, a trace's follow one another
             simulated = simulated_with()
         else:
-            cost_model = CostModel(workload.shape, profile, plan.layout)
             with TraceWriter(place / TRACE) as trace:
-                simulated = simulated_with(StepTracer(trace, plan.settings, cost_model))
+                simulated = simulated_with(StepTracer(trace, plan.settings))
         _manifest(workload, plan, simulated, profile).write(place / MANIFEST)
     return simulated
 

@@ -28,6 +28,7 @@ from vasuki.commands.signals import StopSignals
 from vasuki.commands.step_tracer import StepTracer
 from vasuki.commands.workload import first_rows, lengths_of
 from vasuki.engine.loop import Observer, RunStats, drain
+from vasuki.engine.policy import runnable_policy
 from vasuki.engine.queues import Counters
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request
@@ -125,6 +126,7 @@ class Runner:
             KeyboardInterrupt: a signal before that, or a second one.
         """
         started_s = time.perf_counter()
+        runnable_policy(config.engine.policy)
         own_shard = Shard.parse(shard)
         table = open_table(config)
         with OutputFolder.open(
@@ -343,7 +345,7 @@ class _Run:
                 progress = Progress(
                     self.rows_left, lambda: sink.written.rows, lambda: prediction.makespan_s, self.quiet
                 )
-                tracer = StepTracer(trace, plan.settings, cost_model, prediction)
+                tracer = StepTracer(trace, plan.settings, prediction)
                 observers: list[Observer] = [order, prediction, tracer, progress]
                 gc.freeze()  # the collector need not walk through what was loaded, half a second in the midst of a job
                 try:

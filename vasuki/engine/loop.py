@@ -55,7 +55,7 @@ class Sink(Protocol):
 
 class Observer(Protocol):
     """Sees every step after it happened, and the rows that ended in it: the trace, the progress bar, the plan's running
-    correction, the order that learns how long outputs become."""
+    correction, the order that learns how long outputs become. None may count on another having seen the step before."""
 
     def record(
         self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]

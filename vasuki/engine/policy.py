@@ -76,3 +76,12 @@ def find_policy(name: str) -> Policy:
         return POLICIES[name]
     except KeyError:
         raise JobFileError(f"unknown policy '{name}'{did_you_mean(name, POLICIES)}") from None
+
+
+def runnable_policy(name: str) -> Policy:
+    """Look a policy up that a run may have. Raises JobFileError for one whose batches are padded: nothing computes
+    those, they are only priced."""
+    policy = find_policy(name)
+    if policy.padded:
+        raise JobFileError(f"engine.policy: {name} pads its batches; `vasuki simulate` prices that, no run does it")
+    return policy
