@@ -175,7 +175,7 @@ def run(loaded: LoadedModel, requests: list[Request]) -> tuple[float, dict[int, 
     settings = EngineSettings(find_policy("vasuki"), Limits(256, len(requests)), blocks, BLOCK_TOKENS)
     executor, rows = build_executor(loaded, settings), Rows()
     started_s = time.perf_counter()
-    drain(requests, Scheduler.build(settings), executor, rows)
+    drain(requests, Scheduler(settings), executor, rows)
     return time.perf_counter() - started_s, rows.outputs
 
 

@@ -58,6 +58,7 @@ ENTRIES = (
     Entry("sarathi, tuned", "sarathi", tuned=True),
     Entry("orca", "orca"),
     Entry("vllm", "vllm"),
+    Entry("vllm-v0", "vllm-v0"),
     Entry("static", "static"),
     Entry("static-sorted", "static-sorted"),
 )

@@ -24,7 +24,6 @@ from reproduce_table import Options, Table
 from zipf_lengths import LONGEST, REQUESTS, zipf_lengths
 
 from vasuki.engine.batch import Batch
-from vasuki.engine.blocks import BlockPool
 from vasuki.engine.policy import find_policy
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence
@@ -47,10 +46,11 @@ class OneChunkScheduler(Scheduler):
 
     def schedule(self) -> Batch | None:
         hidden = deque[Sequence]()
-        while len(self.waiting) > (0 if self.prefilling else 1):
-            hidden.appendleft(self.waiting.pop())
+        waiting = self.queues.waiting
+        while len(waiting) > (0 if self.queues.prefilling else 1):
+            hidden.appendleft(waiting.pop())
         batch = super().schedule()
-        self.waiting += hidden
+        waiting += hidden
         return batch
 
 
@@ -71,10 +71,7 @@ class System:
 
     def scheduler(self) -> Scheduler:
         """Of one micro-batch."""
-        settings = self.settings()
-        if not self.one_chunk:
-            return Scheduler.build(settings)
-        return OneChunkScheduler(settings.policy, settings.limits, BlockPool(settings.num_blocks, BLOCK_TOKENS))
+        return (OneChunkScheduler if self.one_chunk else Scheduler)(self.settings())
 
 
 SYSTEMS = (

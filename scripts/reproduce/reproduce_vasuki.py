@@ -203,7 +203,11 @@ def planned(options: Options) -> Table:
             plan = run(options, workload, card_name, "plan").simulated.plan
             names = ("plan", "plan, no offload", "Sarathi, the plan's step")
             gains = {name: sarathi_s / run(options, workload, card_name, name).makespan_s - 1 for name in names}
-            offload = f"{plan.offload.layers} layers streamed" if plan.offload.mode == "stream" else plan.offload.mode
+            offload = (
+                f"{plan.offload.streamed_layers} layers streamed"
+                if plan.offload.mode == "stream"
+                else plan.offload.mode
+            )
             table.add(
                 workload,
                 card_name,

@@ -9,16 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vasuki.base.errors import Interrupted, JobFileError
+from vasuki.engine.admission import peak_blocks
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.blocks import BlockPool
 from vasuki.engine.loop import drain
-from vasuki.engine.policy import POLICIES, Admission, Mixing, Policy, find_policy
-from vasuki.engine.scheduler import Counters, Scheduler, peak_blocks
+from vasuki.engine.offload import OffloadPlan
+from vasuki.engine.policy import POLICIES, Admission, Mixing, Policy, find_policy, runnable_policy
+from vasuki.engine.queues import Counters
+from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import FinishReason, Request, Sequence
-from vasuki.engine.settings import Limits
+from vasuki.engine.settings import EngineSettings, Limits
 
 BLOCK_TOKENS = 4
-AHEAD = replace(POLICIES["vasuki"], admission=Admission.AHEAD)
+AHEAD = replace(POLICIES["vasuki"], admission=Admission.PEAK)  # with prompts computed ahead, in these tests
+
+
+def scheduler_of(policy: Policy, limits: Limits, num_blocks: int, host_blocks: int = 0, least: int = 4) -> Scheduler:
+    """Parks sequences of at least so many tokens."""
+    offload = OffloadPlan(host_blocks=host_blocks, park_min_tokens=least, prefills_ahead=policy is AHEAD)
+    return Scheduler(EngineSettings(policy, limits, num_blocks, BLOCK_TOKENS, offload))
 
 
 class FakeExecutor:
@@ -31,7 +40,7 @@ class FakeExecutor:
         self.batches: list[Batch] = []
 
     def launch(self, batch: Batch) -> StepResult:
-        self.scheduler.check_integrity()
+        self.scheduler.queues.check_integrity()
         seen = set()
         for chunk in batch.chunks:
             assert chunk.num_tokens >= 1
@@ -74,12 +83,11 @@ def run(  # type: ignore[no-untyped-def]
         Request(i, i, prompt, maximum, prompt_token_ids=[t // 3 for t in range(prompt)], estimated_tokens=hope)
         for i, (prompt, _, maximum) in enumerate(rows)
     ]
-    pool = BlockPool(num_blocks, BLOCK_TOKENS)
-    scheduler = Scheduler(policy, limits, pool, BlockPool(host_blocks, BLOCK_TOKENS) if host_blocks else None)
+    scheduler = scheduler_of(policy, limits, num_blocks, host_blocks)
     executor, sink = FakeExecutor([actual for _, actual, _ in rows], scheduler, steps_ahead), ListSink()
     stats = drain(requests, scheduler, executor, sink)
-    scheduler.check_integrity()
-    assert scheduler.pool.num_held == 0, "blocks leaked"
+    scheduler.queues.check_integrity()
+    assert scheduler.queues.pool.num_held == 0, "blocks leaked"
     return stats, scheduler, executor, sink
 
 
@@ -94,21 +102,20 @@ row = st.tuples(st.integers(1, 30), st.integers(1, 25), st.integers(1, 25))
     num_blocks=st.integers(6, 40),
     host_blocks=st.sampled_from([0, 4, 30]),
     lookahead=st.integers(1, 8),
-    stalled_share=st.sampled_from([0.0, 0.3, 0.99]),
     hope=st.sampled_from([0, 1, 5]),
     steps_ahead=st.integers(0, 1),
 )
 @settings(max_examples=400, deadline=None)
 def test_every_row_ends_once_and_blocks_are_accounted_for(  # type: ignore[no-untyped-def]
-    rows, policy, chunk_tokens, max_num_seqs, num_blocks, host_blocks, lookahead, stalled_share, hope, steps_ahead
+    rows, policy, chunk_tokens, max_num_seqs, num_blocks, host_blocks, lookahead, hope, steps_ahead
 ):
-    limits = Limits(chunk_tokens, max_num_seqs, lookahead, swap_min_tokens=4, stalled_share=stalled_share)
+    limits = Limits(chunk_tokens, max_num_seqs, lookahead)
     _, scheduler, _, sink = run(rows, policy, limits, num_blocks, host_blocks, hope, steps_ahead)
     assert sorted(sequence.request.row for sequence in sink.rows) == list(range(len(rows)))
     for sequence in sink.rows:
         prompt, actual, maximum = rows[sequence.request.row]
         if sequence.finish_reason is FinishReason.ERROR:
-            assert scheduler.pool.blocks_for(prompt + maximum - 1) > num_blocks
+            assert scheduler.queues.pool.blocks_for(prompt + maximum - 1) > num_blocks
         else:
             assert sequence.output_token_ids == list(range(min(actual, maximum)))
             assert sequence.num_pending_tokens == 0
@@ -120,11 +127,11 @@ def test_every_row_ends_once_and_blocks_are_accounted_for(  # type: ignore[no-un
 def test_nothing_leaks_over_ten_thousand_rows(policy: Policy, steps_ahead: int) -> None:
     """Through a pool that is always full, with parking, host memory that runs out, and shared prefixes."""
     rows = [(1 + 7 * i % 20, 1 + 5 * i % 12, 20) for i in range(10_000)]
-    _, scheduler, _, sink = run(rows, policy, Limits(64, 24, swap_min_tokens=8), 20, 6, 0, steps_ahead)
+    _, scheduler, _, sink = run(rows, policy, Limits(64, 24), 20, 6, 0, steps_ahead)
     assert len(sink.rows) == len({sequence.request.row for sequence in sink.rows}) == len(rows)
-    assert scheduler.host_pool is not None
-    assert scheduler.host_pool.num_held == 0
-    counters = scheduler.counters
+    assert scheduler.queues.host_pool is not None
+    assert scheduler.queues.host_pool.num_held == 0
+    counters = scheduler.queues.counters
     assert counters.shared_tokens > 100
     if policy is AHEAD:
         assert counters.prefilled_ahead > 100
@@ -141,7 +148,7 @@ def test_rows_that_can_never_run_are_committed_and_can_be_stopped() -> None:
         def commit_if_due(self, now_s: float) -> None:
             self.seen = len(self.rows)
 
-    scheduler, sink = Scheduler(POLICIES["vasuki"], Limits(64, 8), BlockPool(6, BLOCK_TOKENS)), Sink()
+    scheduler, sink = scheduler_of(POLICIES["vasuki"], Limits(64, 8), 6), Sink()
     requests = (Request(row, row, 0, 1, error="no prompt") for row in range(1000))
     with pytest.raises(Interrupted, match="stopped by a signal"):
         drain(requests, scheduler, FakeExecutor([], scheduler), sink, should_stop=lambda: len(sink.rows) >= 100)
@@ -151,9 +158,7 @@ def test_rows_that_can_never_run_are_committed_and_can_be_stopped() -> None:
 @pytest.mark.parametrize("host_blocks", [0, 6])
 def test_a_row_that_had_stopped_before_it_was_preempted_is_forgotten(host_blocks: int) -> None:
     """Two rows fill the pool with their 12th token. The second has to go, and then turns out to have stopped."""
-    host_pool = BlockPool(host_blocks, BLOCK_TOKENS) if host_blocks else None
-    limits = Limits(64, 8, swap_min_tokens=4)
-    scheduler = Scheduler(POLICIES["vasuki"], limits, BlockPool(6, BLOCK_TOKENS), host_pool)
+    scheduler = scheduler_of(POLICIES["vasuki"], Limits(64, 8), 6, host_blocks)
     for row in range(2):
         scheduler.add(Request(row, row, 8, 16, prompt_token_ids=[row] * 8, estimated_tokens=1))
     under_way: list[Batch] = []
@@ -165,11 +170,11 @@ def test_a_row_that_had_stopped_before_it_was_preempted_is_forgotten(host_blocks
         if len(under_way) > 2:
             scheduler.settle(under_way.pop(0), StepResult([1, 1], [False, False], 1.0))
     [kept], [_, gone] = under_way[1].decodes, under_way[0].decodes
-    assert gone in (scheduler.parked if host_blocks else scheduler.waiting)
+    assert gone in (scheduler.queues.parked if host_blocks else scheduler.queues.waiting)
     assert scheduler.settle(under_way[0], StepResult([1, 2], [False, True], 1.0)) == [gone]
     assert (gone.output_token_ids, gone.finish_reason) == ([1, 1, 1, 1, 2], FinishReason.STOP)
-    assert list(scheduler.live()) == [kept]
-    scheduler.check_integrity()
+    assert list(scheduler.queues.live()) == [kept]
+    scheduler.queues.check_integrity()
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=12))
@@ -187,9 +192,9 @@ def test_peak_admission_with_known_lengths_never_preempts() -> None:
     rows = [(5 + i % 7, 3 + (i * 5) % 17, 3 + (i * 5) % 17) for i in range(200)]
     careful = replace(POLICIES["vasuki"], admission=Admission.PEAK)
     _, scheduler, _, _ = run(rows, careful, Limits(16, 16), 36)
-    assert scheduler.counters.preemptions_recompute == 0
+    assert scheduler.queues.counters.preemptions_recompute == 0
     _, scheduler, _, _ = run(rows, POLICIES["vasuki"], Limits(16, 16), 36)
-    assert scheduler.counters.preemptions_recompute > 0
+    assert scheduler.queues.counters.preemptions_recompute > 0
 
 
 def test_an_exclusive_prefill_phase_starts_only_when_enough_memory_is_free() -> None:
@@ -214,14 +219,6 @@ def test_a_batch_shows_decodes_as_chunks_of_one_token() -> None:
     assert mixed.num_samples == sum(chunk.samples for chunk in mixed.chunks)
 
 
-def test_no_more_steps_are_offered_than_memory_and_prompts_allow() -> None:
-    rows = [(5 + index % 30, 1 + index % 20, 20) for index in range(60)]
-    _, _, executor, _ = run(rows, POLICIES["vasuki"], Limits(8, 16), 30)
-    offered = [batch.max_steps for batch in executor.batches]
-    assert min(offered) == 1 < max(offered)
-    assert all(batch.max_steps == 1 for batch in executor.batches if any(chunk.samples for chunk in batch.prefills))
-
-
 def test_a_decode_never_waits_for_a_prompt_when_mixed() -> None:
     rows = [(3, 20, 20), (30, 5, 5)]
     _, _, executor, _ = run(rows, POLICIES["sarathi"], Limits(4, 8), 60)
@@ -229,9 +226,24 @@ def test_a_decode_never_waits_for_a_prompt_when_mixed() -> None:
     assert first_row_steps == executor.batches[:20]
 
 
-def test_vllm_policy_never_mixes() -> None:
+def test_vllm_admits_by_the_chunk_and_has_the_last_row_leave() -> None:
+    """Row 0 decodes beside the prompt of row 1, whose chunks take all other blocks. When row 0 needs one more, row 1
+    has to go, though it is further on, and begins again."""
+    rows = [(4, 12, 12), (26, 6, 6), (4, 1, 1)]
+    _, scheduler, executor, sink = run(rows, POLICIES["vllm"], Limits(9, 8), 8)
+    second = [(c.start, c.num_tokens) for b in executor.batches for c in b.chunks if c.sequence.request.row == 1]
+    assert second[:3] == [(4, 5), (9, 8), (17, 8)], "chunks beside decodes, behind a shared block"
+    assert min(start for start, _ in second[3:]) == 20, "again from what is left of its blocks"
+    assert scheduler.queues.counters.preemptions_recompute > 0
+    assert scheduler.queues.counters.preemptions_swap == 0
+    first = [step for step, b in enumerate(executor.batches) if any(c.sequence.request.row == 0 for c in b.chunks)]
+    assert first == list(range(12)), "who came first never waits"
+    assert sorted(sequence.request.row for sequence in sink.rows) == [0, 1, 2]
+
+
+def test_the_first_vllm_never_mixes() -> None:
     rows = [(5, 4, 9)] * 10
-    _, _, executor, _ = run(rows, POLICIES["vllm"], Limits(16, 4), 60)
+    _, _, executor, _ = run(rows, POLICIES["vllm-v0"], Limits(16, 4), 60)
     for batch in executor.batches:
         assert len({chunk.sequence.num_output_tokens > 0 or chunk.num_tokens == 1 for chunk in batch.chunks}) == 1
 
@@ -247,7 +259,7 @@ def test_static_batches_do_not_refill() -> None:
 def test_shared_prefixes_are_computed_once() -> None:
     rows = [(20, 2, 2)] * 5
     _, scheduler, executor, _ = run(rows, POLICIES["vasuki"], Limits(64, 8), 60)
-    assert scheduler.counters.shared_tokens == 4 * 16  # all but the last, partial block
+    assert scheduler.queues.counters.shared_tokens == 4 * 16  # all but the last, partial block
     assert sum(batch.num_tokens for batch in executor.batches) == 20 + 4 * 4 + 5 * 1
 
 
@@ -266,15 +278,16 @@ def test_what_a_waiting_row_begins_with_is_evicted_last(
         Request(i, i, 12 + own, output, prompt_token_ids=[family] * 12 + [100 + i] * own, estimated_tokens=1)
         for i, (family, own, output) in enumerate(rows)
     ]
-    pool = BlockPool(num_blocks, BLOCK_TOKENS)
-    host_pool = BlockPool(host_blocks, BLOCK_TOKENS) if host_blocks else None
-    scheduler = Scheduler(POLICIES["vasuki"], Limits(16, 4, lookahead, swap_min_tokens=8), pool, host_pool)
+    scheduler = scheduler_of(POLICIES["vasuki"], Limits(16, 4, lookahead), num_blocks, host_blocks, least=8)
+    pool = scheduler.queues.pool
     evict = pool._evict
 
     def checked_evict() -> None:
         cached = {key for key, block in pool._block_of.items() if not pool._references[block]}
         wanted = {
-            key for sequence in scheduler.waiting for key in sequence.prefix_keys[: (sequence.num_tokens - 1) // 4]
+            key
+            for sequence in scheduler.queues.waiting
+            for key in sequence.prefix_keys[: (sequence.num_tokens - 1) // 4]
         }
         evict()
         lost = cached - pool._block_of.keys()
@@ -285,7 +298,7 @@ def test_what_a_waiting_row_begins_with_is_evicted_last(
     sink = ListSink()
     drain(requests, scheduler, FakeExecutor([output for _, _, output in rows], scheduler), sink)
     assert len(sink.rows) == len(rows)
-    scheduler.check_integrity()
+    scheduler.queues.check_integrity()
     assert pool.num_held == 0
     assert not pool._wants
 
@@ -296,9 +309,9 @@ def test_a_wanted_prefix_outlives_one_that_was_used_later() -> None:
     shared = {}
     for lookahead in (1, 2):
         requests = [Request(i, i, 17, 1, prompt_token_ids=[*ids, 9]) for i, ids in enumerate(beginnings)]
-        scheduler = Scheduler(POLICIES["vasuki"], Limits(32, 1, lookahead), BlockPool(10, BLOCK_TOKENS))
+        scheduler = scheduler_of(POLICIES["vasuki"], Limits(32, 1, lookahead), 10)
         drain(requests, scheduler, FakeExecutor([1] * 4, scheduler), ListSink())
-        shared[lookahead] = scheduler.counters.shared_tokens
+        shared[lookahead] = scheduler.queues.counters.shared_tokens
     assert shared == {1: 4, 2: 16}, "a row is wanted as soon as it waits beside the third"
 
 
@@ -316,50 +329,33 @@ def test_the_end_of_a_prefix_goes_before_its_beginning() -> None:
 
 def test_optimistic_admission_recovers_from_rows_that_outlive_their_estimate() -> None:
     requests = [Request(i, i, 4, 40, estimated_tokens=2) for i in range(12)]
-    scheduler = Scheduler(POLICIES["vasuki"], Limits(16, 12), BlockPool(24, BLOCK_TOKENS))
+    scheduler = scheduler_of(POLICIES["vasuki"], Limits(16, 12), 24)
     sink = ListSink()
     drain(requests, scheduler, FakeExecutor([40] * 12, scheduler), sink)
     assert len(sink.rows) == 12
-    assert scheduler.counters.preemptions_recompute > 0
-    assert scheduler.counters.recomputed_tokens > 0
-
-
-def test_decodes_stall_in_place_until_another_ends() -> None:
-    """Three rows outgrow memory for two. The last to come waits where it is, and goes on when the first has ended."""
-    rows = [(4, 9, 12), (4, 12, 12), (4, 12, 12)]
-    _, scheduler, _, _ = run(rows, POLICIES["vasuki"], Limits(12, 3), 8)
-    assert scheduler.counters.recomputed_tokens > 0
-    _, scheduler, executor, _ = run(rows, POLICIES["vasuki"], Limits(12, 3, stalled_share=0.5), 8)
-    assert scheduler.counters.recomputed_tokens == 0
-    first, _, last = (
-        [step for step, batch in enumerate(executor.batches) if row in {c.sequence.request.row for c in batch.chunks}]
-        for row in range(3)
-    )
-    assert first == list(range(9))
-    assert first[-1] not in last, "stalled"
-    assert first[-1] + 1 in last, "room again"
-    assert len(last) == 12, "nothing is computed twice"
+    assert scheduler.queues.counters.preemptions_recompute > 0
+    assert scheduler.queues.counters.recomputed_tokens > 0
 
 
 def test_a_prompt_is_computed_ahead_where_it_fits_and_its_row_does_not() -> None:
     """Two of the equal rows run side by side. The third has its prompt computed beside them, one chunk a step, leaves
     for the host before its second token, and goes on when the first has ended, with nothing computed twice."""
     rows = [(8, 12, 12)] * 4
-    _, scheduler, executor, sink = run(rows, AHEAD, Limits(12, 8, swap_min_tokens=4), 12, host_blocks=3)
+    _, scheduler, executor, sink = run(rows, AHEAD, Limits(12, 8), 12, host_blocks=3)
     steps = [
         [step for step, batch in enumerate(executor.batches) if row in {c.sequence.request.row for c in batch.chunks}]
         for row in range(4)
     ]
     third, swaps = steps[2], [(swap.sequence.request.row, swap.to_host) for b in executor.batches for swap in b.swaps]
     assert swaps == [(2, True), (2, False)]
-    assert scheduler.counters == Counters(prefilled_ahead=1, shared_tokens=3 * BLOCK_TOKENS, finished=4)
+    assert scheduler.queues.counters == Counters(prefilled_ahead=1, shared_tokens=3 * BLOCK_TOKENS, finished=4)
     assert third[0] < steps[0][-1] < third[1], "one step beside the first row, the others after it"
     assert len(third) == 12, "nothing is computed twice"
     assert [sequence.request.row for sequence in sink.rows] == [0, 1, 2, 3]
 
 
 def test_a_row_that_can_never_fit_is_named_with_the_room_it_needs() -> None:
-    scheduler = Scheduler(POLICIES["vasuki"], Limits(16, 4), BlockPool(4, BLOCK_TOKENS))
+    scheduler = scheduler_of(POLICIES["vasuki"], Limits(16, 4), 4)
     rejected = scheduler.add(Request(0, "long", 40, 10))
     assert rejected is not None
     assert "52 tokens" in rejected.error
@@ -370,3 +366,12 @@ def test_policies_are_found_by_name() -> None:
     assert {name: find_policy(name) for name in POLICIES} == POLICIES
     with pytest.raises(JobFileError, match=r"'sarthi' .did you mean 'sarathi'"):
         find_policy("sarthi")
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_what_is_only_priced_is_not_run(name: str) -> None:
+    if name.startswith("static"):
+        with pytest.raises(JobFileError, match=f"engine.policy: {name} pads its batches; `vasuki simulate` prices"):
+            runnable_policy(name)
+    else:
+        assert runnable_policy(name) is POLICIES[name]

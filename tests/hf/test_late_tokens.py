@@ -12,7 +12,7 @@ from vasuki.engine.policy import POLICIES, Admission
 from vasuki.engine.sequence import FinishReason, Sequence
 from vasuki.hf import ragged_executor
 
-AHEAD = dataclasses.replace(POLICIES["vasuki"], admission=Admission.AHEAD)
+CAREFUL = dataclasses.replace(POLICIES["vasuki"], admission=Admission.PEAK)
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 64])
@@ -22,7 +22,7 @@ def test_greedy_equals_generate(name: str, chunk_tokens: int) -> None:
     assert rows.outputs == reference(name)
 
 
-@pytest.mark.parametrize("policy", ["sarathi", "orca", "vllm", "static"])
+@pytest.mark.parametrize("policy", ["sarathi", "orca", "vllm", "vllm-v0", "static"])
 def test_under_every_policy(policy: str) -> None:
     rows, _, _ = run(load("llama"), requests_of(prompts()), policy=POLICIES[policy], steps_ahead=1)
     assert rows.outputs == reference("llama")
@@ -31,17 +31,16 @@ def test_under_every_policy(policy: str) -> None:
 TIGHT: dict[str, dict[str, Any]] = {
     "recomputed": {},
     "parked": dict(host_blocks=60),
-    "prefilled ahead": dict(host_blocks=60, policy=AHEAD),
+    "prefilled ahead": dict(host_blocks=60, policy=CAREFUL, prefills_ahead=True),
     "streamed": dict(num_streamed=2),
     "parked and streamed over a slow link": dict(host_blocks=60, num_streamed=1, bytes_per_s=5e6),
-    "stalled": dict(stalled_share=0.8),
 }
 
 
 @pytest.mark.parametrize("options", TIGHT.values(), ids=list(TIGHT))
 def test_in_memory_that_is_too_small(options: dict[str, Any]) -> None:
     rows, scheduler, _ = run(load("llama"), hopeful(requests_of(prompts())), 16, 24, steps_ahead=1, **options)
-    counters = scheduler.counters
+    counters = scheduler.queues.counters
     assert counters.preemptions_recompute + counters.preemptions_swap + counters.prefilled_ahead > 0
     assert rows.outputs == reference("llama")
 

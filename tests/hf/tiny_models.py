@@ -12,12 +12,12 @@ import numpy as np
 import torch
 import transformers
 
-from vasuki.engine.blocks import BlockPool
 from vasuki.engine.loop import RunStats, drain
+from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import POLICIES, Policy
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
-from vasuki.engine.settings import Limits
+from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.kernels.levels import Level
 from vasuki.hf.kernels.paged_attention import load_kernel
@@ -240,7 +240,7 @@ class Checked:
         return self.executor.steps_ahead  # type: ignore[no-any-return]
 
     def launch(self, batch: Any) -> Any:
-        self.scheduler.check_integrity()
+        self.scheduler.queues.check_integrity()
         return self.executor.launch(batch)
 
 
@@ -256,16 +256,15 @@ def run(
     host_blocks: int = 0,
     num_streamed: int = 0,
     bytes_per_s: float | None = None,
-    stalled_share: float = 0.0,
+    prefills_ahead: bool = False,
     want_logprobs: bool = False,
     steps_ahead: int = 0,
     level: Level | None = None,
 ) -> tuple[Rows, Scheduler, RunStats]:
     if loaded.recurrent:
         policy = dataclasses.replace(policy, shares_prefixes=False)
-    limits = Limits(chunk_tokens, max_num_seqs, swap_min_tokens=1, stalled_share=stalled_share)
-    host_pool = BlockPool(host_blocks, block_tokens) if host_blocks else None
-    scheduler = Scheduler(policy, limits, BlockPool(num_blocks, block_tokens), host_pool)
+    plan = OffloadPlan(host_blocks=host_blocks, prefills_ahead=prefills_ahead)
+    scheduler = Scheduler(EngineSettings(policy, Limits(chunk_tokens, max_num_seqs), num_blocks, block_tokens, plan))
     streamed = StreamedLayers.spread(loaded.kv_layout.num_layers, num_streamed)
     cache = KVCache(loaded.kv_layout, num_blocks, block_tokens, loaded.device, buffer_of=streamed.buffer_of)
     for layer in cache.layers:
@@ -286,7 +285,7 @@ def run(
     executor.steps_ahead = steps_ahead
     rows = Rows()
     stats = drain(requests, scheduler, Checked(executor, scheduler), rows)
-    assert scheduler.pool.num_held == 0
+    assert scheduler.queues.pool.num_held == 0
     return rows, scheduler, stats
 
 

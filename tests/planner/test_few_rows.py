@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vasuki.base.config import Column, PlanConfig
+from vasuki.base.config import Column, KVConfig, PlanConfig
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
 from vasuki.planner import make_plan
@@ -15,7 +15,7 @@ from vasuki.planner.few_rows import time_limit_s
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import PLANNING_SHARE
-from vasuki.simulator import simulate_plan
+from vasuki.planner.simulated import simulate_plan
 from vasuki_solvers import Instance, Schedule, greedy_schedule, local_search
 
 milp = pytest.importorskip("vasuki_solvers.milp")
@@ -34,7 +34,9 @@ def twelve(longest: int, seed: int = 0) -> Lengths:
 def crowded(job: Lengths, plan: PlanConfig = KNOWN) -> Plan:
     """A plan with memory for about three rows at a time."""
     kv_tokens = 3 * int((job.prompt_tokens + job.output_tokens).mean())
-    return make_plan(job, LLAMA, A10, plan=plan, kv_bytes=kv_tokens * LLAMA.kv_bytes_per_token, offload_modes=("none",))
+    return make_plan(
+        job, LLAMA, A10, plan=plan, kv=KVConfig(offload="none"), kv_bytes=kv_tokens * LLAMA.kv_bytes_per_token
+    )
 
 
 @pytest.fixture
@@ -42,9 +44,9 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time limits handed to the exact solver, which local search stands in for."""
     given: list[float] = []
 
-    def recorded(instance: Instance, *, time_limit_s: float, seed: int, **_: Any) -> Schedule:
+    def recorded(instance: Instance, *, time_limit_s: float, **_: Any) -> Schedule:
         given.append(time_limit_s)
-        return local_search(greedy_schedule(instance), iterations=500, seed=seed)
+        return local_search(greedy_schedule(instance), iterations=500)
 
     monkeypatch.setattr(milp, "milp_schedule", recorded)
     return given

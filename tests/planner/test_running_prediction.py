@@ -47,6 +47,26 @@ def test_a_machine_as_predicted_confirms_the_plan(one_by_one: bool) -> None:
     assert prediction.makespan_s == pytest.approx(run.result.makespan_s)
 
 
+def test_a_step_is_priced_alike_for_whoever_asks_first() -> None:
+    """The trace asks for the same steps, from before or behind this observer."""
+    prices: dict[str, list[float]] = {"before": [], "behind": []}
+
+    class Asking:
+        def __init__(self, where: str, prediction: RunningPrediction) -> None:
+            self.where, self.prediction = where, prediction
+
+        def record(self, now_s, batch, result, scheduler, finished):  # type: ignore[no-untyped-def]
+            prices[self.where].append(self.prediction.step_s(batch, result, scheduler))
+
+    for where in prices:
+        prediction = RunningPrediction(PLAN, CostModel(LLAMA, A10))
+        observers = [Asking(where, prediction), prediction]
+        simulate_plan(PLAN, LENGTHS, LLAMA, A10, observers=observers[:: 1 if where == "before" else -1])
+        assert prediction.ratio == pytest.approx(1, rel=1e-9)
+    assert prices["before"] == prices["behind"]
+    assert min(prices["before"]) > 0
+
+
 def test_slow_decodes_are_expected_to_stay_slow() -> None:
     slower = Slower(RunningPrediction(PLAN, CostModel(LLAMA, A10)), prompts=1.0, decodes=2.0)
     simulate_plan(PLAN, LENGTHS, LLAMA, A10, observers=[slower], one_by_one=True)
@@ -65,7 +85,7 @@ def test_a_slow_start_says_less_than_the_plan_knows_about_decodes() -> None:
 
 def test_nothing_measured_changes_nothing() -> None:
     prediction = RunningPrediction(replace(PLAN, makespan_s=10.0), CostModel(LLAMA, A10))
-    prediction.record(0.0, Batch([], [], [], []), StepResult([], [], 1.0), Scheduler.build(PLAN.settings), [])
+    prediction.record(0.0, Batch([], [], [], []), StepResult([], [], 1.0), Scheduler(PLAN.settings), [])
     assert prediction.ratio == 1.0
     assert prediction.makespan_s == 10.0
     assert RunStats().mean_seqs == 0

@@ -11,9 +11,9 @@ from hybrid import HYBRID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import POLICIES, Admission, Mixing
-from vasuki.engine.scheduler import Limits
-from vasuki.engine.settings import EngineSettings
+from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.memory_budget import kv_tokens_at_most
 from vasuki.machines.profile import AttentionPoint, AttentionPoints, HardwareProfile, InStep, Measured
@@ -50,13 +50,13 @@ class Run:
 
     @property
     def offload(self) -> bool:
-        return bool(self.settings.streamed_layers or self.settings.host_blocks)
+        return bool(self.settings.offload.streamed_layers or self.settings.offload.host_blocks)
 
     @property
     def room(self) -> StepRoom:
         """What the device holds, and the largest step."""
         limits, policy, layers = self.settings.limits, self.settings.policy, self.cost.shape.num_layers
-        streamed = self.settings.streamed_layers
+        streamed = self.settings.offload.streamed_layers
         resident = (layers - streamed + spread_buffers(layers, streamed)) / layers
         split = policy.chunked and policy.refill
         step_tokens = max(limits.chunk_tokens, limits.max_num_seqs) if split else math.inf
@@ -125,7 +125,6 @@ def runs(draw: st.DrawFn) -> Run:
     limits_of = Limits(
         chunk_tokens=draw(st.sampled_from([16, 40, 128, 512, 2048])),
         max_num_seqs=draw(st.sampled_from([1, 4, 16, 64, 256])),
-        stalled_share=draw(st.sampled_from([0.0, 0.0, 0.5])),
     )
     block_tokens = draw(st.sampled_from([1, 8, 16]))
     row_blocks = -(-int(lengths.peak_tokens.max()) // block_tokens)
@@ -134,12 +133,13 @@ def runs(draw: st.DrawFn) -> Run:
     offload = draw(st.sampled_from(["none", "stream", "park", "ahead"]))
     if policy.ordered and offload != "none" and not shape.recurrent and not (staged and offload == "stream"):
         if offload == "stream":
-            settings_of = replace(settings_of, streamed_layers=draw(st.integers(1, 3)))
+            moved = OffloadPlan("stream", streamed_layers=draw(st.integers(1, 3)))
         else:
-            limits_of = replace(limits_of, swap_min_tokens=draw(st.sampled_from([1, 64])))
-            settings_of = replace(settings_of, limits=limits_of, host_blocks=5 * num_blocks)
+            least, ahead = draw(st.sampled_from([1, 64])), offload == "ahead"
+            moved = OffloadPlan("park", host_blocks=5 * num_blocks, park_min_tokens=least, prefills_ahead=ahead)
+        settings_of = replace(settings_of, offload=moved)
         if offload == "ahead":
-            settings_of = replace(settings_of, policy=replace(policy, admission=Admission.AHEAD, mixing=Mixing.MIXED))
+            settings_of = replace(settings_of, policy=replace(policy, admission=Admission.PEAK, mixing=Mixing.MIXED))
     order = seed.permutation(rows).tolist()
     return Run(lengths, CostModel(shape, profile, layout), settings_of, order, draw(st.booleans()))
 

@@ -91,7 +91,7 @@ def test_replicas_share_the_queue() -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 30)), max_size=25),
-    policy=st.sampled_from(["vasuki", "sarathi", "orca", "vllm"]),
+    policy=st.sampled_from(["vasuki", "sarathi", "orca", "vllm", "vllm-v0"]),
     chunk_tokens=st.integers(8, 40),
     num_blocks=st.integers(4, 30),
     stages=st.integers(1, 4),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import POLICIES, Admission, Mixing, Policy
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel
@@ -40,10 +41,10 @@ def engine_of(policy: Policy | str, num_blocks: int = 60, **limits: int) -> Engi
     return EngineSettings(policy, chosen, num_blocks, BLOCK_TOKENS)
 
 
+CAREFUL = replace(POLICIES["vasuki"], admission=Admission.PEAK)
 VARIANTS = [
     *POLICIES.values(),
-    replace(POLICIES["vasuki"], admission=Admission.PEAK),
-    replace(POLICIES["vasuki"], admission=Admission.AHEAD),
+    CAREFUL,
     replace(POLICIES["vasuki"], mixing=Mixing.EXCLUSIVE),
 ]
 
@@ -54,17 +55,17 @@ VARIANTS = [
     chunk_tokens=st.sampled_from([3, 16, 64]),
     num_blocks=st.integers(38, 120),
     host_blocks=st.sampled_from([0, 40]),
-    stalled_share=st.sampled_from([0.0, 0.5]),
+    ahead=st.booleans(),
     gap_s=st.sampled_from([None, 0.0, 0.05]),
     cost=st.sampled_from([COST, WINDOWED]),
 )
 @settings(max_examples=200, deadline=None)
 def test_runs_of_steps_are_the_same_as_single_steps(  # type: ignore[no-untyped-def]
-    rows, policy, chunk_tokens, num_blocks, host_blocks, stalled_share, gap_s, cost
+    rows, policy, chunk_tokens, num_blocks, host_blocks, ahead, gap_s, cost
 ):
     lengths = lengths_of(rows, None if gap_s is None else [gap_s * index for index in range(len(rows))])
-    limits = Limits(chunk_tokens, 6, lookahead=3, swap_min_tokens=8, stalled_share=stalled_share)
-    engine = EngineSettings(policy, limits, num_blocks, BLOCK_TOKENS, host_blocks)
+    offload = OffloadPlan(host_blocks=host_blocks, park_min_tokens=8, prefills_ahead=ahead and policy is CAREFUL)
+    engine = EngineSettings(policy, Limits(chunk_tokens, 6, lookahead=3), num_blocks, BLOCK_TOKENS, offload)
     together, single = run(lengths, engine, cost), run(lengths, engine, cost, one_by_one=True)
     assert together.makespan_s == single.makespan_s, "not the same to the last digit"
     assert together.counters == single.counters
@@ -127,7 +128,7 @@ def test_windowed_models_are_priced_with_their_windows() -> None:
     assert run(lengths, engine, windowed).makespan_s < run(lengths, engine, full).makespan_s
     waves = engine_of("static", num_blocks=20_000)
     assert 0 < run(lengths, waves, windowed).makespan_s < run(lengths, waves, full).makespan_s
-    streamed = run(lengths, replace(engine, streamed_layers=2), windowed)
+    streamed = run(lengths, replace(engine, offload=OffloadPlan(streamed_layers=2)), windowed)
     assert streamed.stats.exposed_copy_s + streamed.stats.hidden_copy_s > 0
 
 
@@ -157,7 +158,7 @@ def test_rows_wait_for_their_arrival() -> None:
 def test_streaming_costs_what_the_link_does_not_hide() -> None:
     lengths = lengths_of([(900, 60)] * 6)
     resident = engine_of("vasuki", num_blocks=2000, chunk_tokens=256)
-    streamed = run(lengths, replace(resident, streamed_layers=4))
+    streamed = run(lengths, replace(resident, offload=OffloadPlan(streamed_layers=4)))
     assert streamed.stats.exposed_copy_s > 0
     assert streamed.makespan_s == pytest.approx(run(lengths, resident).makespan_s + streamed.stats.exposed_copy_s)
 
@@ -166,7 +167,7 @@ def test_parking_moves_blocks_instead_of_computing_again() -> None:
     lengths = lengths_of([(60, 60)] * 8)
     engine = engine_of("sarathi", num_blocks=90)
     recomputed = run(lengths, engine)
-    parked = run(lengths, replace(engine, host_blocks=300, limits=replace(engine.limits, swap_min_tokens=1)))
+    parked = run(lengths, replace(engine, offload=OffloadPlan(host_blocks=300)))
     assert recomputed.counters.preemptions_recompute > 0 == recomputed.stats.swapped_blocks
     assert parked.counters.preemptions_swap > 0 == parked.counters.recomputed_tokens
     assert parked.stats.swapped_blocks > 0
@@ -176,7 +177,7 @@ def test_parking_moves_blocks_instead_of_computing_again() -> None:
 def test_a_step_in_which_sequences_only_return_takes_the_time_of_their_copies() -> None:
     """Two rows that do not fit side by side to their ends: when one has ended, the other is on its way back."""
     cost = CostModel(SHAPE, find_profile("a100"))
-    engine = engine_of("vasuki", num_blocks=36, swap_min_tokens=1)
+    engine = engine_of("vasuki", num_blocks=36)
     lengths = lengths_of([(60, 60), (60, 60)])
     empty_s: list[float] = []
 
@@ -185,7 +186,7 @@ def test_a_step_in_which_sequences_only_return_takes_the_time_of_their_copies() 
             if not batch.num_seqs:
                 empty_s.append(result.elapsed_s)
 
-    parked = run(lengths, replace(engine, host_blocks=60), cost, observers=[Watch()])
+    parked = run(lengths, replace(engine, offload=OffloadPlan(host_blocks=60)), cost, observers=[Watch()])
     assert parked.counters.preemptions_swap == 1
     block_bytes = engine.block_tokens * SHAPE.kv_bytes_per_token
     copies_s = cost.profile.link.transfer_s(18 * block_bytes, 0, block_bytes / SHAPE.num_layers)

@@ -213,7 +213,7 @@ class PlanConfig(_Section):
 class EngineConfig(_Section):
     """How steps are formed and executed."""
 
-    policy: Literal["vasuki", "sarathi", "orca", "vllm", "static", "static-sorted"] = "vasuki"
+    policy: Literal["vasuki", "sarathi", "orca", "vllm", "vllm-v0", "static", "static-sorted"] = "vasuki"
     """Who runs in the next step. All but `vasuki` are there for comparison."""
     chunk_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Token budget of a step: decodes first, then prompt chunks up to this many tokens."""
@@ -247,6 +247,11 @@ class KVConfig(_Section):
     offload: Literal["auto", "none", "stream", "park", "ahead"] = "auto"
     """What moves to the host: some layers of all rows (`stream`), rows that have to make room (`park`), or also rows
     whose prompt is computed ahead (`ahead`). `auto` takes what lets the job end soonest, often nothing."""
+
+    @property
+    def asks_for_offload(self) -> bool:
+        """Whether the job itself says that KV is to move."""
+        return self.offload not in ("auto", "none")
 
 
 class ErrorsConfig(_Section):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from vasuki.base.config import JobConfig
 from vasuki.commands.this_machine import placed_here
 from vasuki.commands.workload import model_tokenizer, shape_of
+from vasuki.engine.policy import runnable_policy
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import InputTable, open_table
 from vasuki.io.output.output_folder import OutputFolder
@@ -18,6 +19,7 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
     Raises:
         VasukiError: the same that the run would raise, as far as it can be known without loading weights.
     """
+    runnable_policy(config.engine.policy)
     table = open_table(config)
     OutputFolder.check(
         config.output.path,

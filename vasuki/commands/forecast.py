@@ -124,7 +124,7 @@ def _simulate(workload: Workload, placement: Placement, policy: str, folder: str
             simulated = simulated_with()
         else:
             with TraceWriter(place / TRACE) as trace:
-                simulated = simulated_with(StepTracer(trace, plan.settings, CostModel(shape, profile, plan.layout)))
+                simulated = simulated_with(StepTracer(trace, plan.settings))
         manifest = simulated_manifest(
             config, workload.config_hash, workload.fingerprint, plan, workload.lengths, simulated, profile
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vasuki.base.config import JobConfig
 from vasuki.engine.loop import RunStats
-from vasuki.engine.scheduler import Counters
+from vasuki.engine.queues import Counters
 from vasuki.io.output.manifest import (
     BatchStats,
     KVStats,

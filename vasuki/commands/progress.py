@@ -64,7 +64,7 @@ class Progress:
         wall_s = time.perf_counter()
         if wall_s - self._shown_s >= (_BAR_EVERY_S if self._bar else _LINE_EVERY_S):
             self._shown_s = wall_s
-            self._show(scheduler.num_running, scheduler.pool.num_held / scheduler.pool.num_blocks)
+            self._show(scheduler.queues.num_running, scheduler.queues.pool.num_held / scheduler.queues.pool.num_blocks)
 
     def _show(self, running: int, kv_share: float) -> None:
         rows, elapsed_s = self._rows_done(), time.perf_counter() - self._started_s

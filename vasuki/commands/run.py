@@ -29,6 +29,7 @@ from vasuki.commands.step_tracer import StepTracer
 from vasuki.commands.this_machine import Placement, placed_as_loaded, stays_on_host
 from vasuki.commands.workload import first_rows, lengths_of
 from vasuki.engine.loop import Observer, RunStats, drain
+from vasuki.engine.policy import runnable_policy
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request
 from vasuki.io.input.requests import RequestStream
@@ -108,6 +109,7 @@ class Runner:
             KeyboardInterrupt: a signal before that, or a second one.
         """
         started_s = time.perf_counter()
+        runnable_policy(config.engine.policy)
         own_shard = Shard.parse(shard)
         table = open_table(config)
         if self._loaded is None:
@@ -252,7 +254,7 @@ class _Run:
         loaded = place_weights(loaded, plan.layout.host_layers)
         generate_started_s = time.perf_counter()
         interrupted: Interrupted | None = None
-        scheduler = Scheduler.build(plan.settings)
+        scheduler = Scheduler(plan.settings)
         executor = build_executor(loaded, plan.settings, self.config.output.logprobs)
         order = order_requests(
             requests,
@@ -268,7 +270,7 @@ class _Run:
                 progress = Progress(
                     self.rows_left, lambda: sink.written.rows, lambda: prediction.makespan_s, self.quiet
                 )
-                tracer = StepTracer(trace, plan.settings, cost_model, prediction)
+                tracer = StepTracer(trace, plan.settings, prediction)
                 observers: list[Observer] = [order, prediction, tracer, progress]
                 gc.freeze()  # the collector need not walk through what was loaded, half a second in the midst of a job
                 try:
@@ -288,7 +290,7 @@ class _Run:
             plan,
             loaded,
             self.stats,
-            scheduler.counters,
+            scheduler.queues.counters,
             Timings(
                 load_s=self.load_s,
                 plan_s=plan.plan_s,

@@ -20,7 +20,7 @@ from vasuki.models.config_json import shape_from_config
 from vasuki.models.dtypes import computed_dtype
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
-from vasuki.planner import OFFLOAD_MODES, make_plan, plan_parallel
+from vasuki.planner import make_plan, plan_parallel
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 
@@ -51,8 +51,6 @@ class Placement:
         config = self.config.model_copy(update={"kv": self.kv})
         if layout != ONE_DEVICE:
             return plan_parallel(lengths, self.shape, self.profile, config, layout)
-        # On a CPU both tiers are the same memory: moving gains nothing, unless somebody asks for it.
-        stays = self.profile.kind == "cpu" and self.kv.offload == "auto"
         return make_plan(
             lengths,
             self.shape,
@@ -62,7 +60,6 @@ class Placement:
             kv=config.kv,
             cost=config.cost,
             kv_bytes=self.kv_bytes,
-            offload_modes=("none",) if stays else OFFLOAD_MODES,
         )
 
 
@@ -174,7 +171,7 @@ def within_host_memory(kv: KVConfig, free_bytes: int) -> KVConfig:
         return kv
     asked, free = (f"{num_bytes / 2**30:.1f} GiB" for num_bytes in (kv.host_memory, free_bytes))
     short = f"kv.host_memory: {asked} are asked for, {free} are free"
-    if kv.offload not in ("auto", "none") and "host_memory" in kv.model_fields_set:
+    if kv.asks_for_offload and "host_memory" in kv.model_fields_set:
         raise JobFileError(f"{short}; lower it, or let kv.offload be auto to take what there is")
     log.warning("%s; taking those", short)
     return kv.model_copy(update={"host_memory": max(1, free_bytes)})
@@ -228,7 +225,7 @@ def _kv(config: JobConfig, device: _Device, free_bytes: int, pages: bool) -> KVC
     """Blocks as large as torch's CUDA kernel wants them for walking block tables, where it does and unless the job says
     otherwise, and no more host memory than there is."""
     kv = config.kv
-    if not device.on_cpu or kv.offload not in ("auto", "none"):
+    if not device.on_cpu or kv.asks_for_offload:
         kv = within_host_memory(kv, free_bytes)
     return kv.model_copy(update={"block_tokens": PAGE_TOKENS}) if pages and kv.block_tokens == "auto" else kv
 

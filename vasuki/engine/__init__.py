@@ -2,7 +2,9 @@
 
 loop         `drain`, the loop, and the seams behind which kernels and cost model are exchanged
 scheduler    who runs in the next step
+preemption   who makes room; admission: who may start
+queues       rows by status, with what they hold; prefixes: beginnings that they share
 policy       how vasuki and its baselines differ
-settings     what an engine is told before it starts; offload: what a plan moves to the host
+settings     what an engine is told before it starts; offload: what moves to the host
 sequence     a request in progress; batch: one step; blocks: who owns which KV memory
 """

@@ -53,14 +53,11 @@ class Batch:
     starts: list[int]  # position of each decode's token
     prefills: list[ScheduledChunk]
     swaps: list[Swap]
-    # So many steps can follow one another without a decision in between: decodes go on by one token and prefills by
-    # their chunk, as long as nothing ends or arrives. An executor may run several and say so in `StepResult.num_steps`.
-    max_steps: int = 1
     _chunks: list[ScheduledChunk] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def chunks(self) -> list[ScheduledChunk]:
-        """All chunks of the (first) step, decodes first."""
+        """All chunks, decodes first."""
         if self._chunks is None:
             decodes = zip(self.decodes, self.starts, strict=True)
             self._chunks = [ScheduledChunk(sequence, start, 1, True) for sequence, start in decodes] + self.prefills
@@ -90,14 +87,14 @@ class Batch:
 class StepResult(NamedTuple):
     """One entry for each chunk that samples, in batch order."""
 
-    token_ids: list[int]  # where several steps were run, `num_steps` tokens for each entry, one entry after the other
+    token_ids: list[int]
     stopped: list[bool]  # an end-of-sequence token or a stop string was met
     elapsed_s: float
     logprobs: tuple[float, ...] | list[float] = ()  # of the sampled tokens, if asked for
     exposed_copy_s: float = 0.0  # copy time the step waited for
     hidden_copy_s: float = 0.0  # copy time behind compute
     copied_bytes: int = 0  # KV that moved between the tiers, in either direction
-    num_steps: int = 1  # steps that were run, up to the batch's max_steps
+    num_steps: int = 1  # that it stands for: more than one only where a simulation skipped those before it
 
     def wait(self) -> StepResult:
         """A result is a step that is over."""

@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 class BlockTable:
     """The blocks of one sequence, in order of position. At most one of the two lists is in use at a time."""
 
-    device: list[int] = field(default_factory=list)  # changed by Scheduler
-    host: list[int] = field(default_factory=list)  # changed by Scheduler when it parks the sequence
-    num_keyed: int = 0  # leading device blocks whose content is registered with the pool, set by Scheduler
+    device: list[int] = field(default_factory=list)  # changed by Scheduler and Queues
+    host: list[int] = field(default_factory=list)  # changed by Queues when the sequence is parked
+    num_keyed: int = 0  # leading device blocks whose content is registered with the pool, set by Prefixes
 
 
 class OutOfBlocks(Exception):

@@ -29,9 +29,6 @@ from vasuki.engine.sequence import Request, Sequence
 class Step(Protocol):
     """A batch that was launched, and may still be under way."""
 
-    @property
-    def num_steps(self) -> int: ...
-
     def wait(self) -> StepResult: ...
 
 
@@ -58,7 +55,7 @@ class Sink(Protocol):
 
 class Observer(Protocol):
     """Sees every step after it happened, and the rows that ended in it: the trace, the progress bar, the plan's running
-    correction, the order that learns how long outputs become."""
+    correction, the order that learns how long outputs become. None may count on another having seen the step before."""
 
     def record(
         self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
@@ -91,9 +88,10 @@ class RunStats:
         self.steps += num_steps
         self.sequence_steps += num_steps * num_seqs
         self.max_seqs = max(self.max_seqs, num_seqs)
-        self.peak_device_blocks = scheduler.pool.peak_held
-        if scheduler.host_pool is not None:
-            self.peak_host_blocks = scheduler.host_pool.peak_held
+        queues = scheduler.queues
+        self.peak_device_blocks = queues.pool.peak_held
+        if queues.host_pool is not None:
+            self.peak_host_blocks = queues.host_pool.peak_held
         for swap in batch.swaps:
             self.swapped_blocks += len(swap.device)
         self.copied_bytes += result.copied_bytes
@@ -139,14 +137,14 @@ def drain(
         batch = scheduler.schedule()
         if batch is not None:
             step = executor.launch(batch)
-            scheduler.advance(batch, step.num_steps)
+            scheduler.advance(batch)
             under_way.append((batch, step))
             if len(under_way) <= executor.steps_ahead:
                 continue
         elif not under_way:
-            if scheduler.is_empty():
+            if scheduler.queues.is_empty():
                 return stats
-            raise SchedulerStalled(f"{len(list(scheduler.live()))} sequences are left and none can run")
+            raise SchedulerStalled(f"{len(list(scheduler.queues.live()))} sequences are left and none can run")
         batch, step = under_way.popleft()
         result = step.wait()
         finished = scheduler.settle(batch, result)

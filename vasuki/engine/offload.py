@@ -1,17 +1,30 @@
-"""What a plan moves to host memory."""
+"""What a plan moves to host memory, and everything that follows from it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 OffloadMode = Literal["none", "stream", "park", "ahead"]
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadPlan:
-    """What moves to host memory, and why that or nothing."""
+    """What moves to host memory, and why that or nothing.
 
-    mode: OffloadMode
-    layers: int  # streamed in every step
-    reason: str
+    The mode names what was chosen; parking may stand beside streamed layers.
+    """
+
+    mode: OffloadMode = "none"
+    reason: str = ""
+    streamed_layers: int = 0  # layers whose KV passes through shared device buffers in every step
+    host_blocks: int = 0  # room on the host for sequences that are parked there
+    park_min_tokens: int = 0  # whoever has to make room is parked if it has computed so much, else computed again
+    prefills_ahead: bool = False  # a prompt is computed where it fits, though its row does not, and waits on the host
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `plan --json` prints it."""
+        return {"mode": self.mode, "layers": self.streamed_layers, "reason": self.reason}
+
+
+NO_OFFLOAD = OffloadPlan()

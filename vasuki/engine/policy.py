@@ -1,4 +1,15 @@
-"""How vasuki and what it is compared with differ: by a handful of switches over one scheduler."""
+"""How vasuki and what it is compared with differ: by a handful of switches over one scheduler.
+
+`vllm` is the scheduler of vLLM's present engine, as read in its `vllm/v1/core/sched/scheduler.py` (2026): first come,
+first served; running sequences first, of which those that decode came first; prompts in chunks beside them; blocks for
+the chunk at hand and no more, without a watermark. Whoever finds none has the last of the running sequences leave, if
+need be itself; it is computed again from the head of the queue, and nothing new starts in that step. Prefixes are
+shared. The limits are those of its offline class on cards below 70 GiB; on larger ones, but an A100, it has 16,384
+tokens and 1,024 sequences. Simplified: what waiting rows begin with is evicted last, as everywhere here, where vLLM
+evicts the coldest first; and a row that found no blocks is asked again when some were freed, not in every step.
+
+`vllm-v0` is its first engine: whole prompts, and alone.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +30,10 @@ class Mixing(enum.Enum):
 class Admission(enum.Enum):
     """Memory that must be available before a waiting row starts."""
 
+    CHUNK = "chunk"  # the chunk of its prompt that the step has budget for
     PROMPT = "prompt"  # its prompt; growth is met by stalls and preemption
     MAXIMUM = "maximum"  # prompt and max_tokens, beside those of all that run
     PEAK = "peak"  # so that the sum of all expected growth never exceeds the pool
-    AHEAD = "ahead"  # likewise; the prompt of a row without such room is computed where it fits, and waits on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +45,25 @@ class Policy:
     mixing: Mixing = Mixing.MIXED
     chunked: bool = True  # a prompt may be split over steps
     refill: bool = True  # False: rows join only an empty batch, as in request-level serving
-    padded: bool = False  # the executor pads rows to the longest, and finished rows keep their slot
+    padded: bool = False  # priced as rows padded to the longest, which keep their slot when they end; never run
     ordered: bool = False  # rows are taken in a planned order, by estimated output lengths
     sorted_prompts: bool = False  # rows are taken in order of prompt length
     shares_prefixes: bool = False
     evicts_least_computed: bool = False  # False: the victim is the row that came last
+    chunk_tokens: int = 512  # token budget where the job names none; vasuki's is planned
 
 
-_STATIC = Policy("static", Admission.MAXIMUM, Mixing.PREFILL_FIRST, chunked=False, refill=False, padded=True)
+_WHOLE_PROMPTS = Policy("", Admission.MAXIMUM, chunked=False, chunk_tokens=2048)
+_STATIC = replace(_WHOLE_PROMPTS, name="static", mixing=Mixing.PREFILL_FIRST, refill=False, padded=True)
 
 POLICIES = {
     policy.name: policy
     for policy in (
         Policy("vasuki", Admission.PROMPT, ordered=True, shares_prefixes=True, evicts_least_computed=True),
         Policy("sarathi", Admission.PROMPT),
-        Policy("orca", Admission.MAXIMUM, chunked=False),
-        Policy("vllm", Admission.PROMPT, Mixing.PREFILL_FIRST, chunked=False),
+        replace(_WHOLE_PROMPTS, name="orca"),
+        replace(_WHOLE_PROMPTS, name="vllm-v0", admission=Admission.PROMPT, mixing=Mixing.PREFILL_FIRST),
+        Policy("vllm", Admission.CHUNK, shares_prefixes=True, chunk_tokens=8192),
         _STATIC,
         replace(_STATIC, name="static-sorted", sorted_prompts=True),
     )
@@ -62,3 +76,12 @@ def find_policy(name: str) -> Policy:
         return POLICIES[name]
     except KeyError:
         raise JobFileError(f"unknown policy '{name}'{did_you_mean(name, POLICIES)}") from None
+
+
+def runnable_policy(name: str) -> Policy:
+    """Look a policy up that a run may have. Raises JobFileError for one whose batches are padded: nothing computes
+    those, they are only priced."""
+    policy = find_policy(name)
+    if policy.padded:
+        raise JobFileError(f"engine.policy: {name} pads its batches; `vasuki simulate` prices that, no run does it")
+    return policy

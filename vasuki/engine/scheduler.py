@@ -3,173 +3,168 @@
 Integers only: the scheduler sees lengths, blocks and a token budget, never a clock, a tensor or a price. Real runs and
 simulated ones use it unchanged. Each call to `schedule` forms one batch under one token budget (Sarathi, section 4):
 
-    1. decodes            every running sequence that is past its prompt, and has room for it, computes one token
+    1. decodes            every running sequence that is past its prompt computes one token
     2. running prefills   sequences in the middle of their prompt take what is left of the budget
     3. waiting rows       are admitted while budget, sequence slots and memory last
 
-Under `Admission.AHEAD` a row for which memory does not last may start all the same, one at a time, if its prompt fits:
-it is parked as soon as that is computed, and comes back as parked rows do (Baton's prefilled queries, section 4.3).
-
-How a baseline differs from vasuki is said by a `Policy`.
+Rows lie in `queues`, with the blocks that they hold; `admission` says who may start, `preemption` who makes room. How a
+baseline differs from vasuki is said by a `Policy`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import sys
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from itertools import repeat
 
-import numpy as np
-
-from vasuki.engine.batch import Batch, ScheduledChunk, StepResult, Swap
-from vasuki.engine.blocks import BlockPool
-from vasuki.engine.policy import Admission, Mixing, Policy
+from vasuki.engine.admission import AdmissionControl
+from vasuki.engine.batch import Batch, ScheduledChunk, StepResult
+from vasuki.engine.policy import Admission, Mixing
+from vasuki.engine.preemption import Preemption
+from vasuki.engine.queues import Queues
 from vasuki.engine.sequence import FinishReason, Request, Sequence, Status
-from vasuki.engine.settings import EngineSettings, Limits
-
-
-@dataclass(slots=True)
-class Counters:
-    """What happened so far, for the manifest."""
-
-    recomputed_tokens: int = 0
-    preemptions_recompute: int = 0
-    preemptions_swap: int = 0
-    prefilled_ahead: int = 0  # rows that waited on the host with their prompt computed
-    shared_tokens: int = 0  # prompt tokens found in blocks of another row
-    finished: int = 0  # rows that ended
-
-    def add(self, other: Counters) -> None:
-        """Count what happened elsewhere too."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+from vasuki.engine.settings import EngineSettings
 
 
 class Scheduler:
-    """Forms batches from waiting and running sequences, and owns their blocks."""
+    """Forms batches from waiting and running sequences.
 
-    def __init__(self, policy: Policy, limits: Limits, pool: BlockPool, host_pool: BlockPool | None = None) -> None:
-        self.policy = policy
-        self.limits = limits
-        self.pool = pool
-        self.host_pool = host_pool
-        self.waiting: deque[Sequence] = deque()
-        self.prefilling: list[Sequence] = []  # in order of admission
-        self.decoding: list[Sequence] = []  # past their prompt, in the order in which they got there
-        self.parked: deque[Sequence] = deque()
-        self.counters = Counters()
-        self._swaps: list[Swap] = []  # of the batch being formed
-        self._ahead: Sequence | None = None  # runs until its prompt is computed, without room for what follows
-        self._maximum_blocks = 0  # what the running sequences would hold if all grew to max_tokens
-        self._memory_is_tight = False  # admission was refused for lack of memory, and nothing was freed since
-        self._filling = True  # in a prefill phase, when exclusive
+    Attributes:
+        queues: rows by status; also their pools of blocks, and counts of what happened.
+        admission: who may start.
+    """
 
-    @classmethod
-    def build(cls, settings: EngineSettings) -> Scheduler:
-        """A fresh scheduler with empty pools."""
-        block_tokens, host_blocks = settings.block_tokens, settings.host_blocks
-        host_pool = BlockPool(host_blocks, block_tokens) if host_blocks else None
-        return cls(settings.policy, settings.limits, BlockPool(settings.num_blocks, block_tokens), host_pool)
+    def __init__(self, settings: EngineSettings) -> None:
+        self.policy = settings.policy
+        self.limits = settings.limits
+        self.queues = Queues(settings)
+        self.admission = AdmissionControl(settings, self.queues)
+        self._preemption = Preemption(settings.policy, self.queues, self.admission)
 
-    # --- rows in, rows out -------------------------------------------------------------------------------------------
+    # --- rows in -----------------------------------------------------------------------------------------------------
 
     def wants_more(self) -> bool:
         """Whether another request can be taken without holding more than the window."""
-        return len(self.waiting) < self.limits.lookahead
+        return len(self.queues.waiting) < self.limits.lookahead
 
     def add(self, request: Request) -> Sequence | None:
         """Queue a request. Returns a finished sequence instead if the request can never run."""
         sequence = Sequence(request)
         reason = request.error
         if not reason:
-            needed = self._maximum(sequence)
-            if needed > self.pool.num_blocks:
-                bt = self.pool.block_tokens
+            pool, needed = self.queues.pool, self.queues.maximum(sequence)
+            if needed > pool.num_blocks:
+                bt = pool.block_tokens
                 reason = (
                     f"needs KV memory for {needed * bt} tokens (prompt {request.num_prompt_tokens}, max_tokens "
-                    f"{request.max_tokens}), the device has room for {self.pool.num_blocks * bt}"
+                    f"{request.max_tokens}), the device has room for {pool.num_blocks * bt}"
                 )
         if reason:
             sequence.error, sequence.finish_reason, sequence.status = reason, FinishReason.ERROR, Status.FINISHED
             return sequence
-        self.waiting.append(sequence)
-        self.pool.want(self._shareable(sequence))
+        self.queues.add(sequence)
         return None
-
-    def is_empty(self) -> bool:
-        return not (self.waiting or self.prefilling or self.decoding or self.parked)
-
-    @property
-    def num_running(self) -> int:
-        return len(self.decoding) + len(self.prefilling)
-
-    @property
-    def running(self) -> list[Sequence]:
-        """Every sequence that holds device blocks, those that came last at the end."""
-        return self.decoding + self.prefilling
-
-    def live(self) -> Iterator[Sequence]:
-        """Every sequence that is not finished."""
-        yield from self.running
-        yield from self.parked
-        yield from self.waiting
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
     def schedule(self) -> Batch | None:
         """Form the next batch, or return None if nothing can run."""
-        self._swaps = []
-        self._park_ahead()
+        queues, mixing = self.queues, self.policy.mixing
+        queues.swaps = []
+        self._preemption.park_ahead()
         budget = self.limits.chunk_tokens if self.policy.refill else sys.maxsize  # a static batch starts as a whole
         decodes: list[Sequence] = []
         prefills: list[ScheduledChunk] = []
-        if self.policy.mixing is Mixing.MIXED:
+        if mixing is Mixing.MIXED:
             decodes = self._decodes()
-            budget = self._prefills(prefills, budget - len(decodes))
+            self._prefills(prefills, budget - len(decodes))
         else:
-            if self.policy.mixing is Mixing.PREFILL_FIRST or self._in_prefill_phase():
-                budget = self._prefills(prefills, budget)
-            else:
-                budget = 0  # no row starts before memory is free for a whole phase
+            if mixing is Mixing.PREFILL_FIRST or self.admission.in_prefill_phase():
+                self._prefills(prefills, budget)
             if not prefills:
-                self._filling = False
+                self.admission.end_prefill_phase()
                 decodes = self._decodes()
-        if not self._unpark() and not decodes and not prefills:
+        returning = self._preemption.bring_back()
+        self._preemption.end_step()
+        if not (returning or decodes or prefills):
             return None
-        starts = [sequence.num_computed_tokens for sequence in decodes]
-        max_steps = self._max_steps(decodes, starts, prefills, budget)
-        return Batch(decodes, starts, prefills, self._swaps, max_steps)
+        return Batch(decodes, [sequence.num_computed_tokens for sequence in decodes], prefills, queues.swaps)
+
+    def _decodes(self) -> list[Sequence]:
+        """Every sequence past its prompt, with room for its token. Where that is lacking, some make room."""
+        queues, block_tokens = self.queues, self.queues.pool.block_tokens
+        growing = [
+            sequence
+            for sequence in queues.decoding
+            if sequence.num_computed_tokens >= len(sequence.block_table.device) * block_tokens
+        ]
+        self._preemption.make_room(growing)
+        for sequence in growing:
+            sequence.block_table.device += queues.pool.allocate(1)
+        return queues.decoding[:]
+
+    def _prefills(self, chunks: list[ScheduledChunk], budget: int) -> None:
+        """Add prompt chunks to the batch, of running sequences first, then of waiting ones."""
+        queues, admission = self.queues, self.admission
+        for sequence in queues.prefilling[:]:
+            if budget <= 0:
+                return
+            if self.policy.admission is Admission.CHUNK and not self._preemption.make_room_for(sequence, budget):
+                break
+            budget -= self._add_chunk(chunks, sequence, budget)
+        may_start = admission.may_admit()
+        while queues.waiting and budget > 0:
+            sequence = queues.waiting[0]
+            if not self.policy.chunked and sequence.num_tokens > budget and chunks:
+                break  # a whole prompt larger than the budget gets a step of its own
+            if may_start and not admission.fits(sequence, budget):
+                may_start, queues.memory_is_tight = False, True
+            if not may_start:
+                if not admission.may_go_ahead(sequence):
+                    break
+                admission.ahead = sequence
+            budget -= self._add_chunk(chunks, queues.start(), budget)
+
+    def _add_chunk(self, chunks: list[ScheduledChunk], sequence: Sequence, budget: int) -> int:
+        """Schedule as much of the sequence's prompt as budget and free blocks allow. Returns the tokens taken."""
+        pool, start = self.queues.pool, sequence.num_computed_tokens
+        left = sequence.num_tokens - start
+        table = sequence.block_table.device
+        room = (len(table) + pool.num_available) * pool.block_tokens - start
+        take = min(left, room, budget if self.policy.chunked else left)
+        if take <= 0:
+            return 0
+        table += pool.allocate(pool.blocks_for(start + take) - len(table))
+        chunks.append(ScheduledChunk(sequence, start, take, take == left))
+        self.queues.prefixes.register(sequence, start + take)
+        return take
+
+    # --- what came of it ---------------------------------------------------------------------------------------------
 
     def update(self, batch: Batch, result: StepResult) -> list[Sequence]:
         """Record a batch that was computed before anything else was scheduled: `advance` and `settle`."""
-        self.advance(batch, result.num_steps)
+        self.advance(batch)
         return self.settle(batch, result)
 
-    def advance(self, batch: Batch, steps: int = 1) -> None:
+    def advance(self, batch: Batch) -> None:
         """Go on from a batch that is under way, as far as that needs none of its tokens.
 
         What ends for its length gives its memory back at once: whatever is launched later runs later.
         """
-        if steps > 1:
-            self._grow(batch, steps)
         for sequence in batch.decodes:
-            sequence.num_computed_tokens += steps
-        for sequence, start, num_tokens, samples in batch.prefills:
-            sequence.num_computed_tokens = start + steps * num_tokens
+            sequence.num_computed_tokens += 1
+        for sequence, _, num_tokens, samples in batch.prefills:
+            sequence.num_computed_tokens += num_tokens
             if samples:
-                self.prefilling.remove(sequence)
-                self.decoding.append(sequence)
+                self.queues.end_prompt(sequence)
         ended = False
         for sequence in _sampling(batch):
-            sequence.num_pending_tokens += steps
+            sequence.num_pending_tokens += 1
             if sequence.num_output_tokens >= sequence.request.max_tokens:
-                self._end(sequence, FinishReason.LENGTH)
+                self.queues.end(sequence, FinishReason.LENGTH)
                 ended = True
         if ended:
-            self._forget_ended()
+            self.queues.forget_ended()
 
     def settle(self, batch: Batch, result: StepResult) -> list[Sequence]:
         """Record the tokens of a batch that `advance` has seen. Returns the sequences that ended with it.
@@ -177,389 +172,28 @@ class Scheduler:
         The batch behind it may be under way already, with sequences that turn out to have stopped here. What it says of
         them is dropped.
         """
-        steps, tokens = result.num_steps, result.token_ids
         finished: list[Sequence] = []
         stopped = False
         logprobs = result.logprobs or repeat(0.0)
-        for index, (sequence, stops, logprob) in enumerate(
-            zip(_sampling(batch), result.stopped, logprobs, strict=False)
-        ):
+        sampled = zip(_sampling(batch), result.token_ids, result.stopped, logprobs, strict=False)
+        for sequence, token_id, stops, logprob in sampled:
             if not sequence.num_pending_tokens:
                 continue
-            if steps == 1:
-                sequence.output_token_ids.append(tokens[index])
-            else:
-                sequence.output_token_ids += tokens[index * steps : (index + 1) * steps]
-            sequence.num_pending_tokens -= steps
+            sequence.output_token_ids.append(token_id)
+            sequence.num_pending_tokens -= 1
             sequence.logprob += logprob
             if stops:
-                self._end(sequence, FinishReason.STOP)
+                self.queues.end(sequence, FinishReason.STOP)
                 sequence.num_pending_tokens = 0
                 stopped = True
             if sequence.finish_reason is not None and not sequence.num_pending_tokens:
                 finished.append(sequence)
         if stopped:
-            self._forget_ended()
-        self.counters.finished += len(finished)
+            self.queues.forget_ended()
+        self.queues.counters.finished += len(finished)
         return finished
-
-    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Take back what a sequence holds, wherever it is: nothing more will be computed for it."""
-        sequence.finish_reason = reason
-        if sequence.status is Status.RUNNING:
-            self._leave(sequence)
-            self._release(sequence)
-        elif sequence.status is Status.WAITING:  # preempted before its last token was known
-            self.waiting.remove(sequence)
-            self.pool.unwant(self._shareable(sequence))
-        elif sequence.status is Status.PARKED:  # likewise
-            assert self.host_pool is not None
-            self.parked.remove(sequence)
-            self.host_pool.release(sequence.block_table.host)
-            sequence.block_table.host = []
-        sequence.status = Status.FINISHED
-
-    def _forget_ended(self) -> None:
-        self.decoding = [sequence for sequence in self.decoding if sequence.finish_reason is None]
-        self._memory_is_tight = False
-
-    # --- several steps at once ---------------------------------------------------------------------------------------
-
-    def _max_steps(
-        self, decodes: list[Sequence], starts: list[int], prefills: list[ScheduledChunk], budget: int
-    ) -> int:
-        """How often the batch can run before anything could be decided differently, if no sequence ends.
-
-        Not the most there could be, but nothing short of a decision ever depends on where a run of steps is cut.
-        """
-        pool = self.pool
-        may_admit = bool(self.waiting) and budget > 0 and self._may_admit()
-        may_return = bool(self.parked) and not self._memory_is_tight
-        if may_admit or may_return or self._swaps or len(prefills) > 1 or (prefills and prefills[0].samples):
-            return 1
-        steps, chunk_tokens = sys.maxsize, 0
-        if prefills:
-            sequence, start, chunk_tokens, _ = prefills[0]
-            if budget > 0:  # memory, not the budget, cut the chunk
-                return 1
-            steps = (sequence.num_tokens - start - 1) // chunk_tokens
-        # In block_tokens steps a decode fills one block and a chunk of c tokens c of them: so many rounds of as many
-        # steps find their blocks. After them every decode may need a block at once, and chunks take what is left.
-        available, block_tokens = pool.num_available, pool.block_tokens
-        rounds = (available - 1) // max(1, len(decodes) + chunk_tokens)
-        spare = available - 1 - rounds * (len(decodes) + chunk_tokens) - len(decodes)
-        sure = rounds * block_tokens + (max(0, spare) * block_tokens // chunk_tokens if chunk_tokens else 0)
-        if sure > 0 or prefills:
-            return max(1, min(steps, sure))
-        # Fewer blocks are left than there are decodes: the step in which they are used up follows from the places left
-        # in the last blocks.
-        places = sorted([-(start + 1) % block_tokens for start in starts])
-        return 1 + places[available] if available < len(places) else 1
-
-    def _grow(self, batch: Batch, steps: int) -> None:
-        """Take the blocks for the steps after the first, which `schedule` provided for."""
-        pool, block_tokens = self.pool, self.pool.block_tokens
-        for sequence, start in zip(batch.decodes, batch.starts, strict=True):
-            if -(start + 1) % block_tokens < steps - 1:  # places left in its last block
-                table = sequence.block_table.device
-                table += pool.allocate(pool.blocks_for(start + steps) - len(table))
-        for sequence, start, num_tokens, _ in batch.prefills:
-            table = sequence.block_table.device
-            table += pool.allocate(pool.blocks_for(start + steps * num_tokens) - len(table))
-            self._register_prefix(sequence, start + steps * num_tokens)
-
-    # --- decodes -----------------------------------------------------------------------------------------------------
-
-    def _decodes(self) -> list[Sequence]:
-        """Every sequence past its prompt that has room for its token.
-
-        When the pool is exhausted, some may stall until others end: those with the least computed, since the others
-        are nearer to that. Beyond `Limits.stalled_share` of them, sequences are preempted. One always goes on.
-        """
-        pool, block_tokens = self.pool, self.pool.block_tokens
-        growing = [
-            sequence
-            for sequence in self.decoding
-            if sequence.num_computed_tokens >= len(sequence.block_table.device) * block_tokens
-        ]
-        while len(growing) > pool.num_available + int(self.limits.stalled_share * len(self.decoding)):
-            victim = self._victim()
-            self._preempt(victim)
-            if victim in growing:
-                growing.remove(victim)
-        stalled: set[Sequence] = set()
-        if len(growing) > pool.num_available:
-            growing.sort(key=lambda sequence: -sequence.num_computed_tokens)
-            growing, stalled = growing[: pool.num_available], set(growing[pool.num_available :])
-        for sequence in growing:
-            sequence.block_table.device += pool.allocate(1)
-        return [sequence for sequence in self.decoding if sequence not in stalled] if stalled else self.decoding[:]
-
-    # --- prefills ----------------------------------------------------------------------------------------------------
-
-    def _prefills(self, chunks: list[ScheduledChunk], budget: int) -> int:
-        """Add prompt chunks to the batch, of running sequences first, then of waiting ones. Returns the budget left."""
-        may_start = not self._memory_is_tight and self._may_admit()
-        for sequence in self.prefilling:
-            if budget <= 0:
-                return budget
-            budget -= self._add_chunk(chunks, sequence, budget)
-        while self.waiting and budget > 0:
-            sequence = self.waiting[0]
-            if not self.policy.chunked and sequence.num_tokens > budget and chunks:
-                break  # a whole prompt larger than the budget gets a step of its own
-            if may_start and not self._fits(sequence):
-                may_start, self._memory_is_tight = False, True
-            if not may_start:
-                if not self._may_go_ahead(sequence):
-                    break
-                self._ahead = sequence
-            self._admit(self.waiting.popleft())
-            budget -= self._add_chunk(chunks, sequence, budget)
-        return budget
-
-    def _may_admit(self) -> bool:
-        """Whether a waiting row could start, as far as policy, slots and what is known about memory say."""
-        if self._memory_is_tight or self.parked or self.num_running >= self.limits.max_num_seqs:
-            return False
-        return self.policy.refill or not self.num_running
-
-    def _add_chunk(self, chunks: list[ScheduledChunk], sequence: Sequence, budget: int) -> int:
-        """Schedule as much of the sequence's prompt as budget and free blocks allow. Returns the tokens taken."""
-        start = sequence.num_computed_tokens
-        left = sequence.num_tokens - start
-        table = sequence.block_table.device
-        room = (len(table) + self.pool.num_available) * self.pool.block_tokens - start
-        take = min(left, room, budget if self.policy.chunked else left)
-        if take <= 0:
-            return 0
-        table += self.pool.allocate(self.pool.blocks_for(start + take) - len(table))
-        chunks.append(ScheduledChunk(sequence, start, take, take == left))
-        self._register_prefix(sequence, start + take)
-        return take
-
-    def _in_prefill_phase(self) -> bool:
-        if not self._filling:
-            self._filling = self.pool.num_available >= self.limits.prefill_threshold * self.pool.num_blocks
-        return self._filling or not self.num_running
-
-    # --- admission ---------------------------------------------------------------------------------------------------
-
-    def _admit(self, sequence: Sequence) -> None:
-        sequence.status = Status.RUNNING
-        self._maximum_blocks += self._maximum(sequence)
-        self.prefilling.append(sequence)
-        self._share_prefix(sequence)
-
-    def _leave(self, sequence: Sequence) -> None:
-        self._maximum_blocks -= self._maximum(sequence)
-
-    def _maximum(self, sequence: Sequence) -> int:
-        """Blocks the sequence holds in the step that samples its last possible token, which itself is never stored."""
-        return self.pool.blocks_for(sequence.request.num_prompt_tokens + sequence.request.max_tokens - 1)
-
-    def _fits(self, sequence: Sequence, ahead: Sequence | None = None) -> bool:
-        """Whether memory and slots allow the sequence to start now, or to go `ahead`. An empty batch takes any row,
-        `add` having checked it."""
-        pool = self.pool
-        if not self.num_running:
-            return True
-        if self.num_running >= self.limits.max_num_seqs:
-            return False
-        if self.policy.padded:  # the cache has as many columns for every row as for the longest
-            widest = max(map(self._maximum, [*self.running, sequence]))
-            return (self.num_running + 1) * widest <= pool.num_blocks
-        if self._maximum_blocks + self._maximum(sequence) <= pool.num_blocks:
-            return True
-        if self.policy.admission is Admission.PROMPT:
-            promised = sum([pool.blocks_for(s.num_tokens) - len(s.block_table.device) for s in self.prefilling])
-            watermark = max(1, pool.num_blocks // 100)
-            return pool.blocks_for(sequence.num_tokens) + promised + watermark <= pool.num_available
-        if self.policy.admission is Admission.MAXIMUM:
-            return False
-        if pool.num_held + pool.blocks_for(sequence.num_tokens) > pool.num_blocks:
-            return False
-        return peak_blocks([*self.running, sequence], pool.block_tokens, ahead or self._ahead) <= pool.num_blocks
-
-    # --- prefilling ahead --------------------------------------------------------------------------------------------
-
-    def _may_go_ahead(self, sequence: Sequence) -> bool:
-        """Whether a row that may not start can have its prompt computed in the room that others have yet to grow into.
-
-        If they need it sooner, it is the first to make room.
-        """
-        if self.policy.admission is not Admission.AHEAD or self._ahead:
-            return False
-        return self._may_park(sequence, sequence.num_tokens) and self._fits(sequence, ahead=sequence)
-
-    def _park_ahead(self) -> None:
-        """Park the row that went ahead when its prompt is computed. It stays if by now it could start."""
-        sequence = self._ahead
-        if sequence is None or sequence in self.prefilling:
-            return
-        self._ahead = None
-        stays = self.num_running == 1 or not (self.parked or self._memory_is_tight)
-        if sequence.status is Status.RUNNING and not stays and self._may_park(sequence, sequence.num_computed_tokens):
-            self._park(sequence)
-            self.counters.prefilled_ahead += 1
-
-    # --- prefix sharing ----------------------------------------------------------------------------------------------
-    # While a row waits, the pool knows what it wants to begin with, and keeps that longer than what nobody wants.
-
-    def _shareable(self, sequence: Sequence) -> list[bytes]:
-        """Keys of the blocks that a waiting row could take over. At least one token is left to compute."""
-        if not self.policy.shares_prefixes:
-            return []
-        if not sequence.prefix_keys:
-            sequence.prefix_keys = prefix_keys(sequence.request, self.pool.block_tokens)
-        return sequence.prefix_keys[: (sequence.num_tokens - 1) // self.pool.block_tokens]
-
-    def _share_prefix(self, sequence: Sequence) -> None:
-        """Take over blocks that already hold the beginning of the prompt.
-
-        A block counts as soon as the chunk that fills it is scheduled: within a step every layer writes the keys and
-        values of all chunks before any chunk attends.
-        """
-        table, wanted = sequence.block_table, self._shareable(sequence)
-        for key in wanted:
-            block = self.pool.acquire(key)
-            if block is None:
-                break
-            table.device.append(block)
-        self.pool.unwant(wanted)
-        table.num_keyed = len(table.device)
-        sequence.num_computed_tokens = len(table.device) * self.pool.block_tokens
-        self.counters.shared_tokens += sequence.num_computed_tokens
-
-    def _register_prefix(self, sequence: Sequence, computed: int) -> None:
-        table = sequence.block_table
-        full = min(computed // self.pool.block_tokens, len(sequence.prefix_keys))
-        while table.num_keyed < full:
-            self.pool.register(table.device[table.num_keyed], sequence.prefix_keys[table.num_keyed])
-            table.num_keyed += 1
-
-    # --- preemption --------------------------------------------------------------------------------------------------
-
-    def _victim(self) -> Sequence:
-        """The running sequence to give up: the cheapest to bring back, or simply the last that came."""
-        if self.policy.evicts_least_computed:
-            return min(reversed(self.running), key=lambda sequence: sequence.num_computed_tokens)
-        return (self.prefilling or self.decoding)[-1]
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Free a sequence's device blocks, keeping its KV on the host if that is worth it and there is room."""
-        self._memory_is_tight = True
-        if self._may_park(sequence, sequence.num_computed_tokens):
-            self._park(sequence)
-            self.counters.preemptions_swap += 1
-        else:
-            self.counters.preemptions_recompute += 1
-            self.counters.recomputed_tokens += sequence.num_computed_tokens
-            self._vacate(sequence)
-            sequence.num_computed_tokens = 0
-            sequence.status = Status.WAITING
-            self.waiting.appendleft(sequence)
-            self.pool.want(self._shareable(sequence))
-
-    def _may_park(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether so many computed tokens are worth keeping on the host, and have room there."""
-        host, threshold = self.host_pool, self.limits.swap_min_tokens
-        if host is None or threshold is None or num_tokens < threshold:
-            return False
-        return max(len(sequence.block_table.device), host.blocks_for(num_tokens)) <= host.num_available
-
-    def _park(self, sequence: Sequence) -> None:
-        assert self.host_pool is not None
-        table = sequence.block_table
-        table.host = self.host_pool.allocate(len(table.device))
-        self._swaps.append(Swap(sequence, True, table.device, table.host))
-        self._vacate(sequence)
-        sequence.status = Status.PARKED
-        self.parked.append(sequence)
-
-    def _vacate(self, sequence: Sequence) -> None:
-        (self.prefilling if sequence in self.prefilling else self.decoding).remove(sequence)
-        self._leave(sequence)
-        self._release(sequence)
-
-    def _unpark(self) -> bool:
-        """Bring parked sequences back while memory would let them start. Returns whether any came.
-
-        They run from the next step on: the copy has this one to hide behind.
-        """
-        came = False
-        while self.parked and self.host_pool is not None and not (self._memory_is_tight and self.num_running):
-            if not self._fits(self.parked[0]):
-                self._memory_is_tight = True  # until something ends
-                break
-            sequence = self.parked.popleft()
-            table = sequence.block_table
-            table.device = self.pool.allocate(len(table.host))
-            self._swaps.append(Swap(sequence, False, table.device, table.host))
-            self.host_pool.release(table.host)
-            table.host = []
-            sequence.status = Status.RUNNING
-            self._maximum_blocks += self._maximum(sequence)
-            (self.prefilling if sequence.num_uncomputed_tokens > 1 else self.decoding).append(sequence)
-            came = True
-        return came
-
-    def _release(self, sequence: Sequence) -> None:
-        table = sequence.block_table
-        self.pool.release(table.device)
-        table.device, table.num_keyed = [], 0
-
-    # --- checks ------------------------------------------------------------------------------------------------------
-
-    def check_integrity(self) -> None:
-        """Assert that blocks and sequences agree. Called after every step in tests."""
-        self.pool.check_integrity(
-            (sequence.block_table.device for sequence in self.live()),
-            (key for sequence in self.waiting for key in self._shareable(sequence)),
-        )
-        if self.host_pool is not None:
-            self.host_pool.check_integrity(sequence.block_table.host for sequence in self.live())
-        for sequence in self.running:
-            assert sequence.status is Status.RUNNING
-            held = len(sequence.block_table.device) * self.pool.block_tokens
-            assert sequence.num_computed_tokens <= held, "computed tokens without a block"
-        assert self._maximum_blocks == sum(map(self._maximum, self.running))
-        assert all(not s.block_table.device and s.num_computed_tokens == 0 for s in self.waiting)
 
 
 def _sampling(batch: Batch) -> Iterator[Sequence]:
     yield from batch.decodes
     yield from (chunk.sequence for chunk in batch.prefills if chunk.samples)
-
-
-def peak_blocks(sequences: list[Sequence], block_tokens: int, ahead: Sequence | None = None) -> int:
-    """Most blocks that the sequences will hold together, if each grows a token a step and ends when expected; the one
-    that goes `ahead` with its prompt.
-
-    Between two ends the total only grows, so it peaks in the last step of one of them. With the sequences ordered by
-    remaining steps r_1 >= r_2 >= ..., the j longest-lived are all there in step r_j and hold
-
-        sum(i <= j) ceil((tokens_i + r_j) / block_tokens)
-
-    of which the blocks' rounding is bounded by block_tokens - 1 each.
-    """
-    outputs = np.array([sequence.num_output_tokens for sequence in sequences])
-    tokens = outputs + np.array([sequence.request.num_prompt_tokens for sequence in sequences])
-    expected = np.array([1 if sequence is ahead else sequence.expected_tokens for sequence in sequences])
-    remaining = np.maximum(1, expected - outputs)
-    order = np.argsort(-remaining)
-    alive = np.arange(1, len(sequences) + 1)
-    totals = np.cumsum(tokens[order]) + alive * (remaining[order] - 1 + block_tokens - 1)
-    return int(totals.max()) // block_tokens
-
-
-def prefix_keys(request: Request, block_tokens: int) -> list[bytes]:
-    """A digest for each full block of the prompt that covers all tokens up to its end."""
-    token_ids = request.prompt_token_ids
-    keys: list[bytes] = []
-    previous = b""
-    for end in range(block_tokens, len(token_ids) + 1, block_tokens):
-        block = np.asarray(token_ids[end - block_tokens : end], dtype=np.int32).tobytes()
-        previous = hashlib.blake2b(previous + block, digest_size=16).digest()
-        keys.append(previous)
-    return keys

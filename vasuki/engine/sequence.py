@@ -91,11 +91,11 @@ class Sequence:
     num_pending_tokens: int = 0  # output behind those, sampled but not known yet; set by Scheduler
     num_computed_tokens: int = 0  # set by Scheduler: positions whose K and V are in blocks
     block_table: BlockTable = field(default_factory=BlockTable)  # filled by Scheduler from the BlockPool
-    status: Status = Status.WAITING  # set by Scheduler
-    finish_reason: FinishReason | None = None  # set by Scheduler
+    status: Status = Status.WAITING  # set by Queues, as the row moves
+    finish_reason: FinishReason | None = None  # set by Queues when the row ends
     error: str = ""  # set by Scheduler when it rejects
     logprob: float = 0.0  # sum over output tokens, if asked for; set by Scheduler.settle
-    prefix_keys: list[bytes] = field(default_factory=list)  # of the prompt's full blocks, set by Scheduler on admission
+    prefix_keys: list[bytes] = field(default_factory=list)  # of the prompt's full blocks, set by Prefixes
     expected_tokens: int = field(init=False)  # of output, in all; from the request, sharpened by PlannedOrder
 
     def __post_init__(self) -> None:

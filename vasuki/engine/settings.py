@@ -1,9 +1,10 @@
-"""What an engine is told before it starts: the policy, its limits and its memory."""
+"""What an engine is told before it starts: the policy, its limits, its memory, and what moves to the host."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vasuki.engine.offload import NO_OFFLOAD, OffloadPlan
 from vasuki.engine.policy import Policy
 
 
@@ -15,8 +16,6 @@ class Limits:
     max_num_seqs: int
     lookahead: int = 16  # waiting rows kept at hand; the fewer, the later the order is fixed
     prefill_threshold: float = 0.5  # share of the pool that must be free to start a prefill phase, when exclusive
-    swap_min_tokens: int | None = None  # preempted rows with at least this much computed are parked on the host
-    stalled_share: float = 0.0  # decodes that may wait in place for a block, before one has to make room; below 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +26,7 @@ class EngineSettings:
     limits: Limits
     num_blocks: int
     block_tokens: int
-    host_blocks: int = 0
-    streamed_layers: int = 0  # layers whose KV passes through shared device buffers in every step
+    offload: OffloadPlan = NO_OFFLOAD
 
     @property
     def kv_tokens(self) -> int:

@@ -35,7 +35,6 @@ class LaunchedStep:
     sequences: list[Sequence]  # those that it samples for
     sampled: ToHost  # token ids, and log probabilities if asked for
     started_s: float
-    num_steps: int = 1
 
     def wait(self) -> StepResult:
         """What it sampled, once the device is done. Steps are waited for in the order in which they were launched."""
@@ -181,18 +180,19 @@ def build_executor(
     can be recorded, those of a size are after so many."""
     layout, device, block_tokens = loaded.kv_layout, loaded.device, settings.block_tokens
     on_gpu = device.type == "cuda"
-    offloads = settings.host_blocks > 0 or settings.streamed_layers > 0
+    host_blocks, streamed_layers = settings.offload.host_blocks, settings.offload.streamed_layers
+    offloads = host_blocks > 0 or streamed_layers > 0
     records = not offloads and decode_graphs.can_record(loaded, block_tokens)
     num_blocks = settings.num_blocks + records  # a block for padding
     # A state is of a row as it stands: it is at one place, and of no other row.
     assert not (loaded.recurrent and (offloads or settings.policy.shares_prefixes))
-    streamed = StreamedLayers.spread(layout.num_layers, settings.streamed_layers)
+    streamed = StreamedLayers.spread(layout.num_layers, streamed_layers)
     cache = KVCache(layout, num_blocks, block_tokens, device, buffer_of=streamed.buffer_of)
     offload = None
     if offloads:
         host = None
-        if settings.host_blocks:
-            host = KVCache(layout, settings.host_blocks, block_tokens, torch.device("cpu"), pinned=on_gpu)
+        if host_blocks:
+            host = KVCache(layout, host_blocks, block_tokens, torch.device("cpu"), pinned=on_gpu)
         offload = KVMover(cache, loaded.copies or copy_engine(device), host)
     states = StateCache(loaded.recurrent, settings.limits.max_num_seqs, device) if loaded.recurrent else None
     executor = RaggedExecutor(loaded, cache, want_logprobs, loaded.kernel, offload, states)

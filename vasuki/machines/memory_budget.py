@@ -199,7 +199,7 @@ def footprint(
 
     Streamed layers live on the host for every block of the device, and share its buffers there.
     """
-    streamed = settings.streamed_layers
+    streamed = settings.offload.streamed_layers
     resident = (
         device_blocks * block_bytes * (num_layers - streamed + spread_buffers(num_layers, streamed)) // num_layers
     )

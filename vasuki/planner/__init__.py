@@ -18,9 +18,9 @@
 docs/planner.md tells the whole.
 """
 
-from vasuki.planner.one_device import OFFLOAD_MODES, make_plan
+from vasuki.planner.one_device import make_plan
 from vasuki.planner.running_prediction import RunningPrediction
 from vasuki.planner.several_devices import plan_parallel
 from vasuki.planner.simulated import Simulated, simulate_plan
 
-__all__ = ["OFFLOAD_MODES", "RunningPrediction", "Simulated", "make_plan", "plan_parallel", "simulate_plan"]
+__all__ = ["RunningPrediction", "Simulated", "make_plan", "plan_parallel", "simulate_plan"]

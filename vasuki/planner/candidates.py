@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from vasuki.base.config import Column, EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import JobFileError, ModelError
-from vasuki.engine.offload import OffloadMode, OffloadPlan
 from vasuki.engine.policy import Mixing, Policy, find_policy
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel
@@ -28,8 +27,6 @@ from vasuki.planner.steady_state import MeanRow, SteadyState, steady_state
 
 CHUNK_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 LEAST_CHUNK_TOKENS, MOST_CHUNK_TOKENS = 32, 4096
-CHUNK_TOKENS = 512  # of the other policies where nothing is said, as in the papers
-WHOLE_PROMPT_TOKENS = 2048  # the same for those that never split a prompt
 NUM_SEQS = 256
 MOST_SEQS = 2048
 SHORT_ROW_TOKENS = 512  # rows shorter than that get small blocks
@@ -48,9 +45,7 @@ class Problem:
     engine: EngineConfig
     kv: KVConfig
     kv_bytes: int | None
-    offload_modes: Collection[OffloadMode]  # that job and executor both allow
     layout: Layout
-    seed: int
 
     @cached_property
     def work(self) -> MeanRow:
@@ -72,11 +67,6 @@ class Problem:
         """Whether a better order is looked for once a candidate is chosen (`few_rows`); greedy's serves until then."""
         few = 1 < len(self.lengths) <= MILP_ROWS
         return few and self.known and self.policy.ordered and self.plan.solver in ("auto", "milp")
-
-    @property
-    def may_offload(self) -> bool:
-        """Whether KV may pass over the link. States stay on the device, and so does the KV beside them."""
-        return any(mode != "none" for mode in self.offload_modes) and not self.shape.recurrent
 
     @property
     def device_memory(self) -> float:
@@ -117,11 +107,10 @@ class Candidate:
 
     settings: EngineSettings
     cost: CostModel
-    offload: OffloadPlan
     state: SteadyState
 
     @classmethod
-    def of(cls, problem: Problem, settings: EngineSettings, cost: CostModel, offload: OffloadPlan) -> Candidate:
+    def of(cls, problem: Problem, settings: EngineSettings, cost: CostModel) -> Candidate:
         """With its steady state.
 
         The last block of a sequence is half empty on average. The arithmetic is fitted to the usual blocks; what
@@ -135,10 +124,10 @@ class Candidate:
             settings.limits.chunk_tokens,
             settings.limits.max_num_seqs,
             settings.policy.mixing,
-            settings.streamed_layers,
+            settings.offload.streamed_layers,
             settings.block_tokens * problem.shape.kv_bytes_per_token_per_layer,
         )
-        return cls(settings, cost, offload, state)
+        return cls(settings, cost, state)
 
     @property
     def mixing(self) -> Mixing:
@@ -167,7 +156,7 @@ def _candidates(problem: Problem) -> Iterator[Candidate]:
         found = True
         for mixing in (Mixing.MIXED, Mixing.EXCLUSIVE) if problem.policy.ordered else (problem.policy.mixing,):
             mixed = replace(settings, policy=replace(problem.policy, mixing=mixing))
-            yield Candidate.of(problem, mixed, cost, OffloadPlan("none", 0, "not considered"))
+            yield Candidate.of(problem, mixed, cost)
     if misfit is not None and not found:
         raise misfit
 
@@ -177,8 +166,8 @@ def _chunk_sizes(problem: Problem) -> list[int]:
     if problem.engine.chunk_tokens != "auto":
         return [problem.engine.chunk_tokens]
     if not problem.policy.ordered:
-        longest = int(problem.lengths.prompt_tokens.max())
-        return [CHUNK_TOKENS if problem.policy.chunked else max(WHOLE_PROMPT_TOKENS, longest)]
+        whole = 0 if problem.policy.chunked else int(problem.lengths.prompt_tokens.max())
+        return [max(problem.policy.chunk_tokens, whole)]
     tile = problem.profile.tile_rows
     tile *= math.ceil(LEAST_CHUNK_TOKENS / tile)  # a CPU's tiles are single rows
     return [tile * tiles for tiles in CHUNK_TILES if tile * tiles <= MOST_CHUNK_TOKENS]

@@ -30,7 +30,7 @@ def with_best_order(problem: Problem, chosen: Prediction, spent_s: float) -> Pre
     if limit_s <= 0:
         return chosen
     capacity = Capacity.of(chosen.candidate.settings)
-    found = best_order(job.prompt_tokens, job.output_tokens, capacity, limit_s, problem.seed)
+    found = best_order(job.prompt_tokens, job.output_tokens, capacity, limit_s)
     best = min(chosen, predict(problem, chosen.candidate, found=found), key=lambda each: each.makespan_s)
     return replace(best, optimal=found.optimal and best.result.stats.steps == found.steps)
 

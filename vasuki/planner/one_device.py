@@ -6,21 +6,19 @@
 
 Step size and mixing are chosen by arithmetic (`candidates`), where start and end of the job hardly matter, and by
 simulation (`prediction`), which is the real scheduler in virtual time, where they do: in jobs so small that all of it
-can be simulated several times in a second. What may move to the host is priced last (`offload_choice`),
+can be simulated several times in a second. What may move to the host is priced last (`offload`),
 and a few rows of known lengths may get a better order (`few_rows`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
 
 from vasuki.base.config import CostConfig, EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import InputError
-from vasuki.engine.offload import OffloadMode
 from vasuki.engine.policy import Mixing
 from vasuki.machines.memory_budget import kv_tokens_at_most
 from vasuki.machines.price import Cost
@@ -31,7 +29,7 @@ from vasuki.planner.candidates import Candidate, Problem, ranked_candidates
 from vasuki.planner.few_rows import with_best_order
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.lower_bound import job_lower_bound
-from vasuki.planner.offload.choice import choose_offload
+from vasuki.planner.offload.choice import choose_offload, may_offload
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import (
     Prediction,
@@ -41,8 +39,6 @@ from vasuki.planner.prediction import (
     predict,
 )
 from vasuki.planner.schedule_bound import bound_of_any_plan_s
-
-OFFLOAD_MODES: tuple[OffloadMode, ...] = ("none", "stream", "park", "ahead")
 
 SHORTLIST = 3
 
@@ -57,9 +53,7 @@ def make_plan(
     kv: KVConfig | None = None,
     cost: CostConfig | None = None,
     kv_bytes: int | None = None,
-    offload_modes: Collection[OffloadMode] = OFFLOAD_MODES,
     layout: Layout | None = None,
-    seed: int = 0,
 ) -> Plan:
     """Plan a job.
 
@@ -72,9 +66,7 @@ def make_plan(
         kv: memory and offload.
         cost: price; the profile's where it says nothing.
         kv_bytes: KV memory of the device, where it is known better than the profile tells.
-        offload_modes: what the executor can do.
         layout: over several devices; how many layers live on the host is decided here.
-        seed: of local search.
 
     Raises:
         ModelError: the model does not fit the device, nor device and host together.
@@ -83,10 +75,9 @@ def make_plan(
     """
     started_s = time.perf_counter()
     plan, engine, kv, cost = plan or PlanConfig(), engine or EngineConfig(), kv or KVConfig(), cost or CostConfig()
-    modes = [mode for mode in offload_modes if kv.offload in ("auto", mode)]
     if shape.recurrent:  # a state cannot be shared up to a token in its midst
         lengths = replace(lengths, prefixes=None)
-    problem = Problem(lengths, shape, profile, plan, engine, kv, kv_bytes, modes, layout or Layout(), seed)
+    problem = Problem(lengths, shape, profile, plan, engine, kv, kv_bytes, layout or Layout())
 
     problem, candidates, misfit = _that_fit(problem)
     chosen = choose_offload(problem, _fastest(problem, candidates))
@@ -96,7 +87,7 @@ def make_plan(
 
     kv_tokens = kv_tokens_at_most(settings, shape)
     bound = job_lower_bound(shape, profile, job.own_prompt_tokens, job.output_tokens, kv_tokens, layout)
-    schedule_bound_s = bound_of_any_plan_s(job, problem.costs, problem.device_memory, problem.may_offload)
+    schedule_bound_s = bound_of_any_plan_s(job, problem.costs, problem.device_memory, may_offload(problem))
     makespan_s = max(chosen.makespan_s, schedule_bound_s)  # a sample may promise too much
     price, currency = profile.price.per_hour, profile.price.currency
     if cost.price_per_hour is not None:
@@ -116,7 +107,6 @@ def make_plan(
         policy=problem.policy.name,
         chunk_tokens=settings.limits.chunk_tokens,
         max_num_seqs=settings.limits.max_num_seqs,
-        offload=candidate.offload,
         cost=Cost.of(makespan_s, layout.num_gpus, price, currency, job_tokens),
         settings=settings,
         layout=layout,

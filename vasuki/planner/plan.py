@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vasuki.engine.offload import OffloadPlan
@@ -29,7 +29,6 @@ class Plan:
     policy: str
     chunk_tokens: int
     max_num_seqs: int
-    offload: OffloadPlan
     cost: Cost
     plan_s: float
     settings: EngineSettings
@@ -46,6 +45,11 @@ class Plan:
     order: tuple[int, ...] = ()  # of all requests, where planning found one; else they are ordered as they come
     misfits: int = 0  # requests that can never run
     misfit: str = ""  # the first of them, with the capacity that it needs
+
+    @property
+    def offload(self) -> OffloadPlan:
+        """What moves to host memory."""
+        return self.settings.offload
 
     @property
     def gap(self) -> float:
@@ -75,7 +79,7 @@ class Plan:
             "policy": self.policy,
             "chunk_tokens": self.chunk_tokens,
             "max_num_seqs": self.max_num_seqs,
-            "offload": {**asdict(self.offload), "weights_on_host": self.layout.host_layers},
+            "offload": {**self.offload.to_dict(), "weights_on_host": self.layout.host_layers},
             "cost": self.cost.to_dict(),
             "uncertainty": self.uncertainty,
             "plan_s": self.plan_s,

@@ -62,7 +62,6 @@ def predict(
         solver=found.solver if found else solver,
         output_length=Column(column="recorded") if known and not problem.known else config.output_length,
         window_rows=config.window_rows,
-        seed=problem.seed,
         order=found_order,
     )
     outputs = np.minimum(sample.output_tokens, sample.limits).tolist()

@@ -49,32 +49,41 @@ class RunningPrediction:
     def __init__(self, plan: Plan, cost_model: CostModel) -> None:
         self.plan = plan
         self._cost_model = cost_model
-        self.step_s = 0.0  # what the cost model says of the step recorded last
         self._steps = self._peak_blocks = 0
+        self._last: tuple[StepResult, float] | None = None  # the step that was priced last
         self._with_prompts, self._decodes_only, self._all = _Kind(), _Kind(), _Kind()
 
     def record(
         self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
     ) -> None:
         """Compare a step."""
+        step_s = self.step_s(batch, result, scheduler)
         self._steps += result.num_steps
-        self.step_s = 0.0
+        if step_s and self._steps > WARM_UP_STEPS:
+            for kind in (self._all, self._with_prompts if batch.prefills else self._decodes_only):
+                kind.add(step_s, result.elapsed_s)
+
+    def step_s(self, batch: Batch, result: StepResult, scheduler: Scheduler) -> float:
+        """What the cost model says of a step that is over; 0 where nothing was computed. Other observers may ask, too,
+        before or after this one has seen the step: it is priced once."""
+        if self._last is None or self._last[0] is not result:
+            self._last = result, self._price(batch, result, scheduler)
+        return self._last[1]
+
+    def _price(self, batch: Batch, result: StepResult, scheduler: Scheduler) -> float:
         if not (batch.decodes or batch.prefills):
-            return
+            return 0.0
         cost, settings = self._cost_model, self.plan.settings
         work = cost.batch_work(batch, cost.swap_copies(batch, settings.block_tokens))
         if cost.shape.num_windowed_layers and result.num_steps == 1:
-            self.step_s = cost.step_time_s(work)
+            step_s = cost.step_time_s(work)
         else:
             copy_bytes = settings.block_tokens * cost.shape.kv_bytes_per_token_per_layer
-            steps = cost.repeated(work, result.num_steps, settings.streamed_layers, copy_bytes)
-            self.step_s = sum([step.total_s for step in steps])
-        new_blocks = scheduler.pool.peak_held - self._peak_blocks
+            steps = cost.repeated(work, result.num_steps, settings.offload.streamed_layers, copy_bytes)
+            step_s = sum([step.total_s for step in steps])
+        new_blocks = scheduler.queues.pool.peak_held - self._peak_blocks
         self._peak_blocks += new_blocks
-        self.step_s += cost.first_touch_s(new_blocks * settings.block_tokens)
-        if self._steps > WARM_UP_STEPS:
-            for kind in (self._all, self._with_prompts if batch.prefills else self._decodes_only):
-                kind.add(self.step_s, result.elapsed_s)
+        return step_s + cost.first_touch_s(new_blocks * settings.block_tokens)
 
     @property
     def ratio(self) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +17,6 @@ import numpy as np
 from vasuki.base.arrays import Ints
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import JobFileError
-from vasuki.engine.offload import OffloadMode
 from vasuki.engine.policy import find_policy
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.memory_budget import kv_tokens_at_most, memory_budget
@@ -29,12 +27,10 @@ from vasuki.models.shape import ModelShape
 from vasuki.planner.candidates import MOST_CHUNK_TOKENS, NUM_SEQS
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.lower_bound import job_lower_bound
-from vasuki.planner.one_device import OFFLOAD_MODES, make_plan
+from vasuki.planner.one_device import make_plan
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import sample_rows
 from vasuki.planner.schedule_bound import bound_of_any_plan_s
-
-STAGED_OFFLOAD: Collection[OffloadMode] = ("none", "park")  # streamed layers are not priced stage by stage
 
 
 def plan_parallel(
@@ -51,7 +47,7 @@ def plan_parallel(
     """
     layout.check(shape)
     if layout.num_streams == 1:
-        return _plan(lengths, shape, profile, config, OFFLOAD_MODES, layout)
+        return _plan(lengths, shape, profile, config, layout)
     started_s = time.perf_counter()
     _refuse(lengths, config, layout)
     rows = math.ceil(len(lengths) / layout.num_streams)
@@ -61,7 +57,6 @@ def plan_parallel(
         shape,
         profile,
         config,
-        OFFLOAD_MODES if layout.pipeline_parallel == 1 else STAGED_OFFLOAD,
         replica,
         _stream_kv_bytes(lengths, shape, profile, config, replica),
     )
@@ -106,7 +101,6 @@ def _plan(
     shape: ModelShape,
     profile: HardwareProfile,
     config: JobConfig,
-    offload_modes: Collection[OffloadMode],
     layout: Layout,
     kv_bytes: int | None = None,
 ) -> Plan:
@@ -119,7 +113,6 @@ def _plan(
         kv=config.kv,
         cost=config.cost,
         kv_bytes=kv_bytes,
-        offload_modes=offload_modes,
         layout=layout,
     )
 
@@ -134,8 +127,6 @@ def _refuse(lengths: Lengths, config: JobConfig, layout: Layout) -> None:
         raise JobFileError("arrived_at is not simulated with several replicas or stages; leave the column out")
     if layout.pipeline_parallel > 1 and find_policy(config.engine.policy).padded:
         raise JobFileError(f"policy {config.engine.policy} pads its batches, which is not simulated with stages")
-    if layout.pipeline_parallel > 1 and config.kv.offload == "stream":
-        raise JobFileError("kv.offload: stream is not simulated with stages")
 
 
 def _stream_kv_bytes(

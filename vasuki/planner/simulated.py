@@ -106,7 +106,6 @@ def simulate_plan(
     layout: Layout | None = None,
     observers: Iterable[Observer] = (),
     one_by_one: bool = False,
-    seed: int = 0,
 ) -> Simulated:
     """Run every request of a job as planned. The same arguments give the same result to the last digit.
 
@@ -121,7 +120,6 @@ def simulate_plan(
         layout: over several devices; the plan's if not given.
         observers: see the steps, several at a time unless `one_by_one`.
         one_by_one: run single steps.
-        seed: of local search.
     """
     config = plan_config or PlanConfig()
     settings = plan.settings
@@ -132,7 +130,6 @@ def simulate_plan(
         solver=plan.solver if arrivals is None else "fifo",  # what has not arrived cannot be ordered
         output_length=config.output_length,
         window_rows=config.window_rows,
-        seed=seed,
         order=plan.order,
     )
     outputs = np.minimum(lengths.output_tokens, lengths.limits).data

@@ -35,7 +35,7 @@ def plan_table(plans: Iterable[Plan]) -> str:
                 money_text(plan.cost.per_million_tokens, ""),
                 str(plan.chunk_tokens),
                 str(plan.max_num_seqs),
-                plan.offload.mode + (f" {plan.offload.layers}" if plan.offload.layers else ""),
+                plan.offload.mode + (f" {plan.offload.streamed_layers}" if plan.offload.streamed_layers else ""),
             )
         )
     lines = list(_columns(rows))

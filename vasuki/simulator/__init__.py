@@ -3,6 +3,7 @@
 simulate              requests to their ends
 pipeline              the same for stages and replicas, with the bubbles between them
 simulated_executor    a batch's price in the place of its computation
+fast_forward          runs of steps in which nothing is decided, taken as one
 """
 
 from vasuki.simulator.pipeline import PipelineResult, simulate_pipelines

@@ -25,10 +25,12 @@ from dataclasses import dataclass, field
 from vasuki.base.errors import SchedulerStalled
 from vasuki.engine.batch import Batch
 from vasuki.engine.loop import Observer, RunStats
-from vasuki.engine.scheduler import Counters, Scheduler
+from vasuki.engine.queues import Counters
+from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.engine.settings import EngineSettings
 from vasuki.machines.cost_model import CostModel, StepTime
+from vasuki.simulator.fast_forward import FastForward
 from vasuki.simulator.simulated_executor import SimulatedExecutor
 
 
@@ -78,7 +80,7 @@ def simulate_pipelines(
         settings: of one micro-batch: its scheduler's policy and limits, and its share of a replica's KV memory, a
             `pipeline_parallel`-th of it.
         cost_model: model, device and layout; the send to the next stage counts to a stage's time.
-        build: makes each micro-batch's scheduler; `settings.build` if not given.
+        build: makes each micro-batch's scheduler; `Scheduler(settings)` if not given.
         observers: see every micro-batch, when it enters its replica; without stages several steps at a time.
         on_ended: told of every row that ends, with or without an error.
 
@@ -87,21 +89,21 @@ def simulate_pipelines(
         ValueError: the policy pads, or layers are streamed; neither is priced stage by stage.
     """
     stages, replicas = cost_model.layout.pipeline_parallel, cost_model.layout.data_parallel
-    if stages > 1 and (settings.policy.padded or settings.streamed_layers):
+    if stages > 1 and (settings.policy.padded or settings.offload.streamed_layers):
         raise ValueError("padded policies and streamed layers are not simulated in pipelines")
     simulation = _Simulation(requests, list(observers), on_ended)
 
-    def executor(free_s: list[float]) -> SimulatedExecutor:
+    def stream(free_s: list[float]) -> _Stream:
+        scheduler = build() if build else Scheduler(settings)
         if stages == 1:  # streams that share nothing but the queue can run several steps at once
-            return SimulatedExecutor(cost_model, output_tokens, settings)
-        return _StagedExecutor(cost_model, output_tokens, settings, free_s, simulation.result)
+            fast_forward = FastForward(scheduler)
+            return _Stream(scheduler, SimulatedExecutor(cost_model, output_tokens, settings, fast_forward))
+        return _Stream(scheduler, _StagedExecutor(cost_model, output_tokens, settings, free_s, simulation.result))
 
     each_free_s = [[0.0] * stages for _ in range(replicas)]
     # Replicas take turns, so that none has a head start on the queue.
     turns = [free_s for _ in range(stages) for free_s in each_free_s]
-    return simulation.run(
-        [_Stream(build() if build else Scheduler.build(settings), executor(free_s)) for free_s in turns]
-    )
+    return simulation.run([stream(free_s) for free_s in turns])
 
 
 class _StagedExecutor(SimulatedExecutor):
@@ -125,7 +127,7 @@ class _StagedExecutor(SimulatedExecutor):
         free_s: list[float],
         result: PipelineResult,
     ) -> None:
-        super().__init__(cost_model, output_tokens, settings, one_by_one=True)
+        super().__init__(cost_model, output_tokens, settings)
         self._free_s = free_s
         self._result = result
 
@@ -178,14 +180,16 @@ class _Simulation:
             if batch is not None:
                 self._step(stream, batch)
                 heapq.heappush(ready, (stream.executor.clock.now_s, index))
-            elif not stream.scheduler.is_empty():
-                raise SchedulerStalled(f"{len(list(stream.scheduler.live()))} sequences are left and none can run")
+            elif not stream.scheduler.queues.is_empty():
+                left = len(list(stream.scheduler.queues.live()))
+                raise SchedulerStalled(f"{left} sequences are left and none can run")
         self._sum_up([stream.scheduler for stream in streams])
         return self.result
 
     def _fill(self, scheduler: Scheduler) -> None:
         """Take requests that there are slots for: any other is better off with the next stream that has one."""
-        while scheduler.wants_more() and scheduler.num_running + len(scheduler.waiting) < scheduler.limits.max_num_seqs:
+        queues = scheduler.queues
+        while scheduler.wants_more() and queues.num_running + len(queues.waiting) < scheduler.limits.max_num_seqs:
             request = next(self._requests, None)
             if request is None:
                 return
@@ -216,7 +220,7 @@ class _Simulation:
     def _sum_up(self, schedulers: list[Scheduler]) -> None:
         stats, total = self.result.stats, self.result.counters
         stats.now_s = self.result.makespan_s  # streams run side by side
-        stats.peak_device_blocks = sum(scheduler.pool.peak_held for scheduler in schedulers)
-        stats.peak_host_blocks = sum(s.host_pool.peak_held for s in schedulers if s.host_pool is not None)
+        stats.peak_device_blocks = sum(scheduler.queues.pool.peak_held for scheduler in schedulers)
+        stats.peak_host_blocks = sum(s.queues.host_pool.peak_held for s in schedulers if s.queues.host_pool is not None)
         for scheduler in schedulers:
-            total.add(scheduler.counters)
+            total.add(scheduler.queues.counters)

@@ -7,10 +7,12 @@ from collections.abc import Sequence as Vector
 from dataclasses import dataclass
 
 from vasuki.engine.loop import Observer, RunStats, drain
-from vasuki.engine.scheduler import Counters, Scheduler
+from vasuki.engine.queues import Counters
+from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.engine.settings import EngineSettings
 from vasuki.machines.cost_model import CostModel
+from vasuki.simulator.fast_forward import FastForward
 from vasuki.simulator.simulated_executor import Arrivals, SimulatedExecutor
 
 
@@ -67,11 +69,12 @@ def simulate(
         observers: see the steps, several at a time unless `one_by_one`; a `PlannedOrder` learns from them.
         one_by_one: run single steps.
     """
-    scheduler = Scheduler.build(settings)
-    executor = SimulatedExecutor(cost_model, output_tokens, settings, one_by_one)
+    scheduler = Scheduler(settings)
+    fast_forward = None if one_by_one else FastForward(scheduler)
+    executor = SimulatedExecutor(cost_model, output_tokens, settings, fast_forward)
     if arrived_at_s is not None:
-        requests = Arrivals(requests, arrived_at_s, executor.clock, scheduler.is_empty)
+        requests = Arrivals(requests, arrived_at_s, executor.clock, scheduler.queues.is_empty)
     sink = CountingSink()
     stats = drain(requests, scheduler, executor, sink, observers)
     makespan_s = executor.clock.now_s + cost_model.first_touch_s(stats.peak_device_blocks * settings.block_tokens)
-    return SimulationResult(makespan_s, stats, scheduler.counters, sink)
+    return SimulationResult(makespan_s, stats, scheduler.queues.counters, sink)

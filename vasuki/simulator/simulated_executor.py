@@ -3,14 +3,15 @@
 Scheduler, ordering and loop are those of real runs; only what stands behind `engine.Executor` differs. The recorded
 output lengths are known here and nowhere else: a sequence stops when it has as many tokens as its record says.
 
-Runs of steps in which nothing is decided (`Batch.max_steps`) are executed together, up to the first sequence that ends
-or the next row that arrives. Each of them is still priced by itself, with its own contexts.
+Runs of steps in which nothing is decided are taken as one (`fast_forward`), up to the first sequence that ends or the
+next row that arrives. Each of them is still priced by itself, with its own contexts.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Vector
 
@@ -18,6 +19,7 @@ from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.sequence import Request, Sequence, Status
 from vasuki.engine.settings import EngineSettings
 from vasuki.machines.cost_model import CostModel, StepTime, StepWork
+from vasuki.simulator.fast_forward import FastForward
 
 
 class VirtualClock:
@@ -38,7 +40,7 @@ class SimulatedExecutor:
         cost_model: says how long a step takes.
         output_tokens: recorded length of each row, by `Request.row`.
         settings: what the scheduler was built from.
-        one_by_one: run single steps, so that observers see each of them.
+        fast_forward: of the scheduler; None for single steps, so that observers see each of them.
     """
 
     steps_ahead = 0
@@ -48,15 +50,15 @@ class SimulatedExecutor:
         cost_model: CostModel,
         output_tokens: Vector[int],
         settings: EngineSettings,
-        one_by_one: bool = False,
+        fast_forward: FastForward | None = None,
     ) -> None:
         self.cost_model = cost_model
         self.clock = VirtualClock()  # moved on by every batch
         self._output_tokens = output_tokens
-        self._one_by_one = one_by_one
+        self._fast_forward = fast_forward
         self._padded = settings.policy.padded
         self._block_tokens = settings.block_tokens
-        self._streamed_layers = settings.streamed_layers
+        self._streamed_layers = settings.offload.streamed_layers
         shape = cost_model.shape
         self._window = shape.sliding_window if shape.num_windowed_layers else 0
         self._stream_copy_bytes = settings.block_tokens * shape.kv_bytes_per_token_per_layer
@@ -69,7 +71,8 @@ class SimulatedExecutor:
     def launch(self, batch: Batch) -> StepResult:
         """Let the batch's time pass, up to the first sequence that ends. Waiting for an arrival counts to the step."""
         clock = self.clock
-        most_steps = 1 if self._one_by_one else min(batch.max_steps, self._steps_to_next_end(batch))
+        fast_forward = self._fast_forward
+        most_steps = min(fast_forward.most_steps(batch), self._steps_to_next_end(batch)) if fast_forward else 1
         steps, now_s, exposed_s, hidden_s = 0, clock.now_s, 0.0, 0.0
         for step_s, step_exposed_s, step_hidden_s in self.step_times(batch, most_steps):
             now_s += step_s
@@ -90,7 +93,9 @@ class SimulatedExecutor:
         elapsed_s = clock.now_s - self._last_end_s
         self._last_end_s = clock.now_s
         moved = self._copied_bytes(batch, steps)
-        return StepResult([0] * (steps * len(stopped)), stopped, elapsed_s, (), exposed_s, hidden_s, moved, steps)
+        if fast_forward and steps > 1:
+            fast_forward.skip(batch, steps - 1)
+        return StepResult([0] * len(stopped), stopped, elapsed_s, (), exposed_s, hidden_s, moved, steps)
 
     # Whoever decodes does so in nearly every step with decodes, so that a heap of such steps says who may end next.
     # One that stalled ends later than noted, and one that was preempted leaves an entry behind: at worst either cuts a
@@ -105,7 +110,7 @@ class SimulatedExecutor:
         return left
 
     def _steps_to_next_end(self, batch: Batch) -> int:
-        return self._ends[0][0] - self._decode_steps if batch.decodes and self._ends else batch.max_steps
+        return self._ends[0][0] - self._decode_steps if batch.decodes and self._ends else sys.maxsize
 
     def _stopped_decodes(self, batch: Batch, steps: int) -> list[bool]:
         """For each decode, whether it has ended after so many steps."""

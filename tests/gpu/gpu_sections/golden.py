@@ -18,8 +18,10 @@ import torch
 from gpu_sections.setting import Finding, Record, Rows, Setting
 from vasuki.engine.batch import Batch, Swap
 from vasuki.engine.loop import drain
+from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import Admission, find_policy
-from vasuki.engine.scheduler import Counters, Scheduler
+from vasuki.engine.queues import Counters
+from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.attention import ragged_attention
@@ -133,7 +135,7 @@ class _Tiny:
 
     def run(self, loaded: LoadedModel | None = None, estimate: int = 0, **changes: Any) -> _Outcome:
         """Through scheduler and executor, in memory full of poison. `changes` are of EngineSettings."""
-        limits, loaded = Limits(16, 16, swap_min_tokens=1), loaded or self.loaded()
+        limits, loaded = Limits(16, 16), loaded or self.loaded()
         policy = dataclasses.replace(find_policy("vasuki"), shares_prefixes=loaded.recurrent is None)
         settings = EngineSettings(policy, limits, num_blocks=200, block_tokens=4)
         settings = dataclasses.replace(settings, **changes)
@@ -148,9 +150,9 @@ class _Tiny:
                     estimated_tokens=estimate)
             for row, ids in enumerate(self.prompts)
         ]  # fmt: skip
-        scheduler, rows = Scheduler.build(settings), Rows()
+        scheduler, rows = Scheduler(settings), Rows()
         drain(requests, scheduler, executor, rows)
-        return _Outcome(rows.outputs, scheduler.counters, executor.replayed_steps)
+        return _Outcome(rows.outputs, scheduler.queues.counters, executor.replayed_steps)
 
     def regret(self, outputs: list[list[int]]) -> float:
         """The worst choice among the outputs' tokens, judged in float32."""
@@ -192,8 +194,10 @@ def _golden_row(
 def _offload_runs(setting: Setting, model: _Tiny) -> dict[str, Callable[[], _Outcome]]:
     """Every way of moving things between the tiers. Rows that hope for one token overflow the memory and are parked."""
     streamed = StreamedLayers.spread(3, 2)
-    tight: dict[str, Any] = dict(num_blocks=24, host_blocks=60)
-    ahead = dataclasses.replace(find_policy("vasuki"), admission=Admission.AHEAD)
+    parked = OffloadPlan("park", host_blocks=60)
+    both = dataclasses.replace(parked, streamed_layers=2)
+    ahead = dataclasses.replace(parked, prefills_ahead=True)
+    careful = dataclasses.replace(find_policy("vasuki"), admission=Admission.PEAK)
 
     def weights() -> _Outcome:
         loaded = model.loaded()
@@ -203,10 +207,10 @@ def _offload_runs(setting: Setting, model: _Tiny) -> dict[str, Callable[[], _Out
 
     return {
         "no offload": model.run,
-        "park": lambda: model.run(estimate=1, **tight),
-        "stream": lambda: model.run(streamed_layers=2),
-        "park and stream": lambda: model.run(estimate=1, streamed_layers=2, **tight),
-        "ahead": lambda: model.run(policy=ahead, **tight),
+        "park": lambda: model.run(estimate=1, num_blocks=24, offload=parked),
+        "stream": lambda: model.run(offload=OffloadPlan("stream", streamed_layers=2)),
+        "park and stream": lambda: model.run(estimate=1, num_blocks=24, offload=both),
+        "ahead": lambda: model.run(policy=careful, num_blocks=24, offload=ahead),
         "weights": weights,
     }
 

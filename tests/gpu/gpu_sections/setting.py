@@ -32,7 +32,7 @@ from vasuki.machines.profile_files import find_profile, profile_for_device
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.named import NAMED_CONFIGS
 from vasuki.models.shape import ModelShape
-from vasuki.planner import OFFLOAD_MODES, make_plan
+from vasuki.planner import make_plan
 from vasuki.planner.ordering.planned_order import order_requests
 from vasuki.planner.plan import Plan
 
@@ -264,9 +264,8 @@ def plan_for(setting: Setting, name: str, requests: list[Request], loaded: Loade
         shape,
         profile,
         plan=PlanConfig(output_length="max"),
-        kv=KVConfig(block_tokens=block_tokens or "auto"),
+        kv=KVConfig(block_tokens=block_tokens or "auto", offload="auto" if setting.on_gpu else "none"),
         kv_bytes=_TOY_KV_BYTES if setting.toy else kv_budget_bytes(loaded, 0.9),
-        offload_modes=OFFLOAD_MODES if setting.on_gpu else ("none",),
     )
 
 
@@ -288,7 +287,7 @@ def run_planned(
     if steps_ahead is not None:
         executor.steps_ahead = steps_ahead
     order = order_requests(iter(requests), plan.settings, solver=plan.solver, output_length="max")
-    rows, log, scheduler, stats = Rows(), StepLog(), Scheduler.build(plan.settings), RunStats()
+    rows, log, scheduler, stats = Rows(), StepLog(), Scheduler(plan.settings), RunStats()
     seconds = setting.seconds(lambda: drain(order, scheduler, executor, rows, [order, log, *observers], stats=stats))
     limits = plan.settings.limits
     activations = activation_bytes(setting.shape(name), limits.chunk_tokens, limits.max_num_seqs)

@@ -16,6 +16,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from gpu_sections.setting import Finding, Record, Rows, Setting, StepLog, run_planned
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.loop import drain
+from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import find_policy
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence
@@ -167,23 +168,26 @@ def overlap(setting: Setting, share_s: float) -> Finding:
     longest = max(request.num_prompt_tokens + request.max_tokens for request in requests)
     block_tokens = 4 if setting.toy else 32
     num_blocks = (1 if setting.toy else 8) * -(-longest // block_tokens)
-    tight = EngineSettings(
-        find_policy("vasuki"), Limits(32 if setting.toy else 512, 256, swap_min_tokens=1), num_blocks, block_tokens
-    )
+    tight = EngineSettings(find_policy("vasuki"), Limits(32 if setting.toy else 512, 256), num_blocks, block_tokens)
+    parking = OffloadPlan("park", host_blocks=4 * num_blocks)
+    streaming = OffloadPlan("stream", streamed_layers=max(1, layers // 4))
     runs: dict[str, tuple[EngineSettings, list[Request]]] = {
         "recompute": (tight, hopeful),
-        "park": (dataclasses.replace(tight, host_blocks=4 * num_blocks), hopeful),
+        "park": (dataclasses.replace(tight, offload=parking), hopeful),
         "resident": (tight, requests),
-        "stream": (dataclasses.replace(tight, streamed_layers=max(1, layers // 4)), requests),
+        "stream": (
+            dataclasses.replace(tight, offload=streaming),
+            requests,
+        ),
     }
     finding = Finding()
     for mode, (settings, rows) in runs.items():
         for some in (rows[:8], rows):  # a few rows load kernels and pin memory; all of them count
             executor = build_executor(loaded, settings)
-            scheduler, sink = Scheduler.build(settings), Rows()
+            scheduler, sink = Scheduler(settings), Rows()
             seconds = setting.seconds(lambda: drain(some, scheduler, executor, sink))  # noqa: B023
-        row: Record = {"mode": mode, "seconds": round(seconds, 3), "swaps": scheduler.counters.preemptions_swap,
-                       "recomputed": scheduler.counters.recomputed_tokens}  # fmt: skip
+        row: Record = {"mode": mode, "seconds": round(seconds, 3), "swaps": scheduler.queues.counters.preemptions_swap,
+                       "recomputed": scheduler.queues.counters.recomputed_tokens}  # fmt: skip
         if executor.offload is not None:
             row |= _copies(executor.offload.engine, executor.offload.copied_bytes)
             if not executor.offload.copied_bytes:

@@ -15,11 +15,10 @@ import torch
 from plain_varlen import plain_varlen
 from tiny_models import Rows, load, prompts, reference, requests_of
 
-from vasuki.engine.blocks import BlockPool
 from vasuki.engine.loop import drain
 from vasuki.engine.policy import POLICIES
 from vasuki.engine.scheduler import Scheduler
-from vasuki.engine.settings import Limits
+from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.attention import inputs
 from vasuki.hf.cuda import decode_graphs
 from vasuki.hf.cuda.decode_graphs import SIZES, DecodeGraphs, Replay
@@ -41,7 +40,7 @@ def _paged_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
 def _run(name: str, record: Any, max_num_seqs: int = 9, record_after: int = 1) -> tuple[list[list[int]], DecodeGraphs]:
     """In memory full of poison, but for the block of padding, whose first tokens are written before they are read."""
     loaded, num_blocks = load(name), 12
-    scheduler = Scheduler(POLICIES["vasuki"], Limits(64, max_num_seqs), BlockPool(num_blocks, PAGE_TOKENS))
+    scheduler = Scheduler(EngineSettings(POLICIES["vasuki"], Limits(64, max_num_seqs), num_blocks, PAGE_TOKENS))
     cache = KVCache(loaded.kv_layout, num_blocks + 1, PAGE_TOKENS, loaded.device)
     for layer in cache.layers:
         layer.fill_(1e4)

@@ -16,6 +16,7 @@ from tiny_models import NoTokenizer, load, prompts, random_config, requests_of, 
 
 from vasuki.base.errors import JobFileError
 from vasuki.engine.batch import Batch, ScheduledChunk, Swap
+from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import POLICIES
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
@@ -201,7 +202,8 @@ def test_streamed_layers_take_no_memory_of_their_own(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("vasuki.hf.kv.kv_cache._lazy_zeros", watched)
     loaded = load("llama")
-    settings = EngineSettings(POLICIES["vasuki"], Limits(16, 16), num_blocks=200, block_tokens=4, streamed_layers=2)
+    offload = OffloadPlan("stream", streamed_layers=2)
+    settings = EngineSettings(POLICIES["vasuki"], Limits(16, 16), 200, 4, offload)
     build_executor(loaded, settings)
     layer_bytes = 200 * 4 * loaded.kv_layout.bytes_per_token // 3
     assert sizes == [layer_bytes] * StreamedLayers.spread(3, 2).device_layers(3)

@@ -189,11 +189,11 @@ def test_estimates_sharpen_as_rows_end() -> None:
 
 
 def test_estimates_of_rows_that_already_run_are_revised() -> None:
-    scheduler = Scheduler.build(SETTINGS)
+    scheduler = Scheduler(SETTINGS)
     order = PlannedOrder(requests_of([100] * 50, [500] * 50), CAPACITY, lengths=OutputLengths())
     scheduler.add(next(order))
-    order.learn([ended(100, 20)] * ENOUGH_ROWS, scheduler.live())
-    assert scheduler.waiting[0].expected_tokens < 60
+    order.learn([ended(100, 20)] * ENOUGH_ROWS, scheduler.queues.live())
+    assert scheduler.queues.waiting[0].expected_tokens < 60
 
 
 @pytest.mark.parametrize(

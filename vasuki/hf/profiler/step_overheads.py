@@ -21,11 +21,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, Qwen3MoeConfig, Starcoder2Config
 
-from vasuki.engine.blocks import BlockPool
 from vasuki.engine.policy import find_policy
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams
-from vasuki.engine.settings import Limits
+from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.attention.ragged_attention import NAME
 from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
 from vasuki.hf.cpu.fused_decoder import FusedDecoder
@@ -193,10 +192,11 @@ class _Decoding:
 
     def __init__(self, loaded: LoadedModel, kernel: PagedKernel | None, rows: int, cost_model: CostModel) -> None:
         blocks_each = -(-(_PROMPT_TOKENS + _MOST_STEPS + 1) // BLOCK_TOKENS)
-        pool = BlockPool(rows * blocks_each, BLOCK_TOKENS)
-        cache = KVCache(loaded.kv_layout, pool.num_blocks, BLOCK_TOKENS, loaded.device)
+        limits = Limits(_PROMPT_TOKENS * rows, rows)
+        settings = EngineSettings(find_policy("vasuki"), limits, rows * blocks_each, BLOCK_TOKENS)
+        cache = KVCache(loaded.kv_layout, settings.num_blocks, BLOCK_TOKENS, loaded.device)
         self._executor = RaggedExecutor(loaded, cache, kernel=kernel)
-        self._scheduler = Scheduler(find_policy("vasuki"), Limits(_PROMPT_TOKENS * rows, rows), pool)
+        self._scheduler = Scheduler(settings)
         self._rows = rows
         self._rng = np.random.default_rng(0)
         self._vocab_size = loaded.vocab_size
@@ -205,7 +205,7 @@ class _Decoding:
 
     def step(self) -> float:
         """Seconds of one step in which every row decodes."""
-        if self._scheduler.is_empty():
+        if self._scheduler.queues.is_empty():
             self._fill()
         started_s = time.perf_counter()
         batch = self._scheduler.schedule()
@@ -224,7 +224,7 @@ class _Decoding:
         for row in range(self._rows):
             prompt = self._rng.integers(1, self._vocab_size, _PROMPT_TOKENS).astype(np.int32)
             self._scheduler.add(Request(row, row, _PROMPT_TOKENS, _MOST_STEPS, prompt, sampling))
-        while any(not sequence.is_decoding for sequence in self._scheduler.live()):
+        while any(not sequence.is_decoding for sequence in self._scheduler.queues.live()):
             batch = self._scheduler.schedule()
             assert batch is not None
             self._scheduler.update(batch, self._executor.execute(batch))

@@ -34,10 +34,6 @@ class StepRecord:
     kv_host_blocks: int = 0  # with KV of all layers there, or of the streamed ones
     swapped_blocks: int = 0  # of sequences that changed tier in this step
     streamed_layers: int = 0  # that live on the host
-    # Layers that would need no place on the device with all copies of this step hidden, by way of streaming.
-    stream_first_last: int = 0  # Vasuki's Algorithm 1
-    stream_ring: int = 0  # Algorithm 2
-    stream_spread: int = 0
     copied_bytes: int = 0  # KV that moved between the tiers in this step, streamed layers' included
     preempted: int = 0
     exposed_copy_s: float = 0.0

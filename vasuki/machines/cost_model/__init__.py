@@ -15,9 +15,9 @@ A step multiplies its tokens with every weight once, attends over the KV of its 
     layers      the operators of a layer, and of what is outside the layers, on such a device
     network     all-reduces, and sends between stages
     copies      KV and weights on the host link, and how much of them kernels hide
-    parts       what runs in one go, a stage or the whole model, and its fixed costs
-    cost        StepCost: the time of a step, part by part, explained; its energy
-    times       the same time without the parts: a simulation asks for millions
+    stages      what runs in one go, a stage or the whole model, and its fixed costs
+    step_cost   StepCost: the time of a step, part by part, explained; its energy
+    times       adds a step's seconds up, and gives them without the parts: a simulation asks for millions
     curves      operators of many sizes at once
     terms       what any step takes at least, term by term
     model       CostModel puts these together

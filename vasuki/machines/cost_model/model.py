@@ -96,17 +96,11 @@ class CostModel:
         return kv_tokens * self.shape.kv_bytes_per_token / 2**20 * self.profile.overheads.first_touch_us_per_mib * 1e-6
 
     def _cost(self, work: StepWork, part: Part) -> StepCost:
-        linear, elementwise = self._layers.in_part(work, part)
+        times = self._whole_times if part is self._whole else self._stage_times[part]
+        linear, elementwise, outside, network_s = times.beside_attention(work)
         attention = self._layers.attention(work, part.layers)
-        outside = self._layers.outside(work.num_tokens, work.num_samples, part)
-        network_s = self.network.part_s(work.num_tokens, part)
-        device_s = linear.total_s + elementwise.total_s + attention.total_s + outside.total_s + network_s
-
-        overheads, traffic = self.profile.overheads, self._traffic
-        host_s, overhead_s = part.launches_s(overheads, self._kernels_per_layer), part.overhead_s(overheads)
-        launch_s = host_s if self.profile.kind == "cpu" else max(0.0, host_s - device_s)
-        hidden_s, exposed_s = traffic.hidden_and_exposed_s(traffic.moves(work.copies), device_s + launch_s)
-        total_s = device_s + launch_s + overhead_s + exposed_s
+        device_s = linear.total_s + elementwise.total_s + outside.total_s + network_s + attention.total_s
+        total_s, exposed_s, hidden_s = times.added_up(device_s, self._traffic.moves(work.copies))
 
         flops = self._flops(work, part)
         devices = self.layout.tensor_parallel
@@ -120,8 +114,8 @@ class CostModel:
             elementwise_s=elementwise.total_s,
             outside_s=outside.total_s,
             network_s=network_s,
-            launch_s=launch_s,
-            overhead_s=overhead_s,
+            launch_s=times.busy_s(device_s) - device_s,
+            overhead_s=part.overhead_s(self.profile.overheads),
             exposed_copy_s=exposed_s,
             hidden_copy_s=hidden_s,
             weights_read_s=linear.memory_s,

@@ -1,4 +1,4 @@
-"""Seconds of a step without the parts: the same as its cost says, for simulations that ask for millions."""
+"""Seconds of a step without the parts, for simulations that ask for millions; and the one place that adds them up."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 from vasuki.machines.cost_model.copies import HostTraffic
 from vasuki.machines.cost_model.layers import LayerModel
 from vasuki.machines.cost_model.network import Network
+from vasuki.machines.cost_model.rooflines import OperatorCost
 from vasuki.machines.cost_model.stages import Part
 from vasuki.machines.cost_model.work import StepWork, windowed_causal_pairs
 from vasuki.machines.profile import HardwareProfile
@@ -69,9 +70,7 @@ class PartTimes:
             )
             attention_s += windowed_s * shape.num_windowed_layers / shape.num_layers
         attention_s *= part.layers * self._layers.in_step(work.num_tokens)
-        busy_s = self._busy_s(self._fixed_s(work) + attention_s)
-        hidden_s, exposed_s = self._traffic.hidden_and_exposed_s(self._traffic.moves(work.copies), busy_s)
-        return StepTime(busy_s + self._overhead_s + exposed_s, exposed_s, hidden_s)
+        return self.added_up(self._fixed_s(work) + attention_s, self._traffic.moves(work.copies))
 
     def repeated(
         self,
@@ -100,7 +99,7 @@ class PartTimes:
         decodes, chunk_tokens = work.num_decodes, tokens - work.num_decodes
         decode_context, chunk_context = work.decode_context_tokens, work.chunk_context_tokens
         pairs, more_pairs = work.chunk_pairs, chunk_tokens * chunk_tokens
-        moves, streamed_s = self._traffic.moves(work.copies), 0.0
+        added_up, moves = self.added_up, self._traffic.moves(work.copies)
         if streamed_layers:
             token_bytes, _ = self._traffic.streamed_bytes(streamed_layers, 1, 1)
             block_bytes, out_bytes = self._traffic.streamed_bytes(
@@ -114,14 +113,11 @@ class PartTimes:
                 device_s += full * attention_s
             if windowed_layers:
                 device_s += windowed * (attention_s if all_fits else windowed_seconds(*next(windowed_sums)))
-            busy_s = self._busy_s(device_s)
             if streamed_layers:
                 streamed_s = transfer_s((decode_context + chunk_context) * token_bytes + block_bytes)
-            if moves or streamed_s:
-                hidden_s, exposed_s = self._traffic.hidden_and_exposed_s([*moves, (streamed_s, True)], busy_s)
-                yield StepTime(busy_s + self._overhead_s + exposed_s, exposed_s, hidden_s)
+                yield added_up(device_s, [*moves, (streamed_s, True)])
             else:
-                yield StepTime(busy_s + self._overhead_s)
+                yield added_up(device_s, moves)
             decode_context += decodes
             chunk_context += chunk_tokens
             pairs += more_pairs
@@ -164,7 +160,21 @@ class PartTimes:
                 pairs = windowed_causal_pairs(chunk_tokens, chunk_end, window)
                 chunk_context = min(chunk_end, window + chunk_tokens)
 
-    def _busy_s(self, device_s: float) -> float:
+    def added_up(self, device_s: float, moves: Sequence[tuple[float, bool]]) -> StepTime:
+        """THE sum of a step: what the device is busy with, or the launches of its kernels where these take longer; the
+        step's overhead; and what copies do not hide.
+
+        Args:
+            device_s: kernels and network.
+            moves: of the step's copies, from `HostTraffic.moves`.
+        """
+        busy_s = self.busy_s(device_s)
+        if not moves:
+            return StepTime(busy_s + self._overhead_s)
+        hidden_s, exposed_s = self._traffic.hidden_and_exposed_s(moves, busy_s)
+        return StepTime(busy_s + self._overhead_s + exposed_s, exposed_s, hidden_s)
+
+    def busy_s(self, device_s: float) -> float:
         """Launches run ahead of a GPU; a CPU launches its own."""
         return device_s + self._launches_s if self._on_cpu else max(device_s, self._launches_s)
 
@@ -176,8 +186,14 @@ class PartTimes:
         key = (num_tokens, num_samples, *rows)
         fixed_s = self._fixed_cache.get(key)
         if fixed_s is None:
-            fixed_s = sum(cost.total_s for cost in self._layers.in_part(work, self.part))
-            fixed_s += self._layers.outside(num_tokens, num_samples, self.part).total_s
-            fixed_s += self._network.part_s(num_tokens, self.part)
+            linear, elementwise, outside, network_s = self.beside_attention(work)
+            fixed_s = linear.total_s + elementwise.total_s + outside.total_s + network_s
             self._fixed_cache[key] = fixed_s
         return fixed_s
+
+    def beside_attention(self, work: StepWork) -> tuple[OperatorCost, OperatorCost, OperatorCost, float]:
+        """What the device computes beside attention: matmuls and elementwise operators of the layers, what is outside
+        them, and seconds on the network."""
+        linear, elementwise = self._layers.in_part(work, self.part)
+        outside = self._layers.outside(work.num_tokens, work.num_samples, self.part)
+        return linear, elementwise, outside, self._network.part_s(work.num_tokens, self.part)

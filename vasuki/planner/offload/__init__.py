@@ -1,5 +1,8 @@
 """What moves to host memory.
 
-choice        mode and reason, by price
+choice        mode and reason, by price: the one reader of `kv.offload`
+streaming     layers that pass through the device in every step
+parking       sequences and prompts that wait on the host
+options       what the ways share, and how two are compared
 algorithms    how many layers can live on the host without slowing a step down (Vasuki, Algorithms 1 and 2)
 """

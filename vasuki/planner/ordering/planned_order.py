@@ -75,9 +75,7 @@ class Ordered:
     optimal: bool = False  # proved: no plan takes fewer steps
 
 
-def solve_order(
-    prompts: Ints, outputs: Ints, capacity: Capacity, solver: Solver, seed: int = 0, uncertain: bool = False
-) -> Ordered:
+def solve_order(prompts: Ints, outputs: Ints, capacity: Capacity, solver: Solver, uncertain: bool = False) -> Ordered:
     """Order rows of these lengths.
 
     A solver that would take too long for so many rows is replaced by the next faster one. For many rows, and for
@@ -91,14 +89,14 @@ def solve_order(
         return Ordered(np.argsort(prompts, kind="stable").tolist(), solver)
     instance = _instance(prompts, outputs, capacity)
     if solver in ("milp", "local_search") and rows <= LOCAL_SEARCH_ROWS:
-        schedule = local_search(greedy_schedule(instance), iterations=LOCAL_SEARCH_WORK // rows, seed=seed)
+        schedule = local_search(greedy_schedule(instance), iterations=LOCAL_SEARCH_WORK // rows)
         return Ordered(schedule.order.tolist(), "local_search", schedule.makespan, schedule.optimal)
     if uncertain or rows > PORTFOLIO_ROWS:
         return Ordered(spread_order(instance, lower_bound(instance).steps).tolist(), "greedy")
     return Ordered(greedy_order(instance).tolist(), "greedy")
 
 
-def best_order(prompts: Ints, outputs: Ints, capacity: Capacity, time_limit_s: float, seed: int = 0) -> Ordered:
+def best_order(prompts: Ints, outputs: Ints, capacity: Capacity, time_limit_s: float) -> Ordered:
     """The order of the shortest schedule that is found for a few rows in so many seconds.
 
     The exact solver looks for it, or local search where the time would pass while that one is loaded.
@@ -106,12 +104,12 @@ def best_order(prompts: Ints, outputs: Ints, capacity: Capacity, time_limit_s: f
     instance = _instance(prompts, outputs, capacity)
     if time_limit_s <= MILP_START_S:
         iterations = LOCAL_SEARCH_WORK // len(prompts)
-        known = local_search(greedy_schedule(instance), iterations=iterations, time_budget_s=time_limit_s, seed=seed)
+        known = local_search(greedy_schedule(instance), iterations=iterations, time_budget_s=time_limit_s)
         return Ordered(known.order.tolist(), "local_search", known.makespan, known.optimal)
     from vasuki_solvers.milp import milp_schedule  # PuLP takes a while to import
 
     instance = replace(instance, prefill_tokens_per_step=None)
-    best = milp_schedule(instance, time_limit_s=time_limit_s, threads=1, seed=seed)
+    best = milp_schedule(instance, time_limit_s=time_limit_s, threads=1)
     return Ordered(best.order.tolist(), "milp", best.makespan, best.optimal)
 
 
@@ -135,7 +133,6 @@ class PlannedOrder:
         lengths: learns from rows that end and estimates those that wait; None leaves the requests' own estimates.
         window_rows: rows held at most.
         window_tokens: prompt tokens held at most, though always one row.
-        seed: of local search.
         order: indices of all rows, where an order was found beforehand; the window's rows are not solved again then.
     """
 
@@ -148,7 +145,6 @@ class PlannedOrder:
         lengths: OutputLengths | None = None,
         window_rows: int = WINDOW_ROWS,
         window_tokens: int = WINDOW_TOKENS,
-        seed: int = 0,
         order: tuple[int, ...] = (),
     ) -> None:
         self._source = iter(requests)
@@ -157,7 +153,6 @@ class PlannedOrder:
         self._lengths = lengths
         self._window_rows = window_rows
         self._window_tokens = window_tokens
-        self._seed = seed
         self._found = order
         self._failed: deque[Request] = deque()
         self._rows: list[Request] = []  # of the window, since it was filled last
@@ -194,7 +189,7 @@ class PlannedOrder:
         self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
     ) -> None:
         """As an engine observer: learn from a step."""
-        self.learn(finished, scheduler.live())
+        self.learn(finished, scheduler.queues.live())
 
     def learn(self, finished: Iterable[Sequence], live: Iterable[Sequence]) -> None:
         """Learn from rows that ended. As their number grows, also look at those that the scheduler holds, which keeps
@@ -250,7 +245,7 @@ class PlannedOrder:
         if len(self._found) == len(prompts):
             return Ordered(list(self._found), self._solver)
         solver: Solver = "greedy" if self._found else self._solver  # the order found is that of other rows
-        return solve_order(prompts, expected, self._capacity, solver, self._seed, self._lengths is not None)
+        return solve_order(prompts, expected, self._capacity, solver, self._lengths is not None)
 
     def _expect(self, rows: list[Request]) -> Ints:
         """`[rows]` output tokens."""
@@ -299,7 +294,6 @@ def order_requests(
     solver: Solver = "greedy",
     output_length: OutputLength = "auto",
     window_rows: int = WINDOW_ROWS,
-    seed: int = 0,
     order: tuple[int, ...] = (),
 ) -> PlannedOrder:
     """Requests in the order that the policy wants: vasuki's is planned, the others take rows as they come.
@@ -324,6 +318,5 @@ def order_requests(
         solver=solver,
         lengths=lengths,
         window_rows=window_rows,
-        seed=seed,
         order=order,
     )

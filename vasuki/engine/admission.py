@@ -1,0 +1,101 @@
+"""Who may start: a waiting row, a prefill phase, a prompt ahead of its row.
+
+`policy.Admission` says how much memory a row must find. What may start ahead is a row that finds less, whose prompt is
+computed in the room that others have yet to grow into, and waits on the host (Baton's prefilled queries, section 4.3).
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from vasuki.engine.policy import Admission
+from vasuki.engine.queues import Queues
+from vasuki.engine.sequence import Sequence
+from vasuki.engine.settings import EngineSettings
+
+
+class AdmissionControl:
+    """Answers for the rows of one scheduler. It moves none of them."""
+
+    def __init__(self, settings: EngineSettings, queues: Queues) -> None:
+        self.ahead: Sequence | None = None  # runs until its prompt is computed, without room for more; set by Scheduler
+        self._policy = settings.policy
+        self._limits = settings.limits
+        self._prefills_ahead = settings.offload.prefills_ahead
+        self._queues = queues
+        self._pool = queues.pool
+        self._filling = True  # in a prefill phase, when exclusive
+
+    def may_admit(self) -> bool:
+        """Whether a waiting row could start, as far as policy, slots and what is known about memory say."""
+        queues = self._queues
+        if queues.memory_is_tight or queues.parked or queues.num_running >= self._limits.max_num_seqs:
+            return False
+        return self._policy.refill or not queues.num_running
+
+    def fits(self, sequence: Sequence, budget: int = sys.maxsize, ahead: Sequence | None = None) -> bool:
+        """Whether memory and slots allow the sequence to start now, with a budget of so many tokens, or to go `ahead`.
+        An empty batch takes any row, `Scheduler.add` having checked it."""
+        pool, queues, admission = self._pool, self._queues, self._policy.admission
+        if not queues.num_running:
+            return True
+        if queues.num_running >= self._limits.max_num_seqs:
+            return False
+        if self._policy.padded:  # the cache has as many columns for every row as for the longest
+            widest = max(map(queues.maximum, [*queues.running, sequence]))
+            return (queues.num_running + 1) * widest <= pool.num_blocks
+        if queues.maximum_blocks + queues.maximum(sequence) <= pool.num_blocks:
+            return True
+        if admission is Admission.CHUNK:
+            return pool.blocks_for(min(budget, sequence.num_tokens)) <= pool.num_available
+        if admission is Admission.PROMPT:
+            promised = sum([pool.blocks_for(s.num_tokens) - len(s.block_table.device) for s in queues.prefilling])
+            watermark = max(1, pool.num_blocks // 100)
+            return pool.blocks_for(sequence.num_tokens) + promised + watermark <= pool.num_available
+        if admission is Admission.MAXIMUM:
+            return False
+        if pool.num_held + pool.blocks_for(sequence.num_tokens) > pool.num_blocks:
+            return False
+        return peak_blocks([*queues.running, sequence], pool.block_tokens, ahead or self.ahead) <= pool.num_blocks
+
+    def may_go_ahead(self, sequence: Sequence) -> bool:
+        """Whether a row that may not start can have its prompt computed in the room that others have yet to grow into.
+
+        If they need it sooner, it is the first to make room.
+        """
+        if not self._prefills_ahead or self.ahead:
+            return False
+        return self._queues.may_park(sequence, sequence.num_tokens) and self.fits(sequence, ahead=sequence)
+
+    def in_prefill_phase(self) -> bool:
+        """Whether prompts have their turn, where they take turns with decodes."""
+        if not self._filling:
+            self._filling = self._pool.num_available >= self._limits.prefill_threshold * self._pool.num_blocks
+        return self._filling or not self._queues.num_running
+
+    def end_prefill_phase(self) -> None:
+        """The next one starts when enough memory is free."""
+        self._filling = False
+
+
+def peak_blocks(sequences: list[Sequence], block_tokens: int, ahead: Sequence | None = None) -> int:
+    """Most blocks that the sequences will hold together, if each grows a token a step and ends when expected; the one
+    that goes `ahead` with its prompt.
+
+    Between two ends the total only grows, so it peaks in the last step of one of them. With the sequences ordered by
+    remaining steps r_1 >= r_2 >= ..., the j longest-lived are all there in step r_j and hold
+
+        sum(i <= j) ceil((tokens_i + r_j) / block_tokens)
+
+    of which the blocks' rounding is bounded by block_tokens - 1 each.
+    """
+    outputs = np.array([sequence.num_output_tokens for sequence in sequences])
+    tokens = outputs + np.array([sequence.request.num_prompt_tokens for sequence in sequences])
+    expected = np.array([1 if sequence is ahead else sequence.expected_tokens for sequence in sequences])
+    remaining = np.maximum(1, expected - outputs)
+    order = np.argsort(-remaining)
+    alive = np.arange(1, len(sequences) + 1)
+    totals = np.cumsum(tokens[order]) + alive * (remaining[order] - 1 + block_tokens - 1)
+    return int(totals.max()) // block_tokens

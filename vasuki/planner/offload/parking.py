@@ -1,0 +1,88 @@
+"""Sequences that wait on the host: those that had to make room, and prompts that are computed ahead of their rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vasuki.engine.offload import OffloadPlan
+from vasuki.engine.policy import Admission, Mixing
+from vasuki.planner.candidates import Candidate, Problem
+from vasuki.planner.offload.options import host_kv_bytes
+from vasuki.planner.prediction import Prediction, predict_like
+
+_TOO_SLOW = "computing again is cheaper than moving KV over the link"
+
+
+def parked(problem: Problem, base: Prediction, asked: bool = False) -> Prediction | str:
+    """Preempted sequences wait on the host instead of being computed again, or why not. What is streamed stays so.
+
+    Where nobody has to make room in `base`, it is tried only if the job asks for it.
+    """
+    if not problem.policy.ordered:
+        return "only vasuki parks sequences"
+    if not base.result.counters.preemptions_recompute and not asked:
+        return "no sequence has to make room"
+    room = _room(problem, base.candidate)
+    if room is None:
+        return _TOO_SLOW
+    if room.mode == "stream":
+        offload = replace(room, reason=f"{room.reason}, and preempted sequences are parked")
+    else:
+        least = f"{room.park_min_tokens:,}"
+        reason = f"preempted sequences of {least} tokens or more are parked, cheaper than computing them again"
+        offload = replace(room, mode="park", reason=reason)
+    settings = replace(base.candidate.settings, offload=offload)
+    return predict_like(problem, base, Candidate.of(problem, settings, base.candidate.cost))
+
+
+def prefilled_ahead(problem: Problem, base: Prediction) -> Prediction | str:
+    """Prompts are computed in the room that others have yet to grow into, and wait on the host; or why not.
+
+    Rows start only with room for all their growth then. On recorded lengths that gains nothing, so only who asks for it
+    gets it.
+    """
+    if not problem.policy.ordered:
+        return "as the job asks"
+    candidate, room = base.candidate, _room(problem, base.candidate)
+    if room is None:
+        return _TOO_SLOW
+    policy = replace(candidate.settings.policy, admission=Admission.PEAK, mixing=Mixing.MIXED)
+    offload = replace(room, mode="ahead", prefills_ahead=True)
+    settings = replace(candidate.settings, policy=policy, offload=offload)
+    option = predict_like(problem, base, Candidate.of(problem, settings, candidate.cost))
+    change = option.makespan_s / base.makespan_s - 1
+    reason = f"prompts are computed ahead and wait on the host until their rows have room; makespan {change:+.1%}"
+    settings = replace(option.candidate.settings, offload=replace(offload, reason=reason))
+    return replace(option, candidate=replace(option.candidate, settings=settings))
+
+
+def _room(problem: Problem, candidate: Candidate) -> OffloadPlan | None:
+    """The candidate's offload with what host memory is left as room for sequences; None if nobody should use it."""
+    settings, shape = candidate.settings, problem.shape
+    block_bytes = shape.kv_bytes_per_token * settings.block_tokens
+    homes_bytes = settings.num_blocks * block_bytes * settings.offload.streamed_layers // shape.num_layers
+    host_blocks = (host_kv_bytes(problem, candidate) - homes_bytes) // block_bytes
+    least = _park_min_tokens(problem, candidate)
+    if host_blocks < 1 or least is None:
+        return None
+    return replace(settings.offload, host_blocks=host_blocks, park_min_tokens=least)
+
+
+def _park_min_tokens(problem: Problem, candidate: Candidate) -> int | None:
+    """The shortest context, a power of two, whose blocks move faster than it is computed again.
+
+    Leaving and returning hide behind a step, but for the first layer's leaving; computing again takes tokens away
+    from other prompts.
+    """
+    settings, state, shape, link = candidate.settings, candidate.state, problem.shape, problem.profile.link
+    block_bytes = shape.kv_bytes_per_token_per_layer * settings.block_tokens
+    tokens = 16
+    while tokens <= settings.kv_tokens:
+        num_bytes = float(-(-tokens // settings.block_tokens) * settings.block_tokens * shape.kv_bytes_per_token)
+        leaving_s = link.transfer_s(0, num_bytes, block_bytes)
+        moved_s = max(leaving_s / shape.num_layers, leaving_s - state.decode_step_s)
+        moved_s += max(0.0, link.transfer_s(num_bytes, 0, block_bytes) - state.decode_step_s)
+        if moved_s < tokens / settings.limits.chunk_tokens * (state.mixed_step_s - state.decode_step_s):
+            return tokens
+        tokens *= 2
+    return None

@@ -1,0 +1,126 @@
+"""Layers whose KV passes through the device in every step, so that more sequences have room.
+
+How many layers, and in which blocks, is found by arithmetic (`steady_state`) and then simulated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from vasuki.base.errors import ModelError
+from vasuki.engine.offload import OffloadPlan
+from vasuki.models.layout import spread_buffers
+from vasuki.planner.candidates import MOST_SEQS, Candidate, Problem
+from vasuki.planner.offload.options import NOISE, WORTHWHILE, best, host_kv_bytes
+from vasuki.planner.offload.parking import parked
+from vasuki.planner.prediction import Prediction, predict
+
+STREAM_BLOCKS = (1, 4, 16)  # sizes of streamed blocks that are compared, in units of usual ones: one copy is a block
+SIMULATED_BLOCKS = 2  # of them, the best by arithmetic
+LINK_BUSY = 0.9  # share of a step that weights take on the link, from which on no KV is streamed beside them
+STEADY_HIDDEN = 0.955  # share of copies to hide in a steady state, whose steps are more even than those of a job
+
+
+def streamed(problem: Problem, base: Prediction, asked: bool, may_park: bool) -> Prediction | str:
+    """The best depth and blocks, or why there is none. With parked sequences beside them where that is better."""
+    candidates = _options(problem, base.candidate, asked)
+    if isinstance(candidates, str):
+        return candidates
+    options = [predict(problem, candidate) for candidate in candidates]
+    if may_park:
+        beside = [parked(problem, option) for option in options]
+        options += [option for option in beside if isinstance(option, Prediction)]
+    return best(problem, options)
+
+
+def _options(problem: Problem, candidate: Candidate, asked: bool) -> list[Candidate] | str:
+    """For each block size the best depth, or why not.
+
+    Arithmetic is not aware that a small job hardly settles, so sizes are left to the simulation.
+    """
+    if not problem.policy.ordered:
+        return "only vasuki streams layers"
+    if not problem.shape.stores_evenly:
+        return "layers keep more of a token than others do, and are not streamed"
+    if _weights_s(candidate) >= LINK_BUSY * candidate.state.mixed_step_s:
+        return "weights keep the link busy"
+    sizes = STREAM_BLOCKS if problem.kv.block_tokens == "auto" else (1,)
+    depths = [_best_depth(problem, _with_blocks(problem, candidate, size)) for size in sizes]
+    options = sorted((option for option in depths if option), key=_request_s)
+    if not options:
+        return "streamed layers would make no room"
+    change = _request_s(options[0]) / _request_s(candidate) - 1
+    if change > -WORTHWHILE and not asked:
+        layers = options[0].settings.offload.streamed_layers
+        return f"streaming {layers} layers would change the makespan by {change:+.1%}"
+    return options[:SIMULATED_BLOCKS]
+
+
+def _request_s(candidate: Candidate) -> float:
+    return candidate.state.request_s
+
+
+def _weights_s(candidate: Candidate) -> float:
+    """Seconds that a step's weights need on the link."""
+    link = candidate.cost.profile.link
+    return sum(link.transfer_s(copies.to_device_bytes, 0, copies.copy_bytes) for copies in candidate.cost.weight_copies)
+
+
+def _with_blocks(problem: Problem, candidate: Candidate, size: int) -> Candidate:
+    """The same memory in blocks so many times as large."""
+    settings = candidate.settings
+    num_blocks, block_tokens = settings.num_blocks // size, settings.block_tokens * size
+    settings = replace(settings, num_blocks=max(1, num_blocks), block_tokens=block_tokens)
+    return Candidate.of(problem, settings, candidate.cost)
+
+
+def _best_depth(problem: Problem, resident: Candidate) -> Candidate | None:
+    """The depth with the fastest steady state, or with the fastest that hides its copies if that is nearly as fast.
+
+    What a depth makes room for has to be fetched too, so each is priced with the memory filled by it; and if that is
+    more than a step hides, also with so much less as hides. Arithmetic is smooth where simulations differ by noise.
+    """
+    options: list[Candidate] = []
+    for depth in range(1, problem.shape.num_layers):  # the first layer's copies hide behind none
+        if full := _with_depth(problem, resident, depth):
+            options.append(full)
+            if full.state.hidden < STEADY_HIDDEN:
+                options.append(_with_kv(problem, full, full.state.hidden))
+    longest = problem.lengths.peak_tokens.max()
+    options = [option for option in options if option.settings.kv_tokens >= longest]
+    near = (1 + NOISE) * min(map(_request_s, options), default=0.0)
+    options = sorted((option for option in options if _request_s(option) <= near), key=_request_s)
+    hiding = [option for option in options if option.state.hidden >= STEADY_HIDDEN]
+    return next(iter(hiding + options), None)
+
+
+def _with_kv(problem: Problem, candidate: Candidate, share: float) -> Candidate:
+    """The candidate with this share of its KV blocks."""
+    settings = replace(candidate.settings, num_blocks=int(share * candidate.settings.num_blocks))
+    return Candidate.of(problem, settings, candidate.cost)
+
+
+def _with_depth(problem: Problem, candidate: Candidate, streamed: int) -> Candidate | None:
+    """The candidate with so many streamed layers, and blocks and sequences in the room that they leave."""
+    shape, settings, limits = problem.shape, candidate.settings, candidate.settings.limits
+    layers, layout = shape.num_layers, candidate.cost.layout
+    device_layers = layers - streamed + spread_buffers(layers, streamed)
+    if device_layers >= layers:
+        return None
+    if problem.engine.max_num_seqs == "auto":
+        grown = math.ceil(limits.max_num_seqs * layers / device_layers)
+        limits = replace(limits, max_num_seqs=min(MOST_SEQS, max(grown, limits.max_num_seqs)))
+    try:
+        num_blocks = problem.num_blocks(limits.chunk_tokens, limits.max_num_seqs, layout)
+    except ModelError:  # activations of so many sequences leave no room
+        return None
+    num_blocks = num_blocks * problem.block_tokens // settings.block_tokens
+    homes_bytes = shape.kv_bytes_per_token_per_layer * streamed * settings.block_tokens  # of one block
+    most_homes = host_kv_bytes(problem, candidate) // homes_bytes
+    num_blocks = min(num_blocks * layers // device_layers, max(settings.num_blocks, most_homes))
+    reason = f"{streamed} of {layers} layers stream in blocks of {settings.block_tokens} tokens"
+    offload = OffloadPlan("stream", reason, streamed_layers=streamed)
+    return Candidate.of(
+        problem, replace(settings, num_blocks=num_blocks, limits=limits, offload=offload), candidate.cost
+    )
