@@ -56,9 +56,9 @@ def test_a_word_means_itself(tmp_path: Path, section: str, key: str, word: str, 
     ]
     text = "\n".join(lines)
     job.write_text(text if text != base else f"{base}{section}: {{{key}: {word}}}\n")
-    assert getattr(getattr(load_job(job), section), key) == value
+    assert getattr(getattr(load_job(job, trusts_code=True), section), key) == value
     job.write_text(base)
-    assert getattr(getattr(load_job(job, [f"{section}.{key}={word}"]), section), key) == value
+    assert getattr(getattr(load_job(job, [f"{section}.{key}={word}"], trusts_code=True), section), key) == value
 
 
 def test_columns_may_be_called_like_truth_values(tmp_path: Path) -> None:

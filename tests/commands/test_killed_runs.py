@@ -26,7 +26,7 @@ NUM_ROWS = 48
 
 PHASES = {  # what a run calls there, how often at least, and about how long the phase takes from there on
     "load": ("vasuki.hf.loading.load_model:load_model", 1, 0.3),
-    "plan": ("vasuki.commands.run:make_plan", 1, 0.1),
+    "plan": ("vasuki.commands.this_machine:make_plan", 1, 0.1),
     "prompts": ("vasuki.io.input.requests:RequestStream._tokenise", 1, 0.05),
     "decodes": ("vasuki.engine.scheduler:Scheduler.schedule", 12, 0.02),
     "commit": ("vasuki.io.output.parts:PartWriter._commit", 3, 0.01),

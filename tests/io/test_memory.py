@@ -55,7 +55,7 @@ def test_memory_is_bounded_whatever_the_input(tmp_path, form, num_rows):
         with open(tmp_path / "in.jsonl", "w") as file:
             file.writelines(f'{{"id": {i}, "text": "{text}"}}\n' for i in range(num_rows))
     (tmp_path / "job.yaml").write_text(
-        f"model: {{path: m}}\ninput: {{path: {tmp_path}/in.{form}, id: id, prompt: '{{text}}'}}\n"
+        f"model: {{path: m}}\ninput: {{path: {tmp_path}/in.{form}, id: id, prompt: '{{text}}', chat: false}}\n"
         f"output: {{path: {tmp_path}/out, columns: [text]}}\n"
     )
     command = [sys.executable, "-c", STREAM, str(Path(__file__).parent), str(tmp_path / "job.yaml")]

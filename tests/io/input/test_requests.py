@@ -117,7 +117,7 @@ def test_a_prompt_is_a_users_message_where_the_model_has_a_chat_template(
     for tokenizer, expected in ((ByteTokenizer(), of_chat_model), (BareTokenizer(), of_base_model)):
         limits = {"max_context_tokens": MAX_CONTEXT, "vocab_size": VOCAB}
         if expected.startswith("input."):
-            with pytest.raises(JobFileError, match=f"the model has no chat template, which {expected} needs"):
+            with pytest.raises(ModelError, match=f"the model has no chat template, which {expected} needs"):
                 RequestStream(open_table(config), config, tokenizer, **limits)
             continue
         with RequestStream(open_table(config), config, tokenizer, **limits) as requests:

@@ -42,7 +42,7 @@ def command(tmp_path: Path, shard: str = "0/1") -> list[str]:
     """How to run a job over `NUM_ROWS` rows in another process."""
     pq.write_table(pa.table({"id": IDS, "text": TEXTS}), tmp_path / "in.parquet", row_group_size=100)
     (tmp_path / "job.yaml").write_text(
-        f"model: {{path: m}}\ninput: {{path: {tmp_path}/in.parquet, id: id, prompt: '{{text}}'}}\n"
+        f"model: {{path: m}}\ninput: {{path: {tmp_path}/in.parquet, id: id, prompt: '{{text}}', chat: false}}\n"
         f"output: {{path: {tmp_path}/out, columns: [text]}}\n"
     )
     return [sys.executable, "-c", RUN, str(Path(__file__).parents[1]), str(tmp_path / "job.yaml"), shard]

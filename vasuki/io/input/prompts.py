@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vasuki.base.config import InputConfig
-from vasuki.base.errors import JobFileError
+from vasuki.base.errors import JobFileError, ModelError
 from vasuki.io.input.row_error import RowError
 from vasuki.io.input.templates import Template
 
@@ -69,7 +69,7 @@ def is_chat(config: InputConfig, has_chat_template: bool) -> bool:
     """Return whether prompts go through the model's chat template.
 
     Raises:
-        JobFileError: the job needs one and the model has none.
+        ModelError: the job needs one and the model has none.
     """
     wanted = {
         "input.messages": bool(config.messages),
@@ -78,7 +78,7 @@ def is_chat(config: InputConfig, has_chat_template: bool) -> bool:
     }
     if not has_chat_template and any(wanted.values()):
         key = next(key for key, is_wanted in wanted.items() if is_wanted)
-        raise JobFileError(f"the model has no chat template, which {key} needs; put all the text into input.prompt")
+        raise ModelError(f"the model has no chat template, which {key} needs; put all the text into input.prompt")
     return bool(config.messages) or (bool(config.prompt) and config.chat is not False and has_chat_template)
 
 

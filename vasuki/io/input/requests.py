@@ -84,7 +84,7 @@ class RequestStream:
         selection: which rows to read.
 
     Raises:
-        JobFileError: the job needs a chat template and the model has none.
+        ModelError: the job needs a chat template and the model has none.
 
     Raises, while iterating:
         InputError: a file has become unreadable.
