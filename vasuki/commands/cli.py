@@ -204,13 +204,13 @@ def plan(
               vasuki plan lengths.csv --set model.shape=llama-3-8b --gpu l4
     """
     _set_up_logs(quiet, log_format)
-    from vasuki.commands.forecast import plan_workload, planned, profiles_of
+    from vasuki.commands.forecast import machines_of, plan_workload, planned
     from vasuki.commands.workload import workload_of
     from vasuki.report import summary_lines
     from vasuki.report.plan_table import plan_table
 
     workload = workload_of(job_or_lengths, overrides)
-    plans = plan_workload(workload, profiles_of(gpus, workload.config))
+    plans = plan_workload(workload, machines_of(gpus, workload))
     if as_json:
         click.echo(json.dumps([made.to_dict() for made in plans]))
     else:

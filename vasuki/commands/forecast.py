@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from vasuki.base.config import JobConfig
+from vasuki.commands.foresight import MachineProfile, Tokens, profile_for_plan
 from vasuki.commands.step_tracer import StepTracer
 from vasuki.commands.workload import Workload, model_tokenizer, shape_of
 from vasuki.engine.loop import Observer
@@ -93,12 +94,25 @@ def profiles_of(names: Iterable[str], config: JobConfig) -> list[HardwareProfile
     return [find_profile(name) for name in wanted]
 
 
-def plan_workload(workload: Workload, profiles: Iterable[HardwareProfile]) -> list[Plan]:
+def machines_of(names: Iterable[str], workload: Workload) -> list[MachineProfile]:
+    """The profiles asked for on the command line, else the job's, else that of the machine at hand."""
+    config, lengths = workload.config, workload.lengths
+    wanted = list(names) or ([config.plan.gpu] if config.plan.gpu != "auto" else [])
+    if wanted:
+        return [MachineProfile.named(name) for name in wanted]
+    tokens = Tokens(float(lengths.prompt_tokens.sum()), float(lengths.output_tokens.sum()))
+    return [profile_for_plan(config, workload.shape, tokens)]
+
+
+def plan_workload(workload: Workload, machines: Iterable[MachineProfile]) -> list[Plan]:
     """One plan for each machine."""
-    return [
-        plan_parallel(workload.lengths, workload.on(profile).shape, profile, workload.config, ONE_DEVICE)
-        for profile in profiles
-    ]
+    return [_planned(workload, machine) for machine in machines]
+
+
+def _planned(workload: Workload, machine: MachineProfile) -> Plan:
+    profile = machine.profile
+    plan = plan_parallel(workload.lengths, workload.on(profile).shape, profile, workload.config, ONE_DEVICE)
+    return replace(plan, source=machine.source, spread=machine.spread)
 
 
 def simulate_workload(
@@ -135,7 +149,9 @@ def planned(workload: Workload, plan: Plan) -> Manifest:
         input_fingerprint=workload.fingerprint,
         rows=rows,
         tokens=tokens,
-        predicted=Prediction(plan.makespan_s, plan.lower_bound_s, plan.schedule_bound_s, plan.source),
+        predicted=Prediction(
+            plan.makespan_s, plan.lower_bound_s, plan.schedule_bound_s, plan.source, plan.output_tokens_estimate
+        ),
         cost=Cost(cost.gpu_hours, cost.amount, cost.currency, cost.per_million_tokens),
     )
 
@@ -206,7 +222,9 @@ def _manifest(workload: Workload, plan: Plan, simulated: Simulated, profile: Har
             simulated.result.counters.shared_tokens,
         ),
         timings=Timings(plan_s=plan.plan_s, generate_s=result["makespan_s"], makespan_s=result["makespan_s"]),
-        predicted=Prediction(plan.makespan_s, plan.lower_bound_s, plan.schedule_bound_s, plan.source),
+        predicted=Prediction(
+            plan.makespan_s, plan.lower_bound_s, plan.schedule_bound_s, plan.source, plan.output_tokens_estimate
+        ),
         steps=result["steps"],
         batch=BatchStats(**result["batch"]),
         kv=KVStats(**result["kv"]),

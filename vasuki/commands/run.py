@@ -23,6 +23,14 @@ import numpy as np
 from vasuki.base.config import JobConfig, KVConfig
 from vasuki.base.errors import InputError, Interrupted, TooManyRowErrors
 from vasuki.base.units import duration, percent_text
+from vasuki.commands.foresight import (
+    MachineProfile,
+    expected,
+    look_back,
+    profile_for_run,
+    rough_tokens,
+    shape_in_use,
+)
 from vasuki.commands.progress import Progress
 from vasuki.commands.signals import StopSignals
 from vasuki.commands.step_tracer import StepTracer
@@ -53,10 +61,7 @@ from vasuki.io.selection import Shard
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.memory_budget import footprint, within_host_memory
 from vasuki.machines.price import CostEstimate
-from vasuki.machines.profile import HardwareProfile
-from vasuki.machines.profile_files import find_profile, profile_for_device
 from vasuki.machines.stolen_time import StolenTime
-from vasuki.models.config_json import shape_from_config
 from vasuki.models.shape import ModelShape
 from vasuki.planner import OFFLOAD_MODES, RunningPrediction, make_plan
 from vasuki.planner.lengths import Lengths
@@ -200,6 +205,7 @@ class _Run:
         self.load_s = load_s
         self.weights_on_host = False
         self.energy: EnergyMeter  # set once there is a model
+        self.machine: MachineProfile
         self.stolen = StolenTime()
         self.stats = RunStats()
 
@@ -218,10 +224,11 @@ class _Run:
         )
         with stream as requests:
             first = list(first_rows(requests, PLANNED_REQUESTS))
-            shape, profile = self._shape(loaded), self._profile(loaded)
-            plan = self._plan(loaded, shape, profile, first)
+            shape = shape_in_use(loaded, self.config)
+            self.machine = machine = profile_for_run(self.config, loaded, shape, rough_tokens(first, self.rows_left))
+            plan = self._plan(loaded, shape, machine, first)
             self.weights_on_host = plan.layout.host_layers > 0
-            cost_model = CostModel(shape, profile, plan.layout)
+            cost_model = CostModel(shape, machine.profile, plan.layout)
             self.folder.begin()
             writer = self.folder.writer(answer_schema(self.config, self.table))
             with signals.questions():
@@ -229,7 +236,7 @@ class _Run:
 
     # --- plan --------------------------------------------------------------------------------------------------------
 
-    def _plan(self, loaded: LoadedModel, shape: ModelShape, profile: HardwareProfile, first: list[Request]) -> Plan:
+    def _plan(self, loaded: LoadedModel, shape: ModelShape, machine: MachineProfile, first: list[Request]) -> Plan:
         """Plan from the first rows, and take the others to go on like them."""
         from vasuki.hf.loading.kv_budget import kv_budget_bytes
 
@@ -242,7 +249,7 @@ class _Run:
             return make_plan(
                 lengths,
                 shape,
-                profile,
+                machine.profile,
                 plan=config.plan,
                 engine=config.engine,
                 kv=kv,
@@ -257,10 +264,12 @@ class _Run:
             plan = planned(lengths if len(lengths) else NOTHING_TO_RUN)
         except InputError:  # none of them fits: they become error rows, as beside others that do
             plan = planned(NOTHING_TO_RUN)
+        plan = replace(plan, source=machine.source, spread=machine.spread)
         log.info(
-            "planned: %d requests in %s, of which at most %s could still be saved; steps of %d tokens, offload %s%s",
+            "planned: %d requests in %s (%s), of which at most %s could still be saved; steps of %d tokens, offload %s%s",
             plan.requests,
-            duration(plan.makespan_s),
+            expected(plan),
+            plan.source,
             percent_text(plan.could_save),
             plan.chunk_tokens,
             plan.offload.mode,
@@ -283,32 +292,6 @@ class _Run:
         if kv.block_tokens != "auto" or preferred is None:
             return kv
         return kv.model_copy(update={"block_tokens": preferred})
-
-    def _shape(self, loaded: LoadedModel) -> ModelShape:
-        """The model's shape, in the type that it really runs in."""
-        shape = shape_from_config(loaded.config.to_dict(), self.config.model.path)
-        shape = shape.with_dtype(str(loaded.dtype).removeprefix("torch."), self.config.kv.dtype)
-        stored = loaded.kv_layout.bytes_per_token  # which a configuration does not always tell
-        if shape.recurrent and loaded.recurrent:
-            states = replace(shape.recurrent, kept_bytes=loaded.recurrent.bytes_per_row)
-            shape = replace(shape, recurrent=states)
-        return shape if stored == shape.kv_bytes_per_token else replace(shape, stored_bytes=stored)
-
-    def _profile(self, loaded: LoadedModel) -> HardwareProfile:
-        if self.config.plan.gpu != "auto":
-            return find_profile(self.config.plan.gpu)
-        from vasuki.hf.device.device import device_name
-        from vasuki.hf.device.memory import available_bytes, total_bytes
-
-        known = profile_for_device(device_name(loaded.device)) or profile_for_device(loaded.device_name)
-        if known is None and loaded.device.type != "cpu":
-            log.warning(
-                "no profile for %s; `vasuki profile` measures one. Planning as for an A100.", loaded.device_name
-            )
-        profile = known or find_profile("cpu" if loaded.device.type == "cpu" else "a100")
-        # Weights that wait on the host are planned for what is free; the others are on the device already.
-        memory_bytes = total_bytes(loaded.device) if loaded.is_on_device else available_bytes(loaded.device)
-        return profile.model_copy(update={"memory_mib": memory_bytes // 2**20})
 
     # --- generate ----------------------------------------------------------------------------------------------------
 
@@ -357,6 +340,7 @@ class _Run:
         except Interrupted as error:
             interrupted = error
         generate_s = time.perf_counter() - generate_started_s
+        look_back(self.machine, prediction.pace, self.stolen.share)
         written = writer.committed
         tokens = written.prompt_tokens + written.output_tokens
         manifest = self._manifest(loaded, plan, scheduler.counters, tokens, predicted_s, generate_s)
@@ -399,7 +383,11 @@ class _Run:
             ),
             # What comes before the first step is in the makespan, and no schedule ends without it.
             predicted=Prediction(
-                predicted_s, plan.lower_bound_s, plan.schedule_bound_s + predicted_s - plan.makespan_s, plan.source
+                predicted_s,
+                plan.lower_bound_s,
+                plan.schedule_bound_s + predicted_s - plan.makespan_s,
+                plan.source,
+                plan.output_tokens_estimate,
             ),
             steps=stats.steps,
             batch=BatchStats(stats.mean_seqs, stats.max_seqs),

@@ -84,6 +84,13 @@ class RunningPrediction:
         return share * self._with_prompts.ratio(overall) + (1 - share) * self._decodes_only.ratio(overall)
 
     @property
+    def pace(self) -> float | None:
+        """Measured time over predicted time of the steps so far; None while they are few."""
+        if self._all.steps < ENOUGH_STEPS or not self._all.predicted_s:
+            return None
+        return self._all.measured_s / self._all.predicted_s
+
+    @property
     def makespan_s(self) -> float:
         """The plan's makespan at the pace of this run."""
         return self.plan.makespan_s * self.ratio

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import re
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 
 from vasuki.hf.device.board import Board
 from vasuki.hf.device.memory import total_bytes
+from vasuki.machines.this_cpu import Processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,11 @@ def describe(device: torch.device) -> Machine:
             memory_bytes=(board and board.memory_bytes) or int(properties.total_memory),
             processors=properties.multi_processor_count,
         )
-    model, cores = _cpu_model(), torch.get_num_threads()
+    cores = torch.get_num_threads()
+    processor = replace(Processor.of_this_machine(), cores=cores)
     return Machine(
-        name=f"CPU {_without_noise(model)} {cores} core{'s' * (cores > 1)}",
-        other_names=(model,),
+        name=processor.name,
+        other_names=(processor.model,),
         driver=f"{platform.system()} {platform.release()}",
         memory_bytes=total_bytes(device),
         processors=cores,
@@ -55,20 +56,6 @@ def describe(device: torch.device) -> Machine:
 def device_name(device: torch.device) -> str:
     """The name under which a profile of this device lists it in `device_names`."""
     return describe(device).name
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def _without_noise(model: str) -> str:
-    """`Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz` -> `Intel Xeon Platinum 8375C`."""
-    short = re.sub(r"\((?:r|tm)\)|\bcpu\b|\bprocessor\b|\d+-core|@.*", " ", model, flags=re.IGNORECASE)
-    return " ".join(short.split()) or model
 
 
 def cache_bytes(device: torch.device) -> int:

@@ -60,6 +60,7 @@ class Prediction:
     lower_bound_s: float | None = None  # at datasheet rates
     schedule_bound_s: float | None = None  # under the cost model that says the makespan
     source: str = ""  # of that model's rates: measured, by whom and when, or a datasheet
+    output_tokens: int = 0  # that were expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ def merge(shards: Sequence[Manifest]) -> Manifest:
         rows=_summed(RowCounts, [shard.rows for shard in shards]),
         tokens=_summed(TokenCounts, [shard.tokens for shard in shards]),
         timings=_slowest(Timings, [shard.timings for shard in shards]),
-        predicted=_slowest(Prediction, [shard.predicted for shard in shards]),
+        predicted=_all_predicted([shard.predicted for shard in shards]),
         steps=steps,
         batch=BatchStats(
             mean_seqs=sum(shard.batch.mean_seqs * shard.steps for shard in shards) / steps if steps else 0.0,
@@ -189,6 +190,11 @@ def merge(shards: Sequence[Manifest]) -> Manifest:
         cost=_total_cost([shard.cost for shard in shards]),
         shard="",
     )
+
+
+def _all_predicted(parts: Sequence[Prediction]) -> Prediction:
+    slowest: Prediction = _slowest(Prediction, parts)
+    return replace(slowest, source=parts[0].source, output_tokens=sum(part.output_tokens for part in parts))
 
 
 def _summed(kind: type[Any], parts: Sequence[Any]) -> Any:
