@@ -112,6 +112,10 @@ def forget(key: Mapping[str, str]) -> None:
 
 
 def _file(key: Mapping[str, str]) -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()[:20]
-    return Path(base, "vasuki", "profiles", f"{digest}.json")
+    return _folder() / f"{digest}.json"
+
+
+def _folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base, "vasuki", "profiles")
