@@ -156,6 +156,7 @@ class Runner:
 
     def _load(self, config: JobConfig) -> LoadedModel:
         started_s = time.perf_counter()
+        log.info("loading %s", config.model.path)
         from vasuki.hf.device.memory import room_bytes  # torch and transformers take seconds to import
         from vasuki.hf.loading.load_model import load_model
 
@@ -325,9 +326,7 @@ class _Run:
         try:
             with TraceWriter(self.folder.trace) as trace:
                 sink = RowSink(writer, loaded.tokenizer.decode, on_commit=trace.flush)
-                progress = Progress(
-                    self.rows_left, lambda: sink.written.rows, lambda: prediction.makespan_s, self.quiet
-                )
+                progress = Progress(self.rows_left, lambda: sink.written.rows, prediction, self.quiet)
                 tracer = StepTracer(trace, plan.settings, cost_model, prediction)
                 observers: list[Observer] = [order, prediction, tracer, progress]
                 gc.freeze()  # the collector need not walk through what was loaded, half a second in the midst of a job

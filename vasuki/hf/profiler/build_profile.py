@@ -50,6 +50,7 @@ from vasuki.machines.profile import (
 )
 from vasuki.machines.profile_files import find_profile, profile_for_device
 from vasuki.machines.stolen_time import NOISE, StolenTime
+from vasuki.machines.this_cpu import Processor
 from vasuki.models.named import named_shape
 from vasuki.models.shape import ModelShape
 
@@ -196,6 +197,7 @@ class _Profiler:
             dollars_per_fp32_gflop_per_watt=self.known.dollars_per_fp32_gflop_per_watt if self.known else None,
             sources=self._sources(loaded_w),
             measured=measured,
+            limits=Processor.of_this_machine().limits if self.kind == "cpu" else None,
         )
         profile = profile.model_copy(update={"overheads": self._overheads(profile)})
         return profile.model_copy(update={"measured": self._in_steps(profile, measured)})
@@ -218,7 +220,9 @@ class _Profiler:
         bandwidth = _digits(links.memory_bytes_per_s(self.device, self.effort) / 1e9)
         self.best_bandwidth = bandwidth
         if self.known and self.kind == "gpu":
-            return _Rates({**best, **self.known.peak_tflops}, self.known.memory_gb_per_s)
+            known = self.known.peak_tflops
+            peaks = {dtype: max(best.get(dtype, 0.0), known.get(dtype, 0.0)) for dtype in {**best, **known}}
+            return _Rates(peaks, max(bandwidth, self.known.memory_gb_per_s))
         return _Rates(best, bandwidth)
 
     def _in(self, dtype: torch.dtype) -> Bench:
