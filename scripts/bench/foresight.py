@@ -4,9 +4,9 @@
 
 Each repeat begins with an empty cache, so the first run of a model measures the machine, as a user's first run does;
 the other jobs of the same repeat find what it measured. With `--profiled`, `vasuki profile` measures before the first
-run. Jobs take turns. What is compared is the time from the plan to the last row, since loading is not predicted. A run
-that the host of a virtual machine disturbed says so (`stolen_share`), and so does the load of other programs (`waiting`, the
-share of the last ten seconds in which somebody waited for a processor).
+run. Jobs take turns. What is compared is the time from the plan to the last row, since loading is not predicted. Each
+run says what the host of a virtual machine took away (`stolen_share`) and how busy other programs kept the processors
+(`waiting`, the share of the last ten seconds in which somebody waited for one).
 
 The last line is one JSON object: every run, each job's median error, and the median of those.
 """

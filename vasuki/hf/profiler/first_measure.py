@@ -107,10 +107,24 @@ class Timings:
     """Seconds of each size's steps."""
 
     seconds: dict[Size, list[float]] = field(default_factory=dict)
+    busy_s: dict[Size, list[float]] = field(default_factory=dict)  # of all processors, in this process
+    disturbed: bool = False  # by other programs
+
+    def add(self, size: Size, seconds: float, busy_s: float) -> None:
+        """Note a step."""
+        self.seconds.setdefault(size, []).append(seconds)
+        self.busy_s.setdefault(size, []).append(busy_s)
 
     def typical_s(self, size: Size) -> float:
-        """A step is long enough to meet whatever usually disturbs this machine, so medians count."""
-        return statistics.median(self.seconds[size])
+        """Seconds of a step of that size.
+
+        Its median, on a machine of one's own. On a shared one a few steps tell more of the others than of themselves:
+        there it is what the step kept processors busy for, times what all steps together waited beyond that.
+        """
+        if not (self.disturbed and self.busy_s):
+            return statistics.median(self.seconds[size])
+        waited, busy = (sum(map(sum, each.values())) for each in (self.seconds, self.busy_s))
+        return statistics.median(self.busy_s[size]) * waited / busy
 
     def expected_s(self, size: Size) -> float:
         """At least about so long, by the largest step that is smaller."""
@@ -145,7 +159,8 @@ def measure_first(
     """
     waited = cpu_pressure() if loaded.device.type == "cpu" else 0.0
     timings = time_steps(loaded, CostModel(shape, base), budget_of)
-    profile = fitted(timings, shape, base, _spread(timings, waited))
+    timings.disturbed = loaded.device.type == "cpu" and (waited > BUSY or timings.spread > _MOST_SPREAD)
+    profile = fitted(timings, shape, base, max(_MOST_SPREAD, timings.spread) if timings.disturbed else 0.0)
     if loaded.device.type == "cuda":
         link = links.measure_link(loaded.device, replace(QUICK, group_s=0.05), base.link.kind, "measured before a run")
         profile = profile.model_copy(update={"link": link})
@@ -176,24 +191,25 @@ def time_steps(loaded: LoadedModel, cost_model: CostModel, budget_of: Callable[[
         if timings.seconds and time.perf_counter() + timings.expected_s(size) > first_look_ends_s:
             continue
         batches[size] = _batch(size, shape.vocab_size)
-        first_s = _timed_s(executor, batches[size])
-        if first_s < _LONG_SHARE * budget_s:  # taking memory and loading kernels counts in short steps
-            first_s = _timed_s(executor, batches[size])
-        timings.seconds[size] = [first_s]
-        slower = max(slower, first_s / cost_model.step_time_s(size.work(cost_model)))
+        timed = _timed(executor, batches[size])
+        if timed[0] < _LONG_SHARE * budget_s:  # taking memory and loading kernels counts in short steps
+            timed = _timed(executor, batches[size])
+        timings.add(size, *timed)
+        slower = max(slower, timed[0] / cost_model.step_time_s(size.work(cost_model)))
     ends_s = started_s + budget_of(slower)
     for _ in range(_MOST_ROUNDS):
         for size, batch in batches.items():
             if time.perf_counter() + timings.seconds[size][0] > ends_s:
                 return timings
-            timings.seconds[size].append(_timed_s(executor, batch))
+            timings.add(size, *_timed(executor, batch))
     return timings
 
 
-def _timed_s(executor: RaggedExecutor, batch: Batch) -> float:
-    started_s = time.perf_counter()
+def _timed(executor: RaggedExecutor, batch: Batch) -> tuple[float, float]:
+    """Seconds of a step, and those of all processors that this process kept busy meanwhile."""
+    started_s, busy_s = time.perf_counter(), time.process_time()
     executor.execute(batch)
-    return time.perf_counter() - started_s
+    return time.perf_counter() - started_s, time.process_time() - busy_s
 
 
 def _executor(loaded: LoadedModel, sizes: list[Size]) -> RaggedExecutor:
@@ -232,14 +248,6 @@ def _blocks(tokens: int) -> int:
 
 
 # --- fit -------------------------------------------------------------------------------------------------------------
-
-
-def _spread(timings: Timings, waited: float) -> float:
-    """By what share these steps may be off, where other programs made them now shorter, now longer; 0 on a machine of
-    one's own."""
-    if waited <= BUSY and timings.spread <= _MOST_SPREAD:
-        return 0.0
-    return max(_MOST_SPREAD, timings.spread)
 
 
 def fitted(timings: Timings, shape: ModelShape, base: HardwareProfile, spread: float = 0.0) -> HardwareProfile:
