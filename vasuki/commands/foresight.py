@@ -42,8 +42,8 @@ TOO_SHORT = f"{DATASHEET}; the job is too short to measure for"
 MOST_OFF = 0.25  # by which steps may differ from a profile before it is measured again
 
 # What measuring may take.
-_BUDGET_S, _LEAST_BUDGET_S = 5.0, 0.3
-_LONG_SHARE, _SHORT_SHARE = 0.03, 0.1
+_BUDGET_S, _LEAST_BUDGET_S = 5.0, 0.5
+_LONG_SHARE, _SHORT_SHARE = 0.03, 0.2
 _TOO_SHORT_S = 0.5
 _STEP_S, _STEP_SEQS = 2e-3, 64  # of a small model, roughly
 _MOST_LOADED_BYTES = 2**31  # of weights that are loaded for a plan alone

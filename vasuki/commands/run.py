@@ -267,7 +267,7 @@ class _Run:
             plan = planned(NOTHING_TO_RUN)
         plan = replace(plan, source=machine.source, spread=machine.spread)
         log.info(
-            "planned: %d requests in %s (%s), of which at most %s could still be saved; steps of %d tokens, offload %s%s",
+            "planned: %d requests in %s (%s), at most %s of it could be saved; steps of %d tokens, offload %s%s",
             plan.requests,
             expected(plan),
             plan.source,

@@ -53,10 +53,11 @@ _FIRST_SHARE = 0.5  # of the budget, for a first look at each size
 _NARROW = 16  # tokens up to which steps take about the same: they read the weights
 _LONG_SHARE = 0.03  # of the budget: longer steps are believed the first time
 _MOST_ROUNDS = 12
+_LEAST_SIZES = 2  # one that reads the weights, and one that computes: no budget goes without
 _MOST_SPREAD = 0.25  # of the middle half of equal steps, on a machine that can be measured
 _MEMORY_SHARE = 0.25  # of what is free, for the keys and values of these steps
 _STEP_US = 300.0  # of scheduler, observers and output, which run between the steps measured here
-_LEAST_RATE = 1e-3  # of what the rooflines say: no noise makes attention faster than that
+_ATTENTION = (0.05, 4.0)  # times what rooflines say of it: beyond, it is noise of two steps that hardly differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,8 @@ class Size:
 # Those that tell most come first, so that a budget ends with those that matter least: (decodes, chunk, context).
 SIZES = (
     Size(1, 0, _SHORT),
-    Size(8, 0, _SHORT),
     Size(0, 64, 64),
+    Size(8, 0, _SHORT),
     Size(8, 0, 512),
     Size(0, 256, 256),
     Size(32, 0, _SHORT),
@@ -188,7 +189,7 @@ def time_steps(loaded: LoadedModel, cost_model: CostModel, budget_of: Callable[[
     for size in sizes:
         budget_s = budget_of(slower)
         first_look_ends_s = started_s + _FIRST_SHARE * budget_s
-        if timings.seconds and time.perf_counter() + timings.expected_s(size) > first_look_ends_s:
+        if len(timings.seconds) >= _LEAST_SIZES and time.perf_counter() + timings.expected_s(size) > first_look_ends_s:
             continue
         batches[size] = _batch(size, shape.vocab_size)
         timed = _timed(executor, batches[size])
@@ -329,8 +330,9 @@ def _attention_ratio(timings: Timings, shape: ModelShape, base: HardwareProfile,
     rest_s = statistics.mean(cost.device_s - cost.attention_s for cost in costs)
     short_s, long_s = timings.typical_s(short), timings.typical_s(long)
     below = costs[1].attention_s * short_s - costs[0].attention_s * long_s
-    found = rest_s * (long_s - short_s) / below if below > 0 else _LEAST_RATE
-    return max(_LEAST_RATE, found)
+    least, most = _ATTENTION
+    found = rest_s * (long_s - short_s) / below if below > 0 else most
+    return min(most, max(least, found))
 
 
 def _ratios(timings: Timings, shape: ModelShape, profile: HardwareProfile) -> InStep:
