@@ -139,7 +139,7 @@ def _run(name: str) -> Finding:
         ours = copy.deepcopy(model)
         ours.set_attn_implementation(NAME)
         if kernels:
-            kernels.take_over(ours)
+            kernels.install(ours)
         ready = prepare(ours, tiny.NoTokenizer(), GenerationConfig(eos_token_id=0), name)
         ready = dataclasses.replace(ready, eos_token_ids=frozenset())
         for chunk_tokens in (64, 7):

@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from vasuki.commands.cli import main
@@ -192,6 +194,8 @@ MISTAKES = {
     "no job": (("run", "nowhere.yaml"), 2, "nowhere.yaml"),
     "no run": (("report", "nowhere"), 4, "nowhere"),
     "nothing to report": (("report",), 2, "--history"),
+    "price of no card": (("plan", "LENGTHS", *SHAPE, "--gpu", "a10", "--price", "a11=1"), 2, "a10"),
+    "no price": (("plan", "LENGTHS", *SHAPE, "--gpu", "a10", "--price", "a10=nan"), 2, "per hour"),
     "set without value": (("plan", "LENGTHS", "--set", "model"), 2, "key.path=value"),
 }
 
@@ -219,6 +223,42 @@ def test_init_writes_a_job_that_only_lacks_a_model(tmp_path: Path, tiny_model: P
     assert vasuki("check", folder / "job.yaml").exit_code == 4
     assert vasuki("check", folder / "job.yaml", "--set", f"model.path={tiny_model}").exit_code == 0
     assert vasuki("init", folder).exit_code == 2
+
+
+def test_the_example_runs_wherever_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert vasuki("init", "demo", "--example", "dates").exit_code == 0
+    assert json.loads(vasuki("check", "demo/job.yaml", "--json").stdout)["rows"] == 2000
+    job = yaml.safe_load((tmp_path / "demo" / "job.yaml").read_text())
+    paths = [job[section]["path"] for section in ("model", "input", "output")]
+    assert all(path.startswith("demo/") for path in paths)
+    again = vasuki("init", "demo", "--example", "dates")
+    assert (again.exit_code, "exists already" in again.stderr) == (2, True)
+
+
+def test_plans_are_sorted_priced_and_compared(lengths: Path) -> None:
+    def plans(*arguments: object) -> list[dict[str, Any]]:
+        cards = [word for card in ("a10", "h100", "l4") for word in ("--gpu", card)]
+        return json.loads(vasuki("plan", lengths, *SHAPE, *cards, "--json", *arguments).stdout)
+
+    assert [plan["gpu"] for plan in plans()] == ["a10", "h100", "l4"]
+    assert plans("--sort", "time")[0]["gpu"] == "h100"
+    prices = ("--price", "A10=9", "--price", "l4=0.01", "--set", "cost.price_per_hour=5")
+    given = {plan["gpu"]: plan["cost"]["amount"] / plan["cost"]["gpu_hours"] for plan in plans(*prices)}
+    assert given == {"a10": pytest.approx(9), "h100": pytest.approx(5), "l4": pytest.approx(0.01)}
+    assert plans(*prices, "--sort", "cost")[0]["gpu"] == "l4"
+    text = vasuki("plan", lengths, *SHAPE, "--gpu", "a10", "--gpu", "l4", *prices).stdout
+    assert "a10 would finish first: " in text
+    assert "l4 would be cheapest: " in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_plans_share_layers_as_simulations_do(lengths: Path) -> None:
+    one, two = (
+        json.loads(vasuki("plan", lengths, *SHAPE, "--gpu", "a100", "--tp", tp, "--json").stdout)[0] for tp in (1, 2)
+    )
+    assert two["makespan_s"] < one["makespan_s"]
+    assert two["cost"]["gpu_hours"] == pytest.approx(2 * two["makespan_s"] / 3600)
 
 
 def test_every_command_explains_itself_with_an_example() -> None:

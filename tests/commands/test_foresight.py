@@ -17,9 +17,9 @@ from tiny_job import WORDS, job_tree
 
 from vasuki.commands import foresight
 from vasuki.commands.cli import main
-from vasuki.commands.foresight import DATASHEET, TOO_SHORT, MachineProfile, _ago, look_back
-from vasuki.machines import profile_cache
-from vasuki.machines.this_cpu import Processor
+from vasuki.commands.foresight import DATASHEET, MEASURE_VARIABLE, MachineProfile, _ago, look_back
+from vasuki.machines import at_hand, profile_cache
+from vasuki.machines.this_cpu import typical_of
 
 
 @pytest.fixture
@@ -35,6 +35,7 @@ def job(tmp_path: Path, tiny_model: Path) -> Path:
 @pytest.fixture
 def measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """No job is too short, and measuring is done as soon as each size has been seen. The cache's folder."""
+    monkeypatch.delenv(MEASURE_VARIABLE)
     monkeypatch.setattr(foresight, "_TOO_SHORT_S", 0.0)
     monkeypatch.setattr(profile_cache, "_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache"
@@ -49,8 +50,18 @@ def sources(job: Path) -> tuple[str, list[Any]]:
     return json.loads(run.stdout)["predicted"]["source"], [each["source"] for each in json.loads(plan.stdout)]
 
 
-def test_a_job_that_nobody_waits_for_is_not_measured_for(job: Path) -> None:
-    assert sources(job) == (TOO_SHORT, [TOO_SHORT])
+def test_a_job_that_nobody_waits_for_is_not_measured_for(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(MEASURE_VARIABLE)
+    too_short = f"{DATASHEET}; the job is too short to measure for"
+    assert sources(job) == (too_short, [too_short])
+
+
+def test_nothing_is_measured_where_that_is_switched_off(
+    job: Path, measures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MEASURE_VARIABLE, "off")
+    assert sources(job) == (f"{DATASHEET}; VASUKI_MEASURE is off", [f"{DATASHEET}; VASUKI_MEASURE is off"])
+    assert not measures.exists()
 
 
 def test_the_first_run_measures_and_the_next_one_finds_it(
@@ -102,7 +113,7 @@ def test_a_profile_that_a_run_contradicts_is_not_used_again(
     measures: Path, pace: float | None, stolen_share: float, forgotten: bool
 ) -> None:
     key = {"device": "this"}
-    profile = Processor.of_this_machine().typical
+    profile = typical_of(at_hand.processor())
     profile_cache.keep(key, profile, 1.0)
     assert profile_cache.read_cached(key) is not None
     look_back(MachineProfile(profile, "measured", key), pace, stolen_share)
@@ -111,7 +122,7 @@ def test_a_profile_that_a_run_contradicts_is_not_used_again(
 
 def test_what_another_machine_measured_is_not_believed(measures: Path, caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs = {"device": "this"}, {"device": "that"}
-    profile_cache.keep(theirs, Processor.of_this_machine().typical, 1.0)
+    profile_cache.keep(theirs, typical_of(at_hand.processor()), 1.0)
     profile_cache._file(theirs).rename(profile_cache._file(ours))
     assert profile_cache.read_cached(ours) is None
     assert "another machine" in caplog.text
@@ -120,15 +131,15 @@ def test_what_another_machine_measured_is_not_believed(measures: Path, caplog: p
 def test_a_plan_with_a_cached_profile_needs_no_torch(job: Path, tmp_path: Path) -> None:
     code = f"""
 import sys
-from vasuki.commands import foresight
 from vasuki.commands.foresight import cache_key, shape_of
 from vasuki.base.config import load_job
 from vasuki.machines.profile_cache import keep
-from vasuki.machines.this_cpu import Processor
+from vasuki.machines import at_hand
+from vasuki.machines.this_cpu import typical_of
 from vasuki.commands.cli import main
 config = load_job({str(job)!r}, ())
-keep(cache_key(shape_of(config)), Processor.of_this_machine().typical, 1.0)
-foresight.gpu_name = lambda: ""
+keep(cache_key(shape_of(config)), typical_of(at_hand.processor()), 1.0)
+at_hand.gpu = lambda: None
 main(["plan", {str(job)!r}, "--json"], standalone_mode=False)
 assert "torch" not in sys.modules, "torch was imported"
 """

@@ -584,6 +584,7 @@ def test_rows_that_do_not_fit_become_error_rows_even_if_no_other_is_left(job: Jo
 def test_the_plan_counts_every_sample(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is made from the first 50 requests, and from the other samples of the last one's row."""
     import vasuki.commands.run
+    import vasuki.commands.this_machine
     import vasuki.commands.workload
 
     rows = [{**row, "n": 1 + 2 * (i % 2)} for i, row in enumerate(texts(60))]
@@ -593,20 +594,20 @@ def test_the_plan_counts_every_sample(job: Job, monkeypatch: pytest.MonkeyPatch)
     (plan,) = json.loads(CliRunner().invoke(main, ["plan", str(path), "--json"]).stdout)
     assert plan["requests"] == 120
     planned: list[int] = []
-    make_plan = vasuki.commands.run.make_plan
+    make_plan = vasuki.commands.this_machine.make_plan
 
     def spy(lengths: Any, *arguments: Any, **options: Any) -> Any:
         planned.append(len(lengths))
         return make_plan(lengths, *arguments, **options)
 
-    monkeypatch.setattr(vasuki.commands.run, "make_plan", spy)
+    monkeypatch.setattr(vasuki.commands.this_machine, "make_plan", spy)
     assert run(path).exit_code == 0
     assert planned == [120]
     assert len(output(path)) == 120
 
 
 def test_the_profile_is_read_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vasuki.commands import run as module
+    from vasuki.commands import this_machine as module
 
     read: list[str] = []
     find = module.find_profile

@@ -10,7 +10,7 @@ from tiny_models import load, prompts, requests_of, run
 
 from vasuki.base.errors import Interrupted, JobFileError
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
-from vasuki.hf.kv.kv_mover import Offload
+from vasuki.hf.kv.kv_mover import KVMover
 from vasuki.hf.ragged_executor import RaggedExecutor
 from vasuki.hf.sampler import sample
 
@@ -34,7 +34,7 @@ def test_memory_that_runs_out_while_blocks_move(monkeypatch: pytest.MonkeyPatch)
     def no_room(self: Any, batch: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(Offload, "begin_step", no_room)
+    monkeypatch.setattr(KVMover, "begin_step", no_room)
     with pytest.raises(Interrupted, match="memory ran out"):
         run(load("llama"), requests_of(prompts()), host_blocks=8)
 

@@ -22,7 +22,7 @@ from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.kernels.levels import Level
 from vasuki.hf.kernels.paged_attention import load_kernel
 from vasuki.hf.kv.kv_cache import KVCache
-from vasuki.hf.kv.kv_mover import Offload, StreamedLayers, ThreadCopyEngine
+from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, ThreadCopyEngine
 from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.ragged_executor import RaggedExecutor
 from vasuki.hf.recurrent.states import StateCache
@@ -169,7 +169,7 @@ def with_kernels(name: str, kernels: CPUKernels) -> Any:
     """Such a model of one's own, with kernels in the place of its layers."""
     model = random_model.__wrapped__(name)
     model.set_attn_implementation("vasuki_ragged")
-    kernels.take_over(model)
+    kernels.install(model)
     return model
 
 
@@ -276,7 +276,7 @@ def run(
     offload = None
     if host_blocks or num_streamed:
         host = KVCache(loaded.kv_layout, host_blocks, block_tokens, loaded.device) if host_blocks else None
-        offload = Offload(cache, ThreadCopyEngine(bytes_per_s), host)
+        offload = KVMover(cache, ThreadCopyEngine(bytes_per_s), host)
         for layer in host.layers if host else ():
             layer.fill_(1e4)
     states = StateCache(loaded.recurrent, max_num_seqs, loaded.device) if loaded.recurrent else None
@@ -317,7 +317,7 @@ def answers_in_bfloat16(name: str, kernels: CPUKernels | None) -> list[list[list
     narrow.set_attn_implementation("vasuki_ragged")
     twin = copy.deepcopy(narrow).float()
     if kernels is not None:
-        kernels.take_over(narrow)
+        kernels.install(narrow)
         for module in twin.modules():
             if type(module) is torch.nn.Linear and kernels.linear.multiplies_bfloat16:
                 module.__class__ = RoundedLinear

@@ -6,7 +6,8 @@ import pytest
 
 from vasuki.base.config import KVConfig
 from vasuki.base.errors import JobFileError, ModelError
-from vasuki.machines.memory_budget import memory_budget, within_host_memory
+from vasuki.commands.this_machine import within_host_memory
+from vasuki.machines.memory_budget import memory_budget
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from vasuki.machines import this_cpu
-from vasuki.machines.this_cpu import Processor
+from vasuki.machines import at_hand, this_cpu
+from vasuki.machines.at_hand import Processor
+from vasuki.machines.this_cpu import level_of, limits_of, typical_of
 
 AVX2 = "fpu sse2 fma avx2"
 AVX512 = f"{AVX2} avx512f avx512bw avx512dq avx512vl"
@@ -34,29 +35,29 @@ def test_limits_follow_the_instructions(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(f"processor: 0\nmodel name : One\nflags : {flags}{' hypervisor' * hypervisor}\n\nprocessor: 1\n")
-    monkeypatch.setattr(this_cpu, "_CPUINFO", cpuinfo)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(this_cpu, "_MAX_CLOCK", tmp_path / "absent")
-    monkeypatch.setattr(this_cpu, "usable_cores", lambda: 4)
-    processor = Processor.of_this_machine()
+    processor = Processor("One", 4, frozenset(flags.split()) | ({"hypervisor"} if hypervisor else set()))
     clock_hz = 5e9 if hypervisor else 6.2e9
-    assert (processor.model, processor.level) == ("One", level)
-    assert processor.float32_flops == pytest.approx(4 * clock_hz * float32)
-    assert processor.limits.peak_tflops["bfloat16"] == pytest.approx(4 * clock_hz * bfloat16 / 1e12)
+    assert level_of(processor) == level
+    peaks = limits_of(processor).peak_tflops
+    assert peaks["float32"] == pytest.approx(4 * clock_hz * float32 / 1e12)
+    assert peaks["bfloat16"] == pytest.approx(4 * clock_hz * bfloat16 / 1e12)
 
 
 def test_a_clock_that_the_system_tells_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = Processor.of_this_machine()
+    processor = at_hand.processor()
+    before = limits_of(processor)
     (tmp_path / "clock").write_text("2000000\n")
     monkeypatch.setattr(this_cpu, "_MAX_CLOCK", tmp_path / "clock")
-    assert Processor.of_this_machine().float32_flops < before.float32_flops
+    assert limits_of(processor).peak_tflops["float32"] < before.peak_tflops["float32"]
 
 
 def test_what_is_typical_grows_with_cores_and_stays_below_the_limits() -> None:
-    one = replace(Processor.of_this_machine(), cores=1, float32_flops=1.6e11, bfloat16_flops=1.6e11, level="avx2")
-    two = replace(one, cores=2, float32_flops=3.2e11, bfloat16_flops=3.2e11, bytes_per_s=2 * one.bytes_per_s)
-    assert two.typical.peak_tflops["float32"] == pytest.approx(2 * one.typical.peak_tflops["float32"])
-    for dtype, peak in two.typical.peak_tflops.items():
-        assert peak < two.limits.peak_tflops[dtype]
-        assert two.typical.most_flops(dtype) == two.limits.peak_tflops[dtype] * 1e12
+    one = Processor("One", 1, frozenset(AVX2.split()))
+    two = replace(one, cores=2)
+    typical, limits = typical_of(two), limits_of(two)
+    assert typical.peak_tflops["float32"] == pytest.approx(2 * typical_of(one).peak_tflops["float32"])
+    for dtype, peak in typical.peak_tflops.items():
+        assert peak < limits.peak_tflops[dtype]
+        assert typical.most_flops(dtype) == limits.peak_tflops[dtype] * 1e12

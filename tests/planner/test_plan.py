@@ -10,8 +10,9 @@ import pytest
 
 from vasuki.base.config import CostConfig, KVConfig
 from vasuki.base.units import duration, money_text, time_text
+from vasuki.commands.this_machine import placed_on
 from vasuki.commands.workload import workload_of
-from vasuki.machines.price import CostEstimate
+from vasuki.machines.price import Cost
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
 from vasuki.planner import make_plan
@@ -44,16 +45,16 @@ def test_the_table_says_what_rows_share() -> None:
 
 
 def test_a_price_that_is_not_known_is_a_dash() -> None:
-    cost = CostEstimate.of(3600, 2, None, "USD", 1000)
+    cost = Cost.of(3600, 2, None, "USD", 1000)
     assert cost.gpu_hours == 2
     assert cost.amount is None
     assert cost.to_dict()["per_million_tokens"] is None
-    priced = CostEstimate.of(3600, 2, 1.5, "USD", 1_000_000)
+    priced = Cost.of(3600, 2, 1.5, "USD", 1_000_000)
     assert priced.amount == priced.per_million_tokens == 3.0
-    assert priced.scaled(1800, 1_000_000).amount == 1.5
+    assert priced.price_per_hour == 1.5
     profile = find_profile("a10")
     plan = make_plan(LENGTHS.take(np.array([0])), named_shape("llama-3-8b"), profile, cost=CostConfig())
-    assert plan.cost.price_per_hour == profile.price.per_hour
+    assert plan.cost.price_per_hour == pytest.approx(profile.price.per_hour)
 
 
 @pytest.mark.parametrize(
@@ -79,4 +80,4 @@ def test_a_cpu_without_bfloat16_instructions_is_planned_in_float32(
     lengths = tmp_path / "lengths.csv"
     lengths.write_text("num_prefill_tokens,num_decode_tokens\n100,20\n")
     workload = workload_of(str(lengths), ("model.shape=llama-3-8b", f"model.dtype={asked}"))
-    assert workload.on(find_profile(gpu)).shape.dtype == computed
+    assert placed_on(workload.config, workload.shape, find_profile(gpu)).shape.dtype == computed

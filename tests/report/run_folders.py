@@ -15,16 +15,16 @@ import numpy as np
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import (
     BatchStats,
-    Cost,
     KVStats,
     Manifest,
-    Prediction,
+    Predicted,
     PreemptionCounts,
     RowCounts,
     Timings,
     TokenCounts,
 )
 from vasuki.io.output.trace import StepRecord, TraceWriter
+from vasuki.machines.price import Cost
 
 BLOCK_TOKENS = 16
 BLOCK_BYTES = BLOCK_TOKENS * 128 * 1024  # Llama-3-8B in bfloat16
@@ -66,7 +66,7 @@ def write_run(
         rows=RowCounts(rows + left, rows - failed, failed),
         tokens=TokenCounts(prompt_tokens, output_tokens),
         timings=Timings(generate_s=makespan_s, makespan_s=makespan_s),
-        predicted=Prediction(predicted_s, lower_bound_s, schedule_bound_s),
+        predicted=Predicted(predicted_s, lower_bound_s, schedule_bound_s),
         steps=len(steps) if steps is not None else 0,
         device={"type": "cuda", "profile": gpu} if device is None else device,
         cost=Cost(hours, None if price_per_hour is None else hours * price_per_hour, currency),

@@ -18,8 +18,9 @@ from run_folders import simulate_run, write_run, write_trace
 from vasuki.base.errors import InputError, JobFileError
 from vasuki.io.output.manifest import Timings
 from vasuki.io.output.trace import StepRecord
-from vasuki.report import Comparison, compare, load_runs, parse_prices, terminal_table
-from vasuki.report.job_runs import Workload
+from vasuki.machines.price import parse_prices
+from vasuki.report import Comparison, compare, load_runs, terminal_table
+from vasuki.report.job_runs import JobRuns
 from vasuki.report.table import energy_text
 from vasuki.report.words import answer, caveats
 
@@ -31,7 +32,7 @@ def cards(tmp_path: Path) -> list[str]:
     return [str(a10), str(a40)]
 
 
-def only(comparison: Comparison) -> Workload:
+def only(comparison: Comparison) -> JobRuns:
     (workload,) = comparison.workloads
     return workload
 
@@ -88,7 +89,7 @@ def test_where_a_price_comes_from(tmp_path: Path) -> None:
     unknown = write_run(tmp_path / "unknown", device={"type": "cuda", "name": "NVIDIA Nameless"}, currency="EUR")
     (job,), (none,) = (only(compare(load_runs([str(path)]))).results for path in (in_job, unknown))
     assert job.price is not None
-    assert (job.price.per_hour, job.price.currency, job.price.origin) == (0.6, "EUR", "set in the job")
+    assert (job.price.per_hour, job.price.currency, job.price.source) == (0.6, "EUR", "set in the job")
     assert none.price is None
     assert none.label == "Nameless"
     both = compare(load_runs([str(in_job), str(unknown)]))

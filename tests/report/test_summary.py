@@ -7,7 +7,8 @@ from run_folders import simulate_run, write_run
 
 from vasuki.base.units import bytes_text, count_text, listing, money_text, percent_text, plural, time_text
 from vasuki.io.location import Location
-from vasuki.io.output.manifest import Cost, Manifest, Prediction, RowCounts, TokenCounts, read_manifest
+from vasuki.io.output.manifest import Manifest, Predicted, RowCounts, Timings, TokenCounts, read_manifest
+from vasuki.machines.price import Cost
 from vasuki.report import summary_lines
 
 
@@ -39,6 +40,15 @@ def test_a_run_faster_than_its_plan_allowed(tmp_path: Path) -> None:
     assert bound == "bound  below the 45 min 00 s that no schedule beats if lengths and steps are as planned"
 
 
+def test_prediction_and_bound_are_compared_with_what_comes_after_loading(tmp_path: Path) -> None:
+    timings = Timings(load_s=12.3, plan_s=0.7, generate_s=3287.0, makespan_s=3300.0)
+    write_run(tmp_path, predicted_s=3000, lower_bound_s=2200, schedule_bound_s=2629.6, timings=timings)
+    _, _, time, bound, card, *_ = summary_lines(read_manifest(Location.parse(str(tmp_path))))
+    assert time == "time   55 min 00 s: loading 12.3 s, then 54 min 47 s, predicted 50 min 00 s (+10 %)"
+    assert bound == "bound  at most 20 % could still be saved: no schedule beats 43 min 50 s after loading"
+    assert card == "card   at datasheet rates none beats 36 min 40 s; took 1.49 times that after loading"
+
+
 @pytest.mark.parametrize(
     ("share", "lines"), [(0.41, ["host   gave 41 % of the processors' time to others"]), (0.02, [])]
 )
@@ -55,13 +65,13 @@ def test_a_plan_has_the_same_lines() -> None:
         input_fingerprint="",
         rows=RowCounts(total=2000),
         tokens=TokenCounts(5_000_000, 400_000),
-        predicted=Prediction(600.0, 400.0, 540.0),
+        predicted=Predicted(600.0, 400.0, 540.0),
         cost=Cost(amount=0.12),
     )
     assert summary_lines(plan) == [
         "rows   2,000 to do",
         "tokens 5.00 million prompt, 0.40 million output expected",
-        "time   predicted 10 min 00 s",
+        "time   predicted 10 min 00 s, without loading the model",
         "bound  at most 10 % could still be saved: no schedule beats 9 min 00 s",
         "card   at datasheet rates none beats 6 min 40 s; predicted 1.50 times that",
         "cost   0.12 USD: 0.0222 a million tokens, 0.06 a thousand rows",

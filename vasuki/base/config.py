@@ -290,6 +290,23 @@ class JobConfig(_Section):
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 
 
+class _Loader(yaml.SafeLoader):
+    """Truth values as in YAML 1.2: `off`, `no` and the like are words, since settings and columns may be called so. A
+    setting that is true or false takes them all the same."""
+
+
+_TRUTH = "tag:yaml.org,2002:bool"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _TRUTH]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_TRUTH, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+
+
+def _read_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
+
+
 def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
     """Read a job file and apply `key.path=value` overrides.
 
@@ -297,7 +314,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
         JobFileError: the file is missing, is not YAML, or does not describe a job.
     """
     try:
-        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        tree = _read_yaml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise JobFileError(f"cannot read job file {path}: {error.strerror or error}") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date that no calendar has
@@ -327,7 +344,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     if not separator or not dotted:
         raise JobFileError(f"--set {override!r}: write it as key.path=value")
     try:
-        value = yaml.safe_load(text)
+        value = _read_yaml(text)
     except (yaml.YAMLError, ValueError):  # ValueError: a date that no calendar has
         value = text
     *parents, last = dotted.split(".")

@@ -2,9 +2,11 @@
 
 cli            the command line
 run            `vasuki run`; watch: the same for each file that arrives
-forecast       `vasuki plan`, `simulate` and `check`, without a model
+forecast       `vasuki plan` and `simulate`, without a model
+check          `vasuki check`
 starter        `vasuki init`
 workload       what has to run: lengths of a job's requests, the shape of its model
+manifests      every manifest, built once
 step_tracer    steps into the trace of a run; progress: its bar
 signals        what ends a process well
 """

@@ -56,18 +56,32 @@ def _set_up_logs(quiet: bool, log_format: str) -> None:
 
 
 _SET = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY.PATH=VALUE", help="Override a key of the job file. Repeatable."
+    "--set", "overrides", multiple=True, metavar="KEY.PATH=VALUE", help="Set a key of the job file. Repeatable."
 )
-_QUIET = click.option("--quiet", is_flag=True, help="No progress; warnings and errors only.")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there.")
+_QUIET = click.option("--quiet", is_flag=True, help="Show no progress, only warnings and errors.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout, and nothing else there.")
 _GPUS = click.option(
-    "--gpu", "gpus", multiple=True, metavar="NAME_OR_PATH", help="Hardware profile, such as a10 or a40. Repeatable."
+    "--gpu",
+    "gpus",
+    multiple=True,
+    metavar="NAME_OR_PATH",
+    help="Card or profile, such as a10. Repeatable. Default: this machine.",
 )
 _GPU = click.option("--gpu", default=None, metavar="NAME_OR_PATH", help="Plan with this hardware profile.")
-_LOG_FORMAT = click.option(
-    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Log lines on stderr."
+_PRICES = click.option(
+    "--price", "prices", multiple=True, metavar="CARD=AMOUNT", help="What an hour of a card costs. Repeatable."
 )
-_SHARD = click.option("--shard", default="0/1", metavar="I/N", help="Work on the I-th of N equal shares of the rows.")
+_TENSOR = click.option(
+    "--tensor-parallel-size", "--tp", "tensor", default=1, metavar="N", help="GPUs that share each layer."
+)
+_LOG_FORMAT = click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Form of log lines on stderr.",
+)
+_SHARD = click.option("--shard", default="0/1", metavar="I/N", help="Run part I of N equal parts, counted from 0.")
 
 
 def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -92,12 +106,13 @@ def _with_gpu(overrides: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="vasuki")
 def main() -> None:
-    """Run an offline LLM batch as fast and cheaply as the hardware allows, and predict time and cost beforehand.
+    """Run an offline LLM batch as fast and as cheaply as the hardware allows, and predict time and cost beforehand.
 
     \b
-    vasuki plan jobs/quickstart.yaml --gpu a10 --gpu a40     what will it take, on which card?
-    vasuki run jobs/quickstart.yaml                          prompts in, answers out
-    vasuki report out/dates                                  what did it take?
+    vasuki init demo --example dates              a job, its prompts and a small model to try
+    vasuki plan demo/job.yaml                     how long will it take, and what will it cost?
+    vasuki run demo/job.yaml                      prompts in, answers out
+    vasuki report demo/out                        how long did it take, and what did it cost?
     """
 
 
@@ -115,10 +130,10 @@ def run(
     gpu: str | None,
     fresh: bool,
 ) -> None:
-    """Run a job, or go on with it where the last run ended.
+    """Run a job, or continue it where the last run stopped.
 
     \b
-    Example:  vasuki run jobs/quickstart.yaml --set sampling.max_tokens=64
+    Example:  vasuki run my-job/job.yaml --set sampling.max_tokens=64
     """
     _set_up_logs(quiet, log_format)
     from vasuki.base.config import load_job
@@ -143,7 +158,7 @@ def run(
     callback=_seconds,
     metavar="SECONDS",
     show_default=True,
-    help="Between two looks.",
+    help="How often to look for files.",
 )
 @click.option(
     "--until-idle",
@@ -151,7 +166,7 @@ def run(
     type=float,
     callback=_seconds,
     metavar="SECONDS",
-    help="End when no file comes for so long.",
+    help="Stop when no file has come for so long.",
 )
 def watch(
     job_file: str,
@@ -165,11 +180,11 @@ def watch(
 ) -> None:
     """Run a job on each file that arrives in its input folder. The model stays loaded.
 
-    The answers to in/monday.parquet go to output.path/monday, which has a _SUCCESS when they are complete. A signal
-    ends it; what was under way goes on when it is started again.
+    The answers to in/monday.parquet go to output.path/monday, which gets a file _SUCCESS when they are complete.
+    Stop it with a signal (Ctrl-C); the next start continues what was under way.
 
     \b
-    Example:  vasuki watch jobs/quickstart.yaml --set input.path=in --set output.path=out
+    Example:  vasuki watch my-job/job.yaml --set input.path=in --set output.path=out
     """
     _set_up_logs(quiet, log_format)
     from vasuki.base.config import load_job
@@ -188,45 +203,57 @@ def watch(
 
 @main.command()
 @click.argument("job_or_lengths", metavar="JOB|LENGTHS.csv")
-@_options(_SET, _GPUS, _QUIET, _JSON, _LOG_FORMAT)
+@_options(_SET, _GPUS, _TENSOR, _PRICES, _QUIET, _JSON, _LOG_FORMAT)
+@click.option("--sort", type=click.Choice(["time", "cost"]), help="List the fastest or the cheapest card first.")
 def plan(
     job_or_lengths: str,
     overrides: tuple[str, ...],
     gpus: tuple[str, ...],
+    tensor: int,
+    prices: tuple[str, ...],
     quiet: bool,
     as_json: bool,
     log_format: str,
+    sort: str | None,
 ) -> None:
-    """Say what a job will take and cost, and how much of that another schedule could save.
+    """Predict how long a job will take, what it will cost, and how much of that another schedule could save.
 
     \b
-    Example:  vasuki plan jobs/quickstart.yaml --gpu a10 --gpu a40
-              vasuki plan lengths.csv --set model.shape=llama-3-8b --gpu l4
+    Example:  vasuki plan my-job/job.yaml
+              vasuki plan my-job/job.yaml --gpu a10 --gpu h100 --price h100=2.10 --sort cost
     """
     _set_up_logs(quiet, log_format)
-    from vasuki.commands.forecast import machines_of, plan_workload, planned
+    from vasuki.commands.forecast import placements_of, priced
+    from vasuki.commands.manifests import planned_manifest
     from vasuki.commands.workload import workload_of
+    from vasuki.machines.price import parse_prices
+    from vasuki.models.layout import Layout
     from vasuki.report import summary_lines
-    from vasuki.report.plan_table import plan_table
+    from vasuki.report.plan_table import plan_table, plan_verdict, sorted_plans
 
     workload = workload_of(job_or_lengths, overrides)
-    plans = plan_workload(workload, machines_of(gpus, workload))
+    placements = priced(placements_of(gpus, workload), parse_prices(prices))
+    plans = sorted_plans([placement.plan(workload.lengths, Layout(tensor)) for placement in placements], sort)
     if as_json:
         click.echo(json.dumps([made.to_dict() for made in plans]))
     else:
         click.echo(plan_table(plans))
         for made in plans:
-            click.echo("\n".join([f"\n{made.gpu}", *summary_lines(planned(workload, made))]))
+            manifest = planned_manifest(workload.config, workload.fingerprint, made)
+            click.echo("\n".join([f"\n{made.gpu}", *summary_lines(manifest)]))
+        if verdict := plan_verdict(plans):
+            click.echo("\n" + verdict)
 
 
 @main.command()
 @click.argument("job_or_lengths", metavar="JOB|LENGTHS.csv")
-@_options(_SET, _GPUS, _QUIET, _JSON, _LOG_FORMAT)
-@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Scheduler to simulate. Repeatable.")
-@click.option("--tensor-parallel-size", "--tp", "tensor", default=1, metavar="N", help="GPUs that share each layer.")
-@click.option("--pipeline-parallel-size", "--pp", "pipeline", default=1, metavar="N", help="Stages of layers.")
+@_options(_SET, _GPUS, _TENSOR, _QUIET, _JSON, _LOG_FORMAT)
+@click.option("--policy", "policies", multiple=True, metavar="NAME", help="Scheduling policy to simulate. Repeatable.")
+@click.option(
+    "--pipeline-parallel-size", "--pp", "pipeline", default=1, metavar="N", help="Stages that share the layers."
+)
 @click.option("--data-parallel-size", "--dp", "data", default=1, metavar="N", help="Replicas that share the job.")
-@click.option("--explain", is_flag=True, help="Say where a typical step's time goes.")
+@click.option("--explain", is_flag=True, help="Show where the time of a typical step goes.")
 def simulate(
     job_or_lengths: str,
     overrides: tuple[str, ...],
@@ -240,24 +267,25 @@ def simulate(
     data: int,
     explain: bool,
 ) -> None:
-    """Run a job in virtual time on machines you do not have.
+    """Run a job in virtual time, also on machines that you do not have.
 
-    With `--set output.path=DIR` it writes run folders that `vasuki report` reads.
+    With `--set output.path=DIR` it writes run folders that `vasuki report` reads. A LENGTHS.csv has the columns
+    num_prefill_tokens and num_decode_tokens.
 
     \b
-    Example:  vasuki simulate lengths.csv --set model.shape=llama-3-8b --gpu a10 --gpu a40 --policy vasuki --policy vllm
+    Example:  vasuki simulate my-job/job.yaml --gpu a10 --gpu a40 --set output.path=compare
               vasuki simulate lengths.csv --set model.shape=gpt-3 --gpu a100 --tp 8 --pp 8
     """
     _set_up_logs(quiet, log_format)
-    from vasuki.commands.forecast import explain_step, output_of, profiles_of, simulate_workload
+    from vasuki.commands.forecast import explain_step, output_of, placements_of, simulate_workload
     from vasuki.commands.workload import workload_of
     from vasuki.models.layout import Layout
     from vasuki.report.plan_table import bubble_table, plan_table
 
     workload = workload_of(job_or_lengths, overrides)
-    profiles = profiles_of(gpus, workload.config)
+    placements = placements_of(gpus, workload)
     layout = Layout(tensor, pipeline, data)
-    results = simulate_workload(workload, profiles, policies, output_of(overrides), layout)
+    results = simulate_workload(workload, placements, policies, output_of(overrides), layout)
     if as_json:
         click.echo(json.dumps([result.to_dict() for result in results]))
         return
@@ -265,16 +293,16 @@ def simulate(
     if bubbles := bubble_table(results):
         click.echo("\n" + bubbles)
     if explain:
-        for profile in profiles:
-            click.echo("\n" + explain_step(workload, profile, layout))
+        for placement in placements:
+            click.echo("\n" + explain_step(workload, placement, layout))
 
 
 @main.command()
 @click.argument("run_dirs", metavar="RUN_DIR...", nargs=-1)
 @_JSON
 @click.option("--html", "html_path", metavar="FILE", help="Write one self-contained page.")
-@click.option("--price", "prices", multiple=True, metavar="NAME=PER_HOUR", help="Price of a card's hour. Repeatable.")
-@click.option("--history", "history_dir", metavar="DIR", help="The runs of a cron job below DIR, over time.")
+@_PRICES
+@click.option("--history", "history_dir", metavar="DIR", help="Show all runs below DIR over time, as of a cron job.")
 def report(
     run_dirs: tuple[str, ...],
     as_json: bool,
@@ -282,23 +310,25 @@ def report(
     prices: tuple[str, ...],
     history_dir: str | None,
 ) -> None:
-    """Compare runs, real or simulated: which card was faster, which cheaper, at what price that flips.
+    """Compare runs, real or simulated: which was faster, which cheaper, and at what prices that would change.
 
     \b
-    Example:  vasuki report out/a10 out/a40 --html compare.html
+    Example:  vasuki report my-job/out
+              vasuki report compare/a10 compare/a40 --html compare.html
               vasuki report --history out/nightly
     """
     from vasuki import report as reports
     from vasuki.base.errors import JobFileError
+    from vasuki.machines.price import parse_prices
 
     if bool(run_dirs) == bool(history_dir):
         raise JobFileError("give run folders to compare, or --history DIR")
     result: Any
     if history_dir:
-        result = reports.history(history_dir, reports.parse_prices(prices))
+        result = reports.history(history_dir, parse_prices(prices))
         text, write = reports.history_table, reports.write_history_html
     else:
-        result = reports.compare(reports.load_runs(run_dirs), reports.parse_prices(prices))
+        result = reports.compare(reports.load_runs(run_dirs), parse_prices(prices))
         text, write = reports.terminal_table, reports.write_html  # type: ignore[assignment]
     if html_path:
         write(result, html_path)
@@ -307,17 +337,20 @@ def report(
 
 
 @main.command()
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--model", default="", metavar="FOLDER_OR_SHAPE", help="Measure with this model's matrices.")
-@click.option("--name", default=None, help="Name of the profile. Default: made from the device's.")
-@click.option("--output", default=None, metavar="FILE", help="Default: where --gpu NAME finds it.")
-@click.option("--quick", is_flag=True, help="Seconds instead of minutes, and coarser.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="What to measure."
+)
+@click.option("--model", default="", metavar="FOLDER_OR_SHAPE", help="Measure with the matrices of this model.")
+@click.option("--name", default=None, help="Name of the profile. Default: made from the device's name.")
+@click.option("--output", default=None, metavar="FILE", help="File to write. Default: where --gpu NAME finds it.")
+@click.option("--quick", is_flag=True, help="Measure for seconds instead of minutes, less exactly.")
 @_JSON
 def profile(device: str, model: str, name: str | None, output: str | None, quick: bool, as_json: bool) -> None:
-    """Measure this machine and write its hardware profile.
+    """Measure this machine and write its hardware profile, which plans are made from.
 
     \b
-    Example:  vasuki profile --model models/dates --name this-machine
+    Example:  vasuki profile --quick
+              vasuki profile --model llama-3-8b --name this-machine
     """
     from pathlib import Path
 
@@ -351,13 +384,13 @@ def profile(device: str, model: str, name: str | None, output: str | None, quick
 @click.argument("job_file", metavar="JOB")
 @_options(_SET, _JSON)
 def check(job_file: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Check a job file, its input, model and output folder, without running anything.
+    """Check a job file, its input, model and output folder without running anything.
 
     \b
-    Example:  vasuki check jobs/quickstart.yaml
+    Example:  vasuki check my-job/job.yaml
     """
     from vasuki.base.config import load_job
-    from vasuki.commands.forecast import check_job
+    from vasuki.commands.check import check_job
 
     findings = check_job(load_job(job_file, overrides))
     if as_json:
@@ -369,14 +402,17 @@ def check(job_file: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
 @main.command()
 @click.argument("folder", metavar="DIR")
-def init(folder: str) -> None:
+@click.option("--example", type=click.Choice(["dates"]), help="Copy the demo instead: job, prompts and a small model.")
+def init(folder: str, example: str | None) -> None:
     """Write a commented job file and a few prompts into DIR, to start from.
 
     \b
     Example:  vasuki init my-job
+              vasuki init demo --example dates
     """
-    from vasuki.commands.starter import write_starter
+    from vasuki.commands.starter import write_example, write_starter
 
-    for path in write_starter(folder):
+    for path in write_example(folder) if example else write_starter(folder):
         click.echo(path)
-    click.echo(f"set model.path in {folder}/job.yaml, then: vasuki run {folder}/job.yaml")
+    job = f"{folder.rstrip('/')}/job.yaml"
+    click.echo(f"now: vasuki run {job}" if example else f"set model.path in {job}, then: vasuki run {job}")

@@ -1,10 +1,9 @@
 """The profile of the machine at hand: the user's own, what an earlier run measured, measured now, or a datasheet.
 
-    plan.gpu NAME                                  that profile
-    `vasuki profile` has measured this machine     that one
-    a run has measured it with this model          from the cache
-    there is time                                  measured now by steps of the model, and kept
-    else                                           what is known of such machines
+    `vasuki profile` has measured this machine      that one
+    a run has measured it with this model           from the cache
+    there is time, and VASUKI_MEASURE is not off    measured now by steps of the model, and kept
+    else                                            what is known of such machines
 
 A run looks back when it is over: a profile that its steps contradict is not used again.
 """
@@ -12,6 +11,7 @@ A run looks back when it is over: a profile that its steps contradict is not use
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -22,14 +22,16 @@ from vasuki.base.errors import one_line
 from vasuki.base.units import duration, percent_text
 from vasuki.commands.workload import shape_of
 from vasuki.engine.sequence import Request
-from vasuki.machines.gpus import gpu_name, profile_of_gpu
+from vasuki.machines import at_hand
+from vasuki.machines.gpus import profile_of_gpu
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_cache import cache_key, forget, keep, read_cached
-from vasuki.machines.profile_files import find_profile, profile_measured_here
+from vasuki.machines.profile_files import profile_measured_here
 from vasuki.machines.stolen_time import NOISE, StolenTime
-from vasuki.machines.this_cpu import Processor
+from vasuki.machines.this_cpu import typical_of
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.shape import ModelShape
+from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DATASHEET = "datasheet"
-TOO_SHORT = f"{DATASHEET}; the job is too short to measure for"
+MEASURE_VARIABLE = "VASUKI_MEASURE"  # off: nothing is measured
 MOST_OFF = 0.25  # by which steps may differ from a profile before it is measured again
 
 # What measuring may take.
@@ -69,9 +71,8 @@ class MachineProfile:
     key: Mapping[str, str] | None = None  # in the cache
 
     @classmethod
-    def named(cls, name: str) -> MachineProfile:
-        """The one of that name or path. Raises ProfileError."""
-        profile = find_profile(name)
+    def of(cls, profile: HardwareProfile) -> MachineProfile:
+        """One from a file."""
         return cls(profile, profile.basis)
 
     @property
@@ -82,7 +83,7 @@ class MachineProfile:
 
 
 def profile_for_run(config: JobConfig, loaded: LoadedModel, shape: ModelShape, tokens: Tokens) -> MachineProfile:
-    """The profile to plan a run with.
+    """The profile of the machine at hand for a run of a job that names none.
 
     Args:
         config: the job.
@@ -91,53 +92,44 @@ def profile_for_run(config: JobConfig, loaded: LoadedModel, shape: ModelShape, t
         tokens: about so many of prompts and of outputs.
 
     Raises:
-        ProfileError: the job names a profile that is not there or malformed.
+        ProfileError: a profile file is malformed.
     """
     from vasuki.hf.device.device import device_name
-    from vasuki.hf.device.memory import available_bytes, total_bytes
 
-    # Weights that wait on the host are planned for what is free; the others are on the device already.
-    memory_bytes = total_bytes(loaded.device) if loaded.is_on_device else available_bytes(loaded.device)
     gpu = loaded.device_name if loaded.device.type == "cuda" else ""
-
-    def here(machine: MachineProfile) -> MachineProfile:
-        machine = machine if gpu else _limited(machine)
-        return replace(machine, profile=machine.profile.model_copy(update={"memory_mib": memory_bytes // 2**20}))
-
-    if config.plan.gpu != "auto":
-        machine = MachineProfile.named(config.plan.gpu)
-        return machine if gpu else _limited(machine)
     if kept := _kept(key := _key(config, gpu), (device_name(loaded.device), loaded.device_name)):
-        return here(kept)
-    base = here(MachineProfile(profile_of_gpu(gpu) if gpu else Processor.of_this_machine().typical, DATASHEET)).profile
-    if not loaded.is_on_device:
-        return MachineProfile(base, f"{DATASHEET}; weights that wait on the host are not measured")
+        return kept
+    base = _unmeasured(gpu)
     rough_s = _rough_s(shape, base, tokens)
-    if rough_s < _TOO_SHORT_S:
-        return MachineProfile(base, TOO_SHORT)
+    if why_not := _why_not(rough_s, waits=not loaded.is_on_device):
+        return MachineProfile(base, f"{DATASHEET}; {why_not}")
     return _measured(loaded, shape, base, rough_s, key)
 
 
-def profile_for_plan(config: JobConfig, shape: ModelShape, tokens: Tokens) -> MachineProfile:
-    """The profile of the machine at hand for a plan. Loads torch and the model only if there is something to measure.
+def profile_for_plan(
+    config: JobConfig, shape: ModelShape, tokens: Tokens, gpu: str = "", waits: bool = False
+) -> MachineProfile:
+    """The same for a plan. Loads torch and the model only if there is something to measure.
 
     Args:
         config: the job.
         shape: its model.
         tokens: about so many of prompts and of outputs.
+        gpu: the name of the GPU that computes; empty for the CPU.
+        waits: the weights are more than the device has room for.
 
     Raises:
         VasukiError: as `load_model`.
     """
-    gpu = gpu_name() if config.engine.device != "cpu" else ""
-    base = profile_of_gpu(gpu) if gpu else Processor.of_this_machine().typical
+    base = _unmeasured(gpu)
     if not config.model.path:
         return MachineProfile(base, f"{DATASHEET}; there is no model to measure with")
-    if kept := _kept(key := _key(config, gpu), (gpu or Processor.of_this_machine().name,)):
+    processor = at_hand.processor()
+    if kept := _kept(key := _key(config, gpu), (gpu,) if gpu else (processor.name, processor.model)):
         return kept
     rough_s = _rough_s(shape, base, tokens)
-    if rough_s < _TOO_SHORT_S:
-        return MachineProfile(base, TOO_SHORT)
+    if why_not := _why_not(rough_s, waits):
+        return MachineProfile(base, f"{DATASHEET}; {why_not}")
     if shape.weight_bytes > _MOST_LOADED_BYTES:
         return MachineProfile(base, f"{DATASHEET}; the first run measures this machine, or `vasuki profile`")
     from vasuki.hf.loading.load_model import load_model
@@ -156,6 +148,11 @@ def shape_in_use(loaded: LoadedModel, config: JobConfig) -> ModelShape:
     if shape.recurrent and loaded.recurrent:
         shape = replace(shape, recurrent=replace(shape.recurrent, kept_bytes=loaded.recurrent.bytes_per_row))
     return shape if stored == shape.kv_bytes_per_token else replace(shape, stored_bytes=stored)
+
+
+def tokens_of(lengths: Lengths) -> Tokens:
+    """Of all requests."""
+    return Tokens(float(lengths.prompt_tokens.sum()), float(lengths.output_tokens.sum()))
 
 
 def rough_tokens(first: list[Request], num_rows: int) -> Tokens:
@@ -194,10 +191,17 @@ def look_back(machine: MachineProfile, pace: float | None, stolen_share: float) 
         log.warning("steps took %.2f times what the profile says; `vasuki profile` measures it again", pace)
 
 
-def _limited(machine: MachineProfile) -> MachineProfile:
-    """With the limits of the processor that really runs."""
-    limits = Processor.of_this_machine().limits
-    return replace(machine, profile=machine.profile.model_copy(update={"limits": limits}))
+def _unmeasured(gpu: str) -> HardwareProfile:
+    return profile_of_gpu(gpu) if gpu else typical_of(at_hand.processor())
+
+
+def _why_not(rough_s: float, waits: bool) -> str:
+    """Why nothing is measured; empty if it is."""
+    if os.environ.get(MEASURE_VARIABLE, "").lower() == "off":
+        return f"{MEASURE_VARIABLE} is off"
+    if waits:
+        return "weights that wait on the host are not measured"
+    return "the job is too short to measure for" if rough_s < _TOO_SHORT_S else ""
 
 
 def _key(config: JobConfig, gpu: str) -> dict[str, str]:

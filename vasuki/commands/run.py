@@ -8,69 +8,47 @@ Whatever can be refused is refused before the weights are loaded.
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import itertools
 import logging
-import platform
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vasuki.base.config import JobConfig, KVConfig
+from vasuki.base.config import JobConfig
 from vasuki.base.errors import InputError, Interrupted, TooManyRowErrors
 from vasuki.base.units import duration, percent_text
-from vasuki.commands.foresight import (
-    MachineProfile,
-    expected,
-    look_back,
-    profile_for_run,
-    rough_tokens,
-    shape_in_use,
-)
+from vasuki.commands.foresight import MachineProfile, expected, look_back, rough_tokens
+from vasuki.commands.manifests import run_manifest
 from vasuki.commands.progress import Progress
 from vasuki.commands.signals import StopSignals
 from vasuki.commands.step_tracer import StepTracer
+from vasuki.commands.this_machine import Placement, placed_as_loaded, stays_on_host
 from vasuki.commands.workload import first_rows, lengths_of
 from vasuki.engine.loop import Observer, RunStats, drain
-from vasuki.engine.scheduler import Counters, Scheduler
+from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import InputTable, open_table
 from vasuki.io.output.answers import answer_schema
-from vasuki.io.output.manifest import (
-    BatchStats,
-    Cost,
-    KVStats,
-    Manifest,
-    Prediction,
-    PreemptionCounts,
-    Timings,
-    TokenCounts,
-    now_utc,
-    read_manifest,
-)
+from vasuki.io.output.manifest import Manifest, Timings, read_manifest
 from vasuki.io.output.output_folder import OutputFolder
 from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.sink import RowSink
 from vasuki.io.output.trace import TraceWriter
 from vasuki.io.selection import Shard
 from vasuki.machines.cost_model import CostModel
-from vasuki.machines.memory_budget import footprint, within_host_memory
-from vasuki.machines.price import CostEstimate
 from vasuki.machines.stolen_time import StolenTime
-from vasuki.models.shape import ModelShape
-from vasuki.planner import OFFLOAD_MODES, RunningPrediction, make_plan
+from vasuki.planner import RunningPrediction
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.ordering.planned_order import order_requests
 from vasuki.planner.plan import Plan
 
 if TYPE_CHECKING:
-    import torch
-
     from vasuki.hf.device.energy import EnergyMeter
     from vasuki.hf.loading.load_model import LoadedModel
 
@@ -156,18 +134,15 @@ class Runner:
 
     def _load(self, config: JobConfig) -> LoadedModel:
         started_s = time.perf_counter()
-        log.info("loading %s", config.model.path)
-        from vasuki.hf.device.memory import room_bytes  # torch and transformers take seconds to import
-        from vasuki.hf.loading.load_model import load_model
+        from vasuki.hf.loading.load_model import load_model  # torch and transformers take seconds to import
 
-        engine, kv = config.engine, config.kv
-
-        def stays_on_host(weight_bytes: int, device: torch.device) -> bool:
-            if engine.weights_on_host != "auto":
-                return engine.weights_on_host > 0
-            return weight_bytes >= room_bytes(device, kv.device_memory)
-
-        loaded = load_model(config.model, engine.device, stays_on_host, engine.compile != "off", kv.dtype)
+        loaded = load_model(
+            config.model,
+            config.engine.device,
+            partial(stays_on_host, config),
+            config.engine.compile != "off",
+            config.kv.dtype,
+        )
         self._load_s = time.perf_counter() - started_s - loaded.compile_s
         log.info("loaded %s on %s in %s", config.model.path, loaded.device, duration(self._load_s))
         return loaded
@@ -206,7 +181,7 @@ class _Run:
         self.load_s = load_s
         self.weights_on_host = False
         self.energy: EnergyMeter  # set once there is a model
-        self.machine: MachineProfile
+        self.machine: MachineProfile  # set with the plan
         self.stolen = StolenTime()
         self.stats = RunStats()
 
@@ -225,49 +200,26 @@ class _Run:
         )
         with stream as requests:
             first = list(first_rows(requests, PLANNED_REQUESTS))
-            shape = shape_in_use(loaded, self.config)
-            self.machine = machine = profile_for_run(self.config, loaded, shape, rough_tokens(first, self.rows_left))
-            plan = self._plan(loaded, shape, machine, first)
+            placement = placed_as_loaded(self.config, loaded, rough_tokens(first, self.rows_left))
+            self.machine = placement.machine
+            plan = self._plan(placement, first)
             self.weights_on_host = plan.layout.host_layers > 0
-            cost_model = CostModel(shape, machine.profile, plan.layout)
+            cost_model = CostModel(placement.shape, placement.profile, plan.layout)
             self.folder.begin()
             writer = self.folder.writer(answer_schema(self.config, self.table))
-            with signals.questions():
+            with signals.deferred():
                 return self._generate(loaded, plan, cost_model, itertools.chain(first, requests), writer, signals.asked)
 
-    # --- plan --------------------------------------------------------------------------------------------------------
-
-    def _plan(self, loaded: LoadedModel, shape: ModelShape, machine: MachineProfile, first: list[Request]) -> Plan:
+    def _plan(self, placement: Placement, first: list[Request]) -> Plan:
         """Plan from the first rows, and take the others to go on like them."""
-        from vasuki.hf.loading.kv_budget import kv_budget_bytes
-
-        config = self.config
-        on_cpu = loaded.device.type == "cpu"
-        kv = self._kv(loaded)
-        kv_bytes = kv_budget_bytes(loaded, config.kv.device_memory) if loaded.is_on_device else None
-
-        def planned(lengths: Lengths) -> Plan:
-            return make_plan(
-                lengths,
-                shape,
-                machine.profile,
-                plan=config.plan,
-                engine=config.engine,
-                kv=kv,
-                cost=config.cost,
-                kv_bytes=kv_bytes,
-                # On a CPU both tiers are the same memory: moving gains nothing, unless somebody asks for it.
-                offload_modes=("none",) if on_cpu and config.kv.offload == "auto" else OFFLOAD_MODES,
-            )
-
         lengths = lengths_of(first, self.rows_left)
         try:
-            plan = planned(lengths if len(lengths) else NOTHING_TO_RUN)
+            plan = placement.plan(lengths if len(lengths) else NOTHING_TO_RUN)
         except InputError:  # none of them fits: they become error rows, as beside others that do
-            plan = planned(NOTHING_TO_RUN)
-        plan = replace(plan, source=machine.source, spread=machine.spread)
+            plan = placement.plan(NOTHING_TO_RUN)
         log.info(
-            "planned: %d requests in %s (%s), at most %s of it could be saved; steps of %d tokens, offload %s%s",
+            "planned: %d requests in %s from now on (%s), of which at most %s could still be saved; steps of %d "
+            "tokens, offload %s%s",
             plan.requests,
             expected(plan),
             plan.source,
@@ -277,24 +229,6 @@ class _Run:
             f", weights of {plan.layout.host_layers} layers on the host" if plan.layout.host_layers else "",
         )
         return plan
-
-    def _kv(self, loaded: LoadedModel) -> KVConfig:
-        """Blocks as large as torch's CUDA kernel wants them for walking block tables, where it does and unless the job
-        says otherwise, and no more host memory than there is."""
-        import torch
-
-        from vasuki.hf.device.memory import available_bytes
-        from vasuki.hf.kernels.varlen import preferred_block_tokens
-
-        kv, layout = self.config.kv, loaded.kv_layout
-        if loaded.device.type != "cpu" or kv.offload not in ("auto", "none"):
-            kv = within_host_memory(kv, available_bytes(torch.device("cpu")))
-        preferred = preferred_block_tokens(layout.dtype, loaded.device, min(layout.head_dims))
-        if kv.block_tokens != "auto" or preferred is None:
-            return kv
-        return kv.model_copy(update={"block_tokens": preferred})
-
-    # --- generate ----------------------------------------------------------------------------------------------------
 
     def _generate(
         self,
@@ -311,7 +245,6 @@ class _Run:
         prediction = RunningPrediction(plan, cost_model)
         loaded = place_weights(loaded, plan.layout.host_layers)
         generate_started_s = time.perf_counter()
-        predicted_s = generate_started_s - self.started_s + plan.makespan_s
         interrupted: Interrupted | None = None
         scheduler = Scheduler.build(plan.settings)
         executor = build_executor(loaded, plan.settings, self.config.output.logprobs)
@@ -338,97 +271,29 @@ class _Run:
                     sink.close()
         except Interrupted as error:
             interrupted = error
-        generate_s = time.perf_counter() - generate_started_s
+        now_s = time.perf_counter()
         look_back(self.machine, prediction.pace, self.stolen.share)
         written = writer.committed
-        tokens = written.prompt_tokens + written.output_tokens
-        manifest = self._manifest(loaded, plan, scheduler.counters, tokens, predicted_s, generate_s)
+        manifest = run_manifest(
+            self.config,
+            self.table.fingerprint,
+            plan,
+            loaded,
+            self.stats,
+            scheduler.counters,
+            Timings(
+                load_s=self.load_s,
+                plan_s=plan.plan_s,
+                compile_s=loaded.compile_s,
+                generate_s=now_s - generate_started_s,
+                makespan_s=now_s - self.started_s,
+            ),
+            num_tokens=written.prompt_tokens + written.output_tokens,
+            energy_j=self.energy.energy_j,
+            stolen_share=self.stolen.share,
+        )
         manifest = self.folder.finish(manifest)
         if interrupted is not None:
             left = self.rows_left - written.rows
             raise Interrupted(f"{interrupted}; {left} rows are left, run the same command again to go on")
         return manifest
-
-    def _manifest(
-        self,
-        loaded: LoadedModel,
-        plan: Plan,
-        counters: Counters,
-        tokens: int,
-        predicted_s: float,
-        generate_s: float,
-    ) -> Manifest:
-        makespan_s = time.perf_counter() - self.started_s
-        stats = self.stats
-        kv = loaded.kv_layout
-        device_bytes, host_bytes = footprint(
-            plan.settings,
-            plan.settings.block_tokens * kv.bytes_per_token,
-            kv.num_layers,
-            stats.peak_device_blocks,
-            stats.peak_host_blocks,
-        )
-        return Manifest(
-            job=self.config.model_dump(mode="json"),
-            config_hash=self.config.config_hash,
-            input_fingerprint=self.table.fingerprint,
-            tokens=TokenCounts(recomputed=counters.recomputed_tokens, shared=counters.shared_tokens),
-            timings=Timings(
-                load_s=self.load_s,
-                plan_s=plan.plan_s,
-                compile_s=loaded.compile_s,
-                generate_s=generate_s,
-                makespan_s=makespan_s,
-            ),
-            # What comes before the first step is in the makespan, and no schedule ends without it.
-            predicted=Prediction(
-                predicted_s,
-                plan.lower_bound_s,
-                plan.schedule_bound_s + predicted_s - plan.makespan_s,
-                plan.source,
-                plan.output_tokens_estimate,
-            ),
-            steps=stats.steps,
-            batch=BatchStats(stats.mean_seqs, stats.max_seqs),
-            kv=KVStats(
-                peak_device_bytes=device_bytes + stats.max_seqs * plan.state_bytes,
-                peak_host_bytes=host_bytes,
-                offloaded_bytes=stats.copied_bytes,
-                exposed_copy_s=stats.exposed_copy_s,
-                hidden_copy_s=stats.hidden_copy_s,
-                prefilled_ahead=counters.prefilled_ahead,
-            ),
-            preemptions=PreemptionCounts(counters.preemptions_swap, counters.preemptions_recompute),
-            device=_device(loaded, plan, self.energy.energy_j, self.stolen.share),
-            cost=self._cost(plan, makespan_s, tokens),
-            versions=_versions(),
-            finished_at=now_utc(),
-        )
-
-    def _cost(self, plan: Plan, makespan_s: float, tokens: int) -> Cost:
-        """At the plan's price by the hour, for the time that was really taken."""
-        price = None if plan.cost.amount is None else plan.cost.amount / plan.cost.gpu_hours
-        estimate = CostEstimate.of(makespan_s, 1, price, plan.cost.currency, tokens)
-        return Cost(estimate.gpu_hours, estimate.amount, estimate.currency, estimate.per_million_tokens)
-
-
-def _device(loaded: LoadedModel, plan: Plan, energy_j: float | None, stolen_share: float) -> dict[str, Any]:
-    import torch
-
-    device: dict[str, Any] = {
-        "type": loaded.device.type,
-        "name": loaded.device_name,
-        "profile": plan.gpu,
-        "policy": plan.policy,
-        "stolen_share": stolen_share,
-    }
-    if loaded.device.type == "cpu":
-        device["threads"] = torch.get_num_threads()
-    if energy_j is not None:
-        device["energy_j"] = energy_j
-    return device
-
-
-def _versions() -> dict[str, str]:
-    packages = ("vasuki", "torch", "transformers", "pyarrow")
-    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}

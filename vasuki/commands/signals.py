@@ -11,12 +11,11 @@ from typing import Any
 class StopSignals:
     """Within a `with` statement a signal ends the work at once, by a KeyboardInterrupt.
 
-    While there are rows to keep, within `questions`, the first signal is only a question, to be `asked` between two
-    steps.
+    While there are rows to keep, within `deferred`, the first signal only asks for the end: see `asked`.
     """
 
     def __init__(self) -> None:
-        self._are_questions = False
+        self._is_deferred = False
         self._received = 0
         self._previous: dict[int, Any] = {}
 
@@ -25,17 +24,17 @@ class StopSignals:
         return self._received > 0
 
     @contextmanager
-    def questions(self) -> Iterator[None]:
-        """See above. A question that nobody got to ask is still there afterwards."""
-        self._are_questions = True
+    def deferred(self) -> Iterator[None]:
+        """Within it, the first signal waits until somebody looks at `asked`, also afterwards."""
+        self._is_deferred = True
         try:
             yield
         finally:
-            self._are_questions = False
+            self._is_deferred = False
 
     def _handle(self, number: int, frame: Any) -> None:
         self._received += 1
-        if self._received > 1 or not self._are_questions:
+        if self._received > 1 or not self._is_deferred:
             raise KeyboardInterrupt
 
     def __enter__(self) -> StopSignals:

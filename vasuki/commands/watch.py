@@ -101,7 +101,7 @@ def watch_job(
         log.info("watching %s%s", config.input.path, "" if inbox.folder.exists() else ", which is not there yet")
         busy_s = time.monotonic()
         while True:
-            with signals.questions():
+            with signals.deferred():
                 whole = inbox.look()
             for file in whole:
                 if not signals.asked() and inbox.is_as_seen(file) and (outcome := _outcome(runner, inbox.job_of(file))):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,8 @@ from numpy.typing import ArrayLike
 from vasuki.base.config import JobConfig, load_job, parse_overrides
 from vasuki.base.errors import InputError
 from vasuki.engine.sequence import Request
-from vasuki.io.input.requests import RequestStream
-from vasuki.io.input.requests import Tokenizer as PromptTokenizer
+from vasuki.io.input.requests import PromptEncoder, RequestStream
 from vasuki.io.input.tables import open_table
-from vasuki.machines.profile import HardwareProfile
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.files import description_folder
 from vasuki.models.named import named_shape
@@ -37,7 +35,6 @@ log = logging.getLogger(__name__)
 
 MIN_SHARED_TOKENS = 8  # shorter common beginnings fill no block
 COUNTED_REQUESTS = 20_000  # a larger input is planned from its first so many
-CLEARLY = 1.2  # times as fast; a CPU's rates, measured one after the other, differ by noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +42,9 @@ class Workload:
     """What is to be planned."""
 
     config: JobConfig
-    shape: ModelShape
+    shape: ModelShape  # in the type that the model was saved in
     lengths: Lengths
     fingerprint: str = ""
-
-    def on(self, profile: HardwareProfile) -> Workload:
-        """The same as a machine runs it: on a CPU, `model.dtype: auto` is float32 unless its own is clearly faster."""
-        peaks = profile.peak_tflops
-        if self.config.model.dtype != "auto" or profile.kind != "cpu":
-            return self
-        if peaks.get(self.shape.dtype, 0.0) >= CLEARLY * peaks.get("float32", 0.0):
-            return self
-        return replace(self, shape=self.shape.with_dtype("float32", self.config.kv.dtype))
 
 
 def workload_of(job_or_lengths: str, overrides: tuple[str, ...] = ()) -> Workload:
@@ -97,7 +85,7 @@ def job_workload(config: JobConfig) -> Workload:
     return Workload(config, shape, lengths, table.fingerprint)
 
 
-def tokenizer_of(config: JobConfig) -> PromptTokenizer:
+def tokenizer_of(config: JobConfig) -> PromptEncoder:
     """The model's own tokenizer; where there is only a shape, tokens are guessed from characters.
 
     Raises:
@@ -147,14 +135,12 @@ def lengths_of(requests: Iterable[Request], num_rows: int = 0) -> Lengths:
 
 
 def shape_of(config: JobConfig) -> ModelShape:
-    """The shape of the job's model: a named one, or read from its files. `model.dtype` and `kv.dtype` override its own.
+    """The shape of the job's model as it was saved: a named one, or read from its files.
 
     Raises:
         ModelError: there is no such shape or model.
     """
     model = config.model
     if model.shape:
-        shape = named_shape(model.shape)
-    else:
-        shape = shape_from_config(description_folder(model), name=Path(model.path).name)
-    return shape.with_dtype(shape.dtype if model.dtype == "auto" else model.dtype, config.kv.dtype)
+        return named_shape(model.shape)
+    return shape_from_config(description_folder(model), name=Path(model.path).name)

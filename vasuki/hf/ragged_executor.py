@@ -18,7 +18,7 @@ from vasuki.hf.cuda.decode_graphs import RECORD_AFTER, DecodeGraphs
 from vasuki.hf.kernels.paged_attention import PagedKernel
 from vasuki.hf.kernels.transfer import ToHost
 from vasuki.hf.kv.kv_cache import KVCache
-from vasuki.hf.kv.kv_mover import Offload, StreamedLayers, copy_engine
+from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, copy_engine
 from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.loading.load_model import LoadedModel
 from vasuki.hf.recurrent.states import StateCache
@@ -63,7 +63,7 @@ class RaggedExecutor:
         cache: KVCache,
         want_logprobs: bool = False,
         kernel: PagedKernel | None = None,
-        offload: Offload | None = None,
+        offload: KVMover | None = None,
         states: StateCache | None = None,
     ) -> None:
         self.loaded = loaded
@@ -193,7 +193,7 @@ def build_executor(
         host = None
         if settings.host_blocks:
             host = KVCache(layout, settings.host_blocks, block_tokens, torch.device("cpu"), pinned=on_gpu)
-        offload = Offload(cache, loaded.copies or copy_engine(device), host)
+        offload = KVMover(cache, loaded.copies or copy_engine(device), host)
     states = StateCache(loaded.recurrent, settings.limits.max_num_seqs, device) if loaded.recurrent else None
     executor = RaggedExecutor(loaded, cache, want_logprobs, loaded.kernel, offload, states)
     if records:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from vasuki.machines import at_hand
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile, profile_for_device
 
@@ -115,7 +116,6 @@ def _scaled(card: HardwareProfile, title: str, compute: float, bandwidth: float,
             "memory_mib": memory_mib,
             "memory_gb_per_s": card.memory_gb_per_s * bandwidth,
             "peak_tflops": {dtype: peak * compute for dtype, peak in card.peak_tflops.items()},
-            "fp32_gflops": card.fp32_gflops * compute,
             "processors": max(1, round(card.processors * compute)),
             "measured": None,
         }
@@ -137,7 +137,6 @@ def scaled(reported: Reported) -> HardwareProfile:
             "memory_mib": reported.memory_bytes // 2**20,
             "memory_gb_per_s": gb_per_s,
             "peak_tflops": peaks,
-            "fp32_gflops": single * tera_clocks * 1e3,
             "processors": reported.multiprocessors,
             "measured": None,
             "price": per_hour,
@@ -145,19 +144,13 @@ def scaled(reported: Reported) -> HardwareProfile:
     )
 
 
-def gpu_name() -> str:
-    """The name of this machine's first GPU, without torch; empty if there is none that the driver's library shows."""
-    reported = read_gpu()
-    return reported.name if reported else ""
-
-
 def read_gpu() -> Reported | None:
     """Ask the driver's management interface (NVML); None where there is no GPU, or no such interface."""
     try:
         import pynvml as nvml
 
-        nvml.nvmlInit()
-        handle = nvml.nvmlDeviceGetHandleByIndex(0)
+        if (handle := at_hand.gpu_handle()) is None:
+            return None
         capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
         name = nvml.nvmlDeviceGetName(handle)
         return Reported(

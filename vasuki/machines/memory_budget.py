@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass, replace
 
-from vasuki.base.config import KVConfig
-from vasuki.base.errors import JobFileError, ModelError
+from vasuki.base.errors import ModelError
 from vasuki.engine.settings import EngineSettings
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout, spread_buffers
 from vasuki.models.shape import ModelShape
 
-log = logging.getLogger(__name__)
+# Rows that a step may sample and tokens that it may hold, for the activations to leave room for.
+_STEP_SEQS, _STEP_TOKENS = 1024, 4096
 
 DRAWN_LOGITS = 2**23  # that tokens are drawn from at a time, by `hf.sampler`
 DRAWING_BYTES = 32  # held meanwhile for each: its probability, their sums, their order
@@ -67,18 +66,42 @@ def host_weight_bytes(shape: ModelShape, layout: Layout) -> int:
     return layout.host_layers * shape.layer_weight_bytes
 
 
-def within_host_memory(kv: KVConfig, free_bytes: int) -> KVConfig:
-    """The same with no more host memory than is free, and a warning if that is less than allowed.
+def room_bytes(device_memory: float | int, total_bytes: int, available_bytes: int) -> int:
+    """Bytes that `kv.device_memory` still allows: up to a share of the device, or all but a KV pool of that size."""
+    spared = (1 - device_memory) * total_bytes if device_memory <= 1 else device_memory
+    return int(available_bytes - spared)
 
-    Raises JobFileError if the job names both the mode and the amount: then it is to run like that or not at all.
+
+def kv_room_bytes(
+    device_memory: float | int,
+    total_bytes: int,
+    available_bytes: int,
+    *,
+    token_bytes: int,
+    state_bytes: int,
+    max_context_tokens: int,
+    vocab_size: int,
+    hidden_size: int,
+) -> int:
+    """Bytes for the KV pool beside loaded weights: what `kv.device_memory` asks for, if it is free.
+
+    No more than the longest sequences side by side could use.
+
+    Args:
+        device_memory: as in the job file.
+        total_bytes: memory of the device.
+        available_bytes: of it, once the weights are loaded.
+        token_bytes: KV of a token.
+        state_bytes: what a row keeps beside it.
+        max_context_tokens: of a row.
+        vocab_size: of the model, for the activations to leave room for,
+        hidden_size: and this too.
     """
-    if kv.host_memory <= free_bytes:
-        return kv
-    short = f"kv.host_memory: {_gib(kv.host_memory)} are asked for, {_gib(free_bytes)} are free"
-    if kv.offload not in ("auto", "none") and "host_memory" in kv.model_fields_set:
-        raise JobFileError(f"{short}; lower it, or let kv.offload be auto to take what there is")
-    log.warning("%s; taking those", short)
-    return kv.model_copy(update={"host_memory": max(1, free_bytes)})
+    most = 2 * _STEP_SEQS * (max_context_tokens * token_bytes + state_bytes)
+    if device_memory > 1:
+        return int(min(device_memory, most))
+    activations = _STEP_SEQS * vocab_size * 8 + _STEP_TOKENS * hidden_size * 64
+    return int(max(0, min(room_bytes(device_memory, total_bytes, available_bytes) - activations, most)))
 
 
 def memory_budget(

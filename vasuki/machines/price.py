@@ -1,41 +1,71 @@
-"""What the time of a machine costs."""
+"""What an hour of a machine costs, and what a job costs on it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vasuki.base.errors import JobFileError
+
+
+class Price(BaseModel):
+    """What renting a device costs, and who says so. `cost.price_per_hour` in the job file takes precedence over a
+    profile's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    per_hour: Annotated[float, Field(ge=0)]
+    """For one device."""
+    currency: str = "USD"
+    """Of `per_hour`."""
+    date: str
+    """Month that the figure stands for, YYYY-MM; empty where nobody said."""
+    source: str
+    """Who says so, or what kind of price it is: list, on demand, spot, amortised."""
+
+
+def parse_prices(texts: Iterable[str]) -> dict[str, float]:
+    """`["a10=0.60"]` -> `{"a10": 0.6}`: prices by the hour, by card. Raises JobFileError for anything else."""
+    prices: dict[str, float] = {}
+    for text in texts:
+        name, _, price = text.rpartition("=")
+        try:
+            if not name:
+                raise ValueError(text)
+            prices[name] = float(price)
+        except ValueError:
+            message = f"--price {text!r}: write it as NAME=PRICE_PER_HOUR, for example a10=0.60"
+            raise JobFileError(message) from None
+        if not 0 <= prices[name] < float("inf"):
+            raise JobFileError(f"the price of '{name}' is {prices[name]}; give an amount per hour")
+    return prices
 
 
 @dataclass(frozen=True, slots=True)
-class CostEstimate:
-    """Money. Amounts are None where no price is known."""
+class Cost:
+    """What a job costs. Amounts are None where no price is known."""
 
-    gpu_hours: float
-    amount: float | None
-    currency: str
-    per_million_tokens: float | None
-    price_per_hour: float | None = None  # of one GPU
-    num_gpus: int = 1
+    gpu_hours: float = 0.0
+    amount: float | None = None
+    currency: str = "USD"
+    per_million_tokens: float | None = None
 
     @classmethod
-    def of(
-        cls, seconds: float, num_gpus: int, price_per_hour: float | None, currency: str, tokens: int
-    ) -> CostEstimate:
+    def of(cls, seconds: float, num_gpus: int, price_per_hour: float | None, currency: str, tokens: int) -> Cost:
         """What so many seconds on so many GPUs cost, also for a million of the prompt and output tokens."""
         hours = seconds * num_gpus / 3600
         amount = None if price_per_hour is None else hours * price_per_hour
         per_million = amount / tokens * 1e6 if amount is not None and tokens else None
-        return cls(hours, amount, currency, per_million, price_per_hour, num_gpus)
+        return cls(hours, amount, currency, per_million)
 
-    def scaled(self, seconds: float, tokens: int) -> CostEstimate:
-        """The same machine for another time."""
-        return CostEstimate.of(seconds, self.num_gpus, self.price_per_hour, self.currency, tokens)
+    @property
+    def price_per_hour(self) -> float | None:
+        """Of one GPU."""
+        return self.amount / self.gpu_hours if self.amount is not None and self.gpu_hours else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As in a manifest."""
-        return {
-            "gpu_hours": self.gpu_hours,
-            "amount": self.amount,
-            "currency": self.currency,
-            "per_million_tokens": self.per_million_tokens,
-        }
+        """Plain JSON values, as in a manifest."""
+        return asdict(self)

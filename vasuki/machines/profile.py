@@ -16,6 +16,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from vasuki.base.errors import ProfileError
+from vasuki.machines.price import Price
 
 Direction = Literal["h2d", "d2h", "both"]
 ElementwiseOperator = Literal["norm", "rope", "kv_write", "activation", "residual", "embedding"]
@@ -190,19 +191,6 @@ class Power(_Section):
     """The board's limit."""
 
 
-class Price(_Section):
-    """What renting the device costs. `cost.price_per_hour` in the job file takes precedence."""
-
-    per_hour: NonNegative
-    """For one device."""
-    currency: str = "USD"
-    """Of `per_hour`."""
-    date: str
-    """Month that the figure stands for, YYYY-MM."""
-    source: str
-    """What kind of price: list, on demand, spot, amortised."""
-
-
 def _check_pairs(tokens: tuple[int, ...], values: tuple[float, ...], name: str) -> None:
     if len(tokens) != len(values) or not tokens:
         raise ValueError(f"tokens has {len(tokens)} entries and {name} has {len(values)}; they come in pairs")
@@ -366,8 +354,6 @@ class HardwareProfile(_Section):
     """Peak memory bandwidth."""
     peak_tflops: Annotated[dict[str, Positive], Field(min_length=1)]
     """Peak dense matmul rate by dtype, accumulating in float32. Never the sparse figure."""
-    fp32_gflops: Positive
-    """Peak of the float32 units, for the paper's cost metric."""
     processors: Count
     """Streaming multiprocessors, or cores: how many output tiles are computed at once."""
     tile_rows: Count = 128

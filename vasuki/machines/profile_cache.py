@@ -22,8 +22,9 @@ from pathlib import Path
 import pydantic
 
 from vasuki.base.errors import one_line
+from vasuki.machines import at_hand
 from vasuki.machines.profile import HardwareProfile
-from vasuki.machines.this_cpu import LEVEL_VARIABLE, Processor
+from vasuki.machines.this_cpu import LEVEL_VARIABLE, level_of
 from vasuki.models.shape import Matrix, ModelShape
 
 log = logging.getLogger(__name__)
@@ -47,10 +48,10 @@ def cache_key(shape: ModelShape, device: str = "", compiles: bool = True) -> dic
         device: the name of a GPU, or empty for the CPU.
         compiles: whether the kernels of this package may be compiled, or steps recorded.
     """
-    processor = Processor.of_this_machine()
+    processor = at_hand.processor()
     return {
         "device": device or processor.model,
-        "instructions": (os.environ.get(LEVEL_VARIABLE) or processor.level) + " compiled" * compiles,
+        "instructions": (os.environ.get(LEVEL_VARIABLE) or level_of(processor)) + " compiled" * compiles,
         "threads": str(processor.cores),
         "torch": importlib.metadata.version("torch"),
         "vasuki": importlib.metadata.version("vasuki"),

@@ -1,24 +1,22 @@
 """What can be known of this machine's processor without measuring, and without torch.
 
-limits    what nothing computes faster than: cores x clock x multiply-adds of a cycle, by instruction level
-typical   what kernels usually reach, for a plan before anything was measured
+limits_of    what nothing computes faster than: cores x clock x multiply-adds of a cycle, by instruction level
+typical_of   what kernels usually reach, for a plan before anything was measured
 """
 
 from __future__ import annotations
 
-import os
 import platform
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vasuki.machines.at_hand import Processor
 from vasuki.machines.profile import HardwareProfile, Limits
 from vasuki.machines.profile_files import find_profile
 
 LEVEL_VARIABLE = "VASUKI_CPU_LEVEL"
 
-_CPUINFO = Path("/proc/cpuinfo")
 _MAX_CLOCK = Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 # No processor that is sold runs faster; servers, which virtual machines run on, keep below.
@@ -49,99 +47,51 @@ _LEVELS = (
 _ARM = _Level("neon", frozenset(), 32, 128)  # four ports, and bfloat16 products where there are any
 
 
-@dataclass(frozen=True, slots=True)
-class Processor:
-    """This machine's processor as the system describes it."""
-
-    model: str
-    cores: int  # that this process may use
-    level: str  # of instructions: what it has, whatever kernels use of it
-    float32_flops: float  # of all cores at their fastest, a second
-    bfloat16_flops: float
-    bytes_per_s: float  # of memory, at most
-    cache_bytes: int  # all that keeps data from one step to the next
-
-    @classmethod
-    def of_this_machine(cls) -> Processor:
-        """Read what the system tells; what it does not tell is taken to be the best there is."""
-        fields = _cpuinfo()
-        flags = frozenset(fields.get("flags", fields.get("Features", "")).split())
-        is_arm = platform.machine().lower() in ("aarch64", "arm64")
-        level = _ARM if is_arm else [each for each in _LEVELS if each.needs <= flags][-1]
-        cores = usable_cores()
-        hz = _max_clock_hz(in_virtual_machine="hypervisor" in flags)
-        return cls(
-            model=fields.get("model name") or platform.processor() or platform.machine(),
-            cores=cores,
-            level=level.name,
-            float32_flops=cores * hz * level.float32,
-            bfloat16_flops=cores * hz * level.bfloat16,
-            bytes_per_s=cores * _CORE_BYTES_PER_S["arm" if is_arm else "x86"],
-            cache_bytes=_cache_bytes(),
-        )
-
-    @property
-    def name(self) -> str:
-        """As `vasuki profile` lists it in `device_names`."""
-        short = re.sub(r"\((?:r|tm)\)|\bcpu\b|\bprocessor\b|\d+-core|@.*", " ", self.model, flags=re.IGNORECASE)
-        return f"CPU {' '.join(short.split()) or self.model} {self.cores} core{'s' * (self.cores > 1)}"
-
-    @property
-    def limits(self) -> Limits:
-        """Rates for bounds."""
-        half = max(self.float32_flops, self.bfloat16_flops) / 1e12
-        return Limits(
-            peak_tflops={"float32": self.float32_flops / 1e12, "bfloat16": half, "float16": half},
-            memory_gb_per_s=self.bytes_per_s / 1e9,
-            cache_mib=self.cache_bytes // 2**20,
-            stored_bytes=2,
-            source=f"{self.cores} cores of {self.model} ({self.level}) at their fastest clock",
-        )
-
-    @property
-    def typical(self) -> HardwareProfile:
-        """The generic profile, for this processor's cores and instructions."""
-        generic = find_profile("cpu")
-        more = self.cores / generic.processors
-        hz = self.float32_flops / _flops_per_hz(self)
-        slower = _TYPICAL_HZ / hz
-        price, power = generic.price, generic.power
-        return generic.model_copy(
-            update={
-                "processors": self.cores,
-                "peak_tflops": {
-                    "float32": self.float32_flops * slower / 1e12,
-                    "bfloat16": self.bfloat16_flops * slower / 1e12,
-                    "float16": self.float32_flops * slower / 1e12,
-                },
-                "memory_gb_per_s": generic.memory_gb_per_s * more,
-                "limits": self.limits,
-                "price": price.model_copy(update={"per_hour": price.per_hour * more}),
-                "power": power.model_copy(update={"idle_w": power.idle_w * more, "peak_w": power.peak_w * more}),
-            }
-        )
+def level_of(processor: Processor) -> str:
+    """The widest instructions that it has, whatever kernels use of them."""
+    return _level(processor).name
 
 
-def _flops_per_hz(processor: Processor) -> float:
-    level = next(each for each in (*_LEVELS, _ARM) if each.name == processor.level)
-    return processor.cores * level.float32
+def limits_of(processor: Processor) -> Limits:
+    """Rates for bounds. What the system does not tell is taken to be the best there is."""
+    level = _level(processor)
+    float32 = processor.cores * _max_clock_hz("hypervisor" in processor.flags) * level.float32 / 1e12
+    half = float32 * level.bfloat16 / level.float32
+    return Limits(
+        peak_tflops={"float32": float32, "bfloat16": half, "float16": half},
+        memory_gb_per_s=processor.cores * _CORE_BYTES_PER_S["arm" if level is _ARM else "x86"] / 1e9,
+        cache_mib=_cache_bytes() // 2**20,
+        stored_bytes=2,
+        source=f"{processor.cores} cores of {processor.model} ({level.name}) at their fastest clock",
+    )
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on, as far as it has not been told to use fewer."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    return max(1, min(affinity, int(told))) if told.isdecimal() else affinity
+def typical_of(processor: Processor) -> HardwareProfile:
+    """The generic profile, for this processor's cores and instructions."""
+    generic, level = find_profile("cpu"), _level(processor)
+    more = processor.cores / generic.processors
+    float32 = processor.cores * _TYPICAL_HZ * level.float32 / 1e12
+    price, power = generic.price, generic.power
+    return generic.model_copy(
+        update={
+            "processors": processor.cores,
+            "peak_tflops": {
+                "float32": float32,
+                "bfloat16": float32 * level.bfloat16 / level.float32,
+                "float16": float32,
+            },
+            "memory_gb_per_s": generic.memory_gb_per_s * more,
+            "limits": limits_of(processor),
+            "price": price.model_copy(update={"per_hour": price.per_hour * more}),
+            "power": power.model_copy(update={"idle_w": power.idle_w * more, "peak_w": power.peak_w * more}),
+        }
+    )
 
 
-def _cpuinfo() -> dict[str, str]:
-    """Fields of the first processor."""
-    try:
-        first = _CPUINFO.read_text().split("\n\n")[0]
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
+def _level(processor: Processor) -> _Level:
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return _ARM
+    return [each for each in _LEVELS if each.needs <= processor.flags][-1]
 
 
 def _max_clock_hz(in_virtual_machine: bool) -> float:

@@ -32,7 +32,10 @@ def shape_from_config(source: str | Path | Mapping[str, Any], name: str = "") ->
         raise ModelError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(tree, dict):
         raise ModelError(f"{path} does not describe a model")
-    return _from_config(tree, name or path.resolve().parent.name)
+    shape = _from_config(tree, name or path.resolve().parent.name)
+    text = tree.get("text_config")
+    said = any(each.get(key) for each in (tree, text or {}) for key in _SPELLINGS["dtype"])
+    return shape if said else shape.with_dtype("float32")  # as transformers loads weights of which nothing is said
 
 
 # How one config key is spelled across architectures; the first that is present counts.

@@ -23,7 +23,7 @@ from vasuki.base.errors import InputError
 from vasuki.engine.offload import OffloadMode
 from vasuki.engine.policy import Mixing
 from vasuki.machines.memory_budget import kv_tokens_at_most
-from vasuki.machines.price import CostEstimate
+from vasuki.machines.price import Cost
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
@@ -117,7 +117,7 @@ def make_plan(
         chunk_tokens=settings.limits.chunk_tokens,
         max_num_seqs=settings.limits.max_num_seqs,
         offload=candidate.offload,
-        cost=CostEstimate.of(makespan_s, layout.num_gpus, price, currency, job_tokens),
+        cost=Cost.of(makespan_s, layout.num_gpus, price, currency, job_tokens),
         settings=settings,
         layout=layout,
         state_bytes=shape.state_bytes,

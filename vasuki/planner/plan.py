@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.settings import EngineSettings
-from vasuki.machines.price import CostEstimate
+from vasuki.machines.price import Cost
 from vasuki.models.layout import Layout
 
 Solver = Literal["greedy", "local_search", "milp", "fifo", "prompt_length"]
@@ -30,7 +30,7 @@ class Plan:
     chunk_tokens: int
     max_num_seqs: int
     offload: OffloadPlan
-    cost: CostEstimate
+    cost: Cost
     plan_s: float
     settings: EngineSettings
     mixing: str  # `mixed`, `exclusive` or `prefill first`, and why

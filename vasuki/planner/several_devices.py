@@ -22,7 +22,7 @@ from vasuki.engine.offload import OffloadMode
 from vasuki.engine.policy import find_policy
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.memory_budget import kv_tokens_at_most, memory_budget
-from vasuki.machines.price import CostEstimate
+from vasuki.machines.price import Cost
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
@@ -93,7 +93,7 @@ def plan_parallel(
         bound_by=bound.binding,
         optimal=False,
         shared_tokens=stream.shared_tokens * layout.num_streams,
-        cost=CostEstimate.of(makespan_s, layout.num_gpus, price, currency, tokens),
+        cost=Cost.of(makespan_s, layout.num_gpus, price, currency, tokens),
         plan_s=time.perf_counter() - started_s,
         layout=layout,
         misfits=int((~fits).sum()),

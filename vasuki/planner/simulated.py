@@ -14,6 +14,7 @@ from vasuki.engine.loop import Observer
 from vasuki.engine.settings import EngineSettings
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.memory_budget import footprint
+from vasuki.machines.price import Cost
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
@@ -153,7 +154,7 @@ def simulate_plan(
     simulated = replace(
         plan,
         makespan_s=result.makespan_s,
-        cost=plan.cost.scaled(result.makespan_s, tokens),
+        cost=Cost.of(result.makespan_s, plan.layout.num_gpus, plan.cost.price_per_hour, plan.cost.currency, tokens),
         shared_tokens=result.counters.shared_tokens,
     )
     block_bytes = shape.kv_bytes_per_token * settings.block_tokens

@@ -13,7 +13,6 @@ summary     one run in seven lines
 from vasuki.report.comparison import Comparison, compare
 from vasuki.report.history import History, history, history_table
 from vasuki.report.page import write_history_html, write_html
-from vasuki.report.prices import parse_prices
 from vasuki.report.runs import Run, load_runs
 from vasuki.report.summary import summary_lines
 from vasuki.report.table import terminal_table
@@ -26,7 +25,6 @@ __all__ = [
     "history",
     "history_table",
     "load_runs",
-    "parse_prices",
     "summary_lines",
     "terminal_table",
     "write_history_html",

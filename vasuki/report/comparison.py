@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vasuki.report.job_runs import Result, Workload, run_labels
+from vasuki.report.job_runs import JobRuns, Result, run_labels
 from vasuki.report.prices import check_prices, price_of
 from vasuki.report.runs import Run
 from vasuki.report.words import answer, caveats
@@ -16,7 +16,7 @@ from vasuki.report.words import answer, caveats
 class Comparison:
     """Runs by workload, in the order in which they were given."""
 
-    workloads: tuple[Workload, ...]
+    workloads: tuple[JobRuns, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, with the answer in words."""
@@ -48,7 +48,7 @@ def compare(runs: Sequence[Run], prices: Mapping[str, float] | None = None) -> C
             groups.append([result])
         else:
             group.append(result)
-    return Comparison(tuple(Workload(group[0].run.job, tuple(group)) for group in groups))
+    return Comparison(tuple(JobRuns(group[0].run.job, tuple(group)) for group in groups))
 
 
 def _is_same_job(a: Run, b: Run) -> bool:

@@ -31,16 +31,16 @@ from vasuki.report.canvas import (
     time_unit,
 )
 from vasuki.report.history import Series, Usual, clipped
-from vasuki.report.job_runs import Result, Workload
+from vasuki.report.job_runs import JobRuns, Result
 from vasuki.report.table import PAPER_METRIC, significant
 from vasuki.report.timeline import Counts, Timeline
 
 _TAIL_SHARE = 0.2  # how much of the end the tail's figure shows
 
 
-def plots_of(workload: Workload) -> list[Plot]:
+def plots_of(workload: JobRuns) -> list[Plot]:
     """All figures that have something to show."""
-    makers: list[Callable[[Workload], Plot | None]] = [
+    makers: list[Callable[[JobRuns], Plot | None]] = [
         makespan_plot,
         cost_plot,
         price_plot,
@@ -55,7 +55,7 @@ def plots_of(workload: Workload) -> list[Plot]:
         return [plot for maker in makers if (plot := maker(workload)) is not None]
 
 
-def makespan_plot(workload: Workload) -> Plot:
+def makespan_plot(workload: JobRuns) -> Plot:
     """A bar for each run, with the prediction on it and what no schedule beats."""
     results = workload.results
     scale_s, unit = time_unit(max(max(_marks_s(result)) for result in results))
@@ -88,12 +88,12 @@ def makespan_plot(workload: Workload) -> Plot:
 
 def _marks_s(result: Result) -> tuple[float, ...]:
     """What a run took, what was predicted, and the two bounds; 0 for what is not known."""
-    marks = (result.makespan_s, result.predicted_s, result.schedule_bound_s, result.lower_bound_s)
-    return tuple(seconds or 0.0 for seconds in marks)
+    marks = (result.predicted_s, result.schedule_bound_s, result.lower_bound_s)
+    return (result.makespan_s, *(result.in_all_s(seconds) or 0.0 for seconds in marks))
 
 
-def cost_plot(workload: Workload) -> Plot | None:
-    """Draw what people pay, and the paper's metric beside it."""
+def cost_plot(workload: JobRuns) -> Plot | None:
+    """What people pay, and the paper's metric beside it."""
     results = workload.results
     parts: list[tuple[str, list[float | None], Callable[[float], str]]] = []
     currencies = {result.price.currency for result in results if result.price is not None}
@@ -125,7 +125,7 @@ def cost_plot(workload: Workload) -> Plot | None:
     )
 
 
-def price_plot(workload: Workload) -> Plot | None:
+def price_plot(workload: JobRuns) -> Plot | None:
     """Cost as a function of the price of each card: where another card's cost is crossed, the answer flips."""
     priced = [result for result in workload.finalists if result.price is not None and result.per_million_tokens]
     if len({result.run.gpu for result in priced}) < 2 or len({r.price.currency for r in priced if r.price}) > 1:
@@ -166,7 +166,7 @@ def price_plot(workload: Workload) -> Plot | None:
     )
 
 
-def timeline_plot(workload: Workload) -> Plot | None:
+def timeline_plot(workload: JobRuns) -> Plot | None:
     """Tokens of a step over time, one panel for each run."""
     results = workload.results
     traced = _traced(results)
@@ -201,7 +201,7 @@ def timeline_plot(workload: Workload) -> Plot | None:
     return Plot("timeline", title, _bin_words(traced), figure)
 
 
-def tail_plot(workload: Workload) -> Plot | None:
+def tail_plot(workload: JobRuns) -> Plot | None:
     """Running sequences over the last part of each run."""
     results = workload.results
     traced = _traced(results)
@@ -230,7 +230,7 @@ def tail_plot(workload: Workload) -> Plot | None:
     )
 
 
-def kv_plot(workload: Workload) -> Plot | None:
+def kv_plot(workload: JobRuns) -> Plot | None:
     """Bytes of keys and values on the device and on the host."""
     results = workload.results
     traced = [(result, timeline) for result, timeline in _traced(results) if result.run.block_bytes]
@@ -264,7 +264,7 @@ def kv_plot(workload: Workload) -> Plot | None:
     return Plot("kv", title, f"Blocks that hold keys and values. {_bin_words(traced)}", figure)
 
 
-def cdf_plot(workload: Workload) -> Plot | None:
+def cdf_plot(workload: JobRuns) -> Plot | None:
     """Figures 3 and 2 of the Vasuki paper: the batch size of a step, and the bytes that the host holds for it."""
     results = workload.results
     traced = _traced(results)
@@ -311,7 +311,7 @@ def cdf_plot(workload: Workload) -> Plot | None:
     )
 
 
-def copy_plot(workload: Workload) -> Plot | None:
+def copy_plot(workload: JobRuns) -> Plot | None:
     """Copy time that compute hid, and copy time that steps waited for."""
     results = workload.results
     if not any(r.run.manifest.kv.hidden_copy_s + r.run.manifest.kv.exposed_copy_s for r in results):
@@ -345,7 +345,7 @@ def copy_plot(workload: Workload) -> Plot | None:
     return Plot("copies", title, "Copy time of the whole run. Only the exposed part made it longer.", figure)
 
 
-def prediction_plot(workload: Workload) -> Plot | None:
+def prediction_plot(workload: JobRuns) -> Plot | None:
     """Predicted against measured step times of the runs that were measured."""
     results = workload.results
     measured = [
@@ -415,7 +415,8 @@ def history_plots(series: Series) -> list[Plot]:
                     at, medians, limits, color="#bbbbbb", alpha=0.4, linewidth=0, label="usual, to the limit"
                 )
             predicted = [
-                rate * (r.predicted_s or np.nan) / r.makespan_s for rate, r in zip(rates, results, strict=True)
+                rate * (r.in_all_s(r.predicted_s) or np.nan) / r.makespan_s
+                for rate, r in zip(rates, results, strict=True)
             ]
             if not np.all(np.isnan(predicted)):
                 axes.plot(x, predicted, color=ORANGE, linestyle=DASHES[1], label="predicted")

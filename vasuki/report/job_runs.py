@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vasuki.report.prices import Price
+from vasuki.machines.price import Price
 from vasuki.report.runs import Run
 
 SAME_WORK = 0.02  # tokens of two runs may differ by this share and count as the same work
@@ -49,6 +49,11 @@ class Result:
         return self.run.manifest.timings.load_s
 
     @property
+    def foreseen_s(self) -> float:
+        """The part of the makespan that prediction and lower bound speak of: without loading and planning."""
+        return self.run.manifest.timings.foreseen_s
+
+    @property
     def predicted_s(self) -> float | None:
         return self.run.manifest.predicted.makespan_s
 
@@ -62,29 +67,33 @@ class Result:
 
     @property
     def could_save(self) -> float | None:
-        """The share of the makespan that another schedule could save at most, under the cost model.
+        """The share of the makespan after loading that another schedule could save at most, under the cost model.
 
         Negative where the run was faster than its plan's lengths and the cost model allow.
         """
         if not self.schedule_bound_s or self.run.earlier_s:
             return None
-        return 1 - self.schedule_bound_s / self.makespan_s
+        return 1 - self.schedule_bound_s / self.foreseen_s
 
     @property
     def prediction_error(self) -> float | None:
-        """Return how much longer than predicted the run took, as a share of the prediction.
+        """How much longer than predicted the run took once the model was loaded, as a share of the prediction.
 
         None without a prediction, and for a job in several runs: the prediction was of the last one.
         """
         if not self.predicted_s or self.run.earlier_s:
             return None
-        return self.makespan_s / self.predicted_s - 1
+        return self.foreseen_s / self.predicted_s - 1
 
     @property
     def times_lower_bound(self) -> float | None:
         if not self.lower_bound_s or self.run.earlier_s:
             return None
-        return self.makespan_s / self.lower_bound_s
+        return self.foreseen_s / self.lower_bound_s
+
+    def in_all_s(self, seconds: float | None) -> float | None:
+        """What was predicted, or a bound, and what the run took beside that; to be compared with the makespan."""
+        return None if seconds is None else self.run.manifest.timings.makespan_s - self.foreseen_s + seconds
 
     @property
     def rows_per_s(self) -> float:
@@ -170,7 +179,7 @@ class Result:
             "kv": manifest.to_dict()["kv"],
             "preemptions": manifest.to_dict()["preemptions"],
             "gpu_hours": run.gpu_hours,
-            "price": None if self.price is None else self.price.to_dict(),
+            "price": None if self.price is None else self.price.model_dump(),
             "cost": {
                 "amount": self.amount,
                 "per_million_tokens": self.per_million_tokens,
@@ -205,7 +214,7 @@ class BreakEven:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Workload:
+class JobRuns:
     """Runs of one job, or over one input."""
 
     name: str
@@ -273,7 +282,7 @@ class Workload:
         Loading is left out: a simulated run has none.
         """
         return tuple(
-            (measured, simulated, (measured.makespan_s - measured.load_s) / simulated.makespan_s - 1)
+            (measured, simulated, measured.foreseen_s / simulated.makespan_s - 1)
             for measured in self.results
             for simulated in self.results
             if not measured.simulated

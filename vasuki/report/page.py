@@ -13,7 +13,7 @@ from vasuki.base.units import listing
 from vasuki.io.location import Location
 from vasuki.report.comparison import Comparison
 from vasuki.report.history import History, entry_cells, findings
-from vasuki.report.job_runs import Result, Workload
+from vasuki.report.job_runs import JobRuns, Result
 from vasuki.report.table import figures_of, overview_of
 from vasuki.report.words import answer, caveats
 
@@ -101,7 +101,7 @@ def _how(comparison: Comparison) -> str:
     return " (simulated)" if all(simulated) else " (partly simulated)" if any(simulated) else ""
 
 
-def _workload_parts(workload: Workload, plots: Sequence[Plot], named: bool) -> Iterable[str]:
+def _workload_parts(workload: JobRuns, plots: Sequence[Plot], named: bool) -> Iterable[str]:
     if named:
         yield f"<h2>{escape(workload.name)}</h2>"
     yield _box("answer", answer(workload))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from vasuki.base.units import bytes_text, money_text, percent_text, time_text
 from vasuki.planner.plan import Plan
@@ -42,6 +42,33 @@ def plan_table(plans: Iterable[Plan]) -> str:
     for plan in plans:
         lines += ["", f"{plan.gpu}, {plan.policy}:", *(f"  {note}" for note in _notes(plan))]
     return "\n".join(line for text in lines for line in _wrapped(text))
+
+
+def plan_verdict(plans: Sequence[Plan]) -> str:
+    """Which of several plans ends first, which costs least, and by how much: a line each, or none on costs where a
+    price is not known."""
+    if len(plans) < 2:
+        return ""
+    first, second = sorted(plans, key=lambda plan: plan.makespan_s)[:2]
+    ratio = second.makespan_s / first.makespan_s
+    text = f"{first.gpu} would finish first: {time_text(first.makespan_s)} against {time_text(second.makespan_s)} on "
+    text += f"{second.gpu}, {ratio:.2f} times as fast."
+    if None in {plan.cost.amount for plan in plans} or len({plan.cost.currency for plan in plans}) > 1:
+        return text
+    least, next_least = sorted(plans, key=lambda plan: plan.cost.amount or 0.0)[:2]
+    amount, other = least.cost.amount or 0.0, next_least.cost.amount or 0.0
+    less = f", {percent_text(1 - amount / other)} less" if other else ""
+    costs = f"{money_text(amount, least.cost.currency)} against {money_text(other)} on {next_least.gpu}{less}"
+    return f"{text}\n{least.gpu} would be cheapest: {costs}."
+
+
+def sorted_plans(plans: Iterable[Plan], by: str | None) -> list[Plan]:
+    """Plans by `time` or by `cost`, the best first and unknown prices last; in their own order if by neither."""
+    if by == "time":
+        return sorted(plans, key=lambda plan: plan.makespan_s)
+    if by == "cost":
+        return sorted(plans, key=lambda plan: float("inf") if plan.cost.amount is None else plan.cost.amount)
+    return list(plans)
 
 
 def bubble_table(simulated: Iterable[Simulated]) -> str:

@@ -1,41 +1,12 @@
-"""The price of a card's hour, and its source."""
+"""Whose price of a card's hour a report reckons with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping
 
 from vasuki.base.errors import JobFileError, did_you_mean
+from vasuki.machines.price import Price
 from vasuki.report.runs import Run
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """Price of one device for one hour."""
-
-    per_hour: float
-    currency: str
-    origin: str  # who says so, in words
-    date: str = ""  # YYYY-MM; empty where nobody said
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def parse_prices(texts: Iterable[str]) -> dict[str, float]:
-    """`["a10=0.60"]` -> `{"a10": 0.6}`. Raises JobFileError for anything else."""
-    prices: dict[str, float] = {}
-    for text in texts:
-        name, _, price = text.rpartition("=")
-        try:
-            if not name:
-                raise ValueError(text)
-            prices[name] = float(price)
-        except ValueError:
-            message = f"--price {text!r}: write it as NAME=PRICE_PER_HOUR, for example a10=0.60"
-            raise JobFileError(message) from None
-    return prices
 
 
 def price_of(run: Run, given: Mapping[str, float]) -> Price | None:
@@ -52,15 +23,15 @@ def price_of(run: Run, given: Mapping[str, float]) -> Price | None:
     for name in _names(run):
         if name in wanted:
             currency = known.currency if known is not None and of_job is None else job_currency
-            return Price(wanted[name], currency, "given for this report")
+            return _price(wanted[name], currency, "given for this report")
     if isinstance(of_job, (int, float)):
-        return Price(float(of_job), job_currency, "set in the job")
-    recorded = cost.amount / cost.gpu_hours if cost.amount is not None and cost.gpu_hours else None
+        return _price(float(of_job), job_currency, "set in the job")
+    recorded = cost.price_per_hour
     if recorded is not None and (known is None or abs(recorded - known.per_hour) > 0.005 * known.per_hour):
-        return Price(recorded, cost.currency, "recorded by the run")
+        return _price(recorded, cost.currency, "recorded by the run")
     if known is None:
         return None
-    return Price(known.per_hour, known.currency, f"hardware profile: {known.source}", known.date)
+    return known.model_copy(update={"source": f"hardware profile: {known.source}"})
 
 
 def check_prices(runs: list[Run], given: Mapping[str, float]) -> None:
@@ -74,6 +45,10 @@ def check_prices(runs: list[Run], given: Mapping[str, float]) -> None:
             )
         if not 0 <= price < float("inf"):
             raise JobFileError(f"the price of '{name}' is {price}; give an amount per hour")
+
+
+def _price(per_hour: float, currency: str, source: str) -> Price:
+    return Price(per_hour=per_hour, currency=currency, date="", source=source)
 
 
 def _names(run: Run) -> list[str]:

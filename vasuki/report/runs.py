@@ -59,7 +59,7 @@ class Run:
         """Step time of runs that were stopped before this one ended the job, which the manifest leaves out."""
         if self.timeline is None:
             return 0.0
-        own_s = self.manifest.timings.generate_s or self.manifest.timings.makespan_s
+        own_s = self.manifest.timings.foreseen_s
         return self.timeline.earlier_s if self.timeline.total_s > 1.01 * own_s else 0.0
 
     @property

@@ -47,15 +47,16 @@ def _tokens(manifest: Manifest, is_plan: bool) -> str:
 
 
 def _time(manifest: Manifest) -> str:
-    taken_s, predicted = manifest.timings.makespan_s, manifest.predicted
-    parts = []
-    if taken_s:
-        loading = f" (loading {time_text(manifest.timings.load_s)})" if manifest.timings.load_s else ""
-        parts.append(f"{time_text(taken_s)}{loading}" + " simulated" * manifest.simulated)
-    if predicted.makespan_s:
-        off = f" ({percent_text(taken_s / predicted.makespan_s - 1, signed=True)})" if taken_s else ""
-        parts.append(f"predicted {time_text(predicted.makespan_s)}{off}")
-    return ", ".join(parts)
+    timings, predicted_s = manifest.timings, manifest.predicted.makespan_s
+    predicted = f"predicted {time_text(predicted_s)}" if predicted_s else ""
+    if not timings.makespan_s:
+        return predicted and f"{predicted}, without loading the model"
+    taken = time_text(timings.makespan_s)
+    if timings.load_s:
+        taken += f": loading {time_text(timings.load_s)}, then {time_text(timings.foreseen_s)}"
+    if predicted_s:
+        predicted += f" ({percent_text(timings.foreseen_s / predicted_s - 1, signed=True)})"
+    return ", ".join(filter(None, [taken + " simulated" * manifest.simulated, predicted]))
 
 
 def host_text(manifest: Manifest) -> str:
@@ -65,23 +66,28 @@ def host_text(manifest: Manifest) -> str:
 
 
 def _schedule_bound(manifest: Manifest) -> str:
-    predicted = manifest.predicted
-    bound_s, reference_s = predicted.schedule_bound_s, manifest.timings.makespan_s or predicted.makespan_s
+    timings, predicted = manifest.timings, manifest.predicted
+    bound_s, reference_s = predicted.schedule_bound_s, timings.foreseen_s or predicted.makespan_s
     if not bound_s or not reference_s:
         return ""
     if reference_s < bound_s:
         return f"below the {time_text(bound_s)} that no schedule beats if lengths and steps are as planned"
     saved = percent_text(1 - bound_s / reference_s)
-    return f"at most {saved} could still be saved: no schedule beats {time_text(bound_s)}"
+    return f"at most {saved} could still be saved: no schedule beats {time_text(bound_s)}{_after_loading(manifest)}"
 
 
 def _lower_bound(manifest: Manifest) -> str:
-    taken_s, predicted = manifest.timings.makespan_s, manifest.predicted
+    timings, predicted = manifest.timings, manifest.predicted
     if not predicted.lower_bound_s:
         return ""
+    taken_s = timings.foreseen_s
     reference_s, verb = (taken_s, "took") if taken_s else (predicted.makespan_s, "predicted")
     times = f"; {verb} {reference_s / predicted.lower_bound_s:.2f} times that" if reference_s else ""
-    return f"at datasheet rates none beats {time_text(predicted.lower_bound_s)}{times}"
+    return f"at datasheet rates none beats {time_text(predicted.lower_bound_s)}{times}{_after_loading(manifest)}"
+
+
+def _after_loading(manifest: Manifest) -> str:
+    return " after loading" if manifest.timings.load_s else ""
 
 
 def _batch(manifest: Manifest) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from vasuki.base.units import bytes_text, count_text, money_text, percent_text, time_text
 from vasuki.report.comparison import Comparison
-from vasuki.report.job_runs import Result, Workload
+from vasuki.report.job_runs import JobRuns, Result
 from vasuki.report.words import answer, caveats, headline
 
 WIDTH = 100
@@ -39,7 +39,7 @@ def overview_of(comparison: Comparison) -> list[str]:
     ]
 
 
-def _workload_text(workload: Workload) -> str:
+def _workload_text(workload: JobRuns) -> str:
     lines = [workload.name, "=" * len(workload.name), *(wrapped(sentence) for sentence in answer(workload))]
     for first in range(0, len(workload.results), _RUNS_ABREAST):
         lines += ["", *_block(workload.results[first : first + _RUNS_ABREAST])]
@@ -69,7 +69,7 @@ def figures_of(results: Sequence[Result]) -> Rows:
         ("how", lambda r: "simulated" if r.simulated else "measured"),
         ("makespan", lambda r: time_text(r.makespan_s)),
         ("  of which loading", lambda r: _if_any(r.load_s, time_text)),
-        ("  predicted", lambda r: _if_known(r.predicted_s, time_text)),
+        ("  predicted after loading", lambda r: _if_known(r.predicted_s, time_text)),
         ("  took, against predicted", lambda r: _if_known(r.prediction_error, lambda e: percent_text(e, signed=True))),
         ("  no schedule beats", lambda r: _if_known(r.schedule_bound_s, time_text)),
         ("  could be saved, at most", lambda r: _if_known(r.could_save, lambda s: percent_text(max(0.0, s)))),

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from vasuki.base.units import count_text, listing, money_text, percent_text, plural, time_text
-from vasuki.report.job_runs import Result, Workload
+from vasuki.report.job_runs import JobRuns, Result
 
 _TOGETHER = 1.02  # closer than this is called a draw, whatever the reason
 _LOADING_COUNTS = 0.05  # a larger share of the makespan is told
 
 
-def headline(workload: Workload) -> str:
+def headline(workload: JobRuns) -> str:
     """The answer in short: who was first, and who cheaper."""
     return " ".join(answer(workload)[: 1 if len(workload.finalists) == 1 else 2])
 
 
-def answer(workload: Workload) -> list[str]:
+def answer(workload: JobRuns) -> list[str]:
     """Sentences, the most important first."""
     if len(workload.finalists) == 1:
         sentences = [_alone(workload.finalists[0])]
@@ -24,8 +24,8 @@ def answer(workload: Workload) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def caveats(workload: Workload) -> list[str]:
-    """Say what else a reader has to know before they rely on the answer."""
+def caveats(workload: JobRuns) -> list[str]:
+    """What else a reader has to know before they rely on the answer."""
     finalists, names = workload.finalists, workload.names
     found = []
     if len(finalists) > 1 and not workload.is_same_work:
@@ -82,7 +82,7 @@ def _alone(result: Result) -> str:
     return f"{result.label} {'would take' if result.simulated else 'took'} {time_text(result.makespan_s)}{cost}."
 
 
-def _first(workload: Workload) -> str:
+def _first(workload: JobRuns) -> str:
     first, *others = workload.by_time
     names = workload.names
     if workload.is_same_work:
@@ -99,7 +99,7 @@ def _first(workload: Workload) -> str:
     return f"{names[first]} {verb} faster: {count_text(first.tokens_per_s)} tokens a second against {rest}."
 
 
-def _cheaper(workload: Workload) -> str:
+def _cheaper(workload: JobRuns) -> str:
     if not workload.by_cost:
         return _why_no_cost(workload)
     cheapest, *others = workload.by_cost
@@ -114,7 +114,7 @@ def _cheaper(workload: Workload) -> str:
     return f"{names[cheapest]} {verb} {best}: {_unit_costs(cheapest)}, against {rest}{saving}."
 
 
-def _why_no_cost(workload: Workload) -> str:
+def _why_no_cost(workload: JobRuns) -> str:
     unpriced = [result.run.gpu for result in workload.finalists if result.price is None]
     if unpriced:
         example = unpriced[0].replace(" ", "-").lower()
@@ -128,7 +128,7 @@ def _why_no_cost(workload: Workload) -> str:
     return "Which was cheaper cannot be said: no tokens were counted."
 
 
-def _flips(workload: Workload) -> str:
+def _flips(workload: JobRuns) -> str:
     if not workload.break_evens:
         return ""
     phrases = []
@@ -139,7 +139,7 @@ def _flips(workload: Workload) -> str:
     return f"The answer on cost flips if {', or '.join(phrases)}."
 
 
-def _to_save(workload: Workload) -> str:
+def _to_save(workload: JobRuns) -> str:
     """What other schedules could save at most."""
     names = workload.names
     most = [
@@ -150,7 +150,7 @@ def _to_save(workload: Workload) -> str:
     return f"Better planning could still save at most {listing(most)}." if most else ""
 
 
-def _certainty(workload: Workload) -> str:
+def _certainty(workload: JobRuns) -> str:
     finalists, names = workload.finalists, workload.names
     simulated = [names[result] for result in finalists if result.simulated]
     measured = [names[result] for result in finalists if not result.simulated]
@@ -174,8 +174,8 @@ def _certainty(workload: Workload) -> str:
     return " ".join(sentences)
 
 
-def _margin(workload: Workload) -> str:
-    """Say whether the answer on cost would survive errors of the simulated times."""
+def _margin(workload: JobRuns) -> str:
+    """Whether the answer on cost would survive errors of the simulated times."""
     ratio = _cost_ratio(workload)
     worst = max(map(abs, workload.known_errors), default=None)
     if worst is not None and ratio <= 1 + worst:
@@ -189,15 +189,15 @@ def _margin(workload: Workload) -> str:
     )
 
 
-def _prices(workload: Workload) -> str:
-    by_origin: dict[str, dict[str, str]] = {}
+def _prices(workload: JobRuns) -> str:
+    by_source: dict[str, dict[str, str]] = {}
     for result in workload.finalists:
         if (price := result.price) is not None:
-            origin = ", ".join(filter(None, [price.date, price.origin]))
-            by_origin.setdefault(origin, {})[result.run.gpu] = (
+            source = ", ".join(filter(None, [price.date, price.source]))
+            by_source.setdefault(source, {})[result.run.gpu] = (
                 f"{result.run.gpu} {money_text(price.per_hour, price.currency)}"
             )
-    groups = [f"{listing(list(cards.values()))} ({origin})" for origin, cards in by_origin.items()]
+    groups = [f"{listing(list(cards.values()))} ({source})" for source, cards in by_source.items()]
     return f"Prices an hour: {'; '.join(groups)}." if groups else ""
 
 
@@ -209,8 +209,8 @@ def _unit_costs(result: Result) -> str:
     )
 
 
-def _cost_ratio(workload: Workload) -> float:
-    """Return the second cheapest card's cost over the cheapest's, per token."""
+def _cost_ratio(workload: JobRuns) -> float:
+    """What the second cheapest costs over what the cheapest costs, per token."""
     cheapest, second = (result.per_million_tokens or 0.0 for result in workload.by_cost[:2])
     return second / cheapest if cheapest else float("inf")
 

@@ -25,7 +25,7 @@ from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.attention import ragged_attention
 from vasuki.hf.kernels.varlen import PAGE_TOKENS
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
-from vasuki.hf.kv.kv_mover import Offload, StreamedLayers, copy_engine
+from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, copy_engine
 from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.loading.weights import WeightStream, decoder_layers
 from vasuki.hf.ragged_executor import build_executor
@@ -223,7 +223,7 @@ def _round_trip(setting: Setting, layers: int, block_tokens: int) -> tuple[bool,
         layer.fill_(_POISON)
     before = [layer.clone() for layer in device.layers]
     engine = copy_engine(setting.device)
-    mover, sequence = Offload(device, engine, host), Sequence(Request(0, 0, 1, 1))
+    mover, sequence = KVMover(device, engine, host), Sequence(Request(0, 0, 1, 1))
     left, stay, came = [1, 2, 3, 7], [5, 0, 1, 2], [0, 4, 10, 11]
     mover.begin_step(Batch([], [], [], [Swap(sequence, True, left, stay)]))
     for index, layer in enumerate(device.layers):

@@ -63,7 +63,7 @@ def test_a_layer_that_clips_what_is_large_is_left_alone(kernels: CPUKernels) -> 
             clip_qkv=clip,
         )
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="vasuki_ragged").eval()
-        kernels.take_over(model)
+        kernels.install(model)
         return any(isinstance(module, FusedAttention) for module in model.modules())
 
     assert fused(None)
@@ -74,7 +74,7 @@ def test_a_layer_that_clips_what_is_large_is_left_alone(kernels: CPUKernels) -> 
 def test_greedy_equals_generate(name: str, kernels: CPUKernels) -> None:
     loaded = load(name)
     model = copy.deepcopy(loaded.model)  # the tests share the original
-    kernels.take_over(model)
+    kernels.install(model)
     fused = [module for module in model.modules() if isinstance(module, FusedAttention)]
     assert len(fused) == (0 if name in OWN else loaded.kv_layout.num_layers)
     rows, _, _ = run(dataclasses.replace(loaded, model=model), requests_of(prompts()), chunk_tokens=20)

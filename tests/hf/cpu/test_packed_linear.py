@@ -122,7 +122,7 @@ def test_gated_equals_its_parts(
 def test_rows_of_another_type_are_taken_as_float32(kernels: CPUKernels) -> None:
     """As of models that bring rows to the type of a layer's weights: the kernels read and write float32 alone."""
     model = copy.deepcopy(load("llama").model)
-    kernels.take_over(model)
+    kernels.install(model)
     rows = torch.randn(1, 3, 32).bfloat16()
     modules = [module for module in model.modules() if isinstance(module, PackedLinear | GatedMLP | FusedNorm)]
     taken = [module for module in modules if not isinstance(module, PackedLinear) or module.in_features == 32]
@@ -146,7 +146,7 @@ def test_mlps_are_replaced_where_they_are_what_they_seem(kernels: CPUKernels) ->
 
 def test_matrices_that_are_no_linear_layers_keep_a_model_as_it_is(kernels: CPUKernels) -> None:
     model = copy.deepcopy(load("qwen3_moe").model).bfloat16()
-    kernels.take_over(model)
+    kernels.install(model)
     assert all(parameter.dtype is torch.bfloat16 for parameter in model.parameters())
     assert not any(isinstance(module, PackedLinear) for module in model.modules())
 

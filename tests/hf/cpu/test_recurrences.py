@@ -286,7 +286,7 @@ def test_small_matrices_beside_products_do_not_keep_kernels_away(which: str, req
     for experts, takes in ((1, True), (4, False)):
         config = random_config("jamba", num_experts=experts, **sizes)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-        kernels.take_over(model)
+        kernels.install(model)
         assert any(isinstance(module, PackedLinear) for module in model.modules()) == takes
 
 
@@ -298,7 +298,7 @@ def test_a_scan_for_each_head_is_not_told_of_the_states_of_all(kernels: CPUKerne
         mamba_dt_rank=4, use_mamba_kernels=False,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval()
-    kernels.take_over(model)
+    kernels.install(model)
     with pytest.raises(ModelError, match="cannot serve ZambaForCausalLM"):
         prepare(model, NoTokenizer(), model.generation_config, "zamba")  # type: ignore[arg-type]
 

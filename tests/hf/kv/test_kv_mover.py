@@ -20,7 +20,7 @@ from vasuki.engine.policy import POLICIES
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
-from vasuki.hf.kv.kv_mover import Done, Offload, StreamedLayers, ThreadCopyEngine
+from vasuki.hf.kv.kv_mover import Done, KVMover, StreamedLayers, ThreadCopyEngine
 from vasuki.hf.loading.load_model import prepare
 from vasuki.hf.ragged_executor import build_executor
 
@@ -41,7 +41,7 @@ def test_a_round_trip_into_poisoned_memory_is_byte_exact() -> None:
     for layer in host.layers:
         layer.fill_(float("inf"))
     before = [layer.clone() for layer in device.layers]
-    offload = Offload(device, ThreadCopyEngine(bytes_per_s=1e5), host)
+    offload = KVMover(device, ThreadCopyEngine(bytes_per_s=1e5), host)
     sequence = Sequence(Request(0, 0, 1, 1))
 
     offload.begin_step(Batch([], [], [], [Swap(sequence, True, [1, 2, 3, 7], [5, 0, 1, 2])]))
@@ -70,7 +70,7 @@ def test_layers_leave_one_by_one() -> None:
 
     submitted: list[int] = []
     engine.submit = submit  # type: ignore[method-assign]
-    offload = Offload(device, engine, host)
+    offload = KVMover(device, engine, host)
     offload.begin_step(Batch([], [], [], [Swap(Sequence(Request(0, 0, 1, 1)), True, [0], [0])]))
     offload.before_layer(0)
     second_layer_may_leave.set()
@@ -173,7 +173,7 @@ class AtOnceOnTheHost(ThreadCopyEngine):
 def test_parking_beside_a_streamed_layer_comes_after_its_stores(leaves: bool) -> None:
     streamed, engine, sequence = 2, AtOnceOnTheHost(), Sequence(Request(0, 0, 5, 1))
     device, host = KVCache(LAYOUT, 4, 5, CPU, buffer_of={streamed: 0}), KVCache(LAYOUT, 4, 5, CPU)
-    offload = Offload(device, engine, host)
+    offload = KVMover(device, engine, host)
     engine.hosts = [*offload._homes.values(), *host.layers]
     host.layers[streamed][3] = 9.0  # parked earlier
     sequence.block_table.device[:] = [1]

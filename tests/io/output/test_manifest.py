@@ -9,10 +9,9 @@ from vasuki.base.errors import InputError
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import (
     BatchStats,
-    Cost,
     KVStats,
     Manifest,
-    Prediction,
+    Predicted,
     PreemptionCounts,
     RowCounts,
     Timings,
@@ -20,6 +19,7 @@ from vasuki.io.output.manifest import (
     merge,
     read_manifest,
 )
+from vasuki.machines.price import Cost
 
 FULL = Manifest(
     job={"name": "dates"},
@@ -28,7 +28,7 @@ FULL = Manifest(
     rows=RowCounts(10, 9, 1),
     tokens=TokenCounts(100, 50, 5),
     timings=Timings(1, 2, 3, 4, 10),
-    predicted=Prediction(9.0, 8.0),
+    predicted=Predicted(9.0, 8.0),
     steps=20,
     batch=BatchStats(4.0, 8),
     kv=KVStats(1000, 200, 300, 0.1, 0.2),
@@ -54,7 +54,7 @@ def test_the_fields_of_the_contract():
         "rows": "total succeeded failed",
         "tokens": "prompt output recomputed shared",
         "timings": "load_s plan_s compile_s generate_s makespan_s",
-        "predicted": "makespan_s lower_bound_s schedule_bound_s source output_tokens",
+        "predicted": "makespan_s lower_bound_s schedule_bound_s source output_tokens_estimate",
         "batch": "mean_seqs max_seqs",
         "kv": "peak_device_bytes peak_host_bytes offloaded_bytes exposed_copy_s hidden_copy_s prefilled_ahead",
         "preemptions": "swap recompute",
@@ -111,4 +111,4 @@ def test_shards_add_up():
     assert merge([measured[0], other]).device == {"name": "A10"}
     shared = [replace(shard, device={"stolen_share": share}) for shard, share in ((FULL, 0.1), (other, 0.3))]
     assert merge(shared).device == {"stolen_share": 0.3}
-    assert merge([FULL, replace(other, cost=Cost(1.0), predicted=Prediction())]).cost == Cost(1.5, None, "USD", None)
+    assert merge([FULL, replace(other, cost=Cost(1.0), predicted=Predicted())]).cost == Cost(1.5, None, "USD", None)

@@ -16,7 +16,7 @@ from vasuki.hf.kernels.paged_attention import PagedKernel
 from vasuki.hf.kernels.transfer import to_device
 from vasuki.hf.kernels.varlen import PagedVarlen
 from vasuki.hf.kv.kv_cache import KVCache
-from vasuki.hf.kv.kv_mover import Offload
+from vasuki.hf.kv.kv_mover import KVMover
 
 # Tokens of a tile: enough to pay for what it copies, few enough to keep many cores busy.
 _TILE_TOKENS = 32
@@ -128,7 +128,7 @@ class StepInputs:
     rows: torch.Tensor  # int64 [num_tokens], where each token's key goes, see KVCache
     sample_positions: torch.Tensor  # int64 [num_samples], tokens whose logits are wanted
     cache: KVCache
-    offload: Offload | None  # moves KV beside the compute
+    offload: KVMover | None  # moves KV beside the compute
     # The chunks, as each way of computing attention wants them.
     tiles: PagedTiles | None  # the compiled kernel of a CPU, where there is one
     varlen: PagedVarlen | None  # CUDA's, for layers whose attention is plain and whose heads it takes
@@ -163,7 +163,7 @@ def build_inputs(
     cache: KVCache,
     device: torch.device,
     kernel: PagedKernel | None = None,
-    offload: Offload | None = None,
+    offload: KVMover | None = None,
     last_tokens: LastTokens | None = None,
 ) -> StepInputs:
     """Lay the chunks of a batch end to end."""

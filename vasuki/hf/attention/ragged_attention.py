@@ -31,7 +31,7 @@ _INERT = {"position_ids", "use_cache", "cache_position", "output_attentions", "o
 _INERT |= {"output_router_logits", "position_embeddings", "num_items_in_batch", "logits_to_keep"}
 
 
-class Observer(Protocol):
+class AttentionProbe(Protocol):
     """Answers in the place of attention while a model is looked at (`probe`)."""
 
     def attend(
@@ -56,7 +56,7 @@ def interface(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    step: StepInputs | Observer | None = None,
+    step: StepInputs | AttentionProbe | None = None,
     **other: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' calling convention: `[1, num_heads, num_tokens, head_dim]` in, `[1, num_tokens, ...]` out.
@@ -92,7 +92,7 @@ def attend_or_observe(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    step: StepInputs | Observer | None,
+    step: StepInputs | AttentionProbe | None,
     variant: Variant,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:

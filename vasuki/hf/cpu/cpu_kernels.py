@@ -42,7 +42,7 @@ class CPUKernels(NamedTuple):
             Recurrences(library),
         )
 
-    def take_over(self, model: torch.nn.Module) -> None:
+    def install(self, model: torch.nn.Module) -> None:
         """Let a model's layers compute by them.
 
         Of a model in bfloat16, products are in bfloat16, and everything between them is in float32 from now on. One

@@ -14,7 +14,7 @@ from vasuki.hf.attention import ragged_attention
 from vasuki.hf.attention.inputs import StepInputs
 from vasuki.hf.attention.plain_attention import Variant
 from vasuki.hf.attention.probe import Observation, observe_calls, observe_layer
-from vasuki.hf.attention.ragged_attention import Observer
+from vasuki.hf.attention.ragged_attention import AttentionProbe
 from vasuki.hf.cpu.packed_linear import LinearKernel, PackedLinear
 from vasuki.hf.cpu.replace import replace_modules
 
@@ -82,7 +82,7 @@ class FusedAttention(torch.nn.Module):
         self,
         hidden_states: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        step: StepInputs | Observer | None = None,
+        step: StepInputs | AttentionProbe | None = None,
         **inert: Any,
     ) -> tuple[torch.Tensor, None]:
         query, key, value = self.project(hidden_states, position_embeddings)

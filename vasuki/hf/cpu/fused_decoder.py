@@ -11,7 +11,7 @@ import torch
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from vasuki.hf.attention.inputs import PagedTiles, StepInputs
-from vasuki.hf.attention.ragged_attention import Observer
+from vasuki.hf.attention.ragged_attention import AttentionProbe
 from vasuki.hf.cpu.fused_layer import Angles, FusedLayer, Layer
 from vasuki.hf.cpu.replace import replace_where_equal
 from vasuki.hf.cpu.rms_norm import FusedNorm
@@ -101,7 +101,7 @@ class FusedDecoder(torch.nn.Module):
         self,
         input_ids: torch.Tensor,
         position_ids: torch.Tensor,
-        step: StepInputs | Observer | None = None,
+        step: StepInputs | AttentionProbe | None = None,
         **inert: Any,
     ) -> BaseModelOutputWithPast:
         """`[1, num_tokens]` of both -> `[1, num_tokens, hidden_size]`."""

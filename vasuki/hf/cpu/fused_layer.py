@@ -11,9 +11,9 @@ import torch
 
 from vasuki.hf.attention import ragged_attention
 from vasuki.hf.attention.inputs import StepInputs
-from vasuki.hf.attention.ragged_attention import Observer
+from vasuki.hf.attention.ragged_attention import AttentionProbe
 from vasuki.hf.cpu.fused_attention import FusedAttention
-from vasuki.hf.cpu.packed_linear import GatedMLP, Matrix
+from vasuki.hf.cpu.packed_linear import GatedMLP, PackedMatrix
 from vasuki.hf.cpu.replace import replace_where_equal
 from vasuki.hf.cpu.rms_norm import FusedNorm
 
@@ -54,11 +54,11 @@ class Layer(ctypes.Structure):
         ("second", _Norm),
         ("query", _Norm),
         ("key", _Norm),
-        ("qkv", Matrix),
-        ("o", Matrix),
-        ("up", Matrix),
-        ("gate", Matrix),
-        ("down", Matrix),
+        ("qkv", PackedMatrix),
+        ("o", PackedMatrix),
+        ("up", PackedMatrix),
+        ("gate", PackedMatrix),
+        ("down", PackedMatrix),
         ("query_heads", ctypes.c_int64),
         ("key_heads", ctypes.c_int64),
         ("head_dim", ctypes.c_int64),
@@ -101,7 +101,7 @@ class FusedLayer(torch.nn.Module):
         self,
         hidden_states: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        step: StepInputs | Observer | None = None,
+        step: StepInputs | AttentionProbe | None = None,
         **inert: Any,
     ) -> torch.Tensor:
         """`[1, num_tokens, hidden_size]` -> the same shape."""

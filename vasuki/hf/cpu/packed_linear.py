@@ -28,7 +28,7 @@ class Format(enum.IntEnum):
     ROUNDED = 2  # weights in bfloat16, and inputs are rounded to it; where processors multiply that
 
 
-class Matrix(ctypes.Structure):
+class PackedMatrix(ctypes.Structure):
     """A packed layer as the kernels take it. Valid as long as its tensors stay where they are."""
 
     _fields_ = (
@@ -40,7 +40,7 @@ class Matrix(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, panels: torch.Tensor, bias: torch.Tensor | None, out_features: int, format: Format) -> Matrix:
+    def of(cls, panels: torch.Tensor, bias: torch.Tensor | None, out_features: int, format: Format) -> PackedMatrix:
         """Of panels as `LinearKernel.pack` makes them and a float32 bias `[out]`."""
         bias_address = None if bias is None else bias.data_ptr()
         in_features = panels.shape[1] * (2 if format is Format.ROUNDED else 1)
@@ -55,8 +55,8 @@ class LinearKernel:
         self._features = library.vasuki_panel_columns()
         self.multiplies_bfloat16 = bool(library.vasuki_multiplies_bf16())  # the processor does, faster than float32
         self._function, self._gated = library.vasuki_linear, library.vasuki_gated
-        self._function.argtypes = [ctypes.POINTER(Matrix)] + [ctypes.c_void_p] * 2 + [ctypes.c_int64]
-        self._gated.argtypes = [ctypes.POINTER(Matrix)] * 2 + [ctypes.c_void_p] * 2 + [ctypes.c_int64]
+        self._function.argtypes = [ctypes.POINTER(PackedMatrix)] + [ctypes.c_void_p] * 2 + [ctypes.c_int64]
+        self._gated.argtypes = [ctypes.POINTER(PackedMatrix)] * 2 + [ctypes.c_void_p] * 2 + [ctypes.c_int64]
         self._function.restype = self._gated.restype = None
 
     def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, Format]:
@@ -90,13 +90,13 @@ class LinearKernel:
         weight = rows.reshape(num_panels * features, -1)[:out_features]
         return weight if format is Format.ROUNDED else weight.float()
 
-    def __call__(self, rows: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+    def __call__(self, rows: torch.Tensor, matrix: PackedMatrix) -> torch.Tensor:
         """`[num_rows, in]` in float32, contiguous -> `[num_rows, out]`."""
         output = rows.new_empty(len(rows), matrix.out_features)
         self._function(matrix, rows.data_ptr(), output.data_ptr(), len(rows))
         return output
 
-    def gated(self, rows: torch.Tensor, up: Matrix, gate: Matrix) -> torch.Tensor:
+    def gated(self, rows: torch.Tensor, up: PackedMatrix, gate: PackedMatrix) -> torch.Tensor:
         """`up(rows) * silu(gate(rows))`, without either product in memory; both are of one size and stored alike."""
         output = rows.new_empty(len(rows), up.out_features)
         self._gated(up, gate, rows.data_ptr(), output.data_ptr(), len(rows))
@@ -117,7 +117,7 @@ class PackedLinear(torch.nn.Module):
         self._kernel = kernel
         panels, self.format = kernel.pack(linear.weight.data)
         self.register_buffer("panels", panels)
-        self._matrix = Matrix()
+        self._matrix = PackedMatrix()
 
     @property
     def weight(self) -> torch.Tensor:
@@ -130,10 +130,10 @@ class PackedLinear(torch.nn.Module):
         return self._kernel.unpack(self.panels, self.format, self.out_features)
 
     @property
-    def matrix(self) -> Matrix:
+    def matrix(self) -> PackedMatrix:
         """The weights where they are now: those of a layer that is streamed move."""
         if self._matrix.panels != self.panels.data_ptr():
-            self._matrix = Matrix.of(self.panels, self.bias, self.out_features, self.format)
+            self._matrix = PackedMatrix.of(self.panels, self.bias, self.out_features, self.format)
         return self._matrix
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -157,7 +157,7 @@ class _Recorded:
         own.rows[:count].copy_(step.rows)
         own.rows[count:].fill_(self._padding_row)
         assert step.varlen is not None
-        self._attention.take_over(step.varlen, self._padding_block)
+        self._attention.load_contexts(step.varlen, self._padding_block)
 
 
 def can_record(loaded: LoadedModel, block_tokens: int) -> bool:

@@ -11,7 +11,7 @@ import torch
 
 from vasuki.hf.device.board import Board
 from vasuki.hf.device.memory import total_bytes
-from vasuki.machines.this_cpu import Processor
+from vasuki.machines import at_hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,13 @@ def describe(device: torch.device) -> Machine:
             memory_bytes=(board and board.memory_bytes) or int(properties.total_memory),
             processors=properties.multi_processor_count,
         )
-    cores = torch.get_num_threads()
-    processor = replace(Processor.of_this_machine(), cores=cores)
+    processor = replace(at_hand.processor(), cores=torch.get_num_threads())
     return Machine(
         name=processor.name,
         other_names=(processor.model,),
         driver=f"{platform.system()} {platform.release()}",
         memory_bytes=total_bytes(device),
-        processors=cores,
+        processors=processor.cores,
     )
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import itertools
 import os
 import platform
+from collections.abc import Collection
 from typing import NamedTuple
-
-import torch
 
 from vasuki.base.errors import JobFileError
 
@@ -55,28 +54,33 @@ def ladder(machine: str) -> tuple[Level, ...]:
     return {"x86_64": X86, "amd64": X86, "aarch64": ARM, "arm64": ARM}.get(machine.lower(), (NONE, GENERIC))
 
 
-def executable() -> tuple[Level, ...]:
-    """The levels of this processor, from `none` to its best."""
-    has = torch.cpu.get_capabilities()
-    return tuple(
-        itertools.takewhile(lambda level: all(has.get(need) for need in level.needs), ladder(platform.machine()))
-    )
+def executable(has: Collection[str] | None = None) -> tuple[Level, ...]:
+    """The levels of this processor, from `none` to its best.
+
+    Args:
+        has: what it has, in the words of `torch.cpu.get_capabilities`, which is asked otherwise.
+    """
+    if has is None:
+        import torch  # which planning does without
+
+        has = {name for name, is_there in torch.cpu.get_capabilities().items() if is_there}
+    return tuple(itertools.takewhile(lambda level: set(level.needs) <= set(has), ladder(platform.machine())))
 
 
-def chosen() -> Level:
-    """The level that kernels are to use.
+def chosen(has: Collection[str] | None = None) -> Level:
+    """The level that kernels are to use, on a processor that has so much.
 
     Raises:
         JobFileError: the environment asks for one that is unknown here, or more than the processor executes.
     """
-    has, wanted = executable(), os.environ.get(VARIABLE)
+    levels, wanted = executable(has), os.environ.get(VARIABLE)
     if not wanted:
-        return has[-1]
-    found = next((level for level in has if level.name == wanted), None)
+        return levels[-1]
+    found = next((level for level in levels if level.name == wanted), None)
     if found is None:
         known = ", ".join(level.name for level in ladder(platform.machine()))
         raise JobFileError(
-            f"{VARIABLE} is {wanted!r}, but this processor has {', '.join(level.name for level in has)} "
+            f"{VARIABLE} is {wanted!r}, but this processor has {', '.join(level.name for level in levels)} "
             f"(of the levels {known})"
         )
     return found

@@ -115,11 +115,11 @@ class PagedVarlen:
         ]
 
     def see_one_token(self) -> None:
-        """Let every chunk see the first token of its table alone, until `take_over`."""
+        """Let every chunk see the first token of its table alone, until `load_contexts`."""
         for call in self._calls:
             call.used_k.fill_(1)
 
-    def take_over(self, other: PagedVarlen, padding_block: int) -> None:
+    def load_contexts(self, other: PagedVarlen, padding_block: int) -> None:
         """Attend from now on to another step's contexts, from the same memory as before. Both steps are of single
         tokens, and both kernels page. Tokens beyond those of `other` see the first token of `padding_block`."""
         [own], [theirs] = self._calls, other._calls

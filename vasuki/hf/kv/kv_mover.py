@@ -224,7 +224,7 @@ class StreamedLayers:
         return num_layers - len(self.buffer_of) + self.num_buffers
 
 
-class Offload:
+class KVMover:
     """Moves KV for one executor: parks what the scheduler swaps, and streams the layers that visit the device."""
 
     def __init__(self, device: KVCache, engine: CopyEngine, host: KVCache | None = None) -> None:

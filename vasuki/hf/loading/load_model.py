@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 import reprlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -34,9 +32,11 @@ from vasuki.hf.kernels.recurrent_functions import missing_packages
 from vasuki.hf.kv.kv_cache import KVLayout
 from vasuki.hf.kv.kv_mover import CopyEngine
 from vasuki.hf.loading.tokenizer import Tokenizer
-from vasuki.hf.recurrent.discovery import take_over
+from vasuki.hf.recurrent.discovery import wrap_layers
 from vasuki.hf.recurrent.recurrent_layer import RecurrentLayers
+from vasuki.machines import at_hand
 from vasuki.models.config_json import context_of
+from vasuki.models.dtypes import computed_dtype
 from vasuki.models.files import description_folder
 from vasuki.models.recurrent_config import MLP_ALONE, RECURRENT
 
@@ -98,7 +98,12 @@ class LoadedModel:
         """The device's name, as the driver or the kernel reports it."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
-        return _processor_name()
+        return at_hand.processor().model
+
+    @property
+    def threads(self) -> int | None:
+        """That compute on a CPU."""
+        return torch.get_num_threads() if self.device.type == "cpu" else None
 
     @property
     def weight_bytes(self) -> int:
@@ -125,18 +130,14 @@ def resolve_device(wanted: str) -> torch.device:
 
 
 def resolve_dtype(wanted: str, saved: Any, device: torch.device, kernels: CPUKernels | None) -> torch.dtype:
-    """`auto` keeps the type the model was saved in, unless the device has no fast arithmetic for it.
+    """The type that a model computes in on a device, see `computed_dtype`.
 
     A CPU without bfloat16 instructions multiplies bfloat16 matrices no faster than float32 ones by our kernels, and
     several times slower by torch.
     """
-    if wanted != "auto":
-        return getattr(torch, wanted)  # type: ignore[no-any-return]
-    dtype = saved if isinstance(saved, torch.dtype) else torch.float32
-    if device.type == "cpu":
-        fast = kernels.linear.multiplies_bfloat16 if kernels else torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        return dtype if dtype is torch.bfloat16 and fast else torch.float32
-    return dtype
+    name = str(saved if isinstance(saved, torch.dtype) else torch.float32).removeprefix("torch.")
+    fast = kernels.linear.multiplies_bfloat16 if kernels else torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return getattr(torch, computed_dtype(wanted, name, device.type == "cpu", fast))  # type: ignore[no-any-return]
 
 
 def load_model(
@@ -187,7 +188,7 @@ def load_model(
         raise ModelError(f"cannot load model {path}: {_first_line(error)}") from None
     loaded = loaded.eval()
     if kernels:
-        kernels.take_over(loaded)
+        kernels.install(loaded)
     weight_bytes = sum(p.numel() * p.element_size() for p in loaded.parameters())
     if stays_on_host is None or not stays_on_host(weight_bytes, device):
         loaded = loaded.to(device)
@@ -227,7 +228,7 @@ def prepare(
     _refuse_config(name, config)
     refused = f"{name}: the ragged backend cannot serve {type(model).__name__}"
     try:
-        stateful = _take_over_recurrent(model, config)
+        stateful = _wrap_recurrent(model, config)
         layout = probe(model, config.num_hidden_layers, _silent_layers(config, stateful))
     except ragged_attention.Unsupported as error:
         raise ModelError(f"{refused}: {error}") from None
@@ -264,11 +265,11 @@ def _refuse_config(name: str, config: Any) -> None:
         raise ModelError(f"{name}: the ragged backend cannot serve {config.model_type}: it has {', '.join(odd)} layers")
 
 
-def _take_over_recurrent(model: Any, config: Any) -> RecurrentLayers | None:
+def _wrap_recurrent(model: Any, config: Any) -> RecurrentLayers | None:
     """Layers that carry a state from token to token, if there are any. Raises Unsupported by name."""
     if not RECURRENT & set(_layer_types(config)):
         return None
-    return take_over(model)
+    return wrap_layers(model)
 
 
 def _silent_layers(config: Any, stateful: RecurrentLayers | None) -> set[int]:
@@ -305,14 +306,6 @@ def _warn_of_penalties(generation: Any) -> None:
     if asked:
         are = "is" if len(asked) == 1 else "are"
         log.warning("generation_config.json asks for %s, which %s not applied", " and ".join(asked), are)
-
-
-def _processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _first_line(error: Exception) -> str:

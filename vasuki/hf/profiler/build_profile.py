@@ -35,7 +35,9 @@ from vasuki.hf.profiler.in_step import WholeSteps
 from vasuki.hf.profiler.operator_times import Bench
 from vasuki.hf.profiler.recurrent_times import measure_recurrent
 from vasuki.hf.profiler.timing import FULL, QUICK, Effort
+from vasuki.machines import at_hand
 from vasuki.machines.cost_model import CostModel
+from vasuki.machines.price import Price
 from vasuki.machines.profile import (
     AttentionPoints,
     Efficiency,
@@ -45,12 +47,11 @@ from vasuki.machines.profile import (
     Measured,
     Overheads,
     Power,
-    Price,
     RecurrentPoints,
 )
 from vasuki.machines.profile_files import find_profile, profile_for_device
 from vasuki.machines.stolen_time import NOISE, StolenTime
-from vasuki.machines.this_cpu import Processor
+from vasuki.machines.this_cpu import limits_of
 from vasuki.models.named import named_shape
 from vasuki.models.shape import ModelShape
 
@@ -185,7 +186,6 @@ class _Profiler:
             memory_mib=self.machine.memory_bytes // 2**20,
             memory_gb_per_s=rates.memory_gb_per_s,
             peak_tflops=rates.peak_tflops,
-            fp32_gflops=self.known.fp32_gflops if self.known else _digits(rates.peak_tflops["float32"] * 1e3),
             processors=self.machine.processors,
             tile_rows=self._tile_rows(),
             efficiency=self._efficiency(rates, measured),
@@ -197,7 +197,7 @@ class _Profiler:
             dollars_per_fp32_gflop_per_watt=self.known.dollars_per_fp32_gflop_per_watt if self.known else None,
             sources=self._sources(loaded_w),
             measured=measured,
-            limits=Processor.of_this_machine().limits if self.kind == "cpu" else None,
+            limits=limits_of(at_hand.processor()) if self.kind == "cpu" else None,
         )
         profile = profile.model_copy(update={"overheads": self._overheads(profile)})
         return profile.model_copy(update={"measured": self._in_steps(profile, measured)})

@@ -28,7 +28,7 @@ from vasuki.hf.attention.inputs import StepInputs, build_inputs
 from vasuki.hf.attention.plain_attention import Variant
 from vasuki.hf.attention.ragged_attention import attend, store
 from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
-from vasuki.hf.cpu.packed_linear import DTYPES, Format, LinearKernel, Matrix, PackedLinear
+from vasuki.hf.cpu.packed_linear import DTYPES, Format, LinearKernel, PackedLinear, PackedMatrix
 from vasuki.hf.device.device import cache_bytes
 from vasuki.hf.device.memory import available_bytes
 from vasuki.hf.kernels.paged_attention import PagedKernel
@@ -87,7 +87,7 @@ class Bench:
         """A bench on a device, for weights saved in the type that it computes in unless said otherwise."""
         kernels = load_cpu_kernels() if device.type == "cpu" and dtype in DTYPES else None
         if dtype is torch.bfloat16 and shape.num_expert_layers:
-            kernels = None  # `CPUKernels.take_over` leaves such a model as it is
+            kernels = None  # `CPUKernels.install` leaves such a model as it is
         return cls(device, dtype, shape, effort, clock_for(device), saved or dtype, kernels)
 
     @property
@@ -165,7 +165,7 @@ class _Linear:
 
     def _place(self, weight: torch.Tensor) -> None:
         self._weight = weight
-        self._matrix = Matrix.of(weight, None, self._features, self._format) if self._kernel else None
+        self._matrix = PackedMatrix.of(weight, None, self._features, self._format) if self._kernel else None
 
     @property
     def num_bytes(self) -> int:
@@ -251,7 +251,7 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
         LlamaRMSNorm(hidden) if shape.gated_mlp else torch.nn.LayerNorm(hidden)  # MLPs without a gate came with it
     ).to(bench.device, bench.between)
     if bench.kernels:
-        bench.kernels.take_over(norm)
+        bench.kernels.install(norm)
     cache = KVCache(KVLayout.uniform(_KV_LAYERS, kv_heads, head_dim, bench.dtype), 256, BLOCK_TOKENS, bench.device)
 
     def norm_call(tokens: int) -> Call:

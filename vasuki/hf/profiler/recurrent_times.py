@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from vasuki.hf.attention.ragged_attention import NAME
 from vasuki.hf.profiler.operator_times import Bench, dtype_name, microseconds
 from vasuki.hf.profiler.timing import Call, measure
-from vasuki.hf.recurrent.discovery import take_over_alone
+from vasuki.hf.recurrent.discovery import wrap_alone
 from vasuki.hf.recurrent.recurrent_layer import Group, RecurrentLayer
 from vasuki.machines.profile import RecurrentPoint, RecurrentPoints
 
@@ -64,9 +64,9 @@ def _copies(bench: Bench, config: Any) -> list[RecurrentLayer]:
     num_bytes = sum(parameter.nbytes for parameter in module.parameters())
     layers = torch.nn.ModuleList([copy.deepcopy(module) for _ in range(bench.num_copies(num_bytes))])
     if bench.kernels:
-        bench.kernels.take_over(layers)
+        bench.kernels.install(layers)
     few = bench.tensor(1, _FEW, bench.shape.hidden_size)
-    return [take_over_alone(layer, config, few) for layer in layers]
+    return [wrap_alone(layer, config, few) for layer in layers]
 
 
 def _has_convolution(module: torch.nn.Module) -> bool:

@@ -175,7 +175,7 @@ def stand_in(
     model = AutoModelForCausalLM.from_config(config, dtype=saved or dtype, attn_implementation=NAME)
     model = model.eval().to(device, dtype)
     if device.type == "cpu" and (kernels := load_cpu_kernels()):
-        kernels.take_over(model)
+        kernels.install(model)
     return prepare(model, cast(Tokenizer, _NoText()), GenerationConfig(eos_token_id=0), shape.name, dtype=dtype)
 
 

@@ -19,7 +19,7 @@ _Seen: TypeAlias = tuple[torch.nn.Module, int, list[State], torch.Tensor]
 
 
 @torch.inference_mode()
-def take_over(model: Any) -> RecurrentLayers:
+def wrap_layers(model: Any) -> RecurrentLayers:
     """Let a model's recurrent layers compute packed chunks from now on.
 
     Raises Unsupported if they cannot, as those that keep their state elsewhere than in transformers' cache.
@@ -31,8 +31,8 @@ def take_over(model: Any) -> RecurrentLayers:
 
 
 @torch.inference_mode()
-def take_over_alone(module: Any, config: Any, tokens: torch.Tensor) -> RecurrentLayer:
-    """Take over one recurrent layer of a model with that config, tried with `[1, tokens, hidden_size]`."""
+def wrap_alone(module: Any, config: Any, tokens: torch.Tensor) -> RecurrentLayer:
+    """The same for one recurrent layer of a model with that config, tried with `[1, tokens, hidden_size]`."""
     cache = _ObservedCache(config)
     with _noting(cache, [module]):
         module(tokens, **{cache_name(module.forward): cache})

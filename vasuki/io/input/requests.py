@@ -37,7 +37,7 @@ _SENT_AS_TEXT = "each prompt is sent as bare text, without a chat template"
 _NO_PROMPTS_FAULT = (VasukiError, RuntimeError, MemoryError)  # but trouble of the model, the machine or threads
 
 
-class Tokenizer(Protocol):
+class PromptEncoder(Protocol):
     """Text and conversations -> token ids.
 
     Calls come from one background thread, while the engine's thread decodes: the two must not share changeable state.
@@ -95,7 +95,7 @@ class RequestStream:
         self,
         table: InputTable,
         job: JobConfig,
-        tokenizer: Tokenizer,
+        tokenizer: PromptEncoder,
         *,
         max_context_tokens: int,
         vocab_size: int,

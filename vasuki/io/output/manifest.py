@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 
 from vasuki.base.errors import InputError
 from vasuki.io.location import Location
+from vasuki.machines.price import Cost
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
@@ -51,16 +52,21 @@ class Timings:
     generate_s: float = 0.0
     makespan_s: float = 0.0
 
+    @property
+    def foreseen_s(self) -> float:
+        """The part of the makespan that a plan speaks of: generation, without loading the model or planning."""
+        return self.generate_s or self.makespan_s
+
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
-    """The plan's prediction before the run. None where there was no plan."""
+class Predicted:
+    """What the plan said of `Timings.generate_s`: loading is not in it. None where there was no plan."""
 
     makespan_s: float | None = None
     lower_bound_s: float | None = None  # at datasheet rates
     schedule_bound_s: float | None = None  # under the cost model that says the makespan
     source: str = ""  # of that model's rates: measured, by whom and when, or a datasheet
-    output_tokens: int = 0  # that were expected
+    output_tokens_estimate: int = 0  # by the plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +98,6 @@ class PreemptionCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """Money. Amounts are None where no price is known."""
-
-    gpu_hours: float = 0.0
-    amount: float | None = None
-    currency: str = "USD"
-    per_million_tokens: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Manifest:
     """The whole file. Unknown keys are ignored when it is read, so that a newer one can still be compared."""
 
@@ -111,13 +107,13 @@ class Manifest:
     rows: RowCounts = RowCounts()
     tokens: TokenCounts = TokenCounts()
     timings: Timings = Timings()
-    predicted: Prediction = Prediction()
+    predicted: Predicted = Predicted()
     steps: int = 0
     batch: BatchStats = BatchStats()
     kv: KVStats = KVStats()
     preemptions: PreemptionCounts = PreemptionCounts()
     device: dict[str, Any] = field(default_factory=dict)
-    cost: Cost = Cost()
+    cost: Cost = field(default_factory=Cost)
     versions: dict[str, str] = field(default_factory=dict)
     simulated: bool = False
     finished_at: str = ""  # ISO 8601, UTC
@@ -192,9 +188,11 @@ def merge(shards: Sequence[Manifest]) -> Manifest:
     )
 
 
-def _all_predicted(parts: Sequence[Prediction]) -> Prediction:
-    slowest: Prediction = _slowest(Prediction, parts)
-    return replace(slowest, source=parts[0].source, output_tokens=sum(part.output_tokens for part in parts))
+def _all_predicted(parts: Sequence[Predicted]) -> Predicted:
+    slowest: Predicted = _slowest(Predicted, parts)
+    return replace(
+        slowest, source=parts[0].source, output_tokens_estimate=sum(part.output_tokens_estimate for part in parts)
+    )
 
 
 def _summed(kind: type[Any], parts: Sequence[Any]) -> Any:
@@ -224,7 +222,7 @@ def _total_cost(costs: Sequence[Cost]) -> Cost:
     """Sums, and the mean price of a token weighted by the tokens that each shard paid for."""
     gpu_hours = sum(cost.gpu_hours for cost in costs)
     if any(cost.amount is None for cost in costs):
-        return Cost(gpu_hours, None, costs[0].currency, None)
+        return Cost(gpu_hours, None, costs[0].currency)
     amount = sum(cost.amount or 0.0 for cost in costs)
     millions = sum((cost.amount or 0.0) / cost.per_million_tokens for cost in costs if cost.per_million_tokens)
     return Cost(gpu_hours, amount, costs[0].currency, amount / millions if millions else None)

@@ -1,0 +1,68 @@
+"""Every value that the reference names can be written as it stands there, in a job file and after `--set`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel
+
+from vasuki.base.config import JobConfig, load_job
+
+TRUE, FALSE = ("true", "True", "yes", "on"), ("false", "False", "no", "off")
+JOB = """\
+model: {path: m}
+input: {path: in.csv, prompt: "{text}"}
+output: {path: out}
+"""
+
+
+def words_of(kind: Any) -> Iterator[tuple[str, Any]]:
+    """(as it is written, what it means) for all words that a setting may be."""
+    if kind is bool:
+        yield from ((word, True) for word in TRUE)
+        yield from ((word, False) for word in FALSE)
+    elif get_origin(kind) is Literal:
+        yield from ((value, value) for value in get_args(kind))
+    else:
+        for part in get_args(kind):
+            yield from words_of(part)
+
+
+def settings() -> Iterator[tuple[str, str, str, Any]]:
+    """(section, key, as it is written, what it means)"""
+    for section, field in JobConfig.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            for key, entry in field.annotation.model_fields.items():
+                yield from ((section, key, word, value) for word, value in words_of(entry.annotation))
+
+
+SETTINGS = list(settings())
+
+
+def test_the_reference_is_walked() -> None:
+    assert {("engine", "compile", "off", "off"), ("kv", "offload", "none", "none")} <= set(SETTINGS)
+    assert ("sampling", "ignore_eos", "no", False) in SETTINGS
+
+
+@pytest.mark.parametrize(("section", "key", "word", "value"), SETTINGS, ids=lambda part: str(part))
+def test_a_word_means_itself(tmp_path: Path, section: str, key: str, word: str, value: Any) -> None:
+    base = JOB.replace(', prompt: "{text}"', "") if word == "openai-batch" else JOB
+    job = tmp_path / "job.yaml"
+    lines = [
+        line if not line.startswith(f"{section}:") else line[:-1] + f", {key}: {word}}}" for line in base.split("\n")
+    ]
+    text = "\n".join(lines)
+    job.write_text(text if text != base else f"{base}{section}: {{{key}: {word}}}\n")
+    assert getattr(getattr(load_job(job), section), key) == value
+    job.write_text(base)
+    assert getattr(getattr(load_job(job, [f"{section}.{key}={word}"]), section), key) == value
+
+
+def test_columns_may_be_called_like_truth_values(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(JOB + "sampling: {stop: [no, off]}\n")
+    config = load_job(job, ["input.id=no", "output.columns=[yes, on]"])
+    assert (config.input.id, config.output.columns, config.sampling.stop) == ("no", ("yes", "on"), ("no", "off"))

@@ -1,0 +1,154 @@
+"""What is known of the machine without torch is what torch finds, and plans by the one are plans by the other."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+from tiny_job import WORDS, job_tree
+
+from vasuki.base.config import parse_job
+from vasuki.base.errors import ModelError
+from vasuki.commands.cli import main
+from vasuki.commands.this_machine import placed_here
+from vasuki.hf.device.device import device_name
+from vasuki.hf.device.memory import total_bytes
+from vasuki.hf.kernels import levels
+from vasuki.machines import at_hand
+from vasuki.machines.at_hand import Card, Processor
+from vasuki.models.named import named_shape
+
+CPU = torch.device("cpu")
+GIB = 2**30
+AVX512 = "avx2 fma avx512f avx512vl avx512bw avx512dq"
+
+
+def written_job(folder: Path, model_folder: Path, **changes: dict[str, object]) -> Path:
+    rows = [{"id": f"r{i}", "text": " ".join(WORDS[: 1 + i * 7 % 17])} for i in range(40)]
+    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tree = job_tree(model_folder, folder / "in.jsonl", folder / "out")
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(tree | {name: tree.get(name, {}) | values for name, values in changes.items()}))
+    return path
+
+
+def printed(*arguments: object) -> object:
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"kv": {"device_memory": 0.5}, "engine": {"max_num_seqs": "auto", "chunk_tokens": "auto"}},
+        {"model": {"dtype": "bfloat16"}, "engine": {"compile": "off"}},
+        {"kv": {"offload": "park", "block_tokens": 4, "device_memory": "24KiB"}},
+        {"plan": {"gpu": "cpu", "output_length": "max"}},
+    ],
+    ids=["as it is", "all memory", "bfloat16", "parked", "by a profile"],
+)
+def test_plan_and_run_predict_the_same(tmp_path: Path, tiny_model: Path, changes: dict[str, dict[str, object]]) -> None:
+    job = written_job(tmp_path, tiny_model, **changes)
+    (plan,) = printed("plan", job, "--json")
+    manifest = printed("run", job, "--json", "--quiet")
+    assert manifest["predicted"] == {name: plan[name] for name in manifest["predicted"]}
+    assert manifest["device"]["profile"] == plan["gpu"]
+
+
+def test_a_model_is_planned_in_the_type_that_it_runs_in(tmp_path: Path, tiny_model: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoModelForCausalLM.from_pretrained(tiny_model).half().save_pretrained(tmp_path / "half")
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "half")
+    config = tmp_path / "half" / "config.json"
+    for dtype in ("float16", "bfloat16", None):  # None: as older models say nothing of it
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"dtype": dtype}))
+        job = written_job(tmp_path, tmp_path / "half")
+        (plan,) = printed("plan", job, "--json")
+        assert printed("run", job, "--json", "--quiet", "--fresh")["predicted"]["makespan_s"] == plan["makespan_s"]
+
+
+def test_what_is_known_without_torch_is_what_torch_finds() -> None:
+    processor = at_hand.processor()
+    assert processor.name == device_name(CPU)
+    assert processor.torch_multiplies_bfloat16 == torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert levels.executable(processor.capabilities) == levels.executable()
+    assert levels.chosen(processor.capabilities) == levels.chosen()
+    assert at_hand.total_bytes() == total_bytes(CPU)
+    assert 0 < at_hand.available_bytes() <= at_hand.total_bytes()
+
+
+def test_as_many_cores_as_torch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    show = "print(at_hand.processor().cores, torch.get_num_threads())"
+    code = f"import torch; from vasuki.machines import at_hand; {show}"
+    ours, theirs = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout.split()
+    assert ours == theirs
+
+
+def test_cores_share_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2})
+    fields = [{"processor": str(i), "physical id": "0", "core id": str(i // 2)} for i in range(8)]
+    assert at_hand._cores(fields) == 2
+    assert at_hand._cores([]) == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "5,2")
+    assert at_hand._cores(fields) == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "compile", "dtype"),
+    [
+        (f"{AVX512} avx512_bf16", "auto", "bfloat16"),
+        (AVX512, "auto", "float32"),  # kernels would multiply it no faster
+        (AVX512, "off", "bfloat16"),  # torch's operators do
+        ("avx2", "off", "float32"),
+    ],
+)
+def test_the_type_depends_on_the_processor_and_on_kernels(
+    monkeypatch: pytest.MonkeyPatch, flags: str, compile: str, dtype: str
+) -> None:
+    monkeypatch.setenv("CXX", "c++")
+    monkeypatch.delenv(levels.VARIABLE, raising=False)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(at_hand, "processor", lambda: Processor("a processor", 2, frozenset(flags.split())))
+    job = job_of(engine={"compile": compile}, kv={"device_memory": "1GiB"})
+    placement = placed_here(job, named_shape("mistral-7b"))
+    assert placement.shape.dtype == dtype
+    assert placement.profile.name == "cpu"
+
+
+def job_of(**sections: dict[str, object]) -> object:
+    tree = {
+        "model": {"shape": "mistral-7b"},
+        "input": {"path": "in.csv", "prompt": "{text}"},
+        "output": {"path": "out"},
+    }
+    return parse_job(tree | sections)
+
+
+def test_a_gpu_at_hand_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = named_shape("mistral-7b")
+    monkeypatch.setattr(at_hand, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 21 * GIB, pages=True))
+    monkeypatch.setattr(at_hand, "available_bytes", lambda: 32 * GIB)
+    placement = placed_here(job_of(), shape)
+    assert (placement.profile.name, placement.shape.dtype) == ("a10", "bfloat16")
+    assert placement.profile.memory_bytes == 22 * GIB
+    assert placement.kv.block_tokens == 256
+    assert placement.kv_bytes is not None
+    assert 0 < placement.kv_bytes < 21 * GIB - shape.weight_bytes - 0.1 * 22 * GIB
+    assert placed_here(job_of(engine={"device": "cpu"}), shape).profile.kind == "cpu"
+    monkeypatch.setattr(at_hand, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 12 * GIB, pages=True))
+    waiting = placed_here(job_of(), shape)  # for a plan that keeps some of them on the host
+    assert (waiting.kv_bytes, waiting.profile.memory_bytes) == (None, 12 * GIB)
+    monkeypatch.setattr(at_hand, "gpu", lambda: None)
+    with pytest.raises(ModelError, match="no CUDA device here; name a card with --gpu"):
+        placed_here(job_of(engine={"device": "cuda"}), shape)

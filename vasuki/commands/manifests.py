@@ -1,0 +1,160 @@
+"""Every manifest, built in one place: of a job that is still to run, of a simulated one, and of one that has run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from typing import TYPE_CHECKING, Any
+
+from vasuki.base.config import JobConfig
+from vasuki.engine.loop import RunStats
+from vasuki.engine.scheduler import Counters
+from vasuki.io.output.manifest import (
+    BatchStats,
+    KVStats,
+    Manifest,
+    Predicted,
+    PreemptionCounts,
+    RowCounts,
+    Timings,
+    TokenCounts,
+    now_utc,
+)
+from vasuki.machines.memory_budget import footprint
+from vasuki.machines.price import Cost
+from vasuki.machines.profile import HardwareProfile
+from vasuki.planner.lengths import Lengths
+from vasuki.planner.plan import Plan
+from vasuki.planner.simulated import Simulated
+
+if TYPE_CHECKING:
+    from vasuki.hf.loading.load_model import LoadedModel
+
+
+def planned_manifest(config: JobConfig, fingerprint: str, plan: Plan) -> Manifest:
+    """The manifest of a run that is still to come, for the same summary as after it."""
+    return Manifest(
+        **_of_job(config, fingerprint, plan),
+        rows=RowCounts(plan.requests),
+        tokens=TokenCounts(plan.prompt_tokens, plan.output_tokens_estimate),
+        cost=plan.cost,
+    )
+
+
+def simulated_manifest(
+    config: JobConfig, fingerprint: str, plan: Plan, lengths: Lengths, simulated: Simulated, profile: HardwareProfile
+) -> Manifest:
+    """The manifest of a simulated run, which `vasuki report` reads like a real one."""
+    result = simulated.to_dict()
+    rows, failed = len(lengths), plan.misfits
+    return Manifest(
+        **_of_job(config, fingerprint, plan),
+        rows=RowCounts(rows, rows - failed, failed),
+        tokens=TokenCounts(
+            int(lengths.prompt_tokens.sum()),
+            int(lengths.output_tokens.sum()),
+            simulated.recomputed_tokens,
+            simulated.result.counters.shared_tokens,
+        ),
+        timings=Timings(plan_s=plan.plan_s, generate_s=result["makespan_s"], makespan_s=result["makespan_s"]),
+        steps=result["steps"],
+        batch=BatchStats(**result["batch"]),
+        kv=KVStats(**result["kv"]),
+        preemptions=PreemptionCounts(**result["preemptions"]),
+        device={
+            "type": profile.kind,
+            "name": profile.title,
+            "profile": profile.name,
+            "policy": plan.policy,
+            "count": plan.layout.num_gpus,
+            "layout": plan.layout.to_dict(),
+        },
+        cost=simulated.plan.cost,
+        versions={"vasuki": importlib.metadata.version("vasuki")},
+        simulated=True,
+        finished_at=now_utc(),
+    )
+
+
+def run_manifest(
+    config: JobConfig,
+    fingerprint: str,
+    plan: Plan,
+    loaded: LoadedModel,
+    stats: RunStats,
+    counters: Counters,
+    timings: Timings,
+    num_tokens: int,
+    energy_j: float | None,
+    stolen_share: float,
+) -> Manifest:
+    """The manifest of a run. Its rows, and the tokens of prompts and outputs, are those that the output folder counts.
+
+    Args:
+        config: the job.
+        fingerprint: of its input.
+        plan: by which it ran.
+        loaded: its model.
+        stats: of its steps.
+        counters: of its scheduler.
+        timings: of the run.
+        num_tokens: of the rows that it finished, prompts and outputs.
+        energy_j: that the device drew; None where that is not known.
+        stolen_share: of the processors' time that the host of a virtual machine gave to others.
+    """
+    kv = loaded.kv_layout
+    device_bytes, host_bytes = footprint(
+        plan.settings,
+        plan.settings.block_tokens * kv.bytes_per_token,
+        kv.num_layers,
+        stats.peak_device_blocks,
+        stats.peak_host_blocks,
+    )
+    device: dict[str, Any] = {
+        "type": loaded.device.type,
+        "name": loaded.device_name,
+        "profile": plan.gpu,
+        "policy": plan.policy,
+        "stolen_share": stolen_share,
+    }
+    if loaded.threads is not None:
+        device["threads"] = loaded.threads
+    if energy_j is not None:
+        device["energy_j"] = energy_j
+    return Manifest(
+        **_of_job(config, fingerprint, plan),
+        tokens=TokenCounts(recomputed=counters.recomputed_tokens, shared=counters.shared_tokens),
+        timings=timings,
+        steps=stats.steps,
+        batch=BatchStats(stats.mean_seqs, stats.max_seqs),
+        kv=KVStats(
+            peak_device_bytes=device_bytes + stats.max_seqs * plan.state_bytes,
+            peak_host_bytes=host_bytes,
+            offloaded_bytes=stats.copied_bytes,
+            exposed_copy_s=stats.exposed_copy_s,
+            hidden_copy_s=stats.hidden_copy_s,
+            prefilled_ahead=counters.prefilled_ahead,
+        ),
+        preemptions=PreemptionCounts(counters.preemptions_swap, counters.preemptions_recompute),
+        device=device,
+        cost=Cost.of(timings.makespan_s, 1, plan.cost.price_per_hour, plan.cost.currency, num_tokens),
+        versions=_versions(),
+        finished_at=now_utc(),
+    )
+
+
+def _of_job(config: JobConfig, fingerprint: str, plan: Plan) -> dict[str, Any]:
+    """What every manifest says of its job, and of what was predicted for it."""
+    return {
+        "job": config.model_dump(mode="json"),
+        "config_hash": config.config_hash,
+        "input_fingerprint": fingerprint,
+        "predicted": Predicted(
+            plan.makespan_s, plan.lower_bound_s, plan.schedule_bound_s, plan.source, plan.output_tokens_estimate
+        ),
+    }
+
+
+def _versions() -> dict[str, str]:
+    packages = ("vasuki", "torch", "transformers", "pyarrow")
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}

@@ -1,0 +1,257 @@
+"""What plan and run know of a job's machine: the type that the model computes in, the profile, and the memory for KV.
+
+`vasuki run` looks at the model that it has loaded. `vasuki plan` comes to the same by the same rules from what can be
+known without torch, so that both make the same plan of the same job on the same machine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from vasuki.base.config import JobConfig, KVConfig
+from vasuki.base.errors import JobFileError, ModelError
+from vasuki.commands.foresight import MachineProfile, Tokens, profile_for_plan, profile_for_run, shape_in_use
+from vasuki.machines import at_hand
+from vasuki.machines.memory_budget import kv_room_bytes, room_bytes
+from vasuki.machines.profile import HardwareProfile, Limits
+from vasuki.machines.profile_files import find_profile
+from vasuki.machines.this_cpu import limits_of
+from vasuki.models.dtypes import computed_dtype
+from vasuki.models.layout import Layout
+from vasuki.models.shape import ModelShape
+from vasuki.planner import OFFLOAD_MODES, make_plan, plan_parallel
+from vasuki.planner.lengths import Lengths
+from vasuki.planner.plan import Plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from vasuki.hf.loading.load_model import LoadedModel
+
+log = logging.getLogger(__name__)
+
+ONE_DEVICE = Layout()
+NO_TOKENS = Tokens(0.0, 0.0)  # of nothing that anybody waits for, so nothing is measured
+CLEARLY = 1.2  # times as fast; a CPU's rates, measured one after the other, differ by noise
+PAGE_TOKENS = 256  # of a block that torch's CUDA kernel takes as it is
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A job's model on a machine: all that a plan is made from, beside the lengths of the requests."""
+
+    config: JobConfig
+    shape: ModelShape  # in the type that the model computes in there
+    machine: MachineProfile
+    kv: KVConfig
+    kv_bytes: int | None = None  # of the device, where more is known than the profile says
+
+    @property
+    def profile(self) -> HardwareProfile:
+        """The machine's rates."""
+        return self.machine.profile
+
+    def plan(self, lengths: Lengths, layout: Layout = ONE_DEVICE) -> Plan:
+        """Plan the job, or some of its requests. Raises as `make_plan` and `plan_parallel` do."""
+        return replace(self._plan(lengths, layout), source=self.machine.source, spread=self.machine.spread)
+
+    def _plan(self, lengths: Lengths, layout: Layout) -> Plan:
+        config = self.config.model_copy(update={"kv": self.kv})
+        if layout != ONE_DEVICE:
+            return plan_parallel(lengths, self.shape, self.profile, config, layout)
+        # On a CPU both tiers are the same memory: moving gains nothing, unless somebody asks for it.
+        stays = self.profile.kind == "cpu" and self.kv.offload == "auto"
+        return make_plan(
+            lengths,
+            self.shape,
+            self.profile,
+            plan=config.plan,
+            engine=config.engine,
+            kv=config.kv,
+            cost=config.cost,
+            kv_bytes=self.kv_bytes,
+            offload_modes=("none",) if stays else OFFLOAD_MODES,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """What the job computes on, and what it has to itself there."""
+
+    gpu: str  # as its driver reports it; empty for the CPU
+    total_bytes: int
+    available_bytes: int
+    pages: bool  # whether attention walks tables of large blocks
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether that is the CPU."""
+        return not self.gpu
+
+
+def placed_on(config: JobConfig, shape: ModelShape, profile: HardwareProfile) -> Placement:
+    """A model on a machine that is not at hand.
+
+    Args:
+        config: the job.
+        shape: the model's, as it was saved.
+        profile: the machine's.
+    """
+    peaks = profile.peak_tflops
+    fast = peaks.get("bfloat16", 0.0) >= CLEARLY * peaks.get("float32", 0.0)
+    return Placement(
+        config, _computed(config, shape, profile.kind == "cpu", fast), MachineProfile.of(profile), config.kv
+    )
+
+
+def placed_here(config: JobConfig, shape: ModelShape, tokens: Tokens = NO_TOKENS) -> Placement:
+    """A model on the machine at hand, before it is loaded.
+
+    A job that names the profile of another kind of machine (`plan.gpu`) is planned for that one. Where the job is long
+    enough and nobody has measured the machine, it is measured, see `profile_for_plan`.
+
+    Args:
+        config: the job.
+        shape: the model's, as it was saved.
+        tokens: about so many of prompts and of outputs.
+
+    Raises:
+        ModelError: the job wants a CUDA device, and there is none.
+        ProfileError: there is no such profile, or it is malformed.
+        JobFileError: see `within_host_memory`.
+    """
+    device = _device_at_hand(config)
+    if config.plan.gpu != "auto":
+        profile = find_profile(config.plan.gpu)
+        if (profile.kind == "cpu") != device.on_cpu:
+            return placed_on(config, shape, profile)
+    shape = _computed(config, shape, device.on_cpu, _multiplies_bfloat16(config))
+    weight_bytes = shape.weight_bytes
+    waits = not device.on_cpu and weights_wait(config, weight_bytes, device.total_bytes, device.available_bytes)
+    kv_bytes = None
+    if not waits:
+        kv_bytes = kv_room_bytes(
+            config.kv.device_memory,
+            device.total_bytes,
+            device.available_bytes - weight_bytes,
+            token_bytes=shape.kv_bytes_per_token,
+            state_bytes=shape.state_bytes,
+            max_context_tokens=shape.max_context_tokens,
+            vocab_size=shape.vocab_size,
+            hidden_size=shape.hidden_size,
+        )
+    free_bytes = at_hand.available_bytes() - (weight_bytes if device.on_cpu or waits else 0)
+    pages = device.pages and shape.dtype != "float32" and _fits_pages(shape)
+    kv = _kv(config, device, free_bytes, pages)
+    machine = _machine(config, device, waits, lambda: profile_for_plan(config, shape, tokens, device.gpu, waits))
+    return Placement(config, shape, machine, kv, kv_bytes)
+
+
+def placed_as_loaded(config: JobConfig, loaded: LoadedModel, tokens: Tokens) -> Placement:
+    """A loaded model on the machine at hand, which is measured with it as in `placed_here`. Raises the same."""
+    from vasuki.hf.device.memory import available_bytes, total_bytes
+    from vasuki.hf.kernels.varlen import preferred_block_tokens
+    from vasuki.hf.loading.kv_budget import kv_budget_bytes
+
+    layout = loaded.kv_layout
+    device = _Device(
+        gpu="" if loaded.device.type == "cpu" else loaded.device_name,
+        total_bytes=total_bytes(loaded.device),
+        available_bytes=available_bytes(loaded.device),
+        pages=preferred_block_tokens(layout.dtype, loaded.device, min(layout.head_dims)) == PAGE_TOKENS,
+    )
+    # Weights that wait on the host are planned for what is free; the others are on the device already.
+    waits = not loaded.is_on_device
+    kv_bytes = None if waits else kv_budget_bytes(loaded, config.kv.device_memory)
+    kv = _kv(config, device, at_hand.available_bytes(), device.pages)
+    shape = shape_in_use(loaded, config)
+    machine = _machine(config, device, waits, lambda: profile_for_run(config, loaded, shape, tokens))
+    return Placement(config, shape, machine, kv, kv_bytes)
+
+
+def stays_on_host(config: JobConfig, weight_bytes: int, device: torch.device) -> bool:
+    """Whether so many bytes of weights, loaded into host memory, wait there for a plan."""
+    from vasuki.hf.device.memory import available_bytes, total_bytes
+
+    return weights_wait(config, weight_bytes, total_bytes(device), available_bytes(device))
+
+
+def weights_wait(config: JobConfig, weight_bytes: int, total_bytes: int, available_bytes: int) -> bool:
+    """Whether weights are more than a device with so much memory has room for, or the job keeps some on the host."""
+    if config.engine.weights_on_host != "auto":
+        return config.engine.weights_on_host > 0
+    return weight_bytes >= room_bytes(config.kv.device_memory, total_bytes, available_bytes)
+
+
+def within_host_memory(kv: KVConfig, free_bytes: int) -> KVConfig:
+    """The same with no more host memory than is free, and a warning if that is less than allowed.
+
+    Raises JobFileError if the job names both the mode and the amount: then it is to run like that or not at all.
+    """
+    if kv.host_memory <= free_bytes:
+        return kv
+    asked, free = (f"{num_bytes / 2**30:.1f} GiB" for num_bytes in (kv.host_memory, free_bytes))
+    short = f"kv.host_memory: {asked} are asked for, {free} are free"
+    if kv.offload not in ("auto", "none") and "host_memory" in kv.model_fields_set:
+        raise JobFileError(f"{short}; lower it, or let kv.offload be auto to take what there is")
+    log.warning("%s; taking those", short)
+    return kv.model_copy(update={"host_memory": max(1, free_bytes)})
+
+
+def _device_at_hand(config: JobConfig) -> _Device:
+    """The device that a run would take."""
+    card = None if config.engine.device == "cpu" else at_hand.gpu()
+    if card is not None:
+        return _Device(card.name, card.total_bytes, card.available_bytes, card.pages)
+    if config.engine.device == "cuda":
+        raise ModelError("engine.device is cuda, but there is no CUDA device here; name a card with --gpu")
+    return _Device("", at_hand.total_bytes(), at_hand.available_bytes(), False)
+
+
+def _multiplies_bfloat16(config: JobConfig) -> bool:
+    """Whether the processor multiplies bfloat16 no slower than float32, by the kernels that a run would take."""
+    from vasuki.hf.kernels import levels, native
+
+    processor = at_hand.processor()
+    level = levels.chosen(processor.capabilities) if config.engine.compile != "off" else levels.NONE
+    if level is levels.NONE or native.find_compiler() is None:
+        return processor.torch_multiplies_bfloat16
+    return level in (levels.AVX512_BF16, levels.AMX)
+
+
+def _computed(config: JobConfig, shape: ModelShape, on_cpu: bool, multiplies_bfloat16: bool) -> ModelShape:
+    dtype = computed_dtype(config.model.dtype, shape.dtype, on_cpu, multiplies_bfloat16)
+    return shape.with_dtype(dtype, config.kv.dtype)
+
+
+def _fits_pages(shape: ModelShape) -> bool:
+    """Whether torch's CUDA kernel is made for such heads."""
+    return all(dim % 8 == 0 and dim <= 256 for dim in (shape.head_dim, shape.full_heads[1]))
+
+
+def _machine(
+    config: JobConfig, device: _Device, weights_wait: bool, found: Callable[[], MachineProfile]
+) -> MachineProfile:
+    """The profile that the job names, else the one that is found, with the memory that there is. Bounds go by the
+    processor that really runs."""
+    changes: dict[str, int | Limits] = {}
+    if config.plan.gpu != "auto":
+        machine = MachineProfile.of(find_profile(config.plan.gpu))
+    else:
+        machine = found()
+        changes["memory_mib"] = (device.available_bytes if weights_wait else device.total_bytes) // 2**20
+    if device.on_cpu:
+        changes["limits"] = limits_of(at_hand.processor())
+    return replace(machine, profile=machine.profile.model_copy(update=changes))
+
+
+def _kv(config: JobConfig, device: _Device, free_bytes: int, pages: bool) -> KVConfig:
+    """Blocks as large as torch's CUDA kernel wants them for walking block tables, where it does and unless the job says
+    otherwise, and no more host memory than there is."""
+    kv = config.kv
+    if not device.on_cpu or kv.offload not in ("auto", "none"):
+        kv = within_host_memory(kv, free_bytes)
+    return kv.model_copy(update={"block_tokens": PAGE_TOKENS}) if pages and kv.block_tokens == "auto" else kv
