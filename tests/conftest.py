@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 # One thread each: the machine's cores go to the tests that run side by side, and results do not depend on their number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["VASUKI_MEASURE"] = "off"  # how busy the machine is decides no plan; tests of measuring switch it on
 
 
 # The same examples in every run, however fast the machine is.
@@ -25,6 +26,40 @@ def logger_as_before() -> Iterator[None]:
     handlers, level, propagates = logger.handlers[:], logger.level, logger.propagate
     yield
     logger.handlers[:], logger.level, logger.propagate = handlers, level, propagates
+
+
+@pytest.fixture(autouse=True)
+def no_run_beats_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks at every run of the suite that ends: what it generated took no less than the bound said.
+
+    Only where all that was planned for was generated: a bound of other lengths bounds nothing. A test that makes one
+    run of several processes, or goes on with one, generated in more than one time.
+    """
+    from vasuki.io.output.manifest import Manifest
+    from vasuki.io.output.output_folder import OutputFolder
+
+    finish = OutputFolder.finish
+
+    def checked(self: OutputFolder, manifest: Manifest) -> Manifest:
+        done_before = self.done.count_in(self.shard)
+        finished = finish(self, manifest)
+        predicted, bound_s = finished.predicted, finished.predicted.lower_bound_s
+        if bound_s and not done_before and finished.tokens.output >= predicted.output_tokens_estimate > 0:
+            assert finished.timings.generate_s >= bound_s, "a run took less than any can"
+        return finished
+
+    monkeypatch.setattr(OutputFolder, "finish", checked)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test finds what earlier runs measured on this machine, nor leaves anything for later ones."""
+    from vasuki.machines import profile_cache
+
+    folder = tmp_path_factory.mktemp("profiles")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profile_cache, "_folder", lambda: folder)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -89,3 +89,40 @@ def test_nothing_measured_changes_nothing() -> None:
     assert prediction.ratio == 1.0
     assert prediction.makespan_s == 10.0
     assert RunStats().mean_seqs == 0
+
+
+class TimesLeft:
+    """Notes what a run says of its time left, step by step."""
+
+    def __init__(self, prediction: RunningPrediction, slower: float) -> None:
+        self.prediction, self.slower = prediction, slower
+        self.seen: list[tuple[float, float]] = []  # (now_s, left_s)
+        self.now_s = 0.0
+
+    def record(
+        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
+    ) -> None:
+        elapsed_s = self.slower * result.elapsed_s
+        self.now_s += elapsed_s
+        self.prediction.record(now_s, batch, result._replace(elapsed_s=elapsed_s), scheduler, finished)
+        self.seen.append((self.now_s, self.prediction.left_s))
+
+
+@pytest.mark.parametrize("slower", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("prompt", [40, 2000])
+@pytest.mark.parametrize(("ends", "most"), [(1.0, 0.15), (0.6, 0.3)])
+def test_the_time_left_is_known_from_a_tenth_of_the_job_on(
+    slower: float, prompt: int, ends: float, most: float
+) -> None:
+    """Also where a plan computes prompts first and on a machine of another pace; roughly where outputs are shorter
+    than expected, which nobody knows before rows end."""
+    outputs = np.random.default_rng(0).integers(40, 160, 150)
+    planned = Lengths(np.full(150, prompt), outputs)
+    plan = make_plan(planned, LLAMA, A10)
+    happens = replace(planned, output_tokens=np.maximum(1, (ends * outputs).astype(int)))
+    left = TimesLeft(RunningPrediction(plan, CostModel(LLAMA, A10)), slower)
+    simulate_plan(plan, happens, LLAMA, A10, observers=[left], one_by_one=True)
+    total_s = left.now_s
+    errors = [abs(left_s - (total_s - now_s)) / total_s for now_s, left_s in left.seen if now_s >= 0.1 * total_s]
+    assert np.median(errors) < most
+    assert left.seen[-1][1] == pytest.approx(0, abs=0.02 * total_s)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from vasuki.base.errors import JobFileError, did_you_mean
+from vasuki.commands.foresight import tokens_of
 from vasuki.commands.manifests import simulated_manifest
 from vasuki.commands.step_tracer import StepTracer
 from vasuki.commands.this_machine import ONE_DEVICE, Placement, placed_here, placed_on
@@ -31,7 +32,8 @@ def output_of(overrides: tuple[str, ...]) -> str:
 def placements_of(names: Iterable[str], workload: Workload) -> list[Placement]:
     """The model on each of the machines that the command line names, or on the machine at hand if it names none."""
     config, shape = workload.config, workload.shape
-    return [placed_on(config, shape, find_profile(name)) for name in names] or [placed_here(config, shape)]
+    placements = [placed_on(config, shape, find_profile(name)) for name in names]
+    return placements or [placed_here(config, shape, tokens_of(workload.lengths))]
 
 
 def priced(placements: Iterable[Placement], prices: Mapping[str, float]) -> list[Placement]:

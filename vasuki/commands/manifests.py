@@ -157,7 +157,9 @@ def _of_job(config: JobConfig, config_hash: str, fingerprint: str, plan: Plan) -
         "job": config.model_dump(mode="json"),
         "config_hash": config_hash,
         "input_fingerprint": fingerprint,
-        "predicted": Predicted(plan.makespan_s, plan.lower_bound_s, plan.schedule_bound_s, plan.source),
+        "predicted": Predicted(
+            plan.makespan_s, plan.lower_bound_s, plan.schedule_bound_s, plan.source, plan.output_tokens_estimate
+        ),
     }
 
 

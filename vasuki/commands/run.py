@@ -22,6 +22,7 @@ import numpy as np
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import InputError, Interrupted, ModelError, TooManyRowErrors
 from vasuki.base.units import duration, percent_text
+from vasuki.commands.foresight import MachineProfile, expected, look_back, rough_tokens
 from vasuki.commands.manifests import run_manifest
 from vasuki.commands.progress import Progress
 from vasuki.commands.signals import StopSignals
@@ -192,6 +193,7 @@ class _Run:
         self.load_s = load_s
         self.weights_on_host = False
         self.energy: EnergyMeter  # set once there is a model
+        self.machine: MachineProfile  # set with the plan
         self.stolen = StolenTime()
         self.stats = RunStats()
 
@@ -210,7 +212,8 @@ class _Run:
         )
         with stream as requests:
             first = list(first_rows(requests, PLANNED_REQUESTS))
-            placement = placed_as_loaded(self.config, loaded)
+            placement = placed_as_loaded(self.config, loaded, rough_tokens(first, self.rows_left))
+            self.machine = placement.machine
             plan = self._plan(placement, first)
             self.weights_on_host = plan.layout.host_layers > 0
             cost_model = CostModel(placement.shape, placement.profile, plan.layout)
@@ -227,10 +230,11 @@ class _Run:
         except InputError:  # none of them fits: they become error rows, as beside others that do
             plan = placement.plan(NOTHING_TO_RUN)
         log.info(
-            "planned: %d requests in %s from now on, of which at most %s could still be saved; steps of %d tokens, "
-            "offload %s%s",
+            "planned: %d requests in %s from now on (%s), of which at most %s could still be saved; steps of %d "
+            "tokens, offload %s%s",
             plan.requests,
-            duration(plan.makespan_s),
+            expected(plan),
+            plan.source,
             percent_text(plan.could_save),
             plan.chunk_tokens,
             plan.offload.mode,
@@ -267,9 +271,7 @@ class _Run:
         try:
             with TraceWriter(self.folder.trace) as trace:
                 sink = RowSink(writer, loaded.tokenizer.decode, on_commit=trace.flush)
-                progress = Progress(
-                    self.rows_left, lambda: sink.written.rows, lambda: prediction.makespan_s, self.quiet
-                )
+                progress = Progress(self.rows_left, lambda: sink.written.rows, prediction, self.quiet)
                 tracer = StepTracer(trace, plan.settings, prediction)
                 observers: list[Observer] = [order, prediction, tracer, progress]
                 gc.freeze()  # the collector need not walk through what was loaded, half a second in the midst of a job
@@ -282,6 +284,7 @@ class _Run:
         except Interrupted as error:
             interrupted = error
         now_s = time.perf_counter()
+        look_back(self.machine, prediction.pace, self.stolen.share)
         written = writer.committed
         manifest = run_manifest(
             self.config,

@@ -7,16 +7,18 @@ known without torch, so that both make the same plan of the same job on the same
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vasuki.base.config import JobConfig, KVConfig
 from vasuki.base.errors import JobFileError, ModelError
+from vasuki.commands.foresight import MachineProfile, Tokens, profile_for_plan, profile_for_run, shape_in_use
 from vasuki.machines import at_hand
 from vasuki.machines.memory_budget import kv_room_bytes, room_bytes
-from vasuki.machines.profile import HardwareProfile
-from vasuki.machines.profile_files import find_profile, profile_for_device
-from vasuki.models.config_json import shape_from_config
+from vasuki.machines.profile import HardwareProfile, Limits
+from vasuki.machines.profile_files import find_profile
+from vasuki.machines.this_cpu import limits_of
 from vasuki.models.dtypes import computed_dtype
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ONE_DEVICE = Layout()
+NO_TOKENS = Tokens(0.0, 0.0)  # of nothing that anybody waits for, so nothing is measured
 CLEARLY = 1.2  # times as fast; a CPU's rates, measured one after the other, differ by noise
 PAGE_TOKENS = 256  # of a block that torch's CUDA kernel takes as it is
 
@@ -42,12 +45,20 @@ class Placement:
 
     config: JobConfig
     shape: ModelShape  # in the type that the model computes in there
-    profile: HardwareProfile
+    machine: MachineProfile
     kv: KVConfig
     kv_bytes: int | None = None  # of the device, where more is known than the profile says
 
+    @property
+    def profile(self) -> HardwareProfile:
+        """The machine's rates."""
+        return self.machine.profile
+
     def plan(self, lengths: Lengths, layout: Layout = ONE_DEVICE) -> Plan:
         """Plan the job, or some of its requests. Raises as `make_plan` and `plan_parallel` do."""
+        return replace(self._plan(lengths, layout), source=self.machine.source, spread=self.machine.spread)
+
+    def _plan(self, lengths: Lengths, layout: Layout) -> Plan:
         config = self.config.model_copy(update={"kv": self.kv})
         if layout != ONE_DEVICE:
             return plan_parallel(lengths, self.shape, self.profile, config, layout)
@@ -67,11 +78,15 @@ class Placement:
 class _Device:
     """What the job computes on, and what it has to itself there."""
 
-    on_cpu: bool
-    names: tuple[str, ...]  # under which profiles list it
+    gpu: str  # as its driver reports it; empty for the CPU
     total_bytes: int
     available_bytes: int
     pages: bool  # whether attention walks tables of large blocks
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether that is the CPU."""
+        return not self.gpu
 
 
 def placed_on(config: JobConfig, shape: ModelShape, profile: HardwareProfile) -> Placement:
@@ -84,21 +99,25 @@ def placed_on(config: JobConfig, shape: ModelShape, profile: HardwareProfile) ->
     """
     peaks = profile.peak_tflops
     fast = peaks.get("bfloat16", 0.0) >= CLEARLY * peaks.get("float32", 0.0)
-    return Placement(config, _computed(config, shape, profile.kind == "cpu", fast), profile, config.kv)
+    return Placement(
+        config, _computed(config, shape, profile.kind == "cpu", fast), MachineProfile.of(profile), config.kv
+    )
 
 
-def placed_here(config: JobConfig, shape: ModelShape) -> Placement:
+def placed_here(config: JobConfig, shape: ModelShape, tokens: Tokens = NO_TOKENS) -> Placement:
     """A model on the machine at hand, before it is loaded.
 
-    A job that names the profile of another kind of machine (`plan.gpu`) is planned for that one.
+    A job that names the profile of another kind of machine (`plan.gpu`) is planned for that one. Where the job is long
+    enough and nobody has measured the machine, it is measured, see `profile_for_plan`.
 
     Args:
         config: the job.
         shape: the model's, as it was saved.
+        tokens: about so many of prompts and of outputs.
 
     Raises:
         ModelError: the job wants a CUDA device, and there is none.
-        ProfileError: there is no such profile.
+        ProfileError: there is no such profile, or it is malformed.
         JobFileError: see `within_host_memory`.
     """
     device = _device_at_hand(config)
@@ -123,20 +142,20 @@ def placed_here(config: JobConfig, shape: ModelShape) -> Placement:
         )
     free_bytes = at_hand.available_bytes() - (weight_bytes if device.on_cpu or waits else 0)
     pages = device.pages and shape.dtype != "float32" and _fits_pages(shape)
-    return Placement(config, shape, _profile(config, device, waits), _kv(config, device, free_bytes, pages), kv_bytes)
+    kv = _kv(config, device, free_bytes, pages)
+    machine = _machine(config, device, waits, lambda: profile_for_plan(config, shape, tokens, device.gpu, waits))
+    return Placement(config, shape, machine, kv, kv_bytes)
 
 
-def placed_as_loaded(config: JobConfig, loaded: LoadedModel) -> Placement:
-    """A loaded model on the machine at hand. Raises as `placed_here` does."""
-    from vasuki.hf.device.device import device_name
+def placed_as_loaded(config: JobConfig, loaded: LoadedModel, tokens: Tokens) -> Placement:
+    """A loaded model on the machine at hand, which is measured with it as in `placed_here`. Raises the same."""
     from vasuki.hf.device.memory import available_bytes, total_bytes
     from vasuki.hf.kernels.varlen import preferred_block_tokens
     from vasuki.hf.loading.kv_budget import kv_budget_bytes
 
-    on_cpu, layout = loaded.device.type == "cpu", loaded.kv_layout
+    layout = loaded.kv_layout
     device = _Device(
-        on_cpu=on_cpu,
-        names=(device_name(loaded.device), loaded.device_name),
+        gpu="" if loaded.device.type == "cpu" else loaded.device_name,
         total_bytes=total_bytes(loaded.device),
         available_bytes=available_bytes(loaded.device),
         pages=preferred_block_tokens(layout.dtype, loaded.device, min(layout.head_dims)) == PAGE_TOKENS,
@@ -145,7 +164,9 @@ def placed_as_loaded(config: JobConfig, loaded: LoadedModel) -> Placement:
     waits = not loaded.is_on_device
     kv_bytes = None if waits else kv_budget_bytes(loaded, config.kv.device_memory)
     kv = _kv(config, device, at_hand.available_bytes(), device.pages)
-    return Placement(config, _shape_of(config, loaded), _profile(config, device, waits), kv, kv_bytes)
+    shape = shape_in_use(loaded, config)
+    machine = _machine(config, device, waits, lambda: profile_for_run(config, loaded, shape, tokens))
+    return Placement(config, shape, machine, kv, kv_bytes)
 
 
 def stays_on_host(config: JobConfig, weight_bytes: int, device: torch.device) -> bool:
@@ -181,11 +202,10 @@ def _device_at_hand(config: JobConfig) -> _Device:
     """The device that a run would take."""
     card = None if config.engine.device == "cpu" else at_hand.gpu()
     if card is not None:
-        return _Device(False, (card.name,), card.total_bytes, card.available_bytes, card.pages)
+        return _Device(card.name, card.total_bytes, card.available_bytes, card.pages)
     if config.engine.device == "cuda":
         raise ModelError("engine.device is cuda, but there is no CUDA device here; name a card with --gpu")
-    processor = at_hand.processor()
-    return _Device(True, (processor.name, processor.model), at_hand.total_bytes(), at_hand.available_bytes(), False)
+    return _Device("", at_hand.total_bytes(), at_hand.available_bytes(), False)
 
 
 def _multiplies_bfloat16(config: JobConfig) -> bool:
@@ -209,16 +229,20 @@ def _fits_pages(shape: ModelShape) -> bool:
     return all(dim % 8 == 0 and dim <= 256 for dim in (shape.head_dim, shape.full_heads[1]))
 
 
-def _profile(config: JobConfig, device: _Device, weights_wait: bool) -> HardwareProfile:
-    """The profile that the job names, else the device's own, else a generic one, with the memory that there is."""
+def _machine(
+    config: JobConfig, device: _Device, weights_wait: bool, found: Callable[[], MachineProfile]
+) -> MachineProfile:
+    """The profile that the job names, else the one that is found, with the memory that there is. Bounds go by the
+    processor that really runs."""
+    changes: dict[str, int | Limits] = {}
     if config.plan.gpu != "auto":
-        return find_profile(config.plan.gpu)
-    known = next(filter(None, map(profile_for_device, device.names)), None)
-    if known is None and not device.on_cpu:
-        log.warning("no profile for %s; `vasuki profile` measures one. Planning as for an A100.", device.names[0])
-    profile = known or find_profile("cpu" if device.on_cpu else "a100")
-    memory_bytes = device.available_bytes if weights_wait else device.total_bytes
-    return profile.model_copy(update={"memory_mib": memory_bytes // 2**20})
+        machine = MachineProfile.of(find_profile(config.plan.gpu))
+    else:
+        machine = found()
+        changes["memory_mib"] = (device.available_bytes if weights_wait else device.total_bytes) // 2**20
+    if device.on_cpu:
+        changes["limits"] = limits_of(at_hand.processor())
+    return replace(machine, profile=machine.profile.model_copy(update=changes))
 
 
 def _kv(config: JobConfig, device: _Device, free_bytes: int, pages: bool) -> KVConfig:
@@ -228,13 +252,3 @@ def _kv(config: JobConfig, device: _Device, free_bytes: int, pages: bool) -> KVC
     if not device.on_cpu or kv.asks_for_offload:
         kv = within_host_memory(kv, free_bytes)
     return kv.model_copy(update={"block_tokens": PAGE_TOKENS}) if pages and kv.block_tokens == "auto" else kv
-
-
-def _shape_of(config: JobConfig, loaded: LoadedModel) -> ModelShape:
-    """A loaded model's shape, in the type that it really runs in."""
-    shape = shape_from_config(loaded.config.to_dict(), config.model.path)
-    shape = shape.with_dtype(str(loaded.dtype).removeprefix("torch."), config.kv.dtype)
-    stored = loaded.kv_layout.bytes_per_token  # which a configuration does not always tell
-    if shape.recurrent and loaded.recurrent:
-        shape = replace(shape, recurrent=replace(shape.recurrent, kept_bytes=loaded.recurrent.bytes_per_row))
-    return shape if stored == shape.kv_bytes_per_token else replace(shape, stored_bytes=stored)

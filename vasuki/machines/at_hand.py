@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 _TORCH_WORDS = {"fma": "fma3"} | {f"avx512{part}": f"avx512_{part}" for part in ("f", "bw", "dq", "vl", "cd", "ifma")}
 _PAGING_TORCH = (2, 12)  # from which on its attention kernel walks block tables,
@@ -67,16 +68,12 @@ def without_noise(model: str) -> str:
 
 def gpu() -> Card | None:
     """The GPU that torch would take; None where NVML shows none. A run says so if its torch cannot use it."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    if visible in ("", "-1"):
-        return None
     try:
         torch = metadata.version("torch")
         import pynvml
 
-        pynvml.nvmlInit()
-        handle_of = pynvml.nvmlDeviceGetHandleByIndex if visible.isdigit() else pynvml.nvmlDeviceGetHandleByUUID
-        handle = handle_of(int(visible) if visible.isdigit() else visible)
+        if (handle := gpu_handle()) is None:
+            return None
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
         name = pynvml.nvmlDeviceGetName(handle)
         capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
@@ -88,6 +85,21 @@ def gpu() -> Card | None:
         available_bytes=max(0, int(memory.free) - _CONTEXT_BYTES),
         pages=capability >= _AMPERE and tuple(map(int, torch.split(".")[:2])) >= _PAGING_TORCH,
     )
+
+
+def gpu_handle() -> Any:
+    """NVML's handle of the GPU that torch would take; None if torch is to see none.
+
+    Raises what the library raises where there is no driver or no permission, or ImportError without the library.
+    """
+    import pynvml
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    if visible in ("", "-1"):
+        return None
+    pynvml.nvmlInit()
+    handle_of = pynvml.nvmlDeviceGetHandleByIndex if visible.isdigit() else pynvml.nvmlDeviceGetHandleByUUID
+    return handle_of(int(visible) if visible.isdigit() else visible)
 
 
 def total_bytes() -> int:

@@ -318,6 +318,23 @@ class Measured(_Section):
     """A recurrent layer."""
     in_step: InStep | None = None
     """Whole steps against the sum of their operators."""
+    spread: NonNegative = 0
+    """By what share the middle half of repeated whole steps lay apart: how far the machine's pace can be told."""
+
+
+class Limits(_Section):
+    """Rates that nothing beats, for bounds, where they are not those of a datasheet."""
+
+    peak_tflops: dict[str, Positive]
+    """By dtype."""
+    memory_gb_per_s: Positive
+    """Of memory."""
+    cache_mib: Annotated[int, Field(ge=0)] = 0
+    """That may hold weights from one step to the next."""
+    stored_bytes: Annotated[int, Field(ge=0)] = 0
+    """Bytes of a weight, where an engine may keep it in fewer than it multiplies; 0 for as many."""
+    source: str
+    """Where the figures come from."""
 
 
 class HardwareProfile(_Section):
@@ -352,6 +369,7 @@ class HardwareProfile(_Section):
     sources: dict[str, str] = {}
     """Where the remaining figures come from, by key."""
     measured: Measured | None = None
+    limits: Limits | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -373,6 +391,18 @@ class HardwareProfile(_Section):
         except KeyError:
             known = ", ".join(self.peak_tflops)
             raise ProfileError(f"profile {self.name} has no peak_tflops for {dtype}; it lists {known}") from None
+
+    # --- for bounds: the larger of what is known and what was measured ------------------------------------------------
+
+    def most_flops(self, dtype: str) -> float:
+        """FLOP/s that nothing beats. Raises ProfileError as `peak_flops` does."""
+        known = self.limits.peak_tflops.get(dtype, 0.0) * 1e12 if self.limits else 0.0
+        return max(known, self.peak_flops(dtype))
+
+    @property
+    def most_bytes_per_s(self) -> float:
+        """Memory traffic that nothing beats."""
+        return max(self.limits.memory_gb_per_s * 1e9 if self.limits else 0.0, self.memory_bytes_per_s)
 
     def datasheet_only(self) -> HardwareProfile:
         """The same profile without its measured points."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,16 @@ def profile_for_device(device_name: str) -> HardwareProfile | None:
     return None
 
 
+def profile_measured_here(device_name: str) -> tuple[HardwareProfile, float] | None:
+    """What `vasuki profile` left in the user's folders for this driver-reported name, and how many seconds ago."""
+    for folder in _user_folders():
+        for file in sorted(folder.glob("*.yaml")):
+            profile = load_profile(file)
+            if device_name in profile.device_names and profile.measured is not None:
+                return profile, max(0.0, time.time() - file.stat().st_mtime)
+    return None
+
+
 def load_profile(path: Path) -> HardwareProfile:
     """Read and check one file. `measured` may name a file beside it that holds that section."""
     tree = _read_yaml(path)
@@ -85,9 +96,13 @@ def _profile_files() -> dict[str, Path]:
     return files
 
 
-def _folders() -> Iterator[Path]:
+def _user_folders() -> Iterator[Path]:
     yield from (Path(folder) for folder in os.environ.get("VASUKI_PROFILES", "").split(os.pathsep) if folder)
     yield user_profile_path("").parent
+
+
+def _folders() -> Iterator[Path]:
+    yield from _user_folders()
     yield Path(__file__).resolve().parents[2] / "profiles"  # of a checkout
     yield Path(sys.prefix) / "share" / "vasuki" / "profiles"  # of an installed wheel
 

@@ -1,4 +1,7 @@
-"""Seconds that no schedule of a job can beat, from datasheet rates and the lengths of its requests.
+"""Seconds that no schedule of a job can beat, from rates that nothing beats and the lengths of its requests.
+
+Rates are those of the datasheet, or what was measured where that is more; on a CPU those of its instructions at its
+fastest clock. What a CPU's caches hold need not come from memory in every step.
 
 Four arguments, of which the largest counts; docs/cost-model.md states them side by side.
 """
@@ -79,7 +82,7 @@ def compute_bound_s(
     if not len(prompts):
         return 0.0
     flops = float(np.sum(_request_flops(shape, prompts, outputs)))
-    return flops / (profile.peak_flops(shape.dtype) * layout.num_gpus)
+    return flops / (profile.most_flops(shape.dtype) * layout.num_gpus)
 
 
 def memory_bound_s(
@@ -89,8 +92,8 @@ def memory_bound_s(
     running beside it; each decode reads its sequence's KV once; at peak bandwidth."""
     if not len(prompts):
         return 0.0
-    weights = float(np.max(outputs)) * _step_weight_bytes(shape)
-    return (weights + _kv_read_bytes(shape, prompts, outputs)) / (profile.memory_bytes_per_s * layout.num_gpus)
+    weights = float(np.max(outputs)) * _step_weight_bytes(shape, profile)
+    return (weights + _kv_read_bytes(shape, profile, prompts, outputs)) / (profile.most_bytes_per_s * layout.num_gpus)
 
 
 def kv_area_bound_s(
@@ -107,8 +110,8 @@ def kv_area_bound_s(
         return 0.0
     area = float(np.sum(outputs * prompts + outputs * (outputs - 1) / 2))
     steps = math.ceil(area / (kv_capacity_tokens * layout.data_parallel))
-    weights = steps * _step_weight_bytes(shape) * layout.data_parallel
-    return (weights + _kv_read_bytes(shape, prompts, outputs)) / (profile.memory_bytes_per_s * layout.num_gpus)
+    weights = steps * _step_weight_bytes(shape, profile) * layout.data_parallel
+    return (weights + _kv_read_bytes(shape, profile, prompts, outputs)) / (profile.most_bytes_per_s * layout.num_gpus)
 
 
 def longest_request_bound_s(
@@ -118,11 +121,11 @@ def longest_request_bound_s(
     after the other that reads the weights and its KV. The longest request of the job."""
     if not len(prompts):
         return 0.0
-    bandwidth = profile.memory_bytes_per_s * layout.gpus_per_replica
-    peak = profile.peak_flops(shape.dtype) * layout.gpus_per_replica
-    weights_s = _step_weight_bytes(shape) / bandwidth
+    bandwidth = profile.most_bytes_per_s * layout.gpus_per_replica
+    peak = profile.most_flops(shape.dtype) * layout.gpus_per_replica
+    weights_s = _step_weight_bytes(shape, profile) / bandwidth
     prefill_s = np.maximum(_request_flops(shape, prompts, np.ones_like(outputs)) / peak, weights_s)
-    decode_s = (outputs - 1) * weights_s + _kv_read_bytes_each(shape, prompts, outputs) / bandwidth
+    decode_s = (outputs - 1) * weights_s + _kv_read_bytes_each(shape, profile, prompts, outputs) / bandwidth
     return float(np.max(prefill_s + decode_s))
 
 
@@ -153,18 +156,34 @@ def _request_flops(shape: ModelShape, prompts: Tokens, outputs: Tokens) -> npt.N
     return flops
 
 
-def _step_weight_bytes(shape: ModelShape) -> float:
-    """Weights that any step reads: those in matrices that at least one token meets, and the head."""
-    return float(shape.active_layer_parameters + shape.hidden_size * shape.vocab_size) * shape.dtype_bytes
+def _step_weight_bytes(shape: ModelShape, profile: HardwareProfile) -> float:
+    """Weights that any step reads from memory: those in matrices that at least one token meets, and the head, less what
+    a cache may keep of them."""
+    numbers = float(shape.active_layer_parameters + shape.hidden_size * shape.vocab_size)
+    return max(0.0, numbers * _stored_bytes(profile, shape.dtype_bytes) - _cache_bytes(profile))
 
 
-def _kv_read_bytes(shape: ModelShape, prompts: Tokens, outputs: Tokens) -> float:
-    return float(np.sum(_kv_read_bytes_each(shape, prompts, outputs)))
+def _kv_read_bytes(shape: ModelShape, profile: HardwareProfile, prompts: Tokens, outputs: Tokens) -> float:
+    return float(np.sum(_kv_read_bytes_each(shape, profile, prompts, outputs)))
 
 
-def _kv_read_bytes_each(shape: ModelShape, prompts: Tokens, outputs: Tokens) -> npt.NDArray[np.float64]:
+def _cache_bytes(profile: HardwareProfile) -> float:
+    return profile.limits.cache_mib * 2.0**20 if profile.limits else 0.0
+
+
+def _stored_bytes(profile: HardwareProfile, item_bytes: int) -> int:
+    """Of a number that is multiplied in so many bytes."""
+    fewest = profile.limits.stored_bytes if profile.limits else 0
+    return min(fewest or item_bytes, item_bytes)
+
+
+def _kv_read_bytes_each(
+    shape: ModelShape, profile: HardwareProfile, prompts: Tokens, outputs: Tokens
+) -> npt.NDArray[np.float64]:
     """KV that each request's decodes read: contexts prompt + 1 to prompt + output - 1, cut at the window where there is
-    one."""
+    one. Nothing where a cache has room for more than the weights."""
+    if profile.limits and not _step_weight_bytes(shape, profile):
+        return np.zeros(len(outputs))
     decodes = (outputs - 1).astype(np.float64)
     contexts = decodes * prompts + decodes * (decodes + 1) / 2
     full_kv_heads, full_head_dim = shape.full_heads
@@ -173,5 +192,5 @@ def _kv_read_bytes_each(shape: ModelShape, prompts: Tokens, outputs: Tokens) -> 
         growing = np.clip(shape.sliding_window - prompts, 0, decodes)
         windowed = growing * prompts + growing * (growing + 1) / 2 + (decodes - growing) * shape.sliding_window
         total = total + shape.num_windowed_layers * shape.num_kv_heads * shape.head_dim * windowed
-    read: npt.NDArray[np.float64] = total * (2.0 * shape.kv_dtype_bytes)
+    read: npt.NDArray[np.float64] = total * (2.0 * _stored_bytes(profile, shape.kv_dtype_bytes))
     return read

@@ -44,6 +44,7 @@ class Plan:
     uncertainty: float | None = None  # what not knowing the outputs adds to the makespan: 0.02 is 2 %; None: not known
     order: tuple[int, ...] = ()  # of all requests, where planning found one; else they are ordered as they come
     misfits: int = 0  # requests that can never run
+    spread: float = 0.0  # by what share the makespan may be off, since the machine was busy when it was measured
     misfit: str = ""  # the first of them, with the capacity that it needs
 
     @property
@@ -61,6 +62,13 @@ class Plan:
         """The share of the makespan that another schedule could save at most."""
         return 1 - self.schedule_bound_s / self.makespan_s if self.makespan_s else 0.0
 
+    @property
+    def range_s(self) -> tuple[float, float] | None:
+        """Least and most seconds, where the machine was too busy to tell them apart."""
+        if not self.spread:
+            return None
+        return self.makespan_s / (1 + self.spread), self.makespan_s * (1 + self.spread)
+
     def to_dict(self) -> dict[str, Any]:
         """The object that `plan --json` prints."""
         return {
@@ -70,6 +78,7 @@ class Plan:
             "output_tokens_estimate": self.output_tokens_estimate,
             "shared_tokens": self.shared_tokens,
             "makespan_s": self.makespan_s,
+            "range_s": self.range_s,
             "lower_bound_s": self.lower_bound_s,
             "schedule_bound_s": self.schedule_bound_s,
             "gap": self.gap,

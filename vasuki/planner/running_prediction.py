@@ -52,6 +52,9 @@ class RunningPrediction:
         self._steps = self._peak_blocks = 0
         self._last: tuple[StepResult, float] | None = None  # the step that was priced last
         self._with_prompts, self._decodes_only, self._all = _Kind(), _Kind(), _Kind()
+        self._done_s = {True: 0.0, False: 0.0}  # by the cost model, of steps with prompts and of steps without
+        self._expected_tokens = self._output_tokens = self._rows = 0  # of rows that have ended
+        self._elapsed_s = 0.0
 
     def record(
         self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
@@ -59,6 +62,12 @@ class RunningPrediction:
         """Compare a step."""
         step_s = self.step_s(batch, result, scheduler)
         self._steps += result.num_steps
+        self._elapsed_s += result.elapsed_s
+        for sequence in finished:
+            self._rows += 1
+            self._expected_tokens += min(sequence.request.expected_tokens, sequence.request.max_tokens)
+            self._output_tokens += sequence.num_output_tokens
+        self._done_s[bool(batch.prefills)] += step_s
         if step_s and self._steps > WARM_UP_STEPS:
             for kind in (self._all, self._with_prompts if batch.prefills else self._decodes_only):
                 kind.add(step_s, result.elapsed_s)
@@ -91,6 +100,38 @@ class RunningPrediction:
         overall = self._all.ratio(1.0)
         share = self.plan.prompt_steps_share
         return share * self._with_prompts.ratio(overall) + (1 - share) * self._decodes_only.ratio(overall)
+
+    @property
+    def pace(self) -> float | None:
+        """Measured time over predicted time of the steps so far; None while they are few."""
+        if self._all.steps < ENOUGH_STEPS or not self._all.predicted_s:
+            return None
+        return self._all.measured_s / self._all.predicted_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds to the last row: the plan's steps of either kind less those done, each at its pace so far.
+
+        Rows that have ended correct what the plan took for their outputs, and near the end they speak for themselves;
+        while a plan computes prompts first none end, so before that they say nothing.
+        """
+        overall, plan = self._all.ratio(1.0), self.plan
+        shorter = self._output_tokens / self._expected_tokens if self._expected_tokens else 1.0
+        ended = min(1.0, self._rows / plan.requests) if plan.requests else 1.0
+        prompts_s = plan.makespan_s * plan.prompt_steps_share
+        decodes_s = (plan.makespan_s - prompts_s) * (1 + ended * (shorter - 1))
+        by_work_s = max(0.0, prompts_s - self._done_s[True]) * self._with_prompts.ratio(overall)
+        by_work_s += max(0.0, decodes_s - self._done_s[False]) * self._decodes_only.ratio(overall)
+        if not ended:
+            return by_work_s
+        trust = ended**4
+        return trust * self._elapsed_s * (1 / ended - 1) + (1 - trust) * by_work_s
+
+    @property
+    def done_share(self) -> float:
+        """Of the job's time, that has passed."""
+        total_s = self._elapsed_s + self.left_s
+        return self._elapsed_s / total_s if total_s else 0.0
 
     @property
     def makespan_s(self) -> float:

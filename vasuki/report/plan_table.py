@@ -101,6 +101,11 @@ def _notes(plan: Plan) -> Iterable[str]:
     if plan.shared_tokens:
         share = plan.shared_tokens / plan.prompt_tokens
         yield f"{plan.shared_tokens:,} of the prompt tokens ({share:.0%}) are shared with rows that begin alike"
+    if plan.source:
+        yield f"figures: {plan.source}"
+    if plan.range_s is not None:
+        low_s, high_s = plan.range_s
+        yield f"this machine is busy, so it may take {time_text(low_s)} to {time_text(high_s)}"
     layout = plan.layout
     if layout.num_gpus > 1:
         degrees = (layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel)

@@ -54,7 +54,7 @@ def test_the_fields_of_the_contract():
         "rows": "total succeeded failed",
         "tokens": "prompt output recomputed shared",
         "timings": "load_s plan_s compile_s generate_s makespan_s",
-        "predicted": "makespan_s lower_bound_s schedule_bound_s source",
+        "predicted": "makespan_s lower_bound_s schedule_bound_s source output_tokens_estimate",
         "batch": "mean_seqs max_seqs",
         "kv": "peak_device_bytes peak_host_bytes offloaded_bytes exposed_copy_s hidden_copy_s prefilled_ahead",
         "preemptions": "swap recompute",

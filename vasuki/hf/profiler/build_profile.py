@@ -35,6 +35,7 @@ from vasuki.hf.profiler.in_step import WholeSteps
 from vasuki.hf.profiler.operator_times import Bench
 from vasuki.hf.profiler.recurrent_times import measure_recurrent
 from vasuki.hf.profiler.timing import FULL, QUICK, Effort
+from vasuki.machines import at_hand
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.price import Price
 from vasuki.machines.profile import (
@@ -50,6 +51,7 @@ from vasuki.machines.profile import (
 )
 from vasuki.machines.profile_files import find_profile, profile_for_device
 from vasuki.machines.stolen_time import NOISE, StolenTime
+from vasuki.machines.this_cpu import limits_of
 from vasuki.models.named import named_shape
 from vasuki.models.shape import ModelShape
 
@@ -195,6 +197,7 @@ class _Profiler:
             dollars_per_fp32_gflop_per_watt=self.known.dollars_per_fp32_gflop_per_watt if self.known else None,
             sources=self._sources(loaded_w),
             measured=measured,
+            limits=limits_of(at_hand.processor()) if self.kind == "cpu" else None,
         )
         profile = profile.model_copy(update={"overheads": self._overheads(profile)})
         return profile.model_copy(update={"measured": self._in_steps(profile, measured)})
@@ -217,7 +220,9 @@ class _Profiler:
         bandwidth = _digits(links.memory_bytes_per_s(self.device, self.effort) / 1e9)
         self.best_bandwidth = bandwidth
         if self.known and self.kind == "gpu":
-            return _Rates({**best, **self.known.peak_tflops}, self.known.memory_gb_per_s)
+            known = self.known.peak_tflops
+            peaks = {dtype: max(best.get(dtype, 0.0), known.get(dtype, 0.0)) for dtype in {**best, **known}}
+            return _Rates(peaks, max(bandwidth, self.known.memory_gb_per_s))
         return _Rates(best, bandwidth)
 
     def _in(self, dtype: torch.dtype) -> Bench:

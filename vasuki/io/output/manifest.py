@@ -66,6 +66,7 @@ class Predicted:
     lower_bound_s: float | None = None  # at datasheet rates
     schedule_bound_s: float | None = None  # under the cost model that says the makespan
     source: str = ""  # of that model's rates: measured, by whom and when, or a datasheet
+    output_tokens_estimate: int = 0  # by the plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +199,7 @@ def merge(shards: Sequence[Manifest]) -> Manifest:
         rows=_summed(RowCounts, [shard.rows for shard in shards]),
         tokens=_summed(TokenCounts, [shard.tokens for shard in shards]),
         timings=_slowest(Timings, [shard.timings for shard in shards]),
-        predicted=_slowest(Predicted, [shard.predicted for shard in shards]),
+        predicted=_all_predicted([shard.predicted for shard in shards]),
         steps=steps,
         batch=BatchStats(
             mean_seqs=sum(shard.batch.mean_seqs * shard.steps for shard in shards) / steps if steps else 0.0,
@@ -214,6 +215,13 @@ def merge(shards: Sequence[Manifest]) -> Manifest:
         cost=_total_cost([shard.cost for shard in shards]),
         runs=tuple(sorted((run for shard in shards for run in shard.runs), key=lambda run: run.finished_at)),
         shard="",
+    )
+
+
+def _all_predicted(parts: Sequence[Predicted]) -> Predicted:
+    slowest: Predicted = _slowest(Predicted, parts)
+    return replace(
+        slowest, source=parts[0].source, output_tokens_estimate=sum(part.output_tokens_estimate for part in parts)
     )
 
 

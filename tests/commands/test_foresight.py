@@ -1,0 +1,156 @@
+"""What a run on a machine that nobody has measured knows of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from click.testing import CliRunner
+from tiny_job import WORDS, job_tree
+
+from vasuki.commands import foresight
+from vasuki.commands.cli import main
+from vasuki.commands.foresight import DATASHEET, MEASURE_VARIABLE, MachineProfile, _ago, look_back
+from vasuki.machines import at_hand, profile_cache
+from vasuki.machines.this_cpu import typical_of
+
+
+@pytest.fixture
+def job(tmp_path: Path, tiny_model: Path) -> Path:
+    """A job of twelve rows on the tiny model."""
+    rows = [{"id": f"r{i}", "text": " ".join(WORDS[: 1 + i])} for i in range(12)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job_tree(tiny_model, tmp_path / "in.parquet", tmp_path / "out")))
+    return path
+
+
+@pytest.fixture
+def measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No job is too short, and measuring is done as soon as each size has been seen. The cache's folder."""
+    monkeypatch.delenv(MEASURE_VARIABLE)
+    monkeypatch.setattr(foresight, "_TOO_SHORT_S", 0.0)
+    monkeypatch.setattr(profile_cache, "_folder", lambda: tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def sources(job: Path) -> tuple[str, list[Any]]:
+    """Where a run and the plan after it have their figures from."""
+    run = CliRunner().invoke(main, ["run", str(job), "--fresh", "--quiet", "--json"])
+    assert run.exit_code == 0, run.stderr
+    plan = CliRunner().invoke(main, ["plan", str(job), "--json"])
+    assert plan.exit_code == 0, plan.stderr
+    return json.loads(run.stdout)["predicted"]["source"], [each["source"] for each in json.loads(plan.stdout)]
+
+
+def test_a_job_that_nobody_waits_for_is_not_measured_for(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(MEASURE_VARIABLE)
+    too_short = f"{DATASHEET}; the job is too short to measure for"
+    assert sources(job) == (too_short, [too_short])
+
+
+def test_nothing_is_measured_where_that_is_switched_off(
+    job: Path, measures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MEASURE_VARIABLE, "off")
+    assert sources(job) == (f"{DATASHEET}; VASUKI_MEASURE is off", [f"{DATASHEET}; VASUKI_MEASURE is off"])
+    assert not measures.exists()
+
+
+def test_the_first_run_measures_and_the_next_one_finds_it(
+    job: Path, measures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foresight, "look_back", lambda *_: None)
+    monkeypatch.setattr("vasuki.commands.run.look_back", lambda *_: None)  # whatever this machine does meanwhile
+    first, plan = sources(job)
+    assert first.startswith("measured just now in ")
+    assert plan == ["measured less than a minute ago"]
+    assert sources(job)[0] == plan[0]
+    assert len(list(measures.glob("*.json"))) == 1
+
+
+def test_a_plan_measures_too(job: Path, measures: Path) -> None:
+    plan = CliRunner().invoke(main, ["plan", str(job), "--json", "--quiet"])
+    assert json.loads(plan.stdout)[0]["source"].startswith("measured just now in ")
+
+
+def test_a_named_profile_is_taken_as_it_is(job: Path, measures: Path) -> None:
+    result = CliRunner().invoke(main, ["run", str(job), "--quiet", "--json", "--gpu", "cpu"])
+    assert json.loads(result.stdout)["predicted"]["source"] == DATASHEET
+    assert not measures.exists()
+
+
+def test_a_cache_that_cannot_be_written_costs_a_line(job: Path, measures: Path) -> None:
+    measures.write_text("a file where the folder should be")
+    result = CliRunner().invoke(main, ["run", str(job), "--quiet", "--json"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["predicted"]["source"].startswith("measured just now in ")
+    assert sum("cannot be kept" in line for line in result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"profile": {"name": 3}}', '{"key": {}}'])
+def test_a_broken_cache_is_measured_anew(job: Path, measures: Path, text: str) -> None:
+    sources(job)
+    for file in measures.glob("*.json"):
+        file.write_text(text)
+    first, plan = sources(job)
+    assert first.startswith("measured just now in ")
+    assert plan[0].startswith("measured ")
+
+
+@pytest.mark.parametrize(
+    ("pace", "stolen_share", "forgotten"),
+    [(1.1, 0.0, False), (1.3, 0.0, True), (0.7, 0.0, True), (1.3, 0.2, False), (None, 0.0, False)],
+)
+def test_a_profile_that_a_run_contradicts_is_not_used_again(
+    measures: Path, pace: float | None, stolen_share: float, forgotten: bool
+) -> None:
+    key = {"device": "this"}
+    profile = typical_of(at_hand.processor())
+    profile_cache.keep(key, profile, 1.0)
+    assert profile_cache.read_cached(key) is not None
+    look_back(MachineProfile(profile, "measured", key), pace, stolen_share)
+    assert (profile_cache.read_cached(key) is None) == forgotten
+
+
+def test_what_another_machine_measured_is_not_believed(measures: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = {"device": "this"}, {"device": "that"}
+    profile_cache.keep(theirs, typical_of(at_hand.processor()), 1.0)
+    profile_cache._file(theirs).rename(profile_cache._file(ours))
+    assert profile_cache.read_cached(ours) is None
+    assert "another machine" in caplog.text
+
+
+def test_a_plan_with_a_cached_profile_needs_no_torch(job: Path, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from vasuki.commands.foresight import cache_key, shape_of
+from vasuki.base.config import load_job
+from vasuki.machines.profile_cache import keep
+from vasuki.machines import at_hand
+from vasuki.machines.this_cpu import typical_of
+from vasuki.commands.cli import main
+config = load_job({str(job)!r}, ())
+keep(cache_key(shape_of(config)), typical_of(at_hand.processor()), 1.0)
+at_hand.gpu = lambda: None
+main(["plan", {str(job)!r}, "--json"], standalone_mode=False)
+assert "torch" not in sys.modules, "torch was imported"
+"""
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin", "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[0]["source"] == "measured less than a minute ago"
+
+
+@pytest.mark.parametrize(
+    ("age_s", "text"), [(5, "less than a minute ago"), (90, "2 minutes ago"), (3700, "1 hour ago"), (3e5, "3 days ago")]
+)
+def test_ages_are_told_as_people_do(age_s: float, text: str) -> None:
+    assert _ago(age_s) == text

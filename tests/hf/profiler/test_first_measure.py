@@ -1,0 +1,65 @@
+"""A machine measured by steps of the model at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vasuki.base.config import ModelConfig
+from vasuki.hf.loading.load_model import load_model
+from vasuki.hf.profiler.first_measure import SIZES, Size, Timings, fitted, time_steps
+from vasuki.machines import at_hand
+from vasuki.machines.cost_model import CostModel
+from vasuki.machines.profile_files import find_profile
+from vasuki.machines.this_cpu import typical_of
+from vasuki.models.config_json import shape_from_config
+from vasuki.models.named import named_shape
+
+SHAPE = named_shape("llama-3.2-1b").with_dtype("float32", "auto")
+OTHERS = (Size(4, 0, 200), Size(16, 0, 300), Size(64, 0, 100), Size(0, 128, 128), Size(0, 384, 384), Size(0, 256, 900))
+
+
+@pytest.mark.parametrize("matmul", [0.15, 0.7])
+@pytest.mark.parametrize("kv_read", [0.1, 0.8])
+def test_steps_of_other_sizes_are_foreseen(matmul: float, kv_read: float) -> None:
+    """Of a machine that is as the cost model says, but with shares that nobody knows."""
+    generic = find_profile("cpu")
+    shares = generic.efficiency.model_copy(update={"matmul": matmul, "kv_read": kv_read, "attention": matmul / 3})
+    true = CostModel(SHAPE, generic.model_copy(update={"efficiency": shares, "tile_rows": 1}))
+    timings = Timings({size: [true.step_time_s(size.work(true))] for size in SIZES})
+    found = CostModel(SHAPE, fitted(timings, SHAPE, typical_of(at_hand.processor())))
+    for size in (*SIZES, *OTHERS):
+        seen_s, true_s = found.step_time_s(size.work(found)), true.step_time_s(size.work(true))
+        assert seen_s == pytest.approx(true_s, rel=0.12), size
+
+
+def test_a_few_sizes_will_do() -> None:
+    """Where there was no time for more."""
+    true = CostModel(SHAPE, find_profile("cpu"))
+    for count in range(1, len(SIZES) + 1):
+        timings = Timings({size: [true.step_time_s(size.work(true))] for size in SIZES[:count]})
+        found = CostModel(SHAPE, fitted(timings, SHAPE, find_profile("cpu")))
+        for size in timings.seconds:
+            assert found.step_time_s(size.work(found)) == pytest.approx(timings.typical_s(size), rel=0.1)
+
+
+def test_real_steps_are_timed(tiny_model: Path) -> None:
+    loaded = load_model(ModelConfig(path=str(tiny_model)), "cpu")
+    shape = shape_from_config(tiny_model).with_dtype("float32", "auto")
+    timings = time_steps(loaded, CostModel(shape, find_profile("cpu")), lambda slower: 0.5)
+    assert timings.seconds
+    assert all(second > 0 for seconds in timings.seconds.values() for second in seconds)
+    assert all(size.context <= 128 for size in timings.seconds), "the model has no more"
+    profile = fitted(timings, shape, find_profile("cpu"))
+    cost_model = CostModel(shape, profile)
+    for size in timings.seconds:
+        if size.context <= 64:
+            seen_s = cost_model.step_time_s(size.work(cost_model))
+            assert seen_s == pytest.approx(timings.typical_s(size), rel=0.5, abs=1e-3)
+
+
+def test_a_machine_that_is_now_fast_now_slow_is_told() -> None:
+    steady, restless = ({SIZES[0]: [1.0, 1.01, 1.02, 1.0]}, {SIZES[0]: [1.0, 2.0, 1.0, 3.0]})
+    assert Timings(steady).spread < 0.05
+    assert Timings(restless).spread > 0.5

@@ -1,0 +1,121 @@
+"""What can be known of this machine's processor without measuring, and without torch.
+
+limits_of    what nothing computes faster than: cores x clock x multiply-adds of a cycle, by instruction level
+typical_of   what kernels usually reach, for a plan before anything was measured
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vasuki.machines.at_hand import Processor
+from vasuki.machines.profile import HardwareProfile, Limits
+from vasuki.machines.profile_files import find_profile
+
+LEVEL_VARIABLE = "VASUKI_CPU_LEVEL"
+
+_MAX_CLOCK = Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+# No processor that is sold runs faster; servers, which virtual machines run on, keep below.
+_FASTEST_HZ, _FASTEST_SERVER_HZ = 6.2e9, 5.0e9
+# No core draws more: some 30 GB/s on servers, 60 on desktops, 120 on Apple's.
+_CORE_BYTES_PER_S = {"x86": 64e9, "arm": 128e9}
+_TYPICAL_HZ = 3e9
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Multiply-adds of a core and cycle, as floating-point operations: two ports of vectors."""
+
+    name: str
+    needs: frozenset[str]
+    float32: int
+    bfloat16: int
+
+
+# With the flags of /proc/cpuinfo. A plain build may use any of what a level has, so the lowest are as wide as SSE.
+_LEVELS = (
+    _Level("generic", frozenset(), 16, 16),
+    _Level("avx2", frozenset({"avx2", "fma"}), 32, 32),
+    _Level("avx512", frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}), 64, 64),
+    _Level("avx512_bf16", frozenset({"avx512f", "avx512_bf16"}), 64, 128),
+    _Level("amx", frozenset({"avx512f", "amx_tile", "amx_bf16"}), 64, 2048),
+)
+_ARM = _Level("neon", frozenset(), 32, 128)  # four ports, and bfloat16 products where there are any
+
+
+def level_of(processor: Processor) -> str:
+    """The widest instructions that it has, whatever kernels use of them."""
+    return _level(processor).name
+
+
+def limits_of(processor: Processor) -> Limits:
+    """Rates for bounds. What the system does not tell is taken to be the best there is."""
+    level = _level(processor)
+    float32 = processor.cores * _max_clock_hz("hypervisor" in processor.flags) * level.float32 / 1e12
+    half = float32 * level.bfloat16 / level.float32
+    return Limits(
+        peak_tflops={"float32": float32, "bfloat16": half, "float16": half},
+        memory_gb_per_s=processor.cores * _CORE_BYTES_PER_S["arm" if level is _ARM else "x86"] / 1e9,
+        cache_mib=_cache_bytes() // 2**20,
+        stored_bytes=2,
+        source=f"{processor.cores} cores of {processor.model} ({level.name}) at their fastest clock",
+    )
+
+
+def typical_of(processor: Processor) -> HardwareProfile:
+    """The generic profile, for this processor's cores and instructions."""
+    generic, level = find_profile("cpu"), _level(processor)
+    more = processor.cores / generic.processors
+    float32 = processor.cores * _TYPICAL_HZ * level.float32 / 1e12
+    price, power = generic.price, generic.power
+    return generic.model_copy(
+        update={
+            "processors": processor.cores,
+            "peak_tflops": {
+                "float32": float32,
+                "bfloat16": float32 * level.bfloat16 / level.float32,
+                "float16": float32,
+            },
+            "memory_gb_per_s": generic.memory_gb_per_s * more,
+            "limits": limits_of(processor),
+            "price": price.model_copy(update={"per_hour": price.per_hour * more}),
+            "power": power.model_copy(update={"idle_w": power.idle_w * more, "peak_w": power.peak_w * more}),
+        }
+    )
+
+
+def _level(processor: Processor) -> _Level:
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return _ARM
+    return [each for each in _LEVELS if each.needs <= processor.flags][-1]
+
+
+def _max_clock_hz(in_virtual_machine: bool) -> float:
+    try:
+        return int(_MAX_CLOCK.read_text()) * 1e3
+    except (OSError, ValueError):
+        return _FASTEST_SERVER_HZ if in_virtual_machine else _FASTEST_HZ
+
+
+def _cache_bytes() -> int:
+    """Of the last level, for each group of cores that share one; and of the level before, for each core."""
+    sizes = dict(_cache_sizes())
+    return sum(sizes.values()) if sizes else 2**29  # unknown: as much as the largest have
+
+
+def _cache_sizes() -> Iterator[tuple[str, int]]:
+    folders = sorted(_CACHES.parent.parent.glob("cpu[0-9]*/cache/index[0-9]*"))
+    for folder in folders:
+        try:
+            if (folder / "type").read_text().strip() == "Instruction":
+                continue
+            level, sharing = (folder / "level").read_text().strip(), (folder / "shared_cpu_list").read_text().strip()
+            size = (folder / "size").read_text().strip()
+            unit = {"K": 2**10, "M": 2**20}.get(size[-1:], 1)
+            yield f"{level} {sharing}", int(size.rstrip("KM")) * unit
+        except (OSError, ValueError):
+            continue
