@@ -205,9 +205,6 @@ def test_what_moves_to_the_host_changes_no_token(job: Job, tmp_path: Path, deep_
         assert kv["peak_host_bytes"] > 0
         assert max(step["kv_host_blocks"] for step in steps) == max(step["kv_device_blocks"] for step in steps)
         assert {step["streamed_layers"] for step in steps} == {steps[0]["streamed_layers"]} != {0}
-        ways = [max(step[f"stream_{way}"] for step in steps) for way in ("first_last", "ring", "spread")]
-        assert all(0 <= layers < 8 for layers in ways)
-        assert max(ways) > 0, "the profile's link hides the copies of so small a model"
     assert run(job(model__path=str(deep_model), engine={"weights_on_host": 8}), "--fresh").exit_code == 4
 
 
