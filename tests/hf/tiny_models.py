@@ -312,7 +312,7 @@ class RoundedLinear(torch.nn.Linear):
 def answers_in_bfloat16(name: str, kernels: CPUKernels | None) -> list[list[list[int]]]:
     """Outputs of a model in bfloat16 by the kernels, and of its twin in float32, which rounds for products alone where
     they do. A model that they leave as it is has itself for a twin."""
-    narrow = copy.deepcopy(random_model(name)).bfloat16()
+    narrow = random_model.__wrapped__(name).bfloat16()
     narrow.set_attn_implementation("vasuki_ragged")
     twin = copy.deepcopy(narrow).float()
     if kernels is not None:

@@ -365,7 +365,7 @@ def test_requests_that_never_fit_are_named_with_what_they_need() -> None:
 
 def test_a_row_that_has_no_room_beside_the_batch_of_those_that_fit_is_left_out_too() -> None:
     """Without the longest row the others are short: more of them run side by side, whose logits take up KV memory."""
-    prompts, outputs = np.array([10] * 900 + [32_500, 100_000]), np.array([10] * 900 + [1, 20_000])
+    prompts, outputs = np.array([10] * 900 + [40_000, 100_000]), np.array([10] * 900 + [1, 20_000])
     plan = make_plan(Lengths(prompts, outputs, None, outputs), LLAMA, A10)
     assert plan.misfits == 2
     assert "row 901 needs KV memory for 119,999 tokens" in plan.misfit

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vasuki.base.errors import ModelError
-from vasuki.hf.device import energy, memory
+from vasuki.hf.device import energy
 from vasuki.hf.device.energy import EnergyMeter
 from vasuki.hf.loading.load_model import resolve_device
 
@@ -75,11 +75,3 @@ def test_a_gpu_that_torch_cannot_use_is_said(monkeypatch: pytest.MonkeyPatch) ->
     assert resolve_device("cpu").type == "cpu"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert resolve_device("auto").type == "cpu"
-
-
-def test_cached_files_do_not_fill_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"memory.max": 8 * 2**30, "memory.current": 7 * 2**30}
-    monkeypatch.setattr(memory, "_control_group", files.get)
-    monkeypatch.setattr(memory, "_meminfo", lambda key: 64 * 2**30)
-    monkeypatch.setattr(memory.Path, "read_text", lambda path: "anon 5\ninactive_file 5368709120\nactive_file 7\n")
-    assert memory.available_bytes(torch.device("cpu")) == 6 * 2**30
