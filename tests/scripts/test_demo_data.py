@@ -14,10 +14,7 @@ from random import Random
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from scripts.demo.demo_dates import (
+from demo_dates import (
     FIRST_DATE,
     LAST_DATE,
     MAX_TEXT_CHARS,
@@ -34,6 +31,8 @@ from scripts.demo.demo_dates import (
     spell_words,
     training_examples,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "jobs" / "data" / "dates.parquet"

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "gpu"))  # where the script finds its sections
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,8 @@ def test_copies_were_made_and_timed(report: dict[str, Any]) -> None:
         assert modes[mode]["copied_MB"] > 0
         copy_s, exposed_s = modes[mode]["copy_s"], modes[mode]["exposed_s"]
         assert copy_s >= exposed_s
-        assert modes[mode]["hidden_share"] == pytest.approx(1 - exposed_s / copy_s, abs=0.01)
+        hidden_s = modes[mode]["hidden_share"] * copy_s  # of figures that are printed in milliseconds
+        assert hidden_s == pytest.approx(copy_s - exposed_s, abs=0.002)
 
 
 def test_all_ways_ran_the_same_rows(report: dict[str, Any]) -> None:

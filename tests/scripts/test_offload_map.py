@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from scripts.reproduce.offload_map import (
+from offload_map import (
     LINK_GB_PER_S,
     PANELS,
     AheadJob,
@@ -27,6 +26,7 @@ from scripts.reproduce.offload_map import (
     targets,
     translations,
 )
+
 from vasuki.models.named import named_shape
 
 SHAPE = named_shape("llama-3-8b")

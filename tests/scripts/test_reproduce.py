@@ -9,14 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import reproduce
+import reproduce_sarathi
+import reproduce_vasuki
+from reproduce_table import Options
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts" / "reproduce"))  # where the script finds its parts
-
-import reproduce  # noqa: E402
-import reproduce_sarathi  # noqa: E402
-import reproduce_vasuki  # noqa: E402
-from reproduce_table import Options  # noqa: E402
 
 TOY = Options(scale=0.001)
 

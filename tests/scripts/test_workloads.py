@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from workloads import SHAPES, WORKLOADS, sum_of, write_model
 
-from scripts.bench.workloads import SHAPES, WORKLOADS, sum_of, write_model
 from vasuki.base.config import parse_job
 from vasuki.commands.run import run_job
 
