@@ -76,7 +76,7 @@ def test_jobs_are_the_same_every_time() -> None:
 
 def test_a_cell_says_what_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for a handful of rows and a link as fast as memory, more rows side by side are worth streaming."""
-    monkeypatch.setattr("scripts.reproduce.offload_map.LINK_GB_PER_S", (3.0, 450.0))
+    monkeypatch.setattr("offload_map.LINK_GB_PER_S", (3.0, 450.0))
     slow, fast = panel_map(Panel("a10", (1,), ("a10",)), SHAPE, block_tokens=256, least_rows=40)
     assert (slow.link_gb_per_s, fast.link_gb_per_s) == (3.0, 450.0)
     assert fast.mode == "stream"
