@@ -149,7 +149,7 @@ def measured_points(rows: list[Row], card: str) -> Measured:
 
 
 def write_points(path: Path, points: Measured) -> None:
-    """As YAML with one line a series, so that a change of one figure is a small diff."""
+    """Write YAML with one line a series, so that a change of one figure is a small diff."""
     lines = [f"source: {json.dumps(points.source)}"]
     for section in ("matmul", "elementwise"):
         lines.append(f"{section}:")

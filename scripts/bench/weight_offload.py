@@ -150,7 +150,7 @@ def streamed(model: Any, device: torch.device, host_layers: int, bytes_per_s: fl
 
 
 def accelerated(model: Any, device: torch.device, host_layers: int, bytes_per_s: float) -> LoadedModel:
-    """The same layers on the host, by accelerate's hooks, as its `dispatch_model` attaches them."""
+    """Keep the same layers on the host by accelerate's hooks, as its `dispatch_model` attaches them."""
     loaded = prepared(model, device)
     layers = decoder_layers(loaded.model, loaded.kv_layout.num_layers)
     for index in StreamedLayers.spread(len(layers), host_layers).buffer_of:

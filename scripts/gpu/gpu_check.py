@@ -40,7 +40,7 @@ Section = Callable[[Setting, float], Finding]
 
 
 def sections(setting: Setting) -> dict[str, tuple[float, Section]]:
-    """By name: the share of the time, and the section. Those that others predict with come first."""
+    """List sections by name with their share of the time; those that others predict with come first."""
     found: dict[str, tuple[float, Section]] = {
         "ceilings": (0.02, kernels.ceilings),
         "golden": (0.10, golden.golden),

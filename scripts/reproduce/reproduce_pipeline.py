@@ -70,7 +70,7 @@ class System:
         return EngineSettings(find_policy(self.policy), limits, sequences * LONGEST // BLOCK_TOKENS, BLOCK_TOKENS)
 
     def scheduler(self) -> Scheduler:
-        """Of one micro-batch."""
+        """The scheduler of one micro-batch."""
         return (OneChunkScheduler if self.one_chunk else Scheduler)(self.settings())
 
 

@@ -27,12 +27,12 @@ P_D_RATIOS = (2, 5, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 50, 64, 80, 100, 200)
 
 
 def llama_13b() -> CostModel:
-    """On the A6000, in half precision."""
+    """Model and card: the A6000, in half precision."""
     return CostModel(named_shape("llama-13b").with_dtype("float16"), find_profile("rtx-a6000"))
 
 
 def llama_33b() -> CostModel:
-    """On the A100, in half precision."""
+    """Model and card: the A100, in half precision."""
     return CostModel(named_shape("llama-33b").with_dtype("float16"), find_profile("a100"))
 
 

@@ -52,7 +52,7 @@ class Hull:
         return x if each <= self.slope else math.inf
 
     def slope_after(self, x: float) -> float:
-        """By how much the function rises for each unit right of x."""
+        """How much the function rises for each unit right of x."""
         right = bisect_right(self.x, x)
         if right == 0:
             return 0.0
@@ -69,7 +69,7 @@ class Hull:
         return Hull(tuple(x), tuple(y), min(slope, self.slope) if len(x) == len(self.x) else slope)
 
     def rising(self) -> Hull:
-        """The same without the part where the function falls: its cost for at least x."""
+        """Cut off the part where the function falls: the cost of at least x."""
         start = min(range(len(self.y)), key=lambda index: (self.y[index], -index))
         return Hull(self.x[start:], self.y[start:], self.slope)
 

@@ -35,7 +35,7 @@ def explain(error: pydantic.ValidationError, schema: type[BaseModel]) -> Iterato
 
 
 def _is_tag(part: int | str) -> bool:
-    """Of one of several types that a value may have, which pydantic names beside the keys."""
+    """Whether a part of an error's place, as pydantic says it, is no key but one of several types of a value."""
     tags = ("<", "function-", "constrained-", "literal[")
     return isinstance(part, str) and (part in ("float", "int") or part.startswith(tags))
 

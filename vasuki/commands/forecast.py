@@ -37,7 +37,7 @@ def placements_of(names: Iterable[str], workload: Workload) -> list[Placement]:
 
 
 def priced(placements: Iterable[Placement], prices: Mapping[str, float]) -> list[Placement]:
-    """The same with prices by the hour, by card, in place of those of job and profiles.
+    """Return the placements with these prices an hour, by card, in place of those of job and profiles.
 
     Raises JobFileError for a card that is not among them.
     """
@@ -83,7 +83,7 @@ def simulate_workload(
 
 
 def explain_step(workload: Workload, placement: Placement, layout: Layout = ONE_DEVICE) -> str:
-    """Where the time of a typical full step goes: decodes of half-done rows, and prompts up to the token budget."""
+    """Say where the time of a typical full step goes: decodes of half-done rows, and prompts up to the token budget."""
     plan = placement.plan(workload.lengths, layout)
     lengths, settings = workload.lengths, plan.settings
     context = int((lengths.prompt_tokens + lengths.output_tokens / 2).mean())

@@ -52,7 +52,7 @@ _MOST_LOADED_BYTES = 2**31  # of weights that are loaded for a plan alone
 
 
 class Tokens(NamedTuple):
-    """Of all rows together."""
+    """Tokens of all rows together."""
 
     prompt: float
     output: float
@@ -77,7 +77,7 @@ class MachineProfile:
 
     @property
     def spread(self) -> float:
-        """By what share predictions may be off, since the machine was busy when it was measured; else 0."""
+        """The share by which predictions may be off because the machine was busy when it was measured; else 0."""
         measured = self.profile.measured
         return measured.spread if measured and self.key else 0.0
 
@@ -109,7 +109,7 @@ def profile_for_run(config: JobConfig, loaded: LoadedModel, shape: ModelShape, t
 def profile_for_plan(
     config: JobConfig, shape: ModelShape, tokens: Tokens, gpu: str = "", waits: bool = False
 ) -> MachineProfile:
-    """The same for a plan. Loads torch and the model only if there is something to measure.
+    """Return the same for a plan. Loads torch and the model only if there is something to measure.
 
     Args:
         config: the job.
@@ -151,12 +151,12 @@ def shape_in_use(loaded: LoadedModel, config: JobConfig) -> ModelShape:
 
 
 def tokens_of(lengths: Lengths) -> Tokens:
-    """Of all requests."""
+    """Count the tokens of all requests."""
     return Tokens(float(lengths.prompt_tokens.sum()), float(lengths.output_tokens.sum()))
 
 
 def rough_tokens(first: list[Request], num_rows: int) -> Tokens:
-    """Of `num_rows` rows, of which these are the first."""
+    """Estimate the tokens of `num_rows` rows from the first ones."""
     rows = len({request.row for request in first})
     more = max(1.0, num_rows / rows) if rows else 0.0
     runnable = [request for request in first if not request.error]

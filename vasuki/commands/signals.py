@@ -9,7 +9,7 @@ from typing import Any
 
 
 class StopSignals:
-    """Within a `with` statement a signal ends the work at once, by a KeyboardInterrupt.
+    """Makes a signal end the work at once, by a KeyboardInterrupt, within a `with` statement.
 
     While there are rows to keep, within `deferred`, the first signal only asks for the end: see `asked`.
     """
@@ -25,7 +25,7 @@ class StopSignals:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Within it, the first signal waits until somebody looks at `asked`, also afterwards."""
+        """Let the first signal wait until somebody looks at `asked`, even after the `with` statement."""
         self._is_deferred = True
         try:
             yield

@@ -184,7 +184,7 @@ def weights_wait(config: JobConfig, weight_bytes: int, total_bytes: int, availab
 
 
 def within_host_memory(kv: KVConfig, free_bytes: int) -> KVConfig:
-    """The same with no more host memory than is free, and a warning if that is less than allowed.
+    """Lower `kv.host_memory` to what is free, with a warning if that is less than allowed.
 
     Raises JobFileError if the job names both the mode and the amount: then it is to run like that or not at all.
     """

@@ -49,7 +49,7 @@ class Workload:
 
     @property
     def config_hash(self) -> str:
-        """That of a run of it."""
+        """The hash that a run of the job has."""
         return self.config.config_hash(model_fingerprint(self.config.model))
 
 

@@ -23,7 +23,7 @@ class OffloadPlan:
     prefills_ahead: bool = False  # a prompt is computed where it fits, though its row does not, and waits on the host
 
     def to_dict(self) -> dict[str, Any]:
-        """As `plan --json` prints it."""
+        """Return what `plan --json` prints."""
         return {"mode": self.mode, "layers": self.streamed_layers, "reason": self.reason}
 
 

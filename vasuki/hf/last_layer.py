@@ -25,7 +25,7 @@ class SampledMLP(torch.nn.Module):
 
     @contextmanager
     def only(self, rows: torch.Tensor) -> Iterator[None]:
-        """Within, compute these of a step's tokens, int64 `[num_rows]`; or the first, if there are none."""
+        """Compute only these of a step's tokens, int64 `[num_rows]`, within a `with` statement; if none, the first."""
         self._rows = rows if len(rows) else rows.new_zeros(1)
         try:
             yield

@@ -31,7 +31,7 @@ class Sampled:
 
     @classmethod
     def nothing(cls) -> Sampled:
-        """Of a step that only copies."""
+        """The result of a step that only copies."""
         return cls(torch.empty(0, dtype=torch.int64), torch.empty(0))
 
 
@@ -65,7 +65,7 @@ def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
-    """Of each row. On a CPU NumPy takes a tenth of torch's time."""
+    """Find each row's largest. On a CPU NumPy takes a tenth of torch's time."""
     if logits.device.type == "cpu" and logits.dtype is torch.float32:
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)

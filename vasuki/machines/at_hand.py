@@ -27,7 +27,7 @@ class Processor:
 
     @property
     def name(self) -> str:
-        """Under which its measured profile is found."""
+        """The name under which its measured profile is found."""
         return f"CPU {without_noise(self.model)} {self.cores} core{'s' * (self.cores > 1)}"
 
     @property

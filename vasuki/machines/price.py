@@ -63,7 +63,7 @@ class Cost:
 
     @property
     def price_per_hour(self) -> float | None:
-        """Of one GPU."""
+        """Price of one GPU."""
         return self.amount / self.gpu_hours if self.amount is not None and self.gpu_hours else None
 
     def to_dict(self) -> dict[str, Any]:

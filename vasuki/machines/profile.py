@@ -405,5 +405,5 @@ class HardwareProfile(_Section):
         return max(self.limits.memory_gb_per_s * 1e9 if self.limits else 0.0, self.memory_bytes_per_s)
 
     def datasheet_only(self) -> HardwareProfile:
-        """The same profile without its measured points."""
+        """Return the profile without its measured points."""
         return self.model_copy(update={"measured": None})

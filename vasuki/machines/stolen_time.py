@@ -19,7 +19,7 @@ class StolenTime:
 
     @property
     def share(self) -> float:
-        """Of all processors' time since then, at most 1."""
+        """Share of all processors' time since then, at most 1."""
         passed = [now - before for now, before in zip(self._ticks(), self._before, strict=True)]
         return passed[-1] / max(1, sum(passed))
 

@@ -102,7 +102,7 @@ def _max_clock_hz(in_virtual_machine: bool) -> float:
 
 
 def _cache_bytes() -> int:
-    """Of the last level, for each group of cores that share one; and of the level before, for each core."""
+    """Count the last level, for each group of cores that share one, and the level before, for each core."""
     sizes = dict(_cache_sizes())
     return sum(sizes.values()) if sizes else 2**29  # unknown: as much as the largest have
 

@@ -188,7 +188,7 @@ class ModelShape:
         return held / (whole + self.num_windowed_layers * self.num_kv_heads * self.head_dim)
 
     def _mean(self, full: int, windowed: int) -> int:
-        """Over layers that attend, and not below it."""
+        """Average over layers that attend, rounded up."""
         return -(-(self.num_full_layers * full + self.num_windowed_layers * windowed) // self.num_attention_layers)
 
     @property
@@ -293,7 +293,7 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Over all layers: 128 KiB for Llama-3-8B in bfloat16. A sequence's KV is linear in its length."""
+        """KV bytes of a token over all layers: 128 KiB for Llama-3-8B in bfloat16."""
         return self.num_layers * self.kv_bytes_per_token_per_layer
 
     @property

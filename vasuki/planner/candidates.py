@@ -53,7 +53,7 @@ class Problem:
 
     @cached_property
     def policy(self) -> Policy:
-        """As the job says, but that rows with a state share nothing."""
+        """The job's policy, but that rows with a state share nothing."""
         policy = find_policy(self.engine.policy)
         return replace(policy, shares_prefixes=False) if self.shape.recurrent else policy
 
@@ -70,7 +70,7 @@ class Problem:
 
     @property
     def device_memory(self) -> float:
-        """As in the job file, or the KV memory that is known better."""
+        """What the job file says, or the KV memory that is known better."""
         return self.kv.device_memory if self.kv_bytes is None else self.kv_bytes
 
     @property
@@ -111,7 +111,7 @@ class Candidate:
 
     @classmethod
     def of(cls, problem: Problem, settings: EngineSettings, cost: CostModel) -> Candidate:
-        """With its steady state.
+        """Make one with its steady state.
 
         The last block of a sequence is half empty on average. The arithmetic is fitted to the usual blocks; what
         larger ones waste beyond that is no room for anybody.

@@ -172,7 +172,7 @@ def _cache_bytes(profile: HardwareProfile) -> float:
 
 
 def _stored_bytes(profile: HardwareProfile, item_bytes: int) -> int:
-    """Of a number that is multiplied in so many bytes."""
+    """Bytes in which a number may lie in memory, narrower than it is multiplied."""
     fewest = profile.limits.stored_bytes if profile.limits else 0
     return min(fewest or item_bytes, item_bytes)
 

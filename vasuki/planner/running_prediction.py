@@ -129,7 +129,7 @@ class RunningPrediction:
 
     @property
     def done_share(self) -> float:
-        """Of the job's time, that has passed."""
+        """Share of the job's time that has passed."""
         total_s = self._elapsed_s + self.left_s
         return self._elapsed_s / total_s if total_s else 0.0
 

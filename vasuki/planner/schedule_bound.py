@@ -311,7 +311,7 @@ class RoomBound:
 
     @property
     def fewest_sampling(self) -> float:
-        """The same of steps that sample."""
+        """The fewest steps that sample."""
         job, longest, kv_tokens = self.job, float(self.job.longest_output), self.room.kv_tokens
         return longest if self.link else max(longest, job.held / kv_tokens, job.samples / job.most_prompts(kv_tokens))
 

@@ -35,7 +35,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Vector[float]) -> Spread:
-        """Of at least one value, or nothing but zeros."""
+        """Sum up at least one value; zeros if there is none."""
         if not len(values):
             return cls()
         array = np.asarray(values)
@@ -53,7 +53,7 @@ class Bubbles:
 
     @classmethod
     def of(cls, result: PipelineResult) -> Bubbles:
-        """Of a job."""
+        """Take those of a job."""
         return cls(result.bubble_share, Spread.of(result.step_bubble_s), Spread.of(result.bubble_s))
 
 
@@ -165,7 +165,7 @@ def _in_streams(
     cost_model: CostModel,
     observers: Iterable[Observer],
 ) -> tuple[SimulationResult, Bubbles]:
-    """The same over pipeline stages and replicas."""
+    """Simulate over pipeline stages and replicas."""
     sink = CountingSink()
     result = simulate_pipelines(
         order,

@@ -132,7 +132,7 @@ class _StagedExecutor(SimulatedExecutor):
         self._result = result
 
     def step_times(self, batch: Batch, most_steps: int) -> Iterator[StepTime]:
-        """From where the micro-batch is ready to enter up to where it leaves."""
+        """Times from where the micro-batch is ready to enter up to where it leaves."""
         cost, free_s, result = self.cost_model, self._free_s, self._result
         copies = cost.swap_copies(batch, self._block_tokens) if batch.swaps else ()
         entered_s = now_s = self.clock.now_s

@@ -113,7 +113,7 @@ class SimulatedExecutor:
         return self._ends[0][0] - self._decode_steps if batch.decodes and self._ends else sys.maxsize
 
     def _stopped_decodes(self, batch: Batch, steps: int) -> list[bool]:
-        """For each decode, whether it has ended after so many steps."""
+        """Say of each decode whether it has ended after so many steps."""
         stopped = [False] * len(batch.decodes)
         if batch.decodes:
             self._decode_steps += steps
@@ -135,7 +135,7 @@ class SimulatedExecutor:
         return cost.repeated(work, most_steps, self._streamed_layers, self._stream_copy_bytes, rooms)
 
     def _window_rooms(self, batch: Batch) -> list[int]:
-        """For each decode whose context is shorter than the window, the tokens it lacks."""
+        """Tokens that each decode lacks whose context is shorter than the window."""
         last = self._window - 1
         if self._padded:
             return [max(0, last - self._wave_context)] * self._wave_rows

@@ -21,7 +21,7 @@ _FEW = 0.02  # of a model's weights, such as Mamba's decays
 
 
 class CPUKernels(NamedTuple):
-    """Those of one compiled library: all of them, or none."""
+    """The kernels of one compiled library."""
 
     linear: LinearKernel
     norm: NormKernel
@@ -32,7 +32,7 @@ class CPUKernels(NamedTuple):
 
     @classmethod
     def of(cls, library: ctypes.CDLL) -> CPUKernels:
-        """Those of a library made from decoder.cpp."""
+        """Bind the kernels of a library made from decoder.cpp."""
         return cls(
             LinearKernel(library),
             NormKernel(library),
@@ -74,7 +74,7 @@ def _has_other_matrices(model: torch.nn.Module) -> bool:
 
 
 def load_cpu_kernels(level: Level | None = None) -> CPUKernels | None:
-    """Those for this processor, compiled if they are not on disk yet; None if they cannot be had, or must not be.
+    """Load the kernels for this processor, compiled if they are not on disk yet; None if that is not possible.
 
     Args:
         level: of instructions; that of the environment if None.

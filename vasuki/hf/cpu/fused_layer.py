@@ -42,7 +42,7 @@ class Angles(ctypes.Structure):
 
     @classmethod
     def of(cls, cos: torch.Tensor, sin: torch.Tensor) -> Angles:
-        """Of two contiguous `[..., num_tokens, rotated]`."""
+        """Take two contiguous `[..., num_tokens, rotated]`."""
         return cls(cos.data_ptr(), sin.data_ptr(), cos.shape[-1])
 
 

@@ -41,7 +41,7 @@ class PackedMatrix(ctypes.Structure):
 
     @classmethod
     def of(cls, panels: torch.Tensor, bias: torch.Tensor | None, out_features: int, format: Format) -> PackedMatrix:
-        """Of panels as `LinearKernel.pack` makes them and a float32 bias `[out]`."""
+        """Take panels as `LinearKernel.pack` makes them, and a float32 bias `[out]`."""
         bias_address = None if bias is None else bias.data_ptr()
         in_features = panels.shape[1] * (2 if format is Format.ROUNDED else 1)
         return cls(panels.data_ptr(), bias_address, in_features, out_features, format)

@@ -173,7 +173,7 @@ def can_record(loaded: LoadedModel, block_tokens: int) -> bool:
 
 
 def record_on_device() -> Record:
-    """By CUDA graphs that share a pool of memory."""
+    """Record by CUDA graphs that share a pool of memory."""
     pool = torch.cuda.graph_pool_handle()
 
     def record(compute: Replay) -> Replay:

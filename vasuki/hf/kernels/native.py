@@ -77,7 +77,7 @@ def _compile(compiler: str, level: Level, flags: tuple[str, ...], source: Path, 
 
 
 def _known_flags(compiler: str, flags: tuple[str, ...], folder: Path) -> tuple[str, ...]:
-    """Those of the flags that a compiler takes: what it cannot make use of, the sources do without."""
+    """Return the flags that a compiler takes; the sources do without the others."""
     trial = folder / "trial.cpp"
     trial.write_text(_TRIAL)
 

@@ -38,7 +38,7 @@ class PagedKernel:
 
     @functools.cached_property
     def addresses(self) -> list[ctypes.c_void_p]:
-        """Of these functions, for kernels that compute layers whose heads are all alike."""
+        """Addresses of these functions, for kernels that compute layers whose heads are all alike."""
         return [ctypes.cast(function, ctypes.c_void_p) for function in self.functions]
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor) -> None:

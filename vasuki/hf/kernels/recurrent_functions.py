@@ -28,7 +28,7 @@ _PACKAGES = {
 
 
 def called_by(kind: type[torch.nn.Module], names: Iterable[str]) -> set[str]:
-    """Those of the names that a kind of layer calls functions of its source file by."""
+    """Return which of the names a kind of layer calls functions of its source file by."""
     forward = inspect.unwrap(kind.forward)
     code = getattr(forward, "__code__", None)
     return {name for name in names if code and name in code.co_names and name in forward.__globals__}
@@ -36,7 +36,7 @@ def called_by(kind: type[torch.nn.Module], names: Iterable[str]) -> set[str]:
 
 @contextmanager
 def in_place(kind: type[torch.nn.Module], functions: Mapping[str, Function]) -> Iterator[None]:
-    """Within, layers of a kind call these functions by these names."""
+    """Let layers of a kind call these functions by these names, within a `with` statement."""
     place = inspect.unwrap(kind.forward).__globals__
     own = {name: place[name] for name in functions}
     place.update(functions)
@@ -48,7 +48,7 @@ def in_place(kind: type[torch.nn.Module], functions: Mapping[str, Function]) -> 
 
 @contextmanager
 def by_torch(model: torch.nn.Module) -> Iterator[None]:
-    """Within, a model's layers compute by torch's operators, on any device."""
+    """Let a model's layers compute by torch's operators on any device, within a `with` statement."""
     kinds = {type(module) for module in model.modules()} if any(map(_is_installed, _modules())) else set()
     with ExitStack() as stack:
         for kind in kinds:
@@ -67,7 +67,7 @@ def _torch_functions(kind: type[torch.nn.Module]) -> dict[str, Function]:
 
 
 def missing_packages(model: torch.nn.Module) -> list[str]:
-    """Those that a model's layers would gain from on CUDA, as pip calls them."""
+    """Packages that a model's layers would gain from on CUDA, as pip calls them."""
     called = {name for kind in {type(module) for module in model.modules()} for name in called_by(kind, _PACKAGES)}
     return sorted({package for module, package in map(_PACKAGES.__getitem__, called) if not _is_installed(module)})
 

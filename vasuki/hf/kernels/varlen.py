@@ -209,7 +209,7 @@ def _parameters_of(function: Varlen) -> frozenset[str]:
 
 
 def _parameters() -> frozenset[str]:
-    """Of torch's function; none where there is no such function."""
+    """Names of the parameters of torch's function; none where there is no such function."""
     try:
         return _parameters_of(_torch_varlen())
     except ImportError:

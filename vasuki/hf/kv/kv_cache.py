@@ -38,7 +38,7 @@ class KVLayout:
 
     @property
     def head_dims(self) -> tuple[int, ...]:
-        """Each size of a head once, rising."""
+        """The sizes of heads, each once, rising."""
         return tuple(sorted({head_dim for _, head_dim in self.heads if head_dim}))
 
     @property

@@ -102,7 +102,7 @@ class LoadedModel:
 
     @property
     def threads(self) -> int | None:
-        """That compute on a CPU."""
+        """Threads that compute on a CPU."""
         return torch.get_num_threads() if self.device.type == "cpu" else None
 
     @property

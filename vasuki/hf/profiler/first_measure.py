@@ -70,22 +70,22 @@ class Size:
 
     @property
     def tokens(self) -> int:
-        """That the step computes."""
+        """Tokens that the step computes."""
         return self.decodes + self.chunk
 
     @property
     def kv_tokens(self) -> int:
-        """That it attends to."""
+        """Tokens that it attends to."""
         return max(1, self.decodes) * self.context
 
     def work(self, cost_model: CostModel) -> StepWork:
-        """As the cost model sees it."""
+        """The step as the cost model sees it."""
         if self.chunk:
             return cost_model.work([self.chunk], [self.context])
         return cost_model.work([1] * self.decodes, [self.context] * self.decodes)
 
     def within(self, max_context: int) -> Size:
-        """The same for a model with no more context than that."""
+        """Return the size that fits a model with no more context than that."""
         return Size(self.decodes, min(self.chunk, max_context), min(self.context, max_context))
 
 
@@ -128,13 +128,13 @@ class Timings:
         return statistics.median(self.busy_s[size]) * waited / busy
 
     def expected_s(self, size: Size) -> float:
-        """At least about so long, by the largest step that is smaller."""
+        """A step takes at least about so long, by the largest one that is smaller."""
         smaller = max((each for each in self.seconds if each.tokens <= size.tokens), key=lambda each: each.tokens)
         return self.seconds[smaller][0] * size.tokens / max(smaller.tokens, _NARROW)
 
     @property
     def spread(self) -> float:
-        """By what share the middle half of a size's steps lies apart; of the sizes the median."""
+        """The share by which the middle half of a size's steps lies apart; the median of the sizes."""
         apart = []
         for seconds in self.seconds.values():
             if len(seconds) > 2:
@@ -277,7 +277,7 @@ def fitted(timings: Timings, shape: ModelShape, base: HardwareProfile, spread: f
 
 
 def _paced(timings: Timings, shape: ModelShape, base: HardwareProfile) -> HardwareProfile:
-    """On a CPU, the rates that the longest chunk and the shortest step show, so that ratios are near 1 everywhere and
+    """Give a CPU the rates that the longest chunk and the shortest step show, so that ratios are near 1 everywhere and
     hold beyond the sizes measured."""
     overheads = base.overheads.model_copy(
         update={"step_us": _STEP_US, "launch_us": 0, "kernel_us": 0.1, "source": "steps were measured as a whole"}
@@ -304,7 +304,7 @@ def _paced(timings: Timings, shape: ModelShape, base: HardwareProfile) -> Hardwa
 
 
 def _attention_points(timings: Timings, shape: ModelShape, base: HardwareProfile) -> Iterator[AttentionPoint]:
-    """Of decodes and of chunks, where there were steps of both a short and a long context."""
+    """Points of decodes and of chunks, where there were steps of both a short and a long context."""
     operators = OperatorModel(base.datasheet_only(), shape.dtype, shape.kv_dtype)
     heads = (shape.num_heads, *shape.full_heads)
     for short, long in itertools.permutations(timings.seconds, 2):

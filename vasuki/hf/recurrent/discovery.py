@@ -32,7 +32,7 @@ def wrap_layers(model: Any) -> RecurrentLayers:
 
 @torch.inference_mode()
 def wrap_alone(module: Any, config: Any, tokens: torch.Tensor) -> RecurrentLayer:
-    """The same for one recurrent layer of a model with that config, tried with `[1, tokens, hidden_size]`."""
+    """Wrap one recurrent layer of a model with that config, tried with `[1, tokens, hidden_size]`."""
     cache = _ObservedCache(config)
     with _noting(cache, [module]):
         module(tokens, **{cache_name(module.forward): cache})
@@ -49,7 +49,7 @@ def _observed(model: Any) -> list[_Seen]:
 
 @contextmanager
 def _noting(cache: _ObservedCache, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Within, a cache knows which of the modules runs."""
+    """Let a cache know which of the modules runs, within a `with` statement."""
     hooks = []
     for module in modules:
         hooks += [module.register_forward_pre_hook(cache.enter, with_kwargs=True)]

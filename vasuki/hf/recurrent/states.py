@@ -41,7 +41,7 @@ class StateCache:
 
     @contextmanager
     def step(self, batch: Batch) -> Iterator[None]:
-        """Within, the model computes this batch."""
+        """Let the model compute this batch within a `with` statement."""
         groups = self._groups(batch)
         try:
             for layer, tensors in zip(self._layers.layers, self.tensors, strict=True):

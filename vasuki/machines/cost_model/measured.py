@@ -106,7 +106,7 @@ class MeasuredRatios:
 
 
 def _attention_ratio(series: Iterable[AttentionPoints], rooflines: Rooflines, of_decodes: bool) -> RatioCurve | None:
-    """By pairs x heads, of decodes or of longer chunks; equal sizes are averaged."""
+    """Make a curve over pairs x heads, of decodes or of longer chunks; equal sizes are averaged."""
     ratios: dict[float, list[float]] = defaultdict(list)
     for layout in series:
         for point in layout.points:

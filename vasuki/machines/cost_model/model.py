@@ -171,7 +171,7 @@ class CostModel:
         return self._terms(self._whole)
 
     def stage_terms(self) -> list[StepTerms]:
-        """The same of each kind of pipeline stage."""
+        """Terms of each kind of pipeline stage."""
         return [self._terms(part) for part in dict.fromkeys(self._stages)]
 
     def _terms(self, part: Part) -> StepTerms:

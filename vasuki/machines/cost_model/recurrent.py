@@ -51,11 +51,11 @@ class RecurrentModel:
         return matmuls, between
 
     def decodes(self, rows: int) -> tuple[OperatorCost, OperatorCost]:
-        """The same of rows that pass together, a token of each."""
+        """Price rows that pass together, a token of each."""
         return self._of_layers((rows, rows), self._decode_ratio)
 
     def chunk(self, tokens: float) -> tuple[OperatorCost, OperatorCost]:
-        """The same of a longer chunk."""
+        """Price a longer chunk."""
         return self._of_layers((tokens, 1), self._chunk_ratio)
 
     def _of_layers(self, group: Group, ratio: RatioCurve | None) -> tuple[OperatorCost, OperatorCost]:

@@ -58,7 +58,7 @@ class OperatorCost:
         )
 
     def slowed(self, factor: float) -> OperatorCost:
-        """The same in another time."""
+        """Return the operator with its time multiplied."""
         return OperatorCost(factor * self.total_s, factor * self.compute_s, factor * self.memory_s, self.memory_bytes)
 
 

@@ -75,7 +75,7 @@ class StepWork(NamedTuple):
         window: int,
         copies: tuple[Copies, ...],
     ) -> StepWork:
-        """From the positions of decodes, and from tokens and contexts of longer chunks."""
+        """Add up the positions of decodes, and tokens and contexts of longer chunks."""
         num_decodes, chunk_tokens = len(starts), 0
         decode_context = windowed_decode_context = sum(starts) + num_decodes
         chunk_context = windowed_chunk_context = 0
@@ -114,7 +114,7 @@ def causal_pairs(num_tokens: int, context: int) -> float:
 
 
 def windowed_causal_pairs(num_tokens: int, context: int, window: int) -> float:
-    """The same where a position sees itself and at most `window - 1` before it."""
+    """Count the pairs where a position sees itself and at most `window - 1` before it."""
     start = context - num_tokens
     growing = max(0, min(context, window) - start)  # leading queries whose window is not full yet
     return growing * start + growing * (growing + 1) / 2 + (num_tokens - growing) * window

@@ -84,7 +84,7 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
 
 
 def _without_preemption(problem: Problem, base: Prediction) -> Prediction:
-    """The same, or with rows that start only when all expected growth has room, if that is faster.
+    """Return it, or one in which rows start only when all expected growth has room, if that is faster.
 
     Rows that start as soon as their prompt fits push others out later. Usually a full memory is worth that.
     """

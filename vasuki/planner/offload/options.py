@@ -17,7 +17,7 @@ AGAIN = 0.05  # most tokens to be computed again, as a share of those of the pro
 
 
 def because(prediction: Prediction, offload: OffloadPlan) -> Prediction:
-    """The same, with another reason."""
+    """Return it with another reason."""
     settings = replace(prediction.candidate.settings, offload=offload)
     return replace(prediction, candidate=replace(prediction.candidate, settings=settings))
 
@@ -28,7 +28,7 @@ def makespan_s(prediction: Prediction) -> float:
 
 
 def best(problem: Problem, options: list[Prediction]) -> Prediction:
-    """Of those about as fast as the fastest, one that hides its copies and computes little again, if there is one."""
+    """Choose, among those about as fast as the fastest, one that hides its copies and computes little again."""
     near = (1 + NOISE) * min(map(makespan_s, options))
 
     def merit(option: Prediction) -> tuple[bool, bool, float]:

@@ -35,7 +35,7 @@ def streamed(problem: Problem, base: Prediction, asked: bool, may_park: bool) ->
 
 
 def _options(problem: Problem, candidate: Candidate, asked: bool) -> list[Candidate] | str:
-    """For each block size the best depth, or why not.
+    """Find the best depth for each block size, or say why there is none.
 
     Arithmetic is not aware that a small job hardly settles, so sizes are left to the simulation.
     """
@@ -68,7 +68,7 @@ def _weights_s(candidate: Candidate) -> float:
 
 
 def _with_blocks(problem: Problem, candidate: Candidate, size: int) -> Candidate:
-    """The same memory in blocks so many times as large."""
+    """Cut the same memory into blocks so many times as large."""
     settings = candidate.settings
     num_blocks, block_tokens = settings.num_blocks // size, settings.block_tokens * size
     settings = replace(settings, num_blocks=max(1, num_blocks), block_tokens=block_tokens)

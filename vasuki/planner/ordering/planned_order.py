@@ -188,7 +188,7 @@ class PlannedOrder:
     def record(
         self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
     ) -> None:
-        """As an engine observer: learn from a step."""
+        """Learn from a step, as an engine observer."""
         self.learn(finished, scheduler.queues.live())
 
     def learn(self, finished: Iterable[Sequence], live: Iterable[Sequence]) -> None:
