@@ -20,6 +20,7 @@ from vasuki.machines.cost_model import (
     roofline,
     windowed_causal_pairs,
 )
+from vasuki.machines.cost_model.copies import HostTraffic
 from vasuki.machines.profile import AttentionPoint, AttentionPoints, HardwareProfile, InStep, Measured
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
@@ -248,12 +249,13 @@ def test_the_last_mlp_of_a_mixture_is_that_of_its_experts() -> None:
 
 
 def test_launches_show_only_where_kernels_are_short() -> None:
-    fused = model("h100", "qwen2.5-0.5b")
-    eager = CostModel(fused.shape, fused.profile, kernels_per_layer=40)
-    decode, chunk = fused.work([1], [64]), fused.work([16384], [16384])
-    assert eager.step(decode).launch_s > fused.step(decode).launch_s
-    assert eager.step(decode).launch_s == pytest.approx((24 * 40 + 6) * 4e-6 - eager.step(decode).device_s)
-    assert eager.step(chunk).launch_s == 0
+    cost = model("h100", "qwen2.5-0.5b")
+    slow = cost.profile.model_copy(update={"overheads": cost.profile.overheads.model_copy(update={"launch_us": 14})})
+    slow_cost = CostModel(cost.shape, slow)
+    decode, chunk = cost.work([1], [64]), cost.work([16384], [16384])
+    assert slow_cost.step(decode).launch_s > cost.step(decode).launch_s
+    assert slow_cost.step(decode).launch_s == pytest.approx((24 * 12 + 6) * 14e-6 - slow_cost.step(decode).device_s)
+    assert slow_cost.step(chunk).launch_s == 0
 
 
 def test_launches_of_a_cpu_always_show() -> None:
@@ -282,10 +284,10 @@ def test_decode_step_hides_five_thousand_streamed_tokens_on_pcie_4() -> None:
     """An 8B decode step of 27 ms on a 25 GB/s link: 0.67 GB, about 5k tokens of KV over all layers."""
     cost = model("a10")
     work = cost.work([1] * 16, [320] * 16)
-    fits = cost.step(work._replace(copies=(cost.stream_copies(32, 5000, 16),)))
-    exceeds = cost.step(work._replace(copies=(cost.stream_copies(32, 8000, 16),)))
-    assert fits.exposed_copy_s == 0
-    assert exceeds.exposed_copy_s > 0
+    traffic = HostTraffic(cost.shape, cost.profile, cost.layout)
+    for tokens, are_hidden in ((5000, True), (8000, False)):
+        copies = Copies(*traffic.streamed_bytes(32, tokens, 16), overlapped=True)
+        assert (cost.step(work._replace(copies=(copies,))).exposed_copy_s == 0) == are_hidden
 
 
 def test_explain_lists_every_part_and_the_total() -> None:

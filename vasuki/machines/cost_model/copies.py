@@ -41,17 +41,10 @@ class HostTraffic:
         host_layers = layout.host_layers / layout.pipeline_parallel
         self.weights = (Copies(host_layers * layer_bytes, 0.0, layer_bytes),) if host_layers else ()
 
-    def streamed(
-        self, layers: int, context_tokens: int, new_tokens: int, copy_bytes: float = 0, sequences: int = 0
-    ) -> Copies:
-        """What streaming the KV of `layers` layers moves in a step, on each device."""
-        to_device, to_host = self.streamed_bytes(layers, context_tokens, new_tokens, copy_bytes, sequences)
-        return Copies(to_device, to_host, copy_bytes, overlapped=True)
-
     def streamed_bytes(
         self, layers: int, context_tokens: int, new_tokens: int, copy_bytes: float = 0, sequences: int = 0
     ) -> tuple[float, float]:
-        """Bytes to the device and to the host.
+        """Bytes that streaming the KV of so many layers moves in a step to each device, and from it to the host.
 
         Everything comes back in every step; only blocks with new tokens go out, since KV is append-only. A copy is a
         whole block: the last one of a sequence is half full on average, and n tokens in a row lie in as many blocks as

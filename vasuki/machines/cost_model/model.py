@@ -9,7 +9,7 @@ from vasuki.machines.cost_model.copies import Copies, HostTraffic
 from vasuki.machines.cost_model.layers import LayerModel
 from vasuki.machines.cost_model.network import Network
 from vasuki.machines.cost_model.operators import OperatorModel
-from vasuki.machines.cost_model.stages import KERNELS_PER_LAYER, Part
+from vasuki.machines.cost_model.stages import Part
 from vasuki.machines.cost_model.step_cost import StepCost, energy_j
 from vasuki.machines.cost_model.terms import StepTerms, step_terms
 from vasuki.machines.cost_model.times import PartTimes, StepTime
@@ -29,20 +29,13 @@ class CostModel:
         shape: the model; its dtype decides the rates.
         profile: the device.
         layout: how the model is spread over devices.
-        kernels_per_layer: launches that a layer takes; more in eager execution, where norms are several kernels.
 
     Raises:
         ModelError: the layout does not divide the model.
         ProfileError: the profile has no rate for the dtype.
     """
 
-    def __init__(
-        self,
-        shape: ModelShape,
-        profile: HardwareProfile,
-        layout: Layout | None = None,
-        kernels_per_layer: int = KERNELS_PER_LAYER,
-    ) -> None:
+    def __init__(self, shape: ModelShape, profile: HardwareProfile, layout: Layout | None = None) -> None:
         self.shape = shape
         self.profile = profile
         self.layout = layout or Layout()
@@ -51,7 +44,6 @@ class CostModel:
         self.network = Network(shape, profile, self.layout)
         self._layers = LayerModel(shape, profile, self.layout, self.operators)
         self._traffic = HostTraffic(shape, profile, self.layout)
-        self._kernels_per_layer = kernels_per_layer
         self._flops_per_token = shape.linear_flops_per_token
         stages = self.layout.pipeline_parallel
         self._whole = Part.whole(shape.num_layers, stages)
@@ -175,11 +167,11 @@ class CostModel:
         return [self._terms(part) for part in dict.fromkeys(self._stages)]
 
     def _terms(self, part: Part) -> StepTerms:
-        launches_s = part.launches_s(self.profile.overheads, self._kernels_per_layer)
+        launches_s = part.launches_s(self.profile.overheads)
         return step_terms(part, self.shape, self.profile, self.layout, self.network, self._traffic, launches_s)
 
     def _times(self, part: Part) -> PartTimes:
-        launches_s = part.launches_s(self.profile.overheads, self._kernels_per_layer)
+        launches_s = part.launches_s(self.profile.overheads)
         return PartTimes(part, self.shape, self.profile, self._layers, self.network, self._traffic, launches_s)
 
     # --- copies ------------------------------------------------------------------------------------------------------
@@ -188,12 +180,6 @@ class CostModel:
     def weight_copies(self) -> tuple[Copies, ...]:
         """Weights that come from the host in every step, on each device."""
         return self._traffic.weights
-
-    def stream_copies(
-        self, layers: int, context_tokens: int, new_tokens: int, copy_bytes: float = 0, sequences: int = 0
-    ) -> Copies:
-        """What streaming the KV of `layers` layers moves in a step, on each device; see `HostTraffic.streamed`."""
-        return self._traffic.streamed(layers, context_tokens, new_tokens, copy_bytes, sequences)
 
     def swap_copies(self, batch: Batch, block_tokens: int) -> tuple[Copies, ...]:
         """What a batch's swaps move on each device; see `HostTraffic.swapped`."""

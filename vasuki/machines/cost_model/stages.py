@@ -33,9 +33,9 @@ class Part(NamedTuple):
         is_last = stage == stages - 1
         return cls(layers + (stage < more), embedding=stage == 0, head=is_last, sends=not is_last)
 
-    def launches_s(self, overheads: Overheads, kernels_per_layer: int) -> float:
+    def launches_s(self, overheads: Overheads) -> float:
         """Host time of the kernel launches."""
-        return (self.layers * kernels_per_layer + KERNELS_PER_STEP) * overheads.launch_us * 1e-6
+        return (self.layers * KERNELS_PER_LAYER + KERNELS_PER_STEP) * overheads.launch_us * 1e-6
 
     def overhead_s(self, overheads: Overheads) -> float:
         """Once a step and stage."""
