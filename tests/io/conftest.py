@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rooms import MAX_CONTEXT, VOCAB, ByteTokenizer
+from rooms import MAX_CONTEXT, VOCAB, ByteTokenizer, MakeJob, ReadRequests, WriteParquet
 
 from vasuki.base.config import JobConfig, parse_job
 from vasuki.engine.sequence import Request
@@ -19,7 +19,7 @@ Rows = list[dict[str, Any]]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Callable[..., JobConfig]:
+def job(tmp_path: Path) -> MakeJob:
     """`job(path, prompt="{text}", sampling={...})`: a job whose input section takes the keywords it knows."""
 
     def build(path: Path | str, **keys: Any) -> JobConfig:
@@ -37,7 +37,7 @@ def job(tmp_path: Path) -> Callable[..., JobConfig]:
 
 
 @pytest.fixture
-def parquet(tmp_path: Path) -> Callable[..., Path]:
+def parquet(tmp_path: Path) -> WriteParquet:
     """`parquet(text=["a", "b"])`: a Parquet file with these columns."""
 
     def write(name: str = "in.parquet", row_group_size: int = 1000, **columns: Any) -> Path:
@@ -50,7 +50,7 @@ def parquet(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def read() -> Iterator[Callable[..., list[Request]]]:
+def read() -> Iterator[ReadRequests]:
     """`read(job)`: every request of a job; keywords go to `RequestStream`."""
     with ExitStack() as stack:
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +20,11 @@ from vasuki.io.output.sink import RowSink
 from vasuki.io.selection import WHOLE, Shard
 
 MAX_CONTEXT, VOCAB = 64, 300
+
+# The fixtures `job`, `parquet` and `read`.
+MakeJob = Callable[..., JobConfig]
+WriteParquet = Callable[..., Path]
+ReadRequests = Callable[..., list[Request]]
 
 
 class ByteTokenizer:
@@ -49,8 +56,8 @@ def finished(request: Request) -> Sequence:
 def run(job: JobConfig, shard: Shard = WHOLE, fresh: bool = False, step_s: float = 1.0, stop_after: int = -1) -> int:
     """Run a job as `vasuki run` does, each row taking one step. Returns how many rows were worked on."""
     table = open_table(job)
-    options = {"num_rows": table.num_rows, "config_hash": job.config_hash("m"), "input_fingerprint": table.fingerprint}
-    with OutputFolder.open(job.output.path, **options, shard=shard, fresh=fresh) as folder:
+    options: dict[str, Any] = {"config_hash": job.config_hash("m"), "input_fingerprint": table.fingerprint}
+    with OutputFolder.open(job.output.path, num_rows=table.num_rows, **options, shard=shard, fresh=fresh) as folder:
         if folder.is_finished:
             return 0
         folder.begin()
@@ -63,13 +70,11 @@ def run(job: JobConfig, shard: Shard = WHOLE, fresh: bool = False, step_s: float
                 sink.write(finished(request))
                 sink.commit_if_due(step * step_s)
         sink.close()
-        folder.finish(Manifest(job={}, config_hash=job.config_hash("m"), input_fingerprint=table.fingerprint))
+        folder.finish(Manifest(job={}, **options))
         return sink.written.rows
 
 
 def output(job: JobConfig) -> pa.Table:
     """Everything in the output folder."""
-    from pathlib import Path
-
     parts = sorted(Path(job.output.path).glob("part-*.parquet"))
     return pa.concat_tables([pq.read_table(part) for part in parts])

@@ -43,7 +43,7 @@ print(json.dumps({"rows": rows, "grown_mb": peak_mb() - before}))
 
 
 @pytest.mark.parametrize(("form", "num_rows"), [("parquet", 300_000), ("jsonl", 120_000)])
-def test_memory_is_bounded_whatever_the_input(tmp_path, form, num_rows):
+def test_memory_is_bounded_whatever_the_input(tmp_path: Path, form: str, num_rows: int) -> None:
     text = "x" * TEXT_BYTES
     if form == "parquet":
         schema = pa.schema([("id", pa.int64()), ("text", pa.string())])

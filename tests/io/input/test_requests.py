@@ -3,13 +3,16 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rooms import MAX_CONTEXT, VOCAB, ByteTokenizer
+from rooms import MAX_CONTEXT, VOCAB, ByteTokenizer, MakeJob, ReadRequests, WriteParquet
 
 from vasuki.base.config import SamplingConfig, parse_job
 from vasuki.base.errors import InputError, JobFileError, ModelError, VasukiError
@@ -22,14 +25,14 @@ from vasuki.io.input.tables import open_table
 from vasuki.io.input.templates import Template
 
 
-def text(request):
+def text(request: Request) -> str:
     return bytes(np.asarray(request.prompt_token_ids, dtype=np.uint8)).decode()
 
 
 # --- templates -------------------------------------------------------------------------------------------------------
 
 
-def test_templates():
+def test_templates() -> None:
     template = Template.parse("{{x}} {a} and {b c}: {a}")
     assert template.columns == ("a", "b c")
     assert template.render({"a": "{b c}", "b c": 3}) == "{x} {b c} and 3: {b c}"
@@ -49,13 +52,13 @@ def test_templates():
         ("a}", "double the braces"),
     ],
 )
-def test_bad_templates(template, message):
+def test_bad_templates(template: str, message: str) -> None:
     with pytest.raises(JobFileError, match=message):
         Template.parse(template)
 
 
 @given(st.lists(st.one_of(st.text(), st.sampled_from("abc").map(lambda name: (name,))), min_size=1))
-def test_templates_render_what_they_say(pieces):
+def test_templates_render_what_they_say(pieces: list[str | tuple[str]]) -> None:
     values = {"a": "A{a}", "b": 7, "c": True}
     source = "".join(
         "{" + piece[0] + "}" if isinstance(piece, tuple) else piece.replace("{", "{{").replace("}", "}}")
@@ -66,13 +69,13 @@ def test_templates_render_what_they_say(pieces):
     assert Template.parse(source).render(values) == expected
 
 
-def test_values_in_templates():
+def test_values_in_templates() -> None:
     template = Template.parse("{v}")
     cases = {"1.5": 1.5, "false": False, "é": "é".encode(), '{"a": ["é"]}': {"a": ["é"]}}
     for expected, value in cases.items():
         assert template.render({"v": value}) == expected
     assert template.render({"v": pa.scalar(1, pa.timestamp("ns"))}) == "1970-01-01 00:00:00.000000001"
-    nested: list = []
+    nested: list[Any] = []
     for _ in range(10_000):
         nested = [nested]
     for value, message in [
@@ -104,8 +107,8 @@ class BareTokenizer(ByteTokenizer):
     ],
 )
 def test_a_prompt_is_a_users_message_where_the_model_has_a_chat_template(
-    parquet, keys, of_chat_model, of_base_model, tmp_path
-):
+    parquet: WriteParquet, keys: dict[str, Any], of_chat_model: str, of_base_model: str, tmp_path: Path
+) -> None:
     path = parquet(text=["a"], mood=["calm"])
     config = parse_job(
         {
@@ -114,8 +117,8 @@ def test_a_prompt_is_a_users_message_where_the_model_has_a_chat_template(
             "output": {"path": str(tmp_path / "out")},
         }
     )
+    limits: dict[str, Any] = {"max_context_tokens": MAX_CONTEXT, "vocab_size": VOCAB}
     for tokenizer, expected in ((ByteTokenizer(), of_chat_model), (BareTokenizer(), of_base_model)):
-        limits = {"max_context_tokens": MAX_CONTEXT, "vocab_size": VOCAB}
         if expected.startswith("input."):
             with pytest.raises(ModelError, match=f"the model has no chat template, which {expected} needs"):
                 RequestStream(open_table(config), config, tokenizer, **limits)
@@ -124,7 +127,7 @@ def test_a_prompt_is_a_users_message_where_the_model_has_a_chat_template(
             assert text(next(requests)) == expected
 
 
-def test_messages_as_templates(job, parquet, read):
+def test_messages_as_templates(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:
     path = parquet(text=["a", "b"], mood=["calm", None])
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "{mood} {text}"}]
     first, second = read(job(path, messages=messages))
@@ -132,7 +135,7 @@ def test_messages_as_templates(job, parquet, read):
     assert second.error == "column 'mood' is null"
 
 
-def test_a_system_message_stands_before_a_column_of_messages(job, tmp_path, read):
+def test_a_system_message_stands_before_a_column_of_messages(job: MakeJob, tmp_path: Path, read: ReadRequests) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"m": [{"role": "user", "content": "hi"}], "mood": "kind"}) + "\n")
     [request] = read(job(path, messages="m", system="Be {mood}."))
@@ -155,7 +158,7 @@ def test_a_system_message_stands_before_a_column_of_messages(job, tmp_path, read
         ({"prompt_token_ids": "text", "system": "x"}, "input.system goes with"),
     ],
 )
-def test_chats_that_cannot_be(job, parquet, keys, message):
+def test_chats_that_cannot_be(job: MakeJob, parquet: WriteParquet, keys: dict[str, Any], message: str) -> None:
     path = parquet(text=["a"])
     with pytest.raises(VasukiError, match=message):
         open_table(job(path, **keys))
@@ -164,7 +167,7 @@ def test_chats_that_cannot_be(job, parquet, keys, message):
 # --- prompts ---------------------------------------------------------------------------------------------------------
 
 
-def test_requests_of_a_table(job, parquet, read):
+def test_requests_of_a_table(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:
     path = parquet(text=["a", "bc"], key=["x", "y"], extra=[1.5, None])
     first, second = read(job(path, id="key", prompt="<{text}>", output={"columns": ["extra"]}))
     assert (first.row, first.id, text(first), first.num_prompt_tokens, first.error) == (0, "x", "<a>", 3, "")
@@ -174,11 +177,11 @@ def test_requests_of_a_table(job, parquet, read):
     assert first.carried == {"extra": 1.5}
 
 
-def test_row_numbers_are_ids(job, parquet, read):
+def test_row_numbers_are_ids(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:
     assert [request.id for request in read(job(parquet(text=["a", "b"])))] == [0, 1]
 
 
-def test_bad_prompts_fail_alone(job, parquet, read):
+def test_bad_prompts_fail_alone(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:
     long = "x" * MAX_CONTEXT
     requests = read(job(parquet(text=["ok", None, "", long, "x" * (MAX_CONTEXT - 1)])))
     assert [request.error for request in requests] == [
@@ -193,16 +196,16 @@ def test_bad_prompts_fail_alone(job, parquet, read):
     assert len(requests[3].prompt_token_ids) == 0
 
 
-def test_a_prompt_without_tokens(job, parquet, read):
+def test_a_prompt_without_tokens(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:
     class Forgetful(ByteTokenizer):
-        def encode_batch(self, texts):
+        def encode_batch(self, texts: list[str]) -> list[list[int]]:
             return [[] for _ in texts]
 
     (request,) = read(job(parquet(text=["a"])), tokenizer=Forgetful())
     assert request.error == "prompt is empty"
 
 
-def test_messages(job, parquet, read, tmp_path):
+def test_messages(job: MakeJob, parquet: WriteParquet, read: ReadRequests, tmp_path: Path) -> None:
     good = [{"role": "user", "content": "hi", "name": None}]
     column = pa.array([good, [], None, [{"role": None, "content": "x", "name": None}]])
     expected = [
@@ -224,7 +227,7 @@ def test_messages(job, parquet, read, tmp_path):
     ]
 
 
-def test_a_row_that_the_template_refuses_fails_alone(job, parquet, read):
+def test_a_row_that_the_template_refuses_fails_alone(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:
     chats = [json.dumps([{"role": role, "content": "x"}]) for role in ("user", "SHOUTER", "user")]
     requests = read(job(parquet(chat=chats), messages="chat"))
     assert [request.error for request in requests] == [
@@ -232,7 +235,7 @@ def test_a_row_that_the_template_refuses_fails_alone(job, parquet, read):
     ]  # fmt: skip
 
 
-def test_token_ids(job, parquet, read, tmp_path):
+def test_token_ids(job: MakeJob, parquet: WriteParquet, read: ReadRequests, tmp_path: Path) -> None:
     path = parquet(ids=pa.array([[1, 2], [], None, [1, None], [1, VOCAB], [-1]], pa.list_(pa.int64())))
     requests = read(job(path, prompt_token_ids="ids"))
     assert requests[0].prompt_token_ids.tolist() == [1, 2]
@@ -252,16 +255,16 @@ def test_token_ids(job, parquet, read, tmp_path):
     assert "True, which is not an integer" in errors[4]
 
 
-def test_tokens_that_the_model_lacks_fail_their_row(job, parquet, read):
+def test_tokens_that_the_model_lacks_fail_their_row(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:
     """As of a tokenizer with a token that was added later."""
     first, bad = read(job(parquet(text=["abc", "abz"])), vocab_size=ord("z"))
     assert not first.error
     assert bad.error == "prompt has token 122, outside the model's vocabulary of 122 tokens"
 
 
-def test_a_tokenizer_that_knows_no_token_for_a_text(job, parquet, read):
+def test_a_tokenizer_that_knows_no_token_for_a_text(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:
     class NoUnknown(ByteTokenizer):
-        def encode_batch(self, texts):
+        def encode_batch(self, texts: list[str]) -> list[Any]:
             return [[None if byte == ord("?") else byte for byte in text.encode()] for text in texts]
 
     first, bad, last = read(job(parquet(text=["a", "b?", "c"])), tokenizer=NoUnknown())
@@ -269,7 +272,7 @@ def test_a_tokenizer_that_knows_no_token_for_a_text(job, parquet, read):
     assert bad.error.startswith("the tokenizer refuses the prompt: int() argument must be")
 
 
-def test_malformed_rows_become_requests(job, tmp_path, read):
+def test_malformed_rows_become_requests(job: MakeJob, tmp_path: Path, read: ReadRequests) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\nnonsense\n')
     good, bad = read(job(tmp_path / "a.jsonl", output={"columns": ["text"]}))
     assert not good.error
@@ -277,9 +280,11 @@ def test_malformed_rows_become_requests(job, tmp_path, read):
     assert bad.carried == {"text": None}
 
 
-def test_a_row_that_nests_too_deeply_for_the_template_fails_alone(job, parquet, read):
+def test_a_row_that_nests_too_deeply_for_the_template_fails_alone(
+    job: MakeJob, parquet: WriteParquet, read: ReadRequests
+) -> None:
     class Recursive(ByteTokenizer):
-        def encode_batch(self, texts):
+        def encode_batch(self, texts: list[str]) -> list[list[int]]:
             if "b" in texts:
                 raise RecursionError("maximum recursion depth exceeded")
             return super().encode_batch(texts)
@@ -291,9 +296,11 @@ def test_a_row_that_nests_too_deeply_for_the_template_fails_alone(job, parquet, 
 
 
 @pytest.mark.parametrize("trouble", [RuntimeError("already borrowed"), ModelError("the model has no chat template")])
-def test_trouble_that_is_no_prompts_fault_ends_the_stream(job, parquet, read, trouble):
+def test_trouble_that_is_no_prompts_fault_ends_the_stream(
+    job: MakeJob, parquet: WriteParquet, read: ReadRequests, trouble: Exception
+) -> None:
     class Busy(ByteTokenizer):
-        def encode_batch(self, texts):
+        def encode_batch(self, texts: list[str]) -> list[list[int]]:
             raise trouble
 
     with pytest.raises(type(trouble), match=str(trouble)):
@@ -303,7 +310,7 @@ def test_trouble_that_is_no_prompts_fault_ends_the_stream(job, parquet, read, tr
 # --- sampling --------------------------------------------------------------------------------------------------------
 
 
-def test_settings_from_columns(job, parquet, read):
+def test_settings_from_columns(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:
     path = parquet(
         text=["a", "b", "c"], m=[3, None, 5], t=pa.array([0.5, None, 1]), s=[["x"], None, []], stops=["\n", None, ""]
     )
@@ -340,7 +347,9 @@ def test_settings_from_columns(job, parquet, read):
         ("ignore_eos", "perhaps", "ignore_eos should be a valid boolean"),
     ],
 )
-def test_bad_settings_fail_their_row(job, parquet, read, setting, value, message):
+def test_bad_settings_fail_their_row(
+    job: MakeJob, parquet: WriteParquet, read: ReadRequests, setting: str, value: Any, message: str
+) -> None:
     (request,) = read(job(parquet(text=["a"], v=[value]), sampling={setting: {"column": "v"}}))
     assert request.error.startswith(message)
 
@@ -355,7 +364,7 @@ NESTED = st.recursive(
 
 @pytest.mark.parametrize("name", SamplingConfig.model_fields)
 @given(value=SCALAR | NESTED)
-def test_any_value_is_a_setting_or_an_error_of_its_row(name, value):
+def test_any_value_is_a_setting_or_an_error_of_its_row(name: str, value: Any) -> None:
     try:
         settings = SamplingReader(SamplingConfig()).read({}, {name: value})
     except RowError as problem:
@@ -364,7 +373,7 @@ def test_any_value_is_a_setting_or_an_error_of_its_row(name, value):
         assert isinstance(settings, SamplingParams)
 
 
-def test_numbers_of_any_size_are_settings(job, parquet, read):
+def test_numbers_of_any_size_are_settings(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:
     sampling = {name: {"column": name} for name in ("seed", "top_k", "max_tokens")}
     path = parquet(text=["a"], seed=[str(-(10**40))], top_k=[str(2**64)], max_tokens=[str(10**30)])
     (request,) = read(job(path, sampling=sampling))
@@ -372,14 +381,14 @@ def test_numbers_of_any_size_are_settings(job, parquet, read):
     assert request.max_tokens == MAX_CONTEXT - 1
 
 
-def test_a_setting_that_is_not_utf8_fails_its_row(job, parquet, read):
+def test_a_setting_that_is_not_utf8_fails_its_row(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:
     offsets, text = pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff")
     column = pa.Array.from_buffers(pa.string(), 1, [None, offsets, text])
     (request,) = read(job(parquet(text=["a"], s=column), sampling={"stop": {"column": "s"}}))
     assert request.error == "stop cannot be read from a string that Python does not hold"
 
 
-def test_settings_in_csv(job, tmp_path, read):
+def test_settings_in_csv(job: MakeJob, tmp_path: Path, read: ReadRequests) -> None:
     (tmp_path / "a.csv").write_text("text,m,t,e\na,7,0.25,true\nb,,,\n")
     sampling = {"max_tokens": {"column": "m"}, "temperature": {"column": "t"}, "ignore_eos": {"column": "e"}}
     first, second = read(job(tmp_path / "a.csv", sampling=sampling))
@@ -387,20 +396,27 @@ def test_settings_in_csv(job, tmp_path, read):
     assert second.sampling == SamplingParams(max_tokens=256)
 
 
-def test_rows_share_the_settings_of_the_job(job, parquet, read):
+def test_rows_share_the_settings_of_the_job(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:
     first, second = read(job(parquet(text=["a", "b"])))
     assert first.sampling is second.sampling
 
 
-def test_samples(job, parquet, read):
+def test_samples(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:
     requests = read(job(parquet(text=["a", "", "c"], n=[2, 2, 1]), sampling={"n": {"column": "n"}}))
     assert [(request.row, request.sample_index) for request in requests] == [(0, 0), (0, 1), (1, 0), (2, 0)]
     assert requests[0].prompt_token_ids is requests[1].prompt_token_ids
 
 
-def test_samples_are_made_one_at_a_time(job, parquet, read, monkeypatch):
+def test_samples_are_made_one_at_a_time(
+    job: MakeJob, parquet: WriteParquet, read: ReadRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = []
-    monkeypatch.setattr("vasuki.io.input.requests.Request", lambda **fields: made.append(1) or Request(**fields))
+
+    def request(**fields: Any) -> Request:
+        made.append(1)
+        return Request(**fields)
+
+    monkeypatch.setattr("vasuki.io.input.requests.Request", request)
     config = job(parquet(text=["a"] * 50), sampling={"n": 16_384})
     with RequestStream(
         open_table(config), config, ByteTokenizer(), max_context_tokens=MAX_CONTEXT, vocab_size=VOCAB
@@ -409,7 +425,7 @@ def test_samples_are_made_one_at_a_time(job, parquet, read, monkeypatch):
     assert len(made) == 1
 
 
-def test_estimates(job, parquet, read):
+def test_estimates(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:
     path = parquet(text=list("abcd"), e=[5.6, None, -3.0, float("inf")])
     requests = read(job(path, plan={"output_length": {"column": "e"}}, sampling={"max_tokens": 9}))
     assert [request.estimated_tokens for request in requests] == [5, 0, 0, 0]
@@ -419,7 +435,7 @@ def test_estimates(job, parquet, read):
 # --- openai-batch ----------------------------------------------------------------------------------------------------
 
 
-def batch_rows(tmp_path, bodies, **more):
+def batch_rows(tmp_path: Path, bodies: list[Any], **more: Any) -> Path:
     rows = [
         {"custom_id": f"r{i}", "method": "POST", "url": "/v1/chat/completions", "body": body, **more}
         for i, body in enumerate(bodies)
@@ -429,7 +445,7 @@ def batch_rows(tmp_path, bodies, **more):
     return path
 
 
-def test_openai_batch(job, tmp_path, read):
+def test_openai_batch(job: MakeJob, tmp_path: Path, read: ReadRequests) -> None:
     chat = [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}]
     bodies = [
         {
@@ -469,13 +485,13 @@ def test_openai_batch(job, tmp_path, read):
         ({"prompt": "a", "stop": 5}, "stop should be a valid tuple"),
     ],
 )
-def test_bad_batch_rows_fail_alone(job, tmp_path, read, body, message):
+def test_bad_batch_rows_fail_alone(job: MakeJob, tmp_path: Path, read: ReadRequests, body: Any, message: str) -> None:
     good, bad = read(job(batch_rows(tmp_path, [{"prompt": "ok"}, body]), format="openai-batch"))
     assert not good.error
     assert bad.error.startswith(message)
 
 
-def test_batch_rows_of_other_kinds(job, tmp_path, read):
+def test_batch_rows_of_other_kinds(job: MakeJob, tmp_path: Path, read: ReadRequests) -> None:
     path = batch_rows(tmp_path, [{"input": "x"}], url="/v1/embeddings")
     (request,) = read(job(path, format="openai-batch"))
     assert request.error == "url '/v1/embeddings' is not supported; only chat completions and completions are"
@@ -487,10 +503,10 @@ def test_batch_rows_of_other_kinds(job, tmp_path, read):
 # --- running ahead ---------------------------------------------------------------------------------------------------
 
 
-def test_prefetch_keeps_order_and_bound():
+def test_prefetch_keeps_order_and_bound() -> None:
     made = []
 
-    def source():
+    def source() -> Generator[int, None, None]:
         for item in range(100):
             made.append(item)
             yield item
@@ -504,8 +520,8 @@ def test_prefetch_keeps_order_and_bound():
     assert list(items) == []
 
 
-def test_prefetch_raises_where_the_source_did():
-    def source():
+def test_prefetch_raises_where_the_source_did() -> None:
+    def source() -> Generator[int, None, None]:
         yield 1
         raise InputError("gone")
 
@@ -516,10 +532,10 @@ def test_prefetch_raises_where_the_source_did():
     assert list(items) == []
 
 
-def test_prefetch_closes_its_source():
+def test_prefetch_closes_its_source() -> None:
     closed = threading.Event()
 
-    def source():
+    def source() -> Generator[int, None, None]:
         try:
             while True:
                 yield 1
@@ -533,7 +549,7 @@ def test_prefetch_closes_its_source():
     assert list(items) == []
 
 
-def test_a_stream_closed_early_leaves_no_thread(job, parquet):
+def test_a_stream_closed_early_leaves_no_thread(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 20_000))
     before = threading.active_count()
     with RequestStream(
@@ -544,7 +560,7 @@ def test_a_stream_closed_early_leaves_no_thread(job, parquet):
     assert list(requests) == []
 
 
-def test_an_unreadable_file_ends_the_stream(job, parquet, tmp_path):
+def test_an_unreadable_file_ends_the_stream(job: MakeJob, parquet: WriteParquet, tmp_path: Path) -> None:
     config = job(parquet(text=["a"] * 10))
     table = open_table(config)
     (tmp_path / "in.parquet").unlink()

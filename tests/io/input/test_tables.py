@@ -3,7 +3,9 @@ from __future__ import annotations
 import decimal
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,25 +13,24 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rooms import output, run
+from rooms import MakeJob, WriteParquet, output, run
 
 from vasuki.base.errors import InputError, JobFileError
 from vasuki.io.formats import parquet as parquet_module
 from vasuki.io.ids import IdHashes, refuse_duplicates
-from vasuki.io.input.tables import open_table
-from vasuki.io.selection import DoneRows, Selection, Shard
+from vasuki.io.input.tables import InputTable, open_table
+from vasuki.io.selection import EVERY_ROW, DoneRows, Selection, Shard
 
 
-def rows_of(table, selection=None):
-    blocks = table.blocks(selection) if selection else table.blocks()
+def rows_of(table: InputTable, selection: Selection = EVERY_ROW) -> list[tuple[int, dict[str, Any]]]:
     return [
         (row, {name: values[i] for name, values in block.columns.items()})
-        for block in blocks
+        for block in table.blocks(selection)
         for i, row in enumerate(block.rows)
     ]
 
 
-def jsonl(path: Path, rows) -> Path:
+def jsonl(path: Path, rows: list[Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -38,7 +39,7 @@ def jsonl(path: Path, rows) -> Path:
 # --- finding files ---------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_read_in_path_order_without_hidden_files(job, tmp_path):
+def test_a_folder_is_read_in_path_order_without_hidden_files(job: MakeJob, tmp_path: Path) -> None:
     for name in ("b.jsonl", "a.jsonl", "sub/c.jsonl", "_SUCCESS", ".hidden.jsonl", "_tmp/d.jsonl"):
         jsonl(tmp_path / "in" / name, [{"text": name}])
     table = open_table(job(tmp_path / "in"))
@@ -50,10 +51,12 @@ def test_a_folder_is_read_in_path_order_without_hidden_files(job, tmp_path):
 @pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
 @pytest.mark.parametrize("num_rows", [0, 2, 4])
 @pytest.mark.parametrize("name", ["a", "b"])
-def test_a_file_that_changed_since_the_survey(job, tmp_path, name, num_rows, form):
+def test_a_file_that_changed_since_the_survey(
+    job: MakeJob, tmp_path: Path, name: str, num_rows: int, form: str
+) -> None:
     """Its rows, and those of the files after it, would have other numbers than the output knows them by."""
     (tmp_path / "in").mkdir()
-    write = {
+    write: Callable[[Path, list[str]], object] = {
         "jsonl": lambda path, texts: jsonl(path, [{"text": text} for text in texts]),
         "csv": lambda path, texts: path.write_text("\n".join(["text", *texts, ""])),
         "parquet": lambda path, texts: pq.write_table(pa.table({"text": pa.array(texts, pa.string())}), path),
@@ -76,49 +79,49 @@ def test_a_file_that_changed_since_the_survey(job, tmp_path, name, num_rows, for
         ("s*", ["c"]),
     ],
 )
-def test_globs(job, tmp_path, pattern, expected):
+def test_globs(job: MakeJob, tmp_path: Path, pattern: str, expected: list[str]) -> None:
     for name in ("a.jsonl", "b.jsonl", "sub/c.jsonl"):
         jsonl(tmp_path / "in" / name, [{"text": Path(name).stem}])
     table = open_table(job(f"{tmp_path}/in/{pattern}"))
     assert [values["text"] for _, values in rows_of(table)] == expected
 
 
-def test_a_file_url_and_a_glob_in_it(job, tmp_path):
+def test_a_file_url_and_a_glob_in_it(job: MakeJob, tmp_path: Path) -> None:
     jsonl(tmp_path / "a.jsonl", [{"text": "a"}])
     assert open_table(job(f"file://{tmp_path}/a.jsonl")).num_rows == 1
     assert open_table(job(f"file://{tmp_path}/*.jsonl")).num_rows == 1
 
 
-def test_a_file_whose_name_looks_like_a_glob(job, tmp_path):
+def test_a_file_whose_name_looks_like_a_glob(job: MakeJob, tmp_path: Path) -> None:
     assert open_table(job(jsonl(tmp_path / "a[1].jsonl", [{"text": "a"}]))).num_rows == 1
 
 
-def test_missing_input(job, tmp_path):
+def test_missing_input(job: MakeJob, tmp_path: Path) -> None:
     for path in (tmp_path / "none.parquet", tmp_path / "*.parquet"):
         with pytest.raises(InputError, match="does not exist, or holds no files"):
             open_table(job(path))
 
 
-def test_unknown_url(job):
+def test_unknown_url(job: MakeJob) -> None:
     with pytest.raises(InputError, match=r"cannot read input\.path ftp"):
         open_table(job("ftp://host/a.parquet"))
 
 
-def test_mixed_formats_are_refused(job, tmp_path):
+def test_mixed_formats_are_refused(job: MakeJob, tmp_path: Path) -> None:
     jsonl(tmp_path / "in/a.jsonl", [])
     (tmp_path / "in/b.csv").write_text("text\nx\n")
     with pytest.raises(JobFileError, match="mixes formats"):
         open_table(job(tmp_path / "in"))
 
 
-def test_unknown_extension(job, tmp_path):
+def test_unknown_extension(job: MakeJob, tmp_path: Path) -> None:
     jsonl(tmp_path / "a.data", [{"text": "a"}])
     with pytest.raises(JobFileError, match=r"a\.data does not tell its format"):
         open_table(job(tmp_path / "a.data"))
     assert open_table(job(tmp_path / "a.data", format="jsonl")).num_rows == 1
 
 
-def test_packed_text(job, tmp_path):
+def test_packed_text(job: MakeJob, tmp_path: Path) -> None:
     with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
         file.write('{"text": "x"}\n' * 3)
     assert open_table(job(tmp_path / "a.jsonl.gz")).num_rows == 3
@@ -142,7 +145,9 @@ def test_packed_text(job, tmp_path):
     ],
 )
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
-def test_a_column_that_does_not_exist(job, parquet, tmp_path, keys, named, form):
+def test_a_column_that_does_not_exist(
+    job: MakeJob, parquet: WriteParquet, tmp_path: Path, keys: dict[str, Any], named: str, form: str
+) -> None:
     path = parquet(text=["a"], id=[1], length=[3])
     if form == "jsonl":
         path = jsonl(tmp_path / "a.jsonl", [{"text": "a", "id": 1, "length": 3}])
@@ -153,7 +158,7 @@ def test_a_column_that_does_not_exist(job, parquet, tmp_path, keys, named, form)
         open_table(job(path, **keys))
 
 
-def test_reserved_and_repeated_output_columns(job, parquet):
+def test_reserved_and_repeated_output_columns(job: MakeJob, parquet: WriteParquet) -> None:
     path = parquet(text=["a"], output=["b"], id=[1])
     with pytest.raises(JobFileError, match="'output' is a column of the answer"):
         open_table(job(path, output={"columns": ["output"]}))
@@ -162,7 +167,7 @@ def test_reserved_and_repeated_output_columns(job, parquet):
     assert not open_table(job(path, id="id", output={"columns": ["id"]})).carried_types
 
 
-def test_repeated_input_columns(job, tmp_path):
+def test_repeated_input_columns(job: MakeJob, tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"]), tmp_path / "a.parquet")
     (tmp_path / "a.csv").write_text("text,text\na,b\n")
     for name in ("a.parquet", "a.csv"):
@@ -173,7 +178,7 @@ def test_repeated_input_columns(job, tmp_path):
 # --- Parquet ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_corrupt_parquet_file(job, tmp_path, parquet):
+def test_a_corrupt_parquet_file(job: MakeJob, tmp_path: Path, parquet: WriteParquet) -> None:
     good = parquet(text=["a"] * 1000).read_bytes()
     for name, data in {"cut": good[:-9], "empty": b"", "text": b"hello"}.items():
         (tmp_path / f"{name}.parquet").write_bytes(data)
@@ -181,7 +186,7 @@ def test_a_corrupt_parquet_file(job, tmp_path, parquet):
             open_table(job(tmp_path / f"{name}.parquet"))
 
 
-def test_damaged_pages_are_named_when_met(job, parquet):
+def test_damaged_pages_are_named_when_met(job: MakeJob, parquet: WriteParquet) -> None:
     path = parquet(text=[f"row {i}" for i in range(1000)])
     table = open_table(job(path))
     data = bytearray(path.read_bytes())
@@ -191,7 +196,7 @@ def test_damaged_pages_are_named_when_met(job, parquet):
         rows_of(table)
 
 
-def test_files_whose_types_disagree(job, parquet, tmp_path):
+def test_files_whose_types_disagree(job: MakeJob, parquet: WriteParquet, tmp_path: Path) -> None:
     parquet("in/a.parquet", text=["a"], extra=pa.array([1], pa.int32()))
     parquet("in/b.parquet", text=["b"], extra=pa.array([2**40], pa.int64()))
     table = open_table(job(tmp_path / "in", output={"columns": ["extra"]}))
@@ -201,7 +206,7 @@ def test_files_whose_types_disagree(job, parquet, tmp_path):
         open_table(job(tmp_path / "in", output={"columns": ["extra"]}))
 
 
-def test_long_rows_come_in_small_blocks(job, parquet, monkeypatch):
+def test_long_rows_come_in_small_blocks(job: MakeJob, parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_module, "BLOCK_BYTES", 100_000)
     rng = np.random.default_rng(0)
     path = parquet(text=[rng.bytes(5000).hex() for _ in range(100)])
@@ -213,7 +218,7 @@ def test_long_rows_come_in_small_blocks(job, parquet, monkeypatch):
 # --- JSON Lines ------------------------------------------------------------------------------------------------------
 
 
-def test_ragged_json_lines(job, tmp_path):
+def test_ragged_json_lines(job: MakeJob, tmp_path: Path) -> None:
     rows = [{"text": "a"}, {"other": [1, {"x": 2}], "text": "b"}, {"text": None}, {}, {"text": "é" * 3_000_000}]
     path = jsonl(tmp_path / "a.jsonl", rows)
     path.write_text("\ufeff" + path.read_text().replace("\n", "\r\n\r\n"))
@@ -245,7 +250,7 @@ def test_ragged_json_lines(job, tmp_path):
         ([True, 1], pa.string()),
     ],
 )
-def test_types_of_carried_json(job, tmp_path, values, expected):
+def test_types_of_carried_json(job: MakeJob, tmp_path: Path, values: list[Any], expected: pa.DataType) -> None:
     path = jsonl(tmp_path / "a.jsonl", [{"text": "x", "extra": value} for value in values])
     table = open_table(job(path, output={"columns": ["extra"]}))
     assert table.carried_types["extra"] == expected
@@ -265,7 +270,9 @@ WIDE = 2**53 + 1  # the first integer that a double rounds
         ([WIDE, 1], [WIDE, 1]),
     ],
 )
-def test_json_numbers_are_carried_as_they_are(job, tmp_path, values, expected):
+def test_json_numbers_are_carried_as_they_are(
+    job: MakeJob, tmp_path: Path, values: list[Any], expected: list[Any]
+) -> None:
     """In two runs, and in files of their own: the type is the same for every part."""
     for row, value in enumerate(values):
         jsonl(tmp_path / f"in/{row}.jsonl", [{"text": "x", "extra": value}])
@@ -288,7 +295,9 @@ def test_json_numbers_are_carried_as_they_are(job, tmp_path, values, expected):
         (pa.array([2**24 + 1], pa.int32()), pa.array([0.5], pa.float32()), None),
     ],
 )
-def test_numbers_of_files_that_disagree_are_carried_as_they_are(job, parquet, tmp_path, one, other, expected):
+def test_numbers_of_files_that_disagree_are_carried_as_they_are(
+    job: MakeJob, parquet: WriteParquet, tmp_path: Path, one: pa.Array, other: pa.Array, expected: list[Any] | None
+) -> None:
     parquet("in/a.parquet", text=["x"] * len(one), extra=one)
     parquet("in/b.parquet", text=["x"], extra=other)
     config = job(tmp_path / "in", output={"columns": ["extra"]})
@@ -299,14 +308,14 @@ def test_numbers_of_files_that_disagree_are_carried_as_they_are(job, parquet, tm
     assert set(output(config)["error"].to_pylist()) == {""}
 
 
-def test_integers_without_statistics_may_be_any(job, tmp_path):
+def test_integers_without_statistics_may_be_any(job: MakeJob, tmp_path: Path) -> None:
     for name, column in {"a": pa.array([1]), "b": pa.array([0.5])}.items():
         pq.write_table(pa.table({"text": ["x"], "extra": column}), tmp_path / f"{name}.parquet", write_statistics=False)
     table = open_table(job(f"{tmp_path}/*.parquet", output={"columns": ["extra"]}))
     assert table.carried_types == {"extra": pa.string()}
 
 
-def test_ids_that_no_integer_type_holds_become_text(job, parquet, tmp_path):
+def test_ids_that_no_integer_type_holds_become_text(job: MakeJob, parquet: WriteParquet, tmp_path: Path) -> None:
     parquet("in/a.parquet", text=["x"], key=pa.array([2**64 - 1], pa.uint64()))
     parquet("in/b.parquet", text=["x"], key=pa.array([-1]))
     config = job(tmp_path / "in", id="key")
@@ -314,7 +323,7 @@ def test_ids_that_no_integer_type_holds_become_text(job, parquet, tmp_path):
     assert output(config)["id"].to_pylist() == ["18446744073709551615", "-1"]
 
 
-def test_a_value_that_its_column_cannot_hold_fails_its_row(job, parquet, tmp_path):
+def test_a_value_that_its_column_cannot_hold_fails_its_row(job: MakeJob, parquet: WriteParquet, tmp_path: Path) -> None:
     """Days of the year 3000 in seconds, beside times in nanoseconds, which end in 2262."""
     parquet("in/a.parquet", text=["x", "y"], when=pa.array([32503680000, 1], pa.timestamp("s")))
     parquet("in/b.parquet", text=["z"], when=pa.array([1], pa.timestamp("ns")))
@@ -325,11 +334,11 @@ def test_a_value_that_its_column_cannot_hold_fails_its_row(job, parquet, tmp_pat
     assert table["when"].cast(pa.int64()).to_pylist() == [None, 10**9, 1]
 
 
-def test_a_value_without_text_fails_its_row(job, parquet):
+def test_a_value_without_text_fails_its_row(job: MakeJob, parquet: WriteParquet) -> None:
     """As a list that is nested more deeply than what writes it as text can go."""
     table = open_table(job(parquet(text=["a", "b"], extra=["c", "d"]), output={"columns": ["extra"]}))
     (block,) = table.blocks()
-    nested: list = []
+    nested: list[Any] = []
     for _ in range(10_000):
         nested = [nested]
     block.columns["extra"][1] = nested
@@ -337,7 +346,7 @@ def test_a_value_without_text_fails_its_row(job, parquet):
     assert block.malformed == {1: "column 'extra' has a value that is no string"}
 
 
-def test_malformed_lines_fail_alone(job, tmp_path):
+def test_malformed_lines_fail_alone(job: MakeJob, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(
         b'{"text": "a"}\n{"text": \n[1]\n{"text": "\xff"}\n{"text": "\\ud800"}\n'
         + b"[" * 100_000
@@ -352,7 +361,7 @@ def test_malformed_lines_fail_alone(job, tmp_path):
     assert set(block.malformed) == {1, 2, 3, 4, 5}
 
 
-def test_a_malformed_line_has_no_id(job, tmp_path):
+def test_a_malformed_line_has_no_id(job: MakeJob, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a", "id": 1}\n{"text"\n')
     with pytest.raises(InputError, match=r"a\.jsonl: line 2 is not JSON.*has no id"):
         open_table(job(tmp_path / "a.jsonl", id="id"))
@@ -361,7 +370,7 @@ def test_a_malformed_line_has_no_id(job, tmp_path):
 # --- CSV -------------------------------------------------------------------------------------------------------------
 
 
-def test_csv_is_text(job, tmp_path):
+def test_csv_is_text(job: MakeJob, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('\ufeffid,text,when\n007,"two\nlines, ""quoted""",2024-01-02\n\n1e3,,\n')
     table = open_table(job(tmp_path / "a.csv", id="id", output={"columns": ["when"]}))
     (block,) = table.blocks()
@@ -370,14 +379,14 @@ def test_csv_is_text(job, tmp_path):
     assert table.carried_types == {"when": pa.string()}
 
 
-def test_csv_rows_of_the_wrong_width_fail_alone(job, tmp_path):
+def test_csv_rows_of_the_wrong_width_fail_alone(job: MakeJob, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,b\nx,1\ny\nz,1,2\nw,2\n")
     (block,) = open_table(job(tmp_path / "a.csv")).blocks()
     assert block.columns["text"] == ["x", None, None, "w"]
     assert block.malformed[1] == "the row that ends in line 3 has 1 cells, the header 2"
 
 
-def test_tsv_and_a_huge_cell(job, tmp_path):
+def test_tsv_and_a_huge_cell(job: MakeJob, tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("text\tb\n" + "x" * 1_000_000 + "\t1\n")
     (block,) = open_table(job(tmp_path / "a.tsv")).blocks()
     assert len(block.columns["text"][0]) == 1_000_000
@@ -391,7 +400,7 @@ def test_tsv_and_a_huge_cell(job, tmp_path):
         (b'text\n"never closed\nand so on\n', "cannot read .*unexpected end of data"),
     ],
 )
-def test_bad_csv(job, tmp_path, data, message):
+def test_bad_csv(job: MakeJob, tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "a.csv").write_bytes(data)
     with pytest.raises(InputError, match=message):
         open_table(job(tmp_path / "a.csv"))
@@ -401,8 +410,8 @@ def test_bad_csv(job, tmp_path, data, message):
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
-def test_duplicate_and_missing_ids(job, tmp_path, parquet, form):
-    def write(ids):
+def test_duplicate_and_missing_ids(job: MakeJob, tmp_path: Path, parquet: WriteParquet, form: str) -> None:
+    def write(ids: list[str | None]) -> Path:
         if form == "parquet":
             return parquet(text=["t"] * len(ids), id=ids, row_group_size=2)
         if form == "jsonl":
@@ -417,14 +426,14 @@ def test_duplicate_and_missing_ids(job, tmp_path, parquet, form):
         open_table(job(write(["a", "b", None]), id="id"))
 
 
-def test_ids_of_several_files_are_compared(job, parquet, tmp_path):
+def test_ids_of_several_files_are_compared(job: MakeJob, parquet: WriteParquet, tmp_path: Path) -> None:
     parquet("in/a.parquet", text=["x"], id=[7])
     parquet("in/b.parquet", text=["y", "z"], id=[8, 7])
     with pytest.raises(JobFileError, match="rows 0 and 2 are both '7'"):
         open_table(job(tmp_path / "in", id="id"))
 
 
-def test_json_ids_that_are_not_all_integers_become_text(job, tmp_path):
+def test_json_ids_that_are_not_all_integers_become_text(job: MakeJob, tmp_path: Path) -> None:
     table = open_table(job(jsonl(tmp_path / "a.jsonl", [{"text": "t", "id": 1}, {"text": "t", "id": "b"}]), id="id"))
     assert table.ids(next(table.blocks())) == ["1", "b"]
     path = jsonl(tmp_path / "b.jsonl", [{"text": "t", "id": 1}, {"text": "t", "id": "1"}])
@@ -432,14 +441,14 @@ def test_json_ids_that_are_not_all_integers_become_text(job, tmp_path):
         open_table(job(path, id="id"))
 
 
-def test_integer_ids_keep_their_type(job, parquet):
+def test_integer_ids_keep_their_type(job: MakeJob, parquet: WriteParquet) -> None:
     table = open_table(job(parquet(text=["a"], id=pa.array([2**63], pa.uint64())), id="id"))
     assert table.id_type == pa.uint64()
     assert table.ids(next(table.blocks())) == [2**63]
 
 
 @given(st.lists(st.integers(0, 40), max_size=60))
-def test_the_first_duplicate_is_found(ids):
+def test_the_first_duplicate_is_found(ids: list[int]) -> None:
     hashes = IdHashes("id")
     for value in ids:
         hashes.add(value)
@@ -453,7 +462,7 @@ def test_the_first_duplicate_is_found(ids):
             refuse_duplicates("id", suspects, enumerate(ids))
 
 
-def test_equal_hashes_are_only_a_suspicion():
+def test_equal_hashes_are_only_a_suspicion() -> None:
     from vasuki.io.ids import _hash
 
     suspects = np.array(sorted([_hash("a"), _hash("b")]))
@@ -471,7 +480,9 @@ def test_equal_hashes_are_only_a_suspicion():
     row_group_size=st.integers(1, 20),
     text=st.booleans(),
 )
-def test_every_wanted_row_is_read_once(job, tmp_path, num_rows, count, done, row_group_size, text):
+def test_every_wanted_row_is_read_once(
+    job: MakeJob, tmp_path: Path, num_rows: int, count: int, done: set[int], row_group_size: int, text: bool
+) -> None:
     path = tmp_path / ("a.jsonl" if text else "a.parquet")
     if text:
         jsonl(path, [{"text": f"t{i}"} for i in range(num_rows)])
@@ -486,7 +497,7 @@ def test_every_wanted_row_is_read_once(job, tmp_path, num_rows, count, done, row
     assert all(values["text"] == f"t{row}" for row, values in found)
 
 
-def test_shards():
+def test_shards() -> None:
     assert Shard.parse("1/4") == Shard(1, 4)
     assert Shard(1, 4).label == "-1-of-4"
     assert [Shard(i, 4).num_rows(10) for i in range(4)] == [3, 3, 2, 2]
@@ -495,7 +506,7 @@ def test_shards():
             Shard.parse(text)
 
 
-def test_done_rows_refuse_a_row_twice():
+def test_done_rows_refuse_a_row_twice() -> None:
     done = DoneRows(5)
     done.add([1, 3])
     for rows in ([3], [2, 2], [5], [-1]):
@@ -509,8 +520,8 @@ def test_done_rows_refuse_a_row_twice():
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
-def test_the_fingerprint_follows_the_content(job, tmp_path, form):
-    def write(folder, texts):
+def test_the_fingerprint_follows_the_content(job: MakeJob, tmp_path: Path, form: str) -> None:
+    def write(folder: str, texts: list[str]) -> str:
         path = tmp_path / folder / f"a.{form}"
         path.parent.mkdir(exist_ok=True)
         if form == "parquet":
@@ -530,10 +541,10 @@ def test_the_fingerprint_follows_the_content(job, tmp_path, form):
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_every_edit_of_what_is_read_is_seen(job, tmp_path, compression):
+def test_every_edit_of_what_is_read_is_seen(job: MakeJob, tmp_path: Path, compression: str) -> None:
     """Of the same length, anywhere in a file of megabytes."""
 
-    def fingerprint(texts, other="x"):
+    def fingerprint(texts: list[str], other: str = "x") -> str:
         columns = {"text": texts, "other": [other * 50] * len(texts)}
         pq.write_table(pa.table(columns), tmp_path / "in.parquet", compression=compression, write_statistics=False)
         return open_table(job(tmp_path / "in.parquet")).fingerprint
@@ -549,21 +560,23 @@ def test_every_edit_of_what_is_read_is_seen(job, tmp_path, compression):
 
 
 @pytest.mark.parametrize("pattern", ["in", "in/**", "in/**/*.parquet"])
-def test_links_that_lead_back_multiply_no_rows(job, parquet, tmp_path, pattern):
+def test_links_that_lead_back_multiply_no_rows(
+    job: MakeJob, parquet: WriteParquet, tmp_path: Path, pattern: str
+) -> None:
     parquet("in/a.parquet", text=["a"] * 2)
     parquet("in/sub/b.parquet", text=["b"] * 2)
     (tmp_path / "in" / "sub" / "up").symlink_to("..")
     assert open_table(job(tmp_path / pattern)).num_rows == 4
 
 
-def test_links_to_folders_elsewhere_are_followed(job, parquet, tmp_path):
+def test_links_to_folders_elsewhere_are_followed(job: MakeJob, parquet: WriteParquet, tmp_path: Path) -> None:
     parquet("in/a.parquet", text=["a"] * 2)
     parquet("data/b.parquet", text=["b"] * 2)
     (tmp_path / "in" / "linked").symlink_to(tmp_path / "data")
     assert open_table(job(tmp_path / "in")).num_rows == 4
 
 
-def test_output_among_the_input_is_refused(job, parquet, tmp_path):
+def test_output_among_the_input_is_refused(job: MakeJob, parquet: WriteParquet, tmp_path: Path) -> None:
     parquet("data/a.parquet", text=["a"])
     for path in (tmp_path / "data", f"file://{tmp_path}/data"):
         with pytest.raises(JobFileError, match=r"holds the input file a\.parquet"):

@@ -58,13 +58,14 @@ def check_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [11, 12])
-def test_every_row_once_whenever_killed(tmp_path, seed):
+def test_every_row_once_whenever_killed(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     runs = kills = 0
     while not (tmp_path / "out" / "_SUCCESS").exists():
         runs += 1
         assert runs < 30
         with subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
             process.stdout.readline()
             if kills < 4:
                 time.sleep(rng.uniform(0.05, 0.35))
@@ -81,7 +82,7 @@ def test_every_row_once_whenever_killed(tmp_path, seed):
     check_rows(tmp_path)
 
 
-def test_shards_at_the_same_time(tmp_path):
+def test_shards_at_the_same_time(tmp_path: Path) -> None:
     commands = [command(tmp_path, f"{i}/3") for i in range(3)]
     shards = [subprocess.Popen(shard, stdout=subprocess.DEVNULL) for shard in commands]
     assert [process.wait() for process in shards] == [0, 0, 0]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -39,14 +40,14 @@ FULL = Manifest(
 )
 
 
-def test_a_manifest_round_trips(tmp_path):
+def test_a_manifest_round_trips(tmp_path: Path) -> None:
     place = Location.parse(str(tmp_path))
     FULL.write(place / "manifest.json")
     assert read_manifest(place) == FULL
     assert read_manifest(place / "manifest.json") == FULL
 
 
-def test_the_fields_of_the_contract():
+def test_the_fields_of_the_contract() -> None:
     tree = FULL.to_dict()
     assert tree["schema_version"] == 1
     assert tree["simulated"] is False
@@ -64,7 +65,7 @@ def test_the_fields_of_the_contract():
     assert {"job", "config_hash", "input_fingerprint", "steps", "device", "versions"} <= set(tree)
 
 
-def test_a_newer_field_is_ignored_and_a_newer_version_is_not(tmp_path):
+def test_a_newer_field_is_ignored_and_a_newer_version_is_not(tmp_path: Path) -> None:
     file = tmp_path / "manifest.json"
     file.write_text(json.dumps(FULL.to_dict() | {"later": 1}))
     assert read_manifest(Location.parse(str(tmp_path))) == FULL
@@ -73,7 +74,7 @@ def test_a_newer_field_is_ignored_and_a_newer_version_is_not(tmp_path):
         read_manifest(Location.parse(str(tmp_path)))
 
 
-def test_manifests_that_cannot_be_read(tmp_path):
+def test_manifests_that_cannot_be_read(tmp_path: Path) -> None:
     place = Location.parse(str(tmp_path))
     with pytest.raises(InputError, match=r"has no manifest\.json: no run has ended there"):
         read_manifest(place)
@@ -86,7 +87,7 @@ def test_manifests_that_cannot_be_read(tmp_path):
             read_manifest(place)
 
 
-def test_shards_add_up():
+def test_shards_add_up() -> None:
     other = replace(
         FULL,
         timings=Timings(2, 1, 1, 1, 20),

@@ -9,38 +9,40 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
-from rooms import output, run
+from rooms import MakeJob, WriteParquet, output, run
 
+from vasuki.base.config import JobConfig
 from vasuki.base.errors import Interrupted, JobFileError, OutputInUse, UnreadableError
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import Manifest, read_manifest
 from vasuki.io.output.output_folder import OutputFolder, simulated_folder
-from vasuki.io.output.parts import read_label, to_parquet
+from vasuki.io.output.parts import PartLabel, read_label, to_parquet
 from vasuki.io.selection import WHOLE, Shard
 
 
-def open_folder(path, **options):
+def open_folder(path: Path | str, **options: Any) -> OutputFolder:
     options = {"num_rows": 10, "config_hash": "c", "input_fingerprint": "f", **options}
     return OutputFolder.open(str(path), **options)
 
 
-def rows_in(config):
+def rows_in(config: JobConfig) -> list[Any]:
     return sorted(output(config)["id"].to_pylist())
 
 
-def out(config):
+def out(config: JobConfig) -> Path:
     return Path(config.output.path)
 
 
 # --- running, stopping, running again --------------------------------------------------------------------------------
 
 
-def test_a_run_leaves_the_contract(job, parquet):
+def test_a_run_leaves_the_contract(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 20 + [None]))
     assert run(config) == 21, "one second each, a commit every five"
     assert sorted(path.name for path in out(config).iterdir() if not path.name.startswith(".")) == [
@@ -52,7 +54,7 @@ def test_a_run_leaves_the_contract(job, parquet):
     assert (manifest.tokens.prompt, manifest.tokens.output) == (20, 60)
 
 
-def test_a_finished_job_is_left_alone(job, parquet):
+def test_a_finished_job_is_left_alone(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 20))
     run(config)
     before = {path: path.stat().st_mtime_ns for path in out(config).iterdir()}
@@ -63,7 +65,7 @@ def test_a_finished_job_is_left_alone(job, parquet):
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_stopped_run_goes_on(job, parquet, n):
+def test_a_stopped_run_goes_on(job: MakeJob, parquet: WriteParquet, n: int) -> None:
     config = job(parquet(text=["a"] * 30), sampling={"n": n})
     assert run(config, stop_after=11 * n + n // 2) == 11
     assert not (out(config) / "_SUCCESS").exists()
@@ -74,7 +76,7 @@ def test_a_stopped_run_goes_on(job, parquet, n):
     assert read_manifest(Location.parse(config.output.path)).rows.succeeded == 30
 
 
-def test_a_run_that_died_before_its_manifest_is_finished(job, parquet):
+def test_a_run_that_died_before_its_manifest_is_finished(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 5))
     run(config)
     (out(config) / "_SUCCESS").unlink()
@@ -82,7 +84,7 @@ def test_a_run_that_died_before_its_manifest_is_finished(job, parquet):
     assert (out(config) / "_SUCCESS").exists()
 
 
-def test_success_is_taken_back_when_there_is_work(job, parquet):
+def test_success_is_taken_back_when_there_is_work(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 20))
     run(config)
     (out(config) / "part-00001.parquet").unlink()
@@ -92,7 +94,7 @@ def test_success_is_taken_back_when_there_is_work(job, parquet):
     assert rows_in(config) == list(range(20))
 
 
-def test_an_empty_input(job, parquet):
+def test_an_empty_input(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=pa.array([], pa.string())))
     assert run(config) == 0
     assert output(config).num_rows == 0
@@ -105,7 +107,7 @@ def test_an_empty_input(job, parquet):
 # --- whose folder is it ----------------------------------------------------------------------------------------------
 
 
-def test_another_job_is_refused(job, parquet):
+def test_another_job_is_refused(job: MakeJob, parquet: WriteParquet) -> None:
     path = parquet(text=["a"] * 5)
     run(job(path))
     with pytest.raises(
@@ -116,7 +118,7 @@ def test_another_job_is_refused(job, parquet):
     assert run(job(path, sampling={"temperature": 0.5}), fresh=True) == 5
 
 
-def test_a_changed_input_is_refused(job, parquet):
+def test_a_changed_input_is_refused(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 5))
     run(config)
     parquet(text=["a"] * 4 + ["b"])
@@ -124,7 +126,7 @@ def test_a_changed_input_is_refused(job, parquet):
         run(config)
 
 
-def test_foreign_parquet_is_refused_and_kept(job, parquet):
+def test_foreign_parquet_is_refused_and_kept(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 5))
     foreign = ["part-00000.parquet", "data.parquet"]
     for name in foreign:
@@ -148,7 +150,9 @@ FOREIGN = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 @pytest.mark.parametrize("fresh", [False, True])
-def test_what_others_wrote_is_refused_by_name_and_kept(job, parquet, name, fresh):
+def test_what_others_wrote_is_refused_by_name_and_kept(
+    job: MakeJob, parquet: WriteParquet, name: str, fresh: bool
+) -> None:
     config = job(parquet(text=["a"] * 5))
     out(config).mkdir()
     (out(config) / name).write_text(FOREIGN[name])
@@ -159,7 +163,7 @@ def test_what_others_wrote_is_refused_by_name_and_kept(job, parquet, name, fresh
     assert [path.name for path in out(config).iterdir() if not path.name.startswith(".")] == [name]
 
 
-def test_nothing_is_deleted_beside_what_others_wrote(job, parquet):
+def test_nothing_is_deleted_beside_what_others_wrote(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 5))
     run(config)
     (out(config) / "trace-0-of-2.jsonl").write_text("theirs")
@@ -170,7 +174,7 @@ def test_nothing_is_deleted_beside_what_others_wrote(job, parquet):
 
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "manifest.json", ".vasuki.lock", ".vasuki-manifest.json.tmp"])
-def test_links_are_not_followed(job, parquet, tmp_path, name):
+def test_links_are_not_followed(job: MakeJob, parquet: WriteParquet, tmp_path: Path, name: str) -> None:
     config = job(parquet(text=["a"] * 5))
     out(config).mkdir()
     (tmp_path / "precious").write_text("")
@@ -184,14 +188,14 @@ def test_links_are_not_followed(job, parquet, tmp_path, name):
     assert (tmp_path / "precious").read_text() == ""
 
 
-def test_a_manifest_that_is_a_folder(job, parquet):
+def test_a_manifest_that_is_a_folder(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 5))
     (out(config) / "manifest.json").mkdir(parents=True)
     with pytest.raises(OutputInUse, match=r"already holds manifest\.json, which is not ours"):
         run(config)
 
 
-def test_fresh_deletes_our_files_alone(job, parquet):
+def test_fresh_deletes_our_files_alone(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 20))
     run(config)
     (out(config) / "notes.txt").write_text("keep")
@@ -202,7 +206,7 @@ def test_fresh_deletes_our_files_alone(job, parquet):
     assert not (out(config) / "trace.jsonl").exists()
 
 
-def test_a_damaged_part_is_named(job, parquet):
+def test_a_damaged_part_is_named(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 20))
     run(config)
     part = out(config) / "part-00001.parquet"
@@ -214,7 +218,7 @@ def test_a_damaged_part_is_named(job, parquet):
     assert rows_in(config) == list(range(20))
 
 
-def test_pages_that_were_lost_under_a_whole_footer(job, parquet):
+def test_pages_that_were_lost_under_a_whole_footer(job: MakeJob, parquet: WriteParquet) -> None:
     """After a power cut a file may have its length and its end, and zeros before them."""
     config = job(parquet(text=["a"] * 20))
     run(config)
@@ -229,7 +233,7 @@ def test_pages_that_were_lost_under_a_whole_footer(job, parquet):
     assert rows_in(config) == list(range(20))
 
 
-def test_parts_that_overlap_are_refused(job, parquet):
+def test_parts_that_overlap_are_refused(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 20))
     run(config)
     content = to_parquet(*changed(out(config) / "part-00001.parquet"))
@@ -240,16 +244,24 @@ def test_parts_that_overlap_are_refused(job, parquet):
         run(config)
 
 
-def changed(path):
+def label_of(part: Path) -> PartLabel:
+    label = read_label(Location.parse(str(part)))
+    assert label is not None
+    return label
+
+
+def changed(path: Path) -> tuple[pa.Table, PartLabel]:
     """A part's table with another answer in its first line, and its label."""
     table = pq.read_table(path)
     outputs = ["other", *table["output"].to_pylist()[1:]]
     index = table.column_names.index("output")
-    return table.set_column(index, "output", pa.array(outputs)), read_label(Location.parse(str(path)))
+    return table.set_column(index, "output", pa.array(outputs)), label_of(path)
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_rows_that_were_answered_twice_are_kept_once(job, parquet, caplog, n):
+def test_rows_that_were_answered_twice_are_kept_once(
+    job: MakeJob, parquet: WriteParquet, caplog: pytest.LogCaptureFixture, n: int
+) -> None:
     """Parts of two runs that knew nothing of one another."""
     config = job(parquet(text=["a"] * 11 + [None] + ["a"] * 8), sampling={"n": n}, output={"logprobs": True})
     folder = out(config)
@@ -269,12 +281,12 @@ def test_rows_that_were_answered_twice_are_kept_once(job, parquet, caplog, n):
     assert (rows.total, rows.succeeded, rows.failed) == (20, 19, 1)
 
 
-def read_options(folder):
-    label = read_label(Location.parse(str(next(folder.glob("part-*")))))
+def read_options(folder: Path) -> dict[str, Any]:
+    label = label_of(next(folder.glob("part-*")))
     return {"num_rows": 20, "config_hash": label.config_hash, "input_fingerprint": label.input_fingerprint}
 
 
-def test_half_written_files_are_removed(job, parquet):
+def test_half_written_files_are_removed(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 5))
     out(config).mkdir()
     (out(config) / ".part-00001.parquet.tmp").write_bytes(b"somebody's")
@@ -286,7 +298,7 @@ def test_half_written_files_are_removed(job, parquet):
     assert [path.name for path in out(config).glob(".*.tmp")] == [".part-00001.parquet.tmp"]
 
 
-def test_bad_output_paths(job, parquet, tmp_path):
+def test_bad_output_paths(job: MakeJob, parquet: WriteParquet, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(JobFileError, match="is a file; name a folder"):
         open_folder(tmp_path / "file")
@@ -296,8 +308,8 @@ def test_bad_output_paths(job, parquet, tmp_path):
         open_folder("ftp://host/out")
 
 
-def test_a_check_says_what_a_run_would_and_leaves_no_trace(job, parquet, tmp_path):
-    def check(path, config_hash="c"):
+def test_a_check_says_what_a_run_would_and_leaves_no_trace(job: MakeJob, parquet: WriteParquet, tmp_path: Path) -> None:
+    def check(path: Path, config_hash: str = "c") -> None:
         OutputFolder.check(str(path), num_rows=5, config_hash=config_hash, input_fingerprint="f")
 
     (tmp_path / "file").write_text("")
@@ -320,13 +332,13 @@ def test_a_check_says_what_a_run_would_and_leaves_no_trace(job, parquet, tmp_pat
 
 
 @pytest.mark.parametrize("folder", ["/proc", "/sys/kernel", "/dev/full"])
-def test_a_check_tries_to_write(folder):
+def test_a_check_tries_to_write(folder: str) -> None:
     """Root may write everywhere, by permissions."""
     with pytest.raises(JobFileError, match=r"cannot write to output\.path|is a file"):
         OutputFolder.check(f"{folder}/out", num_rows=5, config_hash="c", input_fingerprint="f")
 
 
-def test_each_run_in_a_folder_is_remembered(job, parquet):
+def test_each_run_in_a_folder_is_remembered(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 20))
     rows = [run(config, stop_after=3), run(config, stop_after=9), run(config)]
     assert [taken.rows for taken in read_manifest(Location.parse(config.output.path)).runs] == rows == [3, 9, 8]
@@ -334,7 +346,7 @@ def test_each_run_in_a_folder_is_remembered(job, parquet):
     assert [taken.rows for taken in read_manifest(Location.parse(config.output.path)).runs] == [20]
 
 
-def test_a_folder_that_is_gone_interrupts(tmp_path):
+def test_a_folder_that_is_gone_interrupts(tmp_path: Path) -> None:
     with open_folder(tmp_path / "out") as folder:
         shutil.rmtree(tmp_path / "out")
         with pytest.raises(Interrupted, match=r"cannot write .*/out: No such file or directory; rows finished before"):
@@ -352,9 +364,10 @@ time.sleep(60)
 """
 
 
-def test_a_lock_of_another_process(tmp_path):
+def test_a_lock_of_another_process(tmp_path: Path) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE)
     with holder:
+        assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(OutputInUse, match=rf"is in use by process {holder.pid} on .*; wait for it"):
             open_folder(tmp_path)
@@ -362,8 +375,8 @@ def test_a_lock_of_another_process(tmp_path):
     open_folder(tmp_path).close()
 
 
-def test_who_may_run_beside_whom(tmp_path):
-    def refused(shard):
+def test_who_may_run_beside_whom(tmp_path: Path) -> None:
+    def refused(shard: Shard) -> bool:
         try:
             open_folder(tmp_path, shard=shard).close()
         except OutputInUse:
@@ -381,7 +394,7 @@ def test_who_may_run_beside_whom(tmp_path):
     assert not refused(WHOLE)
 
 
-def test_a_refused_run_holds_no_lock(job, parquet):
+def test_a_refused_run_holds_no_lock(job: MakeJob, parquet: WriteParquet) -> None:
     path = parquet(text=["a"] * 5)
     run(job(path))
     with pytest.raises(OutputInUse, match="another model"):
@@ -392,7 +405,7 @@ def test_a_refused_run_holds_no_lock(job, parquet):
 # --- shards ----------------------------------------------------------------------------------------------------------
 
 
-def test_shards_share_a_folder(job, parquet):
+def test_shards_share_a_folder(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 21 + [None]))
     for index in (2, 0):
         run(config, shard=Shard(index, 3))
@@ -408,7 +421,7 @@ def test_shards_share_a_folder(job, parquet):
     assert (summed["rows"], summed["shard"]) == ({"total": 22, "succeeded": 21, "failed": 1}, "")
 
 
-def test_a_whole_run_goes_on_where_shards_stopped(job, parquet):
+def test_a_whole_run_goes_on_where_shards_stopped(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 20))
     run(config, shard=Shard(1, 2))
     run(config, stop_after=3)
@@ -417,7 +430,7 @@ def test_a_whole_run_goes_on_where_shards_stopped(job, parquet):
     assert rows_in(config) == list(range(20))
 
 
-def test_a_fresh_shard_leaves_its_siblings(job, parquet):
+def test_a_fresh_shard_leaves_its_siblings(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 20))
     run(config, shard=Shard(0, 2))
     run(config, shard=Shard(1, 2))
@@ -428,8 +441,8 @@ def test_a_fresh_shard_leaves_its_siblings(job, parquet):
 # --- simulated runs --------------------------------------------------------------------------------------------------
 
 
-def test_a_simulation_replaces_nothing_but_a_simulation(job, parquet, tmp_path):
-    def simulate(path):
+def test_a_simulation_replaces_nothing_but_a_simulation(job: MakeJob, parquet: WriteParquet, tmp_path: Path) -> None:
+    def simulate(path: Path) -> None:
         with simulated_folder(str(path)) as place:
             Manifest(job={}, config_hash="c", input_fingerprint="f", simulated=True).write(place / "manifest.json")
 
@@ -451,28 +464,24 @@ def test_a_simulation_replaces_nothing_but_a_simulation(job, parquet, tmp_path):
 # --- elsewhere -------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_url(job, parquet, tmp_path):
+def test_a_file_url(job: MakeJob, parquet: WriteParquet, tmp_path: Path) -> None:
     config = job(parquet(text=["a"] * 5), output={"path": f"file://{tmp_path}/elsewhere"})
     run(config)
     assert len(list((tmp_path / "elsewhere").glob("part-*"))) == 1
 
 
-def stored(monkeypatch, tmp_path, settle_s=0.05):
+def stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settle_s: float = 0.05) -> None:
     """Makes st:// an object store in a folder, with leases that are quick."""
     store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
-    local = Location.parse.__func__
+    local = Location.parse
     monkeypatch.setattr(
-        Location,
-        "parse",
-        classmethod(
-            lambda cls, text: Location(store, text[5:], text) if text.startswith("st://") else local(cls, text)
-        ),
+        Location, "parse", lambda text: Location(store, text[5:], text) if text.startswith("st://") else local(text)
     )
     for name, seconds in (("RENEW_S", 0.1), ("LAPSE_S", 1.0), ("SETTLE_S", settle_s)):
         monkeypatch.setattr(f"vasuki.io.output.lease.{name}", seconds)
 
 
-def test_an_object_store(job, parquet, monkeypatch, tmp_path):
+def test_an_object_store(job: MakeJob, parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A store without locks and renames: input and output go through the same calls as on s3://."""
     stored(monkeypatch, tmp_path)
     parquet("bucket/in/a.parquet", text=["a"] * 10)
@@ -488,7 +497,9 @@ def test_an_object_store(job, parquet, monkeypatch, tmp_path):
     assert sum(pq.read_metadata(part).num_rows for part in folder.glob("part-*")) == 20
 
 
-def test_parts_of_another_version_are_named(job, parquet, monkeypatch):
+def test_parts_of_another_version_are_named(
+    job: MakeJob, parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = job(parquet(text=["a"] * 5))
     with monkeypatch.context() as patch:
         patch.setattr("vasuki.io.output.parts.LABEL_VERSION", 1)
@@ -498,7 +509,7 @@ def test_parts_of_another_version_are_named(job, parquet, monkeypatch):
     assert run(config, fresh=True) == 5
 
 
-def test_a_lease_keeps_a_second_run_out_while_it_is_renewed(monkeypatch, tmp_path):
+def test_a_lease_keeps_a_second_run_out_while_it_is_renewed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stored(monkeypatch, tmp_path)
     with open_folder("st://bucket"):
         with pytest.raises(OutputInUse, match=r"st://bucket is in use by process \d+ on .*; wait for it"):
@@ -509,14 +520,14 @@ def test_a_lease_keeps_a_second_run_out_while_it_is_renewed(monkeypatch, tmp_pat
     assert list((tmp_path / "bucket").iterdir()) == []
 
 
-def test_a_lease_of_a_killed_run_lapses(monkeypatch, tmp_path):
+def test_a_lease_of_a_killed_run_lapses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stored(monkeypatch, tmp_path)
     (tmp_path / "bucket").mkdir()
     (tmp_path / "bucket" / ".vasuki-lease.json").write_text('{"owner": "o", "beat": 3, "pid": 1, "host": "gone"}')
     open_folder("st://bucket").close()
 
 
-def test_of_two_that_start_at_once_one_goes_on(monkeypatch, tmp_path):
+def test_of_two_that_start_at_once_one_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stored(monkeypatch, tmp_path, settle_s=0.3)
     with ThreadPoolExecutor(2) as pool:
         opened = [pool.submit(open_folder, "st://bucket") for _ in range(2)]
@@ -528,11 +539,15 @@ def test_of_two_that_start_at_once_one_goes_on(monkeypatch, tmp_path):
             future.result().close()
 
 
-def test_a_run_that_lost_its_lease_writes_no_more(job, parquet, monkeypatch, tmp_path):
+def test_a_run_that_lost_its_lease_writes_no_more(
+    job: MakeJob, parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     stored(monkeypatch, tmp_path)
     with open_folder("st://bucket") as folder:
         (tmp_path / "bucket" / ".vasuki-lease.json").write_text('{"owner": "o", "pid": 7, "host": "other"}')
-        folder._lock._lease._thread.join()
+        lease = folder._lock._lease
+        assert lease is not None
+        lease._thread.join()
         with pytest.raises(OutputInUse, match=r"was taken over by process 7 on other; this run ends"):
             folder._next_part()
     assert (tmp_path / "bucket" / ".vasuki-lease.json").exists(), "it is the other's"

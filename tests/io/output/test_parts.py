@@ -4,6 +4,8 @@ import datetime
 import decimal
 import errno
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rooms import output, run
+from rooms import MakeJob, WriteParquet, output, run
 
 from vasuki.base.errors import Interrupted, JobFileError
 from vasuki.io.input.tables import open_table
@@ -23,7 +25,7 @@ from vasuki.io.output.parts import PartLabel, PartWriter, Totals, read_label
 PLAIN = pa.schema([("id", pa.int64()), ("output", pa.string()), ("finish_reason", pa.string()), ("error", pa.string())])
 
 
-def writer(folder, schema=PLAIN, **options):
+def writer(folder: Path, schema: pa.Schema = PLAIN, **options: Any) -> PartWriter:
     numbers = iter(range(1000))
     place = Location.parse(str(folder))
     return PartWriter(
@@ -35,35 +37,36 @@ def writer(folder, schema=PLAIN, **options):
     )
 
 
-def answer(row, **fields):
+def answer(row: int, **fields: Any) -> Answer:
     return Answer(**{"row": row, "id": row, "output": "x", "finish_reason": "stop", **fields})
 
 
-def parts_in(folder):
+def parts_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*.parquet"))
 
 
 @settings(deadline=None)
 @given(st.sets(st.integers(0, 2**40), max_size=300), st.integers(0, 5))
-def test_a_label_round_trips(rows, failed):
+def test_a_label_round_trips(rows: set[int], failed: int) -> None:
     label = PartLabel("hash", "print", np.array(sorted(rows), dtype=np.int64), Totals(len(rows), failed, 3, 4))
     back = PartLabel.from_json(label.to_json())
     assert back.rows.tolist() == label.rows.tolist()
     assert (back.config_hash, back.input_fingerprint, back.totals) == ("hash", "print", label.totals)
 
 
-def test_labels_are_small():
+def test_labels_are_small() -> None:
     rows = np.flatnonzero(np.random.default_rng(0).random(1_000_000) < 0.3)
     assert len(PartLabel("c", "f", rows, Totals()).to_json()) < len(rows), "less than a byte a row"
 
 
-def test_a_part_says_what_it_holds(tmp_path):
+def test_a_part_says_what_it_holds(tmp_path: Path) -> None:
     out = writer(tmp_path)
     out.append([answer(7, prompt_tokens=3, output_tokens=2), answer(7, sample=1, prompt_tokens=3, error="no")])
     out.append([answer(2, output="y", prompt_tokens=1)])
     out.close()
     (part,) = parts_in(tmp_path)
     label = read_label(Location.parse(str(part)))
+    assert label is not None
     assert label.rows.tolist() == [2, 7]
     assert label.totals == out.committed == Totals(rows=2, failed=1, prompt_tokens=7, output_tokens=2)
     assert pq.read_table(part)["id"].to_pylist() == [2, 7, 7], "in the order of the input"
@@ -71,7 +74,7 @@ def test_a_part_says_what_it_holds(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [part.name], "nothing temporary is left"
 
 
-def test_commits_follow_the_clock(tmp_path):
+def test_commits_follow_the_clock(tmp_path: Path) -> None:
     out = writer(tmp_path)
     commits = []
     for now in range(100_000):
@@ -87,14 +90,14 @@ def test_commits_follow_the_clock(tmp_path):
     assert abs(len(commits) - expected) < 0.1 * expected
 
 
-def test_nothing_is_due_without_rows(tmp_path):
+def test_nothing_is_due_without_rows(tmp_path: Path) -> None:
     out = writer(tmp_path)
     assert not out.commit_if_due(1e6)
     out.close()
     assert parts_in(tmp_path) == []
 
 
-def test_commits_follow_the_size(tmp_path, monkeypatch):
+def test_commits_follow_the_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "COMMIT_BYTES", 100_000)
     out = writer(tmp_path)
     for row in range(100):
@@ -105,14 +108,14 @@ def test_commits_follow_the_size(tmp_path, monkeypatch):
     assert sum(pq.read_metadata(part).num_rows for part in parts_in(tmp_path)) == 100
 
 
-def test_an_empty_output_has_columns(tmp_path):
+def test_an_empty_output_has_columns(tmp_path: Path) -> None:
     writer(tmp_path, even_if_empty=True).close()
     (part,) = parts_in(tmp_path)
     assert pq.read_schema(part).names == PLAIN.names
 
 
-def test_a_full_disk_interrupts_and_leaves_no_trash(tmp_path, monkeypatch):
-    def fsync(descriptor):
+def test_a_full_disk_interrupts_and_leaves_no_trash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     out = writer(tmp_path)
@@ -128,8 +131,8 @@ def test_a_full_disk_interrupts_and_leaves_no_trash(tmp_path, monkeypatch):
     assert pq.read_table(part)["id"].to_pylist() == [2], "row 1 is left to the next run"
 
 
-def test_rows_that_cannot_be_made_a_part_stay_buffered(tmp_path, monkeypatch):
-    def fail(answers, schema):
+def test_rows_that_cannot_be_made_a_part_stay_buffered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(answers: list[Answer], schema: pa.Schema) -> None:
         raise MemoryError
 
     out = writer(tmp_path)
@@ -161,7 +164,7 @@ EVERY_TYPE = {
 }
 
 
-def test_carried_columns_keep_type_and_value(job, parquet):
+def test_carried_columns_keep_type_and_value(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(**EVERY_TYPE, prompt=["p", "q"]), prompt="{prompt}", output={"columns": list(EVERY_TYPE)})
     assert run(config) == 2
     table = output(config)
@@ -171,7 +174,7 @@ def test_carried_columns_keep_type_and_value(job, parquet):
     assert table["category"].to_pylist() == ["a", None]
 
 
-def test_a_column_of_nulls_has_a_type(job, parquet):
+def test_a_column_of_nulls_has_a_type(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"], none=pa.nulls(1)), output={"columns": ["none"]})
     run(config)
     assert output(config).schema.field("none").type == pa.string()
@@ -186,7 +189,9 @@ def test_a_column_of_nulls_has_a_type(job, parquet):
         ({"n": {"column": "n"}}, {}, ["sample"]),
     ],
 )
-def test_the_columns_of_the_contract(job, parquet, sampling, out, extra):
+def test_the_columns_of_the_contract(
+    job: MakeJob, parquet: WriteParquet, sampling: dict[str, Any], out: dict[str, bool], extra: list[str]
+) -> None:
     config = job(parquet(text=["a", ""], n=[1, 1]), sampling=sampling, output=out)
     schema = answer_schema(config, open_table(config))
     expected = ["id", "output", "finish_reason", "error", "prompt_tokens", "output_tokens"]
@@ -205,16 +210,16 @@ def test_the_columns_of_the_contract(job, parquet, sampling, out, extra):
         assert (last["logprob"], last["output_token_ids"]) == (None, [])
 
 
-def test_batch_files_may_have_samples(job, tmp_path):
+def test_batch_files_may_have_samples(job: MakeJob, tmp_path: Path) -> None:
     assert may_have_samples(job(tmp_path / "a.jsonl", format="openai-batch"))
 
 
-def test_a_carried_column_that_no_request_has(job, parquet):
+def test_a_carried_column_that_no_request_has(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"], b=[1]), output={"columns": ["b"]})
     table = to_table([answer(0)], answer_schema(config, open_table(config)))
     assert table["b"].to_pylist() == [None]
 
 
-def test_output_columns_are_checked_before_reading(job, tmp_path):
+def test_output_columns_are_checked_before_reading(job: MakeJob, tmp_path: Path) -> None:
     with pytest.raises(JobFileError, match="'error' is a column of the answer"):
         open_table(job(tmp_path / "none.parquet", output={"columns": ["error"]}))

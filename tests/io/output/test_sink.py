@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pyarrow.parquet as pq
 import pytest
-from rooms import finished
+from rooms import MakeJob, WriteParquet, finished
 
 from vasuki.engine.sequence import FinishReason, Request, SamplingParams, Sequence
 from vasuki.io.input.tables import open_table
@@ -12,25 +15,36 @@ from vasuki.io.output.parts import PartWriter, Totals
 from vasuki.io.output.sink import RowSink
 
 
+class WatchedSink(RowSink):
+    """Counts its commits and shows the rows that are in its folder."""
+
+    def __init__(self, writer: PartWriter, folder: Path) -> None:
+        super().__init__(writer, lambda sequence: f"row {sequence.request.row}", on_commit=self._count)
+        self.commits = 0
+        self._folder = folder
+
+    def _count(self) -> None:
+        self.commits += 1
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for part in sorted(self._folder.glob("part-*")) for row in pq.read_table(part).to_pylist()]
+
+
 @pytest.fixture
-def sink(job, parquet, tmp_path):
+def sink(job: MakeJob, parquet: WriteParquet, tmp_path: Path) -> WatchedSink:
     config = job(parquet(text=["a"]), sampling={"n": 2})
     numbers = iter(range(100))
     place = Location.parse(str(tmp_path))
     schema = answer_schema(config, open_table(config))
     writer = PartWriter(lambda: place / f"part-{next(numbers)}.parquet", schema, config_hash="c", input_fingerprint="f")
-    commits = []
-    sink = RowSink(writer, lambda sequence: f"row {sequence.request.row}", on_commit=lambda: commits.append(1))
-    sink.commits = commits
-    sink.rows = lambda: [row for part in sorted(tmp_path.glob("part-*")) for row in pq.read_table(part).to_pylist()]
-    return sink
+    return WatchedSink(writer, tmp_path)
 
 
-def request(row, n=1, sample_index=0, **fields):
+def request(row: int, n: int = 1, sample_index: int = 0, **fields: Any) -> Request:
     return Request(row, row, 5, 9, sampling=SamplingParams(n=n), sample_index=sample_index, **fields)
 
 
-def test_rows_wait_for_their_samples(sink):
+def test_rows_wait_for_their_samples(sink: WatchedSink) -> None:
     sink.write(finished(request(1, n=2, sample_index=1)))
     sink.write(finished(request(2)))
     sink.commit_if_due(10.0)
@@ -39,17 +53,17 @@ def test_rows_wait_for_their_samples(sink):
     sink.close()
     assert [(row["id"], row["sample"]) for row in sink.rows()] == [(2, 0), (1, 0), (1, 1)]
     assert sink.written == Totals(rows=2, failed=0, prompt_tokens=15, output_tokens=9)
-    assert len(sink.commits) == 2
+    assert sink.commits == 2
 
 
-def test_samples_of_an_unfinished_row_are_left_to_the_next_run(sink):
+def test_samples_of_an_unfinished_row_are_left_to_the_next_run(sink: WatchedSink) -> None:
     sink.write(finished(request(1, n=2)))
     sink.close()
     assert sink.rows() == []
     assert sink.written.rows == 0
 
 
-def test_failed_rows(sink):
+def test_failed_rows(sink: WatchedSink) -> None:
     sink.write(finished(request(1, n=2, error="bad row")))
     sink.write(Sequence(request(2), error="too long", finish_reason=FinishReason.ERROR, output_token_ids=[4]))
     sink.write(Sequence(request(3), finish_reason=FinishReason.ERROR))
@@ -63,7 +77,7 @@ def test_failed_rows(sink):
     assert (sink.succeeded, sink.failed) == (0, 3)
 
 
-def test_a_row_fails_with_one_of_its_samples(sink):
+def test_a_row_fails_with_one_of_its_samples(sink: WatchedSink) -> None:
     sink.write(finished(request(1, n=2)))
     sink.write(Sequence(request(1, n=2, sample_index=1), error="no", finish_reason=FinishReason.ERROR))
     assert (sink.succeeded, sink.failed) == (0, 1)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from pyarrow import fs
 
@@ -8,18 +11,18 @@ from vasuki.io.location import Location
 from vasuki.io.output.trace import StepRecord, TraceWriter, read_trace
 
 
-def step(t_s, **fields):
+def step(t_s: float, **fields: Any) -> StepRecord:
     return StepRecord(t_s=t_s, elapsed_s=0.1, prefill_tokens=5, decode_tokens=3, seqs=4, waiting=2, **fields)
 
 
 @pytest.fixture(params=["local", "object store"])
-def place(request, tmp_path):
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
     if request.param == "local":
         return Location.parse(str(tmp_path))
     return Location(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "", "st://")
 
 
-def test_a_resumed_trace_counts_its_runs(place):
+def test_a_resumed_trace_counts_its_runs(place: Location) -> None:
     for run in range(3):
         with TraceWriter(place / "trace.jsonl") as trace:
             assert trace.run == run
@@ -30,7 +33,7 @@ def test_a_resumed_trace_counts_its_runs(place):
     assert steps[-1] == step(0.6666667, finished=2, run=2)
 
 
-def test_lines_are_on_disk_after_a_flush(tmp_path):
+def test_lines_are_on_disk_after_a_flush(tmp_path: Path) -> None:
     trace = TraceWriter(Location.parse(str(tmp_path)) / "trace.jsonl")
     trace.record(step(1.0))
     assert (tmp_path / "trace.jsonl").read_bytes() == b""
@@ -40,7 +43,7 @@ def test_lines_are_on_disk_after_a_flush(tmp_path):
     trace.close()
 
 
-def test_a_full_disk_interrupts(tmp_path):
+def test_a_full_disk_interrupts(tmp_path: Path) -> None:
     with pytest.raises(Interrupted, match=r"cannot write .*/trace\.jsonl: No such file or directory"):
         TraceWriter(Location.parse(str(tmp_path / "nowhere")) / "trace.jsonl")
     trace = TraceWriter(Location.parse(str(tmp_path)) / "trace.jsonl")
@@ -52,7 +55,7 @@ def test_a_full_disk_interrupts(tmp_path):
     trace._file.close()
 
 
-def test_a_line_cut_off_by_a_kill(tmp_path):
+def test_a_line_cut_off_by_a_kill(tmp_path: Path) -> None:
     place = Location.parse(str(tmp_path))
     with TraceWriter(place / "trace.jsonl") as trace:
         trace.record(step(1.0))
@@ -65,7 +68,7 @@ def test_a_line_cut_off_by_a_kill(tmp_path):
     assert [(record.run, record.t_s) for record in read_trace(place)] == [(0, 1.0), (1, 0.5)]
 
 
-def test_traces_of_shards_and_no_trace(tmp_path):
+def test_traces_of_shards_and_no_trace(tmp_path: Path) -> None:
     place = Location.parse(str(tmp_path))
     with pytest.raises(InputError, match=r"has no trace\.jsonl"):
         list(read_trace(place))
