@@ -123,7 +123,7 @@ def test_vasuki_is_not_slower_than_what_it_is_compared_with() -> None:
         jobs = [lengths_of(200, prompt, output, seed) for seed in range(3)]
 
         def total_s(policy: str, jobs: list[Lengths] = jobs) -> float:
-            engine = EngineConfig(policy=policy)  # type: ignore[arg-type]
+            engine = EngineConfig(policy=policy)
             plans = [make_plan(job, LLAMA, A10, engine=engine) for job in jobs]
             assert policy == "vasuki" or all(plan.offload.mode == "none" for plan in plans)
             return sum(plan.makespan_s for plan in plans)
@@ -153,7 +153,7 @@ def test_known_lengths_are_worth_something_and_uncertainty_costs() -> None:
     assert learned.uncertainty is not None
     assert 0 < learned.uncertainty < 0.5
     assert known.uncertainty is None
-    at_most = Lengths(lengths.prompt_tokens, lengths.limits, lengths.limits)
+    at_most = Lengths(lengths.prompt_tokens, lengths.output_tokens, max_tokens=lengths.output_tokens)
     assert make_plan(at_most, LLAMA, A10).uncertainty is None, "nobody knows what the outputs will be"
 
 
@@ -237,7 +237,7 @@ def test_as_many_weights_go_to_the_host_as_the_job_says() -> None:
 @pytest.mark.parametrize("mode", ["stream", "park"])
 def test_weights_and_kv_share_the_link(mode: str) -> None:
     lengths = lengths_of(200, 300, 600)
-    kv = KVConfig(offload=mode, device_memory=2**31, host_memory=64 * 2**30)  # type: ignore[arg-type]
+    kv = KVConfig(offload=mode, device_memory=2**31, host_memory=64 * 2**30)
     engine, card = EngineConfig(weights_on_host=4), with_link(400)
     both = make_plan(lengths, LLAMA, card, kv=kv, engine=engine)
     assert (both.offload.mode, both.layout.host_layers) == (mode, 4)
@@ -388,7 +388,7 @@ def test_tiles_of_single_rows_leave_the_choice_of_large_steps() -> None:
     card = card.model_copy(update={"tile_rows": 1, "overheads": slow_steps})
 
     def plan(**engine: int) -> Plan:
-        return make_plan(lengths, named_shape("llama-3.2-1b"), card, engine=EngineConfig(**engine))  # type: ignore[arg-type]
+        return make_plan(lengths, named_shape("llama-3.2-1b"), card, engine=EngineConfig(**engine))
 
     assert plan().makespan_s <= 1.02 * min(plan(chunk_tokens=size).makespan_s for size in (64, 256, 512))
 
