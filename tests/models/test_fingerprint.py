@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +15,12 @@ from vasuki.models.fingerprint import model_fingerprint
 TENSOR_BYTES = 2**16
 
 
-def print_of(folder, **options):
+def print_of(folder: Path | str, **options: Any) -> str:
     return model_fingerprint(ModelConfig(path=str(folder), **options))
 
 
 @pytest.fixture
-def model(tmp_path):
+def model(tmp_path: Path) -> Path:
     """A model of 400 tensors in one file, all of zeros."""
     folder = tmp_path / "model"
     folder.mkdir()
@@ -38,13 +40,13 @@ def model(tmp_path):
     return folder
 
 
-def change(path, offset, data):
+def change(path: Path, offset: int, data: bytes) -> None:
     with open(path, "r+b") as file:
         file.seek(offset)
         file.write(data)
 
 
-def test_a_copy_is_the_same_model(model, tmp_path, monkeypatch):
+def test_a_copy_is_the_same_model(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = print_of(model)
     shutil.copytree(model, tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "README.md").write_text("# A model")
@@ -56,13 +58,13 @@ def test_a_copy_is_the_same_model(model, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "generation_config.json", "merges.txt"])
-def test_other_words_are_another_model(model, name):
+def test_other_words_are_another_model(model: Path, name: str) -> None:
     first = print_of(model)
     (model / name).write_text('{"other": 1}')
     assert print_of(model) != first
 
 
-def test_every_tensor_counts(model):
+def test_every_tensor_counts(model: Path) -> None:
     """A layer that was tuned by itself is seen, wherever it lies in the file."""
     first, file = print_of(model), model / "model.safetensors"
     rng = np.random.default_rng(0)
@@ -75,7 +77,7 @@ def test_every_tensor_counts(model):
     assert print_of(model) == first
 
 
-def test_code_that_comes_along_counts_where_it_runs(model):
+def test_code_that_comes_along_counts_where_it_runs(model: Path) -> None:
     first = print_of(model)
     (model / "modeling.py").write_text("1")
     assert print_of(model) == first
@@ -84,7 +86,7 @@ def test_code_that_comes_along_counts_where_it_runs(model):
     assert print_of(model, trust_remote_code=True) != trusted
 
 
-def test_files_that_are_no_safetensors(model):
+def test_files_that_are_no_safetensors(model: Path) -> None:
     (model / "pytorch_model.bin").write_bytes(b"\xff" * 100)
     (model / "model.safetensors").write_bytes(b"\x05" + bytes(7) + b"[1,2]" + b"x")
     first = print_of(model)
@@ -92,7 +94,7 @@ def test_files_that_are_no_safetensors(model):
     assert print_of(model) != first
 
 
-def test_a_commit_stands_for_a_model_from_the_hub(model, tmp_path):
+def test_a_commit_stands_for_a_model_from_the_hub(model: Path, tmp_path: Path) -> None:
     """Its weights may still have to come."""
     commit = tmp_path / "hub" / "snapshots" / ("0123456789" * 4)
     shutil.copytree(model, commit)
@@ -102,6 +104,6 @@ def test_a_commit_stands_for_a_model_from_the_hub(model, tmp_path):
     assert print_of(commit.rename(commit.with_name("f" * 40))) != first
 
 
-def test_shapes_have_names():
+def test_shapes_have_names() -> None:
     first = model_fingerprint(ModelConfig(shape="llama-3-8b"))
     assert model_fingerprint(ModelConfig(shape="llama-2-7b")) != first

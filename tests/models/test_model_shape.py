@@ -242,7 +242,7 @@ DELTA_NET = dict(
 )
 # Published sizes and spellings, with the parameters that transformers counts, the layers that attend, and what a row
 # keeps beside its KV.
-HYBRIDS = {
+HYBRIDS: dict[str, tuple[dict[str, Any], int, int, int]] = {
     "qwen3_5_text": (
         dict(vocab_size=248320, hidden_size=4096, intermediate_size=12288, num_hidden_layers=32, head_dim=256,
              num_attention_heads=16, num_key_value_heads=4, full_attention_interval=4, **DELTA_NET),

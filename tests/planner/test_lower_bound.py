@@ -34,7 +34,8 @@ def test_no_schedule_beats_the_lower_bound(work: list[tuple[int, int]], card: st
     cost = CostModel(TINY, find_profile(card))
     prompts, outputs = zip(*work, strict=True)
     bound = job_lower_bound(TINY, cost.profile, prompts, outputs, capacity)
-    waiting, running, elapsed_s = list(work), [], 0.0
+    waiting, elapsed_s = list(work), 0.0
+    running: list[tuple[int, int, int]] = []
     while waiting or running:
         held = sum(prompt + output for prompt, output, _ in running)
         tokens, contexts = [1] * len(running), [prompt + done for prompt, _, done in running]

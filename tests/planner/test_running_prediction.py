@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vasuki.engine.batch import Batch, StepResult
-from vasuki.engine.loop import RunStats
+from vasuki.engine.loop import Observer, RunStats
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
 from vasuki.machines.cost_model import CostModel
@@ -55,12 +55,14 @@ def test_a_step_is_priced_alike_for_whoever_asks_first() -> None:
         def __init__(self, where: str, prediction: RunningPrediction) -> None:
             self.where, self.prediction = where, prediction
 
-        def record(self, now_s, batch, result, scheduler, finished):  # type: ignore[no-untyped-def]
+        def record(
+            self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
+        ) -> None:
             prices[self.where].append(self.prediction.step_s(batch, result, scheduler))
 
     for where in prices:
         prediction = RunningPrediction(PLAN, CostModel(LLAMA, A10))
-        observers = [Asking(where, prediction), prediction]
+        observers: list[Observer] = [Asking(where, prediction), prediction]
         simulate_plan(PLAN, LENGTHS, LLAMA, A10, observers=observers[:: 1 if where == "before" else -1])
         assert prediction.ratio == pytest.approx(1, rel=1e-9)
     assert prices["before"] == prices["behind"]

@@ -27,7 +27,7 @@ def lengths_of(rows: int, prompt: int = 200, output: int = 300, limit: int = 300
 
 
 def planned(lengths: Lengths, kv_bytes: int = 3 * GIB, **engine: object) -> Plan:
-    return make_plan(lengths, HYBRID, CARD, engine=EngineConfig(**engine), kv_bytes=kv_bytes)  # type: ignore[arg-type]
+    return make_plan(lengths, HYBRID, CARD, engine=EngineConfig(**engine), kv_bytes=kv_bytes)
 
 
 def test_states_and_blocks_fill_the_memory() -> None:

@@ -8,6 +8,7 @@ import sys
 from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.legend import Legend
@@ -73,8 +74,8 @@ def words_on(plot: Plot) -> str:
     texts += [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     for axes in figure.axes:
         texts += [axes.get_title(loc="left"), *(label.get_text() for label in axes.get_yticklabels())]
-        if axes.get_legend() is not None:
-            texts += [text.get_text() for text in axes.get_legend().get_texts()]
+        legend = axes.get_legend()
+        texts += [text.get_text() for text in legend.get_texts()] if legend else []
     return " ".join(texts)
 
 
@@ -98,7 +99,12 @@ def test_every_figure_of_a_simulated_run_says_so(plots: list[Plot]) -> None:
 def test_words_and_legends_do_not_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Text] = []
     draw = Text.draw
-    monkeypatch.setattr(Text, "draw", lambda self, renderer: (drawn.append(self), draw(self, renderer)))
+
+    def noted(self: Text, renderer: Any) -> None:
+        drawn.append(self)
+        draw(self, renderer)
+
+    monkeypatch.setattr(Text, "draw", noted)
     for gpu in ("a10", "a40"):
         simulate_run(tmp_path / gpu, gpu, num_rows=8, parks=True)
         measured = simulate_run(tmp_path / f"{gpu}-sarathi", gpu, num_rows=8, simulated=False, noise=0.1)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from run_folders import simulate_run, write_run
@@ -23,7 +24,7 @@ def test_a_run_in_eight_lines_that_fit_any_terminal(tmp_path: Path) -> None:
 
 
 def test_figures_of_a_run(tmp_path: Path) -> None:
-    bounds = {"lower_bound_s": 2200, "schedule_bound_s": 2805}
+    bounds: dict[str, Any] = {"lower_bound_s": 2200, "schedule_bound_s": 2805}
     write_run(tmp_path, makespan_s=3300, predicted_s=3000, **bounds, failed=2, left=5, price_per_hour=1.2)
     rows, tokens, time, bound, card, cost = summary_lines(read_manifest(Location.parse(str(tmp_path))))
     assert rows == "rows   998 of 1,005 succeeded, 2 failed, 5 left"

@@ -46,7 +46,8 @@ untimed = settings(deadline=None)
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, str]]:
-    return pq.read_table(TABLE).to_pylist()
+    rows: list[dict[str, str]] = pq.read_table(TABLE).to_pylist()
+    return rows
 
 
 def test_every_row_has_an_id_a_text_and_a_date(rows: list[dict[str, str]]) -> None:

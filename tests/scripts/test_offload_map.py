@@ -27,6 +27,7 @@ from offload_map import (
     translations,
 )
 
+from vasuki.engine.offload import OffloadMode
 from vasuki.models.named import named_shape
 
 SHAPE = named_shape("llama-3-8b")
@@ -98,8 +99,10 @@ def test_memory_pressure_costs_and_parking_saves_work() -> None:
     assert "a10 | 20%" in table
 
 
-def row(policy: str, makespan_s: float, share: float = 1.0, mode: str = "none", hidden: float = 1.0) -> Pressure:
-    return Pressure("a10", share, policy, mode, makespan_s, 0.0, 0, 1.0, hidden)  # type: ignore[arg-type]
+def row(
+    policy: str, makespan_s: float, share: float = 1.0, mode: OffloadMode = "none", hidden: float = 1.0
+) -> Pressure:
+    return Pressure("a10", share, policy, mode, makespan_s, 0.0, 0, 1.0, hidden)
 
 
 def test_missed_targets_are_named() -> None:
@@ -115,12 +118,13 @@ def test_missed_targets_are_named() -> None:
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])
 def test_the_figure_is_drawn(tmp_path: Path, suffix: str) -> None:
+    points: list[tuple[float, OffloadMode, float]] = [
+        (6.0, "none", 0.0),
+        (25.0, "park", -0.02),
+        (450.0, "stream", -0.3),
+    ]
     maps = [
-        [
-            Cell(panel.card, rate, gib, mode, change, 0.0)
-            for gib in panel.kv_gib
-            for rate, mode, change in ((6.0, "none", 0.0), (25.0, "park", -0.02), (450.0, "stream", -0.3))
-        ]
+        [Cell(panel.card, rate, gib, mode, change, 0.0) for gib in panel.kv_gib for rate, mode, change in points]
         for panel in PANELS
     ]
     marks = {card: card_mark(card, SHAPE) for panel in PANELS for card in panel.marked}

@@ -6,7 +6,7 @@ import pytest
 
 from vasuki.engine.batch import Batch
 from vasuki.engine.loop import drain
-from vasuki.engine.policy import POLICIES
+from vasuki.engine.policy import POLICIES, Policy
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request
 from vasuki.engine.settings import EngineSettings, Limits
@@ -44,7 +44,7 @@ class Watched(FastForward):
 
 
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES.values() if not policy.padded], ids=lambda p: p.name)
-def test_no_more_steps_are_skipped_than_memory_and_prompts_allow(policy) -> None:  # type: ignore[no-untyped-def]
+def test_no_more_steps_are_skipped_than_memory_and_prompts_allow(policy: Policy) -> None:
     rows = [(5 + index % 30, 1 + index % 20) for index in range(60)]
     settings = EngineSettings(policy, Limits(8, 16), num_blocks=30, block_tokens=4)
     scheduler = Scheduler(settings)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -50,13 +51,13 @@ def engine(policy: str, chunk_tokens: int, max_num_seqs: int, num_blocks: int = 
 def run(
     rows: list[tuple[int, int]],
     engine: EngineSettings,
-    cost: object,
+    cost: Any,
     on_ended: Callable[[Sequence], None] = lambda sequence: None,
 ) -> PipelineResult:
     """Rows of (prompt tokens, output tokens)."""
     requests = (Request(row, row, prompt, output) for row, (prompt, output) in enumerate(rows))
     outputs = [output for _, output in rows]
-    return simulate_pipelines(requests, outputs, engine, cost, on_ended=on_ended)  # type: ignore[arg-type]
+    return simulate_pipelines(requests, outputs, engine, cost, on_ended=on_ended)
 
 
 def test_the_drawn_schedule() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tracemalloc
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import POLICIES, Admission, Mixing, Policy
 from vasuki.engine.settings import EngineSettings, Limits
@@ -30,14 +32,14 @@ def lengths_of(rows: list[tuple[int, int]], arrived_at_s: list[float] | None = N
     return Lengths(prompts, outputs, None if arrived_at_s is None else np.array(arrived_at_s))
 
 
-def run(lengths: Lengths, engine: EngineSettings, cost: CostModel = COST, **more) -> SimulationResult:  # type: ignore[no-untyped-def]
+def run(lengths: Lengths, engine: EngineSettings, cost: CostModel = COST, **more: Any) -> SimulationResult:
     arrivals = None if lengths.arrived_at_s is None else lengths.arrived_at_s.tolist()
     return simulate(lengths.requests(), lengths.output_tokens.tolist(), engine, cost, arrived_at_s=arrivals, **more)
 
 
 def engine_of(policy: Policy | str, num_blocks: int = 60, **limits: int) -> EngineSettings:
     policy = POLICIES[policy] if isinstance(policy, str) else policy
-    chosen = Limits(**{"chunk_tokens": 32, "max_num_seqs": 8, **limits})  # type: ignore[arg-type]
+    chosen = Limits(**{"chunk_tokens": 32, "max_num_seqs": 8, **limits})
     return EngineSettings(policy, chosen, num_blocks, BLOCK_TOKENS)
 
 
@@ -60,9 +62,16 @@ VARIANTS = [
     cost=st.sampled_from([COST, WINDOWED]),
 )
 @settings(max_examples=200, deadline=None)
-def test_runs_of_steps_are_the_same_as_single_steps(  # type: ignore[no-untyped-def]
-    rows, policy, chunk_tokens, num_blocks, host_blocks, ahead, gap_s, cost
-):
+def test_runs_of_steps_are_the_same_as_single_steps(
+    rows: list[tuple[int, int]],
+    policy: Policy,
+    chunk_tokens: int,
+    num_blocks: int,
+    host_blocks: int,
+    ahead: bool,
+    gap_s: float | None,
+    cost: CostModel,
+) -> None:
     lengths = lengths_of(rows, None if gap_s is None else [gap_s * index for index in range(len(rows))])
     offload = OffloadPlan(host_blocks=host_blocks, park_min_tokens=8, prefills_ahead=ahead and policy is CAREFUL)
     engine = EngineSettings(policy, Limits(chunk_tokens, 6, lookahead=3), num_blocks, BLOCK_TOKENS, offload)
@@ -182,7 +191,7 @@ def test_a_step_in_which_sequences_only_return_takes_the_time_of_their_copies() 
     empty_s: list[float] = []
 
     class Watch:
-        def record(self, now_s, batch, result, scheduler, finished):  # type: ignore[no-untyped-def]
+        def record(self, now_s: float, batch: Batch, result: StepResult, *_: object) -> None:
             if not batch.num_seqs:
                 empty_s.append(result.elapsed_s)
 

@@ -16,7 +16,7 @@ values = st.lists(st.integers(-20, 20), min_size=1, max_size=12)
 
 def on_some_line(points: list[tuple[int, int]], x: float) -> float:
     """The lowest place at x of any line between two of the points: what a lower hull is."""
-    between = [y for at, y in points if at == x]
+    between: list[float] = [y for at, y in points if at == x]
     for (x1, y1), (x2, y2) in itertools.combinations(points, 2):
         if x1 < x < x2:
             between.append(y1 + (y2 - y1) * (x - x1) / (x2 - x1))

@@ -1,20 +1,22 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from brute_force import random_items, shortest_makespan
 
-from vasuki_solvers import Instance, greedy_schedule, verify
+from vasuki_solvers import Instance, Schedule, greedy_schedule, verify
 from vasuki_solvers import milp as milp_module
-from vasuki_solvers.milp import milp_schedule
+from vasuki_solvers.milp import SolverName, milp_schedule
 
-pytest.importorskip("pulp")
+pulp = pytest.importorskip("pulp")
 
 EIGHT = [(5, 4), (3, 6), (7, 2), (2, 8), (2, 8), (4, 4), (4, 4), (6, 5)]
 
 
-def needs(solver: str) -> None:
-    if milp_module._backend(solver) is None:  # type: ignore[arg-type]
+def needs(solver: SolverName) -> None:
+    if milp_module._backend(solver) is None:
         pytest.skip(f"{solver} is not installed")
 
 
@@ -23,7 +25,7 @@ def start_badly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         milp_module,
         "local_search",
-        lambda schedule, **_: milp_module.Schedule.build(
+        lambda schedule, **_: Schedule.build(
             schedule.instance, np.cumsum([0, *schedule.instance.durations[:-1]]), None, "one by one", schedule.bound
         ),
     )
@@ -46,24 +48,24 @@ def test_it_proves_the_optimum_of_brute_force(max_parallel: int | None) -> None:
 
 
 @pytest.mark.parametrize("solver", ["cp-sat", "highs", "cbc"])
-def test_each_solver_proves_what_bounds_alone_do_not(solver: str) -> None:
+def test_each_solver_proves_what_bounds_alone_do_not(solver: SolverName) -> None:
     needs(solver)
     instance = Instance.of(EIGHT, 20)
     assert not greedy_schedule(instance).optimal
-    schedule = milp_schedule(instance, solver=solver, threads=1)  # type: ignore[arg-type]
+    schedule = milp_schedule(instance, solver=solver, threads=1)
     verify(schedule)
     assert schedule.optimal
     assert schedule.bound.reason == ("constraints" if solver == "cp-sat" else "milp")
 
 
 @pytest.mark.parametrize("solver", ["cp-sat", "highs", "cbc"])
-def test_it_finds_what_a_bad_start_missed(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_finds_what_a_bad_start_missed(solver: SolverName, monkeypatch: pytest.MonkeyPatch) -> None:
     """Minimising from above: a MILP is given the start, and refutation from below is switched off."""
     needs(solver)
     start_badly(monkeypatch)
     monkeypatch.setattr(milp_module, "REFUTATION_SHARE", 0.0)
     items = EIGHT[:5]
-    schedule = milp_schedule(Instance.of(items, 16), solver=solver, threads=1)  # type: ignore[arg-type]
+    schedule = milp_schedule(Instance.of(items, 16), solver=solver, threads=1)
     verify(schedule)
     assert schedule.method == ("constraints (cp-sat)" if solver == "cp-sat" else f"milp ({solver})")
     assert schedule.optimal
@@ -103,8 +105,8 @@ def test_a_set_too_large_for_a_milp_keeps_the_schedule_that_is_known(monkeypatch
     [{"solver": "none"}, {"time_limit_s": 0.0}],
     ids=["no solver", "no time"],
 )
-def test_greedy_stands_when_the_solver_can_not_help(options: dict[str, object]) -> None:
-    schedule = milp_schedule(Instance.of(EIGHT, 20), **options)  # type: ignore[arg-type]
+def test_greedy_stands_when_the_solver_can_not_help(options: dict[str, Any]) -> None:
+    schedule = milp_schedule(Instance.of(EIGHT, 20), **options)
     verify(schedule)
     assert schedule.method.startswith("greedy")
     assert schedule.bound.reason != "milp"
@@ -114,7 +116,7 @@ def test_a_solver_that_breaks_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> 
     needs("highs")
 
     def broken(*_: object, **__: object) -> object:
-        raise milp_module.pulp.PulpSolverError("out of order")
+        raise pulp.PulpSolverError("out of order")
 
     monkeypatch.setattr(milp_module, "_pulp_solver", broken)
     schedule = milp_schedule(Instance.of(EIGHT, 20), solver="highs")
@@ -124,11 +126,11 @@ def test_a_solver_that_breaks_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("solver", ["cp-sat", "highs"])
-def test_twenty_items_of_up_to_forty_steps_are_proved(solver: str) -> None:
+def test_twenty_items_of_up_to_forty_steps_are_proved(solver: SolverName) -> None:
     needs(solver)
     rng = np.random.default_rng(100 + 60)
     durations, prompts = rng.integers(1, 41, 20), rng.integers(1, 61, 20)
-    schedule = milp_schedule(Instance(prompts, durations, 366), solver=solver)  # type: ignore[arg-type]
+    schedule = milp_schedule(Instance(prompts, durations, 366), solver=solver)
     verify(schedule)
     assert schedule.optimal
     assert schedule.bound.reason == ("constraints" if solver == "cp-sat" else "milp")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from brute_force import fewest_bins
@@ -105,7 +106,7 @@ def test_never_more_bins_than_the_binpacking_package() -> None:
 
 
 @pytest.mark.parametrize("pack", PACKERS)
-def test_bad_lengths_are_refused(pack) -> None:  # type: ignore[no-untyped-def]
+def test_bad_lengths_are_refused(pack: Callable[..., Packing]) -> None:
     with pytest.raises(InfeasibleItem, match="item 1 needs a capacity of 11"):
         pack([3, 11], 10)
     with pytest.raises(InvalidItem, match="item 0 has length 0"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations
+from random import Random
 
 import numpy as np
 import pytest
@@ -36,12 +37,14 @@ def instances(draw: st.DrawFn) -> Instance:
 
 
 @given(instances(), st.randoms(use_true_random=False), st.sampled_from([1, 2, 7, 100]))
-def test_every_order_becomes_a_schedule_that_keeps_the_rules(instance: Instance, random, lookahead: int) -> None:  # type: ignore[no-untyped-def]
+def test_every_order_becomes_a_schedule_that_keeps_the_rules(
+    instance: Instance, random: Random, lookahead: int
+) -> None:
     order = list(range(len(instance)))
     random.shuffle(order)
-    for schedule in (forward_schedule, reverse_schedule):
-        starts, waits = schedule(instance, order, lookahead=lookahead)
-        schedule = Schedule.build(instance, starts, waits, schedule.__name__)
+    for decode in (forward_schedule, reverse_schedule):
+        starts, waits = decode(instance, order, lookahead=lookahead)
+        schedule = Schedule.build(instance, starts, waits, decode.__name__)
         verify(schedule)
         assert schedule.starts.min() == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -369,7 +370,7 @@ def test_a_step_that_computes_nothing_takes_the_time_of_its_copies() -> None:
         cost = CostModel(LLAMA, find_profile("a100"), layout)
         work = cost.work([], [])._replace(copies=copies)
         link = cost.profile.link
-        seconds = pytest.approx(link.transfer_s(2**28, 0, 2**20) + link.transfer_s(0, 2**27, 2**20))
+        seconds: Any = pytest.approx(link.transfer_s(2**28, 0, 2**20) + link.transfer_s(0, 2**27, 2**20))
         for step in (*cost.repeated(work, 1), *cost.stage_times(work)):
             assert step == (seconds, seconds, 0.0)
 

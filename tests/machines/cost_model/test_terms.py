@@ -52,7 +52,7 @@ def summed_s(terms: StepTerms, work: StepWork) -> float:
         points, slope = layer.decode
         x, y = zip(*points, strict=True)
         decode_s = np.interp(decode, x, y) + slope * max(0, decode - x[-1])
-        return layer.layers * (decode_s + roofline(pairs * layer.pair_s, ends * layer.read_s))
+        return float(layer.layers * (decode_s + roofline(pairs * layer.pair_s, ends * layer.read_s)))
 
     device_s = terms.tokens_s[tokens - 1] if tokens <= TABLE else terms.token_s * tokens
     of_samples_s = terms.samples_s[samples] if samples <= TABLE else terms.sample_s * samples
@@ -60,7 +60,7 @@ def summed_s(terms: StepTerms, work: StepWork) -> float:
     windowed = work.windowed_decode_context_tokens, work.windowed_chunk_pairs, work.windowed_chunk_context_tokens
     of_samples_s += full_s + attention_s(terms.windowed, *windowed)
     device_s += terms.in_step[min(tokens, TABLE + 1) - 1] * of_samples_s
-    return max(device_s, terms.floor_s) + terms.overhead_s
+    return float(max(device_s, terms.floor_s) + terms.overhead_s)
 
 
 chunks = st.lists(st.tuples(st.one_of(st.just(1), st.integers(2, 700)), st.integers(0, 3000)), min_size=1, max_size=60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from vasuki.planner.ordering.planned_order import (
     order_requests,
     solve_order,
 )
+from vasuki.planner.plan import Solver
 from vasuki.simulator import simulate
 
 CAPACITY = Capacity(kv_tokens=4000, max_num_seqs=32, chunk_tokens=256, block_tokens=16)
@@ -50,7 +52,9 @@ def ended(prompt: int, output: int) -> Sequence:
     learns=st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
-def test_every_request_comes_once_and_the_window_is_bounded(rows, solver, window_rows, learns) -> None:  # type: ignore[no-untyped-def]
+def test_every_request_comes_once_and_the_window_is_bounded(
+    rows: list[tuple[int, int, bool]], solver: Solver, window_rows: int, learns: bool
+) -> None:
     read = 0
 
     def source() -> Iterator[Request]:
@@ -116,9 +120,9 @@ def test_long_rows_start_early_enough() -> None:
     assert order.index(190) < 20
 
 
-def makespan_s(lengths: Lengths, solver: str) -> float:
+def makespan_s(lengths: Lengths, solver: Solver) -> float:
     cost = CostModel(named_shape("llama-3-8b"), find_profile("a10"))
-    order = order_requests(lengths.requests(known=True), SETTINGS, solver=solver, output_length=Column(column="known"))  # type: ignore[arg-type]
+    order = order_requests(lengths.requests(known=True), SETTINGS, solver=solver, output_length=Column(column="known"))
     return simulate(order, lengths.output_tokens.tolist(), SETTINGS, cost).makespan_s
 
 
@@ -206,7 +210,7 @@ def test_estimates_of_rows_that_already_run_are_revised() -> None:
         ("sarathi", "auto", False),
     ],
 )
-def test_who_learns(policy: str, output_length, learns: bool) -> None:  # type: ignore[no-untyped-def]
+def test_who_learns(policy: str, output_length: Any, learns: bool) -> None:
     settings_ = replace(SETTINGS, policy=POLICIES[policy])
     order = order_requests(requests_of([100] * 200, [500] * 200), settings_, output_length=output_length)
     order.learn([ended(100, 20)] * 4 * ENOUGH_ROWS, [])
@@ -251,9 +255,12 @@ def test_rows_that_begin_alike_stay_together_when_lengths_are_learned() -> None:
 def test_rows_are_not_compared_where_memory_keeps_all_that_they_share(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = prefixed(5, 6, 256, 30)
     searched = []
-    monkeypatch.setattr(
-        "vasuki.planner.ordering.planned_order.prefix_groups", lambda prompts, **limits: searched.append(1) or []
-    )
+
+    def search(prompts: object, **limits: object) -> list[object]:
+        searched.append(1)
+        return []
+
+    monkeypatch.setattr("vasuki.planner.ordering.planned_order.prefix_groups", search)
     ample = 30 * (286 + 16) + 30 * (286 + 16 + 20)
     for kv_tokens in (ample, ample - 1):
         list(PlannedOrder(rows, replace(CAPACITY, kv_tokens=kv_tokens)))
