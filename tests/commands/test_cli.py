@@ -240,7 +240,8 @@ def test_the_example_runs_wherever_it_is_written(tmp_path: Path, monkeypatch: py
 def test_plans_are_sorted_priced_and_compared(lengths: Path) -> None:
     def plans(*arguments: object) -> list[dict[str, Any]]:
         cards = [word for card in ("a10", "h100", "l4") for word in ("--gpu", card)]
-        return json.loads(vasuki("plan", lengths, *SHAPE, *cards, "--json", *arguments).stdout)
+        found: list[dict[str, Any]] = json.loads(vasuki("plan", lengths, *SHAPE, *cards, "--json", *arguments).stdout)
+        return found
 
     assert [plan["gpu"] for plan in plans()] == ["a10", "h100", "l4"]
     assert plans("--sort", "time")[0]["gpu"] == "h100"

@@ -77,16 +77,17 @@ def run() -> Iterator[Run]:
     )
     assert nursery.stdin is not None
     assert nursery.stdout is not None
+    order, answers = nursery.stdin, nursery.stdout
 
     def run(job: Path, phase: str = "", rng: random.Random | None = None) -> int:
         place, most_entries, seconds = PHASES.get(phase, ("-", 1, 0.0))
         entries, delay_s = (rng.randint(1, most_entries), rng.uniform(0, seconds)) if rng else (1, 0.0)
-        print(job, place, entries, delay_s, file=nursery.stdin, flush=True)
-        return int(nursery.stdout.readline())
+        print(job, place, entries, delay_s, file=order, flush=True)
+        return int(answers.readline())
 
     yield run
-    nursery.stdin.close()
-    nursery.stdout.close()
+    order.close()
+    answers.close()
     nursery.wait()
 
 

@@ -21,6 +21,9 @@ from click.testing import CliRunner, Result
 from tiny_job import WORDS, job_tree
 
 from vasuki.commands.cli import main
+from vasuki.io.input.tables import open_table
+from vasuki.machines.profile_files import find_profile
+from vasuki.planner import make_plan
 
 Job = Callable[..., Path]
 
@@ -368,14 +371,15 @@ def test_stop_strings_end_the_answer(job: Job, tmp_path: Path) -> None:
 
 def test_a_special_token_is_a_stop_string(job: Job, tmp_path: Path) -> None:
     """The name of the token that ends answers, where that is to be ignored, ends them all the same."""
-    expected, row_of = [], lambda row: (row["output_token_ids"], row["output"], row["finish_reason"])
+    answers = []
     for out, settings in (("out", {}), ("out2", {"ignore_eos": True, "stop": ["</s>"]})):
         sampling = {"max_tokens": 60, "temperature": 1.5, **settings}
         path = job(sampling=sampling, output={"path": str(tmp_path / out), "token_ids": True})
         assert run(path).exit_code == 0
-        expected.append({name: row_of(row) for name, row in by_id(path).items()})
-    assert expected[0] == expected[1]
-    assert "stop" in {reason for _, _, reason in expected[0].values()}
+        rows = by_id(path).items()
+        answers.append({name: (row["output_token_ids"], row["output"], row["finish_reason"]) for name, row in rows})
+    assert answers[0] == answers[1]
+    assert "stop" in {reason for _, _, reason in answers[0].values()}
 
 
 def test_settings_come_from_columns(job: Job) -> None:
@@ -581,7 +585,6 @@ def test_rows_that_do_not_fit_become_error_rows_even_if_no_other_is_left(job: Jo
 def test_the_plan_counts_every_sample(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is made from the first 50 requests, and from the other samples of the last one's row."""
     import vasuki.commands.run
-    import vasuki.commands.this_machine
     import vasuki.commands.workload
 
     rows = [{**row, "n": 1 + 2 * (i % 2)} for i, row in enumerate(texts(60))]
@@ -591,29 +594,25 @@ def test_the_plan_counts_every_sample(job: Job, monkeypatch: pytest.MonkeyPatch)
     (plan,) = json.loads(CliRunner().invoke(main, ["plan", str(path), "--json"]).stdout)
     assert plan["requests"] == 120
     planned: list[int] = []
-    make_plan = vasuki.commands.this_machine.make_plan
 
     def spy(lengths: Any, *arguments: Any, **options: Any) -> Any:
         planned.append(len(lengths))
         return make_plan(lengths, *arguments, **options)
 
-    monkeypatch.setattr(vasuki.commands.this_machine, "make_plan", spy)
+    monkeypatch.setattr("vasuki.commands.this_machine.make_plan", spy)
     assert run(path).exit_code == 0
     assert planned == [120]
     assert len(output(path)) == 120
 
 
 def test_the_profile_is_read_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vasuki.commands import this_machine as module
-
     read: list[str] = []
-    find = module.find_profile
 
     def spy(name: str) -> Any:
         read.append(name)
-        return find(name)
+        return find_profile(name)
 
-    monkeypatch.setattr(module, "find_profile", spy)
+    monkeypatch.setattr("vasuki.commands.this_machine.find_profile", spy)
     assert run(job(plan__gpu="cpu")).exit_code == 0
     assert read == ["cpu"]
 
@@ -621,9 +620,6 @@ def test_the_profile_is_read_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("count", [1, 30])
 def test_an_input_that_changes_meanwhile_is_told(job: Job, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """After the survey the file is another."""
-    import vasuki.commands.run
-
-    open_table = vasuki.commands.run.open_table
 
     def survey(config: Any) -> Any:
         table = open_table(config)
@@ -631,7 +627,7 @@ def test_an_input_that_changes_meanwhile_is_told(job: Job, monkeypatch: pytest.M
         return table
 
     path = job()
-    monkeypatch.setattr(vasuki.commands.run, "open_table", survey)
+    monkeypatch.setattr("vasuki.commands.run.open_table", survey)
     result = run(path)
     assert result.exit_code == 4
     assert f"input changed while it was read: {path.parent}/in.parquet had 12 rows, now {count}" in result.stderr
@@ -641,8 +637,6 @@ def test_an_input_that_changes_meanwhile_is_told(job: Job, monkeypatch: pytest.M
 def test_rows_finished_before_a_change_are_kept(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import vasuki.commands.run
 
-    open_table = vasuki.commands.run.open_table
-
     def survey(config: Any) -> Any:
         table = open_table(config)
         with (tmp_path / "in.jsonl").open("a") as file:
@@ -651,7 +645,7 @@ def test_rows_finished_before_a_change_are_kept(job: Job, tmp_path: Path, monkey
 
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts(300)))
     path = job([], input__path=str(tmp_path / "in.jsonl"), sampling={"max_tokens": 1}, plan__window_rows=32)
-    monkeypatch.setattr(vasuki.commands.run, "open_table", survey)
+    monkeypatch.setattr("vasuki.commands.run.open_table", survey)
     monkeypatch.setattr(vasuki.commands.run, "PLANNED_REQUESTS", 32)
     result = run(path)
     assert result.exit_code == 4

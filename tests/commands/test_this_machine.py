@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import yaml
 from click.testing import CliRunner
 from tiny_job import WORDS, job_tree
 
-from vasuki.base.config import parse_job
+from vasuki.base.config import JobConfig, parse_job
 from vasuki.base.errors import ModelError
 from vasuki.commands.cli import main
 from vasuki.commands.this_machine import placed_here
@@ -38,7 +39,7 @@ def written_job(folder: Path, model_folder: Path, **changes: dict[str, object]) 
     return path
 
 
-def printed(*arguments: object) -> object:
+def printed(*arguments: object) -> Any:
     result = CliRunner().invoke(main, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
@@ -126,7 +127,7 @@ def test_the_type_depends_on_the_processor_and_on_kernels(
     assert placement.profile.name == "cpu"
 
 
-def job_of(**sections: dict[str, object]) -> object:
+def job_of(**sections: dict[str, object]) -> JobConfig:
     tree = {
         "model": {"shape": "mistral-7b"},
         "input": {"path": "in.csv", "prompt": "{text}"},

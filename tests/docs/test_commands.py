@@ -148,7 +148,7 @@ def _run(folder: Path, line: str | list[str]) -> click.testing.Result:
 
 
 def test_cheap_commands_run_in_the_order_of_the_pages(checkout: Path) -> None:
-    run = []
+    run: list[str] = []
     for command in WHOLE:
         name, *arguments = command.words[1:]
         if name not in CHEAP or str(command) in run:
