@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from unittest import mock
+
+import torch
 
 from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.kernels import native
@@ -36,9 +38,11 @@ class AtLevel(NamedTuple):
         with mock.patch.object(native, "load", self.load):
             return _found(load_cpu_kernels(self.level))
 
-    def paged_kernel(self, *args: Any, **options: Any) -> PagedKernel:
+    def paged_kernel(
+        self, head_dims: Iterable[int], dtype: torch.dtype, kv_dtype: torch.dtype | None = None, rounds: bool = False
+    ) -> PagedKernel:
         with mock.patch.object(native, "load", self.load):
-            return _found(load_kernel(*args, **options, level=self.level))
+            return _found(load_kernel(head_dims, dtype, kv_dtype, rounds, self.level))
 
 
 def at_level(level: Level) -> AtLevel:

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NamedTuple
+from unittest import mock
 
 import torch
 
@@ -40,14 +41,15 @@ class Machine:
         command = [EMULATOR, "-L", SYSTEM, str(server)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._data_ptr, self._storages = torch.Tensor.data_ptr, dict[int, int]()
-        torch.Tensor.data_ptr = self._watched_data_ptr()  # type: ignore[method-assign]
+        self._watching = mock.patch.object(torch.Tensor, "data_ptr", self._watched_data_ptr())
+        self._watching.start()
 
     def load(self, source_name: str, level: Level, flags: tuple[str, ...] = ()) -> Library:
         """What `native.load` does, for the emulated processor."""
         return Library(self, native.build(source_name, level, flags, COMPILER))
 
     def close(self) -> None:
-        torch.Tensor.data_ptr = self._data_ptr  # type: ignore[method-assign]
+        self._watching.stop()
         self._process.communicate()
 
     def call(self, library: Path, function: str, arguments: Arguments) -> int:

@@ -37,7 +37,7 @@ ROUNDING = [AVX512_BF16] if EMULATES and AVX512_BF16 not in HERE else []
 def test_greedy_equals_generate_in_float32(name: str, level: Level) -> None:
     """By all kernels. Without any, models are in test_golden and test_recurrent."""
     model = with_kernels(name, at_level(level).cpu_kernels())
-    loaded = prepare(model, NoTokenizer(), model.generation_config, name)  # type: ignore[arg-type]
+    loaded = prepare(model, NoTokenizer(), model.generation_config, name)
     rows, _, _ = run_requests(loaded, requests_of(prompts()), chunk_tokens=20, native=True, level=level)
     assert rows.outputs == reference(name)
 

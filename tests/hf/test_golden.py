@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from tiny_models import ARCHITECTURES, RoundedCache, hopeful, load, prompts, reference, requests_of, run
@@ -66,7 +67,7 @@ def test_parked_sequences_return_unharmed(name: str) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_prompts_computed_ahead_change_nothing(name: str, num_streamed: int) -> None:
     policy = dataclasses.replace(POLICIES["vasuki"], admission=Admission.PEAK)
-    memory = dict(num_blocks=24, host_blocks=60, num_streamed=num_streamed)
+    memory: dict[str, Any] = dict(num_blocks=24, host_blocks=60, num_streamed=num_streamed)
     rows, scheduler, _ = run(load(name), requests_of(prompts()), 16, policy=policy, prefills_ahead=True, **memory)
     assert scheduler.queues.counters.prefilled_ahead > 2
     assert rows.outputs == reference(name)

@@ -11,6 +11,7 @@ from tiny_models import ARCHITECTURES, NoTokenizer, hopeful, load, prompts, refe
 from vasuki.engine.policy import POLICIES, Admission
 from vasuki.engine.sequence import FinishReason, Sequence
 from vasuki.hf import ragged_executor
+from vasuki.hf.attention.inputs import build_inputs
 
 CAREFUL = dataclasses.replace(POLICIES["vasuki"], admission=Admission.PEAK)
 
@@ -69,7 +70,6 @@ def test_rows_that_stop_say_the_same(options: dict[str, Any]) -> None:
 def test_the_next_step_is_launched_before_tokens_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most one of them, and a sequence without a pending token is never computed from one."""
     known: list[int] = []
-    build_inputs = ragged_executor.build_inputs
 
     def watch(batch: Any, *args: Any) -> Any:
         known.extend(chunk.sequence.num_pending_tokens for chunk in batch.chunks if chunk.samples)

@@ -70,7 +70,7 @@ def test_more_than_the_vocabulary_is_all_of_it() -> None:
 def test_extreme_settings_come_near_their_limits() -> None:
     logits = torch.tensor([[0.0, 30.0, 29.0, -3e4]]).expand(200, -1)
 
-    def support(**sampling: float) -> set[int]:
+    def support(**sampling: Any) -> set[int]:
         rows = [sequence(row, **{"temperature": 1e5, **sampling}) for row in range(200)]
         return set(sample(logits, rows).token_ids.tolist())
 
@@ -113,7 +113,13 @@ def test_logprobs_are_those_of_the_chosen_tokens() -> None:
 def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither how many rows are drawn at a time nor their neighbours' settings decide a row's token."""
     logits = torch.randn(12, 50, generator=torch.Generator().manual_seed(1)).bfloat16()
-    settings = [{"top_k": 5}, {"top_p": 0.8}, {}, {"top_k": 30, "top_p": 0.5}, {"temperature": 0.0}]
+    settings: list[dict[str, Any]] = [
+        {"top_k": 5},
+        {"top_p": 0.8},
+        {},
+        {"top_k": 30, "top_p": 0.5},
+        {"temperature": 0.0},
+    ]
     rows = [sequence(row, **{"temperature": 1.0, **settings[row % 5]}) for row in range(12)]
     whole = sample(logits, rows, want_logprobs=True)
     monkeypatch.setattr(sampler, "DRAWN_LOGITS", 150)

@@ -24,6 +24,7 @@ from vasuki.hf.kernels.paged_attention import load_kernel
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, ThreadCopyEngine
 from vasuki.hf.loading.load_model import LoadedModel, prepare
+from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.ragged_executor import RaggedExecutor
 from vasuki.hf.recurrent.states import StateCache
 
@@ -144,10 +145,14 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
 FUSED = ("llama", "mistral", "qwen2", "qwen3")
 
 
-class NoTokenizer:
+class NoTokenizer(Tokenizer):
     """Stands where text plays no part."""
 
-    eos_token_id = None
+    def __init__(self) -> None: ...
+
+    @property
+    def eos_token_id(self) -> None:
+        return None
 
     def meets_stop_string(self, sequence: Sequence, token_id: int) -> bool:
         return False
@@ -181,7 +186,7 @@ def prompts(count: int = 9, longest: int = 60, seed: int = 0) -> list[list[int]]
     return [rng.integers(3, VOCAB, int(length)).tolist() for length in lengths]
 
 
-class RoundedCache(transformers.DynamicCache):
+class RoundedCache(transformers.DynamicCache):  # type: ignore[misc]
     """transformers' own cache, but for keys and values that are rounded to bfloat16 where they enter."""
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -209,7 +214,7 @@ def reference(name: str, max_tokens: int = 14, cache: type[transformers.DynamicC
 def load(name: str, kv_dtype: str = "auto") -> LoadedModel:
     model = random_model(name)
     model.set_attn_implementation("vasuki_ragged")
-    return prepare(model, NoTokenizer(), model.generation_config, name, kv_dtype)  # type: ignore[arg-type]
+    return prepare(model, NoTokenizer(), model.generation_config, name, kv_dtype)
 
 
 class Rows:
@@ -237,7 +242,7 @@ class Checked:
 
     @property
     def steps_ahead(self) -> int:
-        return self.executor.steps_ahead  # type: ignore[no-any-return]
+        return int(self.executor.steps_ahead)
 
     def launch(self, batch: Any) -> Any:
         self.scheduler.queues.check_integrity()
@@ -324,6 +329,6 @@ def answers_in_bfloat16(name: str, kernels: CPUKernels | None) -> list[list[list
         twin = copy.deepcopy(narrow)
     outputs = []
     for model in (narrow, twin):
-        loaded = prepare(model, NoTokenizer(), model.generation_config, name)  # type: ignore[arg-type]
+        loaded = prepare(model, NoTokenizer(), model.generation_config, name)
         outputs.append(run(loaded, requests_of(prompts()), chunk_tokens=20)[0].outputs)
     return outputs

@@ -36,7 +36,7 @@ def test_rotates_like_transformers(
     generator = torch.Generator().manual_seed(seed)
     joined = torch.randn(tokens, 2 * heads + values, 2 * half, generator=generator)
     cos, sin = torch.randn(2, tokens, 2 * half, generator=generator)
-    query, key, value = joined.clone().split([heads, heads, values], dim=1)
+    query, key, value = torch.split(joined.clone(), [heads, heads, values], dim=1)
     expected = apply_rotary_pos_emb(query, key, cos, sin)
     each_kernels.rotate(joined, 2 * heads, cos, sin)
     torch.testing.assert_close(joined[:, : 2 * heads], torch.cat(expected, dim=1), rtol=1e-5, atol=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from unittest import mock
 
 import pytest
 import torch
@@ -154,17 +155,14 @@ def test_matrices_that_are_no_linear_layers_keep_a_model_as_it_is(kernels: CPUKe
 def test_layers_that_are_replaced_leave_memory(kernels: CPUKernels) -> None:
     kernel = kernels.linear
     model = torch.nn.Sequential(*(torch.nn.Sequential(_layer(30, 50, False, torch.bfloat16)) for _ in range(3)))
-    alive = [weakref.ref(part[0].weight) for part in model]
+    alive = [weakref.ref(layer.weight) for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
     left = []
     pack = kernel.pack
 
-    def watch(weight: torch.Tensor) -> torch.Tensor:
+    def watch(weight: torch.Tensor) -> tuple[torch.Tensor, Format]:
         left.append(sum(reference() is not None for reference in alive))
         return pack(weight)
 
-    kernel.pack = watch  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(kernel, "pack", watch):
         pack_linear_layers(model, kernel)
-    finally:
-        del kernel.pack  # type: ignore[method-assign]
     assert left == [3, 2, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -88,7 +89,7 @@ def test_delta_rule_with_a_decay_for_each_key(
     query, key, value = (torch.randn(rows, tokens, heads, keys, generator=random) for _ in range(3))
     g = -torch.rand(rows, tokens, heads, keys, generator=random) * 3
     beta = torch.rand(rows, tokens, heads, generator=random)
-    options = dict(initial_state=None, output_final_state=True, use_qk_l2norm_in_kernel=True)
+    options: dict[str, Any] = dict(initial_state=None, output_final_state=True, use_qk_l2norm_in_kernel=True)
     expected = recurrent_kimi_delta_attention(query, key, value, g, beta, **options)
     got = each_kernels.recurrences.delta_rule(_refuse, query, key, value, g, beta, **options)
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
@@ -160,7 +161,7 @@ def test_prompts_of_mamba_2(
         dt_limit=(0.1, 2.0),
         return_final_states=True,
     )
-    expected = mamba2_chunk_scan(x, dt, decay, b, c, initial_states=None if begins else state.clone(), **options)
+    expected = mamba2_chunk_scan(x, dt, decay, b, c, initial_states=None if state is None else state.clone(), **options)
     got = each_kernels.recurrences.mamba_2_prompts(_refuse, x, dt, decay, b, c, initial_states=state, **options)
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
 
@@ -189,15 +190,16 @@ def test_mamba(
     )  # fmt: skip
     theirs = one_by_one.clone()
     moments = [
-        (x[..., t], dt[..., t], decay, b[..., t], c[..., t], z[..., t] if has_all else None) for t in range(tokens)
+        (x[..., t], dt[..., t], decay, b[..., t], c[..., t], skip, bias, True, z[..., t] if has_all else None)
+        for t in range(tokens)
     ]
     for update, state in (
         (functools.partial(each_kernels.recurrences.mamba, _refuse), one_by_one),
         (mamba_selective_state_update, theirs),
     ):
-        each = [update(state, *at, skip, bias, True, gate_now) for *at, gate_now in moments]
+        each = [update(state, *moment) for moment in moments]
         torch.testing.assert_close(whole, (torch.stack(each, dim=-1), state), rtol=1e-4, atol=1e-4)
-    fresh = dict(D=skip, z=gate, delta_bias=bias, delta_softplus=True, return_last_state=True)
+    fresh: dict[str, Any] = dict(D=skip, z=gate, delta_bias=bias, delta_softplus=True, return_last_state=True)
     got = each_kernels.recurrences.mamba_prompts(_refuse, x, dt, decay, b, c, **fresh)
     torch.testing.assert_close(got, mamba_selective_scan(x, dt, decay, b, c, **fresh), rtol=1e-4, atol=1e-4)
 
@@ -270,7 +272,7 @@ def test_what_the_kernels_do_not_do_is_left_to_their_twins(kernels: CPUKernels) 
 def test_greedy_equals_generate(name: str, kernels: CPUKernels) -> None:
     expected = reference(name)
     model = with_kernels(name, kernels)
-    loaded = prepare(model, NoTokenizer(), model.generation_config, name)  # type: ignore[arg-type]
+    loaded = prepare(model, NoTokenizer(), model.generation_config, name)
     assert loaded.recurrent is not None
     assert all(layer.continues for layer in loaded.recurrent.layers)
     rows, _, _ = run(loaded, requests_of(prompts()), chunk_tokens=20)
@@ -300,7 +302,7 @@ def test_a_scan_for_each_head_is_not_told_of_the_states_of_all(kernels: CPUKerne
     model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME).eval()
     kernels.install(model)
     with pytest.raises(ModelError, match="cannot serve ZambaForCausalLM"):
-        prepare(model, NoTokenizer(), model.generation_config, "zamba")  # type: ignore[arg-type]
+        prepare(model, NoTokenizer(), model.generation_config, "zamba")
 
 
 def _refuse(*_: object, **__: object) -> None:

@@ -36,9 +36,10 @@ def test_equals_the_model(kernel: NormKernel, rows: int, width: int, norm: type,
 
 
 def test_what_only_looks_like_one_is_left_alone(kernel: NormKernel) -> None:
-    class ShiftedRMSNorm(LlamaRMSNorm):
+    class ShiftedRMSNorm(LlamaRMSNorm):  # type: ignore[misc]
         def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-            return super().forward(hidden_states) + 0.01
+            shifted: torch.Tensor = super().forward(hidden_states) + 0.01
+            return shifted
 
     model = torch.nn.Sequential(ShiftedRMSNorm(16), LlamaRMSNorm(16).bfloat16(), torch.nn.LayerNorm(16))
     before = list(model)

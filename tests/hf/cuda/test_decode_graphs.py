@@ -132,7 +132,7 @@ def test_a_capture_that_fails_gives_the_stream_back(monkeypatch: pytest.MonkeyPa
         yield
         raise RuntimeError("operation failed due to a previous error during capture")
 
-    stand_ins = dict(stream=stream, graph=graph, current_stream=lambda: current[0])
+    stand_ins: dict[str, Any] = dict(stream=stream, graph=graph, current_stream=lambda: current[0])
     stand_ins |= dict.fromkeys(["Stream", "CUDAGraph", "graph_pool_handle"], mock.Mock)
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 import torch
 
 from vasuki.base.errors import ModelError
-from vasuki.hf.device import energy
+from vasuki.hf.device.board import Board
 from vasuki.hf.device.energy import EnergyMeter
 from vasuki.hf.loading.load_model import resolve_device
 
@@ -16,13 +18,13 @@ class CounterError(Exception):
     pass
 
 
-def board(counter_mj):
+def board(counter_mj: Callable[[], int]) -> Board:
     nvml = SimpleNamespace(NVMLError=CounterError, nvmlDeviceGetTotalEnergyConsumption=lambda handle: counter_mj())
-    return energy.Board(nvml, "handle")
+    return Board(nvml, "handle")
 
 
-def meter(monkeypatch: pytest.MonkeyPatch, counter_mj) -> EnergyMeter:
-    monkeypatch.setattr(energy.Board, "of", lambda device: board(counter_mj))
+def meter(monkeypatch: pytest.MonkeyPatch, counter_mj: Callable[[], int]) -> EnergyMeter:
+    monkeypatch.setattr(Board, "of", lambda device: board(counter_mj))
     return EnergyMeter(torch.device("cuda"))
 
 
@@ -34,7 +36,7 @@ def test_it_counts_from_its_own_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_board_without_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse():
+    def refuse() -> NoReturn:
         raise CounterError
 
     assert meter(monkeypatch, refuse).energy_j is None
@@ -47,11 +49,11 @@ def test_a_cpu_has_none() -> None:
 def test_what_a_board_does_not_say_is_none() -> None:
     """As a slice of a board (MIG) does not say its memory."""
 
-    def refuse(*_):
+    def refuse(*_: object) -> NoReturn:
         raise CounterError
 
     asked = ("nvmlSystemGetDriverVersion", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetPowerUsage")
-    silent = energy.Board(SimpleNamespace(NVMLError=CounterError, **dict.fromkeys(asked, refuse)), "handle")
+    silent = Board(SimpleNamespace(NVMLError=CounterError, **dict.fromkeys(asked, refuse)), "handle")
     assert (silent.driver, silent.memory_bytes, silent.power_w) == (None, None, None)
 
 

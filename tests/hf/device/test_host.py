@@ -50,7 +50,7 @@ def test_large_pinned_memory_is_not_rounded(
     monkeypatch: pytest.MonkeyPatch, torch_version: str, said: dict[str, str], added: dict[str, str]
 ) -> None:
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    monkeypatch.setattr(host.metadata, "version", lambda name: torch_version)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: torch_version)
     for name in names:
         monkeypatch.setenv(name, "")  # so that it is as before after the test
         monkeypatch.delenv(name)

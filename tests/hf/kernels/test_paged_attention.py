@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ def test_loading_it_leaves_denormals_alone() -> None:
     assert sys.float_info.min / 2 > 0
 
 
-def test_a_failing_compiler_means_no_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_failing_compiler_means_no_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", "/bin/false")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert paged_attention.load_kernel((8,), torch.float32) is None

@@ -7,6 +7,7 @@ import itertools
 import math
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,13 +35,13 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_round_trip_into_poisoned_memory_is_byte_exact() -> None:
-    device, host = (KVCache(LAYOUT, blocks, 5, CPU) for blocks in (8, 6))
+    device, host = (KVCache(LAYOUT, num_blocks, 5, CPU) for num_blocks in (8, 6))
     torch.manual_seed(0)
-    for layer in device.layers:
-        layer.copy_(torch.randn_like(layer))
-        layer[3, 0, 0, 0, 0] = float("nan")  # bit patterns survive, whatever they mean
-    for layer in host.layers:
-        layer.fill_(float("inf"))
+    for blocks in device.layers:
+        blocks.copy_(torch.randn_like(blocks))
+        blocks[3, 0, 0, 0, 0] = float("nan")  # bit patterns survive, whatever they mean
+    for blocks in host.layers:
+        blocks.fill_(float("inf"))
     before = [layer.clone() for layer in device.layers]
     offload = KVMover(device, ThreadCopyEngine(bytes_per_s=1e5), host)
     sequence = Sequence(Request(0, 0, 1, 1))
@@ -64,7 +65,7 @@ def test_layers_leave_one_by_one() -> None:
     second_layer_may_leave = threading.Event()
     first_copy = engine.submit
 
-    def submit(to_host, copy, after):  # type: ignore[no-untyped-def]
+    def submit(to_host: bool, copy: Callable[[], int], after: list[Any]) -> Any:
         held = [second_layer_may_leave] if submitted else []
         submitted.append(1)
         return first_copy(to_host, copy, [*after, *held])
@@ -138,7 +139,7 @@ def test_layers_that_share_a_buffer_wait_for_each_other() -> None:
     torch.manual_seed(0)
     config = random_config("llama", num_hidden_layers=8)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="vasuki_ragged").eval()
-    loaded = prepare(model, NoTokenizer(), model.generation_config, "deep")  # type: ignore[arg-type]
+    loaded = prepare(model, NoTokenizer(), model.generation_config, "deep")
     requests = requests_of(prompts(5, 30), max_tokens=6)
     expected = run(loaded, requests, chunk_tokens=16)[0].outputs
     for num_streamed in (3, 5, 7):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ LATENT: dict[str, Any] = dict(
     **dict(n_group=1, topk_group=1, first_k_dense_replace=1, kv_lora_rank=8, q_lora_rank=8),
     **dict(qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=9, num_key_value_heads=4),
 )
-REFUSED = {
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "alibi": (lambda: transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4), "Bloom"),
     "no interface": (
         lambda: transformers.GPTJConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=4, rotary_dim=4),
@@ -87,7 +88,7 @@ def _prepare(model: Any) -> LoadedModel:
         model.set_attn_implementation("vasuki_ragged")
     except Exception as error:  # models outside the interface may say so themselves
         raise ModelError(f"{type(model).__name__}: {error}") from None
-    return prepare(model.eval(), NoTokenizer(), model.generation_config, type(model).__name__)  # type: ignore[arg-type]
+    return prepare(model.eval(), NoTokenizer(), model.generation_config, type(model).__name__)
 
 
 def test_bfloat16_is_kept_where_the_processor_has_it() -> None:

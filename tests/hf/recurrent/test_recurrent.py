@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ def test_weak_recurrences_of_low_precision_are_told_from_none() -> None:
         torch.manual_seed(0)
         config = random_config(name, initializer_range=0.02)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=NAME)
-        loaded = prepare(model.eval(), NoTokenizer(), model.generation_config, name)  # type: ignore[arg-type]
+        loaded = prepare(model.eval(), NoTokenizer(), model.generation_config, name)
         assert loaded.recurrent is not None
         assert {layer.continues for layer in loaded.recurrent.layers} == {name != "jamba"}
 
@@ -141,7 +142,12 @@ def test_many_short_prompts_are_not_filled_up_at_once(monkeypatch: pytest.Monkey
     assert loaded.recurrent is not None
     layer = loaded.recurrent.layers[0]
     compute = layer._compute
-    monkeypatch.setattr(layer, "_compute", lambda rows, *rest: seen.append(rows.shape[:2]) or compute(rows, *rest))
+
+    def watched(rows: torch.Tensor, *rest: Any) -> Any:
+        seen.append(rows.shape[:2])
+        return compute(rows, *rest)
+
+    monkeypatch.setattr(layer, "_compute", watched)
     alike = [prompts()[1][:20]] * 5
     rows, _, _ = run(loaded, requests_of(alike), chunk_tokens=1000)
     assert [shape for shape in seen if shape[1] == 20] == [(2, 20), (2, 20), (1, 20)]
@@ -153,7 +159,7 @@ def test_what_keeps_its_state_elsewhere_is_refused_by_name() -> None:
     sizes = {**COMMON, "num_hidden_layers": 2, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
     model = AutoModelForCausalLM.from_config(MiniMaxConfig(**sizes), attn_implementation=NAME).eval()
     with pytest.raises(ModelError, match="MiniMaxForCausalLM: its layers keep their state in a way of their own"):
-        prepare(model, NoTokenizer(), model.generation_config, "minimax")  # type: ignore[arg-type]
+        prepare(model, NoTokenizer(), model.generation_config, "minimax")
 
 
 def test_outside_of_steps_a_layer_is_as_its_authors_wrote_it() -> None:
