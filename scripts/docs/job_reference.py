@@ -13,16 +13,17 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from vasuki.base.config import JobConfig, parse_bytes
+from vasuki.base.config import JobConfig, parse_bytes, parse_seconds
 
-SIZE = "size"
+SIZE, TIME = "size", "time"
 _NAMES = {str: "text", bool: "`true`, `false`", int: "whole number", float: "number"}
 PATH = Path(__file__).resolve().parents[2] / "docs" / "job.md"
 HEAD = """\
 # job.yaml
 
 Every key of a job file. Unknown keys are refused, with the closest known key suggested. The command line can set any of
-them: `--set sampling.max_tokens=64`. A size is a number of bytes, or written like `512MiB` or `8GiB`.
+them: `--set sampling.max_tokens=64`. A size is a number of bytes, or written like `512MiB` or `8GiB`; a time is in
+seconds, or written like `30s`, `10min` or `2h`.
 
 `scripts/docs/job_reference.py` writes this page from the descriptions in `vasuki/base/config.py`.
 
@@ -69,6 +70,8 @@ def _values(kind: Any, constraints: Iterable[Any] = ()) -> Iterator[str]:
         yield f"list of {_NAMES[parts[0]] if parts[0] in _NAMES else next(_values(parts[0]))}"
     elif any(getattr(constraint, "func", None) is parse_bytes for constraint in constraints):
         yield SIZE
+    elif any(getattr(constraint, "func", None) is parse_seconds for constraint in constraints):
+        yield TIME
     elif kind is not NoneType:
         yield " ".join([_NAMES[kind], " and ".join(_limits(constraints))]).rstrip()
 

@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from vasuki.base.config import JobConfig, load_job
+from vasuki.base.errors import JobFileError
 
 TRUE, FALSE = ("true", "True", "yes", "on"), ("false", "False", "no", "off")
 JOB = """\
@@ -66,3 +67,16 @@ def test_columns_may_be_called_like_truth_values(tmp_path: Path) -> None:
     job.write_text(JOB + "sampling: {stop: [no, off]}\n")
     config = load_job(job, ["input.id=no", "output.columns=[yes, on]"])
     assert (config.input.id, config.output.columns, config.sampling.stop) == ("no", ("yes", "on"), ("no", "off"))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("45", 45), ("30s", 30), ('"1.5 min"', 90), ("2h", 7200)])
+def test_a_time_is_read_with_its_unit(tmp_path: Path, text: str, seconds: float) -> None:
+    (tmp_path / "job.yaml").write_text(JOB + f"plan: {{max_loss: {text}}}\n")
+    assert load_job(tmp_path / "job.yaml").plan.max_loss == seconds
+
+
+@pytest.mark.parametrize("text", ["soon", "3 days", "0", "-5s"])
+def test_what_is_no_time_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.yaml").write_text(JOB + f"plan: {{max_loss: {text}}}\n")
+    with pytest.raises(JobFileError, match="max_loss"):
+        load_job(tmp_path / "job.yaml")

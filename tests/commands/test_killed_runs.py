@@ -37,9 +37,9 @@ NURSERY = """
 import importlib, os, signal, sys, threading
 import vasuki.commands.run, vasuki.hf.loading.load_model, vasuki.hf.ragged_executor, transformers
 from vasuki.commands.cli import main
-from vasuki.io.output import parts
+from vasuki.base import commits
 
-parts.COMMIT_S = 0.02  # so that there are several commits in a second
+commits.COMMIT_S = 0.02  # so that there are several commits in a second
 for line in sys.stdin:
     job, place, entries, delay_s = line.split()
     child = os.fork()

@@ -709,9 +709,9 @@ def ends_with_one_line(process: subprocess.Popen[str], words: str) -> None:
 
 
 COMMITTING_OFTEN = """
-import vasuki.io.output.parts
+import vasuki.base.commits
 from vasuki.commands.cli import main
-vasuki.io.output.parts.COMMIT_S = 0.1
+vasuki.base.commits.COMMIT_S = 0.1
 main()
 """
 

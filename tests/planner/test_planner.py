@@ -57,6 +57,8 @@ def test_a_plan_has_the_fields_that_users_rely_on() -> None:
         *(
             "schedule_bound_s",
             "gap",
+            "at_risk_s",
+            "at_risk_most_s",
             "source",
             "solver",
             "optimal",

@@ -3,5 +3,6 @@
 config    job.yaml -> JobConfig; yaml_text: YAML, read with care; schema: what is wrong with a file, in words
 errors    exceptions with their exit codes
 units     figures as people read them
+commits   when finished rows become durable
 arrays    names for numpy arrays
 """

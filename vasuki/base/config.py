@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600}
 
 
 def parse_bytes(value: Any) -> Any:
@@ -38,7 +39,18 @@ def parse_bytes(value: Any) -> Any:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
+def parse_seconds(value: Any) -> Any:
+    """`"10 min"` -> 600.0. Numbers pass through."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", value)
+    if not match or match[2] not in _SECONDS:
+        raise ValueError(f"{value!r} is not a time; write it like 30s, 10min or 2h")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
 
 
 def _without_empty(stops: tuple[str, ...]) -> tuple[str, ...]:
@@ -208,6 +220,9 @@ class PlanConfig(_Section):
     """What to expect of a row: `max` is max_tokens; `auto` starts there and learns from finished rows."""
     window_rows: Annotated[int, Field(ge=1)] = 32768
     """Rows held and ordered at a time; memory is bounded by it whatever the input's size."""
+    max_loss: Auto | Seconds = "auto"
+    """Work that a kill may lose, on average over the moments at which it may come. `auto` is 3 % of the makespan, 30 s
+    at least. The fastest plan that keeps to it is taken, and parts are committed no less often."""
 
 
 class EngineConfig(_Section):

@@ -47,6 +47,7 @@ from vasuki.machines.stolen_time import StolenTime
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.planner import RunningPrediction
 from vasuki.planner.lengths import Lengths
+from vasuki.planner.loss import commits_within_s
 from vasuki.planner.ordering.planned_order import order_requests
 from vasuki.planner.plan import Plan
 
@@ -218,7 +219,8 @@ class _Run:
             self.weights_on_host = plan.layout.host_layers > 0
             cost_model = CostModel(placement.shape, placement.profile, plan.layout)
             self.folder.begin()
-            writer = self.folder.writer(answer_schema(self.config, self.table))
+            schema, max_loss_s = answer_schema(self.config, self.table), commits_within_s(self.config.plan)
+            writer = self.folder.writer(schema, max_loss_s=max_loss_s)
             with signals.deferred():
                 return self._generate(loaded, plan, cost_model, itertools.chain(first, requests), writer, signals.asked)
 

@@ -8,6 +8,7 @@
     offload/              what moves to the host, by price
     ordering/             the order in which rows start, made while they come
     simulated             a plan, run in virtual time on every request
+    loss                  what a kill costs: the work of rows that are not durable yet
     few_rows              a better order for a few rows of known lengths, in a twentieth of their time
     lower_bound           seconds that no schedule can beat at datasheet rates
     schedule_bound        the same under the cost model, and what a better plan could save

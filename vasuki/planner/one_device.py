@@ -28,6 +28,7 @@ from vasuki.models.shape import ModelShape
 from vasuki.planner.candidates import Candidate, Problem, ranked_candidates
 from vasuki.planner.few_rows import with_best_order
 from vasuki.planner.lengths import Lengths
+from vasuki.planner.loss import max_loss_s
 from vasuki.planner.lower_bound import job_lower_bound
 from vasuki.planner.offload.choice import choose_offload, may_offload
 from vasuki.planner.plan import Plan
@@ -35,6 +36,7 @@ from vasuki.planner.prediction import (
     Prediction,
     affordable_predictions,
     affordable_rows,
+    allowed,
     cost_of_uncertainty,
     predict,
 )
@@ -101,6 +103,9 @@ def make_plan(
         makespan_s=makespan_s,
         lower_bound_s=bound.seconds,
         schedule_bound_s=schedule_bound_s,
+        at_risk_s=chosen.loss.mean_s,
+        at_risk_most_s=chosen.loss.most_s,
+        max_loss_s=max_loss_s(plan, chosen.makespan_s),
         solver=chosen.solved.solver,
         order=chosen.order,
         optimal=chosen.optimal,
@@ -154,15 +159,27 @@ def _misfit(problem: Problem, row: int, kv_tokens: int) -> str:
 
 
 def _fastest(problem: Problem, candidates: list[Candidate]) -> Prediction:
-    """What the best of the candidates, which come in the order of their steady states, will take."""
+    """The candidate that ends first without losing too much by a kill, else the one that loses least.
+
+    Candidates come in the order of their steady states, and only the best are simulated.
+    """
     best = candidates[0]
     if len(problem.lengths) > affordable_rows(problem, best):
-        return predict(problem, best)
-    shortlist = candidates[:SHORTLIST]
-    mixings = {candidate.mixing for candidate in shortlist}
-    shortlist += [candidate for candidate in candidates if candidate.mixing not in mixings][:1]
-    shortlist = shortlist[: affordable_predictions(problem, best)]
-    return min((predict(problem, candidate) for candidate in shortlist), key=lambda each: each.makespan_s)
+        first = predict(problem, best)
+        if best.mixing is Mixing.MIXED or not first.loses_too_much(problem):
+            return first  # rows that take turns end no earlier
+        mixed = [candidate for candidate in candidates if candidate.mixing is Mixing.MIXED][:1]
+        predictions = [first, *(predict(problem, candidate) for candidate in mixed)]
+    else:
+        shortlist = candidates[:SHORTLIST]
+        mixings = {candidate.mixing for candidate in shortlist}
+        shortlist += [candidate for candidate in candidates if candidate.mixing not in mixings][:1]
+        shortlist = shortlist[: affordable_predictions(problem, best)]
+        predictions = [predict(problem, candidate) for candidate in shortlist]
+    options = allowed(problem, predictions)
+    if options[0].loses_too_much(problem):  # as all of them do
+        return min(options, key=lambda each: each.loss.mean_s)
+    return min(options, key=lambda each: each.makespan_s)
 
 
 def _mixing_reason(chosen: Candidate, candidates: list[Candidate]) -> str:

@@ -24,6 +24,9 @@ class Plan:
     makespan_s: float
     lower_bound_s: float  # at datasheet rates
     schedule_bound_s: float  # no schedule ends sooner under the cost model that says the makespan
+    at_risk_s: float  # work that a kill loses, on average over the moments of the job
+    at_risk_most_s: float  # and at the worst of them
+    max_loss_s: float  # so much of `at_risk_s` is allowed
     solver: Solver
     optimal: bool  # proved: no order takes fewer steps, and the plan takes as many
     policy: str
@@ -82,6 +85,8 @@ class Plan:
             "lower_bound_s": self.lower_bound_s,
             "schedule_bound_s": self.schedule_bound_s,
             "gap": self.gap,
+            "at_risk_s": self.at_risk_s,
+            "at_risk_most_s": self.at_risk_most_s,
             "source": self.source,
             "solver": self.solver,
             "optimal": self.optimal,

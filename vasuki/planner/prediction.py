@@ -7,17 +7,16 @@ takes in the steady state is added.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from vasuki.base.arrays import Ints
 from vasuki.base.config import Column
-from vasuki.engine.batch import Batch, StepResult
-from vasuki.engine.scheduler import Scheduler
-from vasuki.engine.sequence import Sequence
 from vasuki.planner.candidates import Candidate, Problem
 from vasuki.planner.lengths import Lengths
+from vasuki.planner.loss import Loss, RowWork, max_loss_s
 from vasuki.planner.ordering.planned_order import PORTFOLIO_ROWS, Ordered, order_requests
 from vasuki.planner.plan import Solver
 from vasuki.simulator import SimulationResult, simulate
@@ -40,10 +39,15 @@ class Prediction:
     simulated_requests: int
     prompt_steps_share: float  # of the time, in steps that carry prompts
     shared_tokens: int  # of prompts, found in memory
+    loss: Loss  # of a kill
     result: SimulationResult  # of the rows simulated
     solved: Ordered  # the order of the rows simulated
     optimal: bool  # proved for the whole job
     order: tuple[int, ...] = ()  # of all rows, where it was found beforehand
+
+    def loses_too_much(self, problem: Problem) -> bool:
+        """Whether a kill costs more than the job allows."""
+        return self.loss.mean_s > max_loss_s(problem.plan, self.makespan_s)
 
 
 def predict(
@@ -65,7 +69,7 @@ def predict(
         order=found_order,
     )
     outputs = np.minimum(sample.output_tokens, sample.limits).tolist()
-    seen = _Course()
+    seen = RowWork()
     result = simulate(order, outputs, settings, candidate.cost, observers=[seen, order])
     missing = len(job) - len(sample)
     # The arithmetic knows how vasuki fills memory; of the other policies it takes what the sample shows.
@@ -76,6 +80,7 @@ def predict(
         simulated_requests=len(sample),
         prompt_steps_share=seen.prompts_s / seen.all_s,
         shared_tokens=_scaled_up(result.counters.shared_tokens, sample, job, settings.block_tokens),
+        loss=seen.loss(config, missing * row_s, missing),
         result=result,
         solved=order.solved,
         optimal=problem.known and not missing and order.solved.optimal and result.stats.steps == order.solved.steps,
@@ -89,6 +94,12 @@ def predict_like(problem: Problem, base: Prediction, candidate: Candidate) -> Pr
     prediction = predict(problem, candidate)
     ratio = prediction.result.makespan_s / base.result.makespan_s
     return replace(prediction, makespan_s=ratio * base.makespan_s)
+
+
+def allowed(problem: Problem, predictions: Iterable[Prediction]) -> list[Prediction]:
+    """Those that lose no more by a kill than the job allows; all of them if none does."""
+    predictions = list(predictions)
+    return [each for each in predictions if not each.loses_too_much(problem)] or predictions
 
 
 def cost_of_uncertainty(problem: Problem, prediction: Prediction) -> float | None:
@@ -121,22 +132,6 @@ def sample_rows(lengths: Lengths, rows: int) -> Ints:
     by_work = np.argsort(work, kind="stable")
     positions = ((np.arange(rows) + 0.5) * len(lengths) / rows).astype(np.int64)
     return np.sort(by_work[positions])
-
-
-@dataclass(slots=True)
-class _Course:
-    """An engine observer that tells steps with prompts from steps without, and notes when rows ended."""
-
-    all_s: float = 0.0
-    prompts_s: float = 0.0
-    ends_s: list[float] = field(default_factory=list)
-
-    def record(
-        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
-    ) -> None:
-        self.all_s += result.elapsed_s
-        self.prompts_s += result.elapsed_s if batch.prefills else 0.0
-        self.ends_s += [now_s] * len(finished)
 
 
 def _scaled_up(shared_tokens: int, sample: Lengths, job: Lengths, block_tokens: int) -> int:

@@ -115,6 +115,7 @@ def _notes(plan: Plan) -> Iterable[str]:
     if plan.uncertainty is not None:
         yield f"not knowing output lengths beforehand changes the makespan by {plan.uncertainty:+.1%}"
     yield _to_save(plan)
+    yield _to_lose(plan)
     yield f"at datasheet rates no schedule beats {time_text(plan.lower_bound_s)}, for {_BOUNDS[plan.bound_by]}"
     states = plan.max_num_seqs * plan.state_bytes
     beside = f", {bytes_text(states)} for the states of {plan.max_num_seqs:,} rows" if states else ""
@@ -137,6 +138,14 @@ def _to_save(plan: Plan) -> str:
         known = " (if all outputs are as long as they may be)"
     saved, bound = percent_text(plan.could_save), time_text(plan.schedule_bound_s)
     return f"at most {saved} could still be saved{known}: no schedule beats {bound} under the cost model"
+
+
+def _to_lose(plan: Plan) -> str:
+    """What a kill costs, and whether that is more than the job allows."""
+    text = f"a kill loses {time_text(plan.at_risk_s)} of work on average, at most {time_text(plan.at_risk_most_s)}"
+    if plan.at_risk_s <= plan.max_loss_s:
+        return text
+    return f"{text}; that is more than plan.max_loss, {time_text(plan.max_loss_s)}, but nothing tried loses less"
 
 
 def _wrapped(text: str, width: int = WIDTH) -> Iterable[str]:

@@ -90,6 +90,16 @@ def test_commits_follow_the_clock(tmp_path: Path) -> None:
     assert abs(len(commits) - expected) < 0.1 * expected
 
 
+def test_commits_are_no_further_apart_than_what_may_be_lost(tmp_path: Path) -> None:
+    often, rarely = writer(tmp_path, max_loss_s=20.0), writer(tmp_path)
+    for out in (often, rarely):
+        out.append([answer(0)])
+        assert out.commit_if_due(1000.0)
+        out.append([answer(1)])
+    assert (often.is_due(1019.9), often.is_due(1020.0)) == (False, True)
+    assert (rarely.is_due(1030.8), rarely.is_due(1031.0)) == (False, True)
+
+
 def test_nothing_is_due_without_rows(tmp_path: Path) -> None:
     out = writer(tmp_path)
     assert not out.commit_if_due(1e6)

@@ -15,6 +15,7 @@ them too, and rows that were answered twice all the same are left in one part.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -125,7 +126,7 @@ class OutputFolder:
         with writing(self.place):
             (self.place / SUCCESS).delete()
 
-    def writer(self, schema: Any, started_s: float = 0.0) -> PartWriter:
+    def writer(self, schema: Any, started_s: float = 0.0, max_loss_s: float = math.inf) -> PartWriter:
         """A writer of this folder's parts. See `PartWriter` for the arguments."""
         return PartWriter(
             self._next_part,
@@ -133,6 +134,7 @@ class OutputFolder:
             config_hash=self._config_hash,
             input_fingerprint=self._input_fingerprint,
             started_s=started_s,
+            max_loss_s=max_loss_s,
             even_if_empty=self.done.num_rows == 0,
         )
 

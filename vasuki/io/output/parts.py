@@ -4,9 +4,10 @@ A part is committed when the buffered rows reach 128 MiB, or when the time since
 
     max(5 s, 3 % of the time the run has taken so far)
 
-So a machine that is taken away costs at most 3 % of the work done (never less than 5 s, which is cheap), and since each
-interval is 3 % longer than the one before, the number of parts grows with the logarithm of the run's length: about 33
-in the first three minutes, 23 more each time the run's length doubles, some 210 in ten hours.
+or more often, where the job allows less to be lost (`vasuki.base.commits`). So of the rows that have ended, a machine
+that is taken away costs at most 3 % of the work done (never less than 5 s, which is cheap). Since each interval is 3 %
+longer than the one before, the number of parts grows with the logarithm of the run's length: about 33 in the first
+three minutes, 23 more each time the run's length doubles, some 210 in ten hours.
 
 Every part says in its Parquet metadata, under the key `vasuki`, which input rows it holds and for which job and input.
 The output folder is therefore its own checkpoint: resuming reads footers, compares no ids, and needs no other file.
@@ -18,6 +19,7 @@ import base64
 import hashlib
 import io
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable, Sequence
@@ -28,14 +30,13 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from vasuki.base.commits import commit_interval_s
 from vasuki.io.location import Location, writing
 from vasuki.io.output.answers import Answer, to_table
 
 METADATA_KEY = b"vasuki"
 PART_NAME = re.compile(r"part-(?P<index>\d{5,})(?P<label>|-\d+-of-\d+)(-[0-9a-f]{8})?\.parquet")
 COMMIT_BYTES = 128 * 2**20
-COMMIT_S = 5.0
-COMMIT_SHARE = 0.03
 LABEL_VERSION = 2  # 1 knew a model by its path alone
 
 
@@ -110,6 +111,7 @@ class PartWriter:
         config_hash: of the job; written into every part.
         input_fingerprint: of the input; written into every part.
         started_s: the time, on the clock of `commit_if_due`, at which the run began.
+        max_loss_s: what the job allows to lose; parts are no further apart.
         even_if_empty: `close` writes a part without rows if there was none: an empty input has an empty output, with
             the columns that readers expect.
     """
@@ -122,6 +124,7 @@ class PartWriter:
         config_hash: str,
         input_fingerprint: str,
         started_s: float = 0.0,
+        max_loss_s: float = math.inf,
         even_if_empty: bool = False,
     ) -> None:
         self._next_part = next_part
@@ -129,6 +132,7 @@ class PartWriter:
         self._config_hash = config_hash
         self._input_fingerprint = input_fingerprint
         self._started_s = started_s
+        self._max_loss_s = max_loss_s
         self._committed_s = started_s
         self._even_if_empty = even_if_empty
         self._answers: list[Answer] = []
@@ -142,7 +146,7 @@ class PartWriter:
 
     def is_due(self, now_s: float) -> bool:
         """Return whether the buffer is full or old enough to be committed."""
-        interval_s = max(COMMIT_S, COMMIT_SHARE * (now_s - self._started_s))
+        interval_s = commit_interval_s(now_s - self._started_s, self._max_loss_s)
         return self._num_bytes >= COMMIT_BYTES or (bool(self._answers) and now_s - self._committed_s >= interval_s)
 
     def commit_if_due(self, now_s: float) -> bool:

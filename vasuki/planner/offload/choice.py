@@ -16,7 +16,7 @@ from vasuki.planner.candidates import Candidate, Problem
 from vasuki.planner.offload.options import NOISE, WORTHWHILE, because, makespan_s
 from vasuki.planner.offload.parking import parked, prefilled_ahead
 from vasuki.planner.offload.streaming import streamed
-from vasuki.planner.prediction import Prediction, predict_like
+from vasuki.planner.prediction import Prediction, allowed, predict_like
 
 _STATES_STAY = "rows carry states through recurrent layers, which stay on the device"
 
@@ -72,6 +72,10 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
     def change(option: Prediction) -> str:
         return f"{option.makespan_s / plain.makespan_s - 1:+.1%}"
 
+    if asked == "auto" and not plain.loses_too_much(problem):
+        risky = [each.candidate.settings.offload.mode for each in options if each.loses_too_much(problem)]
+        why_not += [f"with {mode} a kill would lose more than plan.max_loss" for mode in risky]
+        options = [each for each in options if not each.loses_too_much(problem)]
     if options:
         fastest = min(options, key=makespan_s)
         offload = fastest.candidate.settings.offload
@@ -93,7 +97,7 @@ def _without_preemption(problem: Problem, base: Prediction) -> Prediction:
     settings = base.candidate.settings
     settings = replace(settings, policy=replace(settings.policy, admission=Admission.PEAK))
     careful = Candidate.of(problem, settings, base.candidate.cost)
-    return min(base, predict_like(problem, base, careful), key=makespan_s)
+    return min(allowed(problem, [base, predict_like(problem, base, careful)]), key=makespan_s)
 
 
 def _weights_reason(problem: Problem, chosen: Candidate) -> str:
