@@ -18,7 +18,7 @@ from vasuki.base import commits
 from vasuki.commands.forecast import placements_of
 from vasuki.commands.workload import workload_of
 
-NUM_ROWS, OUTPUT_TOKENS, KILLS = 48, 24, 6
+NUM_ROWS, OUTPUT_TOKENS, KILLS = 48, 24, 7  # which meets the waves of rows at as many moments of theirs
 
 # Runs jobs, one in each fork, and prints the steps that each row has taken, shared with the rows beside it: before that
 # step `JOB STEP` kills the run, or at its end. Steps of so small a model take the same time.

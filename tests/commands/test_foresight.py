@@ -13,11 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny_job import WORDS, job_tree
 
 from vasuki.commands import foresight
 from vasuki.commands.cli import main
-from vasuki.commands.foresight import DATASHEET, MEASURE_VARIABLE, MachineProfile, _ago, look_back
+from vasuki.commands.foresight import DATASHEET, MEASURE_VARIABLE, MachineProfile, _ago, _budget_s, look_back
 from vasuki.machines import at_hand, profile_cache
 from vasuki.machines.this_cpu import typical_of
 
@@ -154,3 +156,18 @@ assert "torch" not in sys.modules, "torch was imported"
 )
 def test_ages_are_told_as_people_do(age_s: float, text: str) -> None:
     assert _ago(age_s) == text
+
+
+@given(st.floats(0, 1e6))
+def test_measuring_takes_five_seconds_or_three_percent_at_most(rough_s: float) -> None:
+    """And of a short job no more than a fifth, or half a second."""
+    budget_s = _budget_s(rough_s)
+    assert budget_s <= max(5.0, 0.03 * rough_s)
+    assert budget_s <= max(0.5, 0.2 * rough_s)
+
+
+def test_a_job_of_two_seconds_is_not_measured_for_five() -> None:
+    assert _budget_s(2.0) == 0.5
+    assert _budget_s(10.0) == 2.0
+    assert _budget_s(60.0) == 5.0
+    assert _budget_s(600.0) == 18.0
