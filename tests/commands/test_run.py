@@ -22,6 +22,8 @@ from tiny_job import WORDS, job_tree
 
 from vasuki.commands.cli import main
 from vasuki.io.input.tables import open_table
+from vasuki.io.location import Location
+from vasuki.io.output.trace import read_trace
 from vasuki.machines.profile_files import find_profile
 from vasuki.planner import make_plan
 
@@ -698,6 +700,57 @@ def test_killed_interrupted_and_continued(job: Job) -> None:
     assert sorted(continued) == list(range(len(rows)))
     assert run(path, "--fresh").exit_code == 0
     assert {i: row["output"] for i, row in by_id(path).items()} == continued
+
+
+@pytest.fixture
+def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """`stop_after(steps)`: runs from now on are asked to end after so many looks, as by SIGTERM."""
+    from vasuki.commands.signals import StopSignals
+
+    def after(steps: int) -> None:
+        looks = iter(range(steps))
+        monkeypatch.setattr(StopSignals, "asked", lambda self: next(looks, None) is None)
+
+    return after
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {"max_tokens": 40},
+    "drawn": {"max_tokens": 40, "temperature": 0.8, "top_p": 0.9, "seed": 3},
+    "several samples": {"max_tokens": 24, "temperature": 1.0, "n": 3},
+    "stop strings": {"max_tokens": 60, "stop": ["at", "e "], "temperature": 1.0},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_interrupted_rows_go_on_as_if_nothing_had_happened(
+    job: Job, tmp_path: Path, stop_after: Callable[[int], None], case: str
+) -> None:
+    """A run that is stopped every few steps has the rows of one that is not, and computes no decode again."""
+
+    def job_into(folder: str) -> Path:
+        columns = {"path": str(tmp_path / folder), "token_ids": True, "logprobs": True}
+        return job(texts(10), output=columns, sampling=CASES[case], model__dtype="float32")
+
+    path = job_into("undisturbed")
+    assert run(path).exit_code == 0
+    expected = sorted(output(path), key=lambda row: (row["id"], row.get("sample")))
+    path, runs, code = job_into("disturbed"), 0, 75
+    while code == 75:
+        stop_after(11 + runs)
+        runs, code = runs + 1, run(path).exit_code
+    assert (code, runs > 3) == (0, True)
+    rows = sorted(output(path), key=lambda row: (row["id"], row.get("sample")))
+    assert [row.pop("logprob") for row in rows] == pytest.approx([row.pop("logprob") for row in expected], abs=1e-4)
+    assert rows == expected
+    assert decode_tokens(tmp_path / "disturbed") <= decode_tokens(tmp_path / "undisturbed")
+    assert not list((tmp_path / "disturbed").glob(".vasuki-journal*"))
+    manifest = json.loads((tmp_path / "disturbed" / "manifest.json").read_text())
+    assert sum(taken["resumed_rows"] for taken in manifest["runs"]) > runs
+
+
+def decode_tokens(folder: Path) -> int:
+    return sum(step.decode_tokens for step in read_trace(Location.parse(str(folder))))
 
 
 def ends_with_one_line(process: subprocess.Popen[str], words: str) -> None:

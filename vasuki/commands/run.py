@@ -36,6 +36,7 @@ from vasuki.engine.sequence import Request
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import InputTable, open_table
 from vasuki.io.output.answers import answer_schema
+from vasuki.io.output.journal import Journal
 from vasuki.io.output.manifest import Manifest, Timings, read_manifest
 from vasuki.io.output.output_folder import OutputFolder
 from vasuki.io.output.parts import PartWriter
@@ -210,7 +211,9 @@ class _Run:
             vocab_size=loaded.vocab_size,
             selection=self.folder.selection,
         )
-        with stream as requests:
+        journal = self.folder.journal()
+        with stream:
+            requests = journal.resume(stream)
             first = list(first_rows(requests, PLANNED_REQUESTS))
             placement = placed_as_loaded(self.config, loaded, rough_tokens(first, self.rows_left))
             self.machine = placement.machine
@@ -220,7 +223,8 @@ class _Run:
             self.folder.begin()
             writer = self.folder.writer(answer_schema(self.config, self.table))
             with signals.deferred():
-                return self._generate(loaded, plan, cost_model, itertools.chain(first, requests), writer, signals.asked)
+                requests = itertools.chain(first, requests)
+                return self._generate(loaded, plan, cost_model, requests, writer, journal, signals.asked)
 
     def _plan(self, placement: Placement, first: list[Request]) -> Plan:
         """Plan from the first rows, and take the others to go on like them."""
@@ -249,6 +253,7 @@ class _Run:
         cost_model: CostModel,
         requests: Iterable[Request],
         writer: PartWriter,
+        journal: Journal,
         should_stop: Callable[[], bool],
     ) -> Manifest:
         from vasuki.hf.loading.weights import place_weights
@@ -270,13 +275,22 @@ class _Run:
         )
         try:
             with TraceWriter(self.folder.trace) as trace:
-                sink = RowSink(writer, loaded.tokenizer.decode, on_commit=trace.flush)
+
+                def note() -> None:  # the trace last, so that it has no step whose tokens the journal lacks
+                    journal.write(itertools.chain(sink.incomplete(), scheduler.unfinished()))
+                    trace.flush()
+
+                sink = RowSink(writer, loaded.tokenizer.decode, on_commit=note)
                 progress = Progress(self.rows_left, lambda: sink.written.rows, prediction, self.quiet)
                 tracer = StepTracer(trace, plan.settings, prediction)
                 observers: list[Observer] = [order, prediction, tracer, progress]
                 gc.freeze()  # the collector need not walk through what was loaded, half a second in the midst of a job
                 try:
-                    drain(order, scheduler, executor, sink, observers, should_stop, self.stats)
+                    drain(journal.started(order), scheduler, executor, sink, observers, should_stop, self.stats)
+                except BaseException as error:
+                    if not isinstance(error, Interrupted):
+                        journal.close()
+                    raise
                 finally:
                     gc.unfreeze()
                     progress.close()
@@ -305,7 +319,7 @@ class _Run:
             energy_j=self.energy.energy_j,
             stolen_share=self.stolen.share,
         )
-        manifest = self.folder.finish(manifest)
+        manifest = self.folder.finish(manifest, journal.resumed_rows)
         if interrupted is not None:
             left = self.rows_left - written.rows
             raise Interrupted(f"{interrupted}; {left} rows are left, run the same command again to go on")

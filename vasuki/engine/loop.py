@@ -131,8 +131,8 @@ def drain(
 
     while True:
         while scheduler.wants_more() and (request := next(source, None)) is not None:
-            if rejected := scheduler.add(request):
-                sink.write(rejected)
+            if ended := scheduler.add(request):
+                sink.write(ended)
                 commit_or_stop()  # millions of such rows may follow one another, without a step
         batch = scheduler.schedule()
         if batch is not None:

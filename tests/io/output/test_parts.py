@@ -90,9 +90,9 @@ def test_commits_follow_the_clock(tmp_path: Path) -> None:
     assert abs(len(commits) - expected) < 0.1 * expected
 
 
-def test_nothing_is_due_without_rows(tmp_path: Path) -> None:
+def test_without_rows_it_may_be_time_but_there_is_no_part(tmp_path: Path) -> None:
     out = writer(tmp_path)
-    assert not out.commit_if_due(1e6)
+    assert [out.commit_if_due(now_s) for now_s in (4.0, 5.0, 6.0, 10.0)] == [False, True, False, True]
     out.close()
     assert parts_in(tmp_path) == []
 

@@ -4,6 +4,7 @@
     part-00001-0-of-4.parquet     the same, from `--shard 0/4`; shards may share a folder, also at the same time
     manifest.json  trace.jsonl    what the run did; shards have their own (trace-0-of-4.jsonl)
     _SUCCESS                      every input row is there
+    .vasuki-journal.jsonl         tokens of rows in flight; shards have their own
     .vasuki.lock                  held while a run is on; the kernel lets go of it even after kill -9
 
 Beside its own manifest, each shard that ends writes a manifest.json that sums up all that have ended so far.
@@ -26,9 +27,10 @@ import pyarrow as pa
 from vasuki.base.errors import JobFileError, OutputInUse, UnreadableError, one_line
 from vasuki.io.location import Location, name_of_temporary, writing
 from vasuki.io.output.doubles import without_doubles
+from vasuki.io.output.journal import Journal
 from vasuki.io.output.lock import FolderLock
 from vasuki.io.output.manifest import MANIFEST, Manifest, RowCounts, after, merge, read_manifest
-from vasuki.io.output.ownership import SUCCESS, is_own_name, refuse_foreign
+from vasuki.io.output.ownership import SUCCESS, is_own_journal, is_own_name, refuse_foreign
 from vasuki.io.output.parts import PART_NAME, PartLabel, PartWriter, Totals, read_label
 from vasuki.io.selection import WHOLE, DoneRows, Selection, Shard
 
@@ -136,6 +138,18 @@ class OutputFolder:
             even_if_empty=self.done.num_rows == 0,
         )
 
+    def journal(self) -> Journal:
+        """What earlier runs of this share left of rows in flight, and the place to note it."""
+        files = [file for file in self.place.children() if is_own_journal(file.name, self.shard.label)]
+        return Journal(
+            self.place / f".vasuki-journal{self.shard.label}.jsonl",
+            files,
+            self._config_hash,
+            self._input_fingerprint,
+            self.selection,
+            self._lock.refuse_lost,
+        )
+
     def _next_part(self) -> Location:
         self._lock.refuse_lost()
         owner = f"-{self._lock.owner}" if self._lock.owner else ""
@@ -143,7 +157,7 @@ class OutputFolder:
         self._next_index += 1
         return part
 
-    def finish(self, manifest: Manifest) -> Manifest:
+    def finish(self, manifest: Manifest, resumed_rows: int = 0) -> Manifest:
         """Write the manifest, and `_SUCCESS` if every input row is there. Call it after the writer was closed.
 
         `rows` and the prompt and output `tokens` are counted from the parts, those of earlier runs included, and filled
@@ -160,7 +174,8 @@ class OutputFolder:
             manifest = _counted(manifest, own, self.shard.num_rows(done.num_rows))
             if not self.shard.is_whole:
                 manifest = replace(manifest, shard=str(self.shard))
-            manifest = after(self._earlier(), manifest, done.count_in(self.shard) - self.done.count_in(self.shard))
+            rows = done.count_in(self.shard) - self.done.count_in(self.shard)
+            manifest = after(self._earlier(), manifest, rows, resumed_rows)
             manifest.write(self.manifest)
             if not self.shard.is_whole:
                 everything = [label for _, label in labels]
@@ -250,8 +265,10 @@ class OutputFolder:
     def _delete_temporary_files(self) -> None:
         """Delete what a killed run left half-written. A shard leaves its siblings' files alone: they may be at work."""
         for file in self.place.children():
-            part = PART_NAME.fullmatch(name_of_temporary(file.name))
-            if part and (self.shard.is_whole or part["label"] == self.shard.label):
+            name = name_of_temporary(file.name)
+            part = PART_NAME.fullmatch(name)
+            is_own_part = part and (self.shard.is_whole or part["label"] == self.shard.label)
+            if is_own_part or is_own_journal(name, self.shard.label):
                 file.delete()
 
 
