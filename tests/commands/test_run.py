@@ -411,6 +411,19 @@ def test_bad_rows_become_error_rows_and_the_job_goes_on(job: Job) -> None:
     assert run(path, "--fresh", "--set", "errors.max_fraction=0.9").exit_code == 0
 
 
+def test_rows_that_failed_are_run_once_more_where_there_is_room(job: Job) -> None:
+    rows = [{"id": "short", "text": "the cat"}, {"id": "long", "text": "the cat " * 30}]
+    path = job(rows, kv__device_memory="8KiB")
+    assert run(path).exit_code == 3
+    short = by_id(path)["short"]
+    assert "needs KV memory" in by_id(path)["long"]["error"]
+    roomy = ("--set", "kv.device_memory=4MiB")
+    assert run(path, *roomy).exit_code == 3, "without being asked, nothing is run again"
+    assert run(path, *roomy, "--retry-errors").exit_code == 0
+    assert (by_id(path)["short"], by_id(path)["long"]["error"]) == (short, "")
+    assert by_id(path)["long"]["output_tokens"] > 0
+
+
 def test_the_share_of_failed_rows_is_counted_as_written(tmp_path: Path) -> None:
     """29 of 100 rows are no more than 0.29, though the float 0.29 is less than that."""
     from vasuki.base.errors import TooManyRowErrors

@@ -127,6 +127,7 @@ def main() -> None:
 @click.argument("job_file", metavar="JOB")
 @_options(_SET, _TRUST, _GPU, _SHARD, _QUIET, _JSON, _LOG_FORMAT)
 @click.option("--fresh", is_flag=True, help="Delete what earlier runs of this job wrote, and start over.")
+@click.option("--retry-errors", "retries_errors", is_flag=True, help="Run rows that failed once more.")
 def run(
     job_file: str,
     overrides: tuple[str, ...],
@@ -137,6 +138,7 @@ def run(
     log_format: str,
     gpu: str | None,
     fresh: bool,
+    retries_errors: bool,
 ) -> None:
     """Run a job, or continue it where the last run stopped.
 
@@ -148,7 +150,8 @@ def run(
     from vasuki.commands.run import run_job
     from vasuki.report import summary_lines
 
-    outcome = run_job(load_job(job_file, _with_gpu(overrides, gpu), trusts_code), shard=shard, fresh=fresh, quiet=quiet)
+    job = load_job(job_file, _with_gpu(overrides, gpu), trusts_code)
+    outcome = run_job(job, shard, fresh, quiet, retries_errors)
     if as_json:
         click.echo(json.dumps(outcome.manifest.to_dict()))
     elif not quiet:

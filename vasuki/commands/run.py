@@ -79,10 +79,12 @@ class Outcome:
             )
 
 
-def run_job(config: JobConfig, shard: str = "0/1", fresh: bool = False, quiet: bool = False) -> Outcome:
+def run_job(
+    config: JobConfig, shard: str = "0/1", fresh: bool = False, quiet: bool = False, retries_errors: bool = False
+) -> Outcome:
     """Run what is left of a job. See `Runner.run`."""
     with StopSignals() as signals:
-        return Runner(signals, quiet).run(config, shard, fresh)
+        return Runner(signals, quiet).run(config, shard, fresh, retries_errors)
 
 
 class Runner:
@@ -101,8 +103,8 @@ class Runner:
         self._load_s = 0.0  # in the run at hand
         self._has_run = False
 
-    def run(self, config: JobConfig, shard: str = "0/1", fresh: bool = False) -> Outcome:
-        """Run what is left of a job.
+    def run(self, config: JobConfig, shard: str = "0/1", fresh: bool = False, retries_errors: bool = False) -> Outcome:
+        """Run what is left of a job; with `retries_errors` also the rows that failed.
 
         The first SIGTERM or SIGINT while rows are generated makes finished ones durable and raises Interrupted.
 
@@ -124,6 +126,7 @@ class Runner:
             input_fingerprint=table.fingerprint,
             shard=own_shard,
             fresh=fresh,
+            retries_errors=retries_errors,
         ) as folder:
             if folder.is_finished:
                 log.info("nothing to do: %s is complete", config.output.path)

@@ -32,6 +32,7 @@ from vasuki.io.output.lock import FolderLock
 from vasuki.io.output.manifest import MANIFEST, Manifest, RowCounts, after, merge, read_manifest
 from vasuki.io.output.ownership import SUCCESS, is_own_journal, is_own_name, refuse_foreign
 from vasuki.io.output.parts import PART_NAME, PartLabel, PartWriter, Totals, read_label
+from vasuki.io.output.rewriting import without_failed
 from vasuki.io.selection import WHOLE, DoneRows, Selection, Shard
 
 _WAY_OUT = "run with --fresh to replace it, or choose another output.path"
@@ -62,6 +63,7 @@ class OutputFolder:
         input_fingerprint: str,
         shard: Shard = WHOLE,
         fresh: bool = False,
+        retries_errors: bool = False,
     ) -> OutputFolder:
         """Create or continue an output folder.
 
@@ -71,6 +73,7 @@ class OutputFolder:
             config_hash: of the job; parts already there must have the same.
             input_fingerprint: of the input; parts already there must have the same.
             shard: which rows this run will write.
+            retries_errors: take rows that failed (of a shard: its own) out of the parts, so that they are left to do.
             fresh: delete what earlier runs wrote (of a shard: its own parts) and start over.
 
         Raises:
@@ -85,7 +88,7 @@ class OutputFolder:
             if fresh:
                 folder._delete_own_files()
             folder._delete_temporary_files()
-            folder._read_back(num_rows)
+            folder._read_back(num_rows, retries_errors)
         except BaseException:
             lock.release()
             raise
@@ -193,10 +196,15 @@ class OutputFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read_back(self, num_rows: int) -> None:
+    def _read_back(self, num_rows: int, retries_errors: bool) -> None:
         labels = list(self._labels(with_pages=True))
         with writing(self.place):
             labels = without_doubles(labels)
+            if retries_errors:
+                own = [(part, label) for part, label in labels if self._is_own(part)]
+                if any(label.totals.failed for _, label in own):
+                    (self.place / SUCCESS).delete()
+                    labels = [pair for pair in labels if not self._is_own(pair[0])] + without_failed(own)
         self.done = self._done_rows(labels, num_rows)
         indices = [
             int(match["index"])
