@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vasuki.base.errors import Interrupted, JobFileError
+from vasuki.base.errors import Interrupted, JobFileError, SchedulerStalled
 from vasuki.engine.admission import peak_blocks
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.blocks import BlockPool
@@ -424,3 +424,17 @@ def test_what_is_only_priced_is_not_run(name: str) -> None:
             runnable_policy(name)
     else:
         assert runnable_policy(name) is POLICIES[name]
+
+
+def test_a_loop_that_comes_to_nothing_ends_with_a_picture_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a fault would make it: whatever is computed is dropped before it samples."""
+    scheduler = scheduler_of(POLICIES["vasuki"], Limits(4, 8), 6)
+
+    def forgetful(batch: Batch) -> None:
+        for chunk in batch.prefills:
+            chunk.sequence.num_computed_tokens = 0
+
+    monkeypatch.setattr(scheduler, "advance", forgetful)
+    monkeypatch.setattr(FakeExecutor, "launch", lambda self, batch: StepResult([], [], 1.0))
+    with pytest.raises(SchedulerStalled, match=r"without one of output; rows: 0 decoding, 1 in their prompt.*'r' at 0"):
+        drain([Request(0, "r", 12, 3)], scheduler, FakeExecutor([3], scheduler), ListSink())

@@ -28,6 +28,7 @@ from vasuki.commands.progress import Progress
 from vasuki.commands.signals import StopSignals
 from vasuki.commands.step_tracer import StepTracer
 from vasuki.commands.this_machine import Placement, placed_as_loaded, stays_on_host
+from vasuki.commands.watchdog import Watchdog
 from vasuki.commands.workload import first_rows, lengths_of
 from vasuki.engine.loop import Observer, RunStats, drain
 from vasuki.engine.policy import runnable_policy
@@ -286,7 +287,8 @@ class _Run:
                 sink = RowSink(writer, loaded.tokenizer.decode, on_commit=note)
                 progress = Progress(self.rows_left, lambda: sink.written.rows, prediction, self.quiet)
                 tracer = StepTracer(trace, plan.settings, prediction)
-                observers: list[Observer] = [order, prediction, tracer, progress]
+                watchdog = Watchdog(prediction.step_s)
+                observers: list[Observer] = [order, prediction, tracer, progress, watchdog]
                 gc.freeze()  # the collector need not walk through what was loaded, half a second in the midst of a job
                 try:
                     drain(journal.started(order), scheduler, executor, sink, observers, should_stop, self.stats)
@@ -296,6 +298,7 @@ class _Run:
                     raise
                 finally:
                     gc.unfreeze()
+                    watchdog.close()
                     progress.close()
                     sink.close()
         except Interrupted as error:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import repeat
+from itertools import islice, repeat
 
 from vasuki.engine.admission import AdmissionControl
 from vasuki.engine.batch import Batch, ScheduledChunk, StepResult
@@ -77,6 +77,25 @@ class Scheduler:
         """Every sequence of which tokens are still to come, those that ended for their length included."""
         yield from self.queues.live()
         yield from self._ending
+
+    def snapshot(self) -> str:
+        """Where all rows and blocks are, in a line."""
+        queues = self.queues
+        pools = [f"{queues.pool.num_held} of {queues.pool.num_blocks} blocks held"]
+        if queues.host_pool is not None:
+            pools.append(f"{queues.host_pool.num_held} of {queues.host_pool.num_blocks} on the host")
+        rows = {
+            "decoding": queues.decoding,
+            "in their prompt": queues.prefilling,
+            "parked": queues.parked,
+            "waiting": queues.waiting,
+        }
+        counts = [f"{len(some)} {where}" for where, some in rows.items()]
+        firsts = [
+            f"first row {first.request.id!r} at {first.num_computed_tokens} of {first.num_tokens} tokens"
+            for first in islice(self.unfinished(), 1)
+        ]
+        return "; ".join(["rows: " + ", ".join(counts), ", ".join(pools), *firsts])
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
