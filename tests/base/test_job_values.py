@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from vasuki.base.config import JobConfig, load_job
+from vasuki.base.units import seconds_of
 
 TRUE, FALSE = ("true", "True", "yes", "on"), ("false", "False", "no", "off")
 JOB = """\
@@ -66,3 +67,14 @@ def test_columns_may_be_called_like_truth_values(tmp_path: Path) -> None:
     job.write_text(JOB + "sampling: {stop: [no, off]}\n")
     config = load_job(job, ["input.id=no", "output.columns=[yes, on]"])
     assert (config.input.id, config.output.columns, config.sampling.stop) == ("no", ("yes", "on"), ("no", "off"))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("5h45m", 20_700), ("90m", 5400), ("1d 12h", 129_600), ("30", 30)])
+def test_times_are_read(text: str, seconds: float) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1s", "1.5h", "45m5h"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a time"):
+        seconds_of(text)

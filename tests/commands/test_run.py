@@ -762,6 +762,18 @@ def test_interrupted_rows_go_on_as_if_nothing_had_happened(
     assert sum(taken["resumed_rows"] for taken in manifest["runs"]) > runs
 
 
+def test_a_run_ends_when_its_time_is_over_and_goes_on(job: Job) -> None:
+    path = job(sampling={"max_tokens": 20, "ignore_eos": True})
+    result = run(path, "--max-time", "0s")
+    assert (result.exit_code, output(path)) == (75, [])
+    assert "of --max-time are over; 12 rows are left" in result.stderr
+    assert decode_tokens(path.parent / "out") == 0, "one step, and no more"
+    assert (path.parent / "out" / ".vasuki-journal.jsonl").exists()
+    assert run(path, "--max-time", "1h").exit_code == 0
+    assert len(by_id(path)) == 12
+    assert run(path, "--max-time", "soon").exit_code == 2
+
+
 def decode_tokens(folder: Path) -> int:
     return sum(step.decode_tokens for step in read_trace(Location.parse(str(folder))))
 

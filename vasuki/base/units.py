@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 UNKNOWN = "-"
 
@@ -15,6 +16,15 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def seconds_of(text: str) -> float:
+    """`"5h45m"`, `"90m"`, `"1d 12h"` or `"30"` -> seconds. Raises ValueError for anything else."""
+    match = re.fullmatch(r"(?:(\d+)d)?\s*(?:(\d+)h)?\s*(?:(\d+)m)?\s*(?:(\d+)s?)?", text.strip())
+    if not match or not any(match.groups()):
+        raise ValueError(f"{text!r} is not a time; write it like 5h45m, 90m or 30s")
+    days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def time_text(seconds: float | None) -> str:

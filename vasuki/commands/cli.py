@@ -6,6 +6,7 @@ Commands import what they need when they run, so that `--help` is instant and pl
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
@@ -13,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from vasuki.base.errors import Interrupted, VasukiError
+from vasuki.base.units import seconds_of
 from vasuki.commands.logs import asks_for_json, is_json, last_words, log, set_up_logs, tell
 from vasuki.commands.signals import StopSignals
 
@@ -106,6 +108,13 @@ def _seconds(context: click.Context, option: click.Parameter, value: float | Non
     return value
 
 
+def _time(context: click.Context, option: click.Parameter, value: str | None) -> float:
+    try:
+        return math.inf if value is None else seconds_of(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
 def _with_gpu(overrides: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
     return overrides if gpu is None else (*overrides, f"plan.gpu={gpu}")
 
@@ -128,6 +137,14 @@ def main() -> None:
 @_options(_SET, _TRUST, _GPU, _SHARD, _QUIET, _JSON, _LOG_FORMAT)
 @click.option("--fresh", is_flag=True, help="Delete what earlier runs of this job wrote, and start over.")
 @click.option("--retry-errors", "retries_errors", is_flag=True, help="Run rows that failed once more.")
+@click.option(
+    "--max-time",
+    "max_time_s",
+    default=None,
+    callback=_time,
+    metavar="TIME",
+    help="Stop after so long, such as 5h45m, with exit code 75. The same command goes on.",
+)
 def run(
     job_file: str,
     overrides: tuple[str, ...],
@@ -139,6 +156,7 @@ def run(
     gpu: str | None,
     fresh: bool,
     retries_errors: bool,
+    max_time_s: float,
 ) -> None:
     """Run a job, or continue it where the last run stopped.
 
@@ -151,7 +169,7 @@ def run(
     from vasuki.report import summary_lines
 
     job = load_job(job_file, _with_gpu(overrides, gpu), trusts_code)
-    outcome = run_job(job, shard, fresh, quiet, retries_errors)
+    outcome = run_job(job, shard, fresh, quiet, retries_errors, max_time_s)
     if as_json:
         click.echo(json.dumps(outcome.manifest.to_dict()))
     elif not quiet:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -81,11 +82,16 @@ class Outcome:
 
 
 def run_job(
-    config: JobConfig, shard: str = "0/1", fresh: bool = False, quiet: bool = False, retries_errors: bool = False
+    config: JobConfig,
+    shard: str = "0/1",
+    fresh: bool = False,
+    quiet: bool = False,
+    retries_errors: bool = False,
+    max_time_s: float = math.inf,
 ) -> Outcome:
     """Run what is left of a job. See `Runner.run`."""
     with StopSignals() as signals:
-        return Runner(signals, quiet).run(config, shard, fresh, retries_errors)
+        return Runner(signals, quiet).run(config, shard, fresh, retries_errors, max_time_s)
 
 
 class Runner:
@@ -104,8 +110,16 @@ class Runner:
         self._load_s = 0.0  # in the run at hand
         self._has_run = False
 
-    def run(self, config: JobConfig, shard: str = "0/1", fresh: bool = False, retries_errors: bool = False) -> Outcome:
-        """Run what is left of a job; with `retries_errors` also the rows that failed.
+    def run(
+        self,
+        config: JobConfig,
+        shard: str = "0/1",
+        fresh: bool = False,
+        retries_errors: bool = False,
+        max_time_s: float = math.inf,
+    ) -> Outcome:
+        """Run what is left of a job; with `retries_errors` also the rows that failed. Raises Interrupted behind the
+        first step that ends after `max_time_s`, loading included.
 
         The first SIGTERM or SIGINT while rows are generated makes finished ones durable and raises Interrupted.
 
@@ -136,7 +150,7 @@ class Runner:
             loaded = self._kept() or self._load(config)
             self._has_run = True
             run = _Run(config, config_hash, table, folder, rows_left, self.quiet, started_s, self._load_s)
-            manifest = run.to_end(loaded, self.signals)
+            manifest = run.to_end(loaded, self.signals, max_time_s)
         self._loaded = None if run.weights_on_host else loaded  # which would have to be put together again
         return Outcome(manifest, config.errors.max_fraction)
 
@@ -202,9 +216,14 @@ class _Run:
         self.stolen = StolenTime()
         self.stats = RunStats()
 
-    def to_end(self, loaded: LoadedModel, signals: StopSignals) -> Manifest:
+    def to_end(self, loaded: LoadedModel, signals: StopSignals, max_time_s: float) -> Manifest:
         """Plan, generate, and write the manifest, also when interrupted."""
         from vasuki.hf.device.energy import EnergyMeter
+
+        def should_stop() -> bool:
+            if time.perf_counter() - self.started_s >= max_time_s:
+                raise Interrupted(f"the {duration(max_time_s)} of --max-time are over")
+            return signals.asked()
 
         self.energy = EnergyMeter(loaded.device)
         stream = RequestStream(
@@ -228,7 +247,7 @@ class _Run:
             writer = self.folder.writer(answer_schema(self.config, self.table))
             with signals.deferred():
                 requests = itertools.chain(first, requests)
-                return self._generate(loaded, plan, cost_model, requests, writer, journal, signals.asked)
+                return self._generate(loaded, plan, cost_model, requests, writer, journal, should_stop)
 
     def _plan(self, placement: Placement, first: list[Request]) -> Plan:
         """Plan from the first rows, and take the others to go on like them."""
