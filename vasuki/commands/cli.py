@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from vasuki.base.errors import Interrupted, VasukiError
-from vasuki.base.units import seconds_of
+from vasuki.base.units import plural, seconds_of
 from vasuki.commands.logs import asks_for_json, is_json, last_words, log, set_up_logs, tell
 from vasuki.commands.signals import StopSignals
 
@@ -366,6 +366,43 @@ def report(
         write(result, html_path)
         click.echo(f"wrote {html_path}", err=True)
     click.echo(json.dumps(result.to_dict()) if as_json else text(result))
+
+
+@main.command()
+@click.argument("run_dir", metavar="RUN_DIR")
+@click.option("--to", "target", required=True, metavar="FILE", help="File to write, or a URL.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["auto", "jsonl", "csv", "openai"]),
+    default="auto",
+    show_default=True,
+    help="openai: results as hosted batch APIs give them. auto: by the file's extension.",
+)
+@_JSON
+def export(run_dir: str, target: str, form: str, as_json: bool) -> None:
+    """Write the answers of a run into one file, in the order of the input.
+
+    With --format openai each row becomes a chat completion under its custom_id; rows that failed go to a file beside
+    it, FILE.errors.jsonl.
+
+    \b
+    Example:  vasuki export my-job/out --to answers.csv
+              vasuki export my-job/out --to results.jsonl --format openai
+    """
+    from vasuki.base.errors import JobFileError
+    from vasuki.io.export.writing import export_answers
+
+    extension = target.rsplit(".", 1)[-1]
+    if form == "auto" and extension not in ("jsonl", "csv"):
+        raise JobFileError(f"--to {target}: end it in .jsonl or .csv, or say --format")
+    chosen: Any = extension if form == "auto" else form
+    written = export_answers(run_dir, target, chosen)
+    if as_json:
+        click.echo(json.dumps(written))
+    else:
+        for file, lines in written.items():
+            click.echo(f"wrote {plural(lines, 'line')} to {file}")
 
 
 @main.command()
