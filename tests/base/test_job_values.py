@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from vasuki.base.config import JobConfig, load_job
 from vasuki.base.errors import JobFileError
+from vasuki.base.units import seconds_of
 
 TRUE, FALSE = ("true", "True", "yes", "on"), ("false", "False", "no", "off")
 JOB = """\
@@ -69,14 +70,20 @@ def test_columns_may_be_called_like_truth_values(tmp_path: Path) -> None:
     assert (config.input.id, config.output.columns, config.sampling.stop) == ("no", ("yes", "on"), ("no", "off"))
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("45", 45), ("30s", 30), ('"1.5 min"', 90), ("2h", 7200)])
-def test_a_time_is_read_with_its_unit(tmp_path: Path, text: str, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("5h45m", 20_700), ("90m", 5400), ("1d 12h", 129_600), ("30", 30), ("1.5 min", 90), ("2h", 7200)],
+)
+def test_times_are_read(tmp_path: Path, text: str, seconds: float) -> None:
+    assert seconds_of(text) == seconds
     (tmp_path / "job.yaml").write_text(JOB + f"plan: {{max_loss: {text}}}\n")
     assert load_job(tmp_path / "job.yaml").plan.max_loss == seconds
 
 
-@pytest.mark.parametrize("text", ["soon", "3 days", "0", "-5s"])
+@pytest.mark.parametrize("text", ["", "soon", "3 days", "-1s", "45m5h"])
 def test_what_is_no_time_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "job.yaml").write_text(JOB + f"plan: {{max_loss: {text}}}\n")
+    with pytest.raises(ValueError, match="not a time"):
+        seconds_of(text)
+    (tmp_path / "job.yaml").write_text(JOB + f"plan: {{max_loss: '{text}'}}\n")
     with pytest.raises(JobFileError, match="max_loss"):
         load_job(tmp_path / "job.yaml")

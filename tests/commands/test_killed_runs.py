@@ -21,7 +21,10 @@ import pytest
 import yaml
 from tiny_job import WORDS, job_tree
 
-KILLS = int(os.environ.get("VASUKI_KILLS", "12"))
+from vasuki.io.location import Location
+from vasuki.io.output.trace import read_trace
+
+KILLS = int(os.environ.get("VASUKI_KILLS", "14"))
 NUM_ROWS = 48
 
 PHASES = {  # what a run calls there, how often at least, and about how long the phase takes from there on
@@ -29,6 +32,7 @@ PHASES = {  # what a run calls there, how often at least, and about how long the
     "plan": ("vasuki.commands.this_machine:make_plan", 1, 0.1),
     "prompts": ("vasuki.io.input.requests:RequestStream._tokenise", 1, 0.05),
     "decodes": ("vasuki.engine.scheduler:Scheduler.schedule", 12, 0.02),
+    "journal": ("vasuki.io.output.journal:Journal.write", 3, 0.002),
     "commit": ("vasuki.io.output.parts:PartWriter._commit", 3, 0.01),
     "manifest": ("vasuki.io.output.output_folder:OutputFolder.finish", 1, 0.02),
 }
@@ -79,9 +83,9 @@ def run() -> Iterator[Run]:
     assert nursery.stdout is not None
     order, answers = nursery.stdin, nursery.stdout
 
-    def run(job: Path, phase: str = "", rng: random.Random | None = None) -> int:
+    def run(job: Path, phase: str = "", rng: random.Random | None = None, least_entries: int = 1) -> int:
         place, most_entries, seconds = PHASES.get(phase, ("-", 1, 0.0))
-        entries, delay_s = (rng.randint(1, most_entries), rng.uniform(0, seconds)) if rng else (1, 0.0)
+        entries, delay_s = (least_entries + rng.randrange(most_entries), rng.uniform(0, seconds)) if rng else (1, 0.0)
         print(job, place, entries, delay_s, file=order, flush=True)
         return int(answers.readline())
 
@@ -91,13 +95,13 @@ def run() -> Iterator[Run]:
     nursery.wait()
 
 
-def job_into(folder: Path, model: Path) -> Path:
+def job_into(folder: Path, model: Path, max_tokens: int = 24) -> Path:
     """A job over the same rows into an output folder of its own."""
     folder.mkdir()
     texts = [" ".join(WORDS[row % 5 : row % 5 + 1 + row * 7 % 13]) for row in range(NUM_ROWS)]
     pq.write_table(pa.table({"id": [f"r{row}" for row in range(NUM_ROWS)], "text": texts}), folder / "in.parquet")
     tree = job_tree(model, folder / "in.parquet", folder / "out")
-    tree["sampling"] = {"max_tokens": 24}
+    tree["sampling"] = {"max_tokens": max_tokens}
     tree["model"]["dtype"] = "float32"
     (folder / "job.yaml").write_text(yaml.safe_dump(tree))
     return folder / "job.yaml"
@@ -141,3 +145,26 @@ def test_answers_are_the_same_whenever_runs_are_killed(tmp_path: Path, tiny_mode
     assert run(job) == 0
     assert answers(job).equals(expected)
     assert min(killed[phase] for phase in PHASES) >= KILLS // len(PHASES)
+
+
+def test_decodes_before_a_kill_are_not_computed_again(tmp_path: Path, tiny_model: Path, run: Run) -> None:
+    """Long rows, killed in their midst many times: what was journaled counts. Without the journal it is all lost."""
+    undisturbed = job_into(tmp_path / "undisturbed", tiny_model, max_tokens=80)
+    assert run(undisturbed) == 0
+    computed = {True: decode_tokens(undisturbed), False: decode_tokens(undisturbed)}
+    for keeps_journal in (True, False):
+        rng = random.Random(5)
+        job = job_into(tmp_path / f"killed{keeps_journal}", tiny_model, max_tokens=80)
+        for _ in range(5):
+            assert run(job, "decodes", rng, 60) in (0, -signal.SIGKILL)
+            if not keeps_journal:
+                (job.parent / "out" / ".vasuki-journal.jsonl").unlink(missing_ok=True)
+        assert run(job) == 0
+        assert answers(job).equals(answers(undisturbed))
+        computed[keeps_journal] = decode_tokens(job)
+    assert computed[True] <= decode_tokens(undisturbed) < computed[False]
+
+
+def decode_tokens(job: Path) -> int:
+    """Decodes in the trace: it reaches the disk behind the journal, so each is counted whose token is kept."""
+    return sum(step.decode_tokens for step in read_trace(Location.parse(str(job.parent / "out"))))

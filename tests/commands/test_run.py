@@ -22,6 +22,8 @@ from tiny_job import WORDS, job_tree
 
 from vasuki.commands.cli import main
 from vasuki.io.input.tables import open_table
+from vasuki.io.location import Location
+from vasuki.io.output.trace import read_trace
 from vasuki.machines.profile_files import find_profile
 from vasuki.planner import make_plan
 
@@ -409,6 +411,19 @@ def test_bad_rows_become_error_rows_and_the_job_goes_on(job: Job) -> None:
     assert run(path, "--fresh", "--set", "errors.max_fraction=0.9").exit_code == 0
 
 
+def test_rows_that_failed_are_run_once_more_where_there_is_room(job: Job) -> None:
+    rows = [{"id": "short", "text": "the cat"}, {"id": "long", "text": "the cat " * 30}]
+    path = job(rows, kv__device_memory="8KiB")
+    assert run(path).exit_code == 3
+    short = by_id(path)["short"]
+    assert "needs KV memory" in by_id(path)["long"]["error"]
+    roomy = ("--set", "kv.device_memory=4MiB")
+    assert run(path, *roomy).exit_code == 3, "without being asked, nothing is run again"
+    assert run(path, *roomy, "--retry-errors").exit_code == 0
+    assert (by_id(path)["short"], by_id(path)["long"]["error"]) == (short, "")
+    assert by_id(path)["long"]["output_tokens"] > 0
+
+
 def test_the_share_of_failed_rows_is_counted_as_written(tmp_path: Path) -> None:
     """29 of 100 rows are no more than 0.29, though the float 0.29 is less than that."""
     from vasuki.base.errors import TooManyRowErrors
@@ -698,6 +713,69 @@ def test_killed_interrupted_and_continued(job: Job) -> None:
     assert sorted(continued) == list(range(len(rows)))
     assert run(path, "--fresh").exit_code == 0
     assert {i: row["output"] for i, row in by_id(path).items()} == continued
+
+
+@pytest.fixture
+def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """`stop_after(steps)`: runs from now on are asked to end after so many looks, as by SIGTERM."""
+    from vasuki.commands.signals import StopSignals
+
+    def after(steps: int) -> None:
+        looks = iter(range(steps))
+        monkeypatch.setattr(StopSignals, "asked", lambda self: next(looks, None) is None)
+
+    return after
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {"max_tokens": 40},
+    "drawn": {"max_tokens": 40, "temperature": 0.8, "top_p": 0.9, "seed": 3},
+    "several samples": {"max_tokens": 24, "temperature": 1.0, "n": 3},
+    "stop strings": {"max_tokens": 60, "stop": ["at", "e "], "temperature": 1.0},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_interrupted_rows_go_on_as_if_nothing_had_happened(
+    job: Job, tmp_path: Path, stop_after: Callable[[int], None], case: str
+) -> None:
+    """A run that is stopped every few steps has the rows of one that is not, and computes no decode again."""
+
+    def job_into(folder: str) -> Path:
+        columns = {"path": str(tmp_path / folder), "token_ids": True, "logprobs": True}
+        return job(texts(10), output=columns, sampling=CASES[case], model__dtype="float32")
+
+    path = job_into("undisturbed")
+    assert run(path).exit_code == 0
+    expected = sorted(output(path), key=lambda row: (row["id"], row.get("sample")))
+    path, runs, code = job_into("disturbed"), 0, 75
+    while code == 75:
+        stop_after(11 + runs)
+        runs, code = runs + 1, run(path).exit_code
+    assert (code, runs > 3) == (0, True)
+    rows = sorted(output(path), key=lambda row: (row["id"], row.get("sample")))
+    assert [row.pop("logprob") for row in rows] == pytest.approx([row.pop("logprob") for row in expected], abs=1e-4)
+    assert rows == expected
+    assert decode_tokens(tmp_path / "disturbed") <= decode_tokens(tmp_path / "undisturbed")
+    assert not list((tmp_path / "disturbed").glob(".vasuki-journal*"))
+    manifest = json.loads((tmp_path / "disturbed" / "manifest.json").read_text())
+    assert sum(taken["resumed_rows"] for taken in manifest["runs"]) > runs
+
+
+def test_a_run_ends_when_its_time_is_over_and_goes_on(job: Job) -> None:
+    path = job(sampling={"max_tokens": 20, "ignore_eos": True})
+    result = run(path, "--max-time", "0s")
+    assert (result.exit_code, output(path)) == (75, [])
+    assert "of --max-time are over; 12 rows are left" in result.stderr
+    assert decode_tokens(path.parent / "out") == 0, "one step, and no more"
+    assert (path.parent / "out" / ".vasuki-journal.jsonl").exists()
+    assert run(path, "--max-time", "1h").exit_code == 0
+    assert len(by_id(path)) == 12
+    assert run(path, "--max-time", "soon").exit_code == 2
+
+
+def decode_tokens(folder: Path) -> int:
+    return sum(step.decode_tokens for step in read_trace(Location.parse(str(folder))))
 
 
 def ends_with_one_line(process: subprocess.Popen[str], words: str) -> None:

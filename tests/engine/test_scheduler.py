@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vasuki.base.errors import Interrupted, JobFileError
+from vasuki.base.errors import Interrupted, JobFileError, SchedulerStalled
 from vasuki.engine.admission import peak_blocks
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.blocks import BlockPool
@@ -17,7 +19,7 @@ from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import POLICIES, Admission, Mixing, Policy, find_policy, runnable_policy
 from vasuki.engine.queues import Counters
 from vasuki.engine.scheduler import Scheduler
-from vasuki.engine.sequence import FinishReason, Request, Sequence
+from vasuki.engine.sequence import FinishReason, Progress, Request, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
 
 BLOCK_TOKENS = 4
@@ -128,6 +130,45 @@ def test_every_row_ends_once_and_blocks_are_accounted_for(
             assert sequence.output_token_ids == list(range(min(actual, maximum)))
             assert sequence.num_pending_tokens == 0
             assert sequence.finish_reason is (FinishReason.STOP if actual <= maximum else FinishReason.LENGTH)
+
+
+@given(
+    rows=st.lists(row, min_size=1, max_size=12),
+    policy=st.sampled_from([*POLICIES.values(), AHEAD]),
+    stops=st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    host_blocks=st.sampled_from([0, 4]),
+    steps_ahead=st.integers(0, 1),
+)
+def test_rows_go_on_after_every_stop_with_the_tokens_that_they_had(rows, policy, stops, host_blocks, steps_ahead):  # type: ignore[no-untyped-def]
+    """What is unfinished says all that the next scheduler needs."""
+    requests = [Request(i, i, prompt, most, prompt_token_ids=[0] * prompt) for i, (prompt, _, most) in enumerate(rows)]
+    sink = ListSink()
+    for stop in [*stops, sys.maxsize]:
+        scheduler = scheduler_of(policy, Limits(8, 4), 20, host_blocks)
+        executor, stats = FakeExecutor([actual for _, actual, _ in rows], scheduler, steps_ahead), RunStats()
+        with suppress(Interrupted):
+            drain(requests, scheduler, executor, sink, should_stop=lambda: stats.steps >= stop, stats=stats)  # noqa: B023
+        ended = {sequence.request.row for sequence in sink.rows}
+        progress = {sequence.request.row: sequence.progress for sequence in scheduler.unfinished()}
+        requests = [
+            replace(request, progress=progress.get(request.row, request.progress))
+            for request in requests
+            if request.row not in ended
+        ]
+    assert not requests
+    assert sorted(sequence.request.row for sequence in sink.rows) == list(range(len(rows)))
+    for sequence in sink.rows:
+        _, actual, most = rows[sequence.request.row]
+        if sequence.finish_reason is not FinishReason.ERROR:
+            assert sequence.output_token_ids == list(range(min(actual, most)))
+
+
+def test_a_row_that_had_ended_is_not_run_again() -> None:
+    scheduler = scheduler_of(POLICIES["vasuki"], Limits(8, 4), 20)
+    ended = scheduler.add(Request(0, 0, 3, 9, progress=Progress((1, 2), -0.5, FinishReason.STOP)))
+    assert ended is not None
+    assert (ended.output_token_ids, ended.logprob, ended.finish_reason) == ([1, 2], -0.5, FinishReason.STOP)
+    assert scheduler.schedule() is None
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
@@ -383,3 +424,17 @@ def test_what_is_only_priced_is_not_run(name: str) -> None:
             runnable_policy(name)
     else:
         assert runnable_policy(name) is POLICIES[name]
+
+
+def test_a_loop_that_comes_to_nothing_ends_with_a_picture_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a fault would make it: whatever is computed is dropped before it samples."""
+    scheduler = scheduler_of(POLICIES["vasuki"], Limits(4, 8), 6)
+
+    def forgetful(batch: Batch) -> None:
+        for chunk in batch.prefills:
+            chunk.sequence.num_computed_tokens = 0
+
+    monkeypatch.setattr(scheduler, "advance", forgetful)
+    monkeypatch.setattr(FakeExecutor, "launch", lambda self, batch: StepResult([], [], 1.0))
+    with pytest.raises(SchedulerStalled, match=r"without one of output; rows: 0 decoding, 1 in their prompt.*'r' at 0"):
+        drain([Request(0, "r", 12, 3)], scheduler, FakeExecutor([3], scheduler), ListSink())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,19 +10,70 @@ import torch
 from tiny_models import load, prompts, requests_of, run
 
 from vasuki.base.errors import Interrupted, JobFileError
+from vasuki.engine.batch import Batch
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.kv.kv_mover import KVMover
 from vasuki.hf.ragged_executor import RaggedExecutor
 from vasuki.hf.sampler import sample
 
 
-def test_memory_that_runs_out_stops_the_run_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
-    def greedy_for_memory(self: Any, batch: Any) -> torch.Tensor:
-        return torch.empty(2**60)
+@pytest.fixture
+def memory_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
+    """`memory_for(tokens)`: whoever computes more at once finds that out when half of it is done. Returns the sizes of
+    steps that were tried."""
+    whole = RaggedExecutor._logits
 
-    monkeypatch.setattr(RaggedExecutor, "_logits", greedy_for_memory)
+    def limit(most_tokens: int) -> list[int]:
+        tried: list[int] = []
+
+        def logits(self: Any, batch: Batch) -> torch.Tensor:
+            tried.append(batch.num_tokens)
+            computed = whole(self, batch)
+            if batch.num_tokens > most_tokens:
+                raise torch.OutOfMemoryError if len(tried) % 2 else MemoryError
+            return computed
+
+        monkeypatch.setattr(RaggedExecutor, "_logits", logits)
+        return tried
+
+    return limit
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "preempted": {"num_blocks": 24},
+    "parked": {"num_blocks": 24, "host_blocks": 40},
+    "compiled": {"native": True},
+    "launched ahead": {"steps_ahead": 1},
+    "log-probabilities": {"want_logprobs": True},
+}
+
+
+@pytest.mark.parametrize("most_tokens", [1, 3, 10])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_steps_shrink_to_the_memory_there_is(
+    memory_for: Callable[[int], list[int]], options: str, most_tokens: int
+) -> None:
+    undisturbed, _, stats = run(load("llama"), requests_of(prompts()), **OPTIONS[options])
+    tried = memory_for(most_tokens)
+    rows, _, shrunk = run(load("llama"), requests_of(prompts()), **OPTIONS[options])
+    assert rows.outputs == undisturbed.outputs
+    for row, expected in undisturbed.sequences.items():
+        assert rows.sequences[row].logprob == pytest.approx(expected.logprob, abs=1e-4)
+    assert shrunk.steps == stats.steps
+    too_large = [tokens for tokens in tried if tokens > most_tokens]
+    assert too_large
+    assert too_large == sorted(set(too_large), reverse=True), "what was too large once is not tried again"
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_memory_that_does_not_suffice_for_one_token_stops_the_run(
+    memory_for: Callable[[int], list[int]], name: str
+) -> None:
+    """So does any that does not suffice for rows with a state, which cannot be computed once more."""
+    memory_for(0 if name == "llama" else 5)
     with pytest.raises(Interrupted, match="memory ran out"):
-        run(load("llama"), requests_of(prompts()))
+        run(load(name), requests_of(prompts()))
 
 
 def test_a_pool_that_the_system_does_not_give_is_named() -> None:

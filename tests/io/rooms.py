@@ -46,18 +46,28 @@ def text_of(sequence: Sequence) -> str:
     return bytes(sequence.request.prompt_token_ids.tolist()).decode().upper()
 
 
-def finished(request: Request) -> Sequence:
+def finished(request: Request, error: str = "") -> Sequence:
     """The request as if the model had answered, or as the scheduler would reject it."""
-    if request.error:
-        return Sequence(request, error=request.error, finish_reason=FinishReason.ERROR)
+    if error := request.error or error:
+        return Sequence(request, error=error, finish_reason=FinishReason.ERROR)
     return Sequence(request, output_token_ids=[1, 2, 3], finish_reason=FinishReason.STOP, logprob=-1.5)
 
 
-def run(job: JobConfig, shard: Shard = WHOLE, fresh: bool = False, step_s: float = 1.0, stop_after: int = -1) -> int:
-    """Run a job as `vasuki run` does, each row taking one step. Returns how many rows were worked on."""
+def run(
+    job: JobConfig,
+    shard: Shard = WHOLE,
+    fresh: bool = False,
+    step_s: float = 1.0,
+    stop_after: int = -1,
+    failing: tuple[int, ...] = (),
+    retries_errors: bool = False,
+) -> int:
+    """Run a job as `vasuki run` does, each row taking one step, and the last sample of those `failing` coming to
+    nothing. Returns how many rows were worked on."""
     table = open_table(job)
     options: dict[str, Any] = {"config_hash": job.config_hash("m"), "input_fingerprint": table.fingerprint}
-    with OutputFolder.open(job.output.path, num_rows=table.num_rows, **options, shard=shard, fresh=fresh) as folder:
+    chosen: dict[str, Any] = {"shard": shard, "fresh": fresh, "retries_errors": retries_errors}
+    with OutputFolder.open(job.output.path, num_rows=table.num_rows, **options, **chosen) as folder:
         if folder.is_finished:
             return 0
         folder.begin()
@@ -67,7 +77,8 @@ def run(job: JobConfig, shard: Shard = WHOLE, fresh: bool = False, step_s: float
             for step, request in enumerate(requests):
                 if step == stop_after:
                     break
-                sink.write(finished(request))
+                is_last = request.sample_index == request.sampling.n - 1
+                sink.write(finished(request, "no room" if is_last and request.row in failing else ""))
                 sink.commit_if_due(step * step_s)
         sink.close()
         folder.finish(Manifest(job={}, **options))

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Dis
 
 from vasuki.base.errors import JobFileError, one_line
 from vasuki.base.schema import explain
+from vasuki.base.units import seconds_of
 from vasuki.base.yaml_text import read_yaml
 
 Auto = Literal["auto"]
@@ -26,7 +27,6 @@ T = TypeVar("T")
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-_SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600}
 
 
 def parse_bytes(value: Any) -> Any:
@@ -41,12 +41,7 @@ def parse_bytes(value: Any) -> Any:
 
 def parse_seconds(value: Any) -> Any:
     """`"10 min"` -> 600.0. Numbers pass through."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", value)
-    if not match or match[2] not in _SECONDS:
-        raise ValueError(f"{value!r} is not a time; write it like 30s, 10min or 2h")
-    return float(match[1]) * _SECONDS[match[2]]
+    return seconds_of(value) if isinstance(value, str) else value
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 
 UNKNOWN = "-"
+_NUMBER = r"(\d+(?:\.\d+)?)\s*"
+_TIME = re.compile(rf"(?:{_NUMBER}d)?\s*(?:{_NUMBER}h)?\s*(?:{_NUMBER}m(?:in)?)?\s*(?:{_NUMBER}s?)?")
 
 
 def duration(seconds: float) -> str:
@@ -15,6 +18,15 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def seconds_of(text: str) -> float:
+    """`"5h45m"`, `"1.5 min"`, `"1d 12h"` or `"30"` -> seconds. Raises ValueError for anything else."""
+    match = _TIME.fullmatch(text.strip())
+    if not match or not any(match.groups()):
+        raise ValueError(f"{text!r} is not a time; write it like 5h45m, 90m or 30s")
+    days, hours, minutes, seconds = (float(number or 0) for number in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def time_text(seconds: float | None) -> str:

@@ -6,6 +6,7 @@ Commands import what they need when they run, so that `--help` is instant and pl
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
@@ -13,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from vasuki.base.errors import Interrupted, VasukiError
+from vasuki.base.units import plural, seconds_of
 from vasuki.commands.logs import asks_for_json, is_json, last_words, log, set_up_logs, tell
 from vasuki.commands.signals import StopSignals
 
@@ -106,6 +108,13 @@ def _seconds(context: click.Context, option: click.Parameter, value: float | Non
     return value
 
 
+def _time(context: click.Context, option: click.Parameter, value: str | None) -> float:
+    try:
+        return math.inf if value is None else seconds_of(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
 def _with_gpu(overrides: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
     return overrides if gpu is None else (*overrides, f"plan.gpu={gpu}")
 
@@ -127,6 +136,15 @@ def main() -> None:
 @click.argument("job_file", metavar="JOB")
 @_options(_SET, _TRUST, _GPU, _SHARD, _QUIET, _JSON, _LOG_FORMAT)
 @click.option("--fresh", is_flag=True, help="Delete what earlier runs of this job wrote, and start over.")
+@click.option("--retry-errors", "retries_errors", is_flag=True, help="Run rows that failed once more.")
+@click.option(
+    "--max-time",
+    "max_time_s",
+    default=None,
+    callback=_time,
+    metavar="TIME",
+    help="Stop after so long, such as 5h45m, with exit code 75. The same command goes on.",
+)
 def run(
     job_file: str,
     overrides: tuple[str, ...],
@@ -137,6 +155,8 @@ def run(
     log_format: str,
     gpu: str | None,
     fresh: bool,
+    retries_errors: bool,
+    max_time_s: float,
 ) -> None:
     """Run a job, or continue it where the last run stopped.
 
@@ -148,7 +168,8 @@ def run(
     from vasuki.commands.run import run_job
     from vasuki.report import summary_lines
 
-    outcome = run_job(load_job(job_file, _with_gpu(overrides, gpu), trusts_code), shard=shard, fresh=fresh, quiet=quiet)
+    job = load_job(job_file, _with_gpu(overrides, gpu), trusts_code)
+    outcome = run_job(job, shard, fresh, quiet, retries_errors, max_time_s)
     if as_json:
         click.echo(json.dumps(outcome.manifest.to_dict()))
     elif not quiet:
@@ -345,6 +366,43 @@ def report(
         write(result, html_path)
         click.echo(f"wrote {html_path}", err=True)
     click.echo(json.dumps(result.to_dict()) if as_json else text(result))
+
+
+@main.command()
+@click.argument("run_dir", metavar="RUN_DIR")
+@click.option("--to", "target", required=True, metavar="FILE", help="File to write, or a URL.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["auto", "jsonl", "csv", "openai"]),
+    default="auto",
+    show_default=True,
+    help="openai: results as hosted batch APIs give them. auto: by the file's extension.",
+)
+@_JSON
+def export(run_dir: str, target: str, form: str, as_json: bool) -> None:
+    """Write the answers of a run into one file, in the order of the input.
+
+    With --format openai each row becomes a chat completion under its custom_id; rows that failed go to a file beside
+    it, FILE.errors.jsonl.
+
+    \b
+    Example:  vasuki export my-job/out --to answers.csv
+              vasuki export my-job/out --to results.jsonl --format openai
+    """
+    from vasuki.base.errors import JobFileError
+    from vasuki.io.export.writing import export_answers
+
+    extension = target.rsplit(".", 1)[-1]
+    if form == "auto" and extension not in ("jsonl", "csv"):
+        raise JobFileError(f"--to {target}: end it in .jsonl or .csv, or say --format")
+    chosen: Any = extension if form == "auto" else form
+    written = export_answers(run_dir, target, chosen)
+    if as_json:
+        click.echo(json.dumps(written))
+    else:
+        for file, lines in written.items():
+            click.echo(f"wrote {plural(lines, 'line')} to {file}")
 
 
 @main.command()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from vasuki.commands.progress import Progress
 from vasuki.commands.signals import StopSignals
 from vasuki.commands.step_tracer import StepTracer
 from vasuki.commands.this_machine import Placement, placed_as_loaded, stays_on_host
+from vasuki.commands.watchdog import Watchdog
 from vasuki.commands.workload import first_rows, lengths_of
 from vasuki.engine.loop import Observer, RunStats, drain
 from vasuki.engine.policy import runnable_policy
@@ -36,6 +38,7 @@ from vasuki.engine.sequence import Request
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import InputTable, open_table
 from vasuki.io.output.answers import answer_schema
+from vasuki.io.output.journal import Journal
 from vasuki.io.output.manifest import Manifest, Timings, read_manifest
 from vasuki.io.output.output_folder import OutputFolder
 from vasuki.io.output.parts import PartWriter
@@ -79,10 +82,17 @@ class Outcome:
             )
 
 
-def run_job(config: JobConfig, shard: str = "0/1", fresh: bool = False, quiet: bool = False) -> Outcome:
+def run_job(
+    config: JobConfig,
+    shard: str = "0/1",
+    fresh: bool = False,
+    quiet: bool = False,
+    retries_errors: bool = False,
+    max_time_s: float = math.inf,
+) -> Outcome:
     """Run what is left of a job. See `Runner.run`."""
     with StopSignals() as signals:
-        return Runner(signals, quiet).run(config, shard, fresh)
+        return Runner(signals, quiet).run(config, shard, fresh, retries_errors, max_time_s)
 
 
 class Runner:
@@ -101,8 +111,16 @@ class Runner:
         self._load_s = 0.0  # in the run at hand
         self._has_run = False
 
-    def run(self, config: JobConfig, shard: str = "0/1", fresh: bool = False) -> Outcome:
-        """Run what is left of a job.
+    def run(
+        self,
+        config: JobConfig,
+        shard: str = "0/1",
+        fresh: bool = False,
+        retries_errors: bool = False,
+        max_time_s: float = math.inf,
+    ) -> Outcome:
+        """Run what is left of a job; with `retries_errors` also the rows that failed. Raises Interrupted behind the
+        first step that ends after `max_time_s`, loading included.
 
         The first SIGTERM or SIGINT while rows are generated makes finished ones durable and raises Interrupted.
 
@@ -124,6 +142,7 @@ class Runner:
             input_fingerprint=table.fingerprint,
             shard=own_shard,
             fresh=fresh,
+            retries_errors=retries_errors,
         ) as folder:
             if folder.is_finished:
                 log.info("nothing to do: %s is complete", config.output.path)
@@ -132,7 +151,7 @@ class Runner:
             loaded = self._kept() or self._load(config)
             self._has_run = True
             run = _Run(config, config_hash, table, folder, rows_left, self.quiet, started_s, self._load_s)
-            manifest = run.to_end(loaded, self.signals)
+            manifest = run.to_end(loaded, self.signals, max_time_s)
         self._loaded = None if run.weights_on_host else loaded  # which would have to be put together again
         return Outcome(manifest, config.errors.max_fraction)
 
@@ -198,9 +217,14 @@ class _Run:
         self.stolen = StolenTime()
         self.stats = RunStats()
 
-    def to_end(self, loaded: LoadedModel, signals: StopSignals) -> Manifest:
+    def to_end(self, loaded: LoadedModel, signals: StopSignals, max_time_s: float) -> Manifest:
         """Plan, generate, and write the manifest, also when interrupted."""
         from vasuki.hf.device.energy import EnergyMeter
+
+        def should_stop() -> bool:
+            if time.perf_counter() - self.started_s >= max_time_s:
+                raise Interrupted(f"the {duration(max_time_s)} of --max-time are over")
+            return signals.asked()
 
         self.energy = EnergyMeter(loaded.device)
         stream = RequestStream(
@@ -211,7 +235,9 @@ class _Run:
             vocab_size=loaded.vocab_size,
             selection=self.folder.selection,
         )
-        with stream as requests:
+        journal = self.folder.journal()
+        with stream:
+            requests = journal.resume(stream)
             first = list(first_rows(requests, PLANNED_REQUESTS))
             placement = placed_as_loaded(self.config, loaded, rough_tokens(first, self.rows_left))
             self.machine = placement.machine
@@ -222,7 +248,8 @@ class _Run:
             schema, max_loss_s = answer_schema(self.config, self.table), commits_within_s(self.config.plan)
             writer = self.folder.writer(schema, max_loss_s=max_loss_s)
             with signals.deferred():
-                return self._generate(loaded, plan, cost_model, itertools.chain(first, requests), writer, signals.asked)
+                requests = itertools.chain(first, requests)
+                return self._generate(loaded, plan, cost_model, requests, writer, journal, should_stop)
 
     def _plan(self, placement: Placement, first: list[Request]) -> Plan:
         """Plan from the first rows, and take the others to go on like them."""
@@ -251,6 +278,7 @@ class _Run:
         cost_model: CostModel,
         requests: Iterable[Request],
         writer: PartWriter,
+        journal: Journal,
         should_stop: Callable[[], bool],
     ) -> Manifest:
         from vasuki.hf.loading.weights import place_weights
@@ -272,15 +300,26 @@ class _Run:
         )
         try:
             with TraceWriter(self.folder.trace) as trace:
-                sink = RowSink(writer, loaded.tokenizer.decode, on_commit=trace.flush)
+
+                def note() -> None:  # the trace last, so that it has no step whose tokens the journal lacks
+                    journal.write(itertools.chain(sink.incomplete(), scheduler.unfinished()))
+                    trace.flush()
+
+                sink = RowSink(writer, loaded.tokenizer.decode, on_commit=note)
                 progress = Progress(self.rows_left, lambda: sink.written.rows, prediction, self.quiet)
                 tracer = StepTracer(trace, plan.settings, prediction)
-                observers: list[Observer] = [order, prediction, tracer, progress]
+                watchdog = Watchdog(prediction.step_s)
+                observers: list[Observer] = [order, prediction, tracer, progress, watchdog]
                 gc.freeze()  # the collector need not walk through what was loaded, half a second in the midst of a job
                 try:
-                    drain(order, scheduler, executor, sink, observers, should_stop, self.stats)
+                    drain(journal.started(order), scheduler, executor, sink, observers, should_stop, self.stats)
+                except BaseException as error:
+                    if not isinstance(error, Interrupted):
+                        journal.close()
+                    raise
                 finally:
                     gc.unfreeze()
+                    watchdog.close()
                     progress.close()
                     sink.close()
         except Interrupted as error:
@@ -307,7 +346,7 @@ class _Run:
             energy_j=self.energy.energy_j,
             stolen_share=self.stolen.share,
         )
-        manifest = self.folder.finish(manifest)
+        manifest = self.folder.finish(manifest, journal.resumed_rows)
         if interrupted is not None:
             left = self.rows_left - written.rows
             raise Interrupted(f"{interrupted}; {left} rows are left, run the same command again to go on")

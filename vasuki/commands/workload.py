@@ -128,7 +128,9 @@ def lengths_of(requests: Iterable[Request], num_rows: int = 0) -> Lengths:
         for request in requests:
             rows_read += request.sample_index == 0
             if not request.error:
-                rows.append((request.num_prompt_tokens, request.expected_tokens, request.max_tokens))
+                known = len(request.progress.output_token_ids)  # computed with the prompt
+                left = max(1, request.expected_tokens - known), max(1, request.max_tokens - known)
+                rows.append((request.num_prompt_tokens + known, *left))
                 yield request.prompt_token_ids
 
     of_row, token_ids = shared_prefixes(prompts(), min_shared=MIN_SHARED_TOKENS)

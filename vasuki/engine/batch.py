@@ -63,6 +63,29 @@ class Batch:
             self._chunks = [ScheduledChunk(sequence, start, 1, True) for sequence, start in decodes] + self.prefills
         return self._chunks
 
+    def split(self, num_tokens: int) -> tuple[Batch, Batch]:
+        """The first so many tokens, and the others, to be computed after them. Swaps are left to the caller.
+
+        The chunk that is cut samples with its second part. Order is kept: chunks may read what earlier ones write.
+        """
+        num_decodes = min(num_tokens, len(self.decodes))
+        left = num_tokens - num_decodes
+        first: list[ScheduledChunk] = []
+        rest: list[ScheduledChunk] = []
+        for chunk in self.prefills:
+            take = min(left, chunk.num_tokens)
+            left -= take
+            if take:
+                ends = take == chunk.num_tokens
+                first.append(chunk if ends else ScheduledChunk(chunk.sequence, chunk.start, take, False))
+            if take < chunk.num_tokens:
+                behind = chunk.num_tokens - take
+                rest.append(ScheduledChunk(chunk.sequence, chunk.start + take, behind, chunk.samples))
+        return (
+            Batch(self.decodes[:num_decodes], self.starts[:num_decodes], first, []),
+            Batch(self.decodes[num_decodes:], self.starts[num_decodes:], rest, []),
+        )
+
     @property
     def num_seqs(self) -> int:
         return len(self.decodes) + len(self.prefills)

@@ -25,6 +25,8 @@ from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence
 
+MOST_IN_VAIN = 4  # times the tokens that memory holds: without recomputing it is once at most
+
 
 class Step(Protocol):
     """A batch that was launched, and may still be under way."""
@@ -117,12 +119,13 @@ def drain(
     Raises:
         Interrupted: `should_stop` said so between two steps, or after a row that can never run. Finished rows are with
             the sink.
-        SchedulerStalled: work is left but no batch can be formed.
+        SchedulerStalled: work is left but no batch can be formed, or batches come to nothing.
     """
     source = iter(requests)
     observers = list(observers)
     stats = RunStats() if stats is None else stats
     under_way: deque[tuple[Batch, Step]] = deque()
+    in_vain = 0  # tokens computed since the last step that sampled
 
     def commit_or_stop() -> None:
         sink.commit_if_due(stats.now_s)
@@ -131,8 +134,8 @@ def drain(
 
     while True:
         while scheduler.wants_more() and (request := next(source, None)) is not None:
-            if rejected := scheduler.add(request):
-                sink.write(rejected)
+            if ended := scheduler.add(request):
+                sink.write(ended)
                 commit_or_stop()  # millions of such rows may follow one another, without a step
         batch = scheduler.schedule()
         if batch is not None:
@@ -144,11 +147,14 @@ def drain(
         elif not under_way:
             if scheduler.queues.is_empty():
                 return stats
-            raise SchedulerStalled(f"{len(list(scheduler.queues.live()))} sequences are left and none can run")
+            raise SchedulerStalled(f"work is left and none can run; {scheduler.snapshot()}")
         batch, step = under_way.popleft()
         result = step.wait()
         finished = scheduler.settle(batch, result)
         stats.count(batch, result, scheduler)
+        in_vain = 0 if batch.num_samples else in_vain + max(1, batch.num_tokens)
+        if in_vain > 1000 + MOST_IN_VAIN * scheduler.queues.pool.num_blocks * scheduler.queues.pool.block_tokens:
+            raise SchedulerStalled(f"{in_vain} tokens were computed without one of output; {scheduler.snapshot()}")
         for sequence in finished:
             sink.write(sequence)
         for observer in observers:

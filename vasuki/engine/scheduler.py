@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import repeat
+from itertools import islice, repeat
 
 from vasuki.engine.admission import AdmissionControl
 from vasuki.engine.batch import Batch, ScheduledChunk, StepResult
@@ -40,6 +40,7 @@ class Scheduler:
         self.queues = Queues(settings)
         self.admission = AdmissionControl(settings, self.queues)
         self._preemption = Preemption(settings.policy, self.queues, self.admission)
+        self._ending: list[Sequence] = []  # for their length, with a last token that is not known yet
 
     # --- rows in -----------------------------------------------------------------------------------------------------
 
@@ -48,8 +49,10 @@ class Scheduler:
         return len(self.queues.waiting) < self.limits.lookahead
 
     def add(self, request: Request) -> Sequence | None:
-        """Queue a request. Returns a finished sequence instead if the request can never run."""
-        sequence = Sequence(request)
+        """Queue a request. Returns a finished sequence instead if the request can never run, or has ended in an earlier
+        run. One that an earlier run has begun waits like a preempted one: its tokens are known, nothing is computed."""
+        progress = request.progress
+        sequence = Sequence(request, list(progress.output_token_ids), logprob=progress.logprob)
         reason = request.error
         if not reason:
             pool, needed = self.queues.pool, self.queues.maximum(sequence)
@@ -62,8 +65,37 @@ class Scheduler:
         if reason:
             sequence.error, sequence.finish_reason, sequence.status = reason, FinishReason.ERROR, Status.FINISHED
             return sequence
+        if progress.finish_reason is not None:
+            sequence.finish_reason, sequence.status = progress.finish_reason, Status.FINISHED
+            return sequence
+        if progress.output_token_ids:
+            self.queues.counters.recomputed_tokens += sequence.num_tokens
         self.queues.add(sequence)
         return None
+
+    def unfinished(self) -> Iterator[Sequence]:
+        """Every sequence of which tokens are still to come, those that ended for their length included."""
+        yield from self.queues.live()
+        yield from self._ending
+
+    def snapshot(self) -> str:
+        """Where all rows and blocks are, in a line."""
+        queues = self.queues
+        pools = [f"{queues.pool.num_held} of {queues.pool.num_blocks} blocks held"]
+        if queues.host_pool is not None:
+            pools.append(f"{queues.host_pool.num_held} of {queues.host_pool.num_blocks} on the host")
+        rows = {
+            "decoding": queues.decoding,
+            "in their prompt": queues.prefilling,
+            "parked": queues.parked,
+            "waiting": queues.waiting,
+        }
+        counts = [f"{len(some)} {where}" for where, some in rows.items()]
+        firsts = [
+            f"first row {first.request.id!r} at {first.num_computed_tokens} of {first.num_tokens} tokens"
+            for first in islice(self.unfinished(), 1)
+        ]
+        return "; ".join(["rows: " + ", ".join(counts), ", ".join(pools), *firsts])
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
@@ -162,6 +194,7 @@ class Scheduler:
             sequence.num_pending_tokens += 1
             if sequence.num_output_tokens >= sequence.request.max_tokens:
                 self.queues.end(sequence, FinishReason.LENGTH)
+                self._ending.append(sequence)
                 ended = True
         if ended:
             self.queues.forget_ended()
@@ -190,6 +223,8 @@ class Scheduler:
                 finished.append(sequence)
         if stopped:
             self.queues.forget_ended()
+        if self._ending:
+            self._ending = [sequence for sequence in self._ending if sequence.num_pending_tokens]
         self.queues.counters.finished += len(finished)
         return finished
 

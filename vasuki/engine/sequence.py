@@ -40,6 +40,23 @@ class SamplingParams:
     ignore_eos: bool = False
 
 
+class FinishReason(enum.StrEnum):
+    """Why a row ended, as written to the `finish_reason` column."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a request has come: what a run needs to go on with it that has nothing else of it."""
+
+    output_token_ids: tuple[int, ...] = NO_TOKENS
+    logprob: float = 0.0  # sum over them, if asked for
+    finish_reason: FinishReason | None = None  # of one that has ended
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One output row to produce.
@@ -58,6 +75,7 @@ class Request:
     estimated_tokens: int = 0  # output length the planner expects; 0 means `max_tokens`
     carried: Mapping[str, Any] = field(default_factory=dict)  # input columns copied to the output
     error: str = ""
+    progress: Progress = Progress()  # that an earlier run made with it
 
     @property
     def expected_tokens(self) -> int:
@@ -72,14 +90,6 @@ class Status(enum.Enum):
     RUNNING = "running"  # holds device blocks
     PARKED = "parked"  # its KV lies in host blocks
     FINISHED = "finished"  # computes no more and holds no memory
-
-
-class FinishReason(enum.StrEnum):
-    """Why a row ended, as written to the `finish_reason` column."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ERROR = "error"
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +110,12 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.expected_tokens = self.request.expected_tokens
+
+    @property
+    def progress(self) -> Progress:
+        """How far it has come, as far as that is known."""
+        reason = None if self.num_pending_tokens else self.finish_reason
+        return Progress(tuple(self.output_token_ids), self.logprob, reason)
 
     @property
     def num_prompt_tokens(self) -> int:

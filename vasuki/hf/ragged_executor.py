@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from vasuki.engine.settings import EngineSettings
 from vasuki.hf.attention.inputs import LastTokens, StepInputs, build_inputs
 from vasuki.hf.cuda import decode_graphs
 from vasuki.hf.cuda.decode_graphs import RECORD_AFTER, DecodeGraphs
+from vasuki.hf.device.memory import give_back
 from vasuki.hf.kernels.paged_attention import PagedKernel
 from vasuki.hf.kernels.transfer import ToHost
 from vasuki.hf.kv.kv_cache import KVCache
@@ -23,6 +26,8 @@ from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.loading.load_model import LoadedModel
 from vasuki.hf.recurrent.states import StateCache
 from vasuki.hf.sampler import Sampled, sample
+
+log = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 
@@ -72,6 +77,7 @@ class RaggedExecutor:
         self.offload = offload
         self.states = states
         self.steps_ahead = int(loaded.device.type == "cuda")  # launching returns before the device is done
+        self.most_tokens = sys.maxsize  # that are computed at once: fewer after memory has run out
         self.graphs: DecodeGraphs | None = None  # recorded steps of decodes
         self.waited_s = 0.0  # in which the host had nothing to do but wait for the device
         self._last_mlp = sampled_mlp(loaded.model, loaded.kv_layout.num_layers)
@@ -91,24 +97,69 @@ class RaggedExecutor:
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> LaunchedStep:
-        """Compute every chunk, and the next token of those that reach their last known one."""
+        """Compute every chunk, and the next token of those that reach their last known one.
+
+        Raises Interrupted where memory runs out and a smaller step would not help.
+        """
         started_s = time.perf_counter()
         sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
-        try:
-            if self.offload is not None:
+        if self.offload is not None:
+            try:
                 self.offload.begin_step(batch)
-            empty = not batch.chunks
-            sampled = Sampled.nothing() if empty else sample(self._logits(batch), sequences, self.want_logprobs)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise Interrupted(
-                f"{self.loaded.device.type} memory ran out in a step of {batch.num_tokens} tokens; "
-                "lower kv.device_memory or engine.chunk_tokens"
-            ) from None
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise self._out_of_memory(batch) from None
+        sampled = self._compute(batch)
         if self.steps_ahead:
             self._last_tokens = LastTokens(sequences, sampled.token_ids)
         return LaunchedStep(self, sequences, ToHost(sampled.token_ids, sampled.logprobs), started_s)
+
+    def _compute(self, batch: Batch) -> Sampled:
+        """Compute a batch in as many pieces as memory asks for, one after another."""
+        pieces = [batch] if batch.chunks else []
+        sampled: list[Sampled] = []
+        while pieces:
+            piece = pieces.pop()
+            if piece.num_tokens <= self.most_tokens:
+                if (done := self._try(piece)) is not None:
+                    sampled.append(done)
+                    continue
+                if piece.num_tokens == 1 or not self._can_repeat:
+                    raise self._out_of_memory(piece)
+                self.most_tokens = piece.num_tokens // 2
+                log.warning(
+                    "%s memory ran out in a step of %d tokens: from now on at most %d are computed at once",
+                    self.loaded.device.type,
+                    piece.num_tokens,
+                    self.most_tokens,
+                )
+            pieces += reversed(piece.split(self.most_tokens))
+        return Sampled.together(sampled)
+
+    @property
+    def _can_repeat(self) -> bool:
+        """Whether what was computed in part may be computed again: keys and values are then written once more, but
+        recurrent states would go on twice, and streamed layers are on their way home."""
+        return not self.states and not self.cache.buffer_of
+
+    def _try(self, batch: Batch) -> Sampled | None:
+        """Compute a batch at once; None where memory runs out."""
+        try:
+            return sample(
+                self._logits(batch), [chunk.sequence for chunk in batch.chunks if chunk.samples], self.want_logprobs
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        give_back()  # not before the exception is gone, which holds on to tensors
+        return None
+
+    def _out_of_memory(self, batch: Batch) -> Interrupted:
+        return Interrupted(
+            f"{self.loaded.device.type} memory ran out in a step of {batch.num_tokens} tokens; "
+            "lower kv.device_memory or engine.chunk_tokens"
+        )
 
     def collect(self, step: LaunchedStep) -> StepResult:
         """Wait for a launched step."""

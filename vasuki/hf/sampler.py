@@ -34,6 +34,14 @@ class Sampled:
         """The result of a step that only copies."""
         return cls(torch.empty(0, dtype=torch.int64), torch.empty(0))
 
+    @classmethod
+    def together(cls, pieces: list[Sampled]) -> Sampled:
+        """Of pieces of a step, one after another."""
+        pieces = [piece for piece in pieces if len(piece.token_ids)]
+        if len(pieces) < 2:
+            return pieces[0] if pieces else cls.nothing()
+        return cls(torch.cat([piece.token_ids for piece in pieces]), torch.cat([piece.logprobs for piece in pieces]))
+
 
 def sample(logits: torch.Tensor, sequences: list[Sequence], want_logprobs: bool = False) -> Sampled:
     """Choose the next token of each sequence.

@@ -4,6 +4,7 @@
     formats/    what each file format does
     input/      a job's table, read as Requests
     output/     finished sequences -> part files, manifest and trace
+    export/     part files -> one file, as other programs read it
     ids         are the ids unique?
     selection   shards, and rows that are done already
     values      between Arrow, Python and text

@@ -11,6 +11,7 @@ import errno
 import fnmatch
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -170,6 +171,27 @@ class Location:
         with self.filesystem.open_input_stream(self.path, compression=None) as stream:
             return bytes(stream.read())
 
+    def beside(self, name: str) -> Location:
+        """The file of that name in the same folder."""
+        cut = len(self.name)
+        return Location(self.filesystem, self.path[:-cut] + name, self.url[:-cut] + name)
+
+    @contextlib.contextmanager
+    def replaced(self) -> Iterator[IO[bytes]]:
+        """A file to write to, which takes the place of this one when it is whole. Raises OSError."""
+        folder = os.path.dirname(self.path) if self.is_local else None
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".vasuki-") as file:
+            yield cast(IO[bytes], file)
+            if self.is_local:
+                file.flush()
+                os.chmod(file.name, 0o666 & ~_umask())
+                os.replace(file.name, self.path)
+                open(file.name, "xb").close()  # which is deleted in its stead
+            else:
+                file.seek(0)
+                with self.filesystem.open_output_stream(self.path) as stream:
+                    shutil.copyfileobj(file, stream)
+
     def write_bytes(self, data: bytes | pa.Buffer) -> None:
         """Replace the file's content: readers see the old one or the new one, never a half."""
         if not self.is_local:
@@ -191,6 +213,13 @@ class Location:
                 os.unlink(temporary)
             raise
         _fsync_folder(folder)
+
+
+def _umask() -> int:
+    """Return what permissions new files are not given: reading it is to set it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def name_of_temporary(name: str) -> str:

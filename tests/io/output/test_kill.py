@@ -25,9 +25,9 @@ from vasuki.base.config import load_job
 from vasuki.io.selection import Shard
 
 finished = rooms.finished
-def slowly(request):
+def slowly(*arguments):
     time.sleep(0.0005)
-    return finished(request)
+    return finished(*arguments)
 rooms.finished = slowly
 print("started", flush=True)
 rooms.run(load_job(sys.argv[2]), Shard.parse(sys.argv[3]), step_s=0.4)

@@ -286,6 +286,53 @@ def read_options(folder: Path) -> dict[str, Any]:
     return {"num_rows": 20, "config_hash": label.config_hash, "input_fingerprint": label.input_fingerprint}
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_failed_rows_alone_are_run_once_more(job: MakeJob, parquet: WriteParquet, n: int) -> None:
+    config = job(parquet(text=[f"row {i}" for i in range(20)]), sampling={"n": n})
+    assert run(config, failing=(3, 4, 19), stop_after=15 * n) == 15
+    assert run(config, failing=(3, 4, 19)) == 5
+    assert run(config) == 0
+    before = output(config)
+    folder = Path(config.output.path)
+    with pytest.raises(Interrupted):  # parts are rewritten when it is killed
+        raise_in_second_rewrite(config)
+    assert not (folder / "_SUCCESS").exists()
+    assert run(config, retries_errors=True) == 3
+    after = output(config)
+    assert after.num_rows == before.num_rows == 20 * n
+    assert set(after["error"].to_pylist()) == {""}
+    rows = read_manifest(Location.parse(config.output.path)).rows
+    assert (rows.total, rows.succeeded, rows.failed) == (20, 20, 0)
+    assert (folder / "_SUCCESS").exists()
+    assert run(config, retries_errors=True) == 0
+
+
+def raise_in_second_rewrite(config: JobConfig) -> None:
+    from vasuki.io.output import rewriting
+
+    with pytest.MonkeyPatch.context() as patch:
+        whole = rewriting.keep_rows
+        calls: list[int] = []
+
+        def keep_rows(*arguments: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 2:
+                raise OSError("no space")
+            return whole(*arguments)
+
+        patch.setattr(rewriting, "keep_rows", keep_rows)
+        run(config, retries_errors=True)
+
+
+def test_a_shard_retries_its_own_rows_alone(job: MakeJob, parquet: WriteParquet) -> None:
+    config = job(parquet(text=[f"row {i}" for i in range(10)]))
+    for index in range(2):
+        run(config, Shard(index, 2), failing=(2, 3))
+    assert run(config, Shard(0, 2), retries_errors=True) == 1
+    answers = {row["id"]: row["error"] for row in output(config).to_pylist()}
+    assert [row for row, error in answers.items() if error] == [3]
+
+
 def test_half_written_files_are_removed(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 5))
     out(config).mkdir()

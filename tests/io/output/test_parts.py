@@ -100,9 +100,9 @@ def test_commits_are_no_further_apart_than_what_may_be_lost(tmp_path: Path) -> N
     assert (rarely.is_due(1030.8), rarely.is_due(1031.0)) == (False, True)
 
 
-def test_nothing_is_due_without_rows(tmp_path: Path) -> None:
+def test_without_rows_it_may_be_time_but_there_is_no_part(tmp_path: Path) -> None:
     out = writer(tmp_path)
-    assert not out.commit_if_due(1e6)
+    assert [out.commit_if_due(now_s) for now_s in (4.0, 5.0, 6.0, 10.0)] == [False, True, False, True]
     out.close()
     assert parts_in(tmp_path) == []
 

@@ -61,6 +61,7 @@ def test_samples_of_an_unfinished_row_are_left_to_the_next_run(sink: WatchedSink
     sink.close()
     assert sink.rows() == []
     assert sink.written.rows == 0
+    assert [sequence.request.row for sequence in sink.incomplete()] == [1]
 
 
 def test_failed_rows(sink: WatchedSink) -> None:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from vasuki.base.arrays import Ints
 from vasuki.base.errors import UnreadableError
 from vasuki.io.location import Location
-from vasuki.io.output.parts import PartLabel, Totals, to_parquet
-
-LabelledPart = tuple[Location, PartLabel]
+from vasuki.io.output.parts import PartLabel
+from vasuki.io.output.rewriting import LabelledPart, keep_rows, read_part
 
 log = logging.getLogger(__name__)
 
@@ -45,41 +41,14 @@ def without_doubles(parts: Sequence[LabelledPart]) -> list[LabelledPart]:
             kept.append((part, label))
             continue
         log.warning("%s: %d rows are in other parts too, with equal answers", part, len(label.rows) - len(own))
+        label = keep_rows(part, label, own)
         if len(own):
-            kept.append((part, _keep(part, label, own)))
-        else:
-            part.delete()
+            kept.append((part, label))
     return kept
-
-
-def _keep(part: Location, label: PartLabel, rows: Ints) -> PartLabel:
-    """Write a part anew with some of its rows."""
-    table, of_line = _read(part, label)
-    chosen = np.isin(of_line, rows)
-    table, of_line = table.filter(pa.array(chosen)), of_line[chosen]
-    failed = np.asarray(pc.not_equal(table["error"], "").combine_chunks())
-    totals = Totals(
-        rows=len(rows),
-        failed=len(np.unique(of_line[failed])),
-        prompt_tokens=pc.sum(table["prompt_tokens"]).as_py(),
-        output_tokens=pc.sum(table["output_tokens"]).as_py(),
-    )
-    label = replace(label, rows=rows, totals=totals)
-    part.write_bytes(to_parquet(table, label))
-    return label
 
 
 def _answers(part: Location, label: PartLabel, rows: Ints) -> Any:
     """The lines of some rows. Sums of log-probabilities are left out: their last digit depends on the batch."""
-    table, of_line = _read(part, label)
+    table, of_line = read_part(part, label)
     names = [name for name in table.column_names if name != "logprob"]
     return table.select(names).filter(pa.array(np.isin(of_line, rows))).combine_chunks()
-
-
-def _read(part: Location, label: PartLabel) -> tuple[Any, Ints]:
-    """A part's table, and the number of the row that each line answers: lines of one row follow one another."""
-    with part.open() as stream:
-        table = pq.read_table(stream).replace_schema_metadata()
-    ids = table["id"].to_pylist()
-    begins = np.array([index > 0 and ids[index] != ids[index - 1] for index in range(len(ids))], dtype=np.int64)
-    return table, label.rows[np.cumsum(begins)]

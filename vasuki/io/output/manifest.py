@@ -103,6 +103,7 @@ class RunTaken:
 
     finished_at: str = ""
     rows: int = 0  # that it wrote
+    resumed_rows: int = 0  # that it began with tokens of an earlier run
     load_s: float = 0.0
     makespan_s: float = 0.0
     gpu_hours: float = 0.0
@@ -145,12 +146,13 @@ class Manifest:
         place.write_bytes(text + b"\n")
 
 
-def after(earlier: Manifest | None, manifest: Manifest, rows: int) -> Manifest:
-    """`manifest` of a run that wrote so many rows, with what the runs before it took."""
+def after(earlier: Manifest | None, manifest: Manifest, rows: int, resumed_rows: int) -> Manifest:
+    """`manifest` of a run that wrote so many rows, some of them begun by earlier runs, with what those took."""
     cost = manifest.cost
     own = RunTaken(
         manifest.finished_at,
         rows,
+        resumed_rows,
         manifest.timings.load_s,
         manifest.timings.makespan_s,
         cost.gpu_hours,

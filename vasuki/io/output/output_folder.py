@@ -4,6 +4,7 @@
     part-00001-0-of-4.parquet     the same, from `--shard 0/4`; shards may share a folder, also at the same time
     manifest.json  trace.jsonl    what the run did; shards have their own (trace-0-of-4.jsonl)
     _SUCCESS                      every input row is there
+    .vasuki-journal.jsonl         tokens of rows in flight; shards have their own
     .vasuki.lock                  held while a run is on; the kernel lets go of it even after kill -9
 
 Beside its own manifest, each shard that ends writes a manifest.json that sums up all that have ended so far.
@@ -27,10 +28,12 @@ import pyarrow as pa
 from vasuki.base.errors import JobFileError, OutputInUse, UnreadableError, one_line
 from vasuki.io.location import Location, name_of_temporary, writing
 from vasuki.io.output.doubles import without_doubles
+from vasuki.io.output.journal import Journal
 from vasuki.io.output.lock import FolderLock
 from vasuki.io.output.manifest import MANIFEST, Manifest, RowCounts, after, merge, read_manifest
-from vasuki.io.output.ownership import SUCCESS, is_own_name, refuse_foreign
+from vasuki.io.output.ownership import SUCCESS, is_own_journal, is_own_name, refuse_foreign
 from vasuki.io.output.parts import PART_NAME, PartLabel, PartWriter, Totals, read_label
+from vasuki.io.output.rewriting import without_failed
 from vasuki.io.selection import WHOLE, DoneRows, Selection, Shard
 
 _WAY_OUT = "run with --fresh to replace it, or choose another output.path"
@@ -61,6 +64,7 @@ class OutputFolder:
         input_fingerprint: str,
         shard: Shard = WHOLE,
         fresh: bool = False,
+        retries_errors: bool = False,
     ) -> OutputFolder:
         """Create or continue an output folder.
 
@@ -70,6 +74,7 @@ class OutputFolder:
             config_hash: of the job; parts already there must have the same.
             input_fingerprint: of the input; parts already there must have the same.
             shard: which rows this run will write.
+            retries_errors: take rows that failed (of a shard: its own) out of the parts, so that they are left to do.
             fresh: delete what earlier runs wrote (of a shard: its own parts) and start over.
 
         Raises:
@@ -84,7 +89,7 @@ class OutputFolder:
             if fresh:
                 folder._delete_own_files()
             folder._delete_temporary_files()
-            folder._read_back(num_rows)
+            folder._read_back(num_rows, retries_errors)
         except BaseException:
             lock.release()
             raise
@@ -138,6 +143,18 @@ class OutputFolder:
             even_if_empty=self.done.num_rows == 0,
         )
 
+    def journal(self) -> Journal:
+        """What earlier runs of this share left of rows in flight, and the place to note it."""
+        files = [file for file in self.place.children() if is_own_journal(file.name, self.shard.label)]
+        return Journal(
+            self.place / f".vasuki-journal{self.shard.label}.jsonl",
+            files,
+            self._config_hash,
+            self._input_fingerprint,
+            self.selection,
+            self._lock.refuse_lost,
+        )
+
     def _next_part(self) -> Location:
         self._lock.refuse_lost()
         owner = f"-{self._lock.owner}" if self._lock.owner else ""
@@ -145,7 +162,7 @@ class OutputFolder:
         self._next_index += 1
         return part
 
-    def finish(self, manifest: Manifest) -> Manifest:
+    def finish(self, manifest: Manifest, resumed_rows: int = 0) -> Manifest:
         """Write the manifest, and `_SUCCESS` if every input row is there. Call it after the writer was closed.
 
         `rows` and the prompt and output `tokens` are counted from the parts, those of earlier runs included, and filled
@@ -162,7 +179,8 @@ class OutputFolder:
             manifest = _counted(manifest, own, self.shard.num_rows(done.num_rows))
             if not self.shard.is_whole:
                 manifest = replace(manifest, shard=str(self.shard))
-            manifest = after(self._earlier(), manifest, done.count_in(self.shard) - self.done.count_in(self.shard))
+            rows = done.count_in(self.shard) - self.done.count_in(self.shard)
+            manifest = after(self._earlier(), manifest, rows, resumed_rows)
             manifest.write(self.manifest)
             if not self.shard.is_whole:
                 everything = [label for _, label in labels]
@@ -180,10 +198,15 @@ class OutputFolder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read_back(self, num_rows: int) -> None:
+    def _read_back(self, num_rows: int, retries_errors: bool) -> None:
         labels = list(self._labels(with_pages=True))
         with writing(self.place):
             labels = without_doubles(labels)
+            if retries_errors:
+                own = [(part, label) for part, label in labels if self._is_own(part)]
+                if any(label.totals.failed for _, label in own):
+                    (self.place / SUCCESS).delete()
+                    labels = [pair for pair in labels if not self._is_own(pair[0])] + without_failed(own)
         self.done = self._done_rows(labels, num_rows)
         indices = [
             int(match["index"])
@@ -252,8 +275,10 @@ class OutputFolder:
     def _delete_temporary_files(self) -> None:
         """Delete what a killed run left half-written. A shard leaves its siblings' files alone: they may be at work."""
         for file in self.place.children():
-            part = PART_NAME.fullmatch(name_of_temporary(file.name))
-            if part and (self.shard.is_whole or part["label"] == self.shard.label):
+            name = name_of_temporary(file.name)
+            part = PART_NAME.fullmatch(name)
+            is_own_part = part and (self.shard.is_whole or part["label"] == self.shard.label)
+            if is_own_part or is_own_journal(name, self.shard.label):
                 file.delete()
 
 

@@ -4,6 +4,8 @@ part-*.parquet     our key in the footer
 manifest*.json     a schema_version, and the hashes of a job and of its input
 trace*.jsonl       begins with a step, or is empty
 _SUCCESS           lies beside a part or a manifest of ours
+
+Names with a leading `.vasuki` are ours alone.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from vasuki.io.output.parts import PART_NAME, read_label
 SUCCESS = "_SUCCESS"
 _MANIFEST = re.compile(r"manifest(?P<label>|-\d+-of-\d+)\.json")
 _TRACE = re.compile(r"trace(?P<label>|-\d+-of-\d+)\.jsonl")
+_JOURNAL = re.compile(r"\.vasuki-journal(?P<label>|-\d+-of-\d+)\.jsonl")
 _FIRST_STEP = b'{"t_s":'
 _MANIFEST_KEYS = {"schema_version", "config_hash", "input_fingerprint"}
 
@@ -51,10 +54,16 @@ def refuse_foreign(place: Location, replaces_parts: bool) -> None:
 
 def is_own_name(name: str, label: str) -> bool:
     """Whether a run with this shard label writes files of that name; of an empty label, whether any run does."""
-    for pattern in (PART_NAME, _MANIFEST, _TRACE):
+    for pattern in (PART_NAME, _MANIFEST, _TRACE, _JOURNAL):
         if match := pattern.fullmatch(name):
             return not label or match["label"] == label
     return name == SUCCESS
+
+
+def is_own_journal(name: str, label: str) -> bool:
+    """Whether a run with this shard label goes on from a journal of that name; of an empty label, from any."""
+    match = _JOURNAL.fullmatch(name)
+    return match is not None and (not label or match["label"] == label)
 
 
 def _refuse(place: Location, file: Location, unless: bool) -> None:

@@ -145,19 +145,20 @@ class PartWriter:
         self._num_bytes += sum(answer.num_bytes for answer in answers)
 
     def is_due(self, now_s: float) -> bool:
-        """Return whether the buffer is full or old enough to be committed."""
+        """Return whether the buffer is full, or the last commit long enough ago."""
         interval_s = commit_interval_s(now_s - self._started_s, self._max_loss_s)
-        return self._num_bytes >= COMMIT_BYTES or (bool(self._answers) and now_s - self._committed_s >= interval_s)
+        return self._num_bytes >= COMMIT_BYTES or now_s - self._committed_s >= interval_s
 
     def commit_if_due(self, now_s: float) -> bool:
-        """Write a part if it is time. Returns whether one was written.
+        """Write a part if it is time and there are answers. Returns whether it was time.
 
         Raises:
             Interrupted: the disk is full or the store cannot be reached. Parts written before are kept.
         """
         if not self.is_due(now_s):
             return False
-        self._commit()
+        if self._answers:
+            self._commit()
         self._committed_s = now_s
         return True
 

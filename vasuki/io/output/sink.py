@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -20,7 +20,7 @@ class RowSink:
     Args:
         writer: makes the parts.
         decode: output text of a finished sequence, without the stop string.
-        on_commit: called after every part; the place to flush the trace.
+        on_commit: called after every part, and as often while no row ends; the place to write down what else is known.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class RowSink:
         self._decode = decode
         self._on_commit = on_commit
         self._keeps_token_ids = "output_token_ids" in writer.schema.names
-        self._samples: dict[int, list[Answer]] = {}  # by row, until all are there
+        self._samples: dict[int, list[Sequence]] = {}  # by row, until all are there
         self.written = Totals()  # rows handed to the writer, committed or not
 
     @property
@@ -49,12 +49,18 @@ class RowSink:
     def write(self, sequence: Sequence) -> None:
         """Take a finished or rejected sequence."""
         request = sequence.request
-        answers = self._samples.setdefault(request.row, [])
-        answers.append(self._answer(sequence))
-        if request.error or len(answers) == request.sampling.n:
+        samples = self._samples.setdefault(request.row, [])
+        samples.append(sequence)
+        if request.error or len(samples) == request.sampling.n:
             del self._samples[request.row]
+            answers = [self._answer(sample) for sample in samples]
             self._writer.append(answers)
             self.written += Totals.of(answers)
+
+    def incomplete(self) -> Iterator[Sequence]:
+        """Finished samples of rows that lack others."""
+        for samples in self._samples.values():
+            yield from samples
 
     def commit_if_due(self, now_s: float) -> None:
         """Make rows durable if it is time. `now_s` is on the clock of the writer's `started_s`."""
@@ -62,7 +68,7 @@ class RowSink:
             self._on_commit()
 
     def close(self) -> None:
-        """Make every complete row durable. Samples of a row that lacks others are left to the next run."""
+        """Make every complete row durable."""
         self._writer.close()
         self._on_commit()
 

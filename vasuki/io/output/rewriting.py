@@ -1,0 +1,63 @@
+"""Parts that are written anew with some of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from vasuki.base.arrays import Ints
+from vasuki.io.location import Location
+from vasuki.io.output.parts import PartLabel, Totals, to_parquet
+
+LabelledPart = tuple[Location, PartLabel]
+
+
+def without_failed(parts: Sequence[LabelledPart]) -> list[LabelledPart]:
+    """The parts without the rows that failed in one of their samples or in all. Raises OSError."""
+    kept: list[LabelledPart] = []
+    for part, label in parts:
+        if label.totals.failed:
+            table, of_line = read_part(part, label)
+            label = keep_rows(part, label, np.setdiff1d(label.rows, of_line[_failed(table)]))
+        if len(label.rows):
+            kept.append((part, label))
+    return kept
+
+
+def keep_rows(part: Location, label: PartLabel, rows: Ints) -> PartLabel:
+    """Write a part anew with some of its rows, or delete it if there are none. Returns its label. Raises OSError."""
+    if not len(rows):
+        part.delete()
+        return replace(label, rows=rows, totals=Totals())
+    table, of_line = read_part(part, label)
+    chosen = np.isin(of_line, rows)
+    table, of_line = table.filter(pa.array(chosen)), of_line[chosen]
+    totals = Totals(
+        rows=len(rows),
+        failed=len(np.unique(of_line[_failed(table)])),
+        prompt_tokens=pc.sum(table["prompt_tokens"]).as_py(),
+        output_tokens=pc.sum(table["output_tokens"]).as_py(),
+    )
+    label = replace(label, rows=rows, totals=totals)
+    part.write_bytes(to_parquet(table, label))
+    return label
+
+
+def read_part(part: Location, label: PartLabel) -> tuple[Any, Ints]:
+    """A part's table, and the number of the row that each line answers: lines of one row follow one another."""
+    with part.open() as stream:
+        table = pq.read_table(stream).replace_schema_metadata()
+    ids = table["id"].to_pylist()
+    begins = np.array([index > 0 and ids[index] != ids[index - 1] for index in range(len(ids))], dtype=np.int64)
+    return table, label.rows[np.cumsum(begins)]
+
+
+def _failed(table: Any) -> Any:
+    """`[lines]` bool."""
+    return np.asarray(pc.not_equal(table["error"], "").combine_chunks())
