@@ -2,12 +2,13 @@
 # make compare   set up, simulate two jobs on an A10 and an A40, write out/compare.html (no GPU needed)
 # make test      set up, run all checks (style, types, architecture, tests)
 # make test-kill kill 200 runs at random moments, and compare the answers
+# make test-s3   run jobs over an S3 server process that freezes, goes away and loses connections
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
-.PHONY: demo compare test test-kill check lint types architecture pytest docs clean
+.PHONY: demo compare test test-kill test-s3 check lint types architecture pytest docs clean
 
 demo: $(SETUP)
 	$(BIN)/vasuki run jobs/quickstart.yaml
@@ -43,9 +44,17 @@ pytest: $(SETUP)
 test-kill: $(SETUP)
 	VASUKI_KILLS=200 $(BIN)/python -m pytest -n 0 tests/commands/test_killed_runs.py
 
+test-s3: $(SETUP) .venvs/s3/.installed
+	VASUKI_MOTO=.venvs/s3/bin/moto_server $(BIN)/python -m pytest -n 0 tests/io/test_object_store.py
+
+.venvs/s3/.installed:
+	$(PYTHON) -m venv .venvs/s3
+	.venvs/s3/bin/pip install --quiet --disable-pip-version-check 'moto[server]==5.2.5'
+	touch $@
+
 docs: $(SETUP)
 	$(BIN)/python scripts/docs/job_reference.py --check
 	$(BIN)/mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) out site build dist
+	rm -rf $(VENV) .venvs out site build dist

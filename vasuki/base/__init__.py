@@ -5,4 +5,5 @@ errors    exceptions with their exit codes
 units     figures as people read them
 commits   when finished rows become durable
 arrays    names for numpy arrays
+urls      addresses of object stores, without the keys that open them
 """

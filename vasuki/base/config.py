@@ -15,11 +15,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    Tag,
+    model_validator,
+)
 
 from vasuki.base.errors import JobFileError, one_line
 from vasuki.base.schema import explain
 from vasuki.base.units import seconds_of
+from vasuki.base.urls import without_keys
 from vasuki.base.yaml_text import read_yaml
 
 Auto = Literal["auto"]
@@ -46,6 +57,10 @@ def parse_seconds(value: Any) -> Any:
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
+
+
+# A path or URL, whose keys are in no file that we write.
+Place = Annotated[str, PlainSerializer(without_keys, when_used="json")]
 
 
 def _without_empty(stops: tuple[str, ...]) -> tuple[str, ...]:
@@ -132,7 +147,7 @@ class MessageTemplate(_Section):
 class InputConfig(_Section):
     """Where the rows come from and which columns make the prompt."""
 
-    path: str
+    path: Place
     """File, folder or glob, or an s3:// or gs:// URL. Parquet, JSONL or CSV, by extension."""
     format: Literal["auto", "parquet", "jsonl", "csv", "openai-batch"] = "auto"
     """Needed where the extension doesn't say it; `openai-batch` always has to be named."""
@@ -171,7 +186,7 @@ class InputConfig(_Section):
 class OutputConfig(_Section):
     """Where the answers go."""
 
-    path: str
+    path: Place
     """Folder, or an s3:// or gs:// URL. It belongs to this job alone."""
     columns: tuple[str, ...] = ()
     """Input columns copied beside each answer. One whose numbers no single type holds exactly is copied as text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vasuki.base.config import JobConfig
+from vasuki.base.urls import without_keys
 from vasuki.commands.this_machine import placed_here
 from vasuki.commands.workload import model_tokenizer, shape_of
 from vasuki.engine.policy import runnable_policy
@@ -35,7 +36,7 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
         "model": shape.name,
         "parameters": shape.num_parameters,
         "kv_bytes_per_token": shape.kv_bytes_per_token,
-        "output": config.output.path,
+        "output": without_keys(config.output.path),
         "first_prompt": first_prompt,
     }
 

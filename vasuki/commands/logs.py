@@ -1,4 +1,5 @@
-"""What goes to stderr: lines for people, or one JSON object a line. That holds for summaries and last words too."""
+"""What goes to stderr: lines for people, or one JSON object a line, keys of object stores left out. That holds for
+summaries and last words too."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from itertools import pairwise
 
 import click
 
+from vasuki.base.urls import without_keys
+
 log = logging.getLogger("vasuki")
 
 
@@ -19,7 +22,7 @@ class _JsonLines(logging.Formatter):
         entry = {"time": time, "level": record.levelname.lower(), "message": record.getMessage()}
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(entry | getattr(record, "more", {}))
+        return without_keys(json.dumps(entry | getattr(record, "more", {})))
 
 
 class _TextLines(logging.Formatter):
@@ -27,7 +30,7 @@ class _TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{self.formatTime(record, '%H:%M:%S')} {' '.join(record.getMessage().splitlines())}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return without_keys(f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line)
 
 
 def set_up_logs(quiet: bool, log_format: str) -> None:
@@ -65,7 +68,7 @@ def tell(lines: list[str]) -> None:
 
 def last_words(message: str, exit_code: int) -> None:
     """Say why the process ends."""
-    message = " ".join(message.splitlines())
+    message = without_keys(" ".join(message.splitlines()))
     if is_json():
         log.error("%s", message, extra={"more": {"exit_code": exit_code}})
     else:

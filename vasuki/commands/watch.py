@@ -28,6 +28,7 @@ from vasuki.base.errors import (
     one_line,
 )
 from vasuki.base.units import duration
+from vasuki.base.urls import without_keys
 from vasuki.commands.run import Runner
 from vasuki.commands.signals import StopSignals
 from vasuki.io.input.tables import stem
@@ -200,9 +201,10 @@ def _outcome(runner: Runner, job: JobConfig) -> FileOutcome | None:
         raise
     except _OF_ONE_FILE as error:
         log.warning("%s: %s", source, error)
-        return FileOutcome(source, output, rows.total, rows.failed, error.exit_code, str(error))
+        words = without_keys(str(error))
+        return FileOutcome(without_keys(source), without_keys(output), rows.total, rows.failed, error.exit_code, words)
     log.info("%s: %d rows in %s", source, rows.total, duration(outcome.manifest.timings.makespan_s))
-    return FileOutcome(source, output, rows.total, rows.failed)
+    return FileOutcome(without_keys(source), without_keys(output), rows.total, rows.failed)
 
 
 def _slept(seconds: float) -> bool:

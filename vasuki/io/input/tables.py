@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from vasuki.base.config import InputConfig, JobConfig
 from vasuki.base.errors import InputError, JobFileError, did_you_mean, one_line
+from vasuki.base.urls import without_keys
 from vasuki.io.formats.delimited import CsvSource
 from vasuki.io.formats.jsonl import JsonlSource, common_type
 from vasuki.io.formats.parquet import ParquetSource
@@ -156,13 +157,19 @@ def _find(config: InputConfig) -> list[Source]:
 def _refuse_output_among(files: list[Source], job: JobConfig) -> None:
     """A folder or glob that takes in the output would make the next run read what this one writes."""
     output_path = job.output.path
-    folder = output_path if "://" in output_path else os.path.abspath(os.path.expanduser(output_path))
+    in_store = "://" in output_path
+    folder = _address(output_path) if in_store else os.path.abspath(os.path.expanduser(output_path))
     for file in files:
-        own = file.location.url if "://" in output_path else file.location.path
+        own = _address(file.location.url) if in_store else file.location.path
         if file.location.url != job.input.path and own.startswith(folder.rstrip("/") + "/"):
             raise JobFileError(
                 f"output.path {output_path} holds the input file {file.location.name}; choose another folder"
             )
+
+
+def _address(url: str) -> str:
+    """Return a URL without what tells how to reach it."""
+    return without_keys(url).partition("?")[0]
 
 
 def stem(name: str) -> str:

@@ -88,7 +88,7 @@ class TraceWriter:
         with writing(self._place):
             if not self._place.is_local:
                 self._file.seek(0)
-                self._place.write_bytes(self._file.read())
+                self._place.write_from(self._file)
             self._file.close()
 
     def __enter__(self) -> TraceWriter:
