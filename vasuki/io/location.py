@@ -175,11 +175,12 @@ class Location:
         with self.filesystem.open_input_stream(self.path, compression=None) as stream:
             return bytes(stream.read())
 
-<<<<<<< HEAD
     def beside(self, name: str) -> Location:
         """The file of that name in the same folder."""
-        cut = len(self.name)
-        return Location(self.filesystem, self.path[:-cut] + name, self.url[:-cut] + name)
+        folder, _, own = self.path.rpartition("/")
+        address, *options = self.url.split("?", 1)
+        url = "?".join([address.removesuffix(quote(own)).removesuffix(own) + name, *options])
+        return Location(self.filesystem, f"{folder}/{name}", url)
 
     @contextlib.contextmanager
     def replaced(self) -> Iterator[IO[bytes]]:
@@ -196,13 +197,6 @@ class Location:
                 file.seek(0)
                 with self.filesystem.open_output_stream(self.path) as stream:
                     shutil.copyfileobj(file, stream)
-=======
-    def write_from(self, file: IO[bytes]) -> None:
-        """Put an object of a file's content from where it stands, piece by piece. Not for local places."""
-        assert not self.is_local
-        with self.filesystem.open_output_stream(self.path) as stream:
-            shutil.copyfileobj(file, stream, 2**20)
->>>>>>> bd3339f (Jobs over a real S3 server: keys stay out of all that is written, options of a URL are no glob, traces go up in pieces)
 
     def write_bytes(self, data: bytes | pa.Buffer) -> None:
         """Replace the file's content: readers see the old one or the new one, never a half."""

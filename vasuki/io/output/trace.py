@@ -7,6 +7,7 @@ append: there the trace is kept in a local temporary file and put when the run e
 from __future__ import annotations
 
 import json
+import shutil
 import os
 import tempfile
 from collections.abc import Iterator
@@ -88,7 +89,8 @@ class TraceWriter:
         with writing(self._place):
             if not self._place.is_local:
                 self._file.seek(0)
-                self._place.write_from(self._file)
+                with self._place.replaced() as whole:
+                    shutil.copyfileobj(self._file, whole)
             self._file.close()
 
     def __enter__(self) -> TraceWriter:
