@@ -274,7 +274,9 @@ class _Run:
             with TraceWriter(self.folder.trace) as trace:
                 sink = RowSink(writer, loaded.tokenizer.decode, on_commit=trace.flush)
                 progress = Progress(self.rows_left, lambda: sink.written.rows, prediction, self.quiet)
-                tracer = StepTracer(trace, plan.settings, prediction)
+                tracer = StepTracer(
+                    trace, plan.settings, loaded.kv_layout.bytes_per_token, loaded.kv_layout.num_layers, prediction
+                )
                 observers: list[Observer] = [order, prediction, tracer, progress]
                 gc.freeze()  # the collector need not walk through what was loaded, half a second in the midst of a job
                 try:

@@ -233,10 +233,10 @@ def tail_plot(workload: JobRuns) -> Plot | None:
 def kv_plot(workload: JobRuns) -> Plot | None:
     """Bytes of keys and values on the device and on the host."""
     results = workload.results
-    traced = [(result, timeline) for result, timeline in _traced(results) if result.run.block_bytes]
+    traced = _traced(results)
     tiers = [
         (name, field)
-        for name, field in (("device", "kv_device_blocks"), ("host", "kv_host_blocks"))
+        for name, field in (("device", "kv_device_bytes"), ("host", "kv_host_bytes"))
         if any(timeline.peak[field].any() for _, timeline in traced)
     ]
     if not tiers:
@@ -244,16 +244,19 @@ def kv_plot(workload: JobRuns) -> Plot | None:
     title = f"KV cache on the {' and on the '.join(name for name, _ in tiers)}"
     scale_s, unit = time_unit(max(timeline.total_s for _, timeline in traced))
     scale_bytes, size_unit = byte_unit(
-        max(float(timeline.peak[field].max()) * r.run.block_bytes for r, timeline in traced for _, field in tiers)
+        max(float(timeline.peak[field].max()) for _, timeline in traced for _, field in tiers)
     )
     figure, all_axes = panels(title, [result for result, _ in traced], len(tiers), 0.7 + 2.1 * len(tiers))
     for axes, (tier, field) in zip(all_axes, tiers, strict=True):
         for index, (result, timeline) in enumerate(traced):
             if not timeline.peak[field].any():
                 continue
-            scale = result.run.block_bytes / scale_bytes
             look = line_look(index)
-            mean, peak, t = timeline.mean[field] * scale, timeline.peak[field] * scale, timeline.t_s / scale_s
+            mean, peak, t = (
+                timeline.mean[field] / scale_bytes,
+                timeline.peak[field] / scale_bytes,
+                timeline.t_s / scale_s,
+            )
             axes.plot(t, mean, label=result.full_label, **look)
             axes.fill_between(t, mean, peak, color=look["color"], alpha=0.2)
         axes.set_ylabel(f"{tier} ({size_unit})")
@@ -270,18 +273,16 @@ def cdf_plot(workload: JobRuns) -> Plot | None:
     traced = _traced(results)
     if not traced:
         return None
-    scale_bytes, size_unit = byte_unit(
-        max(float(timeline.host_blocks.values.max()) * result.run.block_bytes for result, timeline in traced)
-    )
+    scale_bytes, size_unit = byte_unit(max(float(timeline.host_bytes.values.max()) for _, timeline in traced))
     parts: list[tuple[str, list[tuple[int, Result, Counts, float]]]] = [
         ("sequences in a step", [(i, result, timeline.seqs, 1.0) for i, (result, timeline) in enumerate(traced)])
     ]
     offloaded = [
-        (i, result, timeline.host_blocks, result.run.block_bytes / scale_bytes)
+        (i, result, timeline.host_bytes, 1 / scale_bytes)
         for i, (result, timeline) in enumerate(traced)
-        if timeline.host_blocks.values.any()
+        if timeline.host_bytes.values.any()
     ]
-    others = [result.label for result, timeline in traced if offloaded and not timeline.host_blocks.values.any()]
+    others = [result.label for result, timeline in traced if offloaded and not timeline.host_bytes.values.any()]
     if offloaded:
         parts.append((f"KV offloaded to the host ({size_unit})", offloaded))
     title = "Batch size" + (" and offloaded memory" if offloaded else "") + ", cumulative over steps"
