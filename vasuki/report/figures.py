@@ -32,7 +32,6 @@ from vasuki.report.canvas import (
 )
 from vasuki.report.history import Series, Usual, clipped
 from vasuki.report.job_runs import JobRuns, Result
-from vasuki.report.table import PAPER_METRIC, significant
 from vasuki.report.timeline import Counts, Timeline
 
 _TAIL_SHARE = 0.2  # how much of the end the tail's figure shows
@@ -93,34 +92,27 @@ def _marks_s(result: Result) -> tuple[float, ...]:
 
 
 def cost_plot(workload: JobRuns) -> Plot | None:
-    """What people pay, and the paper's metric beside it."""
+    """What people pay."""
     results = workload.results
-    parts: list[tuple[str, list[float | None], Callable[[float], str]]] = []
     currencies = {result.price.currency for result in results if result.price is not None}
-    if len(currencies) == 1:
-        (currency,) = currencies
-        parts += [
-            (f"{currency} for the job", [r.amount for r in results], money_text),
-            (f"{currency} a million tokens", [r.per_million_tokens for r in results], money_text),
-            (f"{currency} a thousand rows", [r.per_thousand_rows for r in results], money_text),
-        ]
-    if any(result.paper_metric is not None for result in results):
-        parts.append((f"{PAPER_METRIC}, more is better", [r.paper_metric for r in results], significant))
-    if not parts:
+    if len(currencies) != 1:
         return None
-    columns = min(2, len(parts))
-    height_in = 0.4 + -(-len(parts) // columns) * (bars_height(results) - 0.4)
-    figure, all_axes = panels("Cost by card", results, len(parts), height_in, columns)
-    for index, (axes, (name, values, text)) in enumerate(zip(all_axes, parts, strict=True)):
-        labels = [UNKNOWN if value is None else text(value) for value in values]
-        bars(axes, results, [value or 0.0 for value in values], labels, named=index % columns == 0)
+    (currency,) = currencies
+    parts = [
+        (f"{currency} for the job", [r.amount for r in results]),
+        (f"{currency} a million tokens", [r.per_million_tokens for r in results]),
+        (f"{currency} a thousand rows", [r.per_thousand_rows for r in results]),
+    ]
+    figure, all_axes = panels("Cost by card", results, len(parts), bars_height(results), len(parts))
+    for index, (axes, (name, values)) in enumerate(zip(all_axes, parts, strict=True)):
+        labels = [UNKNOWN if value is None else money_text(value) for value in values]
+        bars(axes, results, [value or 0.0 for value in values], labels, named=index == 0)
         axes.set_xlabel(name)
         axes.set_xticks([])  # each bar has its figure
     return Plot(
         "cost",
         "Cost by card",
-        "Tokens are prompt and output tokens. What is not in money is the cost metric of the Vasuki paper "
-        "(section 3.2): rows a second over dollars per FP32 gigaflop per watt.",
+        "Tokens are prompt and output tokens.",
         figure,
     )
 
@@ -439,7 +431,7 @@ def history_plots(series: Series) -> list[Plot]:
                         label=flag,
                     )
             axes.set_ylabel(name)
-            axes.set_ylim(0, 1.12 * max(rates))
+            axes.set_ylim(0, 1.12 * float(np.nanmax([*rates, *predicted])))
             every = -(-len(entries) // 7)
             ticks = [int(i) for i in x[::every]] if axes is all_axes[-1] else []
             axes.set_xticks(ticks, [clipped(results[i].label, 12) for i in ticks])
@@ -448,10 +440,12 @@ def history_plots(series: Series) -> list[Plot]:
             handles, labels, ncols=5, loc="lower right", bbox_to_anchor=(1.0, 0.98), borderpad=0.1, markerscale=0.7
         )
         all_axes[-1].set_xlabel("run, by the time it ended")
-    caption = (
-        "The shade reaches from the median of the runs before to the limit above which a rate is unusual. A run is "
-        "slow when both rates are unusual, late when it took 15 % longer than predicted."
-    )
+    caption = "A run is late when it took 15 % longer than predicted."
+    if any(each is not None for _, _, usual in parts for each in usual):
+        caption = (
+            "The shade reaches from the median of the runs before to the limit above which a rate is unusual. A run is "
+            f"slow when both rates are unusual. {caption}"
+        )
     return [Plot("history", f"{series.name}, run by run", caption, figure)]
 
 
