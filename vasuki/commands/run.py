@@ -24,7 +24,7 @@ from vasuki.base.errors import InputError, Interrupted, ModelError, TooManyRowEr
 from vasuki.base.units import duration, percent_text
 from vasuki.commands.foresight import MachineProfile, expected, look_back, rough_tokens
 from vasuki.commands.manifests import run_manifest
-from vasuki.commands.progress import Progress
+from vasuki.commands.progress import Progress, busy_with
 from vasuki.commands.signals import StopSignals
 from vasuki.commands.step_tracer import StepTracer
 from vasuki.commands.this_machine import Placement, placed_as_loaded, stays_on_host
@@ -143,15 +143,16 @@ class Runner:
 
     def _load(self, config: JobConfig) -> LoadedModel:
         started_s = time.perf_counter()
-        from vasuki.hf.loading.load_model import load_model  # torch and transformers take seconds to import
+        with busy_with(f"loading {config.model.path}", self.quiet):
+            from vasuki.hf.loading.load_model import load_model  # torch and transformers take seconds to import
 
-        loaded = load_model(
-            config.model,
-            config.engine.device,
-            partial(stays_on_host, config),
-            config.engine.compile != "off",
-            config.kv.dtype,
-        )
+            loaded = load_model(
+                config.model,
+                config.engine.device,
+                partial(stays_on_host, config),
+                config.engine.compile != "off",
+                config.kv.dtype,
+            )
         if model_fingerprint(config.model) != self._fingerprint:
             raise ModelError(f"model {config.model.path} changed while it was loaded; run again when it is whole")
         self._load_s = time.perf_counter() - started_s - loaded.compile_s
@@ -212,10 +213,11 @@ class _Run:
             selection=self.folder.selection,
         )
         with stream as requests:
-            first = list(first_rows(requests, PLANNED_REQUESTS))
-            placement = placed_as_loaded(self.config, loaded, rough_tokens(first, self.rows_left))
-            self.machine = placement.machine
-            plan = self._plan(placement, first)
+            with busy_with("measuring the machine and planning", self.quiet):
+                first = list(first_rows(requests, PLANNED_REQUESTS))
+                placement = placed_as_loaded(self.config, loaded, rough_tokens(first, self.rows_left))
+                self.machine = placement.machine
+                plan = self._plan(placement, first)
             self.weights_on_host = plan.layout.host_layers > 0
             cost_model = CostModel(placement.shape, placement.profile, plan.layout)
             self.folder.begin()
@@ -284,7 +286,8 @@ class _Run:
                 finally:
                     gc.unfreeze()
                     progress.close()
-                    sink.close()
+                    with busy_with("writing the last rows", self.quiet):
+                        sink.close()
         except Interrupted as error:
             interrupted = error
         now_s = time.perf_counter()
