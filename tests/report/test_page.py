@@ -10,6 +10,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.legend import Legend
 from matplotlib.text import Text
@@ -203,5 +204,5 @@ def test_the_figure_of_a_history_shows_all_it_holds(tmp_path: Path) -> None:
         write_run(tmp_path / f"day-{day}", makespan_s=3600, predicted_s=9000)
     (plot,) = history_plots(history(str(tmp_path)).series[0])
     for axes in plot.figure.axes:
-        assert all(max(line.get_ydata()) <= axes.get_ylim()[1] for line in axes.lines)
+        assert all(np.max(np.asarray(line.get_ydata(), float)) <= axes.get_ylim()[1] for line in axes.lines)
     assert "shade" not in plot.caption  # two runs are no past yet, so none is drawn
