@@ -252,6 +252,9 @@ def test_plans_are_sorted_priced_and_compared(lengths: Path) -> None:
     text = vasuki("plan", lengths, *SHAPE, "--gpu", "a10", "--gpu", "l4", *prices).stdout
     assert "a10 would finish first: " in text
     assert "l4 would be cheapest: " in text
+    assert text.startswith("a10 would")  # the answer comes before the figures
+    both = vasuki("plan", lengths, *SHAPE, "--gpu", "a10", "--gpu", "l4", "--price", "a10=0.01").stdout
+    assert both.startswith("Take a10: it would finish first and cost least.")
     assert max(map(len, text.splitlines())) <= 100
 
 

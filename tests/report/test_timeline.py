@@ -17,7 +17,7 @@ from vasuki.report.timeline import Counts, Timeline, bin_traces, read_timeline
 def steps_of(durations: list[float], seqs: list[int], run: int = 0) -> list[StepRecord]:
     ends = np.cumsum(durations)
     return [
-        StepRecord(float(end), duration, 10 * n, n, n, 0, kv_device_blocks=n, run=run)
+        StepRecord(float(end), duration, 10 * n, n, n, 0, kv_device_bytes=n, run=run)
         for end, duration, n in zip(ends, durations, seqs, strict=True)
     ]
 

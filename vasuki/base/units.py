@@ -36,6 +36,12 @@ def time_text(seconds: float | None) -> str:
     return f"{seconds:.2g} s" if 0 < seconds < 1 else duration(seconds)
 
 
+def significant(value: float) -> str:
+    """Three significant digits, without powers of ten: `0.0828`, `1,550`."""
+    decimals = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:,.{decimals}f}"
+
+
 def money_text(amount: float | None, currency: str = "") -> str:
     """Three significant digits, cents at least: `0.0512 USD`, `0.75 USD`, `12.30 USD`."""
     if amount is None:

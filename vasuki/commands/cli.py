@@ -268,12 +268,12 @@ def plan(
     if as_json:
         click.echo(json.dumps([made.to_dict() for made in plans]))
     else:
+        if verdict := plan_verdict(plans):
+            click.echo(verdict + "\n")
         click.echo(plan_table(plans))
         for made in plans:
             manifest = planned_manifest(workload.config, workload.config_hash, workload.fingerprint, made)
             click.echo("\n".join([f"\n{made.gpu}", *summary_lines(manifest)]))
-        if verdict := plan_verdict(plans):
-            click.echo("\n" + verdict)
 
 
 @main.command()

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import sys
+import textwrap
 from datetime import UTC, datetime
 from itertools import pairwise
 
@@ -29,8 +31,9 @@ class _TextLines(logging.Formatter):
     """One line each: names of files and columns may hold any letter."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{self.formatTime(record, '%H:%M:%S')} {' '.join(record.getMessage().splitlines())}"
-        return without_keys(f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line)
+        line = fitted(f"{self.formatTime(record, '%H:%M:%S')} {' '.join(record.getMessage().splitlines())}", indent=9)
+        return without_keys(f"{line}
+{self.formatException(record.exc_info)}" if record.exc_info else line)
 
 
 def set_up_logs(quiet: bool, log_format: str) -> None:
@@ -63,7 +66,7 @@ def tell(lines: list[str]) -> None:
         if is_json():
             log.info("%s", line)
         else:
-            click.echo(line, err=True)
+            click.echo(fitted(line, indent=7), err=True)
 
 
 def last_words(message: str, exit_code: int) -> None:
@@ -72,4 +75,18 @@ def last_words(message: str, exit_code: int) -> None:
     if is_json():
         log.error("%s", message, extra={"more": {"exit_code": exit_code}})
     else:
-        click.echo(f"vasuki: {message}", err=True)
+        click.echo(fitted(f"vasuki: {message}", indent=8), err=True)
+
+
+def fitted(line: str, indent: int) -> str:
+    """The line, broken between words where it is wider than a terminal. Files and pipes get it whole."""
+    width = terminal_width()
+    if width is None or len(line) <= width:
+        return line
+    gap = " " * indent
+    return textwrap.fill(line, width, subsequent_indent=gap, break_long_words=False, break_on_hyphens=False)
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that stderr is; None if it is none."""
+    return shutil.get_terminal_size().columns if sys.stderr.isatty() else None

@@ -1,16 +1,20 @@
-"""What a person sees while a job runs: a bar on a terminal, a line every 30 seconds in a log."""
+"""What a person sees while a job runs: on a terminal seconds that count up, then a bar; in a log a line for each phase,
+then one every 30 seconds."""
 
 from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from tqdm import tqdm
 
 from vasuki.base.units import count_text, duration, percent_text
-from vasuki.commands.logs import is_json
+from vasuki.commands.logs import is_json, terminal_width
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
@@ -20,6 +24,41 @@ log = logging.getLogger(__name__)
 
 _BAR_EVERY_S = 0.2
 _LINE_EVERY_S = 30.0
+_BAR_FORMAT = "{percentage:3.0f}% {bar:10} {desc}"
+_BAR_COLUMNS = 17  # of it, before what is said in words
+_CLEAR = "\r\x1b[2K"  # to the start of the line, which is then empty
+
+
+@contextmanager
+def busy_with(phase: str, quiet: bool = False) -> Iterator[None]:
+    """Name a phase that cannot say how much of it is done, with the seconds it has taken so far on a terminal."""
+    if not _has_terminal(quiet):
+        log.info("%s", phase)
+        yield
+        return
+    ended = threading.Event()
+
+    def count_up() -> None:
+        started_s = time.perf_counter()
+        while not ended.is_set():
+            # The cursor goes back to the start, so that what is logged meanwhile writes over it.
+            sys.stderr.write(f"{_CLEAR}{phase}, {time.perf_counter() - started_s:.0f} s\r")
+            sys.stderr.flush()
+            ended.wait(1.0)
+
+    thread = threading.Thread(target=count_up, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        sys.stderr.write(_CLEAR)
+        sys.stderr.flush()
+
+
+def _has_terminal(quiet: bool) -> bool:
+    return terminal_width() is not None and not quiet and not is_json()
 
 
 class Progress:
@@ -47,16 +86,7 @@ class Progress:
         self._quiet = quiet
         self._tokens = 0
         self._started_s = self._shown_s = time.perf_counter()
-        on_terminal = sys.stderr.isatty() and not quiet and not is_json()
-        self._bar = (
-            tqdm(
-                total=1.0,
-                dynamic_ncols=True,
-                bar_format="{percentage:3.0f}%|{bar:10}|{postfix}",
-            )
-            if on_terminal
-            else None
-        )
+        self._bar = tqdm(total=1.0, bar_format=_BAR_FORMAT, desc="prompts") if _has_terminal(quiet) else None
 
     def record(
         self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
@@ -72,21 +102,32 @@ class Progress:
 
     def _show(self, phase: str, running: int, kv_share: float) -> None:
         elapsed_s, prediction = time.perf_counter() - self._started_s, self._prediction
-        state = (
-            f"{phase}: {duration(prediction.left_s)} left, {self._rows_done():,}/{self._total_rows:,} rows, "
-            f"{count_text(self._tokens)} tokens at {self._tokens / elapsed_s:,.0f} a second, {running} running, "
-            f"KV {percent_text(kv_share)}"
-        )
+        state = [
+            f"{phase}: {duration(prediction.left_s)} left",
+            f"{self._rows_done():,}/{self._total_rows:,} rows",
+            f"{self._tokens / elapsed_s:,.0f} tokens/s",
+            f"{running} running",
+            f"KV {percent_text(kv_share)}",
+            f"{count_text(self._tokens)} tokens",
+        ]
         if self._bar is not None:
-            self._bar.n = prediction.done_share
-            self._bar.set_postfix_str(state, refresh=True)
+            self._draw(self._bar, prediction.done_share, state)
         elif not self._quiet:
-            log.info("%s of the work done; %s", percent_text(prediction.done_share), state)
+            log.info("%s of the work done; %s", percent_text(prediction.done_share), ", ".join(state))
+
+    @staticmethod
+    def _draw(bar: Any, share: float, state: list[str]) -> None:
+        """Redraw the bar, with as much of the state, which begins with what matters most, as has room beside it."""
+        room = (terminal_width() or 80) - _BAR_COLUMNS
+        while len(state) > 1 and len(", ".join(state)) > room:
+            state = state[:-1]
+        bar.n = share
+        bar.set_description_str(", ".join(state))
 
     def close(self) -> None:
         """Leave the last state on the screen."""
         if self._bar is not None:
             rows, elapsed_s = self._rows_done(), time.perf_counter() - self._started_s
-            self._bar.n = 1.0 if rows >= self._total_rows else self._bar.n
-            self._bar.set_postfix_str(f"writing: {rows:,} rows, {self._tokens / elapsed_s:,.0f} tokens a second")
+            share = 1.0 if rows >= self._total_rows else self._bar.n
+            self._draw(self._bar, share, [f"{rows:,} rows", f"{self._tokens / elapsed_s:,.0f} tokens/s"])
             self._bar.close()

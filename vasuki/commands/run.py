@@ -25,7 +25,7 @@ from vasuki.base.errors import InputError, Interrupted, ModelError, TooManyRowEr
 from vasuki.base.units import duration, percent_text
 from vasuki.commands.foresight import MachineProfile, expected, look_back, rough_tokens
 from vasuki.commands.manifests import run_manifest
-from vasuki.commands.progress import Progress
+from vasuki.commands.progress import Progress, busy_with
 from vasuki.commands.signals import StopSignals
 from vasuki.commands.step_tracer import StepTracer
 from vasuki.commands.this_machine import Placement, placed_as_loaded, stays_on_host
@@ -162,15 +162,16 @@ class Runner:
 
     def _load(self, config: JobConfig) -> LoadedModel:
         started_s = time.perf_counter()
-        from vasuki.hf.loading.load_model import load_model  # torch and transformers take seconds to import
+        with busy_with(f"loading {config.model.path}", self.quiet):
+            from vasuki.hf.loading.load_model import load_model  # torch and transformers take seconds to import
 
-        loaded = load_model(
-            config.model,
-            config.engine.device,
-            partial(stays_on_host, config),
-            config.engine.compile != "off",
-            config.kv.dtype,
-        )
+            loaded = load_model(
+                config.model,
+                config.engine.device,
+                partial(stays_on_host, config),
+                config.engine.compile != "off",
+                config.kv.dtype,
+            )
         if model_fingerprint(config.model) != self._fingerprint:
             raise ModelError(f"model {config.model.path} changed while it was loaded; run again when it is whole")
         self._load_s = time.perf_counter() - started_s - loaded.compile_s
@@ -238,10 +239,11 @@ class _Run:
         journal = self.folder.journal()
         with stream:
             requests = journal.resume(stream)
-            first = list(first_rows(requests, PLANNED_REQUESTS))
-            placement = placed_as_loaded(self.config, loaded, rough_tokens(first, self.rows_left))
-            self.machine = placement.machine
-            plan = self._plan(placement, first)
+            with busy_with("measuring the machine and planning", self.quiet):
+                first = list(first_rows(requests, PLANNED_REQUESTS))
+                placement = placed_as_loaded(self.config, loaded, rough_tokens(first, self.rows_left))
+                self.machine = placement.machine
+                plan = self._plan(placement, first)
             self.weights_on_host = plan.layout.host_layers > 0
             cost_model = CostModel(placement.shape, placement.profile, plan.layout)
             self.folder.begin()
@@ -307,7 +309,9 @@ class _Run:
 
                 sink = RowSink(writer, loaded.tokenizer.decode, on_commit=note)
                 progress = Progress(self.rows_left, lambda: sink.written.rows, prediction, self.quiet)
-                tracer = StepTracer(trace, plan.settings, prediction)
+                tracer = StepTracer(
+                    trace, plan.settings, loaded.kv_layout.bytes_per_token, loaded.kv_layout.num_layers, prediction
+                )
                 watchdog = Watchdog(prediction.step_s)
                 observers: list[Observer] = [order, prediction, tracer, progress, watchdog]
                 gc.freeze()  # the collector need not walk through what was loaded, half a second in the midst of a job
@@ -321,7 +325,8 @@ class _Run:
                     gc.unfreeze()
                     watchdog.close()
                     progress.close()
-                    sink.close()
+                    with busy_with("writing the last rows", self.quiet):
+                        sink.close()
         except Interrupted as error:
             interrupted = error
         now_s = time.perf_counter()

@@ -7,6 +7,7 @@ from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
 from vasuki.engine.settings import EngineSettings
 from vasuki.io.output.trace import StepRecord, TraceWriter
+from vasuki.machines.memory_budget import footprint
 from vasuki.planner import RunningPrediction
 
 
@@ -16,6 +17,8 @@ class StepTracer:
     Args:
         trace: where to.
         settings: those of the run.
+        token_bytes: KV of a token, all layers.
+        num_layers: that keep it.
         prediction: what was predicted of a step. None in a simulation, which is one.
     """
 
@@ -23,10 +26,14 @@ class StepTracer:
         self,
         trace: TraceWriter,
         settings: EngineSettings,
+        token_bytes: int,
+        num_layers: int,
         prediction: RunningPrediction | None = None,
     ) -> None:
         self._trace = trace
         self._settings = settings
+        self._block_bytes = token_bytes * settings.block_tokens
+        self._num_layers = num_layers
         self._prediction = prediction
         self._preempted = 0
         self._finished = 0
@@ -36,9 +43,10 @@ class StepTracer:
     ) -> None:
         """Note a step."""
         counters = scheduler.queues.counters
-        held = scheduler.queues.pool.num_held
         parked = scheduler.queues.host_pool.num_held if scheduler.queues.host_pool else 0
-        streamed = self._settings.offload.streamed_layers
+        device_bytes, host_bytes = footprint(
+            self._settings, self._block_bytes, self._num_layers, scheduler.queues.pool.num_held, parked
+        )
         preempted = counters.preemptions_recompute + counters.preemptions_swap
         self._trace.record(
             StepRecord(
@@ -48,9 +56,9 @@ class StepTracer:
                 decode_tokens=batch.num_decode_tokens,
                 seqs=batch.num_seqs,
                 waiting=len(scheduler.queues.waiting) + len(scheduler.queues.parked),
-                kv_device_blocks=held,
-                kv_host_blocks=parked + (held if streamed else 0),
-                streamed_layers=streamed,
+                kv_device_bytes=device_bytes,
+                kv_host_bytes=host_bytes,
+                streamed_layers=self._settings.offload.streamed_layers,
                 swapped_blocks=sum(len(swap.device) for swap in batch.swaps),
                 copied_bytes=result.copied_bytes,
                 preempted=preempted - self._preempted,

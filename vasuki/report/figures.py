@@ -32,7 +32,6 @@ from vasuki.report.canvas import (
 )
 from vasuki.report.history import Series, Usual, clipped
 from vasuki.report.job_runs import JobRuns, Result
-from vasuki.report.table import PAPER_METRIC, significant
 from vasuki.report.timeline import Counts, Timeline
 
 _TAIL_SHARE = 0.2  # how much of the end the tail's figure shows
@@ -93,34 +92,27 @@ def _marks_s(result: Result) -> tuple[float, ...]:
 
 
 def cost_plot(workload: JobRuns) -> Plot | None:
-    """What people pay, and the paper's metric beside it."""
+    """What people pay."""
     results = workload.results
-    parts: list[tuple[str, list[float | None], Callable[[float], str]]] = []
     currencies = {result.price.currency for result in results if result.price is not None}
-    if len(currencies) == 1:
-        (currency,) = currencies
-        parts += [
-            (f"{currency} for the job", [r.amount for r in results], money_text),
-            (f"{currency} a million tokens", [r.per_million_tokens for r in results], money_text),
-            (f"{currency} a thousand rows", [r.per_thousand_rows for r in results], money_text),
-        ]
-    if any(result.paper_metric is not None for result in results):
-        parts.append((f"{PAPER_METRIC}, more is better", [r.paper_metric for r in results], significant))
-    if not parts:
+    if len(currencies) != 1:
         return None
-    columns = min(2, len(parts))
-    height_in = 0.4 + -(-len(parts) // columns) * (bars_height(results) - 0.4)
-    figure, all_axes = panels("Cost by card", results, len(parts), height_in, columns)
-    for index, (axes, (name, values, text)) in enumerate(zip(all_axes, parts, strict=True)):
-        labels = [UNKNOWN if value is None else text(value) for value in values]
-        bars(axes, results, [value or 0.0 for value in values], labels, named=index % columns == 0)
+    (currency,) = currencies
+    parts = [
+        (f"{currency} for the job", [r.amount for r in results]),
+        (f"{currency} a million tokens", [r.per_million_tokens for r in results]),
+        (f"{currency} a thousand rows", [r.per_thousand_rows for r in results]),
+    ]
+    figure, all_axes = panels("Cost by card", results, len(parts), bars_height(results), len(parts))
+    for index, (axes, (name, values)) in enumerate(zip(all_axes, parts, strict=True)):
+        labels = [UNKNOWN if value is None else money_text(value) for value in values]
+        bars(axes, results, [value or 0.0 for value in values], labels, named=index == 0)
         axes.set_xlabel(name)
         axes.set_xticks([])  # each bar has its figure
     return Plot(
         "cost",
         "Cost by card",
-        "Tokens are prompt and output tokens. What is not in money is the cost metric of the Vasuki paper "
-        "(section 3.2): rows a second over dollars per FP32 gigaflop per watt.",
+        "Tokens are prompt and output tokens.",
         figure,
     )
 
@@ -233,10 +225,10 @@ def tail_plot(workload: JobRuns) -> Plot | None:
 def kv_plot(workload: JobRuns) -> Plot | None:
     """Bytes of keys and values on the device and on the host."""
     results = workload.results
-    traced = [(result, timeline) for result, timeline in _traced(results) if result.run.block_bytes]
+    traced = _traced(results)
     tiers = [
         (name, field)
-        for name, field in (("device", "kv_device_blocks"), ("host", "kv_host_blocks"))
+        for name, field in (("device", "kv_device_bytes"), ("host", "kv_host_bytes"))
         if any(timeline.peak[field].any() for _, timeline in traced)
     ]
     if not tiers:
@@ -244,16 +236,19 @@ def kv_plot(workload: JobRuns) -> Plot | None:
     title = f"KV cache on the {' and on the '.join(name for name, _ in tiers)}"
     scale_s, unit = time_unit(max(timeline.total_s for _, timeline in traced))
     scale_bytes, size_unit = byte_unit(
-        max(float(timeline.peak[field].max()) * r.run.block_bytes for r, timeline in traced for _, field in tiers)
+        max(float(timeline.peak[field].max()) for _, timeline in traced for _, field in tiers)
     )
     figure, all_axes = panels(title, [result for result, _ in traced], len(tiers), 0.7 + 2.1 * len(tiers))
     for axes, (tier, field) in zip(all_axes, tiers, strict=True):
         for index, (result, timeline) in enumerate(traced):
             if not timeline.peak[field].any():
                 continue
-            scale = result.run.block_bytes / scale_bytes
             look = line_look(index)
-            mean, peak, t = timeline.mean[field] * scale, timeline.peak[field] * scale, timeline.t_s / scale_s
+            mean, peak, t = (
+                timeline.mean[field] / scale_bytes,
+                timeline.peak[field] / scale_bytes,
+                timeline.t_s / scale_s,
+            )
             axes.plot(t, mean, label=result.full_label, **look)
             axes.fill_between(t, mean, peak, color=look["color"], alpha=0.2)
         axes.set_ylabel(f"{tier} ({size_unit})")
@@ -270,18 +265,16 @@ def cdf_plot(workload: JobRuns) -> Plot | None:
     traced = _traced(results)
     if not traced:
         return None
-    scale_bytes, size_unit = byte_unit(
-        max(float(timeline.host_blocks.values.max()) * result.run.block_bytes for result, timeline in traced)
-    )
+    scale_bytes, size_unit = byte_unit(max(float(timeline.host_bytes.values.max()) for _, timeline in traced))
     parts: list[tuple[str, list[tuple[int, Result, Counts, float]]]] = [
         ("sequences in a step", [(i, result, timeline.seqs, 1.0) for i, (result, timeline) in enumerate(traced)])
     ]
     offloaded = [
-        (i, result, timeline.host_blocks, result.run.block_bytes / scale_bytes)
+        (i, result, timeline.host_bytes, 1 / scale_bytes)
         for i, (result, timeline) in enumerate(traced)
-        if timeline.host_blocks.values.any()
+        if timeline.host_bytes.values.any()
     ]
-    others = [result.label for result, timeline in traced if offloaded and not timeline.host_blocks.values.any()]
+    others = [result.label for result, timeline in traced if offloaded and not timeline.host_bytes.values.any()]
     if offloaded:
         parts.append((f"KV offloaded to the host ({size_unit})", offloaded))
     title = "Batch size" + (" and offloaded memory" if offloaded else "") + ", cumulative over steps"
@@ -438,7 +431,7 @@ def history_plots(series: Series) -> list[Plot]:
                         label=flag,
                     )
             axes.set_ylabel(name)
-            axes.set_ylim(0, 1.12 * max(rates))
+            axes.set_ylim(0, 1.12 * float(np.nanmax([*rates, *predicted])))
             every = -(-len(entries) // 7)
             ticks = [int(i) for i in x[::every]] if axes is all_axes[-1] else []
             axes.set_xticks(ticks, [clipped(results[i].label, 12) for i in ticks])
@@ -447,10 +440,12 @@ def history_plots(series: Series) -> list[Plot]:
             handles, labels, ncols=5, loc="lower right", bbox_to_anchor=(1.0, 0.98), borderpad=0.1, markerscale=0.7
         )
         all_axes[-1].set_xlabel("run, by the time it ended")
-    caption = (
-        "The shade reaches from the median of the runs before to the limit above which a rate is unusual. A run is "
-        "slow when both rates are unusual, late when it took 15 % longer than predicted."
-    )
+    caption = "A run is late when it took 15 % longer than predicted."
+    if any(each is not None for _, _, usual in parts for each in usual):
+        caption = (
+            "The shade reaches from the median of the runs before to the limit above which a rate is unusual. A run is "
+            f"slow when both rates are unusual. {caption}"
+        )
     return [Plot("history", f"{series.name}, run by run", caption, figure)]
 
 

@@ -15,7 +15,7 @@ from vasuki.report.comparison import Comparison
 from vasuki.report.history import History, entry_cells, findings
 from vasuki.report.job_runs import JobRuns, Result
 from vasuki.report.table import figures_of, overview_of
-from vasuki.report.words import answer, caveats
+from vasuki.report.words import answer, caveats, paper_metric
 
 if TYPE_CHECKING:
     from vasuki.report.canvas import Plot
@@ -47,7 +47,7 @@ _GLOSSARY = {
     "not counted as work.",
     "cost": "Paid hours times the price of an hour, loading of the model included.",
     "QPS / ($/FP32 GFLOP/W)": "The cost metric of the Vasuki paper (section 3.2): rows a second over dollars per FP32 "
-    "gigaflop per watt (A10 12, A40 52). Higher is better. It rates the hardware; it is not what anybody pays.",
+    "gigaflop per watt (A10 12, A40 52). Higher is better. Nobody is billed by it.",
     "energy": "Where a run recorded none, the limit is the board's power limit over all paid hours.",
     "tail": "The end of the run, from when fewer than half of the mean number of sequences were in a step.",
 }
@@ -109,6 +109,8 @@ def _workload_parts(workload: JobRuns, plots: Sequence[Plot], named: bool) -> It
         yield _box("caveats", notes)
     headings = ["", *(result.label for result in workload.results)]
     yield _table(headings, [[name, *cells] for name, cells in figures_of(workload.results)])
+    if note := paper_metric(workload):
+        yield f"<p>{escape(note)}</p>"
     yield from map(_figure, plots)
     yield "<h3>Where this comes from</h3>"
     yield _table(["run", "folder", "ended (UTC)", "config", "vasuki"], [_origin(result) for result in workload.results])

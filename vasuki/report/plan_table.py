@@ -20,9 +20,7 @@ _BOUNDS = {
 def plan_table(plans: Iterable[Plan]) -> str:
     """Plans side by side, at most 100 columns wide, and below them what is worth knowing of each."""
     plans = list(plans)
-    rows: list[tuple[str, ...]] = [
-        ("GPU", "policy", "makespan", "bound", "gap", "cost", "/Mtok", "chunk", "seqs", "offload")
-    ]
+    rows: list[tuple[str, ...]] = [("GPU", "policy", "makespan", "bound", "cost", "/Mtok", "chunk", "seqs", "offload")]
     for plan in plans:
         rows.append(
             (
@@ -30,7 +28,6 @@ def plan_table(plans: Iterable[Plan]) -> str:
                 plan.policy,
                 time_text(plan.makespan_s),
                 time_text(plan.schedule_bound_s),
-                f"{plan.gap:.0%}",
                 money_text(plan.cost.amount, plan.cost.currency),
                 money_text(plan.cost.per_million_tokens, ""),
                 str(plan.chunk_tokens),
@@ -45,21 +42,31 @@ def plan_table(plans: Iterable[Plan]) -> str:
 
 
 def plan_verdict(plans: Sequence[Plan]) -> str:
-    """Which of several plans ends first, which costs least, and by how much: a line each, or none on costs where a
-    price is not known."""
+    """Which of several plans to take, by what margin, and how wrong predictions may be before that changes.
+
+    Empty for a single plan; silent on costs where a price is not known.
+    """
     if len(plans) < 2:
         return ""
     first, second = sorted(plans, key=lambda plan: plan.makespan_s)[:2]
     ratio = second.makespan_s / first.makespan_s
-    text = f"{first.gpu} would finish first: {time_text(first.makespan_s)} against {time_text(second.makespan_s)} on "
-    text += f"{second.gpu}, {ratio:.2f} times as fast."
+    times = f"{time_text(first.makespan_s)} against {time_text(second.makespan_s)} on {second.gpu}"
+    times += f", {ratio:.2f} times as fast"
     if None in {plan.cost.amount for plan in plans} or len({plan.cost.currency for plan in plans}) > 1:
-        return text
+        return f"{first.gpu} would finish first: {times}.\n{_holds(ratio)}"
     least, next_least = sorted(plans, key=lambda plan: plan.cost.amount or 0.0)[:2]
     amount, other = least.cost.amount or 0.0, next_least.cost.amount or 0.0
     less = f", {percent_text(1 - amount / other)} less" if other else ""
     costs = f"{money_text(amount, least.cost.currency)} against {money_text(other)} on {next_least.gpu}{less}"
-    return f"{text}\n{least.gpu} would be cheapest: {costs}."
+    margin = other / amount if amount else float("inf")
+    holds = _holds(min(ratio, margin))
+    if least.gpu == first.gpu:
+        return f"Take {first.gpu}: it would finish first and cost least.\n  {times}\n  {costs}\n{holds}"
+    return f"{first.gpu} would finish first: {times}.\n{least.gpu} would be cheapest: {costs}.\n{holds}"
+
+
+def _holds(margin: float) -> str:
+    return f"This holds unless the predictions misjudge one card against the other by a factor of {margin:.2f}."
 
 
 def sorted_plans(plans: Iterable[Plan], by: str | None) -> list[Plan]:

@@ -73,18 +73,6 @@ class Run:
         recorded = self.manifest.cost.gpu_hours or self.manifest.timings.makespan_s / 3600 * self.num_devices
         return recorded * self.makespan_s / self.manifest.timings.makespan_s
 
-    @property
-    def block_bytes(self) -> float:
-        """Bytes of a KV block: the peak in bytes over the peak in blocks. 0 where nothing was held."""
-        kv, timeline = self.manifest.kv, self.timeline
-        if timeline is None:
-            return 0.0
-        for num_bytes, name in ((kv.peak_device_bytes, "kv_device_blocks"), (kv.peak_host_bytes, "kv_host_blocks")):
-            blocks = float(timeline.peak[name].max())
-            if num_bytes and blocks:
-                return num_bytes / blocks
-        return 0.0
-
     def setting(self, section: str, key: str) -> Any:
         """A key of the job as the manifest holds it, None where it is absent."""
         values = self.manifest.job.get(section)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Callable, Sequence
 
-from vasuki.base.units import bytes_text, count_text, money_text, percent_text, time_text
+from vasuki.base.units import bytes_text, count_text, money_text, percent_text, significant, time_text
 from vasuki.report.comparison import Comparison
 from vasuki.report.job_runs import JobRuns, Result
-from vasuki.report.words import answer, caveats, headline
+from vasuki.report.words import answer, caveats, headline, paper_metric
 
 WIDTH = 100
-PAPER_METRIC = "QPS / ($/FP32 GFLOP/W)"
 _NAME_WIDTH = 26
 _RUN_WIDTH = 18
 _RUNS_ABREAST = (WIDTH - _NAME_WIDTH) // _RUN_WIDTH
@@ -43,6 +41,8 @@ def _workload_text(workload: JobRuns) -> str:
     lines = [workload.name, "=" * len(workload.name), *(wrapped(sentence) for sentence in answer(workload))]
     for first in range(0, len(workload.results), _RUNS_ABREAST):
         lines += ["", *_block(workload.results[first : first + _RUNS_ABREAST])]
+    if note := paper_metric(workload):
+        lines += ["", wrapped(note)]
     if notes := caveats(workload):
         lines += ["", *(wrapped(note) for note in notes)]
     return "\n".join(lines)
@@ -83,7 +83,6 @@ def figures_of(results: Sequence[Result]) -> Rows:
         ("cost of the job", lambda r: _money(r, r.amount)),
         ("  a million tokens", lambda r: _money(r, r.per_million_tokens)),
         ("  a thousand rows", lambda r: _money(r, r.per_thousand_rows)),
-        (PAPER_METRIC, lambda r: _if_known(r.paper_metric, significant)),
         ("energy", _energy),
         ("batch, mean / most", lambda r: f"{r.run.manifest.batch.mean_seqs:,.1f} / {r.run.manifest.batch.max_seqs:,}"),
         ("steps", lambda r: f"{r.run.manifest.steps:,}"),
@@ -98,12 +97,6 @@ def figures_of(results: Sequence[Result]) -> Rows:
     ]
     rows = [(name, [cell(result) for result in results]) for name, cell in cells]
     return [(name, [text or "-" for text in texts]) for name, texts in rows if any(texts)]
-
-
-def significant(value: float) -> str:
-    """Three significant digits, without powers of ten: `0.0828`, `1,550`."""
-    decimals = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
-    return f"{value:,.{decimals}f}"
 
 
 def energy_text(kwh: float) -> str:

@@ -28,7 +28,7 @@ Array = npt.NDArray[np.float64]
 NUM_BINS = 512
 _STEPS_AT_ONCE = 16384
 _FIRST_BIN_S = 1e-3
-_BINNED = ("prefill_tokens", "decode_tokens", "seqs", "waiting", "kv_device_blocks", "kv_host_blocks")
+_BINNED = ("prefill_tokens", "decode_tokens", "seqs", "waiting", "kv_device_bytes", "kv_host_bytes")
 _COLUMNS = ("t_s", "elapsed_s", "predicted_s", "swapped_blocks", "run", *_BINNED)
 _ERROR_EDGES = np.append(np.linspace(0, 2, 2001), np.inf)  # |predicted / elapsed - 1| of a step
 
@@ -64,7 +64,7 @@ class Timeline:
     elapsed_s: Array  # mean duration of the steps that ended in each bin; 0 where none did
     predicted_s: Array  # the same of what the cost model said
     seqs: Counts
-    host_blocks: Counts
+    host_bytes: Counts
     num_steps: int
     total_s: float  # end of the last step
     num_runs: int  # 1 unless the job was stopped and went on
@@ -135,7 +135,7 @@ class _Builder:
         self._covered = np.zeros(num_bins)
         self._ended = np.zeros((3, num_bins))  # steps that end in the bin: their number, elapsed_s, predicted_s
         self._seqs = _Tally()
-        self._host_blocks = _Tally()
+        self._host_bytes = _Tally()
         self._errors = np.zeros(_ERROR_EDGES.size - 1)
         self.num_steps = 0
         self._total_s = 0.0
@@ -178,7 +178,7 @@ class _Builder:
         for row, weight in enumerate((num_steps, column["elapsed_s"], column["predicted_s"])):
             self._ended[row] += np.bincount(last, weight, self._num_bins)
         self._seqs.add(column["seqs"], num_steps)
-        self._host_blocks.add(column["kv_host_blocks"], num_steps)
+        self._host_bytes.add(column["kv_host_bytes"], num_steps)
         known = (column["predicted_s"] > 0) & (column["elapsed_s"] > 0)
         errors = np.abs(column["predicted_s"][known] / column["elapsed_s"][known] - 1)
         self._errors += np.histogram(errors, _ERROR_EDGES, weights=num_steps[known])[0]
@@ -226,7 +226,7 @@ class _Builder:
             elapsed_s=elapsed / np.where(ended > 0, ended, 1.0),
             predicted_s=predicted / np.where(ended > 0, ended, 1.0),
             seqs=self._seqs.build(),
-            host_blocks=self._host_blocks.build(),
+            host_bytes=self._host_bytes.build(),
             num_steps=self.num_steps,
             total_s=self._total_s,
             num_runs=self._num_runs,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vasuki.base.units import count_text, listing, money_text, percent_text, plural, time_text
+from vasuki.base.units import count_text, listing, money_text, percent_text, plural, significant, time_text
 from vasuki.report.job_runs import JobRuns, Result
 
 _TOGETHER = 1.02  # closer than this is called a draw, whatever the reason
@@ -49,6 +49,23 @@ def caveats(workload: JobRuns) -> list[str]:
     for result in workload.results:
         found += _caveats_of(result)
     return found
+
+
+def paper_metric(workload: JobRuns) -> str:
+    """The cost metric of the Vasuki paper, and why it may disagree with the money. Empty where a card has none."""
+    names, results = workload.names, workload.finalists
+    values = {result: result.paper_metric or 0.0 for result in results}
+    if len(results) < 2 or not all(values.values()):
+        return ""
+    ranked = sorted(results, key=lambda result: -values[result])
+    figures = listing([f"{significant(values[result])} for {names[result]}" for result in ranked])
+    text = f"In the metric of the Vasuki paper (section 3.2), QPS / ($/FP32 GFLOP/W), more is better: {figures}."
+    if not workload.by_cost or ranked[0] is workload.by_cost[0]:
+        return text
+    return (
+        f"{text} It puts {names[ranked[0]]} first and the money {names[workload.by_cost[0]]}, since it divides by a "
+        "figure for buying the card's FP32 arithmetic, not by the price of an hour. The bill follows the money."
+    )
 
 
 def _caveats_of(result: Result) -> list[str]:

@@ -7,8 +7,8 @@ append: there the trace is kept in a local temporary file and put when the run e
 from __future__ import annotations
 
 import json
-import shutil
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
@@ -23,7 +23,7 @@ _FLUSH_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """A step of the trace. Blocks and sequences are counted after it."""
+    """A step of the trace. Memory and sequences are counted after it."""
 
     t_s: float  # end of the step, since the run began to generate
     elapsed_s: float  # of this step
@@ -31,8 +31,8 @@ class StepRecord:
     decode_tokens: int
     seqs: int  # in the batch
     waiting: int  # sequences not in the batch
-    kv_device_blocks: int = 0
-    kv_host_blocks: int = 0  # with KV of all layers there, or of the streamed ones
+    kv_device_bytes: int = 0
+    kv_host_bytes: int = 0  # of parked sequences, and of the streamed layers of all others
     swapped_blocks: int = 0  # of sequences that changed tier in this step
     streamed_layers: int = 0  # that live on the host
     copied_bytes: int = 0  # KV that moved between the tiers in this step, streamed layers' included
