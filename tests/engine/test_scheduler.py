@@ -23,6 +23,7 @@ from vasuki.engine.sequence import FinishReason, Progress, Request, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
 
 BLOCK_TOKENS = 4
+EAGER = replace(POLICIES["vasuki"], admission=Admission.PROMPT)  # leaves decodes no room to grow
 AHEAD = replace(POLICIES["vasuki"], admission=Admission.PEAK)  # with prompts computed ahead, in these tests
 
 
@@ -172,7 +173,7 @@ def test_a_row_that_had_ended_is_not_run_again() -> None:
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
-@pytest.mark.parametrize("policy", [POLICIES["vasuki"], AHEAD])
+@pytest.mark.parametrize("policy", [POLICIES["vasuki"], EAGER, AHEAD])
 def test_nothing_leaks_over_ten_thousand_rows(policy: Policy, steps_ahead: int) -> None:
     """Through a pool that is always full, with parking, host memory that runs out, and shared prefixes."""
     rows = [(1 + 7 * i % 20, 1 + 5 * i % 12, 20) for i in range(10_000)]
@@ -184,8 +185,33 @@ def test_nothing_leaks_over_ten_thousand_rows(policy: Policy, steps_ahead: int) 
     assert counters.shared_tokens > 100
     if policy is AHEAD:
         assert counters.prefilled_ahead > 100
-    else:
+    elif policy is EAGER:
         assert min(counters.preemptions_swap, counters.preemptions_recompute) > 100
+
+
+def steps_of(limits: Limits, num_steps: int) -> list[Batch]:
+    """The first steps of two rows of up to 12 blocks and one with a long prompt, which have 20 blocks together."""
+    scheduler = scheduler_of(POLICIES["vasuki"], limits, 20)
+    for row, (prompt, max_tokens) in enumerate([(8, 41), (8, 41), (60, 5)]):
+        scheduler.add(Request(row, row, prompt, max_tokens, prompt_token_ids=[row] * prompt))
+    batches: list[Batch] = []
+    for _ in range(num_steps):
+        batch = scheduler.schedule()
+        assert batch is not None
+        scheduler.update(batch, StepResult([1] * 3, [False] * 3, 1.0))
+        batches.append(batch)
+    return batches
+
+
+def test_a_prompt_begins_before_all_its_room_is_free_and_leaves_decodes_theirs() -> None:
+    batches = steps_of(Limits(16, 8), 6)
+    assert [batch.num_prefill_tokens for batch in batches] == [16, 14, 14, 14, 6, 0]
+    assert [len(batch.decodes) for batch in batches] == [0, 2, 2, 2, 2, 2]
+
+
+def test_steps_are_short_while_a_usual_row_has_no_room() -> None:
+    batches = steps_of(Limits(16, 8, short_step_tokens=8, usual_row_tokens=40), 4)
+    assert [batch.num_tokens for batch in batches] == [16, 16, 8, 8]
 
 
 def test_rows_that_can_never_run_are_committed_and_can_be_stopped() -> None:

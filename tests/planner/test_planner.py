@@ -304,7 +304,7 @@ def test_streamed_blocks_are_large_unless_the_job_says_otherwise() -> None:
     assert plan.settings.kv_tokens * LLAMA.kv_bytes_per_token > 2**29
     small = make_plan(lengths, LLAMA, A10, kv=kv.model_copy(update={"block_tokens": 16}))
     assert small.settings.block_tokens == 16
-    assert plan.makespan_s < 0.92 * small.makespan_s
+    assert plan.makespan_s < 0.97 * small.makespan_s
 
 
 def test_prompts_are_computed_ahead_where_the_job_asks_for_it() -> None:
@@ -382,6 +382,15 @@ def test_cpu_profiles_are_planned_alike() -> None:
     plan = make_plan(lengths_of(30, 50, 20), named_shape("llama-3.2-1b"), find_profile("cpu"))
     assert plan.makespan_s > plan.lower_bound_s > 0
     assert plan.chunk_tokens % find_profile("cpu").tile_rows == 0
+
+
+def test_no_more_rows_run_than_end_with_the_longest() -> None:
+    """Memory holds all 64 at once, but then the longest goes on in tiny batches."""
+    lengths, card = Lengths(np.full(64, 100), np.array([400] * 4 + [140] * 60)), find_profile("cpu")
+    plan = make_plan(lengths, SMALL, card, plan=KNOWN)
+    assert plan.max_num_seqs < 64
+    all_at_once = make_plan(lengths, SMALL, card, plan=KNOWN, engine=EngineConfig(max_num_seqs=64))
+    assert plan.makespan_s < all_at_once.makespan_s
 
 
 def test_tiles_of_single_rows_leave_the_choice_of_large_steps() -> None:

@@ -15,6 +15,8 @@ from vasuki.engine.queues import Queues
 from vasuki.engine.sequence import Sequence
 from vasuki.engine.settings import EngineSettings
 
+GROWTH_STEPS = 32
+
 
 class AdmissionControl:
     """Answers for the rows of one scheduler. It moves none of them."""
@@ -35,6 +37,23 @@ class AdmissionControl:
             return False
         return self._policy.refill or not queues.num_running
 
+    def spare_blocks(self) -> int:
+        """Blocks that prompts may take now. Unless all rows fit with all their growth, those are left that decodes
+        take in the next `GROWTH_STEPS`, one each at most: by then some row has usually ended."""
+        queues, pool = self._queues, self._pool
+        if self._policy.admission is not Admission.ROOM or queues.maximum_blocks <= pool.num_blocks:
+            return pool.num_available
+        size = pool.block_tokens
+        if size <= GROWTH_STEPS:
+            return pool.num_available - len(queues.decoding)
+        return pool.num_available - sum([-row.num_computed_tokens % size < GROWTH_STEPS for row in queues.decoding])
+
+    def step_tokens(self) -> int:
+        """The budget of the next step: prompts hurry while memory has room for another row."""
+        limits = self._limits
+        hurry = self.spare_blocks() * self._pool.block_tokens >= limits.usual_row_tokens
+        return limits.chunk_tokens if hurry or not limits.short_step_tokens else limits.short_step_tokens
+
     def fits(self, sequence: Sequence, budget: int = sys.maxsize, ahead: Sequence | None = None) -> bool:
         """Whether memory and slots allow the sequence to start now, with a budget of so many tokens, or to go `ahead`.
         An empty batch takes any row, `Scheduler.add` having checked it."""
@@ -50,6 +69,8 @@ class AdmissionControl:
             return True
         if admission is Admission.CHUNK:
             return pool.blocks_for(min(budget, sequence.num_tokens)) <= pool.num_available
+        if admission is Admission.ROOM:
+            return pool.blocks_for(min(budget, sequence.num_tokens)) <= self.spare_blocks()
         if admission is Admission.PROMPT:
             promised = sum([pool.blocks_for(s.num_tokens) - len(s.block_table.device) for s in queues.prefilling])
             watermark = max(1, pool.num_blocks // 100)

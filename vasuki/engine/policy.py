@@ -31,6 +31,7 @@ class Admission(enum.Enum):
     """Memory that must be available before a waiting row starts."""
 
     CHUNK = "chunk"  # the chunk of its prompt that the step has budget for
+    ROOM = "room"  # that chunk, beside what decodes will take soon
     PROMPT = "prompt"  # its prompt; growth is met by stalls and preemption
     MAXIMUM = "maximum"  # prompt and max_tokens, beside those of all that run
     PEAK = "peak"  # so that the sum of all expected growth never exceeds the pool
@@ -59,7 +60,7 @@ _STATIC = replace(_WHOLE_PROMPTS, name="static", mixing=Mixing.PREFILL_FIRST, re
 POLICIES = {
     policy.name: policy
     for policy in (
-        Policy("vasuki", Admission.PROMPT, ordered=True, shares_prefixes=True, evicts_least_computed=True),
+        Policy("vasuki", Admission.ROOM, ordered=True, shares_prefixes=True, evicts_least_computed=True),
         Policy("sarathi", Admission.PROMPT),
         replace(_WHOLE_PROMPTS, name="orca"),
         replace(_WHOLE_PROMPTS, name="vllm-v0", admission=Admission.PROMPT, mixing=Mixing.PREFILL_FIRST),

@@ -39,6 +39,7 @@ class Scheduler:
         self.limits = settings.limits
         self.queues = Queues(settings)
         self.admission = AdmissionControl(settings, self.queues)
+        self.step_tokens = 0  # budget of the step that was formed last; a static batch starts as a whole
         self._preemption = Preemption(settings.policy, self.queues, self.admission)
         self._ending: list[Sequence] = []  # for their length, with a last token that is not known yet
 
@@ -104,7 +105,7 @@ class Scheduler:
         queues, mixing = self.queues, self.policy.mixing
         queues.swaps = []
         self._preemption.park_ahead()
-        budget = self.limits.chunk_tokens if self.policy.refill else sys.maxsize  # a static batch starts as a whole
+        self.step_tokens = budget = self.admission.step_tokens() if self.policy.refill else sys.maxsize
         decodes: list[Sequence] = []
         prefills: list[ScheduledChunk] = []
         if mixing is Mixing.MIXED:
@@ -144,6 +145,8 @@ class Scheduler:
             if self.policy.admission is Admission.CHUNK and not self._preemption.make_room_for(sequence, budget):
                 break
             budget -= self._add_chunk(chunks, sequence, budget)
+            if budget > 0 and not (chunks and chunks[-1].samples):
+                queues.memory_is_tight = True  # which cut the prompt short
         may_start = admission.may_admit()
         while queues.waiting and budget > 0:
             sequence = queues.waiting[0]
@@ -162,7 +165,7 @@ class Scheduler:
         pool, start = self.queues.pool, sequence.num_computed_tokens
         left = sequence.num_tokens - start
         table = sequence.block_table.device
-        room = (len(table) + pool.num_available) * pool.block_tokens - start
+        room = (len(table) + max(0, self.admission.spare_blocks())) * pool.block_tokens - start
         take = min(left, room, budget if self.policy.chunked else left)
         if take <= 0:
             return 0

@@ -16,6 +16,8 @@ class Limits:
     max_num_seqs: int
     lookahead: int = 16  # waiting rows kept at hand; the fewer, the later the order is fixed
     prefill_threshold: float = 0.5  # share of the pool that must be free to start a prefill phase, when exclusive
+    short_step_tokens: int = 0  # the budget while memory has less room than for a usual row; 0: the same as ever
+    usual_row_tokens: int = 0  # KV of that row
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,12 +25,14 @@ from vasuki.planner.lengths import Lengths
 from vasuki.planner.ordering.planned_order import MILP_ROWS
 from vasuki.planner.steady_state import MeanRow, SteadyState, steady_state
 
-CHUNK_TILES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+CHUNK_TILES = (0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 LEAST_CHUNK_TOKENS, MOST_CHUNK_TOKENS = 32, 4096
 NUM_SEQS = 256
 MOST_SEQS = 2048
 SHORT_ROW_TOKENS = 512  # rows shorter than that get small blocks
+SPARE_ROWS = 1.1  # times the rows that run while the longest does: rows start at different times
 LAYOUTS = 12  # numbers of layers on the host that are compared, where the weights do not fit
+USUAL_ROW = 1.5  # times what rows hold on average is the room from which on steps are full ones
 PREFILL_THRESHOLD = 0.1  # share of memory that starts a prefill phase: small ones keep the batch large
 
 
@@ -126,6 +128,7 @@ class Candidate:
             settings.policy.mixing,
             settings.offload.streamed_layers,
             settings.block_tokens * problem.shape.kv_bytes_per_token_per_layer,
+            settings.limits.short_step_tokens,
         )
         return cls(settings, cost, state)
 
@@ -147,7 +150,8 @@ def ranked_candidates(problem: Problem) -> list[Candidate]:
 def _candidates(problem: Problem) -> Iterator[Candidate]:
     misfit: ModelError | None = None
     found = False
-    for cost, chunk_tokens in itertools.product(problem.costs, _chunk_sizes(problem)):
+    sizes = _chunk_sizes(problem)
+    for cost, (short, chunk_tokens) in itertools.product(problem.costs, zip([0, *sizes], sizes, strict=False)):
         try:
             settings = _settings(problem, chunk_tokens, cost.layout)
         except ModelError as error:
@@ -156,13 +160,30 @@ def _candidates(problem: Problem) -> Iterator[Candidate]:
         found = True
         for mixing in (Mixing.MIXED, Mixing.EXCLUSIVE) if problem.policy.ordered else (problem.policy.mixing,):
             mixed = replace(settings, policy=replace(problem.policy, mixing=mixing))
+            if mixing is Mixing.MIXED and short:
+                usual = int(USUAL_ROW * problem.work.held_tokens)
+                mixed = replace(mixed, limits=replace(mixed.limits, short_step_tokens=short, usual_row_tokens=usual))
             yield Candidate.of(problem, mixed, cost)
     if misfit is not None and not found:
         raise misfit
 
 
+def with_fewer_rows(problem: Problem, candidate: Candidate) -> Candidate | None:
+    """The same with only as many rows side by side as it takes for all of them to end with the longest; None if memory
+    holds no more anyway.
+
+    More would end sooner, and leave the longest rows to small steps.
+    """
+    outputs, limits = problem.lengths.output_tokens, candidate.settings.limits
+    enough = 8 * math.ceil(SPARE_ROWS * float(outputs.sum()) / float(outputs.max()) / 8)
+    if problem.engine.max_num_seqs != "auto" or enough >= min(limits.max_num_seqs, candidate.state.sequences):
+        return None
+    settings = replace(candidate.settings, limits=replace(limits, max_num_seqs=enough))
+    return Candidate.of(problem, settings, candidate.cost)
+
+
 def _chunk_sizes(problem: Problem) -> list[int]:
-    """Whole tiles, so that decodes and the chunk together fill them."""
+    """Whole tiles, or parts, so that decodes and the chunk together fill them."""
     if problem.engine.chunk_tokens != "auto":
         return [problem.engine.chunk_tokens]
     if not problem.policy.ordered:
@@ -170,7 +191,8 @@ def _chunk_sizes(problem: Problem) -> list[int]:
         return [max(problem.policy.chunk_tokens, whole)]
     tile = problem.profile.tile_rows
     tile *= math.ceil(LEAST_CHUNK_TOKENS / tile)  # a CPU's tiles are single rows
-    return [tile * tiles for tiles in CHUNK_TILES if tile * tiles <= MOST_CHUNK_TOKENS]
+    sizes = [int(tile * tiles) for tiles in CHUNK_TILES]
+    return [size for size in sizes if LEAST_CHUNK_TOKENS <= size <= MOST_CHUNK_TOKENS]
 
 
 def _settings(problem: Problem, chunk_tokens: int, layout: Layout) -> EngineSettings:

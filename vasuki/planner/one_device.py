@@ -25,17 +25,17 @@ from vasuki.machines.price import Cost
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
-from vasuki.planner.candidates import Candidate, Problem, ranked_candidates
+from vasuki.planner.candidates import Candidate, Problem, ranked_candidates, with_fewer_rows
 from vasuki.planner.few_rows import with_best_order
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.loss import max_loss_s
 from vasuki.planner.lower_bound import job_lower_bound
 from vasuki.planner.offload.choice import choose_offload, may_offload
+from vasuki.planner.offload.options import makespan_s
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import (
     Prediction,
     affordable_predictions,
-    affordable_rows,
     allowed,
     cost_of_uncertainty,
     predict,
@@ -164,22 +164,18 @@ def _fastest(problem: Problem, candidates: list[Candidate]) -> Prediction:
     Candidates come in the order of their steady states, and only the best are simulated.
     """
     best = candidates[0]
-    if len(problem.lengths) > affordable_rows(problem, best):
-        first = predict(problem, best)
-        if best.mixing is Mixing.MIXED or not first.loses_too_much(problem):
-            return first  # rows that take turns end no earlier
-        mixed = [candidate for candidate in candidates if candidate.mixing is Mixing.MIXED][:1]
-        predictions = [first, *(predict(problem, candidate) for candidate in mixed)]
-    else:
-        shortlist = candidates[:SHORTLIST]
-        mixings = {candidate.mixing for candidate in shortlist}
-        shortlist += [candidate for candidate in candidates if candidate.mixing not in mixings][:1]
-        shortlist = shortlist[: affordable_predictions(problem, best)]
-        predictions = [predict(problem, candidate) for candidate in shortlist]
+    shortlist = candidates[:SHORTLIST]
+    mixings = {candidate.mixing for candidate in shortlist}
+    shortlist += [candidate for candidate in candidates if candidate.mixing not in mixings][:1]
+    affordable = affordable_predictions(problem, best)
+    predictions = [predict(problem, candidate) for candidate in shortlist[:affordable]]
+    if len(shortlist) < affordable:
+        fewer = with_fewer_rows(problem, min(predictions, key=makespan_s).candidate)
+        predictions += [predict(problem, candidate) for candidate in [fewer] if candidate]
     options = allowed(problem, predictions)
     if options[0].loses_too_much(problem):  # as all of them do
         return min(options, key=lambda each: each.loss.mean_s)
-    return min(options, key=lambda each: each.makespan_s)
+    return min(options, key=makespan_s)
 
 
 def _mixing_reason(chosen: Candidate, candidates: list[Candidate]) -> str:

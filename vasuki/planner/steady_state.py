@@ -74,8 +74,12 @@ def steady_state(
     mixing: Mixing,
     streamed_layers: int = 0,
     copy_bytes: float = 0.0,
+    short_step_tokens: int = 0,
 ) -> SteadyState:
-    """The state that a job settles at under these limits. Streaming is as in `CostModel.repeated`."""
+    """The state that a job settles at under these limits. Streaming is as in `CostModel.repeated`.
+
+    Prompts that need more than short steps and less than full ones get as many of either as they need.
+    """
 
     def step(decodes: float, chunk: float) -> StepTime:
         count, size = max(0, round(decodes)), max(0, round(chunk))
@@ -98,13 +102,17 @@ def steady_state(
         if wanted > room:
             sequences = max(1.0, chunk_tokens * output / (prompt + output))
             wanted = room = max(1.0, chunk_tokens - sequences)
-        decode, full = step(sequences, 0), step(sequences, room)
-        full_steps = output / sequences * wanted / room  # for a request, those that it shares with others divided
-        decode_steps = output / sequences - full_steps
+        short = max(0.0, short_step_tokens - sequences)
+        if 0 < wanted < short:
+            short, room = 0.0, short
+        decode, other, full = step(sequences, 0), step(sequences, short), step(sequences, room)
+        # for a request, those that it shares with others divided
+        full_steps = output / sequences * (wanted - short) / (room - short)
+        other_steps = output / sequences - full_steps
     else:
         sequences = max(1.0, sequences * PACKED_IN_PHASES / PACKED)
         decode, full = step(sequences, 0), step(0, chunk_tokens)
-        full_steps, decode_steps = prompt / chunk_tokens, output / sequences
-    request_s, exposed_s, hidden_s = (full_steps * a + decode_steps * b for a, b in zip(full, decode, strict=True))
+        other, full_steps, other_steps = decode, prompt / chunk_tokens, output / sequences
+    request_s, exposed_s, hidden_s = (full_steps * a + other_steps * b for a, b in zip(full, other, strict=True))
     copied_s = exposed_s + hidden_s
     return SteadyState(request_s, sequences, decode.total_s, full.total_s, hidden_s / copied_s if copied_s else 1.0)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 
 from vasuki.engine.batch import Batch
-from vasuki.engine.policy import Mixing
+from vasuki.engine.policy import Admission, Mixing
 from vasuki.engine.scheduler import Scheduler
 
 
@@ -49,7 +49,10 @@ class FastForward:
             steps = (sequence.num_tokens - start - 1) // chunk_tokens
         # In block_tokens steps a decode fills one block and a chunk of c tokens c of them: so many rounds of as many
         # steps find their blocks. After them every decode may need a block at once, and chunks take what is left.
+        # The budget of a step and the room of its chunk stay what they are while so much stays free.
         available, block_tokens = queues.pool.num_available, queues.pool.block_tokens
+        if prefills:
+            available -= self._kept_blocks()
         rounds = (available - 1) // max(1, num_decodes + chunk_tokens)
         spare = available - 1 - rounds * (num_decodes + chunk_tokens) - num_decodes
         sure = rounds * block_tokens + (max(0, spare) * block_tokens // chunk_tokens if chunk_tokens else 0)
@@ -84,7 +87,14 @@ class FastForward:
         """Tokens that the step has left for prompts; none where prompts wait for the next phase."""
         scheduler = self._scheduler
         if scheduler.policy.mixing is Mixing.MIXED:
-            return scheduler.limits.chunk_tokens - batch.num_tokens
+            return scheduler.step_tokens - batch.num_tokens
         if scheduler.policy.mixing is Mixing.EXCLUSIVE and not batch.prefills:
             return 0
-        return scheduler.limits.chunk_tokens - batch.num_prefill_tokens
+        return scheduler.step_tokens - batch.num_prefill_tokens
+
+    def _kept_blocks(self) -> int:
+        """Blocks that prompts leave to decodes, at most, and those without which the steps would be short."""
+        scheduler, pool, limits = self._scheduler, self._scheduler.queues.pool, self._scheduler.limits
+        others = len(scheduler.queues.decoding) if scheduler.policy.admission is Admission.ROOM else 0
+        hurries = limits.short_step_tokens and scheduler.step_tokens == limits.chunk_tokens
+        return others + (pool.blocks_for(limits.usual_row_tokens) if hurries else 0)
