@@ -32,8 +32,7 @@ class _TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = fitted(f"{self.formatTime(record, '%H:%M:%S')} {' '.join(record.getMessage().splitlines())}", indent=9)
-        return without_keys(f"{line}
-{self.formatException(record.exc_info)}" if record.exc_info else line)
+        return without_keys(f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line)
 
 
 def set_up_logs(quiet: bool, log_format: str) -> None:
