@@ -29,7 +29,7 @@ class StepRecord:
     prefill_tokens: int
     decode_tokens: int
     seqs: int  # in the batch
-    waiting: int  # sequences not in the batch
+    waiting: int  # rows that have arrived and are not in the batch
     kv_device_blocks: int = 0
     kv_host_blocks: int = 0  # with KV of all layers there, or of the streamed ones
     swapped_blocks: int = 0  # of sequences that changed tier in this step
@@ -40,6 +40,7 @@ class StepRecord:
     hidden_copy_s: float = 0.0
     predicted_s: float = 0.0  # what the cost model said of this step; 0 without one
     finished: int = 0
+    gathers: int = 0  # rows that are held back until so many have arrived; 0 where they are not
     run: int = 0  # set by the writer: 0 for the first run in the folder
 
 
