@@ -84,7 +84,7 @@ def _is_mapping(kind: Any) -> bool:
 def _limits(constraints: Iterable[Any]) -> Iterator[str]:
     for constraint in constraints:
         for limit in getattr(constraint, "metadata", [constraint]):
-            for name, sign in (("gt", ">"), ("ge", "≥"), ("le", "≤")):
+            for name, sign in (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤")):
                 if hasattr(limit, name):
                     yield f"{sign} {getattr(limit, name):g}"
 

@@ -1,11 +1,11 @@
-"""The headline claims of the Vasuki, Sarathi and Prepacking papers, by this project's cost model and scheduler.
+"""The headline claims of the papers that this project builds on, by its own cost model and scheduler.
 
     python scripts/reproduce/reproduce.py NAME [NAME ...] [--data DIR] [--quick]
-    python scripts/reproduce/reproduce.py all --data DIR  # everything in docs/reproduction.md: about four minutes
+    python scripts/reproduce/reproduce.py all --data DIR  # everything in docs/reproduction.md: about five minutes
 
 Each claim is printed as a Markdown table with the paper's figures beside ours, and the last line is one JSON object.
-DIR holds arxiv_summarization_lengths.csv, of Vidur's public traces; without it, stand-ins are used and named. The same
-arguments give the same figures.
+DIR holds arxiv_summarization_lengths.csv, of Vidur's public traces, and azure_code_arrivals.csv and
+azure_conv_arrivals.csv, of Azure's; without it, stand-ins are used and named. The same arguments give the same figures.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import reproduce_arrivals
 import reproduce_pipeline
 import reproduce_prepacking
 import reproduce_sarathi
@@ -43,13 +44,16 @@ CLAIMS: dict[str, Callable[[Options], Table]] = {
     "sarathi-pipeline": reproduce_pipeline.section_5_3,
     "prepacking-batch": reproduce_prepacking.figure_3,
     "prepacking-rows": reproduce_prepacking.figure_9,
+    "packing-ttft": reproduce_arrivals.table_1,
+    "packing-claims": reproduce_arrivals.verdicts,
+    "packing-control": reproduce_arrivals.control,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", metavar="NAME", choices=("all", *CLAIMS), help=f"all, {', '.join(CLAIMS)}")
-    parser.add_argument("--data", type=Path, help="folder with arxiv_summarization_lengths.csv")
+    parser.add_argument("--data", type=Path, help="folder with the traces")
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
     arguments = parser.parse_args()
     options = Options(arguments.data, QUICK if arguments.quick else 1.0)

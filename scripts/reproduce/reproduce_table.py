@@ -12,7 +12,7 @@ Figures = dict[str, float | int | str]
 class Options:
     """How large, and from which data."""
 
-    data: Path | None = None  # folder with arxiv_summarization_lengths.csv
+    data: Path | None = None  # folder with the traces
     scale: float = 1.0  # of the numbers of requests; the papers' at 1
 
     def rows(self, full: int, least: int = 8) -> int:

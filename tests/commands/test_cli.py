@@ -21,7 +21,7 @@ PLAN_FIELDS = {
     "schedule_bound_s", "source", "range_s",
     "optimal", "policy", "chunk_tokens", "max_num_seqs", "shared_tokens", "offload", "cost", "uncertainty", "plan_s",
 }  # fmt: skip
-SIMULATED_FIELDS = {"steps", "batch", "kv", "preemptions", "layout", "bubbles"}
+SIMULATED_FIELDS = {"ttft", "latency", "steps", "batch", "kv", "preemptions", "layout", "bubbles"}
 SHAPE = ("--set", "model.shape=llama-3-8b")
 
 
@@ -318,3 +318,58 @@ def test_a_bug_is_a_json_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (line,) = json_lines(result)
     assert (result.exit_code, line["exit_code"]) == (1, 1)
     assert "ZeroDivisionError: one\ntwo" in line["traceback"]
+
+
+@pytest.fixture
+def arriving(tmp_path: Path) -> Path:
+    """Ten rows, half a second apart."""
+    path = tmp_path / "arriving.csv"
+    rows = "".join(f"{200 + 50 * row},20,{row / 2}\n" for row in range(10))
+    path.write_text("num_prefill_tokens,num_decode_tokens,arrived_at\n" + rows)
+    return path
+
+
+def test_rows_that_arrive_are_simulated_and_reported(arriving: Path, tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    arguments = ("simulate", arriving, *SHAPE, "--gpu", "a10", "--policy", "vllm", "--policy", "prefill-packing")
+    result = vasuki(*arguments, "--set", f"output.path={out}", "--set", "arrivals.min_rows=4", "--json")
+    assert result.exit_code == 0, result.stderr
+    at_once, packed = json.loads(result.stdout)
+    assert 0 < at_once["ttft"]["p50_s"] < packed["ttft"]["p50_s"] <= packed["ttft"]["p99_s"] < 2
+    assert at_once["ttft"]["mean_s"] < at_once["latency"]["mean_s"]
+    assert "first token after, mean" in vasuki("report", out).stdout
+    text = vasuki(*arguments).stdout
+    assert [line.split()[1] for line in text.splitlines() if "to the first token" in line] == [
+        "vllm",
+        "prefill-packing",
+    ]
+
+
+def test_rows_that_are_there_have_no_waiting_times(lengths: Path) -> None:
+    result = vasuki("simulate", lengths, *SHAPE, "--gpu", "a10", "--json")
+    assert (run := json.loads(result.stdout)[0])["ttft"] is None
+    assert run["latency"] is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("min_rows=40", "min_rows should be at most max_rows, not 40 and 32"),
+        ("low=1.1", "low should be at most high, not 1.1 and 1"),
+        ("decrease=1", "arrivals.decrease: should be less than 1, not 1"),
+        ("target_s=1e-4", "arrivals.target_s: 0.0001 s is below one step's time: the shortest prompt alone takes"),
+        ("target=1", "unknown key 'arrivals.target'"),
+    ],
+)
+def test_settings_of_arrivals_that_make_no_sense_are_one_line(arriving: Path, setting: str, problem: str) -> None:
+    arguments = ("simulate", arriving, *SHAPE, "--gpu", "a10", "--policy", "prefill-packing")
+    result = vasuki(*arguments, "--set", f"arrivals.{setting}")
+    assert result.exit_code == 2
+    assert problem in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_rows_are_not_gathered_for_several_replicas(lengths: Path) -> None:
+    result = vasuki("simulate", lengths, *SHAPE, "--gpu", "a10", "--dp", "2", "--policy", "prefill-packing")
+    assert result.exit_code == 2
+    assert "prefill-packing is not simulated with several replicas or stages" in result.stderr

@@ -448,6 +448,9 @@ def test_what_is_only_priced_is_not_run(name: str) -> None:
     if name.startswith("static"):
         with pytest.raises(JobFileError, match=f"engine.policy: {name} pads its batches; `vasuki simulate` prices"):
             runnable_policy(name)
+    elif POLICIES[name].gathers:
+        with pytest.raises(JobFileError, match=f"engine.policy: {name} gathers rows that arrive over time"):
+            runnable_policy(name)
     else:
         assert runnable_policy(name) is POLICIES[name]
 

@@ -238,7 +238,9 @@ class PlanConfig(_Section):
 class EngineConfig(_Section):
     """How steps are formed and executed."""
 
-    policy: Literal["vasuki", "sarathi", "orca", "vllm", "vllm-v0", "static", "static-sorted"] = "vasuki"
+    policy: Literal["vasuki", "sarathi", "orca", "vllm", "vllm-v0", "static", "static-sorted", "prefill-packing"] = (
+        "vasuki"
+    )
     """Who runs in the next step. All but `vasuki` are there for comparison."""
     chunk_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Token budget of a step: decodes first, then prompt chunks up to this many tokens."""
@@ -279,6 +281,55 @@ class KVConfig(_Section):
         return self.offload not in ("auto", "none")
 
 
+class ArrivalsConfig(_Section):
+    """How rows that arrive over time are gathered and packed into batches. For `simulate` with `engine.policy:
+    prefill-packing` alone; symbols are those of the paper Dynamic Prefill Packing."""
+
+    controller: Literal["aimd", "load"] = "aimd"
+    """How N, the rows to gather, follows the time to first token: `aimd` is the paper's equation 1; `load` gathers more
+    where the device has no time left and less where it has, and packs only what the engine can take at once."""
+    packing: Literal["greedy", "exact"] = "greedy"
+    """How gathered rows are packed: `greedy` takes the first batch with room, `exact` finds the fewest batches."""
+    target_s: Annotated[float, Field(gt=0)] = 2.0
+    """Time to first token that 95 rows of 100 should keep to (the paper's SLO)."""
+    low: Annotated[float, Field(gt=0)] = 0.8
+    """τ_low, as a share of the target. Up to there the device may be given larger batches."""
+    high: Annotated[float, Field(gt=0)] = 1.0
+    """τ_high, as a share of the target. From there on the target counts as missed."""
+    smoothing: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """γ: weight of the newest epoch in the running means of time to first token (S) and of arrivals a second (λ)."""
+    epoch_s: Annotated[float, Field(ge=0.01)] = 1.0
+    """How often N is reconsidered."""
+    increase: Annotated[int, Field(ge=1)] = 1
+    """α: what N grows by."""
+    decrease: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """β: what N shrinks to, as a share."""
+    min_rows: Annotated[int, Field(ge=1)] = 1
+    """N_min: least rows to gather, where N starts."""
+    max_rows: Annotated[int, Field(ge=1)] = 32
+    """N_max: most rows to gather. The same as `min_rows` switches the controller off."""
+    busy: Annotated[float, Field(gt=0, le=1)] = 0.85
+    """u*: the share of an epoch from which on the device counts as busy."""
+    timeout: Annotated[float, Field(gt=0)] = 0.5
+    """The longest that a row is held back for others, as a share of the target."""
+    burst_rows: Annotated[int, Field(ge=1)] = 32
+    """q_thresh: with so many rows held back none waits for more. Below `max_rows` it caps N."""
+    burst_rows_per_s: Annotated[float, Field(gt=0)] = 32.0
+    """λ_thresh: while more arrive than that, none waits for others."""
+    batch_tokens: Annotated[int, Field(ge=1)] = 20_000
+    """T_max: prompt tokens of a batch. A longer prompt has one to itself."""
+    batch_rows: Annotated[int, Field(ge=1)] = 32
+    """B_max: rows of a batch."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> ArrivalsConfig:
+        for least, most in (("min_rows", "max_rows"), ("low", "high")):
+            if getattr(self, least) > getattr(self, most):
+                values = f"{getattr(self, least):g} and {getattr(self, most):g}"
+                raise ValueError(f"{least} should be at most {most}, not {values}")
+        return self
+
+
 class ErrorsConfig(_Section):
     """When failed rows fail the job."""
 
@@ -307,6 +358,7 @@ class JobConfig(_Section):
     plan: PlanConfig = PlanConfig()
     engine: EngineConfig = EngineConfig()
     kv: KVConfig = KVConfig()
+    arrivals: ArrivalsConfig = ArrivalsConfig()
     errors: ErrorsConfig = ErrorsConfig()
     cost: CostConfig = CostConfig()
 

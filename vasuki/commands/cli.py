@@ -302,7 +302,7 @@ def simulate(
     """Run a job in virtual time, also on machines that you do not have.
 
     With `--set output.path=DIR` it writes run folders that `vasuki report` reads. A LENGTHS.csv has the columns
-    num_prefill_tokens and num_decode_tokens.
+    num_prefill_tokens and num_decode_tokens, and may have arrived_at, in seconds.
 
     \b
     Example:  vasuki simulate my-job/job.yaml --gpu a10 --gpu a40 --set output.path=compare
@@ -312,7 +312,7 @@ def simulate(
     from vasuki.commands.forecast import explain_step, output_of, placements_of, simulate_workload
     from vasuki.commands.workload import workload_of
     from vasuki.models.layout import Layout
-    from vasuki.report.plan_table import bubble_table, plan_table
+    from vasuki.report.plan_table import bubble_table, plan_table, waiting_table
 
     workload = workload_of(job_or_lengths, overrides, trusts_code)
     placements = placements_of(gpus, workload)
@@ -322,8 +322,9 @@ def simulate(
         click.echo(json.dumps([result.to_dict() for result in results]))
         return
     click.echo(plan_table(result.plan for result in results))
-    if bubbles := bubble_table(results):
-        click.echo("\n" + bubbles)
+    for more in (bubble_table(results), waiting_table(results)):
+        if more:
+            click.echo("\n" + more)
     if explain:
         for placement in placements:
             click.echo("\n" + explain_step(workload, placement, layout))

@@ -13,6 +13,7 @@ from vasuki.commands.step_tracer import StepTracer
 from vasuki.commands.this_machine import ONE_DEVICE, Placement, placed_here, placed_on
 from vasuki.commands.workload import Workload
 from vasuki.engine.loop import Observer
+from vasuki.engine.policy import find_policy
 from vasuki.io.location import writing
 from vasuki.io.output.manifest import MANIFEST
 from vasuki.io.output.output_folder import simulated_folder
@@ -103,7 +104,11 @@ def _folder_of(output: str, placement: Placement, layout: Layout, policy: str, n
 
 def _simulate(workload: Workload, placement: Placement, policy: str, folder: str, layout: Layout) -> Simulated:
     config = placement.config
-    config = config.model_copy(update={"engine": config.engine.model_copy(update={"policy": policy})})
+    chosen: dict[str, str | int] = {"policy": policy}
+    if find_policy(policy).gathers:  # a step holds a packed batch, or a longer prompt alone
+        longest = int(workload.lengths.prompt_tokens.max())
+        chosen["chunk_tokens"] = max(config.arrivals.batch_tokens, longest)
+    config = config.model_copy(update={"engine": config.engine.model_copy(update=chosen)})
     plan = replace(placement, config=config).plan(workload.lengths, layout)
     shape, profile = placement.shape, placement.profile
 
@@ -114,6 +119,7 @@ def _simulate(workload: Workload, placement: Placement, policy: str, folder: str
             shape,
             profile,
             plan_config=config.plan,
+            gathering=config.arrivals,
             observers=observers,
             one_by_one=bool(observers),
         )

@@ -67,6 +67,8 @@ def simulated_manifest(
         batch=BatchStats(**result["batch"]),
         kv=KVStats(**result["kv"]),
         preemptions=PreemptionCounts(**result["preemptions"]),
+        ttft=simulated.ttft,
+        latency=simulated.latency,
         device={
             "type": profile.kind,
             "name": profile.title,

@@ -9,6 +9,9 @@ tokens and 1,024 sequences. Simplified: what waiting rows begin with is evicted 
 evicts the coldest first; and a row that found no blocks is asked again when some were freed, not in every step.
 
 `vllm-v0` is its first engine: whole prompts, and alone.
+
+`prefill-packing` is the system of Dynamic Prefill Packing: rows that arrive are gathered and packed (`vasuki.arrivals`)
+before the scheduler sees them. Here it computes whole prompts, a packed batch of them a step, beside the decodes.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ class Policy:
     padded: bool = False  # priced as rows padded to the longest, which keep their slot when they end; never run
     ordered: bool = False  # rows are taken in a planned order, by estimated output lengths
     sorted_prompts: bool = False  # rows are taken in order of prompt length
+    gathers: bool = False  # rows that arrive are held back to be packed; only simulated
     shares_prefixes: bool = False
     evicts_least_computed: bool = False  # False: the victim is the row that came last
     chunk_tokens: int = 512  # token budget where the job names none; vasuki's is planned
@@ -67,6 +71,7 @@ POLICIES = {
         Policy("vllm", Admission.CHUNK, shares_prefixes=True, chunk_tokens=8192),
         _STATIC,
         replace(_STATIC, name="static-sorted", sorted_prompts=True),
+        replace(_WHOLE_PROMPTS, name="prefill-packing", admission=Admission.PROMPT, gathers=True, chunk_tokens=20_000),
     )
 }
 
@@ -80,9 +85,11 @@ def find_policy(name: str) -> Policy:
 
 
 def runnable_policy(name: str) -> Policy:
-    """Look a policy up that a run may have. Raises JobFileError for one whose batches are padded: nothing computes
-    those, they are only priced."""
+    """Look a policy up that a run may have. Raises JobFileError for one that is only priced: nothing computes padded
+    batches, and in a run all rows are there, so that none has to be gathered."""
     policy = find_policy(name)
+    if policy.gathers:
+        raise JobFileError(f"engine.policy: {name} gathers rows that arrive over time, which only `simulate` replays")
     if policy.padded:
         raise JobFileError(f"engine.policy: {name} pads its batches; `vasuki simulate` prices that, no run does it")
     return policy

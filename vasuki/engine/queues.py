@@ -14,7 +14,7 @@ Each arrow is a method, and moves the row, its blocks and its status together. N
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
 from vasuki.engine.batch import Swap
@@ -55,6 +55,8 @@ class Queues:
         self.parked: deque[Sequence] = deque()
         self.counters = Counters()
         self.swaps: list[Swap] = []  # of the batch being formed; emptied by Scheduler
+        self.held_back: Callable[[], int] = lambda: 0  # rows that wait outside since they arrived; set by their source
+        self.gathers = 0  # rows that are gathered before they come here; set by their source, 0 where none are
         self.maximum_blocks = 0  # what the running sequences would hold if all grew to max_tokens
         # Admission was refused for lack of memory, and nothing was freed since. Set by admission and preemption.
         self.memory_is_tight = False
@@ -76,6 +78,11 @@ class Queues:
         yield from self.running
         yield from self.parked
         yield from self.waiting
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows that have arrived and don't run."""
+        return len(self.waiting) + len(self.parked) + self.held_back()
 
     def is_empty(self) -> bool:
         return not (self.waiting or self.prefilling or self.decoding or self.parked)

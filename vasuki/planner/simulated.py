@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from vasuki.base.config import Column, PlanConfig
+from vasuki.arrivals import ArrivalAdmission, Percentiles
+from vasuki.base.config import ArrivalsConfig, Column, PlanConfig
+from vasuki.base.errors import JobFileError
 from vasuki.engine.loop import Observer
 from vasuki.engine.settings import EngineSettings
 from vasuki.machines.cost_model import CostModel
@@ -68,6 +70,18 @@ class Simulated:
     bubbles: Bubbles = Bubbles()
 
     @property
+    def ttft(self) -> Percentiles | None:
+        """From a row's arrival to its first token; None unless rows arrive."""
+        waited = self.result.waited
+        return Percentiles.of(waited.ttft_s) if waited else None
+
+    @property
+    def latency(self) -> Percentiles | None:
+        """From a row's arrival to its end; None unless rows arrive."""
+        waited = self.result.waited
+        return Percentiles.of(waited.latency_s) if waited else None
+
+    @property
     def recomputed_tokens(self) -> int:
         """Computed again after preemptions."""
         return self.result.counters.recomputed_tokens
@@ -93,6 +107,8 @@ class Simulated:
             "preemptions": {"swap": counters.preemptions_swap, "recompute": counters.preemptions_recompute},
             "layout": self.plan.layout.to_dict(),
             "bubbles": asdict(self.bubbles),
+            "ttft": self.ttft and asdict(self.ttft),
+            "latency": self.latency and asdict(self.latency),
         }
 
 
@@ -103,6 +119,7 @@ def simulate_plan(
     profile: HardwareProfile,
     *,
     plan_config: PlanConfig | None = None,
+    gathering: ArrivalsConfig | None = None,
     layout: Layout | None = None,
     observers: Iterable[Observer] = (),
     one_by_one: bool = False,
@@ -117,13 +134,23 @@ def simulate_plan(
         shape: the model.
         profile: the device.
         plan_config: what is known of outputs, and the ordering window; the plan says which solver.
+        gathering: how rows are gathered as they arrive, where the policy does that.
         layout: over several devices; the plan's if not given.
         observers: see the steps, several at a time unless `one_by_one`.
         one_by_one: run single steps.
+
+    Raises:
+        JobFileError: no row can have its first token by the target for which rows are gathered.
     """
     config = plan_config or PlanConfig()
     settings = plan.settings
     arrivals = lengths.arrived_at_s
+    if settings.policy.gathers:
+        gathering = gathering or ArrivalsConfig()
+        settings = _for_batches(settings, gathering)
+        arrivals = np.zeros(len(lengths)) if arrivals is None else arrivals
+    else:
+        gathering = None
     order = order_requests(
         lengths.requests(isinstance(config.output_length, Column)),
         settings,
@@ -134,6 +161,8 @@ def simulate_plan(
     )
     outputs = np.minimum(lengths.output_tokens, lengths.limits).data
     cost_model = CostModel(shape, profile, layout or plan.layout)
+    if gathering is not None:
+        _check_target(gathering, lengths, cost_model)
     bubbles = Bubbles()
     if cost_model.layout.num_streams > 1:
         result, bubbles = _in_streams(order, outputs, settings, cost_model, observers)
@@ -144,6 +173,7 @@ def simulate_plan(
             settings,
             cost_model,
             arrived_at_s=None if arrivals is None else np.ascontiguousarray(arrivals).data,
+            admission=ArrivalAdmission(gathering) if gathering else None,
             observers=[*observers, order],
             one_by_one=one_by_one,
         )
@@ -156,6 +186,24 @@ def simulate_plan(
     )
     block_bytes = shape.kv_bytes_per_token * settings.block_tokens
     return Simulated(simulated, result, block_bytes, shape.num_layers, bubbles)
+
+
+def _for_batches(settings: EngineSettings, gathering: ArrivalsConfig) -> EngineSettings:
+    """Settings of steps that each have room for a packed batch, whatever decodes beside it."""
+    limits = settings.limits
+    step_tokens = gathering.batch_tokens + limits.max_num_seqs
+    limits = replace(limits, chunk_tokens=step_tokens, lookahead=gathering.batch_rows + 1)
+    return replace(settings, limits=limits)
+
+
+def _check_target(gathering: ArrivalsConfig, lengths: Lengths, cost_model: CostModel) -> None:
+    shortest = int(lengths.prompt_tokens.min())
+    step_s = cost_model.step_time_s(cost_model.work([shortest], [shortest]))
+    if gathering.target_s < step_s:
+        raise JobFileError(
+            f"arrivals.target_s: {gathering.target_s:g} s is below one step's time: the shortest prompt alone takes "
+            f"{step_s:.3g} s"
+        )
 
 
 def _in_streams(

@@ -44,6 +44,7 @@ def plots_of(workload: JobRuns) -> list[Plot]:
         cost_plot,
         price_plot,
         timeline_plot,
+        queue_plot,
         tail_plot,
         kv_plot,
         cdf_plot,
@@ -191,6 +192,33 @@ def timeline_plot(workload: JobRuns) -> Plot | None:
     all_axes[-1].set_xlabel(f"time ({unit})")
     legend_below(figure, all_axes[0])
     return Plot("timeline", title, _bin_words(traced), figure)
+
+
+def queue_plot(workload: JobRuns) -> Plot | None:
+    """Rows that wait over time where rows arrive, and how many are gathered before they start."""
+    traced = [(r, timeline) for r, timeline in _traced(workload.results) if r.run.manifest.ttft is not None]
+    if not traced:
+        return None
+    parts = [("rows that wait", "waiting")]
+    if any(timeline.peak["gathers"].any() for _, timeline in traced):
+        parts.append(("rows to gather (N)", "gathers"))
+    title = "The queue" + (" and what is gathered" if len(parts) > 1 else "")
+    scale_s, unit = time_unit(max(timeline.total_s for _, timeline in traced))
+    figure, all_axes = panels(title, [result for result, _ in traced], len(parts), 1.2 + 2.1 * len(parts))
+    for axes, (name, field) in zip(all_axes, parts, strict=True):
+        for index, (result, timeline) in enumerate(traced):
+            if field == "gathers" and not timeline.peak[field].any():
+                continue
+            look, t_s = line_look(index), timeline.t_s / scale_s
+            axes.plot(t_s, timeline.mean[field], label=result.full_label, **look)
+            axes.fill_between(t_s, timeline.mean[field], timeline.peak[field], color=look["color"], alpha=0.2)
+        axes.set_ylabel(name)
+        axes.set_ylim(0)
+        axes.set_xlim(0, max(timeline.total_s for _, timeline in traced) / scale_s)
+        axes.tick_params(labelbottom=axes is all_axes[-1])
+    all_axes[-1].set_xlabel(f"time ({unit})")
+    legend_below(figure, all_axes[0])
+    return Plot("queue", title, f"Rows that have arrived and don't run. {_bin_words(traced)}", figure)
 
 
 def tail_plot(workload: JobRuns) -> Plot | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import astuple
 
 from vasuki.base.units import bytes_text, money_text, percent_text, time_text
 from vasuki.planner.plan import Plan
@@ -89,6 +90,17 @@ def bubble_table(simulated: Iterable[Simulated]) -> str:
         rows.append((name, run.plan.policy, f"{bubbles.share:.1%}", "micro-batch", *_spread(bubbles.micro_batch_s)))
         rows.append(("", "", "", "request", *_spread(bubbles.request_s)))
     return "\n".join(_columns(rows))
+
+
+def waiting_table(simulated: Iterable[Simulated]) -> str:
+    """How long rows waited, run by run, where they arrive over time. Empty if they don't."""
+    rows: list[tuple[str, ...]] = [("GPU", "policy", "seconds from arrival", "mean", "50 %", "95 %", "99 %")]
+    for run in simulated:
+        for name, waited in (("to the first token", run.ttft), ("to the last token", run.latency)):
+            if waited:
+                cells = [f"{seconds:.3g}" for seconds in astuple(waited)]
+                rows.append((run.plan.gpu, run.plan.policy, name, *cells))
+    return "\n".join(_columns(rows)) if len(rows) > 1 else ""
 
 
 def _spread(spread: Spread) -> tuple[str, str, str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 
+from vasuki.arrivals.percentiles import Percentiles
 from vasuki.base.units import bytes_text, count_text, money_text, percent_text, significant, time_text
 from vasuki.report.comparison import Comparison
 from vasuki.report.job_runs import JobRuns, Result
@@ -75,6 +76,10 @@ def figures_of(results: Sequence[Result]) -> Rows:
         ("  could be saved, at most", lambda r: _if_known(r.could_save, lambda s: percent_text(max(0.0, s)))),
         ("  lower bound", lambda r: _if_known(r.lower_bound_s, time_text)),
         ("  times the lower bound", lambda r: _if_known(r.times_lower_bound, lambda times: f"{times:.2f}")),
+        ("first token after, mean", lambda r: _mean(r.run.manifest.ttft)),
+        ("  50/95/99 % of rows (s)", lambda r: _percentiles(r.run.manifest.ttft)),
+        ("last token after, mean", lambda r: _mean(r.run.manifest.latency)),
+        ("  50/95/99 % of rows (s)", lambda r: _percentiles(r.run.manifest.latency)),
         ("rows", lambda r: count_text(r.run.rows_done)),
         ("tokens, prompt", lambda r: count_text(r.run.manifest.tokens.prompt)),
         ("tokens, output", lambda r: count_text(r.run.manifest.tokens.output)),
@@ -116,6 +121,14 @@ def _if_any(value: float, text: Callable[[float], str]) -> str | None:
 
 def _money(result: Result, amount: float | None) -> str | None:
     return None if amount is None or result.price is None else money_text(amount, result.price.currency)
+
+
+def _mean(waited: Percentiles | None) -> str | None:
+    return f"{significant(waited.mean_s)} s" if waited else None
+
+
+def _percentiles(waited: Percentiles | None) -> str | None:
+    return "/".join(f"{s:.3g}" for s in (waited.p50_s, waited.p95_s, waited.p99_s)) if waited else None
 
 
 def _energy(result: Result) -> str | None:

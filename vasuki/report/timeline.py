@@ -28,7 +28,7 @@ Array = npt.NDArray[np.float64]
 NUM_BINS = 512
 _STEPS_AT_ONCE = 16384
 _FIRST_BIN_S = 1e-3
-_BINNED = ("prefill_tokens", "decode_tokens", "seqs", "waiting", "kv_device_bytes", "kv_host_bytes")
+_BINNED = ("prefill_tokens", "decode_tokens", "seqs", "waiting", "gathers", "kv_device_bytes", "kv_host_bytes")
 _COLUMNS = ("t_s", "elapsed_s", "predicted_s", "swapped_blocks", "run", *_BINNED)
 _ERROR_EDGES = np.append(np.linspace(0, 2, 2001), np.inf)  # |predicted / elapsed - 1| of a step
 

@@ -6,14 +6,17 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Vector
 from dataclasses import dataclass
 
+from vasuki.arrivals import ArrivalAdmission
 from vasuki.engine.loop import Observer, RunStats, drain
 from vasuki.engine.queues import Counters
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.engine.settings import EngineSettings
 from vasuki.machines.cost_model import CostModel
+from vasuki.simulator.arrivals import Arrivals, GatheredArrivals
 from vasuki.simulator.fast_forward import FastForward
-from vasuki.simulator.simulated_executor import Arrivals, SimulatedExecutor
+from vasuki.simulator.simulated_executor import SimulatedExecutor
+from vasuki.simulator.waiting_times import WaitingTimes
 
 
 @dataclass(slots=True)
@@ -46,6 +49,7 @@ class SimulationResult:
     stats: RunStats
     counters: Counters
     written: CountingSink
+    waited: WaitingTimes | None = None  # where rows arrive
 
 
 def simulate(
@@ -55,6 +59,7 @@ def simulate(
     cost_model: CostModel,
     *,
     arrived_at_s: Vector[float] | None = None,
+    admission: ArrivalAdmission | None = None,
     observers: Iterable[Observer] = (),
     one_by_one: bool = False,
 ) -> SimulationResult:
@@ -66,15 +71,23 @@ def simulate(
         settings: policy, limits and memory.
         cost_model: model and device.
         arrived_at_s: by `Request.row`; None if all rows are there from the start.
+        admission: holds rows back as they arrive; None to start them at once.
         observers: see the steps, several at a time unless `one_by_one`; a `PlannedOrder` learns from them.
         one_by_one: run single steps.
     """
     scheduler = Scheduler(settings)
     fast_forward = None if one_by_one else FastForward(scheduler)
     executor = SimulatedExecutor(cost_model, output_tokens, settings, fast_forward)
+    waited = None
     if arrived_at_s is not None:
-        requests = Arrivals(requests, arrived_at_s, executor.clock, scheduler.queues.is_empty)
+        clock, queues = executor.clock, scheduler.queues
+        if admission is None:
+            requests, waited = Arrivals(requests, arrived_at_s, clock, queues), WaitingTimes(arrived_at_s, clock)
+        else:
+            requests = GatheredArrivals(requests, arrived_at_s, clock, queues, admission)
+            waited = WaitingTimes(arrived_at_s, clock, admission.controller.first_token)
+        observers = [waited, *observers]
     sink = CountingSink()
     stats = drain(requests, scheduler, executor, sink, observers)
     makespan_s = executor.clock.now_s + cost_model.first_touch_s(stats.peak_device_blocks * settings.block_tokens)
-    return SimulationResult(makespan_s, stats, scheduler.queues.counters, sink)
+    return SimulationResult(makespan_s, stats, scheduler.queues.counters, sink, waited)

@@ -12,11 +12,11 @@ from __future__ import annotations
 import heapq
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Vector
 
 from vasuki.engine.batch import Batch, StepResult
-from vasuki.engine.sequence import Request, Sequence, Status
+from vasuki.engine.sequence import Sequence, Status
 from vasuki.engine.settings import EngineSettings
 from vasuki.machines.cost_model import CostModel, StepTime, StepWork
 from vasuki.simulator.fast_forward import FastForward
@@ -162,39 +162,3 @@ class SimulatedExecutor:
             self._wave_context = longest = max([chunk.num_tokens for chunk in batch.prefills])
             return self.cost_model.work([longest] * self._wave_rows, [longest] * self._wave_rows)
         return self.cost_model.work([1] * self._wave_rows, [self._wave_context + 1] * self._wave_rows)
-
-
-class Arrivals:
-    """Requests as they arrive: an iterator that has nothing more to give until the clock reaches the next arrival.
-
-    It moves the clock on to that arrival when nothing else is left to do.
-    """
-
-    def __init__(
-        self,
-        requests: Iterable[Request],
-        arrived_at_s: Vector[float],
-        clock: VirtualClock,
-        is_idle: Callable[[], bool],
-    ) -> None:
-        self._requests = iter(requests)
-        self._arrived_at_s = arrived_at_s
-        self._clock = clock
-        self._is_idle = is_idle
-        self._next = next(self._requests, None)
-
-    def __iter__(self) -> Iterator[Request]:
-        return self
-
-    def __next__(self) -> Request:
-        request, clock = self._next, self._clock
-        if request is None:
-            clock.next_arrival_s = math.inf
-            raise StopIteration
-        clock.next_arrival_s = self._arrived_at_s[request.row]
-        if clock.now_s < clock.next_arrival_s:
-            if not self._is_idle():
-                raise StopIteration
-            clock.now_s = clock.next_arrival_s
-        self._next = next(self._requests, None)
-        return request

@@ -14,6 +14,7 @@ from typing import Any
 import pydantic
 from pydantic import TypeAdapter
 
+from vasuki.arrivals.percentiles import Percentiles
 from vasuki.base.errors import InputError
 from vasuki.io.location import Location
 from vasuki.machines.price import Cost
@@ -126,6 +127,8 @@ class Manifest:
     batch: BatchStats = BatchStats()
     kv: KVStats = KVStats()
     preemptions: PreemptionCounts = PreemptionCounts()
+    ttft: Percentiles | None = None  # from a row's arrival to its first token; None unless arrivals were simulated
+    latency: Percentiles | None = None  # likewise, to its end
     device: dict[str, Any] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
     versions: dict[str, str] = field(default_factory=dict)

@@ -30,7 +30,7 @@ class StepRecord:
     prefill_tokens: int
     decode_tokens: int
     seqs: int  # in the batch
-    waiting: int  # sequences not in the batch
+    waiting: int  # rows that have arrived and are not in the batch
     kv_device_bytes: int = 0
     kv_host_bytes: int = 0  # of parked sequences, and of the streamed layers of all others
     swapped_blocks: int = 0  # of sequences that changed tier in this step
@@ -41,6 +41,7 @@ class StepRecord:
     hidden_copy_s: float = 0.0
     predicted_s: float = 0.0  # what the cost model said of this step; 0 without one
     finished: int = 0
+    gathers: int = 0  # rows that are held back until so many have arrived; 0 where they are not
     run: int = 0  # set by the writer: 0 for the first run in the folder
 
 

@@ -1,0 +1,338 @@
+"""Dynamic Prefill Packing: time to first token of rows that arrive over time. Sheared-LLaMA 1.3B on an A40.
+
+As in the paper, windows of two traces are replayed, sped up or slowed down: here until they offer 0.5, 1 or 1.5 of the
+load that the card can take, the rate at which it finishes rows when all of a window are there at once. Every system has
+the same engine, in which decodes go on in every step:
+
+    padding              what arrived in a window of time, in batches whose prompts are as long as the longest
+    Prepacking           the same, packed by first-fit decreasing (the paper names no window; here it is the timeout)
+    greedy, exact        the paper's controller, with either packer
+    mended               the controller `load`, greedy
+    best fixed N         the controller switched off, at the N that is best for this trace and load
+    continuous           nothing held back: vLLM's present scheduler, with 8,192 tokens a step
+    continuous, 20K      the same with as many tokens a step as the others have
+
+Prompts are computed without padding in all but the first, also Prepacking's, whose rows of equal length cost more where
+attention works under a mask. Without --data, made-up rows stand in for the traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+from reproduce_prepacking import SHEARED_LLAMA
+from reproduce_table import Options, Table
+
+from vasuki.arrivals import ArrivalAdmission, Percentiles, pack_requests
+from vasuki.arrivals.admission import Pack
+from vasuki.base.config import ArrivalsConfig
+from vasuki.engine.batch import Batch, StepResult
+from vasuki.engine.loop import Observer
+from vasuki.engine.policy import find_policy
+from vasuki.engine.scheduler import Scheduler
+from vasuki.engine.sequence import Request
+from vasuki.engine.sequence import Sequence as Row
+from vasuki.engine.settings import EngineSettings, Limits
+from vasuki.machines.cost_model import CostModel
+from vasuki.machines.memory_budget import memory_budget
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.config_json import shape_from_config
+from vasuki.planner.lengths import Lengths, read_lengths
+from vasuki.simulator import SimulationResult, simulate
+from vasuki_solvers import first_fit_decreasing
+
+Times = npt.NDArray[np.float64]
+
+WINDOWS, ROWS = 5, 600
+LOADS = (0.5, 1.0, 1.5)
+DRAW = 0.01
+FIXED = (1, 2, 4, 8, 16)
+TRACES = {"coding": "azure_code_arrivals.csv", "conversation": "azure_conv_arrivals.csv"}
+PAPER = {
+    "coding": {"padding": 33.07, "Prepacking": 17.66, "greedy": 16.25, "exact": 16.63},
+    "conversation": {"padding": 49.68, "Prepacking": 30.26, "greedy": 25.70, "exact": 26.95},
+}
+COST = CostModel(
+    shape_from_config(SHEARED_LLAMA, "sheared-llama-1.3b").with_dtype("float16", "auto"), find_profile("a40")
+)
+USUAL = ArrivalsConfig()
+NEVER = 10**9
+BY_THE_CLOCK = ArrivalsConfig(min_rows=NEVER, max_rows=NEVER, burst_rows=NEVER, burst_rows_per_s=NEVER)
+
+
+def padded(requests: Sequence[Request], config: ArrivalsConfig) -> list[list[Request]]:
+    """Batches in order of arrival, every prompt as long as the longest of its batch."""
+    batches: list[list[Request]] = [[]]
+    for request in requests:
+        longest = max(each.num_prompt_tokens for each in [*batches[-1], request])
+        rows = len(batches[-1]) + 1
+        if rows > 1 and (rows > config.batch_rows or rows * longest > config.batch_tokens):
+            batches.append([])
+        batches[-1].append(request)
+    longest_of = [max(request.num_prompt_tokens for request in batch) for batch in batches]
+    return [
+        [replace(request, num_prompt_tokens=longest) for request in batch]
+        for batch, longest in zip(batches, longest_of, strict=True)
+    ]
+
+
+def prepacked(requests: Sequence[Request], config: ArrivalsConfig) -> list[list[Request]]:
+    """Batches by first-fit decreasing, as Prepacking forms its rows."""
+    lengths = [min(request.num_prompt_tokens, config.batch_tokens) for request in requests]
+    packing = first_fit_decreasing(lengths, config.batch_tokens, max_items=config.batch_rows)
+    return [[requests[i] for i in content] for content in packing.bins]
+
+
+SYSTEMS: dict[str, tuple[ArrivalsConfig, Pack] | None] = {
+    "padding": (BY_THE_CLOCK, padded),
+    "Prepacking": (BY_THE_CLOCK, prepacked),
+    "greedy": (USUAL, pack_requests),
+    "exact": (USUAL.model_copy(update={"packing": "exact"}), pack_requests),
+    "mended": (USUAL.model_copy(update={"controller": "load"}), pack_requests),
+    **{f"N = {n}": (USUAL.model_copy(update={"min_rows": n, "max_rows": n}), pack_requests) for n in FIXED},
+    "continuous": None,
+    "continuous, 20K": None,
+}
+BEST_FIXED = "best fixed N"
+COMPARED = ("padding", "Prepacking", "greedy", "exact", "mended", BEST_FIXED, "continuous", "continuous, 20K")
+
+
+def run(lengths: Lengths, system: str, observers: Sequence[Observer] = ()) -> SimulationResult:
+    """Replay the arrivals of some rows."""
+    gathered = SYSTEMS[system]
+    policy = find_policy("prefill-packing" if gathered else "vllm")
+    limits = Limits(USUAL.batch_tokens if system == "continuous, 20K" else policy.chunk_tokens, 256)
+    budget = memory_budget(COST.shape, COST.profile, block_tokens=32, max_step_tokens=20_000, max_num_seqs=256)
+    admission = None
+    if gathered:
+        limits = Limits(USUAL.batch_tokens + 256, 256, lookahead=USUAL.batch_rows + 1)
+        admission = ArrivalAdmission(*gathered)
+    assert lengths.arrived_at_s is not None
+    return simulate(
+        lengths.requests(),
+        lengths.output_tokens.tolist(),
+        EngineSettings(policy, limits, budget.num_blocks, 32),
+        COST,
+        arrived_at_s=lengths.arrived_at_s.tolist(),
+        admission=admission,
+        observers=observers,
+        one_by_one=bool(observers),
+    )
+
+
+def ttfts(result: SimulationResult) -> list[float]:
+    """Seconds from arrival to first token."""
+    assert result.waited is not None
+    return result.waited.ttft_s
+
+
+def at_times(lengths: Lengths, arrived_at_s: Times) -> Lengths:
+    """The same rows, at other times."""
+    return Lengths(lengths.prompt_tokens, lengths.output_tokens, arrived_at_s)
+
+
+@cache
+def windows(options: Options) -> dict[str, list[Lengths]]:
+    """Stretches of each trace, from 0 on, with the arrivals of load 1."""
+    rows, random = options.rows(ROWS, least=24), np.random.default_rng(0)
+    found = {}
+    for name, file in TRACES.items():
+        trace = read_lengths(options.data / file) if options.data else _made_up(random, 10 * rows)
+        starts = random.integers(0, len(trace) - rows, max(1, min(WINDOWS, rows // 20)))
+        found[name] = [_at_load_1(trace, slice(start, start + rows)) for start in starts.tolist()]
+    return found
+
+
+def _made_up(random: np.random.Generator, rows: int) -> Lengths:
+    prompts = np.clip(random.lognormal(np.log(900), 1.0, rows), 8, 7000).astype(np.int64)
+    outputs = np.clip(random.lognormal(np.log(90), 1.0, rows), 1, 1000).astype(np.int64)
+    return Lengths(prompts, outputs, np.cumsum(random.exponential(0.2, rows)))
+
+
+def _at_load_1(trace: Lengths, part: slice) -> Lengths:
+    """Rows that arrive as fast as the card finishes them, in the middle of a run in which all are there at once."""
+    assert trace.arrived_at_s is not None
+    prompts, outputs, times = trace.prompt_tokens[part], trace.output_tokens[part], trace.arrived_at_s[part]
+    rows = Lengths(prompts, outputs, np.zeros(len(prompts)))
+    return at_times(rows, (times - times[0]) * len(times) / (rows_per_s(rows) * (times[-1] - times[0])))
+
+
+def rows_per_s(rows: Lengths) -> float:
+    """What the card can take of such rows, without start and end."""
+    waited = run(rows, "continuous").waited
+    assert waited is not None
+    first, last = len(rows) // 4, 3 * len(rows) // 4
+    return (last - first) / (waited.latency_s[last] - waited.latency_s[first])
+
+
+@cache
+def waits(options: Options, trace: str, load: float, system: str) -> tuple[float, float]:
+    """Mean over the windows of the mean and the 95th percentile of the time to first token."""
+    if system == BEST_FIXED:
+        return min(waits(options, trace, load, f"N = {n}") for n in FIXED)
+    each = []
+    for rows in windows(options)[trace]:
+        assert rows.arrived_at_s is not None
+        waited = Percentiles.of(ttfts(run(at_times(rows, rows.arrived_at_s / load), system)))
+        assert waited is not None
+        each.append((waited.mean_s, waited.p95_s))
+    mean_s, p95_s = np.mean(each, axis=0).tolist()
+    return mean_s, p95_s
+
+
+def table_1(options: Options) -> Table:
+    """Mean time to first token by system."""
+    sizes = next(iter(windows(options).values()))
+    where = f"{len(sizes)} windows of {len(sizes[0])} rows" + ("" if options.data else ", made up")
+    table = Table(
+        f"Dynamic Prefill Packing, table 1: time to first token, {where}; in brackets over padding's",
+        ("trace", "system", "paper, s", *(f"load {load:g}: mean, s" for load in LOADS), "95 %, s, at 1"),
+    )
+    for trace, paper in PAPER.items():
+        for system in COMPARED:
+            found = {load: waits(options, trace, load, system) for load in LOADS}
+            over = {load: mean / waits(options, trace, load, "padding")[0] for load, (mean, _) in found.items()}
+            theirs = f"{paper[system]:.2f} ({paper[system] / paper['padding']:.2f})" if system in paper else "-"
+            table.add(
+                trace,
+                system,
+                theirs,
+                *[f"{found[load][0]:.2f} ({over[load]:.2f})" for load in LOADS],
+                f"{found[1.0][1]:.2f}",
+                trace=trace,
+                system=system,
+                **{f"mean_s_{load:g}": found[load][0] for load in LOADS},
+                **{f"p95_s_{load:g}": found[load][1] for load in LOADS},
+            )
+    return table
+
+
+def verdicts(options: Options) -> Table:
+    """Which of the paper's claims hold."""
+    table = Table(
+        "Dynamic Prefill Packing: shares of the mean time to first token that are saved",
+        ("trace", "claim", "paper", *(f"load {load:g}" for load in LOADS), "verdict"),
+    )
+    for trace, paper in PAPER.items():
+        for better, worse in (
+            ("Prepacking", "padding"),
+            ("greedy", "Prepacking"),
+            ("exact", "greedy"),
+            ("mended", "greedy"),
+            (BEST_FIXED, "greedy"),
+            ("continuous, 20K", "greedy"),
+            ("continuous, 20K", "mended"),
+        ):
+            saved = [1 - waits(options, trace, x, better)[0] / waits(options, trace, x, worse)[0] for x in LOADS]
+            theirs = 1 - paper[better] / paper[worse] if better in paper else None
+            table.add(
+                trace,
+                f"{better} over {worse}",
+                "-" if theirs is None else f"{theirs:+.0%}",
+                *[f"{share:+.1%}" for share in saved],
+                verdict(theirs, saved),
+                trace=trace,
+                better=better,
+                worse=worse,
+                verdict=verdict(theirs, saved),
+                **{f"saved_{load:g}": share for load, share in zip(LOADS, saved, strict=True)},
+            )
+    return table
+
+
+def verdict(theirs: float | None, ours: Sequence[float]) -> str:
+    """Whether the paper's saving is there, or what is saved, over all loads. Within 1 % is a draw."""
+    signs = [int(share > DRAW) - int(share < -DRAW) for share in ours]
+    if theirs is None:
+        return "draw" if not any(signs) else " and ".join(w for n, w in ((1, "saves"), (-1, "costs")) if n in signs)
+    agree = sum(sign == (1 if theirs > 0 else -1) for sign in signs)
+    return "yes" if agree == len(signs) else "in part" if agree else "no"
+
+
+@dataclass(slots=True)
+class Queue:
+    """An engine observer: when each step ended, the rows that waited then, and N."""
+
+    at_s: list[float]
+    waiting: list[int]
+    gathers: list[int]
+
+    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Row]) -> None:
+        self.at_s.append(now_s)
+        self.waiting.append(scheduler.queues.num_waiting)
+        self.gathers.append(scheduler.queues.gathers)
+
+
+def shaped(shape: str, rows: int, rows_per_s: float) -> Times:
+    """Arrivals of so many rows at so many a second in the mean. By quarters of the rows:
+
+    step 0.5, 0.5, 1.5, 1.5 of the mean rate; ramp from 0.2 to 1.8; burst an eighth of the rows at once, in half of the
+    rate; diurnal two waves between 0.2 and 1.8.
+    """
+    share = (np.arange(rows) + 0.5) / rows
+    if shape == "burst":
+        times = np.arange(rows) / (0.5 * rows_per_s)
+        first, last = rows // 4, rows // 4 + rows // 8
+        times[first:last] = times[first]
+        times[last:] -= times[last] - times[first]
+        return times
+    rates = {
+        "steady": np.full(rows, 1.0),
+        "step": np.where(share < 0.5, 0.5, 1.5),
+        "ramp": 0.2 + 1.6 * share,
+        "diurnal": 1 + 0.8 * np.sin(4 * np.pi * share),
+    }[shape]
+    return np.cumsum(1 / (rows_per_s * rates))
+
+
+def control(options: Options) -> Table:
+    """What the controllers make of made-up arrivals, at 0.8 of the load that the card can take."""
+    rows = options.rows(2 * ROWS, least=48)
+    table = Table(
+        f"Controllers: {rows} rows with prompts of 1,500 tokens in the middle, at 0.8 of what the card can take",
+        (
+            "arrivals",
+            "system",
+            "TTFT mean, s",
+            "95 %, s",
+            "N, mean",
+            "N, least to most",
+            "falls of N",
+            "queue after, s",
+        ),
+    )
+    random = np.random.default_rng(0)
+    prompts = np.clip(random.lognormal(np.log(1500), 0.7, rows), 8, 8000).astype(np.int64)
+    lengths = Lengths(prompts, random.integers(10, 60, rows), np.zeros(rows))
+    most_rows_per_s = rows_per_s(lengths)
+    for shape in ("steady", "step", "ramp", "burst", "diurnal"):
+        for system in ("greedy", "mended", "continuous"):
+            queue, arrived_at_s = Queue([], [], []), shaped(shape, rows, 0.8 * most_rows_per_s)
+            waited = Percentiles.of(ttfts(run(at_times(lengths, arrived_at_s), system, [queue])))
+            assert waited is not None
+            gathers, queued = queue.gathers, np.array(queue.waiting) > max(4, rows // 40)
+            after_s = float(np.array(queue.at_s)[queued].max(initial=arrived_at_s[rows // 4]) - arrived_at_s[rows // 4])
+            falls = sum(b < a for a, b in pairwise(gathers))
+            table.add(
+                shape,
+                system,
+                f"{waited.mean_s:.2f}",
+                f"{waited.p95_s:.2f}",
+                f"{np.mean(gathers):.1f}" if system != "continuous" else "-",
+                f"{min(gathers)} to {max(gathers)}" if system != "continuous" else "-",
+                str(falls) if system != "continuous" else "-",
+                f"{after_s:.1f}" if shape == "burst" else "-",
+                arrivals=shape,
+                system=system,
+                mean_s=waited.mean_s,
+                p95_s=waited.p95_s,
+                mean_n=float(np.mean(gathers)),
+                falls=falls,
+                after_s=after_s,
+            )
+    return table
