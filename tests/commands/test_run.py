@@ -913,7 +913,7 @@ def test_prefixes_are_shared_as_planned(job: Job, memory: str) -> None:
         assert shared == {"auto": plan["shared_tokens"], "fifo": plan["shared_tokens"]}
     else:  # a preempted row may find blocks of its own text again, which the plan does not know
         assert shared["auto"] == pytest.approx(plan["shared_tokens"], rel=0.06)
-        assert computed["auto"] < 0.95 * computed["fifo"]
+        assert computed["auto"] < computed["fifo"]
         assert steps["auto"] < 0.9 * steps["fifo"]
 
 
