@@ -133,20 +133,20 @@ def card(name: str) -> HardwareProfile:
 def run(options: Options, workload: str, card_name: str, system_name: str) -> Outcome:
     """Plan and simulate all rows of a workload."""
     lengths, system, profile = workloads(options)[workload], SYSTEMS[system_name], card(card_name)
-    kv_bytes = kv_bytes_with_outputs_free(lengths, profile) if system.outputs_free else None
+    memory = {"device_memory": kv_bytes_with_outputs_free(lengths, profile)} if system.outputs_free else {}
     if system.no_limit or system.outputs_free:
         profile = profile.model_copy(update={"memory_mib": NO_LIMIT_MIB})
     if system.free_copies:
         profile = profile.model_copy(update={"link": FREE})
     engine = EngineConfig(policy=system.policy, chunk_tokens=CHUNK_TOKENS, max_num_seqs=MAX_NUM_SEQS)
-    kv = KVConfig(block_tokens=BLOCK_TOKENS, offload=system.offload, host_memory=HOST_MEMORY)
+    kv = KVConfig(block_tokens=BLOCK_TOKENS, offload=system.offload, host_memory=HOST_MEMORY, **memory)
     if system.planned:
-        kv = KVConfig(offload=system.offload)
+        kv = KVConfig(offload=system.offload, **memory)
         engine = EngineConfig(policy=system.policy)
         if system.policy != "vasuki":
             chosen = run(options, workload, card_name, "plan").simulated.plan.chunk_tokens
             engine = EngineConfig(policy=system.policy, chunk_tokens=chosen)
-    plan = make_plan(lengths, SHAPE, profile, engine=engine, kv=kv, kv_bytes=kv_bytes)
+    plan = make_plan(lengths, SHAPE, profile, engine=engine, kv=kv)
     seen = Distributions([], [], [])
     return Outcome(simulate_plan(plan, lengths, SHAPE, profile, observers=[seen]), seen)
 

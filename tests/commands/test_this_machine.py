@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -17,13 +18,15 @@ from tiny_job import WORDS, job_tree
 from vasuki.base.config import JobConfig, parse_job
 from vasuki.base.errors import ModelError
 from vasuki.commands.cli import main
-from vasuki.commands.this_machine import placed_here
+from vasuki.commands.this_machine import placed_here, placed_on
 from vasuki.hf.device.device import device_name
 from vasuki.hf.device.memory import total_bytes
 from vasuki.hf.kernels import levels
 from vasuki.machines import at_hand
 from vasuki.machines.at_hand import Card, Processor
+from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
+from vasuki.planner.lengths import Lengths
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -144,12 +147,30 @@ def test_a_gpu_at_hand_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (placement.profile.name, placement.shape.dtype) == ("a10", "bfloat16")
     assert placement.profile.memory_bytes == 22 * GIB
     assert placement.kv.block_tokens == 256
-    assert placement.kv_bytes is not None
-    assert 0 < placement.kv_bytes < 21 * GIB - shape.weight_bytes - 0.1 * 22 * GIB
+    assert placement.beside_weights_bytes == int(21 * GIB - shape.weight_bytes - 0.1 * 22 * GIB)
     assert placed_here(job_of(engine={"device": "cpu"}), shape).profile.kind == "cpu"
     monkeypatch.setattr(at_hand, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 12 * GIB, pages=True))
     waiting = placed_here(job_of(), shape)  # for a plan that keeps some of them on the host
-    assert (waiting.kv_bytes, waiting.profile.memory_bytes) == (None, 12 * GIB)
+    assert (waiting.beside_weights_bytes, waiting.profile.memory_bytes) == (None, 12 * GIB)
     monkeypatch.setattr(at_hand, "gpu", lambda: None)
     with pytest.raises(ModelError, match="no CUDA device here; name a card with --gpu"):
         placed_here(job_of(engine={"device": "cuda"}), shape)
+
+
+@pytest.mark.parametrize("device_memory", [0.9, "4GiB"])
+def test_a_card_at_hand_has_the_kv_that_was_planned_for_it(
+    device_memory: float | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, profile = named_shape("llama-3-8b"), find_profile("a10")
+    kv: dict[str, object] = {"device_memory": device_memory, "block_tokens": 256, "offload": "none"}
+    job = job_of(kv=kv)
+    lengths = Lengths(np.full(300, 1500), np.full(300, 150))
+    elsewhere = placed_on(job, shape, profile).plan(lengths)
+    total = profile.memory_bytes
+    monkeypatch.setattr(at_hand, "gpu", lambda: Card("NVIDIA A10", total, total, pages=True))
+    monkeypatch.setattr(at_hand, "available_bytes", lambda: 64 * GIB)
+    here = placed_here(job, shape).plan(lengths)
+    assert here.chunk_tokens == elsewhere.chunk_tokens
+    assert abs(here.settings.num_blocks - elsewhere.settings.num_blocks) <= 1
+    smaller = placed_here(job_of(kv=kv, engine={"chunk_tokens": 128, "max_num_seqs": 32}), shape).plan(lengths)
+    assert smaller.settings.num_blocks >= here.settings.num_blocks  # of steps that need less room

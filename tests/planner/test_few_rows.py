@@ -35,7 +35,7 @@ def crowded(job: Lengths, plan: PlanConfig = KNOWN) -> Plan:
     """A plan with memory for about three rows at a time."""
     kv_tokens = 3 * int((job.prompt_tokens + job.output_tokens).mean())
     return make_plan(
-        job, LLAMA, A10, plan=plan, kv=KVConfig(offload="none"), kv_bytes=kv_tokens * LLAMA.kv_bytes_per_token
+        job, LLAMA, A10, plan=plan, kv=KVConfig(offload="none", device_memory=kv_tokens * LLAMA.kv_bytes_per_token)
     )
 
 

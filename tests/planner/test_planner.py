@@ -142,7 +142,7 @@ def test_what_is_given_is_kept() -> None:
     )
     assert (plan.chunk_tokens, plan.max_num_seqs, plan.settings.block_tokens) == (192, 5, 8)
     assert plan.solver == "fifo"
-    fewer = make_plan(lengths_of(30), LLAMA, A10, kv_bytes=2**30, kv=KVConfig(offload="none"))
+    fewer = make_plan(lengths_of(30), LLAMA, A10, kv=KVConfig(offload="none", device_memory=2**30))
     assert fewer.settings.kv_tokens == 2**30 // LLAMA.kv_bytes_per_token
 
 

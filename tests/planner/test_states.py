@@ -27,7 +27,7 @@ def lengths_of(rows: int, prompt: int = 200, output: int = 300, limit: int = 300
 
 
 def planned(lengths: Lengths, kv_bytes: int = 3 * GIB, **engine: object) -> Plan:
-    return make_plan(lengths, HYBRID, CARD, engine=EngineConfig(**engine), kv_bytes=kv_bytes)
+    return make_plan(lengths, HYBRID, CARD, engine=EngineConfig(**engine), kv=KVConfig(device_memory=kv_bytes))
 
 
 def test_states_and_blocks_fill_the_memory() -> None:
@@ -62,7 +62,7 @@ def test_more_rows_than_usually_fit_where_states_are_small() -> None:
         dict(model_type="lfm2", vocab_size=65536, hidden_size=2048, block_ff_dim=12288, num_hidden_layers=16,
              num_attention_heads=32, num_key_value_heads=8, conv_L_cache=3, full_attn_idxs=[2, 5, 8, 11, 14])
     )  # fmt: skip
-    plan = make_plan(lengths, tiny, CARD, kv_bytes=GIB // 2)
+    plan = make_plan(lengths, tiny, CARD, kv=KVConfig(device_memory=GIB // 2))
     held = 350  # tokens of a row, on average
     assert plan.max_num_seqs > 1.3 * plan.settings.kv_tokens / held
 

@@ -15,7 +15,7 @@ from vasuki.base.config import JobConfig, KVConfig
 from vasuki.base.errors import JobFileError, ModelError
 from vasuki.commands.foresight import MachineProfile, Tokens, profile_for_plan, profile_for_run, shape_in_use
 from vasuki.machines import at_hand
-from vasuki.machines.memory_budget import kv_room_bytes, room_bytes
+from vasuki.machines.memory_budget import room_bytes
 from vasuki.machines.profile import HardwareProfile, Limits
 from vasuki.machines.profile_files import find_profile
 from vasuki.machines.this_cpu import limits_of
@@ -47,7 +47,7 @@ class Placement:
     shape: ModelShape  # in the type that the model computes in there
     machine: MachineProfile
     kv: KVConfig
-    kv_bytes: int | None = None  # of the device, where more is known than the profile says
+    beside_weights_bytes: int | None = None  # see `memory_budget`
 
     @property
     def profile(self) -> HardwareProfile:
@@ -70,7 +70,7 @@ class Placement:
             engine=config.engine,
             kv=config.kv,
             cost=config.cost,
-            kv_bytes=self.kv_bytes,
+            beside_weights_bytes=self.beside_weights_bytes,
         )
 
 
@@ -128,30 +128,18 @@ def placed_here(config: JobConfig, shape: ModelShape, tokens: Tokens = NO_TOKENS
     shape = _computed(config, shape, device.on_cpu, _multiplies_bfloat16(config))
     weight_bytes = shape.weight_bytes
     waits = not device.on_cpu and weights_wait(config, weight_bytes, device.total_bytes, device.available_bytes)
-    kv_bytes = None
-    if not waits:
-        kv_bytes = kv_room_bytes(
-            config.kv.device_memory,
-            device.total_bytes,
-            device.available_bytes - weight_bytes,
-            token_bytes=shape.kv_bytes_per_token,
-            state_bytes=shape.state_bytes,
-            max_context_tokens=shape.max_context_tokens,
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.hidden_size,
-        )
+    beside_weights_bytes = None if waits else _beside_weights(config, device, device.available_bytes - weight_bytes)
     free_bytes = at_hand.available_bytes() - (weight_bytes if device.on_cpu or waits else 0)
     pages = device.pages and shape.dtype != "float32" and _fits_pages(shape)
     kv = _kv(config, device, free_bytes, pages)
     machine = _machine(config, device, waits, lambda: profile_for_plan(config, shape, tokens, device.gpu, waits))
-    return Placement(config, shape, machine, kv, kv_bytes)
+    return Placement(config, shape, machine, kv, beside_weights_bytes)
 
 
 def placed_as_loaded(config: JobConfig, loaded: LoadedModel, tokens: Tokens) -> Placement:
     """A loaded model on the machine at hand, which is measured with it as in `placed_here`. Raises the same."""
     from vasuki.hf.device.memory import available_bytes, total_bytes
     from vasuki.hf.kernels.varlen import preferred_block_tokens
-    from vasuki.hf.loading.kv_budget import kv_budget_bytes
 
     layout = loaded.kv_layout
     device = _Device(
@@ -162,11 +150,11 @@ def placed_as_loaded(config: JobConfig, loaded: LoadedModel, tokens: Tokens) -> 
     )
     # Weights that wait on the host are planned for what is free; the others are on the device already.
     waits = not loaded.is_on_device
-    kv_bytes = None if waits else kv_budget_bytes(loaded, config.kv.device_memory)
-    kv = _kv(config, device, at_hand.available_bytes(), device.pages)
+    beside_weights_bytes = None if waits else _beside_weights(config, device, device.available_bytes)
     shape = shape_in_use(loaded, config)
+    kv = _kv(config, device, at_hand.available_bytes(), device.pages)
     machine = _machine(config, device, waits, lambda: profile_for_run(config, loaded, shape, tokens))
-    return Placement(config, shape, machine, kv, kv_bytes)
+    return Placement(config, shape, machine, kv, beside_weights_bytes)
 
 
 def stays_on_host(config: JobConfig, weight_bytes: int, device: torch.device) -> bool:
@@ -243,6 +231,13 @@ def _machine(
     if device.on_cpu:
         changes["limits"] = limits_of(at_hand.processor())
     return replace(machine, profile=machine.profile.model_copy(update=changes))
+
+
+def _beside_weights(config: JobConfig, device: _Device, available_bytes: int) -> int | None:
+    """What `kv.device_memory` leaves to activations and KV where so much is free beside the weights."""
+    if config.kv.device_memory > 1:
+        return None
+    return max(0, room_bytes(config.kv.device_memory, device.total_bytes, available_bytes))
 
 
 def _kv(config: JobConfig, device: _Device, free_bytes: int, pages: bool) -> KVConfig:

@@ -11,8 +11,7 @@ from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout, spread_buffers
 from vasuki.models.shape import ModelShape
 
-# Rows that a step may sample and tokens that it may hold, for the activations to leave room for.
-_STEP_SEQS, _STEP_TOKENS = 1024, 4096
+_MOST_ROWS = 2048  # that any plan runs side by side
 
 DRAWN_LOGITS = 2**23  # that tokens are drawn from at a time, by `hf.sampler`
 DRAWING_BYTES = 32  # held meanwhile for each: its probability, their sums, their order
@@ -72,36 +71,9 @@ def room_bytes(device_memory: float | int, total_bytes: int, available_bytes: in
     return int(available_bytes - spared)
 
 
-def kv_room_bytes(
-    device_memory: float | int,
-    total_bytes: int,
-    available_bytes: int,
-    *,
-    token_bytes: int,
-    state_bytes: int,
-    max_context_tokens: int,
-    vocab_size: int,
-    hidden_size: int,
-) -> int:
-    """Bytes for the KV pool beside loaded weights: what `kv.device_memory` asks for, if it is free.
-
-    No more than the longest sequences side by side could use.
-
-    Args:
-        device_memory: as in the job file.
-        total_bytes: memory of the device.
-        available_bytes: of it, once the weights are loaded.
-        token_bytes: KV of a token.
-        state_bytes: what a row keeps beside it.
-        max_context_tokens: of a row.
-        vocab_size: of the model, for the activations to leave room for,
-        hidden_size: and this too.
-    """
-    most = 2 * _STEP_SEQS * (max_context_tokens * token_bytes + state_bytes)
-    if device_memory > 1:
-        return int(min(device_memory, most))
-    activations = _STEP_SEQS * vocab_size * 8 + _STEP_TOKENS * hidden_size * 64
-    return int(max(0, min(room_bytes(device_memory, total_bytes, available_bytes) - activations, most)))
+def most_kv_bytes(shape: ModelShape) -> int:
+    """More than any plan's rows fill, side by side and each as long as the model allows, states included."""
+    return _MOST_ROWS * (shape.max_context_tokens * shape.kv_bytes_per_token + shape.state_bytes)
 
 
 def memory_budget(
@@ -113,12 +85,14 @@ def memory_budget(
     max_step_tokens: int = 2048,
     max_num_seqs: int = 256,
     layout: Layout | None = None,
+    beside_weights_bytes: int | None = None,
 ) -> MemoryBudget:
-    """KV that fits on each device of the layout.
+    """KV that fits on each device of the layout. Plans for other machines and runs on this one count it here.
 
     `device_memory` is as in the job file: up to 1 it is a share of the device for weights, activations and KV together,
     above 1 the KV pool's size in bytes. Activations are those of steps of `max_step_tokens` that sample `max_num_seqs`.
-    What recurrent layers keep of so many rows is taken from the pool.
+    What recurrent layers keep of so many rows is taken from the pool. `beside_weights_bytes` is what the share leaves
+    to activations and KV on a device that is at hand, where that is known better than the profile tells (`room_bytes`).
 
     Raises:
         ModelError: not even one block fits; the message says what would.
@@ -132,9 +106,12 @@ def memory_budget(
     states = math.ceil(max_num_seqs * shape.state_bytes / layout.gpus_per_replica)
     if device_memory <= 1:
         usable = int(profile.memory_bytes * device_memory)
+        if beside_weights_bytes is not None:
+            usable = weights + beside_weights_bytes
         kv = usable - weights - activations
     else:
         usable, kv = profile.memory_bytes, int(device_memory)
+    kv = min(kv, most_kv_bytes(shape))
     pool, kv = kv, kv - states
     if states and pool >= per_token * block_tokens > kv:
         most = int((pool - per_token * block_tokens) * max_num_seqs / states)

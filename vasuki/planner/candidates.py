@@ -46,7 +46,7 @@ class Problem:
     plan: PlanConfig
     engine: EngineConfig
     kv: KVConfig
-    kv_bytes: int | None
+    beside_weights_bytes: int | None
     layout: Layout
 
     @cached_property
@@ -71,11 +71,6 @@ class Problem:
         return few and self.known and self.policy.ordered and self.plan.solver in ("auto", "milp")
 
     @property
-    def device_memory(self) -> float:
-        """What the job file says, or the KV memory that is known better."""
-        return self.kv.device_memory if self.kv_bytes is None else self.kv_bytes
-
-    @property
     def block_tokens(self) -> int:
         if self.kv.block_tokens != "auto":
             return self.kv.block_tokens
@@ -86,11 +81,12 @@ class Problem:
         return memory_budget(
             self.shape,
             self.profile,
-            device_memory=self.device_memory,
+            device_memory=self.kv.device_memory,
             block_tokens=self.block_tokens,
             max_step_tokens=max(chunk_tokens, max_num_seqs),
             max_num_seqs=max_num_seqs,
             layout=layout,
+            beside_weights_bytes=self.beside_weights_bytes,
         ).num_blocks
 
     @cached_property

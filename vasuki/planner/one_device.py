@@ -54,7 +54,7 @@ def make_plan(
     engine: EngineConfig | None = None,
     kv: KVConfig | None = None,
     cost: CostConfig | None = None,
-    kv_bytes: int | None = None,
+    beside_weights_bytes: int | None = None,
     layout: Layout | None = None,
 ) -> Plan:
     """Plan a job.
@@ -67,7 +67,7 @@ def make_plan(
         engine: policy and limits; what is `auto` is chosen here for vasuki, and usual values are taken for the others.
         kv: memory and offload.
         cost: price; the profile's where it says nothing.
-        kv_bytes: KV memory of the device, where it is known better than the profile tells.
+        beside_weights_bytes: see `memory_budget`.
         layout: over several devices; how many layers live on the host is decided here.
 
     Raises:
@@ -79,7 +79,7 @@ def make_plan(
     plan, engine, kv, cost = plan or PlanConfig(), engine or EngineConfig(), kv or KVConfig(), cost or CostConfig()
     if shape.recurrent:  # a state cannot be shared up to a token in its midst
         lengths = replace(lengths, prefixes=None)
-    problem = Problem(lengths, shape, profile, plan, engine, kv, kv_bytes, layout or Layout())
+    problem = Problem(lengths, shape, profile, plan, engine, kv, beside_weights_bytes, layout or Layout())
 
     problem, candidates, misfit = _that_fit(problem)
     chosen = choose_offload(problem, _fastest(problem, candidates))
@@ -89,7 +89,9 @@ def make_plan(
 
     kv_tokens = kv_tokens_at_most(settings, shape)
     bound = job_lower_bound(shape, profile, job.own_prompt_tokens, job.output_tokens, kv_tokens, layout)
-    schedule_bound_s = bound_of_any_plan_s(job, problem.costs, problem.device_memory, may_offload(problem))
+    schedule_bound_s = bound_of_any_plan_s(
+        job, problem.costs, kv.device_memory, may_offload(problem), beside_weights_bytes=beside_weights_bytes
+    )
     makespan_s = max(chosen.makespan_s, schedule_bound_s)  # a sample may promise too much
     price, currency = profile.price.per_hour, profile.price.currency
     if cost.price_per_hour is not None:

@@ -80,7 +80,12 @@ def step_rooms(kv_tokens: Callable[[int], float]) -> list[StepRoom]:
 
 
 def bound_of_any_plan_s(
-    lengths: Lengths, costs: Iterable[CostModel], device_memory: float, offload: bool, micro_batches: int = 1
+    lengths: Lengths,
+    costs: Iterable[CostModel],
+    device_memory: float,
+    offload: bool,
+    micro_batches: int = 1,
+    beside_weights_bytes: int | None = None,
 ) -> float:
     """Seconds that no plan of a job beats, whatever its steps and wherever its weights are.
 
@@ -93,14 +98,14 @@ def bound_of_any_plan_s(
     """
     bounds = []
     for cost in costs:
-        rooms = step_rooms(partial(_kv_tokens, cost, device_memory))
+        rooms = step_rooms(partial(_kv_tokens, cost, device_memory, beside_weights_bytes))
         rooms = [StepRoom(room.step_tokens, room.kv_tokens / micro_batches) for room in rooms]
         if rooms:
             bounds.append(schedule_bound_s(lengths, cost, rooms, offload))
     return min(bounds, default=0.0)
 
 
-def _kv_tokens(cost: CostModel, device_memory: float, step_tokens: int) -> float:
+def _kv_tokens(cost: CostModel, device_memory: float, beside_weights_bytes: int | None, step_tokens: int) -> float:
     """Room for KV and for all else that rows keep, beside steps that sample a single token."""
     shape, layout = cost.shape.without_states, cost.layout
     try:
@@ -112,6 +117,7 @@ def _kv_tokens(cost: CostModel, device_memory: float, step_tokens: int) -> float
             max_step_tokens=step_tokens,
             max_num_seqs=1,
             layout=layout,
+            beside_weights_bytes=beside_weights_bytes,
         )
     except ModelError:
         return 0.0

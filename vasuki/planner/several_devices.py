@@ -56,9 +56,8 @@ def plan_parallel(
         lengths.take(sample_rows(lengths, rows)),
         shape,
         profile,
-        config,
+        _of_stream(lengths, shape, profile, config, replica),
         replica,
-        _stream_kv_bytes(lengths, shape, profile, config, replica),
     )
     needed = lengths.peak_tokens
     fits = needed <= stream.settings.kv_tokens
@@ -102,7 +101,6 @@ def _plan(
     profile: HardwareProfile,
     config: JobConfig,
     layout: Layout,
-    kv_bytes: int | None = None,
 ) -> Plan:
     return make_plan(
         lengths,
@@ -112,7 +110,6 @@ def _plan(
         engine=config.engine,
         kv=config.kv,
         cost=config.cost,
-        kv_bytes=kv_bytes,
         layout=layout,
     )
 
@@ -131,11 +128,11 @@ def _refuse(lengths: Lengths, config: JobConfig, layout: Layout) -> None:
         raise JobFileError(f"policy {config.engine.policy} pads its batches, which is not simulated with stages")
 
 
-def _stream_kv_bytes(
+def _of_stream(
     lengths: Lengths, shape: ModelShape, profile: HardwareProfile, config: JobConfig, layout: Layout
-) -> int:
-    """KV memory of each GPU that one micro-batch may fill, with what states its rows keep. All have the same share,
-    whatever their step size."""
+) -> JobConfig:
+    """The job with the KV memory of each GPU that one micro-batch may fill, with what states its rows keep. All have
+    the same share, whatever their step size."""
     engine = config.engine
     step_tokens = MOST_CHUNK_TOKENS if engine.chunk_tokens == "auto" else engine.chunk_tokens
     if not find_policy(engine.policy).chunked:
@@ -148,4 +145,5 @@ def _stream_kv_bytes(
         max_num_seqs=NUM_SEQS if engine.max_num_seqs == "auto" else engine.max_num_seqs,
         layout=layout,
     )
-    return budget.kv_bytes // layout.pipeline_parallel
+    share = budget.kv_bytes // layout.pipeline_parallel
+    return config.model_copy(update={"kv": config.kv.model_copy(update={"device_memory": share})})

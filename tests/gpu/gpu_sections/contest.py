@@ -117,8 +117,7 @@ def _alone(setting: Setting, name: str, workload: str, share_s: float) -> Record
     """A job as large as its prediction fits the time: thousands of rows on a card."""
     num_rows = 16 if setting.toy else _MOST_PLANNED_ROWS
     requests = setting.workload(workload, num_rows)
-    loaded = setting.loaded(name)
-    while num_rows > 16 and plan_for(setting, name, requests, loaded).makespan_s > share_s:
+    while num_rows > 16 and plan_for(setting, name, requests).makespan_s > share_s:
         num_rows //= 2
         requests = setting.workload(workload, num_rows)
     run = run_planned(setting, name, requests)

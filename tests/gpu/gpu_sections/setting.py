@@ -20,13 +20,12 @@ from vasuki.engine.loop import Observer, RunStats, drain
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.hf.attention import ragged_attention
-from vasuki.hf.device.memory import total_bytes
+from vasuki.hf.device.memory import available_bytes, total_bytes
 from vasuki.hf.kernels.varlen import preferred_block_tokens
-from vasuki.hf.loading.kv_budget import kv_budget_bytes
 from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.ragged_executor import build_executor
-from vasuki.machines.memory_budget import activation_bytes
+from vasuki.machines.memory_budget import activation_bytes, room_bytes
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile, profile_for_device
 from vasuki.models.config_json import shape_from_config
@@ -49,6 +48,7 @@ _TOY_CONFIG = dict(
     max_position_embeddings=4096,
 )
 _TOY_KV_BYTES = 2**24
+_DEVICE_MEMORY = 0.9  # share of the device, as jobs have it by default
 _TOY_SHRINKS = 16  # lengths of toy workloads are divided by it
 
 
@@ -254,18 +254,24 @@ class PlannedRun:
     waited_s: float  # in which the host had nothing to do but wait for the device
 
 
-def plan_for(setting: Setting, name: str, requests: list[Request], loaded: LoadedModel) -> Plan:
+def plan_for(setting: Setting, name: str, requests: list[Request]) -> Plan:
     """The plan of `vasuki run` for these requests on this device."""
     profile = setting.profile.model_copy(update={"memory_mib": total_bytes(setting.device) // 2**20})
     shape = setting.shape(name)
     block_tokens = preferred_block_tokens(setting.dtype, setting.device, shape.head_dim)
+    setting.loaded(name)  # which leaves this room
+    room = room_bytes(_DEVICE_MEMORY, total_bytes(setting.device), available_bytes(setting.device))
     return make_plan(
         lengths_of(requests),
         shape,
         profile,
         plan=PlanConfig(output_length="max"),
-        kv=KVConfig(block_tokens=block_tokens or "auto", offload="auto" if setting.on_gpu else "none"),
-        kv_bytes=_TOY_KV_BYTES if setting.toy else kv_budget_bytes(loaded, 0.9),
+        kv=KVConfig(
+            block_tokens=block_tokens or "auto",
+            offload="auto" if setting.on_gpu else "none",
+            device_memory=_TOY_KV_BYTES if setting.toy else _DEVICE_MEMORY,
+        ),
+        beside_weights_bytes=None if setting.toy else room,
     )
 
 
@@ -280,7 +286,7 @@ def run_planned(
     """Plan and run, as the command does, without files; `compiles` as in `LoadedModel`, `steps_ahead` as in
     `RaggedExecutor`."""
     loaded = replace(setting.loaded(name), compiles=compiles)
-    plan = plan_for(setting, name, requests, loaded)
+    plan = plan_for(setting, name, requests)
     if setting.on_gpu:
         torch.cuda.reset_peak_memory_stats(setting.device)
     executor = build_executor(loaded, plan.settings)

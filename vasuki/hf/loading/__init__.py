@@ -3,5 +3,4 @@
 load_model    the model, or a refusal that names what is missing
 tokenizer     text and messages -> token ids -> text
 weights       those that live on the host
-kv_budget     the memory that is left for KV
 """
