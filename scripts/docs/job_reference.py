@@ -5,6 +5,9 @@ job_reference.py [--check]
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from vasuki.base import config
 from vasuki.base.config import JobConfig, parse_bytes, parse_seconds
 
 SIZE, TIME = "size", "time"
@@ -38,20 +42,40 @@ def reference() -> str:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             lines += ["", f"## {name}", "", " ".join((field.annotation.__doc__ or "").split()), ""]
             lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
-            lines += [_row(f"{name}.{key}", entry) for key, entry in field.annotation.model_fields.items()]
+            meanings = _meanings(field.annotation)
+            lines += [
+                _row(f"{name}.{key}", entry, meanings.get(key, ""))
+                for key, entry in field.annotation.model_fields.items()
+            ]
         else:
-            plain.append(_row(name, field))
+            plain.append(_row(name, field, _meanings(JobConfig).get(name, "")))
     return (
         "\n".join([*lines[:1], "", "| key | value | default | meaning |", "|---|---|---|---|", *plain, *lines[1:]])
         + "\n"
     )
 
 
-def _row(name: str, field: Any) -> str:
+def _meanings(section: type[BaseModel]) -> dict[str, str]:
+    """The docstrings below the keys. pydantic could read them too, but would do so at every start of a program."""
+    (body,) = (
+        node.body
+        for node in ast.parse(inspect.getsource(config)).body
+        if isinstance(node, ast.ClassDef) and node.name == section.__name__
+    )
+    return {
+        key.target.id: str(text.value.value)
+        for key, text in itertools.pairwise(body)
+        if isinstance(key, ast.AnnAssign)
+        and isinstance(key.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+    }
+
+
+def _row(name: str, field: Any, meaning: str) -> str:
     values = list(dict.fromkeys(_values(field.annotation, field.metadata)))
     default = "required" if field.is_required() else _default(field.default, values)
-    meaning = " ".join((field.description or "").split())
-    return f"| `{name}` | {', '.join(values)} | {default} | {meaning} |"
+    return f"| `{name}` | {', '.join(values)} | {default} | {' '.join(meaning.split())} |"
 
 
 def _values(kind: Any, constraints: Iterable[Any] = ()) -> Iterator[str]:

@@ -130,7 +130,7 @@ def test_what_another_machine_measured_is_not_believed(measures: Path, caplog: p
     assert "another machine" in caplog.text
 
 
-def test_a_plan_with_a_cached_profile_needs_no_torch(job: Path, tmp_path: Path) -> None:
+def test_a_plan_with_a_cached_profile_imports_nothing_large(job: Path, tmp_path: Path) -> None:
     code = f"""
 import sys
 from vasuki.commands.foresight import cache_key, shape_of
@@ -143,7 +143,7 @@ config = load_job({str(job)!r}, ())
 keep(cache_key(shape_of(config)), typical_of(at_hand.processor()), 1.0)
 at_hand.gpu = lambda: None
 main(["plan", {str(job)!r}, "--json"], standalone_mode=False)
-assert "torch" not in sys.modules, "torch was imported"
+assert not (large := {{"torch", "transformers", "pandas"}} & set(sys.modules)), large
 """
     environment = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "/usr/bin", "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)

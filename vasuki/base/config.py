@@ -75,7 +75,7 @@ MAX_SAMPLES = 16_384  # of a row: they are held until the last is done, and one 
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Column(_Section):

@@ -30,6 +30,7 @@ from vasuki.planner.lengths import Lengths, Prefixes, is_lengths_file, read_leng
 from vasuki_solvers import shared_prefixes
 
 if TYPE_CHECKING:
+    from vasuki.hf.loading.plain_tokenizer import PlainTokenizer
     from vasuki.hf.loading.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -100,9 +101,9 @@ def tokenizer_of(config: JobConfig) -> PromptEncoder:
     return model_tokenizer(config) if config.model.path else TokenCounter()
 
 
-def model_tokenizer(config: JobConfig) -> Tokenizer:
+def model_tokenizer(config: JobConfig) -> PlainTokenizer | Tokenizer:
     """The model's own tokenizer. Raises ModelError if it cannot be read."""
-    from vasuki.hf.loading.tokenizer import tokenizer_without_torch  # transformers takes a second to import
+    from vasuki.hf.loading.plain_tokenizer import tokenizer_without_torch  # jinja2 takes a while to import
 
     return tokenizer_without_torch(config.model)
 

@@ -15,7 +15,7 @@ class Price(BaseModel):
     """What renting a device costs, and who says so. `cost.price_per_hour` in the job file takes precedence over a
     profile's."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     per_hour: Annotated[float, Field(ge=0)]
     """For one device."""

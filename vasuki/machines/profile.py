@@ -28,7 +28,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Efficiency(_Section):

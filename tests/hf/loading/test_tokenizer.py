@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import TemplateError
 
 from vasuki.base.config import ModelConfig
 from vasuki.base.errors import ModelError
-from vasuki.hf.loading.tokenizer import Tokenizer, tokenizer_without_torch
+from vasuki.hf.loading.plain_tokenizer import PlainTokenizer, tokenizer_without_torch
+from vasuki.hf.loading.tokenizer import Tokenizer
 
 MESSAGES = [{"role": "user", "content": "two dogs run"}, {"role": "assistant", "content": "<x> fär away"}]
 TEXTS = ["the cat sat on a mat", "<x> far <s> away", ""]
@@ -44,8 +46,13 @@ TEMPLATES = {
     ),
     "functions": (
         "{% if not messages %}{{ raise_exception('none') }}{% endif %}"
-        "{{ strftime_now('today') }} {{ messages[1:] | tojson }} {{ dict(a=1) }}",
-        'today [{"role": "assistant", "content": "<x> fär away"}] {\'a\': 1}',
+        "{{ strftime_now('today') }} {{ messages[1:] | tojson }}",
+        'today [{"role": "assistant", "content": "<x> fär away"}]',
+    ),
+    "dict": ("{{ dict(a=1) }}", "{'a': 1}"),
+    "variables": (
+        "{% set n = namespace(last='') %}{% for m in messages %}{% set n.last = m.content %}{% endfor %}{{ n.last }}",
+        "<x> fär away",
     ),
     "what is not given": (
         "{{ tools is none }} {{ documents is none }} {{ other is defined }} {{ add_generation_prompt }}",
@@ -74,6 +81,8 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     **{name: ({"chat_template": template}, rendered) for name, (template, rendered) in TEMPLATES.items()},
 }
+# What only transformers reads.
+NOT_PLAIN = {"generation", "dict", "tokens with properties", "templates by name"}
 
 
 @pytest.fixture
@@ -88,7 +97,7 @@ def change(file: Path, changes: dict[str, Any]) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def of_plan(model: Path) -> Tokenizer:
+def of_plan(model: Path) -> PlainTokenizer | Tokenizer:
     return tokenizer_without_torch(ModelConfig(path=str(model)))
 
 
@@ -101,7 +110,7 @@ def assert_same(model: Path, rendered: str) -> None:
     assert plan.encode_batch(TEXTS) == run.encode_batch(TEXTS)
     (token_ids,) = plan.encode_messages([MESSAGES])
     assert [token_ids] == run.encode_messages([MESSAGES])
-    assert plan._tokenizer.decode(token_ids) == rendered
+    assert plan.text_of(token_ids) == run.text_of(token_ids) == rendered
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -109,6 +118,64 @@ def test_templates_and_settings(model: Path, name: str) -> None:
     changes, rendered = SETTINGS[name]
     change(model / "tokenizer_config.json", changes)
     assert_same(model, rendered)
+    assert isinstance(of_plan(model), Tokenizer if name in NOT_PLAIN else PlainTokenizer)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{"type": "text", "text": "two"}, {"type": "image"}]},
+        {"role": "assistant", "content": "two", "reasoning": "dogs"},
+        {"role": "assistant", "content": None, "tool_calls": [{"name": "run", "arguments": {"n": 2}}]},
+    ],
+)
+def test_messages_of_all_kinds(model: Path, message: dict[str, Any]) -> None:
+    change(model / "tokenizer_config.json", {"chat_template": "{{ messages | tojson }}"})
+    conversations = [MESSAGES, [message]]
+    assert isinstance(plan := of_plan(model), PlainTokenizer)
+    assert plan.encode_messages(conversations) == of_run(model).encode_messages(conversations)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception.__globals__.sys }}",
+        "{{ namespace(__class__=1) }}",
+        "{{ namespace({'_x': 1}) }}",
+        "{% set n = namespace() %}{% set n._x = 1 %}",
+        "{{ raise_exception('no') }}",
+    ],
+)
+def test_templates_cannot_reach_beyond_their_messages(model: Path, template: str) -> None:
+    """Nor pass over what they do not accept: the same error comes from both."""
+    change(model / "tokenizer_config.json", {"chat_template": template})
+    kinds = []
+    for tokenizer in (of_plan(model), of_run(model)):
+        with pytest.raises(TemplateError) as raised:
+            tokenizer.encode_messages([MESSAGES])
+        kinds.append(type(raised.value))
+    assert isinstance(of_plan(model), PlainTokenizer)
+    assert kinds[0] is kinds[1]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"eos_token": "<new>"},
+        {"additional_special_tokens": ["<new>"]},
+        {"extra_special_tokens": {"image_token": "<new>"}},
+        {"added_tokens_decoder": {"400": added_token("<new>")}},
+        {"split_special_tokens": True},
+        {"fix_mistral_regex": True},
+    ],
+)
+def test_settings_that_change_the_file_are_left_to_transformers(model: Path, settings: dict[str, Any]) -> None:
+    change(model / "tokenizer_config.json", settings)
+    assert isinstance(of_plan(model), Tokenizer)
+    texts = [*TEXTS, "a<new>b</s>"]
+    assert of_plan(model).encode_batch(texts) == of_run(model).encode_batch(texts)
 
 
 def test_a_template_in_a_file_goes_before_one_in_the_settings(model: Path) -> None:

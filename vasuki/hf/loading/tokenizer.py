@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from pathlib import Path
@@ -12,29 +11,12 @@ from typing import Any
 
 import transformers
 
-from vasuki.base.config import ModelConfig
 from vasuki.base.errors import ModelError
 from vasuki.engine.sequence import Sequence
-from vasuki.models.files import description_folder
 
 transformers.logging.set_verbosity_error()
 
 _FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json")
-
-
-def tokenizer_without_torch(model: ModelConfig) -> Tokenizer:
-    """The model's tokenizer for planning: as its tokenizer.json has it, where there is one.
-
-    `AutoTokenizer` imports torch to find the class that belongs to a model. That class may split a text otherwise than
-    the file after special tokens, as for Llama 2 by a token for each, which does not matter for a plan.
-
-    Raises:
-        ModelError: as for a run.
-    """
-    folder = description_folder(model)
-    if (folder / "tokenizer.json").is_file():
-        return Tokenizer(str(folder), of_file=True)
-    return Tokenizer(os.path.expanduser(model.path), model.revision, model.trust_remote_code)
 
 
 class Tokenizer:

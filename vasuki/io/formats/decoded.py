@@ -55,4 +55,5 @@ def row_bytes(array: Any) -> Ints:
 
 
 def _numbers(array: Any, null: int = 0) -> Ints:
-    return np.asarray(array.fill_null(null) if array.null_count else array, dtype=np.int64)
+    filled = array.fill_null(null) if array.null_count else array
+    return np.asarray(np.from_dlpack(filled), dtype=np.int64)  # numpy alone would ask pyarrow, which imports pandas

@@ -108,7 +108,7 @@ def open_table(job: JobConfig) -> InputTable:
     file_rows: list[range] = []
     num_rows = 0
     types: dict[str, Any] = {}
-    numbers: defaultdict[str, list[Any]] = defaultdict(list)
+    numbers: defaultdict[str, list[tuple[Any, tuple[Any, ...]]]] = defaultdict(list)  # by file: their type, extremes
     for file in files:
         survey = file.survey(needed, {*stored, id_name} - {""}, ids)
         file_rows.append(range(num_rows, num_rows + survey.num_rows))
@@ -117,7 +117,7 @@ def open_table(job: JobConfig) -> InputTable:
             _check_columns(needed, survey.types, file.location)
         types = _merge(types, survey.types, file)
         for name, extremes in survey.numbers.items():
-            numbers[name] += extremes
+            numbers[name].append((survey.types[name], extremes))
         digest.update(f"{survey.num_rows}\0".encode() + survey.digest)
     if num_rows:
         _check_columns(needed, types, job.input.path)
@@ -213,10 +213,12 @@ def _merge(types: dict[str, Any], more: dict[str, Any], file: Source) -> dict[st
     return merged
 
 
-def _output_type(arrow_type: Any, numbers: list[Any]) -> Any:
+def _output_type(arrow_type: Any, of_files: list[tuple[Any, tuple[Any, ...]]]) -> Any:
     """The type in which a column is copied to the output: text if numbers in it would be rounded or do not fit."""
     stored = storable_type(arrow_type)
-    return stored if _holds(stored, numbers) else pa.string()
+    numbers = [number for kind, extremes in of_files if kind != stored for number in extremes]
+    # Making pyarrow's first array costs half a second where pandas is installed: it imports that.
+    return stored if not numbers or _holds(stored, numbers) else pa.string()
 
 
 def _holds(arrow_type: Any, values: list[Any]) -> bool:

@@ -1,0 +1,202 @@
+"""A model's tokenizer for planning: its files read directly, as transformers takes a second to import.
+
+Only plain files are read so: a tokenizer.json that the settings beside it add nothing to, and a chat template that asks
+for nothing of transformers' own but what is here. Whatever else a model has is left to transformers.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Rows
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jinja2
+import tokenizers
+from jinja2.exceptions import SecurityError
+from jinja2.meta import find_undeclared_variables
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from vasuki.base.config import ModelConfig
+from vasuki.models.files import description_folder
+
+if TYPE_CHECKING:
+    from vasuki.hf.loading.tokenizer import Tokenizer
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_MORE_TOKENS = ("additional_special_tokens", "extra_special_tokens")
+# Settings that change no token of a tokenizer.json; the flags for BOS and EOS do so only where there is none.
+_WITHOUT_EFFECT = set(
+    "add_bos_token add_eos_token add_prefix_space backend clean_up_tokenization_spaces errors is_local legacy "
+    "local_files_only model_input_names model_max_length name_or_path pad_token_type_id padding_side sp_model_kwargs "
+    "spaces_between_special_tokens tokenizer_class truncation_side use_default_system_prompt use_fast".split()
+)
+_PLAIN_KEYS = {"role", "content", "name"}  # of a message; transformers gives some others several names
+
+
+def tokenizer_without_torch(model: ModelConfig) -> PlainTokenizer | Tokenizer:
+    """The model's tokenizer for planning: as its tokenizer.json has it, where there is one.
+
+    `AutoTokenizer` imports torch to find the class that belongs to a model. That class may split a text otherwise than
+    the file after special tokens, as for Llama 2 by a token for each, which does not matter for a plan.
+
+    Raises:
+        ModelError: as for a run.
+    """
+    folder = description_folder(model)
+    if plain := PlainTokenizer.of(folder):
+        return plain
+    from vasuki.hf.loading.tokenizer import Tokenizer
+
+    if (folder / "tokenizer.json").is_file():
+        return Tokenizer(str(folder), of_file=True)
+    return Tokenizer(os.path.expanduser(model.path), model.revision, model.trust_remote_code)
+
+
+class PlainTokenizer:
+    """What planning needs of a `Tokenizer`, which is the twin that this one's token ids equal."""
+
+    def __init__(
+        self, encoder: Any, template: jinja2.Template | None, names: Mapping[str, str], twin: Callable[[], Tokenizer]
+    ) -> None:
+        self._encoder = encoder
+        self._template = template
+        self._names = names  # text of the named special tokens, for the template
+        self._twin = twin
+
+    @classmethod
+    def of(cls, folder: Path) -> PlainTokenizer | None:
+        """The tokenizer of a folder; None if its files are not plain, or something is wrong with them."""
+        try:
+            encoder = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+            settings = _read_json(folder / "tokenizer_config.json")
+            names = _named_tokens(encoder, settings, folder)
+            template = _chat_template(folder, settings)
+        except Exception:  # of any file; transformers and `Tokenizer` know better what to say of it
+            return None
+        encoder.no_truncation()
+        encoder.no_padding()
+
+        @functools.cache
+        def twin() -> Tokenizer:
+            from vasuki.hf.loading.tokenizer import Tokenizer
+
+            return Tokenizer(str(folder), of_file=True)
+
+        return cls(encoder, template, names, twin)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model comes with a chat template, as chat models do."""
+        return self._template is not None
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of each text, with the special tokens that the model expects around it."""
+        return self._encode(texts, add_special_tokens=True)
+
+    def encode_messages(self, conversations: Rows[Rows[Mapping[str, Any]]]) -> list[list[int]]:
+        """Token ids of each conversation, as `Tokenizer` has them. Raises as it does."""
+        if self._template is None or not all(_is_plain(message) for messages in conversations for message in messages):
+            return self._twin().encode_messages(conversations)
+        given = {"tools": None, "documents": None, "add_generation_prompt": True, **self._names}
+        texts = [
+            self._template.render(messages=[dict(each) for each in messages], **given) for messages in conversations
+        ]
+        return self._encode(texts, add_special_tokens=False)
+
+    def text_of(self, token_ids: Rows[int]) -> str:
+        """What the model reads, special tokens included."""
+        text: str = self._encoder.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
+    def _encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        return [each.ids for each in self._encoder.encode_batch(texts, add_special_tokens=add_special_tokens)]
+
+
+def _is_plain(message: Mapping[str, Any]) -> bool:
+    return message.keys() <= _PLAIN_KEYS and all(type(value) is str for value in message.values())
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
+
+
+def _named_tokens(encoder: Any, settings: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Text of the named special tokens. Raises ValueError if the settings would change what tokenizer.json says."""
+    known = {*_NAMED_TOKENS, *_MORE_TOKENS, *_WITHOUT_EFFECT, "added_tokens_decoder", "chat_template"}
+    older = any((folder / name).exists() for name in ("special_tokens_map.json", "added_tokens.json"))
+    if not settings.keys() <= known or (older and "added_tokens_decoder" not in settings):
+        raise ValueError("not plain")
+    names = {name: _text_of(settings[name]) for name in _NAMED_TOKENS if settings.get(name) is not None}
+    special = [*names.values(), *(_text_of(token) for name in _MORE_TOKENS for token in settings.get(name) or ())]
+    added = encoder.get_added_tokens_decoder().values()
+    saved = [tokenizers.AddedToken(**token) for token in settings.get("added_tokens_decoder", {}).values()]
+    adds_some = not {*map(repr, saved)} <= {*map(repr, added)} or not {*special} <= {token.content for token in added}
+    adds_some |= encoder.padding is not None and "pad_token" not in settings  # that of the padding, for the template
+    empty = encoder.get_vocab_size(with_added_tokens=False) <= len(set(special))
+    if adds_some or empty:
+        raise ValueError("not plain")
+    return names
+
+
+def _text_of(token: str | dict[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _chat_template(folder: Path, settings: Mapping[str, Any]) -> jinja2.Template | None:
+    """The model's template, if it has one. Raises whatever shows that it is not plain."""
+    if (folder / "additional_chat_templates").exists():
+        raise ValueError("not plain")
+    file = folder / "chat_template.jinja"
+    source = file.read_text(encoding="utf-8") if file.exists() else settings.get("chat_template")
+    if not source:
+        return None
+    environment = _environment()
+    if "dict" in find_undeclared_variables(environment.parse(source)):
+        raise ValueError("not plain")
+    return environment.from_string(source)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """What chat templates may use: they come with models, and must not reach beyond what they are given."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    del environment.globals["dict"]  # transformers has one of its own, which only a few templates ask for
+    environment.globals.update(raise_exception=_refuse, strftime_now=_now, namespace=_Namespace)
+    return environment
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """JSON as it is; jinja2's own filter would escape it for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+class _Namespace(Namespace):
+    """Variables of a template, none of them named like Python's own."""
+
+    def __init__(self, /, *pairs: Any, **values: Any) -> None:
+        super().__init__()
+        for name, value in dict(*pairs, **values).items():
+            self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise SecurityError(f"chat templates cannot set {name!r}")
+        super().__setitem__(name, value)
