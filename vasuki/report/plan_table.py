@@ -10,7 +10,7 @@ from dataclasses import astuple
 from vasuki.base.units import UNKNOWN, bytes_text, listing, money_text, percent_text, plural, time_range, time_text
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import Simulated, Spread
-from vasuki.report.columns import Rows, blocks
+from vasuki.report.columns import COLUMN_WIDTH, Rows, blocks
 
 WIDTH = 100
 
@@ -59,7 +59,7 @@ def _figures(plans: Sequence[Plan]) -> Rows:
         ("  unknown outputs add", lambda p: percent_text(p.uncertainty, signed=True)),
         ("  predicted from", lambda p: plural(p.simulated_requests, "row")),
         ("cost", lambda p: money_text(p.cost.amount, p.cost.currency)),
-        ("  may be", lambda p: " to ".join(map(_short_money, p.cost_range)) if p.cost_range else UNKNOWN),
+        ("  may be", lambda p: _money_range(*p.cost_range) if p.cost_range else UNKNOWN),
         ("  an hour", _price),
         ("  GPUs", lambda p: str(p.layout.num_gpus) if p.layout.num_gpus > 1 else UNKNOWN),
         ("  million input tokens", lambda p: money_text(p.per_million_input_tokens)),
@@ -85,9 +85,10 @@ def _price(plan: Plan) -> str:
     return f"{money_text(per_hour)} ({plan.price_date or 'given'})"
 
 
-def _short_money(amount: float) -> str:
-    decimals = max(0, 1 - math.floor(math.log10(amount))) if amount else 0
-    return f"{amount:,.{decimals}f}"
+def _money_range(*amounts: float) -> str:
+    low, high = (f"{amount:,.{max(0, 1 - math.floor(math.log10(amount)))}f}" if amount else "0" for amount in amounts)
+    text = f"{low} to {high}"
+    return text if len(text) <= COLUMN_WIDTH - 2 else f"{low}-{high}"
 
 
 def _offload(plan: Plan) -> str:
