@@ -1,6 +1,8 @@
 # make demo      set up, run the main job on the shipped model and data, show answers and summary
 # make compare   set up, simulate two jobs on an A10 and an A40, write out/compare.html (no GPU needed)
 # make test      set up, run all checks (style, types, architecture, tests)
+# make docstrings describe Python functions with a small chat model, which it fetches; MODEL=DIR takes one that is there
+# make wheel     write dist/: the wheel, and constraints.txt with what was tested together
 # make test-kill kill 200 runs at random moments, and compare the answers
 # make test-s3   run jobs over an S3 server process that freezes, goes away and loses connections
 PYTHON ?= python3
@@ -8,7 +10,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
-.PHONY: demo compare test test-kill test-s3 check lint types architecture pytest docs clean
+# a small chat model (Apache-2.0), 270 MB
+MODEL ?= HuggingFaceTB/SmolLM2-135M-Instruct
+
+.PHONY: demo compare docstrings wheel test test-kill test-s3 check lint types architecture pytest docs clean
 
 demo: $(SETUP)
 	$(BIN)/vasuki run jobs/quickstart.yaml
@@ -18,6 +23,18 @@ compare: $(SETUP)
 	$(BIN)/vasuki simulate jobs/compare/summarise.yaml --gpu a10 --gpu a40 --set output.path=out/compare/summarise
 	$(BIN)/vasuki simulate jobs/compare/translate.yaml --gpu a10 --gpu a40 --set output.path=out/compare/translate
 	$(BIN)/vasuki report out/compare --html out/compare.html
+
+docstrings: $(SETUP)
+	$(BIN)/python scripts/demo/make_functions.py out/functions.jsonl --rows 300
+	$(BIN)/vasuki plan jobs/docstrings.yaml --set model.path=$(MODEL) --gpu a10 --gpu a40
+	$(BIN)/vasuki run jobs/docstrings.yaml --set model.path=$(MODEL)
+	$(BIN)/python scripts/demo/show_docstrings.py out/docstrings
+	$(BIN)/vasuki report out/docstrings
+
+wheel: $(SETUP)
+	rm -rf dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
+	cp constraints.txt dist/
 
 test: check
 

@@ -49,7 +49,8 @@ def test_layers_on_the_host_leave_their_room_less_the_buffers() -> None:
 
 def test_too_large_a_model_says_what_would_fit() -> None:
     with pytest.raises(
-        ModelError, match=r"131\.4 GiB for weights.*what would fit: 4 such GPUs or weights quantised to 7 bits"
+        ModelError,
+        match=r"131\.4 GiB for weights.*what would fit: 4 such GPUs, or weights quantised to 7 bits, which vLLM",
     ):
         memory_budget(named_shape("llama-3-70b"), find_profile("a100"))
     assert (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 from vasuki.base import commits
 from vasuki.base.commits import commit_interval_s, next_commit_s
 from vasuki.base.config import EngineConfig, KVConfig, PlanConfig
-from vasuki.engine.batch import Batch, StepResult
+from vasuki.base.units import time_text
+from vasuki.engine.batch import Batch, ScheduledChunk, StepResult
 from vasuki.engine.policy import Mixing, find_policy
 from vasuki.engine.scheduler import Scheduler
-from vasuki.engine.sequence import Sequence
+from vasuki.engine.sequence import Request, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile_files import find_profile
@@ -202,7 +204,16 @@ def test_the_plan_says_what_a_kill_loses() -> None:
     plan = make_plan(lengths, LLAMA, A10)
     assert plan.to_dict()["at_risk_s"] == plan.at_risk_s
     assert 0 < plan.at_risk_s < plan.at_risk_most_s < plan.makespan_s
-    assert f"a kill loses {plan.at_risk_s:.1f} s of work on average" in plan_table([plan])
+    assert f"a kill loses, on average {time_text(plan.at_risk_s)}" in " ".join(plan_table([plan]).split())
     assert "plan.max_loss" not in plan_table([plan])
     strict = make_plan(lengths, LLAMA, A10, plan=PlanConfig(max_loss=0.5))
     assert "more than plan.max_loss, 0.5 s" in plan_table([strict])
+
+
+def test_the_last_token_of_a_prompt_may_come_as_a_decode() -> None:
+    """As of a row that was parked in the midst of its prompt."""
+    row, seen, scheduler = Sequence(Request(0, 0, 5, 1)), RowWork(), cast(Scheduler, None)
+    seen.record(1.0, Batch([], [], [ScheduledChunk(row, 0, 4, False)], []), StepResult([], [], 1.0), scheduler, [])
+    row.output_token_ids.append(0)
+    seen.record(2.0, Batch([row], [4], [], []), StepResult([0], [True], 1.0), scheduler, [row])
+    assert seen.loss(PlanConfig()).most_s == pytest.approx(2.0)

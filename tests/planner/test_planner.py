@@ -67,6 +67,7 @@ def test_a_plan_has_the_fields_that_users_rely_on() -> None:
             "max_num_seqs",
             "offload",
             "cost",
+            "host_bytes",
             "uncertainty",
         ),
         "plan_s",

@@ -8,6 +8,7 @@ from hybrid import HYBRID
 
 from vasuki.base.config import EngineConfig, KVConfig
 from vasuki.base.errors import ModelError
+from vasuki.base.units import bytes_text
 from vasuki.machines.memory_budget import memory_budget
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.config_json import shape_from_config
@@ -41,7 +42,7 @@ def test_states_and_blocks_fill_the_memory() -> None:
     assert 0.6 < states / (3 * GIB) < 0.95
     assert plan.offload.mode == "none"
     text = plan_table([plan])
-    assert f"for the states of {plan.max_num_seqs} rows" in " ".join(text.split())
+    assert f"memory for states {bytes_text(states)}" in " ".join(text.split())
 
 
 def test_the_longest_row_fits_beside_the_states() -> None:

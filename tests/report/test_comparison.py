@@ -295,8 +295,8 @@ def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
             write_run(tmp_path / f"{gpu}-{policy}", gpu=gpu, policy=policy, name="summarise", predicted_s=3000.0)
     text = terminal_table(compare(load_runs([str(tmp_path)])))
     assert max(map(len, text.splitlines())) <= 100
-    assert text.index("lower bound") < text.index("QPS / ($/FP32 GFLOP/W)")  # which is no price, and stands below
-    for word in ("makespan", "lower bound", "a million tokens", "QPS / ($/FP32 GFLOP/W)", "tail", "KV peak, host"):
+    assert text.index("datasheet bound") < text.index("QPS / ($/FP32 GFLOP/W)")  # which is no price, and stands below
+    for word in ("makespan", "datasheet bound", "a million tokens", "QPS / ($/FP32 GFLOP/W)", "tail", "KV peak, host"):
         assert word in text
     assert text.index("cheaper") < text.index("makespan")
 

@@ -36,6 +36,14 @@ def time_text(seconds: float | None) -> str:
     return f"{seconds:.2g} s" if 0 < seconds < 1 else duration(seconds)
 
 
+def time_range(low_s: float, high_s: float) -> str:
+    """`3.2 to 4.1 s`, `13 to 19 min`, `1.2 to 1.9 h`: in the unit of the larger one."""
+    unit_s, unit = (3600, "h") if high_s >= 3600 else (60, "min") if high_s >= 60 else (1, "s")
+    low, high = low_s / unit_s, high_s / unit_s
+    decimals = 0 if low >= 10 else 1 if high >= 1 else 2
+    return f"{low:,.{decimals}f} to {high:,.{decimals}f} {unit}"
+
+
 def significant(value: float) -> str:
     """Three significant digits, without powers of ten: `0.0828`, `1,550`."""
     decimals = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0

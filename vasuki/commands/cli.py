@@ -255,11 +255,9 @@ def plan(
     """
     set_up_logs(quiet, log_format)
     from vasuki.commands.forecast import placements_of, priced
-    from vasuki.commands.manifests import planned_manifest
     from vasuki.commands.workload import workload_of
     from vasuki.machines.price import parse_prices
     from vasuki.models.layout import Layout
-    from vasuki.report import summary_lines
     from vasuki.report.plan_table import plan_table, plan_verdict, sorted_plans
 
     workload = workload_of(job_or_lengths, overrides, trusts_code)
@@ -271,9 +269,6 @@ def plan(
         if verdict := plan_verdict(plans):
             click.echo(verdict + "\n")
         click.echo(plan_table(plans))
-        for made in plans:
-            manifest = planned_manifest(workload.config, workload.config_hash, workload.fingerprint, made)
-            click.echo("\n".join([f"\n{made.gpu}", *summary_lines(manifest)]))
 
 
 @main.command()

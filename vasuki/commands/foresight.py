@@ -168,7 +168,7 @@ def rough_tokens(first: list[Request], num_rows: int) -> Tokens:
 
 def expected(plan: Plan) -> str:
     """The makespan for a log line; a range where the machine was too busy to tell."""
-    if plan.range_s is None:
+    if not plan.spread or plan.range_s is None:
         return duration(plan.makespan_s)
     low_s, high_s = plan.range_s
     return f"{duration(low_s)} to {duration(high_s)}"

@@ -1,4 +1,4 @@
-"""Every manifest, built in one place: of a job that is still to run, of a simulated one, and of one that has run."""
+"""Every manifest, built in one place: of a simulated run and of a real one."""
 
 from __future__ import annotations
 
@@ -29,16 +29,6 @@ from vasuki.planner.simulated import Simulated
 
 if TYPE_CHECKING:
     from vasuki.hf.loading.load_model import LoadedModel
-
-
-def planned_manifest(config: JobConfig, config_hash: str, fingerprint: str, plan: Plan) -> Manifest:
-    """The manifest of a run that is still to come, for the same summary as after it."""
-    return Manifest(
-        **_of_job(config, config_hash, fingerprint, plan),
-        rows=RowCounts(plan.requests),
-        tokens=TokenCounts(plan.prompt_tokens, plan.output_tokens_estimate),
-        cost=plan.cost,
-    )
 
 
 def simulated_manifest(

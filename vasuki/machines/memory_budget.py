@@ -143,9 +143,9 @@ def _too_large(
     if shape.dtype_bytes == 4 and bits >= 16:
         ways.append("bfloat16 weights")
     elif bits >= 4:
-        ways.append(f"weights quantised to {int(bits)} bits")
+        ways.append(f"weights quantised to {int(bits)} bits, which vLLM runs and vasuki does not")
     host = _with_host_memory(shape, profile, room, layout)
-    return f"{need}; what would fit: {' or '.join(ways)}, or a smaller model{host}"
+    return f"{need}; what would fit: {', or '.join([*ways, 'a smaller model'])}{host}"
 
 
 def _with_host_memory(shape: ModelShape, profile: HardwareProfile, room: int, layout: Layout) -> str:

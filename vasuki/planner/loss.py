@@ -108,12 +108,12 @@ class RowWork:
             self._decode_steps += result.num_steps
         if prefills:
             self.prompts_s += result.elapsed_s
-        for sequence, _, num_tokens, samples in prefills:
+        for sequence, _, num_tokens, _ in prefills:
             if sequence in self._starts:  # it made room, and is computed again
                 self._stop(sequence)
             self._taken_s[sequence] = self._taken_s.get(sequence, 0.0) + num_tokens * token_s
-            if samples:
-                self._starts[sequence] = (self._clock_s, self._decode_steps, sequence.num_output_tokens)
+            # At every chunk: of a prompt that waited on the host, the last token comes back as a decode.
+            self._starts[sequence] = (self._clock_s, self._decode_steps, sequence.num_output_tokens)
         for sequence in finished:
             self._stop(sequence)
             self.ends_s.append(now_s)

@@ -20,7 +20,8 @@ import numpy as np
 from vasuki.base.config import CostConfig, EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import InputError
 from vasuki.engine.policy import Mixing
-from vasuki.machines.memory_budget import kv_tokens_at_most
+from vasuki.machines.known_error import known_error
+from vasuki.machines.memory_budget import footprint, host_weight_bytes, kv_tokens_at_most
 from vasuki.machines.price import Cost
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
@@ -41,6 +42,7 @@ from vasuki.planner.prediction import (
     predict,
 )
 from vasuki.planner.schedule_bound import bound_of_any_plan_s
+from vasuki.planner.steady_state import price_split
 
 SHORTLIST = 3
 
@@ -93,9 +95,12 @@ def make_plan(
         job, problem.costs, kv.device_memory, may_offload(problem), beside_weights_bytes=beside_weights_bytes
     )
     makespan_s = max(chosen.makespan_s, schedule_bound_s)  # a sample may promise too much
-    price, currency = profile.price.per_hour, profile.price.currency
+    price, currency, price_date = profile.price.per_hour, profile.price.currency, profile.price.date
     if cost.price_per_hour is not None:
-        price, currency = cost.price_per_hour, cost.currency
+        price, currency, price_date = cost.price_per_hour, cost.currency, ""
+    peaks = chosen.result.stats.peak_device_blocks, chosen.result.stats.peak_host_blocks
+    kv_on_host = footprint(settings, settings.block_tokens * shape.kv_bytes_per_token, shape.num_layers, *peaks)[1]
+    limits = settings.limits
     job_tokens = int(job.prompt_tokens.sum() + job.output_tokens.sum())
     return Plan(
         gpu=profile.name,
@@ -112,8 +117,8 @@ def make_plan(
         order=chosen.order,
         optimal=chosen.optimal,
         policy=problem.policy.name,
-        chunk_tokens=settings.limits.chunk_tokens,
-        max_num_seqs=settings.limits.max_num_seqs,
+        chunk_tokens=limits.chunk_tokens,
+        max_num_seqs=limits.max_num_seqs,
         cost=Cost.of(makespan_s, layout.num_gpus, price, currency, job_tokens),
         settings=settings,
         layout=layout,
@@ -128,6 +133,12 @@ def make_plan(
         uncertainty=cost_of_uncertainty(problem, chosen),
         misfits=len(lengths) - len(job),
         misfit=misfit,
+        error=known_error(profile),
+        price_date=price_date,
+        prompt_share=price_split(
+            candidate.cost, problem.work, settings.kv_tokens, limits.chunk_tokens, limits.max_num_seqs
+        ),
+        host_bytes=kv_on_host + host_weight_bytes(shape, layout),
         plan_s=time.perf_counter() - started_s,
     )
 
@@ -186,9 +197,9 @@ def _mixing_reason(chosen: Candidate, candidates: list[Candidate]) -> str:
         return f"{chosen.mixing.value}, as the policy says"
     ratio = min(others) / chosen.state.request_s
     tokens = chosen.settings.limits.chunk_tokens
-    by_arithmetic = f"{abs(ratio - 1):.0%} {'slower' if ratio >= 1 else 'faster'} by arithmetic"
-    if ratio < 1:
-        by_arithmetic += ", but not in the simulation"
+    by_arithmetic = (
+        f"{ratio - 1:.0%} slower by arithmetic" if ratio >= 1 else "slower in the simulation, or lose more by a kill"
+    )
     if chosen.mixing is Mixing.MIXED:
         why = "decodes read the weights that prompts compute with"
         return f"mixed, {tokens} tokens each: {why}; taking turns would be {by_arithmetic}"

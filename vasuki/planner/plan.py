@@ -47,8 +47,12 @@ class Plan:
     uncertainty: float | None = None  # what not knowing the outputs adds to the makespan: 0.02 is 2 %; None: not known
     order: tuple[int, ...] = ()  # of all requests, where planning found one; else they are ordered as they come
     misfits: int = 0  # requests that can never run
-    spread: float = 0.0  # by what share the makespan may be off, since the machine was busy when it was measured
     misfit: str = ""  # the first of them, with the capacity that it needs
+    spread: float = 0.0  # by what share the makespan may be off, since the machine was busy when it was measured
+    error: float = 0.0  # by what share predictions with such a profile have been off
+    price_date: str = ""  # month of the price that the profile knows; empty where it was given
+    prompt_share: float = 0.0  # of the makespan, see `price_split`
+    host_bytes: int = 0  # of host memory, for KV and weights
 
     @property
     def offload(self) -> OffloadPlan:
@@ -67,10 +71,35 @@ class Plan:
 
     @property
     def range_s(self) -> tuple[float, float] | None:
-        """Least and most seconds, where the machine was too busy to tell them apart."""
-        if not self.spread:
+        """Least and most seconds by what predictions have been off; None where that is not known.
+
+        Where nothing but `max_tokens` is known of outputs, rows may also end at once and leave the prompts' share.
+        """
+        if not (off := max(self.spread, self.error)):
             return None
-        return self.makespan_s / (1 + self.spread), self.makespan_s * (1 + self.spread)
+        least_s = self.makespan_s * (self.prompt_share if self.outputs_at_most else 1.0)
+        return least_s / (1 + off), self.makespan_s * (1 + off)
+
+    @property
+    def cost_range(self) -> tuple[float, float] | None:
+        """The same in money; None where there is no price."""
+        if self.range_s is None or self.cost.amount is None or not self.makespan_s:
+            return None
+        low, high = (self.cost.amount * seconds / self.makespan_s for seconds in self.range_s)
+        return low, high
+
+    @property
+    def per_million_input_tokens(self) -> float | None:
+        """What a million prompt tokens cost; None where there is no price."""
+        return self._per_million(self.prompt_share, self.prompt_tokens)
+
+    @property
+    def per_million_output_tokens(self) -> float | None:
+        """What a million output tokens cost; None where there is no price."""
+        return self._per_million(1 - self.prompt_share, self.output_tokens_estimate)
+
+    def _per_million(self, share: float, tokens: int) -> float | None:
+        return None if self.cost.amount is None or not tokens else share * self.cost.amount / tokens * 1e6
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `plan --json` prints."""
@@ -94,7 +123,13 @@ class Plan:
             "chunk_tokens": self.chunk_tokens,
             "max_num_seqs": self.max_num_seqs,
             "offload": {**self.offload.to_dict(), "weights_on_host": self.layout.host_layers},
-            "cost": self.cost.to_dict(),
+            "cost": {
+                **self.cost.to_dict(),
+                "per_million_input_tokens": self.per_million_input_tokens,
+                "per_million_output_tokens": self.per_million_output_tokens,
+                "range": self.cost_range,
+            },
+            "host_bytes": self.host_bytes,
             "uncertainty": self.uncertainty,
             "plan_s": self.plan_s,
         }

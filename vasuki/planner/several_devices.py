@@ -90,6 +90,7 @@ def plan_parallel(
         cost=Cost.of(makespan_s, layout.num_gpus, price, currency, tokens),
         plan_s=time.perf_counter() - started_s,
         layout=layout,
+        host_bytes=stream.host_bytes * layout.num_streams,
         misfits=int((~fits).sum()),
         misfit="" if fits.all() else _misfit(int(np.argmin(fits)), needed, stream.settings.kv_tokens),
     )

@@ -116,3 +116,15 @@ def steady_state(
     request_s, exposed_s, hidden_s = (full_steps * a + other_steps * b for a, b in zip(full, other, strict=True))
     copied_s = exposed_s + hidden_s
     return SteadyState(request_s, sequences, decode.total_s, full.total_s, hidden_s / copied_s if copied_s else 1.0)
+
+
+def price_split(cost: CostModel, work: MeanRow, kv_tokens: int, chunk_tokens: int, max_num_seqs: int) -> float:
+    """The share of a job's time, and so of its price, that its prompts answer for.
+
+    Both share steps, so the time is split as each would take by itself: prompts in full steps, decodes side by
+    side without prompts.
+    """
+    apart = steady_state(cost, work, kv_tokens, chunk_tokens, max_num_seqs, Mixing.EXCLUSIVE)
+    prompt_s = work.prompt_tokens / chunk_tokens * apart.mixed_step_s
+    decode_s = work.output_tokens / apart.sequences * apart.decode_step_s
+    return prompt_s / (prompt_s + decode_s)

@@ -58,6 +58,11 @@ class Result:
         return self.run.manifest.predicted.makespan_s
 
     @property
+    def is_cpu(self) -> bool:
+        """Whether it ran on a CPU, whose bound at datasheet rates is too far from any run to say something."""
+        return self.run.manifest.device.get("type") == "cpu"
+
+    @property
     def lower_bound_s(self) -> float | None:
         return self.run.manifest.predicted.lower_bound_s
 

@@ -2,72 +2,142 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple
 
-from vasuki.base.units import bytes_text, money_text, percent_text, time_text
+from vasuki.base.units import UNKNOWN, bytes_text, listing, money_text, percent_text, plural, time_range, time_text
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import Simulated, Spread
+from vasuki.report.columns import COLUMN_WIDTH, Rows, blocks
 
 WIDTH = 100
-_BOUNDS = {
-    "compute": "arithmetic",
-    "memory": "memory traffic",
-    "kv_area": "KV memory over time",
-    "longest_request": "the longest request",
-}
 
 
-def plan_table(plans: Iterable[Plan]) -> str:
-    """Plans side by side, at most 100 columns wide, and below them what is worth knowing of each."""
-    plans = list(plans)
-    rows: list[tuple[str, ...]] = [("GPU", "policy", "makespan", "bound", "cost", "/Mtok", "chunk", "seqs", "offload")]
-    for plan in plans:
-        rows.append(
-            (
-                plan.gpu,
-                plan.policy,
-                time_text(plan.makespan_s),
-                time_text(plan.schedule_bound_s),
-                money_text(plan.cost.amount, plan.cost.currency),
-                money_text(plan.cost.per_million_tokens, ""),
-                str(plan.chunk_tokens),
-                str(plan.max_num_seqs),
-                plan.offload.mode + (f" {plan.offload.streamed_layers}" if plan.offload.streamed_layers else ""),
-            )
-        )
-    lines = list(_columns(rows))
-    for plan in plans:
-        lines += ["", f"{plan.gpu}, {plan.policy}:", *(f"  {note}" for note in _notes(plan))]
-    return "\n".join(line for text in lines for line in _wrapped(text))
+def terminal_width() -> int:
+    """Columns of the terminal, from 60 to 120; 100 where there is none."""
+    return min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
 
 
-def plan_verdict(plans: Sequence[Plan]) -> str:
+def plan_table(plans: Iterable[Plan], width: int | None = None) -> str:
+    """Plans side by side: what the job is, the figures of each, and below them what takes a sentence.
+
+    Args:
+        plans: one for each card or policy, of the same job.
+        width: columns to fill at most; those of the terminal if not given.
+    """
+    plans, width = list(plans), width or terminal_width()
+    names = _names(plans)
+    notes: dict[str, list[str]] = {}
+    for name, plan in zip(names, plans, strict=True):
+        for note in _notes(plan):
+            notes.setdefault(note, []).append(name)
+    lines = [_job(plans[0]), *blocks(names, _figures(plans), width), ""]
+    lines += [note if len(cards) == len(plans) else f"{', '.join(cards)}: {note}" for note, cards in notes.items()]
+    return "\n".join(line for text in lines for line in _wrapped(text, min(width, WIDTH)))
+
+
+def _names(plans: Sequence[Plan]) -> list[str]:
+    """What tells the plans apart: card, layout, and policy if there are several."""
+    several = len({plan.policy for plan in plans}) > 1
+    return [" ".join(filter(None, [plan.gpu, plan.layout.label, several * plan.policy])) for plan in plans]
+
+
+def _job(plan: Plan) -> str:
+    about = "at most" if plan.outputs_at_most else "about"
+    outputs = f"{about} {plan.output_tokens_estimate:,} output tokens"
+    return f"{plural(plan.requests, 'request')}: {plan.prompt_tokens:,} prompt tokens, {outputs}"
+
+
+def _figures(plans: Sequence[Plan]) -> Rows:
+    """(name, one cell for each plan), each fact once."""
+    cells: list[tuple[str, Callable[[Plan], str]]] = [
+        ("makespan", lambda p: time_text(p.makespan_s)),
+        ("  may be", lambda p: time_range(*p.range_s) if p.range_s else UNKNOWN),
+        ("  could be saved, at most", lambda p: percent_text(max(0.0, p.could_save))),
+        ("  unknown outputs add", lambda p: percent_text(p.uncertainty, signed=True)),
+        ("  predicted from", lambda p: plural(p.simulated_requests, "row")),
+        ("cost", lambda p: money_text(p.cost.amount, p.cost.currency)),
+        ("  may be", lambda p: _money_range(*p.cost_range) if p.cost_range else UNKNOWN),
+        ("  an hour", _price),
+        ("  GPUs", lambda p: str(p.layout.num_gpus) if p.layout.num_gpus > 1 else UNKNOWN),
+        ("  million input tokens", lambda p: money_text(p.per_million_input_tokens)),
+        ("  million output tokens", lambda p: money_text(p.per_million_output_tokens)),
+        ("policy", lambda p: p.policy),
+        ("order", lambda p: p.solver + ", optimal" * p.optimal),
+        ("tokens a step, at most", lambda p: f"{p.chunk_tokens:,}"),
+        ("rows at a time, at most", lambda p: f"{p.max_num_seqs:,}"),
+        ("KV memory, tokens", lambda p: f"{p.settings.kv_tokens:,}"),
+        ("memory for states", lambda p: bytes_text(p.max_num_seqs * p.state_bytes) if p.state_bytes else UNKNOWN),
+        ("host memory", lambda p: bytes_text(p.host_bytes) if p.host_bytes else "none"),
+        ("offload", _offload),
+        ("a kill loses, on average", lambda p: time_text(p.at_risk_s)),
+        ("  at the worst moment", lambda p: time_text(p.at_risk_most_s)),
+    ]
+    return [(name, [cell(plan) for plan in plans]) for name, cell in cells]
+
+
+def _price(plan: Plan) -> str:
+    per_hour = plan.cost.price_per_hour
+    if per_hour is None:
+        return UNKNOWN
+    return f"{money_text(per_hour)} ({plan.price_date or 'given'})"
+
+
+def _money_range(*amounts: float) -> str:
+    low, high = (f"{amount:,.{max(0, 1 - math.floor(math.log10(amount)))}f}" if amount else "0" for amount in amounts)
+    text = f"{low} to {high}"
+    return text if len(text) <= COLUMN_WIDTH - 2 else f"{low}-{high}"
+
+
+def _offload(plan: Plan) -> str:
+    streamed = plan.offload.streamed_layers
+    return plan.offload.mode + f" {plural(streamed, 'layer')}" * bool(streamed)
+
+
+def plan_verdict(plans: Sequence[Plan], width: int | None = None) -> str:
     """Which of several plans to take, by what margin, and how wrong predictions may be before that changes.
 
     Empty for a single plan; silent on costs where a price is not known.
     """
     if len(plans) < 2:
         return ""
+    return "\n".join(line for text in _verdict(plans) for line in _wrapped(text, min(width or terminal_width(), WIDTH)))
+
+
+def _verdict(plans: Sequence[Plan]) -> Iterable[str]:
     first, second = sorted(plans, key=lambda plan: plan.makespan_s)[:2]
-    ratio = second.makespan_s / first.makespan_s
+    error = max(plan.error for plan in plans)
+    faster = second.makespan_s / first.makespan_s
     times = f"{time_text(first.makespan_s)} against {time_text(second.makespan_s)} on {second.gpu}"
-    times += f", {ratio:.2f} times as fast"
+    times += f", {faster:.2f} times as fast"
     if None in {plan.cost.amount for plan in plans} or len({plan.cost.currency for plan in plans}) > 1:
-        return f"{first.gpu} would finish first: {times}.\n{_holds(ratio)}"
+        yield f"{first.gpu} would finish first: {times}."
+        yield from _holds({"time": faster}, error)
+        return
     least, next_least = sorted(plans, key=lambda plan: plan.cost.amount or 0.0)[:2]
     amount, other = least.cost.amount or 0.0, next_least.cost.amount or 0.0
     less = f", {percent_text(1 - amount / other)} less" if other else ""
     costs = f"{money_text(amount, least.cost.currency)} against {money_text(other)} on {next_least.gpu}{less}"
-    margin = other / amount if amount else float("inf")
-    holds = _holds(min(ratio, margin))
     if least.gpu == first.gpu:
-        return f"Take {first.gpu}: it would finish first and cost least.\n  {times}\n  {costs}\n{holds}"
-    return f"{first.gpu} would finish first: {times}.\n{least.gpu} would be cheapest: {costs}.\n{holds}"
+        yield f"Take {first.gpu}: it would finish first and cost least."
+        yield f"  {times}"
+        yield f"  {costs}"
+    else:
+        yield f"{first.gpu} would finish first: {times}."
+        yield f"{least.gpu} would be cheapest: {costs}."
+    yield from _holds({"time": faster, "cost": other / amount if amount else float("inf")}, error)
 
 
-def _holds(margin: float) -> str:
-    return f"This holds unless the predictions misjudge one card against the other by a factor of {margin:.2f}."
+def _holds(margins: Mapping[str, float], error: float) -> Iterable[str]:
+    """Whether the answers on time and on cost would survive errors of the predictions."""
+    sure = {of: margin for of, margin in margins.items() if margin > 1 + error}
+    if draws := [of for of in margins if of not in sure]:
+        yield f"Call it a draw on {listing(draws)}: predictions may be {percent_text(error)} off."
+    if sure:
+        factor = f"misjudge one card against the other by a factor of {min(sure.values()):.2f}"
+        yield f"The answer on {listing(list(sure))} holds unless predictions {factor}."
 
 
 def sorted_plans(plans: Iterable[Plan], by: str | None) -> list[Plan]:
@@ -115,59 +185,26 @@ def _columns(rows: list[tuple[str, ...]]) -> Iterable[str]:
 
 
 def _notes(plan: Plan) -> Iterable[str]:
-    tokens = f"{plan.prompt_tokens:,} prompt and about {plan.output_tokens_estimate:,} output tokens"
-    yield f"{plan.requests:,} requests, {tokens}; ordered by {plan.solver}{', proved optimal' * plan.optimal}"
+    """What takes a sentence."""
+    if plan.outputs_at_most:
+        yield "outputs: nothing but max_tokens is known of them, so rows that end sooner leave less time and cost"
     if plan.shared_tokens:
         share = plan.shared_tokens / plan.prompt_tokens
-        yield f"{plan.shared_tokens:,} of the prompt tokens ({share:.0%}) are shared with rows that begin alike"
-    if plan.source:
-        yield f"figures: {plan.source}"
-    if plan.range_s is not None:
-        low_s, high_s = plan.range_s
-        yield f"this machine is busy, so it may take {time_text(low_s)} to {time_text(high_s)}"
-    layout = plan.layout
-    if layout.num_gpus > 1:
-        degrees = (layout.tensor_parallel, layout.pipeline_parallel, layout.data_parallel)
-        yield "{} GPUs: {} tensor x {} pipeline x {} data parallel".format(layout.num_gpus, *degrees)
-    if layout.num_streams > 1:
-        yield "chunk, seqs and KV memory are those of one micro-batch, of which every stage of a replica has one"
-    if plan.uncertainty is not None:
-        yield f"not knowing output lengths beforehand changes the makespan by {plan.uncertainty:+.1%}"
-    yield _to_save(plan)
-    yield _to_lose(plan)
-    yield f"at datasheet rates no schedule beats {time_text(plan.lower_bound_s)}, for {_BOUNDS[plan.bound_by]}"
-    states = plan.max_num_seqs * plan.state_bytes
-    beside = f", {bytes_text(states)} for the states of {plan.max_num_seqs:,} rows" if states else ""
-    yield f"KV memory for {plan.settings.kv_tokens:,} tokens{beside}"
-    yield f"steps: {plan.mixing}"
-    yield f"offload {plan.offload.mode}: {plan.offload.reason}"
-    if plan.simulated_requests < plan.requests - plan.misfits:
-        yield f"simulated {plan.simulated_requests:,} of the requests and scaled up"
+        yield f"prompts: {plan.shared_tokens:,} of their tokens ({share:.0%}) are shared with rows that begin alike"
     if plan.misfits:
         yield f"{plan.misfits:,} can never run: {plan.misfit}"
+    off = max(plan.spread, plan.error)
+    busy = "; this machine is busy" * bool(plan.spread)
+    yield f"rates: {plan.source or 'datasheet'}{busy}; makespans may be {percent_text(off)} off"
+    yield f"steps: {plan.mixing}"
+    if plan.layout.num_streams > 1:
+        yield "steps, rows and KV memory are those of one micro-batch, of which every stage of a replica has one"
+    yield f"offload: {plan.offload.reason}"
+    if plan.at_risk_s > plan.max_loss_s:
+        yield f"a kill loses more than plan.max_loss, {time_text(plan.max_loss_s)}, but nothing tried loses less"
 
 
-def _to_save(plan: Plan) -> str:
-    """What a better schedule could save at most; where outputs are recorded but not known beforehand, also then."""
-    known = ""
-    if plan.uncertainty is not None:
-        left = 1 - plan.schedule_bound_s * (1 + plan.uncertainty) / plan.makespan_s
-        known = f" ({percent_text(max(0.0, left))} if output lengths were known beforehand)"
-    elif plan.outputs_at_most:
-        known = " (if all outputs are as long as they may be)"
-    saved, bound = percent_text(plan.could_save), time_text(plan.schedule_bound_s)
-    return f"at most {saved} could still be saved{known}: no schedule beats {bound} under the cost model"
-
-
-def _to_lose(plan: Plan) -> str:
-    """What a kill costs, and whether that is more than the job allows."""
-    text = f"a kill loses {time_text(plan.at_risk_s)} of work on average, at most {time_text(plan.at_risk_most_s)}"
-    if plan.at_risk_s <= plan.max_loss_s:
-        return text
-    return f"{text}; that is more than plan.max_loss, {time_text(plan.max_loss_s)}, but nothing tried loses less"
-
-
-def _wrapped(text: str, width: int = WIDTH) -> Iterable[str]:
+def _wrapped(text: str, width: int) -> Iterable[str]:
     indent = " " * (len(text) - len(text.lstrip()))
     while len(text) > width:
         cut = text.rfind(" ", len(indent) + 1, width + 1)

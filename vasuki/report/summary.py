@@ -1,4 +1,4 @@
-"""The picture of a run in at most nine lines, the same after `plan`, after `run`, and in a report."""
+"""The picture of a run in at most nine lines, printed when it is over."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from vasuki.machines.stolen_time import NOISE
 def summary_lines(manifest: Manifest) -> list[str]:
     """Rows, tokens, time against prediction, what the host took, both bounds, batch, KV memory, cost.
 
-    What is not known is left out. A manifest without a makespan is that of a plan: its rows and tokens are still to
-    come.
+    What is not known is left out.
     """
-    is_plan = not manifest.timings.makespan_s
     lines = {
-        "rows": _rows(manifest, is_plan),
-        "tokens": _tokens(manifest, is_plan),
+        "rows": _rows(manifest),
+        "tokens": _tokens(manifest),
         "time": _time(manifest),
         "host": host_text(manifest),
         "bound": _schedule_bound(manifest),
@@ -28,19 +26,17 @@ def summary_lines(manifest: Manifest) -> list[str]:
     return [f"{name:<7}{text}" for name, text in lines.items() if text]
 
 
-def _rows(manifest: Manifest, is_plan: bool) -> str:
+def _rows(manifest: Manifest) -> str:
     rows = manifest.rows
-    if is_plan:
-        return f"{rows.total:,} to do"
     left = rows.total - rows.succeeded - rows.failed
     return f"{rows.succeeded:,} of {rows.total:,} succeeded, {rows.failed:,} failed" + f", {left:,} left" * (left > 0)
 
 
-def _tokens(manifest: Manifest, is_plan: bool) -> str:
+def _tokens(manifest: Manifest) -> str:
     tokens = manifest.tokens
     if not tokens.prompt + tokens.output:
         return ""
-    output = f"{count_text(tokens.output)} output" + " expected" * is_plan
+    output = f"{count_text(tokens.output)} output"
     again = f"; {count_text(tokens.recomputed)} computed again after preemption" if tokens.recomputed else ""
     shared = f" ({count_text(tokens.shared)} of them shared)" if tokens.shared else ""
     return f"{count_text(tokens.prompt)} prompt{shared}, {output}{again}"
@@ -50,7 +46,7 @@ def _time(manifest: Manifest) -> str:
     timings, predicted_s = manifest.timings, manifest.predicted.makespan_s
     predicted = f"predicted {time_text(predicted_s)}" if predicted_s else ""
     if not timings.makespan_s:
-        return predicted and f"{predicted}, without loading the model"
+        return predicted
     taken = time_text(timings.makespan_s)
     if timings.load_s:
         taken += f": loading {time_text(timings.load_s)}, then {time_text(timings.foreseen_s)}"
@@ -80,13 +76,11 @@ def _schedule_bound(manifest: Manifest) -> str:
 
 
 def _lower_bound(manifest: Manifest) -> str:
-    timings, predicted = manifest.timings, manifest.predicted
-    if not predicted.lower_bound_s:
+    """What the card cannot do faster. Of a CPU that is too far from any run to say something."""
+    bound_s = manifest.predicted.lower_bound_s
+    if not bound_s or manifest.device.get("type") == "cpu":
         return ""
-    taken_s = timings.foreseen_s
-    reference_s, verb = (taken_s, "took") if taken_s else (predicted.makespan_s, "predicted")
-    times = f"; {verb} {reference_s / predicted.lower_bound_s:.2f} times that" if reference_s else ""
-    return f"at datasheet rates none beats {time_text(predicted.lower_bound_s)}{times}{_after_loading(manifest)}"
+    return f"at datasheet rates none beats {time_text(bound_s)}{_after_loading(manifest)}"
 
 
 def _after_loading(manifest: Manifest) -> str:

@@ -6,17 +6,13 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 from vasuki.arrivals.percentiles import Percentiles
-from vasuki.base.units import bytes_text, count_text, money_text, percent_text, significant, time_text
+from vasuki.base.units import UNKNOWN, bytes_text, count_text, money_text, percent_text, significant, time_text
+from vasuki.report.columns import COLUMN_WIDTH, Rows, blocks
 from vasuki.report.comparison import Comparison
 from vasuki.report.job_runs import JobRuns, Result
 from vasuki.report.words import answer, caveats, headline, paper_metric
 
 WIDTH = 100
-_NAME_WIDTH = 26
-_RUN_WIDTH = 18
-_RUNS_ABREAST = (WIDTH - _NAME_WIDTH) // _RUN_WIDTH
-
-Rows = list[tuple[str, list[str]]]
 
 
 def terminal_table(comparison: Comparison) -> str:
@@ -40,8 +36,7 @@ def overview_of(comparison: Comparison) -> list[str]:
 
 def _workload_text(workload: JobRuns) -> str:
     lines = [workload.name, "=" * len(workload.name), *(wrapped(sentence) for sentence in answer(workload))]
-    for first in range(0, len(workload.results), _RUNS_ABREAST):
-        lines += ["", *_block(workload.results[first : first + _RUNS_ABREAST])]
+    lines += blocks([result.label for result in workload.results], figures_of(workload.results), WIDTH)
     if note := paper_metric(workload):
         lines += ["", wrapped(note)]
     if notes := caveats(workload):
@@ -51,17 +46,6 @@ def _workload_text(workload: JobRuns) -> str:
 
 def wrapped(sentence: str) -> str:
     return textwrap.fill(sentence, WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
-
-
-def _block(results: Sequence[Result]) -> list[str]:
-    headings = [textwrap.wrap(result.label, _RUN_WIDTH - 2) or [""] for result in results]
-    height = max(map(len, headings))
-    lines = [_line("", [heading[row] if row < len(heading) else "" for heading in headings]) for row in range(height)]
-    return [*lines, "-" * (_NAME_WIDTH + _RUN_WIDTH * len(results)), *(_line(*row) for row in figures_of(results))]
-
-
-def _line(name: str, cells: Sequence[str]) -> str:
-    return (f"{name:<{_NAME_WIDTH}}" + "".join(f"{cell:>{_RUN_WIDTH}}" for cell in cells)).rstrip()
 
 
 def figures_of(results: Sequence[Result]) -> Rows:
@@ -74,8 +58,7 @@ def figures_of(results: Sequence[Result]) -> Rows:
         ("  took, against predicted", lambda r: _if_known(r.prediction_error, lambda e: percent_text(e, signed=True))),
         ("  no schedule beats", lambda r: _if_known(r.schedule_bound_s, time_text)),
         ("  could be saved, at most", lambda r: _if_known(r.could_save, lambda s: percent_text(max(0.0, s)))),
-        ("  lower bound", lambda r: _if_known(r.lower_bound_s, time_text)),
-        ("  times the lower bound", lambda r: _if_known(r.times_lower_bound, lambda times: f"{times:.2f}")),
+        ("  datasheet bound", lambda r: None if r.is_cpu else _if_known(r.lower_bound_s, time_text)),
         ("first token after, mean", lambda r: _mean(r.run.manifest.ttft)),
         ("  50/95/99 % of rows (s)", lambda r: _percentiles(r.run.manifest.ttft)),
         ("last token after, mean", lambda r: _mean(r.run.manifest.latency)),
@@ -98,10 +81,10 @@ def figures_of(results: Sequence[Result]) -> Rows:
         ("copies hidden / waited", _copies),
         ("preempted, swap/recompute", _preemptions),
         ("policy", lambda r: r.run.policy),
-        ("model", lambda r: textwrap.shorten(r.run.model, _RUN_WIDTH - 2, placeholder="...")),
+        ("model", lambda r: textwrap.shorten(r.run.model, COLUMN_WIDTH - 2, placeholder="...")),
     ]
     rows = [(name, [cell(result) for result in results]) for name, cell in cells]
-    return [(name, [text or "-" for text in texts]) for name, texts in rows if any(texts)]
+    return [(name, [text or UNKNOWN for text in texts]) for name, texts in rows if any(texts)]
 
 
 def energy_text(kwh: float) -> str:

@@ -82,9 +82,10 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
         most = 1 + NOISE if offload.mode == "park" else 1 - WORTHWHILE
         if offload.mode == asked or fastest.makespan_s < most * plain.makespan_s:
             return because(fastest, replace(offload, reason=f"{offload.reason}; makespan {change(fastest)}"))
+    why = "as the job asks" if asked != "auto" else "host and device are one memory"
     for option in options:
         why_not.append(f"{option.candidate.settings.offload.mode} would change the makespan by {change(option)}")
-    return because(plain, OffloadPlan("none", "; ".join(why_not) or "as the job asks"))
+    return because(plain, OffloadPlan("none", "; ".join(why_not) or why))
 
 
 def _without_preemption(problem: Problem, base: Prediction) -> Prediction:

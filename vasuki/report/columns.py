@@ -1,0 +1,32 @@
+"""Figures by name, one column for each run, in as many blocks as a terminal has no room for side by side."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from vasuki.base.units import UNKNOWN
+
+NAME_WIDTH, COLUMN_WIDTH = 26, 18
+
+Rows = list[tuple[str, list[str]]]
+
+
+def blocks(headings: Sequence[str], rows: Rows, width: int) -> Iterator[str]:
+    """Lines of the table, an empty one before each block. Of a block, rows without a figure are left out."""
+    abreast = max(1, (width - NAME_WIDTH) // COLUMN_WIDTH)
+    for first in range(0, len(headings), abreast):
+        part = slice(first, first + abreast)
+        titles = [textwrap.wrap(heading, COLUMN_WIDTH - 2) or [""] for heading in headings[part]]
+        height = max(map(len, titles))
+        yield ""
+        for row in range(height):
+            yield _line("", [title[row] if row < len(title) else "" for title in titles])
+        yield "-" * (NAME_WIDTH + COLUMN_WIDTH * len(titles))
+        for name, cells in rows:
+            if any(cell != UNKNOWN for cell in cells[part]):
+                yield _line(name, cells[part])
+
+
+def _line(name: str, cells: Sequence[str]) -> str:
+    return (f"{name:<{NAME_WIDTH}}" + "".join(f"{cell:>{COLUMN_WIDTH}}" for cell in cells)).rstrip()
