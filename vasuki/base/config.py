@@ -124,6 +124,8 @@ class ModelConfig(_Section):
     bfloat16 on a CPU, matrix products use bfloat16, everything else float32."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
+    allow_pickle: bool = False
+    """Read weights from `.bin` files, with torch's `weights_only`, where there are no safetensors."""
     trust_remote_code: bool = False
     """Run modelling code that comes with the model. It takes `--trust-remote-code` on the command line too, or
     `VASUKI_TRUST_REMOTE_CODE=1` in the environment: whoever wrote the job file need not be who runs it."""

@@ -10,6 +10,7 @@ from vasuki.engine.policy import runnable_policy
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import InputTable, open_table
 from vasuki.io.output.output_folder import OutputFolder
+from vasuki.models.files import refuse_pickles
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.shape import ModelShape
 
@@ -21,6 +22,8 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
         VasukiError: the same that the run would raise, as far as it can be known without loading weights.
     """
     runnable_policy(config.engine.policy)
+    if config.model.path:
+        refuse_pickles(config.model)
     table = open_table(config)
     OutputFolder.check(
         config.output.path,

@@ -9,7 +9,8 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -17,6 +18,9 @@ from vasuki.base.errors import Interrupted, VasukiError
 from vasuki.base.units import plural, seconds_of
 from vasuki.commands.logs import asks_for_json, is_json, last_words, log, set_up_logs, tell
 from vasuki.commands.signals import StopSignals
+
+if TYPE_CHECKING:
+    from vasuki.commands.metrics import Metrics
 
 _LONGEST_S = 1e6
 
@@ -93,6 +97,18 @@ _TRUST = click.option(
 )
 
 
+_METRICS = click.option(
+    "--metrics", "metrics_file", default="", metavar="FILE", help="Keep figures there, as OpenMetrics."
+)
+_METRICS_PORT = click.option(
+    "--metrics-port",
+    "metrics_address",
+    default="",
+    metavar="[HOST:]PORT",
+    help="Serve them over HTTP. Without HOST to this machine alone.",
+)
+
+
 def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
     def apply(function: F) -> F:
         for option in reversed(options):
@@ -115,6 +131,14 @@ def _time(context: click.Context, option: click.Parameter, value: str | None) ->
         raise click.BadParameter(str(error)) from None
 
 
+def _metrics(path: str, address: str) -> AbstractContextManager[Metrics | None]:
+    if not (path or address):
+        return nullcontext()
+    from vasuki.commands.metrics import Metrics
+
+    return Metrics(path, address)
+
+
 def _with_gpu(overrides: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
     return overrides if gpu is None else (*overrides, f"plan.gpu={gpu}")
 
@@ -134,7 +158,7 @@ def main() -> None:
 
 @main.command()
 @click.argument("job_file", metavar="JOB")
-@_options(_SET, _TRUST, _GPU, _SHARD, _QUIET, _JSON, _LOG_FORMAT)
+@_options(_SET, _TRUST, _GPU, _SHARD, _QUIET, _JSON, _LOG_FORMAT, _METRICS, _METRICS_PORT)
 @click.option("--fresh", is_flag=True, help="Delete what earlier runs of this job wrote, and start over.")
 @click.option("--retry-errors", "retries_errors", is_flag=True, help="Run rows that failed once more.")
 @click.option(
@@ -153,6 +177,8 @@ def run(
     quiet: bool,
     as_json: bool,
     log_format: str,
+    metrics_file: str,
+    metrics_address: str,
     gpu: str | None,
     fresh: bool,
     retries_errors: bool,
@@ -169,7 +195,8 @@ def run(
     from vasuki.report import summary_lines
 
     job = load_job(job_file, _with_gpu(overrides, gpu), trusts_code)
-    outcome = run_job(job, shard, fresh, quiet, retries_errors, max_time_s)
+    with _metrics(metrics_file, metrics_address) as metrics:
+        outcome = run_job(job, shard, fresh, quiet, retries_errors, max_time_s, metrics)
     if as_json:
         click.echo(json.dumps(outcome.manifest.to_dict()))
     elif not quiet:
@@ -179,7 +206,7 @@ def run(
 
 @main.command()
 @click.argument("job_file", metavar="JOB")
-@_options(_SET, _TRUST, _GPU, _QUIET, _JSON, _LOG_FORMAT)
+@_options(_SET, _TRUST, _GPU, _QUIET, _JSON, _LOG_FORMAT, _METRICS, _METRICS_PORT)
 @click.option(
     "--every",
     "every_s",
@@ -204,6 +231,8 @@ def watch(
     quiet: bool,
     as_json: bool,
     log_format: str,
+    metrics_file: str,
+    metrics_address: str,
     gpu: str | None,
     every_s: float,
     until_idle_s: float | None,
@@ -221,8 +250,10 @@ def watch(
     from vasuki.commands.watch import Watched, watch_job
 
     watched = Watched()
+    job = load_job(job_file, _with_gpu(overrides, gpu), trusts_code)
     try:
-        watch_job(load_job(job_file, _with_gpu(overrides, gpu), trusts_code), watched, every_s, until_idle_s, quiet)
+        with _metrics(metrics_file, metrics_address) as metrics:
+            watch_job(job, watched, every_s, until_idle_s, quiet, metrics)
     finally:
         if as_json:
             click.echo(json.dumps(watched.to_dict()))
@@ -399,6 +430,20 @@ def export(run_dir: str, target: str, form: str, as_json: bool) -> None:
     else:
         for file, lines in written.items():
             click.echo(f"wrote {plural(lines, 'line')} to {file}")
+
+
+@main.command()
+@click.argument("run_dir", metavar="RUN_DIR")
+@click.option("--chrome", "target", required=True, metavar="FILE", help="File to write, in the Trace Event Format.")
+def trace(run_dir: str, target: str) -> None:
+    """Write a run's steps, copies and commits as tracks of time, which https://ui.perfetto.dev shows.
+
+    \b
+    Example:  vasuki trace my-job/out --chrome trace.json
+    """
+    from vasuki.report.chrome_trace import write_chrome_trace
+
+    click.echo(f"wrote {plural(write_chrome_trace(run_dir, target), 'event')} to {target}")
 
 
 @main.command()

@@ -3,11 +3,14 @@ summaries and last words too."""
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import os
 import shutil
 import sys
 import textwrap
+import uuid
 from datetime import UTC, datetime
 from itertools import pairwise
 
@@ -21,7 +24,7 @@ log = logging.getLogger("vasuki")
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        entry = {"time": time, "level": record.levelname.lower(), "message": record.getMessage()}
+        entry = {"time": time, "run_id": run_id(), "level": record.levelname.lower(), "message": record.getMessage()}
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return without_keys(json.dumps(entry | getattr(record, "more", {})))
@@ -47,6 +50,13 @@ def set_up_logs(quiet: bool, log_format: str) -> None:
         logger.handlers[:] = [handler]
         logger.setLevel(logging.WARNING if quiet else logging.INFO)
         logger.propagate = False
+
+
+@functools.cache
+def run_id() -> str:
+    """The name of this process in logs, manifests and metrics: `VASUKI_RUN_ID`, by which a scheduler may know it, or a
+    random one."""
+    return os.environ.get("VASUKI_RUN_ID") or uuid.uuid4().hex[:12]
 
 
 def asks_for_json(arguments: list[str]) -> bool:

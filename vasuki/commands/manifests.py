@@ -7,6 +7,7 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 from vasuki.base.config import JobConfig
+from vasuki.commands.logs import run_id
 from vasuki.engine.loop import RunStats
 from vasuki.engine.queues import Counters
 from vasuki.io.output.manifest import (
@@ -71,6 +72,7 @@ def simulated_manifest(
         versions={"vasuki": importlib.metadata.version("vasuki")},
         simulated=True,
         finished_at=now_utc(),
+        run_id=run_id(),
     )
 
 
@@ -140,6 +142,7 @@ def run_manifest(
         cost=Cost.of(timings.makespan_s, 1, plan.cost.price_per_hour, plan.cost.currency, num_tokens),
         versions=_versions(),
         finished_at=now_utc(),
+        run_id=run_id(),
     )
 
 

@@ -25,6 +25,7 @@ from vasuki.base.errors import InputError, Interrupted, ModelError, TooManyRowEr
 from vasuki.base.units import duration, percent_text
 from vasuki.commands.foresight import MachineProfile, expected, look_back, rough_tokens
 from vasuki.commands.manifests import run_manifest
+from vasuki.commands.metrics import Metrics, RunMetrics
 from vasuki.commands.progress import Progress, busy_with
 from vasuki.commands.signals import StopSignals
 from vasuki.commands.step_tracer import StepTracer
@@ -89,10 +90,11 @@ def run_job(
     quiet: bool = False,
     retries_errors: bool = False,
     max_time_s: float = math.inf,
+    metrics: Metrics | None = None,
 ) -> Outcome:
     """Run what is left of a job. See `Runner.run`."""
     with StopSignals() as signals:
-        return Runner(signals, quiet).run(config, shard, fresh, retries_errors, max_time_s)
+        return Runner(signals, quiet, metrics).run(config, shard, fresh, retries_errors, max_time_s)
 
 
 class Runner:
@@ -101,11 +103,13 @@ class Runner:
     Args:
         signals: that stop a run, and whoever has several.
         quiet: without a progress bar.
+        metrics: to count into.
     """
 
-    def __init__(self, signals: StopSignals, quiet: bool = False) -> None:
+    def __init__(self, signals: StopSignals, quiet: bool = False, metrics: Metrics | None = None) -> None:
         self.signals = signals
         self.quiet = quiet
+        self.metrics = metrics
         self._loaded: LoadedModel | None = None  # while no run has it
         self._fingerprint = ""  # of the model that is loaded, whatever becomes of its files
         self._load_s = 0.0  # in the run at hand
@@ -150,7 +154,7 @@ class Runner:
             rows_left = own_shard.num_rows(table.num_rows) - folder.done.count_in(own_shard)
             loaded = self._kept() or self._load(config)
             self._has_run = True
-            run = _Run(config, config_hash, table, folder, rows_left, self.quiet, started_s, self._load_s)
+            run = _Run(config, config_hash, table, folder, rows_left, self.quiet, started_s, self._load_s, self.metrics)
             manifest = run.to_end(loaded, self.signals, max_time_s)
         self._loaded = None if run.weights_on_host else loaded  # which would have to be put together again
         return Outcome(manifest, config.errors.max_fraction)
@@ -203,6 +207,7 @@ class _Run:
         quiet: bool,
         started_s: float,
         load_s: float,
+        metrics: Metrics | None,
     ) -> None:
         self.config = config
         self.config_hash = config_hash
@@ -212,6 +217,7 @@ class _Run:
         self.quiet = quiet
         self.started_s = started_s
         self.load_s = load_s
+        self.metrics = metrics
         self.weights_on_host = False
         self.energy: EnergyMeter  # set once there is a model
         self.machine: MachineProfile  # set with the plan
@@ -305,7 +311,7 @@ class _Run:
 
                 def note() -> None:  # the trace last, so that it has no step whose tokens the journal lacks
                     journal.write(itertools.chain(sink.incomplete(), scheduler.unfinished()))
-                    trace.flush()
+                    trace.flush(writer.committed.rows)
 
                 sink = RowSink(writer, loaded.tokenizer.decode, on_commit=note)
                 progress = Progress(self.rows_left, lambda: sink.written.rows, prediction, self.quiet)
@@ -313,7 +319,8 @@ class _Run:
                     trace, plan.settings, loaded.kv_layout.bytes_per_token, loaded.kv_layout.num_layers, prediction
                 )
                 watchdog = Watchdog(prediction.step_s)
-                observers: list[Observer] = [order, prediction, tracer, progress, watchdog]
+                counted = [RunMetrics(self.metrics, self.rows_left, sink, writer, prediction)] if self.metrics else []
+                observers: list[Observer] = [order, prediction, tracer, progress, watchdog, *counted]
                 gc.freeze()  # the collector need not walk through what was loaded, half a second in the midst of a job
                 try:
                     drain(journal.started(order), scheduler, executor, sink, observers, should_stop, self.stats)
@@ -327,6 +334,8 @@ class _Run:
                     progress.close()
                     with busy_with("writing the last rows", self.quiet):
                         sink.close()
+                    for run_metrics in counted:
+                        run_metrics.close()
         except Interrupted as error:
             interrupted = error
         now_s = time.perf_counter()

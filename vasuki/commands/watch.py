@@ -29,6 +29,7 @@ from vasuki.base.errors import (
 )
 from vasuki.base.units import duration
 from vasuki.base.urls import without_keys
+from vasuki.commands.metrics import Metrics
 from vasuki.commands.run import Runner
 from vasuki.commands.signals import StopSignals
 from vasuki.io.input.tables import stem
@@ -79,6 +80,7 @@ def watch_job(
     every_s: float = 10.0,
     until_idle_s: float | None = None,
     quiet: bool = False,
+    metrics: Metrics | None = None,
 ) -> None:
     """Run a job on each file of its input as it comes, until a signal comes or no file for some time.
 
@@ -88,6 +90,7 @@ def watch_job(
         every_s: between two looks at the input. A file is run when two looks found it the same.
         until_idle_s: how long to wait for another file once all are answered or refused; for ever if None.
         quiet: without progress bars.
+        metrics: to count into.
 
     Raises:
         JobFileError: the input is a single file, the output cannot be written, or one of both lies in the other.
@@ -97,7 +100,7 @@ def watch_job(
     """
     inbox = _Inbox(config)
     with StopSignals() as signals:
-        runner = Runner(signals, quiet)
+        runner = Runner(signals, quiet, metrics)
         runner.load(config)  # what is wrong with it should be known before a file comes, perhaps at night
         log.info("watching %s%s", config.input.path, "" if inbox.folder.exists() else ", which is not there yet")
         busy_s = time.monotonic()

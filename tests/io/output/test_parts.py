@@ -82,7 +82,7 @@ def test_commits_follow_the_clock(tmp_path: Path) -> None:
         if out.is_due(now):
             commits.append(now)
             out._answers.clear()
-            out._committed_s = now
+            out.committed_s = now
     gaps = np.diff([0, *commits])
     assert (gaps >= 5).all()
     assert all(gap <= max(5, 0.03 * now) + 1 for gap, now in zip(gaps, commits, strict=True))

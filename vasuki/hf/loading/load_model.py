@@ -37,7 +37,7 @@ from vasuki.hf.recurrent.recurrent_layer import RecurrentLayers
 from vasuki.machines import at_hand
 from vasuki.models.config_json import context_of
 from vasuki.models.dtypes import computed_dtype
-from vasuki.models.files import description_folder
+from vasuki.models.files import description_folder, refuse_pickles
 from vasuki.models.recurrent_config import MLP_ALONE, RECURRENT
 
 transformers.logging.disable_progress_bar()
@@ -163,7 +163,9 @@ def load_model(
     path = model.path
     if not path:
         raise ModelError("model.shape describes a model without weights; `run` needs model.path")
-    description_folder(model)  # says in a line what is missing, before transformers tries for a while
+    # What is missing, or not allowed, is said in a line before transformers tries for a while.
+    description_folder(model)
+    refuse_pickles(model)
     path = os.path.expanduser(path)
     options: dict[str, Any] = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
     device = resolve_device(device_name)
@@ -179,7 +181,11 @@ def load_model(
     dtype = resolve_dtype(model.dtype, getattr(text_config, "dtype", None), device, kernels)
     try:
         loaded = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=ragged_attention.NAME, **options
+            path,
+            dtype=dtype,
+            attn_implementation=ragged_attention.NAME,
+            use_safetensors=None if model.allow_pickle else True,
+            **options,
         )
         generation = getattr(loaded, "generation_config", None) or GenerationConfig()
     except ModelError:

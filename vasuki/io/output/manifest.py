@@ -103,6 +103,7 @@ class RunTaken:
     """What one of the runs in a folder took. One that was killed leaves none."""
 
     finished_at: str = ""
+    run_id: str = ""
     rows: int = 0  # that it wrote
     resumed_rows: int = 0  # that it began with tokens of an earlier run
     load_s: float = 0.0
@@ -134,6 +135,7 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     simulated: bool = False
     finished_at: str = ""  # ISO 8601, UTC
+    run_id: str = ""  # that the log lines of the run carry
     shard: str = ""  # `I/N`; empty for the whole input
     runs: tuple[RunTaken, ...] = ()  # in the order in which they ended; the last one is that of `timings`
     schema_version: int = SCHEMA_VERSION
@@ -154,6 +156,7 @@ def after(earlier: Manifest | None, manifest: Manifest, rows: int, resumed_rows:
     cost = manifest.cost
     own = RunTaken(
         manifest.finished_at,
+        manifest.run_id,
         rows,
         resumed_rows,
         manifest.timings.load_s,

@@ -114,6 +114,10 @@ class PartWriter:
         max_loss_s: what the job allows to lose; parts are no further apart.
         even_if_empty: `close` writes a part without rows if there was none: an empty input has an empty output, with
             the columns that readers expect.
+
+    Attributes:
+        committed: rows that are durable.
+        committed_s: when it was last time for a part.
     """
 
     def __init__(
@@ -133,7 +137,7 @@ class PartWriter:
         self._input_fingerprint = input_fingerprint
         self._started_s = started_s
         self._max_loss_s = max_loss_s
-        self._committed_s = started_s
+        self.committed_s = started_s
         self._even_if_empty = even_if_empty
         self._answers: list[Answer] = []
         self._num_bytes = 0
@@ -147,7 +151,7 @@ class PartWriter:
     def is_due(self, now_s: float) -> bool:
         """Return whether the buffer is full, or the last commit long enough ago."""
         interval_s = commit_interval_s(now_s - self._started_s, self._max_loss_s)
-        return self._num_bytes >= COMMIT_BYTES or now_s - self._committed_s >= interval_s
+        return self._num_bytes >= COMMIT_BYTES or now_s - self.committed_s >= interval_s
 
     def commit_if_due(self, now_s: float) -> bool:
         """Write a part if it is time and there are answers. Returns whether it was time.
@@ -159,7 +163,7 @@ class PartWriter:
             return False
         if self._answers:
             self._commit()
-        self._committed_s = now_s
+        self.committed_s = now_s
         return True
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import IO, Any
 
 from vasuki.base.errors import InputError
@@ -41,6 +41,7 @@ class StepRecord:
     hidden_copy_s: float = 0.0
     predicted_s: float = 0.0  # what the cost model said of this step; 0 without one
     finished: int = 0
+    committed_rows: int = 0  # that became durable after it; set by the writer
     gathers: int = 0  # rows that are held back until so many have arrived; 0 where they are not
     run: int = 0  # set by the writer: 0 for the first run in the folder
 
@@ -54,6 +55,8 @@ class TraceWriter:
     def __init__(self, place: Location) -> None:
         self._place = place
         self._lines: list[bytes] = []
+        self._last: StepRecord | None = None  # which may still be followed by a commit
+        self._durable_rows = 0
         self._num_bytes = 0
         with writing(place):
             if place.is_local:
@@ -66,17 +69,32 @@ class TraceWriter:
 
     def record(self, step: StepRecord) -> None:
         """Note a step."""
-        values = asdict(step) | {"run": self.run}
+        self._write_last()
+        self._last = step
+        if self._num_bytes >= _FLUSH_BYTES:
+            self._flush()
+
+    def _write_last(self) -> None:
+        if self._last is None:
+            return
+        values = asdict(self._last) | {"run": self.run}
+        self._last = None
         line = json.dumps(
             {k: round(v, 7) if isinstance(v, float) else v for k, v in values.items()}, separators=(",", ":")
         )
         self._lines.append(line.encode() + b"\n")
         self._num_bytes += len(line)
-        if self._num_bytes >= _FLUSH_BYTES:
-            self.flush()
 
-    def flush(self) -> None:
-        """Hand what was noted to the operating system. Called when a part is committed."""
+    def flush(self, durable_rows: int = 0) -> None:
+        """Hand what was noted to the operating system. Called when a part is committed, after which the run has so many
+        rows that are durable."""
+        if self._last is not None:
+            self._last = replace(self._last, committed_rows=max(0, durable_rows - self._durable_rows))
+            self._durable_rows = max(self._durable_rows, durable_rows)
+        self._write_last()
+        self._flush()
+
+    def _flush(self) -> None:
         with writing(self._place):
             self._file.write(b"".join(self._lines))
             self._file.flush()
@@ -101,13 +119,11 @@ class TraceWriter:
         self.close()
 
 
-def read_trace(place: Location) -> Iterator[StepRecord]:
-    """Stream the steps of a trace file, or of the traces in a run folder: `trace.jsonl`, else those of its shards.
-
-    A last line that was cut off is left out.
+def trace_files(place: Location) -> list[Location]:
+    """A trace file itself, or the traces in a run folder: `trace.jsonl`, else those of its shards.
 
     Raises:
-        InputError: there is no trace, or a line is not a step.
+        InputError: there is none.
     """
     files = [place]
     if place.is_folder():
@@ -116,8 +132,19 @@ def read_trace(place: Location) -> Iterator[StepRecord]:
             files = [child for child in place.children() if child.name.startswith("trace-")]
     if not files or not files[0].exists():
         raise InputError(f"{place} has no {TRACE}")
+    return files
+
+
+def read_trace(place: Location) -> Iterator[StepRecord]:
+    """Stream the steps of a trace file, or of the traces in a run folder.
+
+    A last line that was cut off is left out.
+
+    Raises:
+        InputError: there is no trace, or a line is not a step.
+    """
     names = {field.name for field in fields(StepRecord)}
-    for file in files:
+    for file in trace_files(place):
         with file.open_stream() as stream:
             for line in _lines(stream):
                 try:
