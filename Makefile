@@ -1,7 +1,7 @@
 # make demo      set up, run the main job on the shipped model and data, show answers and summary
 # make compare   set up, simulate two jobs on an A10 and an A40, write out/compare.html (no GPU needed)
 # make test      set up, run all checks (style, types, architecture, tests)
-# make test-kill kill 200 runs at random moments, and compare the answers
+# make test-kill kill 300 runs at random moments and trouble 200 in other ways, and compare the answers
 # make test-s3   run jobs over an S3 server process that freezes, goes away and loses connections
 PYTHON ?= python3
 VENV ?= .venv
@@ -42,7 +42,7 @@ pytest: $(SETUP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-kill: $(SETUP)
-	VASUKI_KILLS=200 $(BIN)/python -m pytest -n 0 tests/commands/test_killed_runs.py
+	VASUKI_KILLS=200 $(BIN)/python -m pytest -n 0 tests/commands/test_killed_runs.py tests/commands/test_troubled_runs.py
 
 test-s3: $(SETUP) .venvs/s3/.installed
 	VASUKI_MOTO=.venvs/s3/bin/moto_server $(BIN)/python -m pytest -n 0 tests/io/test_object_store.py

@@ -76,12 +76,16 @@ class TraceWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what was noted to the operating system. Called when a part is committed."""
-        with writing(self._place):
-            self._file.write(b"".join(self._lines))
-            self._file.flush()
+        """Hand what was noted to the operating system. Called when a part is committed.
+
+        What could be written in part is not written again behind that: a cut-off line must stay the last.
+        """
+        noted = b"".join(self._lines)
         self._lines.clear()
         self._num_bytes = 0
+        with writing(self._place):
+            self._file.write(noted)
+            self._file.flush()
 
     def close(self) -> None:
         if self._file.closed:
