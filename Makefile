@@ -3,7 +3,7 @@
 # make test      set up, run all checks (style, types, architecture, tests)
 # make docstrings describe Python functions with a small chat model, which it fetches; MODEL=DIR takes one that is there
 # make wheel     write dist/: the wheel, and constraints.txt with what was tested together
-# make test-kill kill 200 runs at random moments, and compare the answers
+# make test-kill kill 300 runs at random moments and trouble 200 in other ways, and compare the answers
 # make test-s3   run jobs over an S3 server process that freezes, goes away and loses connections
 PYTHON ?= python3
 VENV ?= .venv
@@ -59,7 +59,7 @@ pytest: $(SETUP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-kill: $(SETUP)
-	VASUKI_KILLS=200 $(BIN)/python -m pytest -n 0 tests/commands/test_killed_runs.py
+	VASUKI_KILLS=200 $(BIN)/python -m pytest -n 0 tests/commands/test_killed_runs.py tests/commands/test_troubled_runs.py
 
 test-s3: $(SETUP) .venvs/s3/.installed
 	VASUKI_MOTO=.venvs/s3/bin/moto_server $(BIN)/python -m pytest -n 0 tests/io/test_object_store.py

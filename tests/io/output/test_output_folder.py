@@ -333,6 +333,13 @@ def test_a_shard_retries_its_own_rows_alone(job: MakeJob, parquet: WriteParquet)
     assert [row for row, error in answers.items() if error] == [3]
 
 
+def test_a_trace_of_which_a_full_disk_took_four_bytes(job: MakeJob, parquet: WriteParquet) -> None:
+    config = job(parquet(id=["a"], text=["x"]), id="id")
+    Path(config.output.path).mkdir()
+    (Path(config.output.path) / "trace.jsonl").write_bytes(b'{"t_')
+    assert run(config) == 1
+
+
 def test_half_written_files_are_removed(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 5))
     out(config).mkdir()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,26 @@ def test_a_full_disk_interrupts(tmp_path: Path) -> None:
     with pytest.raises(Interrupted, match=r"trace\.jsonl: No space left on device; rows finished before it are kept"):
         trace.flush()
     trace._file.close()
+
+
+def test_a_disk_that_fills_up_in_the_midst_of_a_line(tmp_path: Path) -> None:
+    place = Location.parse(str(tmp_path)) / "trace.jsonl"
+    trace = TraceWriter(place)
+    for index in range(100):
+        trace.record(step(float(index)))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(Interrupted, match="File too large"):
+            trace.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    trace.close()  # when there is room again
+    with TraceWriter(place) as trace:
+        trace.record(step(0.5))
+    *earlier, last = read_trace(place)
+    assert [record.t_s for record in earlier] == list(range(len(earlier)))
+    assert (last.run, last.t_s) == (1, 0.5)
 
 
 def test_a_line_cut_off_by_a_kill(tmp_path: Path) -> None:

@@ -86,9 +86,10 @@ class OutputFolder:
         folder = cls(place, lock, shard, config_hash, input_fingerprint)
         try:
             refuse_foreign(place, replaces_parts=fresh)
-            if fresh:
-                folder._delete_own_files()
-            folder._delete_temporary_files()
+            with _refused(path):
+                if fresh:
+                    folder._delete_own_files()
+                folder._delete_temporary_files()
             folder._read_back(num_rows, retries_errors)
         except BaseException:
             lock.release()

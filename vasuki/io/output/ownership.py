@@ -2,7 +2,7 @@
 
 part-*.parquet     our key in the footer
 manifest*.json     a schema_version, and the hashes of a job and of its input
-trace*.jsonl       begins with a step, or is empty
+trace*.jsonl       begins with a step, as much of it as a full disk took
 _SUCCESS           lies beside a part or a manifest of ours
 
 Names with a leading `.vasuki` are ours alone.
@@ -87,7 +87,7 @@ def _is_trace(file: Location) -> bool:
             start = bytes(stream.read(len(_FIRST_STEP)))
     except OSError:
         return False
-    return start in (b"", _FIRST_STEP)
+    return _FIRST_STEP.startswith(start)
 
 
 def _is_part(file: Location) -> bool:

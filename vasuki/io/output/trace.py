@@ -95,11 +95,14 @@ class TraceWriter:
         self._flush()
 
     def _flush(self) -> None:
-        with writing(self._place):
-            self._file.write(b"".join(self._lines))
-            self._file.flush()
+        """Hand lines over. What could be written in part is not written again behind that: a cut-off line must stay the
+        last."""
+        noted = b"".join(self._lines)
         self._lines.clear()
         self._num_bytes = 0
+        with writing(self._place):
+            self._file.write(noted)
+            self._file.flush()
 
     def close(self) -> None:
         if self._file.closed:

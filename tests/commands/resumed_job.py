@@ -1,0 +1,62 @@
+"""A job with the same answers however often it is begun anew, and a reader of them who never waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+from tiny_job import WORDS, job_tree
+
+NUM_ROWS = 48
+
+
+def job_into(folder: Path, model: Path, max_tokens: int = 24) -> Path:
+    """A job over the same rows into an output folder of its own."""
+    folder.mkdir()
+    texts = [" ".join(WORDS[row % 5 : row % 5 + 1 + row * 7 % 13]) for row in range(NUM_ROWS)]
+    pq.write_table(pa.table({"id": [f"r{row}" for row in range(NUM_ROWS)], "text": texts}), folder / "in.parquet")
+    tree = job_tree(model, folder / "in.parquet", folder / "out")
+    tree["sampling"] = {"max_tokens": max_tokens}
+    tree["model"]["dtype"] = "float32"
+    (folder / "job.yaml").write_text(yaml.safe_dump(tree))
+    return folder / "job.yaml"
+
+
+def answers(job: Path) -> pa.Table:
+    """What is in the output, each row once, by id."""
+    parts = sorted((job.parent / "out").glob("part-*.parquet"))
+    if not parts:
+        return None
+    table = pa.concat_tables([pq.read_table(part) for part in parts]).sort_by("id")
+    assert len(set(table["id"].to_pylist())) == table.num_rows, "a row is there twice"
+    return table
+
+
+@contextmanager
+def reader_beside(job: Path, expected: pa.Table) -> Iterator[None]:
+    """Read the output all the time: each row that is there, ever, is as it will be in the end."""
+    whole = {row["id"]: row for row in expected.to_pylist()}
+    ended, failure = threading.Event(), []
+
+    def read() -> None:
+        try:
+            while not ended.wait(0.005):
+                if table := answers(job):
+                    assert all(row == whole[row["id"]] for row in table.to_pylist())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    if failure:
+        raise failure[0]
