@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from vasuki.base.config import JobConfig
@@ -115,6 +116,13 @@ def watch_job(
                 break
         if is_idle and inbox.trouble:
             raise InputError(inbox.trouble)
+
+
+def is_followed(config: JobConfig) -> bool:
+    """Whether the input is one file to which rows are appended, rather than a place where files arrive."""
+    if "://" in config.input.path or config.input.format in ("parquet", "csv"):
+        return False
+    return Path(config.input.path).is_file() and config.input.path.lower().endswith((".jsonl", ".ndjson"))
 
 
 class _Inbox:
