@@ -89,7 +89,8 @@ def test_each_line_is_answered_as_by_a_run(job: Job, tmp_path: Path, policy: str
     assert (tmp_path / "out" / "_SUCCESS").exists()
     manifest = outcome.manifest
     assert manifest.rows.succeeded == manifest.rows.total == 40
-    assert manifest.ttft is not None and manifest.latency is not None
+    assert manifest.ttft is not None
+    assert manifest.latency is not None
     assert 0 < manifest.ttft.mean_s < manifest.latency.mean_s
 
 
@@ -178,7 +179,8 @@ def test_a_killed_process_and_a_signal_lose_no_row(job: Job, tmp_path: Path) -> 
     them again, and a signal lets it end what it has begun."""
     path = job(sampling={"max_tokens": 60, "ignore_eos": True})
     killed = start(path)
-    assert killed.stdin is not None and killed.stdout is not None
+    assert killed.stdin is not None
+    assert killed.stdout is not None
     killed.stdin.write(lines(0, 200))
     killed.stdin.flush()
     answers = [json.loads(killed.stdout.readline()) for _ in range(3)]
@@ -187,7 +189,8 @@ def test_a_killed_process_and_a_signal_lose_no_row(job: Job, tmp_path: Path) -> 
     assert len(answers) < 200
 
     drained = start(path)
-    assert drained.stdin is not None and drained.stdout is not None
+    assert drained.stdin is not None
+    assert drained.stdout is not None
     more = [json.loads(drained.stdout.readline())]
     drained.send_signal(signal.SIGTERM)
     stdout, stderr = drained.communicate(timeout=60)

@@ -27,6 +27,7 @@ from vasuki.io.formats.sources import BLOCK_BYTES, BLOCK_ROWS, Block
 from vasuki.io.formats.text import Malformed
 from vasuki.io.input.columns import BATCH_URL, carried_columns, id_column, needed_columns
 from vasuki.io.input.tables import stored_text
+from vasuki.io.location import Location
 from vasuki.io.selection import EVERY_ROW, Selection
 
 LOOK_S = 0.05  # between two looks at a file that has not grown
@@ -193,6 +194,16 @@ class FollowedRows:
             yield from _in_blocks(lines)
         if rest:
             log.error("stopped in the middle of a line, which is left out; send that row again: %s", _start(rest))
+
+
+def half_line(file: Location) -> str:
+    """The beginning of the line that a JSONL file breaks off in; empty if it does not. Raises OSError."""
+    if not file.is_local or not file.name.lower().endswith((".jsonl", ".ndjson")):
+        return ""
+    with file.open() as stream:
+        stream.seek(max(0, stream.size() - BLOCK_BYTES))
+        last = bytes(stream.read()).rpartition(b"\n")[2]
+    return "" if not last.strip() or is_whole(last) else _start(last)
 
 
 def is_whole(line: bytes) -> bool:
