@@ -128,7 +128,7 @@ def run(lengths: Lengths, system: str, observers: Sequence[Observer] = ()) -> Si
 def ttfts(result: SimulationResult) -> list[float]:
     """Seconds from arrival to first token."""
     assert result.waited is not None
-    return result.waited.ttft_s
+    return result.waited.ttft_s.tolist()
 
 
 def at_times(lengths: Lengths, arrived_at_s: Times) -> Lengths:

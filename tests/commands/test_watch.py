@@ -114,6 +114,20 @@ def test_a_file_is_left_alone_while_it_grows(job: Job, tmp_path: Path) -> None:
     assert [(file.rows, file.exit_code) for file in watched.files] == [(40, 0)]
 
 
+def test_a_file_that_ends_in_half_a_line_waits_for_its_rest(job: Job, tmp_path: Path) -> None:
+    drop(tmp_path, "a.parquet")
+    half = tmp_path / "in" / "b.jsonl"
+    half.write_text('{"id": 0, "text": "the cat"}\n{"id": 1, "te')
+    first, second = watch(job()).files
+    assert (Path(first.input).name, first.exit_code) == ("a.parquet", 0)
+    assert second.exit_code == 4
+    assert second.error == f'{half} ends in half a line, and waits for its rest: {{"id": 1, "te'
+    with open(half, "a") as file:
+        file.write('xt": "the dog"}')
+    assert [(file.rows, file.exit_code) for file in watch(job()).files] == [(6, 0), (2, 0)]
+    assert len(answers(tmp_path / "out" / "b")) == 2
+
+
 def test_a_bad_file_holds_up_no_other_and_may_be_mended(job: Job, tmp_path: Path) -> None:
     bad = drop(tmp_path, "a.parquet")
     bad.write_bytes(b"nonsense")

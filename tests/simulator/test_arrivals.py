@@ -68,7 +68,7 @@ def run(
 
 def waits(result: SimulationResult) -> list[float]:
     assert result.waited is not None
-    return result.waited.ttft_s
+    return result.waited.ttft_s.tolist()
 
 
 @given(

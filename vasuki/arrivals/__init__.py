@@ -1,8 +1,10 @@
 """Rows that arrive over time: gathered, packed, and how long they waited. Integers and times passed in: no clock here.
 
+source         rows as the engine gets them: at once, or by way of the admission
 admission      rows held back until a batch of them is due
 controller     how many rows are worth waiting for
 packer         rows held back -> batches
+waiting_times  how long rows wait for their first token, and for their last
 percentiles    a waiting time over all rows
 """
 
@@ -10,5 +12,7 @@ from vasuki.arrivals.admission import ArrivalAdmission
 from vasuki.arrivals.controller import Controller
 from vasuki.arrivals.packer import pack_requests
 from vasuki.arrivals.percentiles import Percentiles
+from vasuki.arrivals.source import ArrivingRows, Feed
+from vasuki.arrivals.waiting_times import WaitingTimes
 
-__all__ = ["ArrivalAdmission", "Controller", "Percentiles", "pack_requests"]
+__all__ = ["ArrivalAdmission", "ArrivingRows", "Controller", "Feed", "Percentiles", "WaitingTimes", "pack_requests"]

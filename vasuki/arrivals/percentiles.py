@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ class Percentiles:
     p99_s: float
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> Percentiles | None:
+    def of(cls, seconds: Sequence[float] | array[float]) -> Percentiles | None:
         """None if there is no row."""
         if not seconds:
             return None

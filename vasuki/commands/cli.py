@@ -204,6 +204,17 @@ def run(
     outcome.raise_for_errors()
 
 
+def _emit(to_stdout: bool) -> Callable[[dict[str, Any]], None]:
+    def emit(line: dict[str, Any]) -> None:
+        if to_stdout:
+            try:
+                print(json.dumps(line, ensure_ascii=False), flush=True)
+            except BrokenPipeError:
+                raise Interrupted("nobody reads the answers; run the same command again to go on") from None
+
+    return emit
+
+
 @main.command()
 @click.argument("job_file", metavar="JOB")
 @_options(_SET, _TRUST, _GPU, _QUIET, _JSON, _LOG_FORMAT, _METRICS, _METRICS_PORT)
@@ -222,8 +233,9 @@ def run(
     type=float,
     callback=_seconds,
     metavar="SECONDS",
-    help="Stop when no file has come for so long.",
+    help="Stop when no file or row has come for so long.",
 )
+@click.option("--stdin", "from_stdin", is_flag=True, help="Take rows from stdin and print answers, as lines of JSON.")
 def watch(
     job_file: str,
     overrides: tuple[str, ...],
@@ -236,21 +248,36 @@ def watch(
     gpu: str | None,
     every_s: float,
     until_idle_s: float | None,
+    from_stdin: bool,
 ) -> None:
     """Run a job on each file that arrives in its input folder. The model stays loaded.
 
     The answers to in/monday.parquet go to output.path/monday, which gets a file _SUCCESS when they are complete.
-    Stop it with a signal (Ctrl-C); the next start continues what was under way.
+    Stop it with a signal (Ctrl-C); the next start continues what was under way. An input that is one JSONL file is
+    followed as it grows, and with --stdin each line is answered by a line.
 
     \b
     Example:  vasuki watch my-job/job.yaml --set input.path=in --set output.path=out
+              producer | vasuki watch my-job/job.yaml --stdin | consumer
     """
     set_up_logs(quiet, log_format)
     from vasuki.base.config import load_job
-    from vasuki.commands.watch import Watched, watch_job
+    from vasuki.commands.stream import answer_rows
+    from vasuki.commands.watch import Watched, is_followed, watch_job
+    from vasuki.report import summary_lines
 
-    watched = Watched()
     job = load_job(job_file, _with_gpu(overrides, gpu), trusts_code)
+    if from_stdin or is_followed(job):
+        with _metrics(metrics_file, metrics_address) as metrics:
+            pipe = sys.stdin.fileno() if from_stdin else None
+            outcome = answer_rows(job, pipe, _emit(from_stdin), until_idle_s, quiet, metrics)
+        if as_json and not from_stdin:
+            click.echo(json.dumps(outcome.manifest.to_dict()))
+        elif not quiet:
+            tell(summary_lines(outcome.manifest))
+        outcome.raise_for_errors()
+        return
+    watched = Watched()
     try:
         with _metrics(metrics_file, metrics_address) as metrics:
             watch_job(job, watched, every_s, until_idle_s, quiet, metrics)

@@ -12,7 +12,8 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -35,9 +36,9 @@ from vasuki.commands.workload import first_rows, lengths_of
 from vasuki.engine.loop import Observer, RunStats, drain
 from vasuki.engine.policy import runnable_policy
 from vasuki.engine.scheduler import Scheduler
-from vasuki.engine.sequence import Request
+from vasuki.engine.sequence import Request, Sequence
 from vasuki.io.input.requests import RequestStream
-from vasuki.io.input.tables import InputTable, open_table
+from vasuki.io.input.tables import Rows, open_table
 from vasuki.io.output.answers import answer_schema
 from vasuki.io.output.journal import Journal
 from vasuki.io.output.manifest import Manifest, Timings, read_manifest
@@ -154,10 +155,16 @@ class Runner:
             rows_left = own_shard.num_rows(table.num_rows) - folder.done.count_in(own_shard)
             loaded = self._kept() or self._load(config)
             self._has_run = True
-            run = _Run(config, config_hash, table, folder, rows_left, self.quiet, started_s, self._load_s, self.metrics)
+            run = Run(config, config_hash, table, folder, rows_left, self.quiet, started_s, self._load_s, self.metrics)
             manifest = run.to_end(loaded, self.signals, max_time_s)
         self._loaded = None if run.weights_on_host else loaded  # which would have to be put together again
         return Outcome(manifest, config.errors.max_fraction)
+
+    def model(self, config: JobConfig) -> tuple[LoadedModel, str, float]:
+        """The model of a job, its fingerprint, and the seconds that it took to load. Raises ModelError."""
+        self.load(config)
+        assert self._loaded is not None
+        return self._loaded, self._fingerprint, self._load_s
 
     def load(self, config: JobConfig) -> None:
         """Load the model that the jobs share now; the first run does otherwise. Raises ModelError."""
@@ -194,20 +201,22 @@ class Runner:
         return loaded
 
 
-class _Run:
+class Run:
     """One run, and what is measured of it."""
+
+    commits_within_s = math.inf  # unless the job says less
 
     def __init__(
         self,
         config: JobConfig,
         config_hash: str,
-        table: InputTable,
+        table: Rows,
         folder: OutputFolder,
         rows_left: int,
         quiet: bool,
         started_s: float,
         load_s: float,
-        metrics: Metrics | None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.config = config
         self.config_hash = config_hash
@@ -243,10 +252,9 @@ class _Run:
             selection=self.folder.selection,
         )
         journal = self.folder.journal()
-        with stream:
-            requests = journal.resume(stream)
+        with stream, self.reading(journal.resume(stream)) as requests:
+            first = self.first(requests)
             with busy_with("measuring the machine and planning", self.quiet):
-                first = list(first_rows(requests, PLANNED_REQUESTS))
                 placement = placed_as_loaded(self.config, loaded, rough_tokens(first, self.rows_left))
                 self.machine = placement.machine
                 plan = self._plan(placement, first)
@@ -254,18 +262,53 @@ class _Run:
             cost_model = CostModel(placement.shape, placement.profile, plan.layout)
             self.folder.begin()
             schema, max_loss_s = answer_schema(self.config, self.table), commits_within_s(self.config.plan)
+            max_loss_s = min(max_loss_s, self.commits_within_s)
             writer = self.folder.writer(schema, max_loss_s=max_loss_s)
             with signals.deferred():
-                requests = itertools.chain(first, requests)
-                return self._generate(loaded, plan, cost_model, requests, writer, journal, should_stop)
+                return self._generate(loaded, plan, cost_model, first, requests, writer, journal, should_stop)
+
+    @contextmanager
+    def reading(self, requests: Iterator[Request]) -> Generator[Iterator[Request], None, None]:
+        """The requests, while they are read."""
+        yield requests
+
+    def first(self, requests: Iterator[Request]) -> list[Request]:
+        """The requests to plan from."""
+        return list(first_rows(requests, PLANNED_REQUESTS))
+
+    def source(
+        self, first: list[Request], others: Iterator[Request], plan: Plan, scheduler: Scheduler
+    ) -> tuple[Iterator[Request], list[Observer]]:
+        """All requests in the order in which they start, and who looks at the steps for that."""
+        order = order_requests(
+            itertools.chain(first, others),
+            plan.settings,
+            solver=plan.solver,
+            output_length=self.config.plan.output_length,
+            window_rows=self.config.plan.window_rows,
+            order=plan.order,
+        )
+        return order, [order]
+
+    def sink(self, writer: PartWriter, decode: Callable[[Sequence], str], on_commit: Callable[[], None]) -> RowSink:
+        """Where rows go that end."""
+        return RowSink(writer, decode, on_commit)
+
+    def planned(self, placement: Placement, lengths: Lengths) -> Plan:
+        """The plan for requests of such lengths. Raises InputError if none fits."""
+        return placement.plan(lengths)
+
+    def finished(self, manifest: Manifest) -> Manifest:
+        """The manifest, with what else is known in the end."""
+        return manifest
 
     def _plan(self, placement: Placement, first: list[Request]) -> Plan:
         """Plan from the first rows, and take the others to go on like them."""
         lengths = lengths_of(first, self.rows_left)
         try:
-            plan = placement.plan(lengths if len(lengths) else NOTHING_TO_RUN)
+            plan = self.planned(placement, lengths if len(lengths) else NOTHING_TO_RUN)
         except InputError:  # none of them fits: they become error rows, as beside others that do
-            plan = placement.plan(NOTHING_TO_RUN)
+            plan = self.planned(placement, NOTHING_TO_RUN)
         log.info(
             "planned: %d requests in %s from now on (%s), of which at most %s could still be saved; steps of %d "
             "tokens, offload %s%s",
@@ -284,7 +327,8 @@ class _Run:
         loaded: LoadedModel,
         plan: Plan,
         cost_model: CostModel,
-        requests: Iterable[Request],
+        first: list[Request],
+        others: Iterator[Request],
         writer: PartWriter,
         journal: Journal,
         should_stop: Callable[[], bool],
@@ -298,14 +342,7 @@ class _Run:
         interrupted: Interrupted | None = None
         scheduler = Scheduler(plan.settings)
         executor = build_executor(loaded, plan.settings, self.config.output.logprobs)
-        order = order_requests(
-            requests,
-            plan.settings,
-            solver=plan.solver,
-            output_length=self.config.plan.output_length,
-            window_rows=self.config.plan.window_rows,
-            order=plan.order,
-        )
+        requests, observers = self.source(first, others, plan, scheduler)
         try:
             with TraceWriter(self.folder.trace) as trace:
 
@@ -313,17 +350,18 @@ class _Run:
                     journal.write(itertools.chain(sink.incomplete(), scheduler.unfinished()))
                     trace.flush(writer.committed.rows)
 
-                sink = RowSink(writer, loaded.tokenizer.decode, on_commit=note)
+                sink = self.sink(writer, loaded.tokenizer.decode, note)
                 progress = Progress(self.rows_left, lambda: sink.written.rows, prediction, self.quiet)
                 tracer = StepTracer(
                     trace, plan.settings, loaded.kv_layout.bytes_per_token, loaded.kv_layout.num_layers, prediction
                 )
                 watchdog = Watchdog(prediction.step_s)
+                observers += [prediction, tracer, progress, watchdog]
                 counted = [RunMetrics(self.metrics, self.rows_left, sink, writer, prediction)] if self.metrics else []
-                observers: list[Observer] = [order, prediction, tracer, progress, watchdog, *counted]
+                observers += counted
                 gc.freeze()  # the collector need not walk through what was loaded, half a second in the midst of a job
                 try:
-                    drain(journal.started(order), scheduler, executor, sink, observers, should_stop, self.stats)
+                    drain(journal.started(requests), scheduler, executor, sink, observers, should_stop, self.stats)
                 except BaseException as error:
                     if not isinstance(error, Interrupted):
                         journal.close()
@@ -360,7 +398,7 @@ class _Run:
             energy_j=self.energy.energy_j,
             stolen_share=self.stolen.share,
         )
-        manifest = self.folder.finish(manifest, journal.resumed_rows)
+        manifest = self.folder.finish(self.finished(manifest), journal.resumed_rows)
         if interrupted is not None:
             left = self.rows_left - written.rows
             raise Interrupted(f"{interrupted}; {left} rows are left, run the same command again to go on")

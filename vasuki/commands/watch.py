@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from vasuki.base.config import JobConfig
@@ -32,6 +33,7 @@ from vasuki.base.urls import without_keys
 from vasuki.commands.metrics import Metrics
 from vasuki.commands.run import Runner
 from vasuki.commands.signals import StopSignals
+from vasuki.io.input.followed import half_line
 from vasuki.io.input.tables import stem
 from vasuki.io.location import Location, find_files, folder_of
 from vasuki.io.output.manifest import RowCounts
@@ -116,8 +118,19 @@ def watch_job(
             is_idle = not is_busy and until_idle_s is not None and time.monotonic() - busy_s >= until_idle_s
             if signals.asked() or is_idle or not _slept(every_s):
                 break
+        for path, half in inbox.broken_off.items():
+            error = f"{path} ends in half a line, and waits for its rest: {half}"
+            log.error("%s", error)
+            watched.files.append(FileOutcome(path, "", exit_code=InputError.exit_code, error=error))
         if is_idle and inbox.trouble:
             raise InputError(inbox.trouble)
+
+
+def is_followed(config: JobConfig) -> bool:
+    """Whether the input is one file to which rows are appended, rather than a place where files arrive."""
+    if "://" in config.input.path or config.input.format in ("parquet", "csv"):
+        return False
+    return Path(config.input.path).is_file() and config.input.path.lower().endswith((".jsonl", ".ndjson"))
 
 
 class _Inbox:
@@ -127,6 +140,7 @@ class _Inbox:
         folder: in which they arrive.
         is_busy: whether the last look found a file that is still to be run, or something that had changed.
         trouble: why the last look failed; empty if it did not.
+        broken_off: files that end in half a line, whose rest they wait for, with how it begins.
     """
 
     def __init__(self, config: JobConfig) -> None:
@@ -145,6 +159,7 @@ class _Inbox:
         self._settled: dict[str, Stamp] = {}  # as they were when they were run
         self.is_busy = False
         self.trouble = ""
+        self.broken_off: dict[str, str] = {}
 
     def look(self) -> list[Location]:
         """Files still to be run that nobody wrote to between the last look and this one, the oldest first."""
@@ -158,9 +173,20 @@ class _Inbox:
                 log.warning("%s", self.trouble)
             return []
         left = [path for path, stamp in self._seen.items() if self._settled.get(path) != stamp]
-        self.is_busy = bool(left) or self._seen != before
-        whole = [path for path in left if before.get(path) == self._seen[path]]
-        return [files[path] for path in sorted(whole, key=lambda path: (self._seen[path], path))]
+        same = [path for path in left if before.get(path) == self._seen[path]]
+        self.broken_off = {}
+        whole = []
+        for path in sorted(same, key=lambda path: (self._seen[path], path)):
+            try:
+                half = half_line(files[path])
+            except OSError:  # which its run will tell
+                half = ""
+            if half:
+                self.broken_off[path] = half
+            else:
+                whole.append(path)
+        self.is_busy = len(left) > len(self.broken_off) or self._seen != before
+        return [files[path] for path in whole]
 
     def is_as_seen(self, file: Location) -> bool:
         """Whether a file is still what the last look found, after others have been run."""

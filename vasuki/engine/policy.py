@@ -52,7 +52,7 @@ class Policy:
     padded: bool = False  # priced as rows padded to the longest, which keep their slot when they end; never run
     ordered: bool = False  # rows are taken in a planned order, by estimated output lengths
     sorted_prompts: bool = False  # rows are taken in order of prompt length
-    gathers: bool = False  # rows that arrive are held back to be packed; only simulated
+    gathers: bool = False  # rows that arrive are held back to be packed
     shares_prefixes: bool = False
     evicts_least_computed: bool = False  # False: the victim is the row that came last
     chunk_tokens: int = 512  # token budget where the job names none; vasuki's is planned
@@ -84,12 +84,14 @@ def find_policy(name: str) -> Policy:
         raise JobFileError(f"unknown policy '{name}'{did_you_mean(name, POLICIES)}") from None
 
 
-def runnable_policy(name: str) -> Policy:
+def runnable_policy(name: str, rows_arrive: bool = False) -> Policy:
     """Look a policy up that a run may have. Raises JobFileError for one that is only priced: nothing computes padded
-    batches, and in a run all rows are there, so that none has to be gathered."""
+    batches, and where all rows are there none has to be gathered."""
     policy = find_policy(name)
-    if policy.gathers:
-        raise JobFileError(f"engine.policy: {name} gathers rows that arrive over time, which only `simulate` replays")
+    if policy.gathers and not rows_arrive:
+        raise JobFileError(
+            f"engine.policy: {name} gathers rows that arrive one by one, in `simulate` and in `watch --stdin`"
+        )
     if policy.padded:
         raise JobFileError(f"engine.policy: {name} pads its batches; `vasuki simulate` prices that, no run does it")
     return policy

@@ -56,6 +56,7 @@ class Queues:
         self.counters = Counters()
         self.swaps: list[Swap] = []  # of the batch being formed; emptied by Scheduler
         self.held_back: Callable[[], int] = lambda: 0  # rows that wait outside since they arrived; set by their source
+        self.urgent_held_back: Callable[[], bool] = lambda: False  # whether one of them is urgent; likewise
         self.gathers = 0  # rows that are gathered before they come here; set by their source, 0 where none are
         self.maximum_blocks = 0  # what the running sequences would hold if all grew to max_tokens
         # Admission was refused for lack of memory, and nothing was freed since. Set by admission and preemption.

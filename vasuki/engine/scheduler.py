@@ -46,8 +46,13 @@ class Scheduler:
     # --- rows in -----------------------------------------------------------------------------------------------------
 
     def wants_more(self) -> bool:
-        """Whether another request can be taken without holding more than the window."""
-        return len(self.queues.waiting) < self.limits.lookahead
+        """Whether another request can be taken without holding more than the window; an urgent one always."""
+        return len(self.queues.waiting) < self.limits.lookahead or self.queues.urgent_held_back()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all rows that it was given have ended, with all of their tokens."""
+        return self.queues.is_empty() and not self._ending
 
     def add(self, request: Request) -> Sequence | None:
         """Queue a request. Returns a finished sequence instead if the request can never run, or has ended in an earlier

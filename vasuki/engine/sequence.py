@@ -14,6 +14,7 @@ counts as a token, and the next step may compute it.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from vasuki.engine.blocks import BlockTable
 
 NO_TOKENS: tuple[int, ...] = ()
+USUAL = (0.0, math.inf)  # urgency of a row of which nothing is said
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,19 @@ class Request:
     carried: Mapping[str, Any] = field(default_factory=dict)  # input columns copied to the output
     error: str = ""
     progress: Progress = Progress()  # that an earlier run made with it
+    priority: float = 0.0  # the highest goes first
+    arrived_s: float = 0.0  # on the clock of its run, as is
+    due_s: float = math.inf  # when it should have ended
+
+    @property
+    def urgency(self) -> tuple[float, float]:
+        """The least goes first: the highest priority, and among equals what is due first."""
+        return -self.priority, self.due_s
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether it goes before rows of which nothing is said."""
+        return self.urgency < USUAL
 
     @property
     def expected_tokens(self) -> int:

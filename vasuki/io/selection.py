@@ -70,8 +70,12 @@ class DoneRows:
         self._flags[numbers] = True
         self.count += len(numbers)
 
+    def grow(self, num_rows: int) -> None:
+        """The input has so many rows by now."""
+        self._flags = np.append(self._flags, np.zeros(max(0, num_rows - len(self._flags)), dtype=np.bool_))
+
     def __contains__(self, row: int) -> bool:
-        return bool(self._flags[row])
+        return row < len(self._flags) and bool(self._flags[row])
 
     def within(self, first_row: int, num_rows: int) -> NDArray[np.bool_]:
         """Flags of an interval of rows."""

@@ -147,7 +147,7 @@ def simulate_plan(
     arrivals = lengths.arrived_at_s
     if settings.policy.gathers:
         gathering = gathering or ArrivalsConfig()
-        settings = _for_batches(settings, gathering)
+        settings = settings_for_batches(settings, gathering)
         arrivals = np.zeros(len(lengths)) if arrivals is None else arrivals
     else:
         gathering = None
@@ -162,7 +162,7 @@ def simulate_plan(
     outputs = np.minimum(lengths.output_tokens, lengths.limits).data
     cost_model = CostModel(shape, profile, layout or plan.layout)
     if gathering is not None:
-        _check_target(gathering, lengths, cost_model)
+        refuse_target(gathering, lengths, cost_model)
     bubbles = Bubbles()
     if cost_model.layout.num_streams > 1:
         result, bubbles = _in_streams(order, outputs, settings, cost_model, observers)
@@ -188,7 +188,7 @@ def simulate_plan(
     return Simulated(simulated, result, block_bytes, shape.num_layers, bubbles)
 
 
-def _for_batches(settings: EngineSettings, gathering: ArrivalsConfig) -> EngineSettings:
+def settings_for_batches(settings: EngineSettings, gathering: ArrivalsConfig) -> EngineSettings:
     """Settings of steps that each have room for a packed batch, whatever decodes beside it."""
     limits = settings.limits
     step_tokens = gathering.batch_tokens + limits.max_num_seqs
@@ -196,7 +196,8 @@ def _for_batches(settings: EngineSettings, gathering: ArrivalsConfig) -> EngineS
     return replace(settings, limits=limits)
 
 
-def _check_target(gathering: ArrivalsConfig, lengths: Lengths, cost_model: CostModel) -> None:
+def refuse_target(gathering: ArrivalsConfig, lengths: Lengths, cost_model: CostModel) -> None:
+    """Raises JobFileError if no row can have its first token in time."""
     shortest = int(lengths.prompt_tokens.min())
     step_s = cost_model.step_time_s(cost_model.work([shortest], [shortest]))
     if gathering.target_s < step_s:

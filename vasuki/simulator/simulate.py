@@ -6,17 +6,16 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Vector
 from dataclasses import dataclass
 
-from vasuki.arrivals import ArrivalAdmission
+from vasuki.arrivals import ArrivalAdmission, ArrivingRows, WaitingTimes
 from vasuki.engine.loop import Observer, RunStats, drain
 from vasuki.engine.queues import Counters
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.engine.settings import EngineSettings
 from vasuki.machines.cost_model import CostModel
-from vasuki.simulator.arrivals import Arrivals, GatheredArrivals
+from vasuki.simulator.arrivals import VirtualFeed
 from vasuki.simulator.fast_forward import FastForward
 from vasuki.simulator.simulated_executor import SimulatedExecutor
-from vasuki.simulator.waiting_times import WaitingTimes
 
 
 @dataclass(slots=True)
@@ -80,12 +79,11 @@ def simulate(
     executor = SimulatedExecutor(cost_model, output_tokens, settings, fast_forward)
     waited = None
     if arrived_at_s is not None:
-        clock, queues = executor.clock, scheduler.queues
-        if admission is None:
-            requests, waited = Arrivals(requests, arrived_at_s, clock, queues), WaitingTimes(arrived_at_s, clock)
-        else:
-            requests = GatheredArrivals(requests, arrived_at_s, clock, queues, admission)
-            waited = WaitingTimes(arrived_at_s, clock, admission.controller.first_token)
+        feed, times_s = VirtualFeed(requests, arrived_at_s, executor.clock), arrived_at_s
+        requests = ArrivingRows(feed, scheduler, admission)
+        waited = WaitingTimes(lambda request: times_s[request.row], lambda: feed.now_s)
+        if admission is not None:
+            waited.on_first_token = admission.controller.first_token
         observers = [waited, *observers]
     sink = CountingSink()
     stats = drain(requests, scheduler, executor, sink, observers)

@@ -32,7 +32,7 @@ class JsonlSource(TextSource):
             if number == 1:
                 line = line.removeprefix(_BOM)
             if not line.isspace():
-                yield Record(len(line), partial(_parse, line, number))
+                yield Record(len(line), partial(parse_line, line, number))
 
     def survey(self, needed: Collection[str], stored: Collection[str], ids: IdHashes | None) -> Survey:
         digest = hashlib.blake2b(digest_size=16)
@@ -88,7 +88,8 @@ def _type_of(kinds: set[type]) -> Any:
     return arrow_type
 
 
-def _parse(line: bytes, number: int) -> dict[str, Any]:
+def parse_line(line: bytes, number: int) -> dict[str, Any]:
+    """The object of a line, whose number is named in what is wrong with it. Raises Malformed."""
     try:
         values = json.loads(line.decode("utf-8"))
         if b"\\u" in line:

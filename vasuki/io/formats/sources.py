@@ -35,6 +35,7 @@ class Block:
     rows: list[int]  # numbers within the whole input
     columns: dict[str, list[Any]]
     malformed: dict[int, str] = field(default_factory=dict)  # why a row cannot be used; values it lacks are None
+    arrived_s: float = 0.0  # when these rows arrived, on the clock of the run
 
 
 class Source(Protocol):

@@ -40,7 +40,18 @@ class Prefetch(Generic[T]):
     def __next__(self) -> T:
         if self._finished:
             raise StopIteration
-        item = self._items.get()
+        return self._taken(self._items.get())
+
+    def within(self, timeout_s: float) -> T | None:
+        """The next item, or None if it does not come within so many seconds. Raises StopIteration at the end."""
+        if self._finished:
+            raise StopIteration
+        try:
+            return self._taken(self._items.get(timeout=timeout_s) if timeout_s > 0 else self._items.get_nowait())
+        except queue.Empty:
+            return None
+
+    def _taken(self, item: T | _End) -> T:
         if not isinstance(item, _End):
             return item
         self._finished = True

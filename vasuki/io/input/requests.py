@@ -24,7 +24,7 @@ from vasuki.io.input.prefetch import Prefetch
 from vasuki.io.input.prompts import Message, Prompt, is_chat, prompt_reader
 from vasuki.io.input.row_error import RowError
 from vasuki.io.input.sampling import SamplingReader
-from vasuki.io.input.tables import InputTable
+from vasuki.io.input.tables import Rows
 from vasuki.io.selection import EVERY_ROW, Selection
 
 P = TypeVar("P")
@@ -70,13 +70,14 @@ class _Draft:
     estimated_tokens: int = 0
     token_ids: Any = NO_TOKENS  # int32 [num_prompt_tokens]
     error: str = ""
+    arrived_s: float = 0.0
 
 
 class RequestStream:
     """An iterator of Requests. Its thread starts at once; close it, or use a `with` statement, to stop it early.
 
     Args:
-        table: from `open_table(job)`.
+        table: from `open_table(job)`, or rows that arrive.
         job: decides prompt, settings and carried columns.
         tokenizer: the model's.
         max_context_tokens: most tokens of prompt and answer together.
@@ -93,7 +94,7 @@ class RequestStream:
 
     def __init__(
         self,
-        table: InputTable,
+        table: Rows,
         job: JobConfig,
         tokenizer: PromptEncoder,
         *,
@@ -148,6 +149,7 @@ class RequestStream:
         drafts = []
         for position, (row, row_id) in enumerate(zip(block.rows, ids, strict=True)):
             draft = _Draft(row, row_id, {name: values[position] for name, values in carried.items()})
+            draft.arrived_s = block.arrived_s
             try:
                 if row in block.malformed:
                     raise RowError(block.malformed[row])
@@ -215,6 +217,7 @@ class RequestStream:
                 estimated_tokens=draft.estimated_tokens,
                 carried=draft.carried,
                 error=draft.error,
+                arrived_s=draft.arrived_s,
             )
 
 

@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
@@ -41,6 +41,25 @@ _PACKED = (".gz", ".bz2", ".zst", ".lz4")
 _SOURCES: dict[Format, type[Any]] = {
     "parquet": ParquetSource, "jsonl": JsonlSource, "openai-batch": JsonlSource, "csv": CsvSource,
 }  # fmt: skip
+
+
+class Rows(Protocol):
+    """The rows of an input, whether all are there or still arriving."""
+
+    @property
+    def id_type(self) -> Any: ...
+
+    @property
+    def carried_types(self) -> dict[str, Any]: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def blocks(self, selection: Selection = EVERY_ROW) -> Iterator[Block]: ...
+
+    def ids(self, block: Block) -> list[Any]: ...
+
+    def carried(self, block: Block) -> dict[str, list[Any]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +100,7 @@ class InputTable:
         columns = {name: block.columns[name] for name in self.carried_types}
         for name, arrow_type in self.carried_types.items():
             if pa.types.is_string(arrow_type):
-                columns[name] = [_stored_text(value) for value in columns[name]]
+                columns[name] = [stored_text(value) for value in columns[name]]
             if not _holds(arrow_type, columns[name]):
                 held = [_holds(arrow_type, [value]) for value in columns[name]]
                 columns[name] = [value if fits else None for value, fits in zip(columns[name], held, strict=True)]
@@ -236,7 +255,7 @@ def _numbered_ids(table: InputTable) -> Iterator[tuple[int, Any]]:
             yield from zip(block.rows, block.columns[table.id_column], strict=True)
 
 
-def _stored_text(value: Any) -> Any:
+def stored_text(value: Any) -> Any:
     """The text of a value, or the value itself if it has none."""
     try:
         return value if value is None or isinstance(value, (str, pa.Scalar)) else as_text(value)

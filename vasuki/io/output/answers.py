@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from vasuki.base.config import Column, JobConfig
 from vasuki.io.input.columns import ANSWER_COLUMNS
-from vasuki.io.input.tables import InputTable
+from vasuki.io.input.tables import Rows, stored_text
 
 _ROW_OVERHEAD_BYTES = 600  # the Python objects around a row: 400 to 600 by tracemalloc, CPython 3.11
 
@@ -38,7 +38,7 @@ class Answer:
         return _ROW_OVERHEAD_BYTES + texts + 4 * len(self.output_token_ids)
 
 
-def answer_schema(job: JobConfig, table: InputTable) -> Any:
+def answer_schema(job: JobConfig, table: Rows) -> Any:
     """The `pyarrow.Schema` of the output, fixed before the first row so that all parts agree."""
     fields = [pa.field("id", table.id_type)]
     fields += [pa.field(name, arrow_type) for name, arrow_type in table.carried_types.items()]
@@ -67,12 +67,23 @@ def to_table(answers: Sequence[Answer], schema: Any) -> Any:
     """Answers as a `pyarrow.Table`."""
     arrays = []
     for column in schema:
-        if column.name in ANSWER_COLUMNS:
-            values = [getattr(answer, column.name) for answer in answers]
-        else:
-            values = [answer.carried.get(column.name) for answer in answers]
+        values = [_value(answer, column.name) for answer in answers]
+        if column.name == "id" and pa.types.is_string(column.type):
+            values = [stored_text(value) for value in values]
         arrays.append(pa.array(values, type=column.type))
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def answer_line(answer: Answer, schema: Any) -> dict[str, Any]:
+    """An answer as a line of JSON has it, with the id as it came."""
+    values = {name: _value(answer, name) for name in schema.names}
+    if "output_token_ids" in values:
+        values["output_token_ids"] = [int(token) for token in values["output_token_ids"]]
+    return values
+
+
+def _value(answer: Answer, column: str) -> Any:
+    return getattr(answer, column) if column in ANSWER_COLUMNS else answer.carried.get(column)
 
 
 def _value_bytes(value: Any) -> int:

@@ -76,9 +76,11 @@ class Journal:
 
     def started(self, requests: Iterable[Request]) -> Iterator[Request]:
         """The requests as they go to the scheduler, which knows of their tokens from then on."""
-        for request in requests:
-            self._left.pop((request.row, request.sample_index), None)
-            yield request
+        return map(self._start, requests)  # goes on behind a StopIteration, where more may arrive
+
+    def _start(self, request: Request) -> Request:
+        self._left.pop((request.row, request.sample_index), None)
+        return request
 
     def write(self, rows: Iterable[Row]) -> None:
         """Note how far these have come, and those that are not started yet. Raises Interrupted."""

@@ -128,7 +128,7 @@ class Manifest:
     batch: BatchStats = BatchStats()
     kv: KVStats = KVStats()
     preemptions: PreemptionCounts = PreemptionCounts()
-    ttft: Percentiles | None = None  # from a row's arrival to its first token; None unless arrivals were simulated
+    ttft: Percentiles | None = None  # from a row's arrival to its first token; None unless rows arrive
     latency: Percentiles | None = None  # likewise, to its end
     device: dict[str, Any] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)

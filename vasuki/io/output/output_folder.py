@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from vasuki.base.errors import JobFileError, OutputInUse, UnreadableError, one_line
 from vasuki.io.location import Location, name_of_temporary, writing
@@ -127,6 +128,10 @@ class OutputFolder:
         """The location of this run's trace."""
         return self.place / f"trace{self.shard.label}.jsonl"
 
+    def grow(self, num_rows: int) -> None:
+        """The input has so many rows by now."""
+        self.done.grow(num_rows)
+
     def begin(self) -> None:
         """Say that the output is not complete. Call it when there is something to do. Raises Interrupted."""
         with writing(self.place):
@@ -189,6 +194,12 @@ class OutputFolder:
             if done.is_complete:
                 (self.place / SUCCESS).write_bytes(b"")
         return manifest
+
+    def stored(self, ids: set[str]) -> Iterator[dict[str, Any]]:
+        """The answers in the parts to the rows of these ids, as lines of columns. Ids are text."""
+        for part, _ in self._labels():
+            with part.open() as stream:
+                yield from pq.read_table(stream, filters=[("id", "in", ids)]).to_pylist()
 
     def close(self) -> None:
         self._lock.release()

@@ -23,6 +23,7 @@ SUCCESS = "_SUCCESS"
 _MANIFEST = re.compile(r"manifest(?P<label>|-\d+-of-\d+)\.json")
 _TRACE = re.compile(r"trace(?P<label>|-\d+-of-\d+)\.jsonl")
 _JOURNAL = re.compile(r"\.vasuki-journal(?P<label>|-\d+-of-\d+)\.jsonl")
+ARRIVED = ".vasuki-rows.jsonl"  # lines that came through a pipe
 _FIRST_STEP = b'{"t_s":'
 _MANIFEST_KEYS = {"schema_version", "config_hash", "input_fingerprint"}
 
@@ -57,7 +58,7 @@ def is_own_name(name: str, label: str) -> bool:
     for pattern in (PART_NAME, _MANIFEST, _TRACE, _JOURNAL):
         if match := pattern.fullmatch(name):
             return not label or match["label"] == label
-    return name == SUCCESS
+    return name in (SUCCESS, ARRIVED)
 
 
 def is_own_journal(name: str, label: str) -> bool:

@@ -161,10 +161,14 @@ class PartWriter:
         """
         if not self.is_due(now_s):
             return False
-        if self._answers:
-            self._commit()
+        self.commit()
         self.committed_s = now_s
         return True
+
+    def commit(self) -> None:
+        """Write a part if there are answers. Raises as `commit_if_due` does."""
+        if self._answers:
+            self._commit()
 
     def close(self) -> None:
         """Write whatever is left. Raises as `commit_if_due` does."""

@@ -21,6 +21,7 @@ class RowSink:
         writer: makes the parts.
         decode: output text of a finished sequence, without the stop string.
         on_commit: called after every part, and as often while no row ends; the place to write down what else is known.
+        on_row: told of the answers of each row.
     """
 
     def __init__(
@@ -28,10 +29,12 @@ class RowSink:
         writer: PartWriter,
         decode: Callable[[Sequence], str],
         on_commit: Callable[[], None] = lambda: None,
+        on_row: Callable[[list[Answer]], None] = lambda answers: None,
     ) -> None:
         self._writer = writer
         self._decode = decode
         self._on_commit = on_commit
+        self._on_row = on_row
         self._keeps_token_ids = "output_token_ids" in writer.schema.names
         self._samples: dict[int, list[Sequence]] = {}  # by row, until all are there
         self.written = Totals()  # rows handed to the writer, committed or not
@@ -56,6 +59,7 @@ class RowSink:
             answers = [self._answer(sample) for sample in samples]
             self._writer.append(answers)
             self.written += Totals.of(answers)
+            self._on_row(answers)
 
     def incomplete(self) -> Iterator[Sequence]:
         """Finished samples of rows that lack others."""
@@ -67,8 +71,13 @@ class RowSink:
         if self._writer.commit_if_due(now_s):
             self._on_commit()
 
+    def commit(self) -> None:
+        """Make every complete row durable now."""
+        self._writer.commit()
+        self._on_commit()
+
     def close(self) -> None:
-        """Make every complete row durable."""
+        """Make every complete row durable, and leave a part even if there is none."""
         self._writer.close()
         self._on_commit()
 

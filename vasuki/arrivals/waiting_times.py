@@ -2,48 +2,46 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
-from collections.abc import Sequence as Vector
 
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
-from vasuki.engine.sequence import Sequence
-from vasuki.simulator.simulated_executor import VirtualClock
+from vasuki.engine.sequence import Request, Sequence
 
 
 class WaitingTimes:
     """An observer that looks at the clock when a row has its first token, and when it ends.
 
     Args:
-        arrived_at_s: by `Request.row`.
-        clock: of the executor.
-        on_first_token: told of each, with the time, and the seconds since the row arrived.
+        arrived_at_s: when a row arrived, on that clock.
+        now_s: of the clock.
 
     Attributes:
         ttft_s: time to first token of each row that has one, in the order in which they got it.
         latency_s: of each row that ended, from its arrival.
+        missed_deadlines: rows that ended later than they were due.
+        on_first_token: told of each first token: the time, and the seconds since the row arrived.
     """
 
-    def __init__(
-        self,
-        arrived_at_s: Vector[float],
-        clock: VirtualClock,
-        on_first_token: Callable[[float, float], None] = lambda at_s, ttft_s: None,
-    ) -> None:
-        self.ttft_s: list[float] = []
-        self.latency_s: list[float] = []
+    def __init__(self, arrived_at_s: Callable[[Request], float], now_s: Callable[[], float]) -> None:
+        self.ttft_s = array("d")
+        self.latency_s = array("d")
+        self.missed_deadlines = 0
         self._arrived_at_s = arrived_at_s
-        self._clock = clock
-        self._on_first_token = on_first_token
+        self._now_s = now_s
+        self.on_first_token: Callable[[float, float], None] = lambda at_s, ttft_s: None
 
     def record(
         self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
     ) -> None:
         """Note who has a first token, and who is done."""
-        at_s = self._clock.now_s
+        at_s = self._now_s()
         for chunk in batch.prefills:
             if chunk.samples and chunk.sequence.num_output_tokens == 1:  # no prompt that is computed again
-                ttft_s = at_s - self._arrived_at_s[chunk.sequence.request.row]
+                ttft_s = at_s - self._arrived_at_s(chunk.sequence.request)
                 self.ttft_s.append(ttft_s)
-                self._on_first_token(at_s, ttft_s)
-        self.latency_s += [at_s - self._arrived_at_s[sequence.request.row] for sequence in finished]
+                self.on_first_token(at_s, ttft_s)
+        for sequence in finished:
+            self.latency_s.append(at_s - self._arrived_at_s(sequence.request))
+            self.missed_deadlines += at_s > sequence.request.due_s

@@ -1,0 +1,212 @@
+"""`vasuki watch --stdin` and a file that grows: a line for each row, none lost and none twice in the output."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from tiny_job import WORDS, job_tree
+
+from vasuki.base.config import load_job
+from vasuki.base.errors import JobFileError, TooManyRowErrors
+from vasuki.commands.run import Outcome, run_job
+from vasuki.commands.stream import answer_rows
+
+Job = Callable[..., Path]
+
+
+@pytest.fixture
+def job(tmp_path: Path, tiny_model: Path) -> Job:
+    def write(**changes: Any) -> Path:
+        tree = job_tree(tiny_model, tmp_path / "rows.jsonl", tmp_path / "out")
+        for section, keys in changes.items():
+            tree[section] = {**tree.get(section, {}), **keys}
+        path = tmp_path / "job.yaml"
+        path.write_text(yaml.safe_dump(tree))
+        return path
+
+    return write
+
+
+def line(number: int) -> bytes:
+    return json.dumps({"id": number, "text": " ".join(WORDS[: 1 + number % 13])}).encode() + b"\n"
+
+
+def lines(first: int, last: int) -> bytes:
+    return b"".join(map(line, range(first, last)))
+
+
+def stored(folder: Path) -> list[dict[str, Any]]:
+    return [row for part in sorted(folder.glob("part-*.parquet")) for row in pq.read_table(part).to_pylist()]
+
+
+def piped(path: Path, chunks: Iterable[bytes], gap_s: float = 0.0) -> tuple[list[dict[str, Any]], Outcome]:
+    """Send chunks through a pipe to its end. Returns the answers in the order in which they came."""
+    read, write = os.pipe()
+
+    def send() -> None:
+        with os.fdopen(write, "wb") as pipe:
+            for chunk in chunks:
+                pipe.write(chunk)
+                pipe.flush()
+                time.sleep(gap_s)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    answers: list[dict[str, Any]] = []
+    try:
+        return answers, answer_rows(load_job(str(path)), read, answers.append, quiet=True)
+    finally:
+        os.close(read)
+        sender.join()
+
+
+@pytest.mark.parametrize("policy", ["vasuki", "prefill-packing"])
+def test_each_line_is_answered_as_by_a_run(job: Job, tmp_path: Path, policy: str) -> None:
+    path = job(engine={"policy": policy}, arrivals={"target_s": 0.2}, output={"columns": ["text"]})
+    whole = lines(0, 40)
+    middle = len(whole) // 2 + 3
+    answers, outcome = piped(path, [whole[:middle], whole[middle:]], gap_s=0.1)
+    assert sorted(answer["id"] for answer in answers) == list(range(40))
+    (tmp_path / "rows.jsonl").write_bytes(whole)
+    run_job(load_job(str(path), [f"output.path={tmp_path / 'alone'}", "engine.policy=vasuki"]), quiet=True)
+    alone = {row["id"]: row for row in stored(tmp_path / "alone")}
+    assert all(answer == alone[answer["id"]] for answer in answers)
+    assert {row["id"]: row["output"] for row in stored(tmp_path / "out")} == {
+        str(number): row["output"] for number, row in alone.items()
+    }
+    assert (tmp_path / "out" / "_SUCCESS").exists()
+    manifest = outcome.manifest
+    assert manifest.rows.succeeded == manifest.rows.total == 40
+    assert manifest.ttft is not None
+    assert manifest.latency is not None
+    assert 0 < manifest.ttft.mean_s < manifest.latency.mean_s
+
+
+def test_rows_join_those_that_run(job: Job) -> None:
+    """A short row that comes second ends first."""
+    long = {"id": "long", "text": "the", "most": 100}
+    short = {"id": "short", "text": "the", "most": 1}
+    path = job(sampling={"max_tokens": {"column": "most"}, "ignore_eos": True})
+    chunks = [json.dumps(row).encode() + b"\n" for row in (long, short)]
+    answers, outcome = piped(path, chunks)
+    assert [answer["id"] for answer in answers] == ["short", "long"]
+    assert outcome.manifest.batch.max_seqs == 2
+
+
+def test_a_line_that_comes_again_is_answered_again_and_not_run(job: Job, tmp_path: Path) -> None:
+    first, _ = piped(job(), [lines(0, 5)])
+    again, outcome = piped(job(), [lines(3, 8)])
+    assert sorted(answer["id"] for answer in again) == [3, 4, 5, 6, 7]
+    by_id = {answer["id"]: answer for answer in first}
+    assert all(answer == by_id[answer["id"]] for answer in again if answer["id"] < 5)
+    assert sorted(row["id"] for row in stored(tmp_path / "out")) == [str(number) for number in range(8)]
+    assert outcome.manifest.rows.total == 8
+
+
+def test_what_is_wrong_with_a_line_is_its_answer(job: Job) -> None:
+    bad = [b"nonsense\n", b'{"text": "the cat"}\n', b"\n", b'{"id": 9, "text": ""}\n', b'{"id": 10, "te']
+    answers, outcome = piped(job(), [lines(0, 3), *bad])
+    errors = [answer["error"] for answer in answers if answer["error"]]
+    assert len(errors) == 4
+    assert any("line 4 is not JSON" in error for error in errors)
+    assert any("no id: its 'id' is null or empty" in error for error in errors)
+    assert any("prompt is empty" in error for error in errors)
+    assert any("line 8 is not JSON" in error for error in errors), "a stream that ends in half a line"
+    assert outcome.manifest.rows.failed == 4
+    with pytest.raises(TooManyRowErrors, match="4 of 7 rows failed"):
+        outcome.raise_for_errors()
+
+
+def test_a_last_line_without_an_end_is_a_row(job: Job) -> None:
+    answers, _ = piped(job(), [lines(0, 2).rstrip()])
+    assert sorted(answer["id"] for answer in answers) == [0, 1]
+
+
+def test_what_cannot_be_streamed_is_refused(job: Job) -> None:
+    for changes, problem in (
+        ({"input": {"id": ""}}, "--stdin needs input.id"),
+        ({"input": {"format": "csv"}}, "jsonl, not csv"),
+        ({"output": {"path": "mock://bucket/out"}}, "output.path"),
+    ):
+        with pytest.raises(JobFileError, match=problem):
+            piped(job(**changes), [])
+
+
+def test_a_file_is_followed_as_it_grows(job: Job, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Half a line waits for its rest; at the end it is told of, and the next start has it."""
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(lines(0, 3) + line(3)[:9])
+
+    def append() -> None:
+        for part in (line(3)[9:] + line(4), line(5)[:-1], b"\n" + line(6)[:12]):
+            time.sleep(0.2)
+            with open(file, "ab") as stream:
+                stream.write(part)
+
+    writer = threading.Thread(target=append)
+    writer.start()
+    outcome = answer_rows(load_job(str(job())), None, lambda answer: None, until_idle_s=1.5, quiet=True)
+    writer.join()
+    assert outcome.manifest.rows.succeeded == outcome.manifest.rows.total == 6
+    assert "ends in half a line, which waits for its rest" in caplog.text
+    with open(file, "ab") as stream:
+        stream.write(line(6)[12:])
+    outcome = answer_rows(load_job(str(job())), None, lambda answer: None, until_idle_s=0.0, quiet=True)
+    assert [row["id"] for row in stored(tmp_path / "out")] == [str(number) for number in range(7)]
+    assert outcome.manifest.rows.succeeded == 7
+
+
+def start(path: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "vasuki", "watch", str(path), "--stdin"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)  # no line stays in a buffer
+
+
+def test_a_killed_process_and_a_signal_lose_no_row(job: Job, tmp_path: Path) -> None:
+    """One is killed with rows under way, whose lines are gone from the pipe. The next answers them without being sent
+    them again, and a signal lets it end what it has begun."""
+    path = job(sampling={"max_tokens": 60, "ignore_eos": True})
+    killed = start(path)
+    assert killed.stdin is not None
+    assert killed.stdout is not None
+    killed.stdin.write(lines(0, 200))
+    killed.stdin.flush()
+    answers = [json.loads(killed.stdout.readline()) for _ in range(3)]
+    killed.kill()
+    answers += [json.loads(text) for text in killed.communicate()[0].splitlines()]
+    assert len(answers) < 200
+
+    drained = start(path)
+    assert drained.stdin is not None
+    assert drained.stdout is not None
+    more = [json.loads(drained.stdout.readline())]
+    drained.send_signal(signal.SIGTERM)
+    stdout, stderr = drained.communicate(timeout=60)
+    more += [json.loads(text) for text in stdout.splitlines()]
+    assert drained.returncode == 75, stderr
+    assert b"rows are left, run the same command again" in stderr
+    told = {answer["id"] for answer in answers + more}
+    durable = {int(row["id"]) for row in stored(tmp_path / "out")}
+    assert {answer["id"] for answer in more} <= durable <= told, "what ended is durable"
+
+    last = start(path)
+    stdout, stderr = last.communicate(lines(200, 203), timeout=60)
+    assert last.returncode == 0, stderr
+    more += [json.loads(text) for text in stdout.splitlines()]
+    assert len({answer["id"] for answer in more}) == len(more)
+    outputs = {answer["id"]: answer["output"] for answer in more}
+    assert outputs.keys() | {answer["id"] for answer in answers} == set(range(203))
+    assert all(outputs.get(answer["id"], answer["output"]) == answer["output"] for answer in answers)
+    assert sorted(int(row["id"]) for row in stored(tmp_path / "out")) == list(range(203))

@@ -1,0 +1,264 @@
+"""Rows that are answered as they arrive, in one run without an end: `vasuki watch` on standard input, or on one file.
+
+    FollowedRows ─ RequestStream ─ LiveFeed ─ ArrivingRows ─ drain ─ RowSink ─ parts, and a line for each answer
+
+It is a run like any other but for where its rows come from and when it stops: it is planned from the rows that are
+there first, and a signal lets it end those that it has begun.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from vasuki.arrivals import ArrivalAdmission, ArrivingRows, Percentiles, WaitingTimes
+from vasuki.base.config import JobConfig
+from vasuki.base.errors import Interrupted, JobFileError
+from vasuki.commands.metrics import Metrics
+from vasuki.commands.run import NOTHING_TO_RUN, PLANNED_REQUESTS, Outcome, Run, Runner
+from vasuki.commands.signals import StopSignals
+from vasuki.commands.this_machine import Placement
+from vasuki.engine.loop import Observer
+from vasuki.engine.policy import runnable_policy
+from vasuki.engine.scheduler import Scheduler
+from vasuki.engine.sequence import Request, Sequence
+from vasuki.io.input.followed import FollowedRows
+from vasuki.io.input.prefetch import Prefetch
+from vasuki.io.input.tables import stored_text
+from vasuki.io.location import Location
+from vasuki.io.output.answers import Answer, answer_line
+from vasuki.io.output.manifest import Manifest
+from vasuki.io.output.output_folder import OutputFolder, usable_folder
+from vasuki.io.output.ownership import ARRIVED
+from vasuki.io.output.parts import PartWriter
+from vasuki.io.output.sink import RowSink
+from vasuki.machines.cost_model import CostModel
+from vasuki.planner.lengths import Lengths
+from vasuki.planner.plan import Plan
+from vasuki.planner.simulated import refuse_target, settings_for_batches
+
+ROWS_AHEAD = 4096  # read, tokenised, and not taken by the engine
+COMMITS_WITHIN_S = 60.0  # a run without an end must not wait for 3 % of it
+_LOOK_S = 0.1  # between two looks at signals, commits and the time
+
+log = logging.getLogger(__name__)
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+def answer_rows(
+    config: JobConfig,
+    pipe: int | None,
+    emit: Emit,
+    until_idle_s: float | None = None,
+    quiet: bool = False,
+    metrics: Metrics | None = None,
+) -> Outcome:
+    """Answer rows as they arrive, until the pipe ends, a signal comes, or none has come for some time.
+
+    Args:
+        config: the job; the answers become parts of its output folder.
+        pipe: file descriptor from which lines are read; None to follow the file `input.path`.
+        emit: gets each answer as it ends. A row may come again after a kill, but none is left out.
+        until_idle_s: how long to wait for another row once all are answered; for ever if None.
+        quiet: without progress.
+        metrics: to count into.
+
+    Raises:
+        VasukiError: as a run does; Interrupted also where a signal left rows to be started.
+    """
+    started_s = time.perf_counter()
+    runnable_policy(config.engine.policy, rows_arrive=True)
+    place = usable_folder(config.output.path)
+    if pipe is not None and not place.is_local:
+        raise JobFileError("output.path: --stdin needs a local folder, where rows are noted as they come")
+    file = (place / ARRIVED).path if pipe is not None else Location.parse(config.input.path).path
+    with StopSignals() as signals:
+        rows = FollowedRows(config, file, pipe, time.monotonic())
+        runner = Runner(signals, quiet)
+        loaded, fingerprint, load_s = runner.model(config)
+        config_hash = config.config_hash(fingerprint)
+        with OutputFolder.open(
+            config.output.path, num_rows=rows.num_rows, config_hash=config_hash, input_fingerprint=rows.fingerprint
+        ) as folder:
+            log.info("waiting for rows from %s", "standard input" if pipe is not None else config.input.path)
+            stream = _Stream(config, config_hash, rows, folder, PLANNED_REQUESTS, True, started_s, load_s, metrics)
+            stream.listen(rows, signals, emit, until_idle_s)
+            manifest = stream.to_end(loaded, signals, math.inf)
+    counts = manifest.rows
+    if left := counts.total - counts.succeeded - counts.failed:
+        raise Interrupted(f"stopped by a signal; {left} rows are left, run the same command again to go on")
+    return Outcome(manifest, config.errors.max_fraction)
+
+
+class LiveFeed:
+    """See `vasuki.arrivals.source.Feed`: the rows of a background thread, in real time.
+
+    Args:
+        rows: as they are tokenised.
+        now_s: the clock on which they arrived.
+        is_over: whether no more should be taken.
+        meanwhile: called while there is nothing to do, and whenever rows are asked for.
+        until_idle_s: ends the feed when none has come for so long.
+    """
+
+    def __init__(
+        self,
+        rows: Prefetch[Request],
+        now_s: Callable[[], float],
+        is_over: Callable[[], bool],
+        meanwhile: Callable[[], None],
+        until_idle_s: float | None = None,
+    ) -> None:
+        self._rows = rows
+        self._clock = now_s
+        self._is_over = is_over
+        self.meanwhile = meanwhile
+        self._until_idle_s = math.inf if until_idle_s is None else until_idle_s
+        self._here: deque[Request] = deque()  # taken from the thread
+        self._has_ended = False
+        self._taken = 0
+
+    @property
+    def now_s(self) -> float:
+        return self._clock()
+
+    def arrived(self) -> tuple[Request, float] | None:
+        self.meanwhile()
+        if self._is_over() or not (self._here or self._receive(0)):
+            return None
+        self._taken += 1
+        request = self._here.popleft()
+        return request, request.arrived_s
+
+    def num_arrived(self) -> int:
+        return self._taken + len(self._here)
+
+    def work_until(self, at_s: float) -> None:
+        """Nothing: it is asked again after each step."""
+
+    def wait_until(self, at_s: float) -> bool:
+        idle_since_s = self.now_s
+        while not self._is_over():
+            now_s = self.now_s
+            if self._here or now_s >= at_s:
+                return True
+            is_idle = now_s - idle_since_s >= self._until_idle_s
+            if at_s == math.inf and (self._has_ended or is_idle):
+                return False
+            if self._has_ended:
+                time.sleep(min(_LOOK_S, at_s - now_s))
+            else:
+                self._receive(min(_LOOK_S, at_s - now_s))
+            self.meanwhile()
+        return False
+
+    def take_ready(self, most: int) -> list[Request]:
+        """Those that are there now, to plan from; they arrive later all the same."""
+        while len(self._here) < most and self._receive(0):
+            pass
+        return list(self._here)
+
+    def _receive(self, timeout_s: float) -> bool:
+        """Whether a row came from the thread."""
+        try:
+            request = self._rows.within(timeout_s)
+        except StopIteration:
+            self._has_ended = True
+            return False
+        if request is not None:
+            self._here.append(request)
+        return request is not None
+
+
+class _TimedSink(RowSink):
+    """Commits by the clock, which goes on while no step does."""
+
+    now_s: Callable[[], float]
+
+    def commit_if_due(self, now_s: float) -> None:
+        super().commit_if_due(self.now_s())
+
+
+class _Stream(Run):
+    """A run of rows that arrive."""
+
+    commits_within_s = COMMITS_WITHIN_S
+
+    def listen(self, rows: FollowedRows, signals: StopSignals, emit: Emit, until_idle_s: float | None) -> None:
+        """Say where rows come from, and their answers go."""
+        self._rows, self._signals, self._emit, self._until_idle_s = rows, signals, emit, until_idle_s
+        self._sink: _TimedSink | None = None
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._rows.started_s
+
+    @contextmanager
+    def reading(self, requests: Iterator[Request]) -> Generator[Iterator[Request], None, None]:
+        ahead = Prefetch((request for request in requests), ROWS_AHEAD)
+        self._feed = LiveFeed(ahead, self._now_s, self._signals.asked, self._meanwhile, self._until_idle_s)
+        try:
+            yield iter(())
+        finally:
+            self._rows.stop()
+            ahead.close()
+
+    def first(self, requests: Iterator[Request]) -> list[Request]:
+        with self._signals.deferred():
+            self._feed.wait_until(math.inf)
+            return self._feed.take_ready(PLANNED_REQUESTS)
+
+    def planned(self, placement: Placement, lengths: Lengths) -> Plan:
+        if lengths is NOTHING_TO_RUN:  # nobody knows what will come
+            lengths = lengths.take(np.zeros(PLANNED_REQUESTS, np.int64))
+        plan = placement.plan(lengths)
+        if plan.settings.policy.gathers:
+            gathering = self.config.arrivals
+            refuse_target(gathering, lengths, CostModel(placement.shape, placement.profile, plan.layout))
+            plan = replace(plan, settings=settings_for_batches(plan.settings, gathering))
+        return plan
+
+    def source(
+        self, first: list[Request], others: Iterator[Request], plan: Plan, scheduler: Scheduler
+    ) -> tuple[Iterator[Request], list[Observer]]:
+        admission = ArrivalAdmission(self.config.arrivals) if plan.settings.policy.gathers else None
+        self._waited = WaitingTimes(lambda request: request.arrived_s, self._now_s)
+        if admission is not None:
+            self._waited.on_first_token = admission.controller.first_token
+        return ArrivingRows(self._feed, scheduler, admission), [self._waited]
+
+    def sink(self, writer: PartWriter, decode: Callable[[Sequence], str], on_commit: Callable[[], None]) -> RowSink:
+        def tell(answers: list[Answer]) -> None:
+            for answer in answers:
+                self._emit(answer_line(answer, writer.schema))
+
+        self._sink = _TimedSink(writer, decode, on_commit, tell)
+        self._sink.now_s = self._now_s
+        return self._sink
+
+    def finished(self, manifest: Manifest) -> Manifest:
+        self.folder.grow(self._rows.num_rows)
+        waited = self._waited
+        return replace(manifest, ttft=Percentiles.of(waited.ttft_s), latency=Percentiles.of(waited.latency_s))
+
+    def _meanwhile(self) -> None:
+        """Commit rows in time, and answer once more those that were sent again."""
+        if self._sink is None:  # not begun
+            return
+        self._sink.commit_if_due(0.0)
+        ids: dict[str, Any] = {}
+        while self._rows.repeated:
+            value = self._rows.repeated.popleft()
+            ids[str(stored_text(value))] = value
+        if ids:
+            self._sink.commit()
+            for line in self.folder.stored(set(ids)):  # none of a row that is under way: its answer will come
+                self._emit({**line, "id": ids[line["id"]]})
