@@ -29,7 +29,7 @@ from vasuki.planner import make_plan, one_device
 from vasuki.planner.candidates import Candidate, Problem, ranked_candidates
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.loss import Loss, RowWork, max_loss_s
-from vasuki.planner.prediction import predict
+from vasuki.planner.prediction import predict, preferred
 from vasuki.report.plan_table import plan_table
 from vasuki.simulator import simulate
 
@@ -192,7 +192,7 @@ def test_turns_are_taken_only_within_the_bound() -> None:
 
     def mixing_within(max_loss: float) -> Mixing:
         bounded = replace(problem, plan=PlanConfig(max_loss=max_loss))
-        return one_device._fastest(bounded, candidates).candidate.mixing
+        return preferred(bounded, one_device._predictions(bounded, candidates)).candidate.mixing
 
     assert mixing_within(1.1 * turns.loss.mean_s) is Mixing.EXCLUSIVE
     assert mixing_within((turns.loss.mean_s + mixed.loss.mean_s) / 2) is Mixing.MIXED
@@ -217,3 +217,21 @@ def test_the_last_token_of_a_prompt_may_come_as_a_decode() -> None:
     row.output_token_ids.append(0)
     seen.record(2.0, Batch([row], [4], [], []), StepResult([0], [True], 1.0), scheduler, [row])
     assert seen.loss(PlanConfig()).most_s == pytest.approx(2.0)
+
+
+def test_a_bound_out_of_reach_is_missed_by_the_least() -> None:
+    """Streaming would be faster, with more rows side by side, and so would lose more."""
+    lengths, kv = lengths_of(30, 800, 120), KVConfig(device_memory=2**30)
+    fast = make_plan(lengths, LLAMA, A10, kv=kv)
+    safe = make_plan(lengths, LLAMA, A10, kv=kv, plan=PlanConfig(max_loss=0.5))
+    assert (fast.offload.mode, safe.offload.mode) == ("stream", "none")
+    assert 0.5 < safe.at_risk_s < fast.at_risk_s
+    assert "with stream a kill would lose no less" in safe.offload.reason
+    assert "nothing else that was tried loses less" in " ".join(plan_table([safe]).split())
+
+
+def test_a_plan_without_others_is_compared_with_none() -> None:
+    only = EngineConfig(policy="static", chunk_tokens=512, max_num_seqs=8)
+    text = plan_table([make_plan(lengths_of(30, 800, 120), LLAMA, A10, engine=only, plan=PlanConfig(max_loss=0.5))])
+    assert "more than plan.max_loss, 0.5 s" in text
+    assert "was tried" not in text

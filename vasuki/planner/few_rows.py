@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from vasuki.planner.candidates import Problem
 from vasuki.planner.ordering.planned_order import Capacity, best_order
-from vasuki.planner.prediction import PLANNING_SHARE, Prediction, allowed, predict
+from vasuki.planner.prediction import PLANNING_SHARE, Prediction, predict, preferred
 from vasuki_solvers import Instance, lower_bound
 
 
@@ -31,9 +31,8 @@ def with_best_order(problem: Problem, chosen: Prediction, spent_s: float) -> Pre
         return chosen
     capacity = Capacity.of(chosen.candidate.settings)
     found = best_order(job.prompt_tokens, job.output_tokens, capacity, limit_s)
-    either = allowed(problem, [chosen, predict(problem, chosen.candidate, found=found)])
-    best = min(either, key=lambda each: each.makespan_s)
-    return replace(best, optimal=found.optimal and best.result.stats.steps == found.steps)
+    better = preferred(problem, [chosen, predict(problem, chosen.candidate, found=found)])
+    return replace(better, optimal=found.optimal and better.result.stats.steps == found.steps)
 
 
 def time_limit_s(makespan_s: float, steps: int, bound_steps: int, spent_s: float) -> float:

@@ -32,14 +32,14 @@ from vasuki.planner.lengths import Lengths
 from vasuki.planner.loss import max_loss_s
 from vasuki.planner.lower_bound import job_lower_bound
 from vasuki.planner.offload.choice import choose_offload, may_offload
-from vasuki.planner.offload.options import makespan_s
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import (
     Prediction,
     affordable_predictions,
-    allowed,
     cost_of_uncertainty,
+    makespan_s,
     predict,
+    preferred,
 )
 from vasuki.planner.schedule_bound import bound_of_any_plan_s
 from vasuki.planner.steady_state import price_split
@@ -84,7 +84,9 @@ def make_plan(
     problem = Problem(lengths, shape, profile, plan, engine, kv, beside_weights_bytes, layout or Layout())
 
     problem, candidates, misfit = _that_fit(problem)
-    chosen = choose_offload(problem, _fastest(problem, candidates))
+    predictions = _predictions(problem, candidates)
+    base = preferred(problem, predictions)
+    chosen = choose_offload(problem, base)
     chosen = with_best_order(problem, chosen, time.perf_counter() - started_s)
     candidate, job = chosen.candidate, problem.lengths
     settings, layout = candidate.settings, candidate.cost.layout
@@ -113,6 +115,7 @@ def make_plan(
         at_risk_s=chosen.loss.mean_s,
         at_risk_most_s=chosen.loss.most_s,
         max_loss_s=max_loss_s(plan, chosen.makespan_s),
+        loses_least=len(predictions) > 1 and chosen.loss.mean_s <= base.loss.mean_s,
         solver=chosen.solved.solver,
         order=chosen.order,
         optimal=chosen.optimal,
@@ -171,11 +174,8 @@ def _misfit(problem: Problem, row: int, kv_tokens: int) -> str:
     )
 
 
-def _fastest(problem: Problem, candidates: list[Candidate]) -> Prediction:
-    """The candidate that ends first without losing too much by a kill, else the one that loses least.
-
-    Candidates come in the order of their steady states, and only the best are simulated.
-    """
+def _predictions(problem: Problem, candidates: list[Candidate]) -> list[Prediction]:
+    """Simulations of the best candidates, which come in the order of their steady states."""
     best = candidates[0]
     shortlist = candidates[:SHORTLIST]
     mixings = {candidate.mixing for candidate in shortlist}
@@ -185,10 +185,7 @@ def _fastest(problem: Problem, candidates: list[Candidate]) -> Prediction:
     if len(shortlist) < affordable:
         fewer = with_fewer_rows(problem, min(predictions, key=makespan_s).candidate)
         predictions += [predict(problem, candidate) for candidate in [fewer] if candidate]
-    options = allowed(problem, predictions)
-    if options[0].loses_too_much(problem):  # as all of them do
-        return min(options, key=lambda each: each.loss.mean_s)
-    return min(options, key=makespan_s)
+    return predictions
 
 
 def _mixing_reason(chosen: Candidate, candidates: list[Candidate]) -> str:

@@ -27,6 +27,7 @@ class Plan:
     at_risk_s: float  # work that a kill loses, on average over the moments of the job
     at_risk_most_s: float  # and at the worst of them
     max_loss_s: float  # so much of `at_risk_s` is allowed
+    loses_least: bool  # no other of the ways that were tried has less at risk, and there were some
     solver: Solver
     optimal: bool  # proved: no order takes fewer steps, and the plan takes as many
     policy: str

@@ -96,10 +96,18 @@ def predict_like(problem: Problem, base: Prediction, candidate: Candidate) -> Pr
     return replace(prediction, makespan_s=ratio * base.makespan_s)
 
 
-def allowed(problem: Problem, predictions: Iterable[Prediction]) -> list[Prediction]:
-    """Those that lose no more by a kill than the job allows; all of them if none does."""
+def makespan_s(prediction: Prediction) -> float:
+    """What options are compared by."""
+    return prediction.makespan_s
+
+
+def preferred(problem: Problem, predictions: Iterable[Prediction]) -> Prediction:
+    """The one that ends first of those that lose no more by a kill than the job allows; if none does, the one that
+    loses least."""
     predictions = list(predictions)
-    return [each for each in predictions if not each.loses_too_much(problem)] or predictions
+    if allowed := [each for each in predictions if not each.loses_too_much(problem)]:
+        return min(allowed, key=makespan_s)
+    return min(predictions, key=lambda each: each.loss.mean_s)
 
 
 def cost_of_uncertainty(problem: Problem, prediction: Prediction) -> float | None:

@@ -13,10 +13,10 @@ from vasuki.base.errors import JobFileError
 from vasuki.engine.offload import OffloadMode, OffloadPlan
 from vasuki.engine.policy import Admission
 from vasuki.planner.candidates import Candidate, Problem
-from vasuki.planner.offload.options import NOISE, WORTHWHILE, because, makespan_s
+from vasuki.planner.offload.options import NOISE, WORTHWHILE, because
 from vasuki.planner.offload.parking import parked, prefilled_ahead
 from vasuki.planner.offload.streaming import streamed
-from vasuki.planner.prediction import Prediction, allowed, predict_like
+from vasuki.planner.prediction import Prediction, makespan_s, predict_like, preferred
 
 _STATES_STAY = "rows carry states through recurrent layers, which stay on the device"
 
@@ -72,7 +72,15 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
     def change(option: Prediction) -> str:
         return f"{option.makespan_s / plain.makespan_s - 1:+.1%}"
 
-    if asked == "auto" and not plain.loses_too_much(problem):
+    if asked == "auto" and plain.loses_too_much(problem):
+        safest = preferred(problem, [plain, *options])
+        if safest is not plain:
+            offload = safest.candidate.settings.offload
+            why = f"a kill loses {safest.loss.mean_s / plain.loss.mean_s - 1:+.1%}"
+            return because(safest, replace(offload, reason=f"{offload.reason}; {why}, makespan {change(safest)}"))
+        why_not += [f"with {each.candidate.settings.offload.mode} a kill would lose no less" for each in options]
+        options = []
+    elif asked == "auto":
         risky = [each.candidate.settings.offload.mode for each in options if each.loses_too_much(problem)]
         why_not += [f"with {mode} a kill would lose more than plan.max_loss" for mode in risky]
         options = [each for each in options if not each.loses_too_much(problem)]
@@ -98,7 +106,7 @@ def _without_preemption(problem: Problem, base: Prediction) -> Prediction:
     settings = base.candidate.settings
     settings = replace(settings, policy=replace(settings.policy, admission=Admission.PEAK))
     careful = Candidate.of(problem, settings, base.candidate.cost)
-    return min(allowed(problem, [base, predict_like(problem, base, careful)]), key=makespan_s)
+    return preferred(problem, [base, predict_like(problem, base, careful)])
 
 
 def _weights_reason(problem: Problem, chosen: Candidate) -> str:

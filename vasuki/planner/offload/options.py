@@ -7,7 +7,7 @@ from dataclasses import replace
 from vasuki.engine.offload import OffloadPlan
 from vasuki.machines.memory_budget import host_weight_bytes
 from vasuki.planner.candidates import Candidate, Problem
-from vasuki.planner.prediction import Prediction
+from vasuki.planner.prediction import Prediction, makespan_s
 
 NOISE = 0.02  # jobs differ by as much where rows only start in another order
 WORTHWHILE = 0.005  # what moves KV in every step must save this share
@@ -20,11 +20,6 @@ def because(prediction: Prediction, offload: OffloadPlan) -> Prediction:
     """Return it with another reason."""
     settings = replace(prediction.candidate.settings, offload=offload)
     return replace(prediction, candidate=replace(prediction.candidate, settings=settings))
-
-
-def makespan_s(prediction: Prediction) -> float:
-    """What options are compared by."""
-    return prediction.makespan_s
 
 
 def best(problem: Problem, options: list[Prediction]) -> Prediction:
