@@ -25,7 +25,7 @@ compare: $(SETUP)
 	$(BIN)/vasuki report out/compare --html out/compare.html
 
 docstrings: $(SETUP)
-	$(BIN)/python scripts/demo/make_functions.py out/functions.jsonl --rows 300
+	$(BIN)/python scripts/demo/make_functions.py out/functions.jsonl --rows 60
 	$(BIN)/vasuki plan jobs/docstrings.yaml --set model.path=$(MODEL) --gpu a10 --gpu a40
 	$(BIN)/vasuki run jobs/docstrings.yaml --set model.path=$(MODEL)
 	$(BIN)/python scripts/demo/show_docstrings.py out/docstrings

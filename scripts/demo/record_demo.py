@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 SESSION = [
-    "vasuki plan jobs/compare/translate.yaml --gpu a10 --gpu a40 | head -4",
+    "vasuki plan jobs/compare/translate.yaml --gpu a10 --gpu a40 | head -5",
     "vasuki run jobs/quickstart.yaml --fresh",
 ]
 COMPARE = "vasuki simulate jobs/compare/translate.yaml --gpu a10 --gpu a40"

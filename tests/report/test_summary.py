@@ -60,6 +60,12 @@ def test_what_the_host_took_is_said_if_it_matters(tmp_path: Path, share: float, 
     assert [line for line in found if line.startswith("host")] == lines
 
 
+def test_a_slow_machine_is_not_blamed_on_the_schedule(tmp_path: Path) -> None:
+    write_run(tmp_path, makespan_s=6000, predicted_s=3000, schedule_bound_s=2700)
+    (bound,) = [line for line in summary_lines(read_manifest(Location.parse(str(tmp_path)))) if "bound" in line]
+    assert bound == "bound  no schedule beats 45 min 00 s at the predicted pace"
+
+
 def test_a_cpu_is_not_held_against_a_datasheet(tmp_path: Path) -> None:
     write_run(tmp_path, device={"type": "cpu"}, lower_bound_s=100, schedule_bound_s=2805)
     names = [line.split()[0] for line in summary_lines(read_manifest(Location.parse(str(tmp_path))))]

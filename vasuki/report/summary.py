@@ -6,6 +6,8 @@ from vasuki.base.units import bytes_text, count_text, money_text, percent_text, 
 from vasuki.io.output.manifest import Manifest
 from vasuki.machines.stolen_time import NOISE
 
+MUCH_LATER = 0.25  # than predicted: the machine was slower, not the schedule
+
 
 def summary_lines(manifest: Manifest) -> list[str]:
     """Rows, tokens, time against prediction, what the host took, both bounds, batch, KV memory, cost.
@@ -71,6 +73,8 @@ def _schedule_bound(manifest: Manifest) -> str:
         return ""
     if reference_s < bound_s:
         return f"below the {time_text(bound_s)} that no schedule beats if lengths and steps are as planned"
+    if predicted.makespan_s and reference_s > (1 + MUCH_LATER) * predicted.makespan_s:  # which no schedule makes up for
+        return f"no schedule beats {time_text(bound_s)}{_after_loading(manifest)} at the predicted pace"
     saved = percent_text(1 - bound_s / reference_s)
     return f"at most {saved} could still be saved: no schedule beats {time_text(bound_s)}{_after_loading(manifest)}"
 
