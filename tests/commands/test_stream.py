@@ -51,8 +51,12 @@ def stored(folder: Path) -> list[dict[str, Any]]:
     return [row for part in sorted(folder.glob("part-*.parquet")) for row in pq.read_table(part).to_pylist()]
 
 
-def piped(path: Path, chunks: Iterable[bytes], gap_s: float = 0.0) -> tuple[list[dict[str, Any]], Outcome]:
-    """Send chunks through a pipe to its end. Returns the answers in the order in which they came."""
+def piped(
+    path: Path, chunks: Iterable[bytes], gap_s: float = 0.0, waits: bool = False
+) -> tuple[list[dict[str, Any]], Outcome]:
+    """Send chunks through a pipe to its end. Returns the answers in the order in which they came. If the sender `waits`
+    it sends the second chunk behind the first answer."""
+    answers: list[dict[str, Any]] = []
     read, write = os.pipe()
 
     def send() -> None:
@@ -61,10 +65,11 @@ def piped(path: Path, chunks: Iterable[bytes], gap_s: float = 0.0) -> tuple[list
                 pipe.write(chunk)
                 pipe.flush()
                 time.sleep(gap_s)
+                while waits and not answers:
+                    time.sleep(0.001)
 
     sender = threading.Thread(target=send)
     sender.start()
-    answers: list[dict[str, Any]] = []
     try:
         return answers, answer_rows(load_job(str(path)), read, answers.append, quiet=True)
     finally:
@@ -103,6 +108,35 @@ def test_rows_join_those_that_run(job: Job) -> None:
     answers, outcome = piped(path, chunks)
     assert [answer["id"] for answer in answers] == ["short", "long"]
     assert outcome.manifest.batch.max_seqs == 2
+
+
+def test_urgent_rows_pass_those_that_wait_and_change_no_token(job: Job, tmp_path: Path) -> None:
+    """Rows that run make room for them, with their KV, and go on later."""
+    usual = [{"id": i, "text": " ".join(WORDS[: 1 + i % 13]), "most": 90 if i else 5} for i in range(24)]
+    urgent = [{"id": 100 + i, "text": "the cat", "most": 3, "how": 1 + i % 2} for i in range(4)]
+    urgent.append({"id": 200, "text": "the", "most": 1, "how": "very"})
+    urgent.append({"id": 201, "text": "the", "most": 1, "within": 0})
+    changes = {
+        "input": {"priority": "how", "deadline": "within"},
+        "sampling": {"max_tokens": {"column": "most"}, "ignore_eos": True},
+        "engine": {"max_num_seqs": 4},
+    }
+    chunks = [b"".join(json.dumps(row).encode() + b"\n" for row in rows) for rows in (usual, urgent)]
+    answers, outcome = piped(job(**changes), chunks, waits=True)
+    ended = [answer["id"] for answer in answers]
+    assert max(ended.index(100 + i) for i in range(4)) < min(ended.index(i) for i in range(8, 24))
+    assert ended.index(101) < ended.index(100), "the highest priority first"
+    bad = answers[ended.index(200)]
+    assert bad["error"] == "priority is 'very', which is not a number"
+    manifest = outcome.manifest
+    assert manifest.missed_deadlines == 1
+    assert manifest.preemptions.swap > 0
+    rows = [row for row in usual + urgent if row["id"] != 200]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plain = job(sampling=changes["sampling"], output={"path": str(tmp_path / "plain")})
+    run_job(load_job(str(plain)), quiet=True)
+    alone = {row["id"]: row["output_token_ids"] for row in stored(tmp_path / "plain")}
+    assert {answer["id"]: answer["output_token_ids"] for answer in answers if not answer["error"]} == alone
 
 
 def test_a_line_that_comes_again_is_answered_again_and_not_run(job: Job, tmp_path: Path) -> None:

@@ -449,7 +449,7 @@ def test_what_is_only_priced_is_not_run(name: str) -> None:
         with pytest.raises(JobFileError, match=f"engine.policy: {name} pads its batches; `vasuki simulate` prices"):
             runnable_policy(name)
     elif POLICIES[name].gathers:
-        with pytest.raises(JobFileError, match=f"engine.policy: {name} gathers rows that arrive over time"):
+        with pytest.raises(JobFileError, match=f"engine.policy: {name} gathers rows that arrive one by one"):
             runnable_policy(name)
     else:
         assert runnable_policy(name) is POLICIES[name]

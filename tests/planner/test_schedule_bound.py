@@ -11,6 +11,7 @@ from hybrid import HYBRID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vasuki.base.config import EngineConfig
 from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import POLICIES, Admission, Mixing
 from vasuki.engine.settings import EngineSettings, Limits
@@ -22,8 +23,10 @@ from vasuki.models.layout import Layout, spread_buffers
 from vasuki.models.named import named_shape
 from vasuki.models.shape import ModelShape
 from vasuki.planner.lengths import Lengths, Prefixes
+from vasuki.planner.one_device import make_plan
 from vasuki.planner.schedule_bound import StepRoom, schedule_bound_s, step_rooms
 from vasuki.planner.schedule_lp import schedule_lp_s
+from vasuki.planner.simulated import simulate_plan
 from vasuki.simulator import simulate, simulate_pipelines
 
 LLAMA = replace(named_shape("llama-3-8b"), num_layers=4)
@@ -242,3 +245,31 @@ def test_nothing_takes_no_time_and_several_devices_have_no_program() -> None:
     stages = CostModel(LLAMA, A10, Layout(1, 2))
     with pytest.raises(ValueError, match="no linear program"):
         schedule_lp_s(job(1, 1, 1), stages, [StepRoom(16, 16)])
+
+
+@settings(max_examples=15)
+@given(
+    gaps_s=st.lists(st.sampled_from([0.0, 0.001, 0.1, 5.0]), min_size=1, max_size=40),
+    tokens=st.tuples(st.integers(1, 500), st.integers(1, 60)),
+    policy=st.sampled_from(["vasuki", "vllm", "prefill-packing"]),
+)
+def test_rows_that_arrive_are_not_counted_before_they_do(
+    gaps_s: list[float], tokens: tuple[int, int], policy: str
+) -> None:
+    arrived_at_s, rows = np.cumsum(gaps_s), len(gaps_s)
+    lengths = Lengths(np.full(rows, tokens[0]), np.full(rows, tokens[1]), arrived_at_s)
+    a10 = find_profile("a10")
+    plan = make_plan(lengths, LLAMA, a10, engine=EngineConfig.model_validate({"policy": policy}))
+    simulated = simulate_plan(plan, lengths, LLAMA, a10).plan
+    assert simulated.makespan_s >= simulated.schedule_bound_s > arrived_at_s[-1]
+    assert simulated.gap >= 0
+    at_once = make_plan(replace(lengths, arrived_at_s=None), LLAMA, a10)
+    assert plan.schedule_bound_s >= at_once.schedule_bound_s
+
+
+def test_the_bound_of_rows_far_apart_is_what_they_take() -> None:
+    lengths = Lengths(np.full(5, 300), np.full(5, 20), np.arange(0.0, 500.0, 100.0))
+    plan = make_plan(lengths, LLAMA, find_profile("a10"))
+    simulated = simulate_plan(plan, lengths, LLAMA, find_profile("a10")).plan
+    assert simulated.schedule_bound_s > 400
+    assert simulated.gap < 1e-3

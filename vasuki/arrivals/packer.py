@@ -22,6 +22,8 @@ def pack_requests(requests: Sequence[Request], config: ArrivalsConfig) -> list[l
     batch has one to itself. `exact` ends its search after some thousand nodes with the best that it has found.
     """
     lengths = [min(request.num_prompt_tokens, config.batch_tokens) for request in requests]
+    if sum(lengths) <= config.batch_tokens and len(lengths) <= config.batch_rows:
+        return [list(requests)] if requests else []  # which is most often so, and asked between two steps
     if config.packing == "exact":
         packing = pack_exact(lengths, config.batch_tokens, max_items=config.batch_rows, max_nodes=_MOST_NODES)
     else:

@@ -167,6 +167,12 @@ class InputConfig(_Section):
     list whose contents are templates over columns."""
     prompt_token_ids: str = ""
     """Column of token ids, used as they are."""
+    priority: str = ""
+    """Column of numbers, 0 where it is null. Rows above 0 are urgent: the highest goes first, and others make room for
+    it and go on later."""
+    deadline: str = ""
+    """Column of seconds, from a row's arrival or the start of the run, by which it should have ended. Rows that have
+    one are urgent too, the earliest first. The manifest counts those that miss theirs."""
 
     @model_validator(mode="after")
     def _one_of(self) -> InputConfig:
@@ -284,8 +290,8 @@ class KVConfig(_Section):
 
 
 class ArrivalsConfig(_Section):
-    """How rows that arrive over time are gathered and packed into batches. For `simulate` with `engine.policy:
-    prefill-packing` alone; symbols are those of the paper Dynamic Prefill Packing."""
+    """How rows that arrive over time are gathered and packed into batches. For `simulate` and `watch --stdin` with
+    `engine.policy: prefill-packing` alone; symbols are those of the paper Dynamic Prefill Packing."""
 
     controller: Literal["aimd", "load"] = "aimd"
     """How N, the rows to gather, follows the time to first token: `aimd` is the paper's equation 1; `load` gathers more
@@ -375,6 +381,7 @@ class JobConfig(_Section):
         """
         deciding = self.model_dump(mode="json", include={"input", "sampling", "output"})
         del deciding["output"]["path"], deciding["input"]["path"]
+        del deciding["input"]["priority"], deciding["input"]["deadline"]
         deciding["model"] = {"content": model, "dtype": self.model.dtype, "kv_dtype": self.kv.dtype}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -1,7 +1,7 @@
 """What people type, with one composition root for each command.
 
 cli            the command line
-run            `vasuki run`; watch: the same for each file that arrives
+run            `vasuki run`; watch: the same for each file that arrives; stream: for each row
 forecast       `vasuki plan` and `simulate`, without a model
 check          `vasuki check`
 starter        `vasuki init`

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vasuki.arrivals import WaitingTimes
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import InputError, Interrupted, ModelError, TooManyRowErrors
 from vasuki.base.units import duration, percent_text
@@ -53,6 +54,7 @@ from vasuki.models.fingerprint import model_fingerprint
 from vasuki.planner import RunningPrediction
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.loss import commits_within_s
+from vasuki.planner.offload.parking import with_room_for_victims
 from vasuki.planner.ordering.planned_order import order_requests
 from vasuki.planner.plan import Plan
 
@@ -232,6 +234,7 @@ class Run:
         self.machine: MachineProfile  # set with the plan
         self.stolen = StolenTime()
         self.stats = RunStats()
+        self.waited: WaitingTimes  # set with the source
 
     def to_end(self, loaded: LoadedModel, signals: StopSignals, max_time_s: float) -> Manifest:
         """Plan, generate, and write the manifest, also when interrupted."""
@@ -288,7 +291,9 @@ class Run:
             window_rows=self.config.plan.window_rows,
             order=plan.order,
         )
-        return order, [order]
+        waited = WaitingTimes(lambda request: 0.0, lambda: time.perf_counter() - self.started_s)
+        self.waited = waited
+        return order, [order, waited] if self.config.input.deadline else [order]
 
     def sink(self, writer: PartWriter, decode: Callable[[Sequence], str], on_commit: Callable[[], None]) -> RowSink:
         """Where rows go that end."""
@@ -300,15 +305,18 @@ class Run:
 
     def finished(self, manifest: Manifest) -> Manifest:
         """The manifest, with what else is known in the end."""
-        return manifest
+        return replace(manifest, missed_deadlines=self.waited.missed_deadlines)
 
     def _plan(self, placement: Placement, first: list[Request]) -> Plan:
         """Plan from the first rows, and take the others to go on like them."""
+        config = self.config
         lengths = lengths_of(first, self.rows_left)
         try:
             plan = self.planned(placement, lengths if len(lengths) else NOTHING_TO_RUN)
         except InputError:  # none of them fits: they become error rows, as beside others that do
             plan = self.planned(placement, NOTHING_TO_RUN)
+        if (config.input.priority or config.input.deadline) and config.kv.offload != "none":
+            plan = with_room_for_victims(plan, placement.shape, config.kv.host_memory)
         log.info(
             "planned: %d requests in %s from now on (%s), of which at most %s could still be saved; steps of %d "
             "tokens, offload %s%s",

@@ -230,10 +230,10 @@ class _Stream(Run):
         self, first: list[Request], others: Iterator[Request], plan: Plan, scheduler: Scheduler
     ) -> tuple[Iterator[Request], list[Observer]]:
         admission = ArrivalAdmission(self.config.arrivals) if plan.settings.policy.gathers else None
-        self._waited = WaitingTimes(lambda request: request.arrived_s, self._now_s)
+        self.waited = WaitingTimes(lambda request: request.arrived_s, self._now_s)
         if admission is not None:
-            self._waited.on_first_token = admission.controller.first_token
-        return ArrivingRows(self._feed, scheduler, admission), [self._waited]
+            self.waited.on_first_token = admission.controller.first_token
+        return ArrivingRows(self._feed, scheduler, admission), [self.waited]
 
     def sink(self, writer: PartWriter, decode: Callable[[Sequence], str], on_commit: Callable[[], None]) -> RowSink:
         def tell(answers: list[Answer]) -> None:
@@ -246,7 +246,8 @@ class _Stream(Run):
 
     def finished(self, manifest: Manifest) -> Manifest:
         self.folder.grow(self._rows.num_rows)
-        waited = self._waited
+        waited = self.waited
+        manifest = super().finished(manifest)
         return replace(manifest, ttft=Percentiles.of(waited.ttft_s), latency=Percentiles.of(waited.latency_s))
 
     def _meanwhile(self) -> None:

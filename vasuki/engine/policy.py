@@ -53,6 +53,7 @@ class Policy:
     ordered: bool = False  # rows are taken in a planned order, by estimated output lengths
     sorted_prompts: bool = False  # rows are taken in order of prompt length
     gathers: bool = False  # rows that arrive are held back to be packed
+    urgent_first: bool = False  # rows that wait urgently start in place of others; elsewhere they only wait in front
     shares_prefixes: bool = False
     evicts_least_computed: bool = False  # False: the victim is the row that came last
     chunk_tokens: int = 512  # token budget where the job names none; vasuki's is planned
@@ -64,7 +65,14 @@ _STATIC = replace(_WHOLE_PROMPTS, name="static", mixing=Mixing.PREFILL_FIRST, re
 POLICIES = {
     policy.name: policy
     for policy in (
-        Policy("vasuki", Admission.ROOM, ordered=True, shares_prefixes=True, evicts_least_computed=True),
+        Policy(
+            "vasuki",
+            Admission.ROOM,
+            ordered=True,
+            urgent_first=True,
+            shares_prefixes=True,
+            evicts_least_computed=True,
+        ),
         Policy("sarathi", Admission.PROMPT),
         replace(_WHOLE_PROMPTS, name="orca"),
         replace(_WHOLE_PROMPTS, name="vllm-v0", admission=Admission.PROMPT, mixing=Mixing.PREFILL_FIRST),

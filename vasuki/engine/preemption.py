@@ -36,6 +36,16 @@ class Preemption:
             self._preempt(self._victim())
         return sequence.status is Status.RUNNING
 
+    def make_room_for_urgent(self, budget: int) -> None:
+        """Preempt until the first waiting row, if it is urgent, may start with so many tokens of its prompt. Only rows
+        that are less urgent have to go."""
+        queues = self._queues
+        if not (self._policy.urgent_first and queues.waiting and queues.waiting[0].request.is_urgent):
+            return
+        sequence = queues.waiting[0]
+        while not self._admission.fits(sequence, budget) and (victim := self._victim()).urgency > sequence.urgency:
+            self._preempt(victim)
+
     def end_step(self) -> None:
         """Where a row needs no more than a chunk's blocks, those that just left may start again in the next step."""
         if self._has_preempted and self._policy.admission is Admission.CHUNK:
@@ -43,11 +53,13 @@ class Preemption:
         self._has_preempted = False
 
     def _victim(self) -> Sequence:
-        """The running sequence to give up: the cheapest to bring back, or simply the last that came."""
-        queues = self._queues
+        """The running sequence to give up, of the least urgent: the cheapest to bring back, or the last that came."""
+        running = self._queues.running
+        least = max(sequence.urgency for sequence in running)
+        among = [sequence for sequence in running if sequence.urgency == least]
         if self._policy.evicts_least_computed:
-            return min(reversed(queues.running), key=lambda sequence: sequence.num_computed_tokens)
-        return (queues.prefilling or queues.decoding)[-1]
+            return min(reversed(among), key=lambda sequence: sequence.num_computed_tokens)
+        return among[-1]
 
     def _preempt(self, sequence: Sequence) -> None:
         """Free a sequence's device blocks, keeping its KV on the host if that is worth it and there is room."""

@@ -102,8 +102,11 @@ class Queues:
     # --- arrows ------------------------------------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
-        """A new row waits behind the others."""
-        self.waiting.append(sequence)
+        """A new row waits behind the others that are as urgent."""
+        behind = len(self.waiting)
+        while behind and self.waiting[behind - 1].urgency > sequence.urgency:
+            behind -= 1
+        self.waiting.insert(behind, sequence)
         self.prefixes.want(sequence)
 
     def start(self) -> Sequence:
@@ -122,11 +125,12 @@ class Queues:
         self.decoding.append(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """A running sequence waits again, before all others, with nothing computed."""
+        """A running sequence waits again, before all others that are as urgent, with nothing computed."""
         self._vacate(sequence)
         sequence.num_computed_tokens = 0
         sequence.status = Status.WAITING
-        self.waiting.appendleft(sequence)
+        before = next((i for i, other in enumerate(self.waiting) if other.urgency >= sequence.urgency), None)
+        self.waiting.insert(len(self.waiting) if before is None else before, sequence)
         self.prefixes.want(sequence)
 
     def park(self, sequence: Sequence) -> None:

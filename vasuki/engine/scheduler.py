@@ -111,6 +111,7 @@ class Scheduler:
         queues.swaps = []
         self._preemption.park_ahead()
         self.step_tokens = budget = self.admission.step_tokens() if self.policy.refill else sys.maxsize
+        self._preemption.make_room_for_urgent(budget)
         decodes: list[Sequence] = []
         prefills: list[ScheduledChunk] = []
         if mixing is Mixing.MIXED:
@@ -142,11 +143,15 @@ class Scheduler:
         return queues.decoding[:]
 
     def _prefills(self, chunks: list[ScheduledChunk], budget: int) -> None:
-        """Add prompt chunks to the batch, of running sequences first, then of waiting ones."""
+        """Add prompt chunks to the batch: of urgent rows, then of running sequences, then of waiting ones."""
         queues, admission = self.queues, self.admission
+        budget = self._urgent_prefills(chunks, budget)
+        urgent = [chunk.sequence for chunk in chunks]
         for sequence in queues.prefilling[:]:
             if budget <= 0:
                 return
+            if sequence in urgent:
+                continue
             if self.policy.admission is Admission.CHUNK and not self._preemption.make_room_for(sequence, budget):
                 break
             budget -= self._add_chunk(chunks, sequence, budget)
@@ -164,6 +169,22 @@ class Scheduler:
                     break
                 admission.ahead = sequence
             budget -= self._add_chunk(chunks, queues.start(), budget)
+
+    def _urgent_prefills(self, chunks: list[ScheduledChunk], budget: int) -> int:
+        """Add prompt chunks of urgent rows, those that run first. Returns the tokens that are left."""
+        queues = self.queues
+        if not self.policy.urgent_first:
+            return budget
+        for sequence in queues.prefilling:
+            if sequence.request.is_urgent and budget > 0:
+                budget -= self._add_chunk(chunks, sequence, budget)
+        while budget > 0 and queues.waiting and queues.waiting[0].request.is_urgent:
+            sequence = queues.waiting[0]
+            is_too_long = not self.policy.chunked and sequence.num_tokens > budget and bool(chunks)
+            if is_too_long or not self.admission.fits(sequence, budget):
+                break
+            budget -= self._add_chunk(chunks, queues.start(), budget)
+        return budget
 
     def _add_chunk(self, chunks: list[ScheduledChunk], sequence: Sequence, budget: int) -> int:
         """Schedule as much of the sequence's prompt as budget and free blocks allow. Returns the tokens taken."""

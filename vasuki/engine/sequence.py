@@ -127,6 +127,10 @@ class Sequence:
         self.expected_tokens = self.request.expected_tokens
 
     @property
+    def urgency(self) -> tuple[float, float]:
+        return self.request.urgency
+
+    @property
     def progress(self) -> Progress:
         """How far it has come, as far as that is known."""
         reason = None if self.num_pending_tokens else self.finish_reason

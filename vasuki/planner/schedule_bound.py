@@ -35,7 +35,8 @@ held <= N C + z link / KV bytes of a token. That holds whether layers are stream
 stage's share of the memory; the least total of all replicas is divided by their number. Bubbles are not counted, but
 that no row is faster than alone is.
 
-What rows begin with in common is computed and held for nothing, and what arrives later is there from the start.
+What rows begin with in common is computed and held for nothing. Nothing that arrives after some moment can start before
+it: the bound is the greatest, over a few moments, of the moment and what those rows take that come from then on.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ from vasuki.machines.cost_model import TABLE, CostModel, StepTerms, roofline
 from vasuki.machines.memory_budget import memory_budget
 from vasuki.planner.lengths import Lengths
 from vasuki_solvers.convex import Hull, least, lower_hull, lower_hulls
+
+_MOMENTS = 8  # at which rows arrive, and the rest of a job begins
 
 # Ends of the ranges of step sizes, up to which a bound is made: four to a doubling.
 MOST_STEP_TOKENS = (*(quarters << octave for octave in range(2, 10) for quarters in (4, 5, 6, 7)), TABLE)
@@ -96,6 +99,13 @@ def bound_of_any_plan_s(
         offload: as below.
         micro_batches: that share the KV memory of a device.
     """
+    if lengths.arrived_at_s is not None:
+        limits = list(costs), device_memory, offload, micro_batches, beside_weights_bytes
+        return max(
+            float(lengths.arrived_at_s[first])
+            + bound_of_any_plan_s(lengths.take(np.arange(first, len(lengths))), *limits)
+            for first in _moments(lengths)
+        )
     bounds = []
     for cost in costs:
         rooms = step_rooms(partial(_kv_tokens, cost, device_memory, beside_weights_bytes))
@@ -103,6 +113,12 @@ def bound_of_any_plan_s(
         if rooms:
             bounds.append(schedule_bound_s(lengths, cost, rooms, offload))
     return min(bounds, default=0.0)
+
+
+def _moments(lengths: Lengths) -> list[int]:
+    """The first row from some moments on: the start, the last arrival, and some between."""
+    last = len(lengths) - 1
+    return sorted({round(last * part / _MOMENTS) for part in range(_MOMENTS + 1)})
 
 
 def _kv_tokens(cost: CostModel, device_memory: float, beside_weights_bytes: int | None, step_tokens: int) -> float:

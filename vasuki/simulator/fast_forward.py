@@ -34,7 +34,8 @@ class FastForward:
         Not the most there could be, but nothing short of a decision ever depends on where a run of steps is cut.
         """
         scheduler, queues, prefills = self._scheduler, self._scheduler.queues, batch.prefills
-        if batch.swaps or len(prefills) > 1 or (prefills and prefills[0].samples):
+        waits_urgently = bool(queues.waiting) and queues.waiting[0].request.is_urgent
+        if waits_urgently or batch.swaps or len(prefills) > 1 or (prefills and prefills[0].samples):
             return 1
         budget = self._budget_left(batch)
         may_admit = bool(queues.waiting) and budget > 0 and scheduler.admission.may_admit()

@@ -50,6 +50,9 @@ def needed_columns(job: JobConfig) -> dict[str, str]:
         named.append((job.input.messages, "input.messages"))
     if job.input.prompt_token_ids:
         named.append((job.input.prompt_token_ids, "input.prompt_token_ids"))
+    for name in ("priority", "deadline"):
+        if column := getattr(job.input, name):
+            named.append((column, f"input.{name}"))
     for setting, value in job.sampling:
         if isinstance(value, Column):
             named.append((value.column, f"sampling.{setting}"))

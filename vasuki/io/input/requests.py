@@ -9,6 +9,7 @@ the prompt's tokens. `Request.max_tokens` is the row's setting, cut to what the 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -71,6 +72,8 @@ class _Draft:
     token_ids: Any = NO_TOKENS  # int32 [num_prompt_tokens]
     error: str = ""
     arrived_s: float = 0.0
+    priority: float = 0.0
+    due_s: float = math.inf
 
 
 class RequestStream:
@@ -113,6 +116,7 @@ class RequestStream:
         self._read_prompt = None if self._is_batch_format else prompt_reader(job.input, vocab_size, as_chat)
         self._sampling = SamplingReader(job.sampling)
         length = job.plan.output_length
+        self._priority_column, self._deadline_column = job.input.priority, job.input.deadline
         self._length_column = length.column if isinstance(length, Column) else ""
         self._blocks = Prefetch(self._tokenised(selection), _BLOCKS_AHEAD)
         # Made one at a time: a row may have thousands of samples.
@@ -167,6 +171,10 @@ class RequestStream:
             draft.sampling = self._sampling.read(values)
             prompt = self._read_prompt(values)
         draft.prompt = prompt
+        if self._priority_column:
+            draft.priority = _number(values[self._priority_column], "priority", -math.inf, otherwise=0.0)
+        if self._deadline_column:
+            draft.due_s = draft.arrived_s + _number(values[self._deadline_column], "deadline", 0.0, otherwise=math.inf)
         if self._length_column:
             draft.estimated_tokens = _estimate(values[self._length_column])
 
@@ -217,7 +225,9 @@ class RequestStream:
                 estimated_tokens=draft.estimated_tokens,
                 carried=draft.carried,
                 error=draft.error,
+                priority=draft.priority,
                 arrived_s=draft.arrived_s,
+                due_s=draft.due_s,
             )
 
 
@@ -238,6 +248,20 @@ def _encode(drafts: list[tuple[_Draft, P]], encode: Callable[[list[P]], list[lis
         return
     for (draft, _), token_ids in zip(drafts, encoded, strict=True):
         draft.token_ids = token_ids
+
+
+def _number(value: Any, what: str, least: float, otherwise: float) -> float:
+    """A number from a column, or `otherwise` where it is null. Raises RowError."""
+    if value is None or value == "":
+        return otherwise
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not (math.isfinite(number) and number >= least):
+        wanted = "a number" if least < 0 else f"a number from {least:g} on"
+        raise RowError(f"{what} is {value!r}, which is not {wanted}")
+    return number
 
 
 def _estimate(value: Any) -> int:

@@ -130,6 +130,7 @@ class Manifest:
     preemptions: PreemptionCounts = PreemptionCounts()
     ttft: Percentiles | None = None  # from a row's arrival to its first token; None unless rows arrive
     latency: Percentiles | None = None  # likewise, to its end
+    missed_deadlines: int = 0  # rows of this run that ended later than they were due
     device: dict[str, Any] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
     versions: dict[str, str] = field(default_factory=dict)
@@ -219,6 +220,7 @@ def merge(shards: Sequence[Manifest]) -> Manifest:
             peak_host_bytes=max(shard.kv.peak_host_bytes for shard in shards),
         ),
         preemptions=_summed(PreemptionCounts, [shard.preemptions for shard in shards]),
+        missed_deadlines=sum(shard.missed_deadlines for shard in shards),
         device=_of_all([shard.device for shard in shards]),
         cost=_total_cost([shard.cost for shard in shards]),
         runs=tuple(sorted((run for shard in shards for run in shard.runs), key=lambda run: run.finished_at)),

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import Admission, Mixing
+from vasuki.models.shape import ModelShape
 from vasuki.planner.candidates import Candidate, Problem
 from vasuki.planner.offload.options import host_kv_bytes
+from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import Prediction, predict_like
 
 _TOO_SLOW = "computing again is cheaper than moving KV over the link"
@@ -54,6 +56,17 @@ def prefilled_ahead(problem: Problem, base: Prediction) -> Prediction | str:
     reason = f"prompts are computed ahead and wait on the host until their rows have room; makespan {change:+.1%}"
     settings = replace(option.candidate.settings, offload=replace(offload, reason=reason))
     return replace(option, candidate=replace(option.candidate, settings=settings))
+
+
+def with_room_for_victims(plan: Plan, shape: ModelShape, host_memory: int) -> Plan:
+    """The plan, with room on the host for rows that have to make way for urgent ones, where it moves nothing itself."""
+    settings = plan.settings
+    blocks = min(settings.num_blocks, host_memory // (shape.kv_bytes_per_token * settings.block_tokens))
+    if settings.offload.mode != "none" or shape.recurrent or blocks < 1:
+        return plan
+    reason = "rows that make room for urgent ones are parked"
+    offload = OffloadPlan("park", reason, host_blocks=blocks, park_min_tokens=1)
+    return replace(plan, settings=replace(settings, offload=offload))
 
 
 def _room(problem: Problem, candidate: Candidate) -> OffloadPlan | None:

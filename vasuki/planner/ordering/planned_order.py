@@ -21,7 +21,7 @@ from vasuki.base.arrays import Ints
 from vasuki.base.config import OutputLength, Quantile
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
-from vasuki.engine.sequence import Request, Sequence
+from vasuki.engine.sequence import USUAL, Request, Sequence
 from vasuki.engine.settings import EngineSettings
 from vasuki.planner.ordering.output_length import ENOUGH_ROWS, OutputLengths
 from vasuki.planner.plan import Solver
@@ -239,6 +239,8 @@ class PlannedOrder:
         order = [rows[index] for index in solved.order]
         if self._groups:
             order = self._together(order, _instance(prompts, self._expected, self._capacity))
+        if any(self._rows[row].urgency != USUAL for row in order):
+            order.sort(key=lambda row: self._rows[row].urgency)
         self._ordered = deque(order)
 
     def _solve(self, prompts: Ints, expected: Ints) -> Ordered:
