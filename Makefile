@@ -4,6 +4,7 @@
 # make docstrings describe Python functions with a small chat model, which it fetches; MODEL=DIR takes one that is there
 # make wheel     write dist/: the wheel, and constraints.txt with what was tested together
 # make test-kill kill 300 runs at random moments and trouble 200 in other ways, and compare the answers
+# make test-airflow run the DAG by Airflow, in an environment of its own, and kill the run in its midst
 # make test-s3   run jobs over an S3 server process that freezes, goes away and loses connections
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,7 +14,7 @@ SETUP := $(VENV)/.installed
 # a small chat model (Apache-2.0), 270 MB
 MODEL ?= HuggingFaceTB/SmolLM2-135M-Instruct
 
-.PHONY: demo compare docstrings wheel test test-kill test-s3 check lint types architecture pytest docs clean
+.PHONY: demo compare docstrings wheel test test-kill test-s3 test-airflow check lint types architecture pytest docs clean
 
 demo: $(SETUP)
 	$(BIN)/vasuki run jobs/quickstart.yaml
@@ -67,6 +68,15 @@ test-s3: $(SETUP) .venvs/s3/.installed
 .venvs/s3/.installed:
 	$(PYTHON) -m venv .venvs/s3
 	.venvs/s3/bin/pip install --quiet --disable-pip-version-check 'moto[server]==5.2.5'
+	touch $@
+
+test-airflow: $(SETUP) .venvs/airflow/.installed
+	VASUKI_AIRFLOW=$(CURDIR)/.venvs/airflow/bin/airflow $(BIN)/python -m pytest -n 0 tests/jobs/test_airflow.py
+
+.venvs/airflow/.installed: jobs/airflow/constraints.txt
+	$(PYTHON) -m venv .venvs/airflow
+	.venvs/airflow/bin/pip install --quiet --disable-pip-version-check -c jobs/airflow/constraints.txt \
+		apache-airflow-core apache-airflow-providers-standard
 	touch $@
 
 docs: $(SETUP)
