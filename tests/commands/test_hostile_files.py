@@ -25,7 +25,7 @@ from tiny_job import WORDS, job_tree
 CASES = int(os.environ.get("VASUKI_HOSTILE", "20"))
 MOST_CPU_S, MOST_BYTES = 5, 10**9
 NUM_ROWS = 12
-PROFILE = "profile.yaml"
+PROFILE = "cpu.yaml"
 PROFILES = Path(__file__).parents[2] / "profiles"
 
 HOSTILE_VALUES: list[Any] = [
@@ -128,7 +128,7 @@ def hostile_job(folder: Path, model: Path, done: Path, seed: int) -> tuple[Path,
     rng = random.Random(seed)
     name, ways = SPOILED[seed % len(SPOILED)]
     shutil.copytree(model, folder / "model")
-    shutil.copy(PROFILES / "cpu.yaml", folder / PROFILE)
+    shutil.copy(PROFILES / PROFILE, folder)
     source = write_job(folder, folder / "model", random.Random(1) if name == "out" else rng)
     if name == "out":
         shutil.copytree(done, folder / "out")
