@@ -5,6 +5,7 @@
 # make wheel     write dist/: the wheel, and constraints.txt with what was tested together
 # make test-kill kill 300 runs at random moments and trouble 200 in other ways, and compare the answers
 # make test-airflow run the DAG by Airflow, in an environment of its own, and kill the run in its midst
+# make test-hostile  run jobs with 300 spoiled files, and one of 100,000 steps
 # make test-s3   run jobs over an S3 server process that freezes, goes away and loses connections
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,7 +15,7 @@ SETUP := $(VENV)/.installed
 # a small chat model (Apache-2.0), 270 MB
 MODEL ?= HuggingFaceTB/SmolLM2-135M-Instruct
 
-.PHONY: demo compare docstrings wheel test test-kill test-s3 test-airflow check lint types architecture pytest docs clean
+.PHONY: demo compare docstrings wheel test test-kill test-hostile test-s3 test-airflow check lint types architecture pytest docs clean
 
 demo: $(SETUP)
 	$(BIN)/vasuki run jobs/quickstart.yaml
@@ -61,6 +62,9 @@ pytest: $(SETUP)
 
 test-kill: $(SETUP)
 	VASUKI_KILLS=200 $(BIN)/python -m pytest -n 0 tests/commands/test_killed_runs.py tests/commands/test_troubled_runs.py
+
+test-hostile: $(SETUP)
+	VASUKI_HOSTILE=300 VASUKI_ROWS=25000 $(BIN)/python -m pytest -n 0 tests/commands/test_hostile_files.py tests/scripts/test_many_rows.py
 
 test-s3: $(SETUP) .venvs/s3/.installed
 	VASUKI_MOTO=.venvs/s3/bin/moto_server $(BIN)/python -m pytest -n 0 tests/io/test_object_store.py

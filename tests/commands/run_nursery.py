@@ -1,7 +1,7 @@
 """Runs `vasuki run` many times, each in a fork of a process that has imported everything, so that a run takes a second.
 
 Each line of stdin is an order: a job, the phase and the moment in it at which a clock goes off, and what happens then.
-The answer is the exit status, a signal's number negated. What the run says goes to the file `stderr` beside its job.
+The answer is how the run ended. What it says goes to the file `stderr` beside its job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 PHASES = {  # what a run calls there, how often at least, and about how long the phase takes from there on
     "load": ("vasuki.hf.loading.load_model:load_model", 1, 0.3),
@@ -30,6 +30,7 @@ PHASES = {  # what a run calls there, how often at least, and about how long the
     "commit": ("vasuki.io.output.parts:PartWriter._commit", 3, 0.01),
     "manifest": ("vasuki.io.output.output_folder:OutputFolder.finish", 1, 0.02),
 }
+MOST_CPU_S = 60  # then a run is killed: it would not end
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,15 @@ class Order:
     entries: int = 1  # the clock starts when the phase is entered for so many times
     delay_s: float = 0.0
     amount: int = 0  # of what the event needs
+    options: tuple[str, ...] = ()  # of the command line
+
+
+class Ending(NamedTuple):
+    """How a run ended, and what it took."""
+
+    code: int  # a signal's number negated
+    cpu_s: float
+    peak_bytes: int  # of resident memory, that of all that the fork shares included
 
 
 def kill(order: Order) -> None:
@@ -105,11 +115,15 @@ class Nursery:
         self._process = process
 
     def run(self, order: Order) -> int:
+        """Carry out an order. Returns the run's exit code, or the negated number of the signal that ended it."""
+        return self.watch(order).code
+
+    def watch(self, order: Order) -> Ending:
         """Carry out an order. Returns how the run ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(asdict(order)), file=self._process.stdin, flush=True)
-        return int(self._process.stdout.readline())
+        return Ending(*json.loads(self._process.stdout.readline()))
 
 
 @contextmanager
@@ -134,7 +148,9 @@ def serve() -> None:
         child = os.fork()
         if not child:
             os._exit(run(order))
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        _, status, used = os.wait4(child, 0)
+        ending = Ending(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+        print(json.dumps(ending), flush=True)
 
 
 def run(order: Order) -> int:
@@ -143,6 +159,7 @@ def run(order: Order) -> int:
 
     from vasuki.commands.cli import main
 
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, resource.RLIM_INFINITY))
     with open(Path(order.job).parent / "stderr", "w") as said:
         os.dup2(said.fileno(), 2)
     if order.phase:
@@ -150,7 +167,7 @@ def run(order: Order) -> int:
     else:
         EVENTS[order.event](order)
     try:
-        main(["run", order.job, "--quiet"])
+        main(["run", order.job, "--quiet", *order.options])
     except SystemExit as end:
         return int(end.code or 0)
     except BaseException:

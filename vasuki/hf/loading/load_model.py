@@ -315,4 +315,5 @@ def _warn_of_penalties(generation: Any) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    text = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+    return (text.strip().splitlines() or [type(error).__name__])[0][:300]
