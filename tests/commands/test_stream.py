@@ -227,7 +227,7 @@ def test_a_killed_process_and_a_signal_lose_no_row(job: Job, tmp_path: Path) -> 
     assert drained.stdout is not None
     more = [json.loads(drained.stdout.readline())]
     drained.send_signal(signal.SIGTERM)
-    stdout, stderr = drained.communicate(timeout=60)
+    stdout, stderr = drained.communicate(timeout=300)
     more += [json.loads(text) for text in stdout.splitlines()]
     assert drained.returncode == 75, stderr
     assert b"rows are left, run the same command again" in stderr
@@ -236,7 +236,7 @@ def test_a_killed_process_and_a_signal_lose_no_row(job: Job, tmp_path: Path) -> 
     assert {answer["id"] for answer in more} <= durable <= told, "what ended is durable"
 
     last = start(path)
-    stdout, stderr = last.communicate(lines(200, 203), timeout=60)
+    stdout, stderr = last.communicate(lines(200, 203), timeout=300)
     assert last.returncode == 0, stderr
     more += [json.loads(text) for text in stdout.splitlines()]
     assert len({answer["id"] for answer in more}) == len(more)
