@@ -103,11 +103,11 @@ def makespan_s(prediction: Prediction) -> float:
 
 def preferred(problem: Problem, predictions: Iterable[Prediction]) -> Prediction:
     """The one that ends first of those that lose no more by a kill than the job allows; if none does, the one that
-    loses least."""
+    ends first after a kill: the least loss alone may be noise of the sample, and dear."""
     predictions = list(predictions)
     if allowed := [each for each in predictions if not each.loses_too_much(problem)]:
         return min(allowed, key=makespan_s)
-    return min(predictions, key=lambda each: each.loss.mean_s)
+    return min(predictions, key=lambda each: each.makespan_s + each.loss.mean_s)
 
 
 def cost_of_uncertainty(problem: Problem, prediction: Prediction) -> float | None:
