@@ -196,7 +196,24 @@ def test_turns_are_taken_only_within_the_bound() -> None:
 
     assert mixing_within(1.1 * turns.loss.mean_s) is Mixing.EXCLUSIVE
     assert mixing_within((turns.loss.mean_s + mixed.loss.mean_s) / 2) is Mixing.MIXED
-    assert mixing_within(0.5 * mixed.loss.mean_s) is Mixing.MIXED  # both lose more: the lesser
+
+
+def test_where_all_lose_too_much_seconds_are_not_paid_for_fewer_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, candidates = with_turns_first(lengths_of(60, 1500, 20))
+    faster, slower = sorted((predict(problem, each) for each in candidates), key=lambda each: each.makespan_s)
+    gap_s = slower.makespan_s - faster.makespan_s
+
+    def chosen(saved_s: float) -> Candidate:
+        """What is taken where a kill of the slower one loses so much less."""
+        losses = {faster.candidate: Loss(100 + saved_s, 200), slower.candidate: Loss(100, 200)}
+        monkeypatch.setattr(
+            one_device, "predict", lambda problem, each: replace(predict(problem, each), loss=losses[each])
+        )
+        bounded = replace(problem, plan=PlanConfig(max_loss=1))
+        return preferred(bounded, one_device._predictions(bounded, candidates)).candidate
+
+    assert chosen(0.5 * gap_s) is faster.candidate
+    assert chosen(1.5 * gap_s) is slower.candidate
 
 
 def test_the_plan_says_what_a_kill_loses() -> None:

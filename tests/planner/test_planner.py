@@ -305,7 +305,7 @@ def test_streamed_blocks_are_large_unless_the_job_says_otherwise() -> None:
     assert plan.settings.kv_tokens * LLAMA.kv_bytes_per_token > 2**29
     small = make_plan(lengths, LLAMA, A10, kv=kv.model_copy(update={"block_tokens": 16}))
     assert small.settings.block_tokens == 16
-    assert plan.makespan_s < 0.97 * small.makespan_s
+    assert plan.makespan_s < 0.98 * small.makespan_s
 
 
 def test_prompts_are_computed_ahead_where_the_job_asks_for_it() -> None:

@@ -115,7 +115,7 @@ def make_plan(
         at_risk_s=chosen.loss.mean_s,
         at_risk_most_s=chosen.loss.most_s,
         max_loss_s=max_loss_s(plan, chosen.makespan_s),
-        loses_least=len(predictions) > 1 and chosen.loss.mean_s <= base.loss.mean_s,
+        loses_least=len(predictions) > 1 and chosen.loss.mean_s <= min(each.loss.mean_s for each in predictions),
         solver=chosen.solved.solver,
         order=chosen.order,
         optimal=chosen.optimal,

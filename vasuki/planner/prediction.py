@@ -7,7 +7,7 @@ takes in the steady state is added.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -101,13 +101,27 @@ def makespan_s(prediction: Prediction) -> float:
     return prediction.makespan_s
 
 
-def preferred(problem: Problem, predictions: Iterable[Prediction]) -> Prediction:
-    """The one that ends first of those that lose no more by a kill than the job allows; if none does, the one that
-    loses least."""
+def loss_s(prediction: Prediction) -> float:
+    """What a kill costs it on average."""
+    return prediction.loss.mean_s
+
+
+def end_after_a_kill_s(prediction: Prediction) -> float:
+    """When it ends if it is killed once."""
+    return prediction.makespan_s + prediction.loss.mean_s
+
+
+def preferred(
+    problem: Problem,
+    predictions: Iterable[Prediction],
+    otherwise: Callable[[Prediction], float] = end_after_a_kill_s,
+) -> Prediction:
+    """The one that ends first of those that lose no more by a kill than the job allows; if none does, the least by
+    `otherwise`. The loss alone may be noise of the sample, and dear."""
     predictions = list(predictions)
     if allowed := [each for each in predictions if not each.loses_too_much(problem)]:
         return min(allowed, key=makespan_s)
-    return min(predictions, key=lambda each: each.loss.mean_s)
+    return min(predictions, key=otherwise)
 
 
 def cost_of_uncertainty(problem: Problem, prediction: Prediction) -> float | None:

@@ -157,10 +157,24 @@ def test_a_solver_that_takes_too_long_for_so_many_rows_is_replaced() -> None:
     assert solve_order(np.full(3000, 10), np.full(3000, 5), CAPACITY, "milp").solver == "greedy"
 
 
-@pytest.mark.parametrize("uncertain", [True, False])
-def test_no_order_is_proved_while_the_run_waits(uncertain: bool) -> None:
+@pytest.mark.parametrize("lengths", [OutputLengths(), None])
+def test_no_order_is_proved_while_the_run_waits(lengths: OutputLengths | None) -> None:
     prompts, outputs = np.array([30, 10, 20, 40, 10, 25]), np.array([4, 9, 6, 3, 8, 5])
-    assert solve_order(prompts, outputs, Capacity(90, 8, 64), "milp", uncertain=uncertain).solver == "local_search"
+    assert solve_order(prompts, outputs, Capacity(90, 8, 64), "milp", lengths).solver == "local_search"
+
+
+def test_what_may_be_longest_starts_first_while_nothing_is_known() -> None:
+    """As many such rows as twice the memory holds; the others as they are."""
+    limits = np.array([100, 60, 90, 5, 70, 80] + [50] * 30)
+    prompts, capacity = np.full(len(limits), 10), Capacity(110, 8, 64)
+    untold = solve_order(prompts, limits, capacity, "greedy", OutputLengths()).order
+    taught = OutputLengths()
+    for _ in range(ENOUGH_ROWS):
+        taught.observe(10, 50)
+    learned = solve_order(prompts, limits, capacity, "greedy", taught).order
+    assert learned[:2] != [0, 2] == untold[:2]
+    assert untold[2:] == [row for row in learned if row not in (0, 2)]
+    assert solve_order(prompts, limits, capacity, "fifo", OutputLengths()).order == list(range(len(limits)))
 
 
 def test_an_order_found_beforehand_is_taken_over_for_as_many_rows() -> None:

@@ -56,3 +56,13 @@ def test_rows_that_still_run_correct_the_bias_of_those_that_ended() -> None:
     assert estimate(lengths, 100) == pytest.approx(500, rel=0.4)
     lengths.watch([])
     assert estimate(lengths, 100) == estimate(naive, 100), "only who runs now counts"
+
+
+def test_long_outputs_that_all_still_run_are_not_taken_for_the_short_ones_of_distant_prompts() -> None:
+    lengths = OutputLengths()
+    for _ in range(ENOUGH_ROWS):
+        lengths.observe(2000, 50)
+    assert estimate(lengths, 100) < 150
+    lengths.watch([(100, 400)] * ENOUGH_ROWS)
+    assert estimate(lengths, 100) == 1000
+    assert estimate(lengths, 2000) < 150

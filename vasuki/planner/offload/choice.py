@@ -2,7 +2,7 @@
 
 This is the one reader of `kv.offload`: what the job asks for, or `auto`. Streaming is found by arithmetic and then
 simulated; parking saves what preemption costs, which only a simulation knows. Where prices differ by no more than
-noise, copies hide behind compute and nothing is computed twice.
+noise, nothing moves.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from vasuki.base.errors import JobFileError
 from vasuki.engine.offload import OffloadMode, OffloadPlan
 from vasuki.engine.policy import Admission
 from vasuki.planner.candidates import Candidate, Problem
-from vasuki.planner.offload.options import NOISE, WORTHWHILE, because
+from vasuki.planner.offload.options import NOISE, because
 from vasuki.planner.offload.parking import parked, prefilled_ahead
 from vasuki.planner.offload.streaming import streamed
-from vasuki.planner.prediction import Prediction, makespan_s, predict_like, preferred
+from vasuki.planner.prediction import Prediction, loss_s, makespan_s, predict_like, preferred
 
 _STATES_STAY = "rows carry states through recurrent layers, which stay on the device"
 
@@ -73,12 +73,14 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
         return f"{option.makespan_s / plain.makespan_s - 1:+.1%}"
 
     if asked == "auto" and plain.loses_too_much(problem):
-        safest = preferred(problem, [plain, *options])
-        if safest is not plain:
+        safest = preferred(problem, [plain, *options], otherwise=loss_s)
+        if loss_s(safest) < (1 - NOISE) * loss_s(plain):
             offload = safest.candidate.settings.offload
             why = f"a kill loses {safest.loss.mean_s / plain.loss.mean_s - 1:+.1%}"
             return because(safest, replace(offload, reason=f"{offload.reason}; {why}, makespan {change(safest)}"))
-        why_not += [f"with {each.candidate.settings.offload.mode} a kill would lose no less" for each in options]
+        why_not += [
+            f"with {each.candidate.settings.offload.mode} a kill would lose no less" for each in options
+        ]
         options = []
     elif asked == "auto":
         risky = [each.candidate.settings.offload.mode for each in options if each.loses_too_much(problem)]
@@ -87,8 +89,7 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
     if options:
         fastest = min(options, key=makespan_s)
         offload = fastest.candidate.settings.offload
-        most = 1 + NOISE if offload.mode == "park" else 1 - WORTHWHILE
-        if offload.mode == asked or fastest.makespan_s < most * plain.makespan_s:
+        if offload.mode == asked or fastest.makespan_s < (1 - NOISE) * plain.makespan_s:
             return because(fastest, replace(offload, reason=f"{offload.reason}; makespan {change(fastest)}"))
     why = "as the job asks" if asked != "auto" else "host and device are one memory"
     for option in options:

@@ -9,8 +9,7 @@ from vasuki.machines.memory_budget import host_weight_bytes
 from vasuki.planner.candidates import Candidate, Problem
 from vasuki.planner.prediction import Prediction, makespan_s
 
-NOISE = 0.02  # jobs differ by as much where rows only start in another order
-WORTHWHILE = 0.005  # what moves KV in every step must save this share
+NOISE = 0.02  # jobs differ by as much where rows only start in another order: nothing is moved to save less
 # Of plans that differ by less than noise, one that does not hang on a link as fast as its profile, and wastes no work.
 HIDDEN = 0.95  # share of the copy time that must pass behind compute
 AGAIN = 0.05  # most tokens to be computed again, as a share of those of the prompts
@@ -23,7 +22,9 @@ def because(prediction: Prediction, offload: OffloadPlan) -> Prediction:
 
 
 def best(problem: Problem, options: list[Prediction]) -> Prediction:
-    """Choose, among those about as fast as the fastest, one that hides its copies and computes little again."""
+    """Choose, among those about as fast as the fastest, one that hides its copies and computes little again. One that
+    loses too much by a kill is chosen only where all do."""
+    options = [option for option in options if not option.loses_too_much(problem)] or options
     near = (1 + NOISE) * min(map(makespan_s, options))
 
     def merit(option: Prediction) -> tuple[bool, bool, float]:

@@ -12,12 +12,14 @@ from vasuki.base.errors import ModelError
 from vasuki.engine.offload import OffloadPlan
 from vasuki.models.layout import spread_buffers
 from vasuki.planner.candidates import MOST_SEQS, Candidate, Problem
-from vasuki.planner.offload.options import NOISE, WORTHWHILE, best, host_kv_bytes
+from vasuki.planner.loss import max_loss_s
+from vasuki.planner.offload.options import NOISE, best, host_kv_bytes
 from vasuki.planner.offload.parking import parked
 from vasuki.planner.prediction import Prediction, predict
 
 STREAM_BLOCKS = (1, 4, 16)  # sizes of streamed blocks that are compared, in units of usual ones: one copy is a block
 SIMULATED_BLOCKS = 2  # of them, the best by arithmetic
+MOST_SIMULATED = 5  # with less and less KV, where a kill loses too much
 LINK_BUSY = 0.9  # share of a step that weights take on the link, from which on no KV is streamed beside them
 STEADY_HIDDEN = 0.955  # share of copies to hide in a steady state, whose steps are more even than those of a job
 
@@ -28,6 +30,11 @@ def streamed(problem: Problem, base: Prediction, asked: bool, may_park: bool) ->
     if isinstance(candidates, str):
         return candidates
     options = [predict(problem, candidate) for candidate in candidates]
+    while options[-1].loses_too_much(problem) and len(options) < MOST_SIMULATED:
+        smaller = _losing_less(problem, options[-1])
+        if smaller is None:
+            break
+        options.append(predict(problem, smaller))
     if may_park:
         beside = [parked(problem, option) for option in options]
         options += [option for option in beside if isinstance(option, Prediction)]
@@ -51,10 +58,17 @@ def _options(problem: Problem, candidate: Candidate, asked: bool) -> list[Candid
     if not options:
         return "streamed layers would make no room"
     change = _request_s(options[0]) / _request_s(candidate) - 1
-    if change > -WORTHWHILE and not asked:
+    if change > -NOISE and not asked:
         layers = options[0].settings.offload.streamed_layers
         return f"streaming {layers} layers would change the makespan by {change:+.1%}"
     return options[:SIMULATED_BLOCKS]
+
+
+def _losing_less(problem: Problem, option: Prediction) -> Candidate | None:
+    """The same with less KV, by as much as its loss by a kill is too large: what runs side by side is lost together."""
+    share = 0.9 * max_loss_s(problem.plan, option.makespan_s) / option.loss.mean_s
+    smaller = _with_kv(problem, option.candidate, share)
+    return smaller if smaller.settings.kv_tokens >= problem.lengths.peak_tokens.max() else None
 
 
 def _request_s(candidate: Candidate) -> float:

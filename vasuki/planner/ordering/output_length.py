@@ -17,7 +17,7 @@ from vasuki.base.arrays import Floats, Ints
 
 BUCKETS_PER_OCTAVE = 4  # of prompt lengths
 BINS_PER_OCTAVE = 8  # of output lengths: quantiles are exact to 9 %
-ENOUGH_ROWS = 16  # that ended, before neighbouring buckets need not be asked
+ENOUGH_ROWS = 16  # that ended, before anything is estimated; that were seen, before neighbouring buckets are not asked
 IMAGINED_ROWS = 1  # in every estimate: a row that ran to max_tokens
 
 
@@ -27,7 +27,8 @@ class _Bucket:
 
     ended: int = 0
     tokens: int = 0  # of rows that ended
-    running_tokens: int = 0  # of rows that still run
+    running: int = 0  # rows that still run and have produced something
+    running_tokens: int = 0  # of those
     bins: dict[int, int] = field(default_factory=dict)  # rows that ended, by the logarithm of their length
 
     def add(self, num_tokens: int) -> None:
@@ -58,13 +59,20 @@ class OutputLengths:
     def watch(self, running: Iterable[tuple[int, int]]) -> None:
         """Prompt and output tokens so far of all rows that run now."""
         for bucket in self._buckets.values():
-            bucket.running_tokens = 0
+            bucket.running = bucket.running_tokens = 0
         for prompt_tokens, output_tokens in running:
-            self._buckets.setdefault(_index(prompt_tokens), _Bucket()).running_tokens += output_tokens
+            bucket = self._buckets.setdefault(_index(prompt_tokens), _Bucket())
+            bucket.running += output_tokens > 0
+            bucket.running_tokens += output_tokens
+
+    @property
+    def knows_enough(self) -> bool:
+        """Whether estimates have learned anything."""
+        return self.rows >= ENOUGH_ROWS
 
     def estimates(self, prompt_tokens: Ints, max_tokens: Ints) -> Ints:
         """`[rows]` tokens to expect, from 1 to `max_tokens`; `max_tokens` while too little is known."""
-        if self.rows < ENOUGH_ROWS:
+        if not self.knows_enough:
             return max_tokens
         indices = np.floor(BUCKETS_PER_OCTAVE * np.log2(np.maximum(1, prompt_tokens))).astype(np.int64)
         expected = np.zeros(len(indices))
@@ -86,14 +94,18 @@ class OutputLengths:
         return max_tokens.astype(np.float64)
 
     def _near(self, index: int) -> Iterator[_Bucket]:
-        """The bucket and its neighbours, as far as it takes to have enough rows that ended."""
-        ended = 0
+        """The bucket and its neighbours, as far as it takes to have enough rows that ended or run.
+
+        Where long outputs run, none has ended yet, and the short ones of distant buckets must not speak for them.
+        """
+        seen = 0
         for distance in range(64 * BUCKETS_PER_OCTAVE):
             for neighbour in {index - distance, index + distance}:
                 if neighbour in self._buckets:
-                    ended += self._buckets[neighbour].ended
-                    yield self._buckets[neighbour]
-            if ended >= ENOUGH_ROWS:
+                    bucket = self._buckets[neighbour]
+                    seen += bucket.ended + bucket.running
+                    yield bucket
+            if seen >= ENOUGH_ROWS:
                 return
 
 

@@ -46,6 +46,7 @@ LOCAL_SEARCH_ROWS = 2_000
 LOCAL_SEARCH_WORK = 400_000  # rows x moves
 MILP_ROWS = 32
 MILP_START_S = 1.0  # loading the exact solver takes about so long
+EARLY_MEMORY = 2  # times the memory, were they all to reach max_tokens, is what rows that may be longest take at first
 WORTH_GROUPING = 0.01  # of the steps that are counted for it: less is within what the count leaves out
 
 
@@ -75,12 +76,14 @@ class Ordered:
     optimal: bool = False  # proved: no plan takes fewer steps
 
 
-def solve_order(prompts: Ints, outputs: Ints, capacity: Capacity, solver: Solver, uncertain: bool = False) -> Ordered:
+def solve_order(
+    prompts: Ints, outputs: Ints, capacity: Capacity, solver: Solver, lengths: OutputLengths | None = None
+) -> Ordered:
     """Order rows of these lengths.
 
     A solver that would take too long for so many rows is replaced by the next faster one. For many rows, and for
-    `uncertain` outputs, the greedy one sorts without trying variants. Orders are not proved here, since the run waits
-    for them: `best_order` does that, once and beforehand, and `milp` falls back on local search.
+    outputs that `lengths` still learns, the greedy one sorts without trying variants. Orders are not proved here, since
+    the run waits for them: `best_order` does that, once and beforehand, and `milp` falls back on local search.
     """
     rows = len(prompts)
     if solver == "fifo" or rows < 2:
@@ -91,8 +94,11 @@ def solve_order(prompts: Ints, outputs: Ints, capacity: Capacity, solver: Solver
     if solver in ("milp", "local_search") and rows <= LOCAL_SEARCH_ROWS:
         schedule = local_search(greedy_schedule(instance), iterations=LOCAL_SEARCH_WORK // rows)
         return Ordered(schedule.order.tolist(), "local_search", schedule.makespan, schedule.optimal)
-    if uncertain or rows > PORTFOLIO_ROWS:
-        return Ordered(spread_order(instance, lower_bound(instance).steps).tolist(), "greedy")
+    if lengths or rows > PORTFOLIO_ROWS:
+        order = spread_order(instance, lower_bound(instance).steps)
+        if lengths and not lengths.knows_enough:
+            order = _longest_ahead(order, prompts, outputs, capacity.kv_tokens)
+        return Ordered(order.tolist(), "greedy")
     return Ordered(greedy_order(instance).tolist(), "greedy")
 
 
@@ -111,6 +117,18 @@ def best_order(prompts: Ints, outputs: Ints, capacity: Capacity, time_limit_s: f
     instance = replace(instance, prefill_tokens_per_step=None)
     best = milp_schedule(instance, time_limit_s=time_limit_s, threads=1)
     return Ordered(best.order.tolist(), "milp", best.makespan, best.optimal)
+
+
+def _longest_ahead(order: Ints, prompts: Ints, outputs: Ints, kv_tokens: int) -> Ints:
+    """The order with those rows first that may become the longest, as many as `EARLY_MEMORY` would hold.
+
+    While nothing has been learned the longest row may fix the number of steps, and must not start late. More than a few
+    such rows side by side would push each other out where memory is tight.
+    """
+    longest_first = order[np.argsort(-outputs[order], kind="stable")]
+    held = np.cumsum((prompts + outputs)[longest_first])
+    early = longest_first[: np.searchsorted(held, EARLY_MEMORY * kv_tokens)]
+    return np.concatenate([early, order[~np.isin(order, early)]])
 
 
 def _instance(prompts: Ints, outputs: Ints, capacity: Capacity) -> Instance:
@@ -247,7 +265,7 @@ class PlannedOrder:
         if len(self._found) == len(prompts):
             return Ordered(list(self._found), self._solver)
         solver: Solver = "greedy" if self._found else self._solver  # the order found is that of other rows
-        return solve_order(prompts, expected, self._capacity, solver, self._lengths is not None)
+        return solve_order(prompts, expected, self._capacity, solver, self._lengths)
 
     def _expect(self, rows: list[Request]) -> Ints:
         """`[rows]` output tokens."""
