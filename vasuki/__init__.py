@@ -9,6 +9,7 @@ Each room imports only rooms below it in this list:
     hf/           computes steps: transformers models on torch
     io/           tables in, parts out
     machines/     a machine as data, and what a step takes on it
+    arrivals/     when rows that arrive start
     engine/       requests to steps: integers only, no model and no price
     models/       a model as data
     base/         what every room stands on: job files, errors, units
