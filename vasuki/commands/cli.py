@@ -305,7 +305,9 @@ def plan(
     log_format: str,
     sort: str | None,
 ) -> None:
-    """Predict how long a job will take, what it will cost, and how much of that another schedule could save.
+    """Predict how long a job will take and what it will cost.
+
+    Also says how much of that another schedule could save at most, and compares cards.
 
     \b
     Example:  vasuki plan my-job/job.yaml
@@ -352,7 +354,7 @@ def simulate(
     data: int,
     explain: bool,
 ) -> None:
-    """Run a job in virtual time, also on machines that you do not have.
+    """Run a job in virtual time, also for machines you do not have.
 
     With `--set output.path=DIR` it writes run folders that `vasuki report` reads. A LENGTHS.csv has the columns
     num_prefill_tokens and num_decode_tokens, and may have arrived_at, in seconds.
@@ -396,7 +398,9 @@ def report(
     prices: tuple[str, ...],
     history_dir: str | None,
 ) -> None:
-    """Compare runs, real or simulated: which was faster, which cheaper, and at what prices that would change.
+    """Say which run was faster, and which cheaper.
+
+    Runs may be real or simulated. Says also at what prices the cheaper one would change.
 
     \b
     Example:  vasuki report my-job/out
@@ -435,9 +439,9 @@ def report(
 )
 @_JSON
 def export(run_dir: str, target: str, form: str, as_json: bool) -> None:
-    """Write the answers of a run into one file, in the order of the input.
+    """Write the answers of a run into one file.
 
-    With --format openai each row becomes a chat completion under its custom_id; rows that failed go to a file beside
+    They come in the order of the input. With --format openai each row becomes a chat completion under its custom_id; rows that failed go to a file beside
     it, FILE.errors.jsonl.
 
     \b
@@ -463,7 +467,9 @@ def export(run_dir: str, target: str, form: str, as_json: bool) -> None:
 @click.argument("run_dir", metavar="RUN_DIR")
 @click.option("--chrome", "target", required=True, metavar="FILE", help="File to write, in the Trace Event Format.")
 def trace(run_dir: str, target: str) -> None:
-    """Write a run's steps, copies and commits as tracks of time, which https://ui.perfetto.dev shows.
+    """Write a run's steps as tracks of time.
+
+    https://ui.perfetto.dev shows them, with copies and commits.
 
     \b
     Example:  vasuki trace my-job/out --chrome trace.json
@@ -483,7 +489,9 @@ def trace(run_dir: str, target: str) -> None:
 @click.option("--quick", is_flag=True, help="Measure for seconds instead of minutes, less exactly.")
 @_JSON
 def profile(device: str, model: str, name: str | None, output: str | None, quick: bool, as_json: bool) -> None:
-    """Measure this machine and write its hardware profile, which plans are made from.
+    """Measure this machine, for plans to be based on.
+
+    Writes a hardware profile, which --gpu takes by its name.
 
     \b
     Example:  vasuki profile --quick
@@ -521,7 +529,9 @@ def profile(device: str, model: str, name: str | None, output: str | None, quick
 @click.argument("job_file", metavar="JOB")
 @_options(_SET, _TRUST, _JSON)
 def check(job_file: str, overrides: tuple[str, ...], trusts_code: bool, as_json: bool) -> None:
-    """Check a job file, its input, model and output folder without running anything.
+    """Check a job without running it.
+
+    Reads the job file, input, model and output folder, and shows the first prompt.
 
     \b
     Example:  vasuki check my-job/job.yaml
@@ -541,7 +551,7 @@ def check(job_file: str, overrides: tuple[str, ...], trusts_code: bool, as_json:
 @click.argument("folder", metavar="DIR")
 @click.option("--example", type=click.Choice(["dates"]), help="Copy the demo instead: job, prompts and a small model.")
 def init(folder: str, example: str | None) -> None:
-    """Write a commented job file and a few prompts into DIR, to start from.
+    """Write a commented job file and a few prompts into DIR.
 
     \b
     Example:  vasuki init my-job
