@@ -79,7 +79,7 @@ def test_code_of_a_model_never_runs_unless_trusted(model: Path, tmp_path: Path, 
     config = json.loads((model / "config.json").read_text())
     config |= {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.M"}}
     (model / "config.json").write_text(json.dumps(config))
-    code = f"open({str(trap)!r}, 'w').close()\nfrom transformers import LlamaConfig\n\nclass Config(LlamaConfig):\n    pass\n"
+    code = f"open({str(trap)!r}, 'w').close()\nfrom transformers import LlamaConfig\nclass Config(LlamaConfig): pass\n"
     (model / "theirs.py").write_text(code)
     for command in ("check", "run", "plan"):
         assert vasuki(command, tmp_path).exit_code in (0, 4)

@@ -441,8 +441,8 @@ def report(
 def export(run_dir: str, target: str, form: str, as_json: bool) -> None:
     """Write the answers of a run into one file.
 
-    They come in the order of the input. With --format openai each row becomes a chat completion under its custom_id; rows that failed go to a file beside
-    it, FILE.errors.jsonl.
+    They come in the order of the input. With --format openai each row becomes a chat completion under its custom_id;
+    rows that failed go to a file beside it, FILE.errors.jsonl.
 
     \b
     Example:  vasuki export my-job/out --to answers.csv
