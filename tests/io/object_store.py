@@ -18,19 +18,20 @@ import pyarrow as pa
 from pyarrow import fs
 
 BUCKET = "bucket"
+METHODS = (b"GET ", b"HEAD ", b"PUT ", b"POST ", b"DELETE ")
 KEY, SECRET = "AKIDTESTING", "verysecretword"
 
 
 class Proxy:
-    """Hands connections on to a port, but for those that it loses.
+    """Hands requests on to a port, but for those that it loses with their connections.
 
-    lost_share: of the connections, by a seeded clock. cut_uploads: so many of the next uploads end after a few bytes.
+    lost_share: of the requests, as a seed draws them. cut_uploads: so many of the next uploads end after a few bytes.
     delay_s: that every answer waits for.
     """
 
     def __init__(self, target: int) -> None:
         self.lost_share, self.cut_uploads, self.delay_s = 0.0, 0, 0.0
-        self.connections = self.lost = self.cut = 0
+        self.requests = self.lost = self.cut = 0
         self._target, self._rng, self._lock = target, random.Random(1), threading.Lock()
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
@@ -48,16 +49,13 @@ class Proxy:
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        with client, contextlib.suppress(OSError):
-            with self._lock:
-                self.connections += 1
-                is_lost = self._rng.random() < self.lost_share
-                self.lost += is_lost
-            if is_lost:
-                return
-            with socket.create_connection(("127.0.0.1", self._target)) as server:
-                while self._hand_on(client, server):
-                    pass
+        with (
+            client,
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", self._target)) as server,
+        ):
+            while self._hand_on(client, server):
+                pass
 
     def _hand_on(self, client: socket.socket, server: socket.socket) -> bool:
         """Move what has come in either direction. False if that was the end."""
@@ -68,12 +66,21 @@ class Proxy:
             if source is server:
                 time.sleep(self.delay_s)
                 client.sendall(data)
+            elif data.startswith(METHODS) and self._is_to_be_lost():
+                return False
             elif data.startswith(b"PUT ") and b"part-" in data[:300] and self._is_to_be_cut():
                 server.sendall(data[: len(data) // 2])
                 return False
             else:
                 server.sendall(data)
         return True
+
+    def _is_to_be_lost(self) -> bool:
+        with self._lock:
+            is_lost = self._rng.random() < self.lost_share
+            self.requests += 1
+            self.lost += is_lost
+            return is_lost
 
     def _is_to_be_cut(self) -> bool:
         with self._lock:

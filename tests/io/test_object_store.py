@@ -144,7 +144,7 @@ def test_a_server_that_goes_and_comes_back(store: ObjectStore, job: Path, expect
     assert answers(store) == expected
 
 
-def test_connections_that_are_lost(store: ObjectStore, job: Path, expected: dict[str, list[int]]) -> None:
+def test_requests_that_are_lost(store: ObjectStore, job: Path, expected: dict[str, list[int]]) -> None:
     store.proxy.lost_share = 0.1
     code, words = run(store, job, "--quiet")
     assert code == 0, words

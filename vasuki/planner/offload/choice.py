@@ -78,9 +78,7 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
             offload = safest.candidate.settings.offload
             why = f"a kill loses {safest.loss.mean_s / plain.loss.mean_s - 1:+.1%}"
             return because(safest, replace(offload, reason=f"{offload.reason}; {why}, makespan {change(safest)}"))
-        why_not += [
-            f"with {each.candidate.settings.offload.mode} a kill would lose no less" for each in options
-        ]
+        why_not += [f"with {each.candidate.settings.offload.mode} a kill would lose no less" for each in options]
         options = []
     elif asked == "auto":
         risky = [each.candidate.settings.offload.mode for each in options if each.loses_too_much(problem)]
