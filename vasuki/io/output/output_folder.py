@@ -86,12 +86,12 @@ class OutputFolder:
         place, lock = _locked(path, shard)
         folder = cls(place, lock, shard, config_hash, input_fingerprint)
         try:
-            refuse_foreign(place, replaces_parts=fresh)
             with _refused(path):
+                refuse_foreign(place, replaces_parts=fresh)
                 if fresh:
                     folder._delete_own_files()
                 folder._delete_temporary_files()
-            folder._read_back(num_rows, retries_errors)
+                folder._read_back(num_rows, retries_errors)
         except BaseException:
             lock.release()
             raise
