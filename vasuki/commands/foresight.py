@@ -136,7 +136,13 @@ def profile_for_plan(
 
     log.info("loading the model to measure this machine with it, once")
     compiles = config.engine.compile != "off"
-    loaded = load_model(config.model, config.engine.device, compiles=compiles, kv_dtype=config.kv.dtype)
+    loaded = load_model(
+        config.model,
+        config.engine.device,
+        compiles=compiles,
+        kv_dtype=config.kv.dtype,
+        attention=config.engine.attention,
+    )
     return _measured(loaded, shape_in_use(loaded, config), base, rough_s, key)
 
 

@@ -184,6 +184,7 @@ class Runner:
                 partial(stays_on_host, config),
                 config.engine.compile != "off",
                 config.kv.dtype,
+                config.engine.attention,
             )
         if model_fingerprint(config.model) != self._fingerprint:
             raise ModelError(f"model {config.model.path} changed while it was loaded; run again when it is whole")
