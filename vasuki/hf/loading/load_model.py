@@ -33,7 +33,6 @@ from vasuki.hf.kernels.recurrent_functions import missing_packages
 from vasuki.hf.kv.kv_cache import KVLayout
 from vasuki.hf.kv.kv_mover import CopyEngine
 from vasuki.hf.loading.tokenizer import Tokenizer
-from vasuki.hf.padded.probe import Way
 from vasuki.hf.padded.probe import probe as probe_padded
 from vasuki.hf.recurrent.discovery import wrap_layers
 from vasuki.hf.recurrent.recurrent_layer import RecurrentLayers
@@ -42,6 +41,7 @@ from vasuki.models.config_json import context_of
 from vasuki.models.dtypes import computed_dtype
 from vasuki.models.files import description_folder, refuse_pickles
 from vasuki.models.recurrent_config import MLP_ALONE, RECURRENT
+from vasuki.models.shape import Way
 
 transformers.logging.disable_progress_bar()
 
@@ -85,7 +85,7 @@ class LoadedModel:
     kernel: PagedKernel | None = None  # the CPU's attention, where it could be compiled
     compiles: bool = True  # whether what can be compiled or recorded for it is
     compile_s: float = 0.0  # that the kernels took to compile, or to be found on disk
-    way: Literal["ragged"] | Way = "ragged"  # how rows share a forward: packed, padded to rectangles, or not at all
+    way: Way = "ragged"
 
     @property
     def is_on_device(self) -> bool:

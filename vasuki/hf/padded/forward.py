@@ -12,13 +12,14 @@ import numpy as np
 import torch
 
 from vasuki.engine.batch import Batch, ScheduledChunk
+from vasuki.engine.rectangles import rectangles
 from vasuki.engine.sequence import Sequence, Status
 from vasuki.hf.attention.inputs import tokens_of
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.kv.kv_mover import KVMover
 from vasuki.hf.padded.block_cache import block_cache
 from vasuki.hf.padded.calls import ModelCall
-from vasuki.hf.padded.rectangles import Rectangle, groups
+from vasuki.hf.padded.rectangles import Rectangle
 
 
 class Forward(Protocol):
@@ -43,8 +44,9 @@ class Padded:
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         logits: dict[int, torch.Tensor] = {}
-        for group in groups(batch):
-            rectangle = Rectangle.of([batch.chunks[i] for i in group], self._cache)
+        chunks = batch.chunks
+        for group in rectangles([(chunk.start, chunk.num_tokens) for chunk in chunks], len(batch.decodes)):
+            rectangle = Rectangle.of([chunks[i] for i in group], self._cache)
             cache = block_cache(self._cache, rectangle, self._offload)
             last, _ = self._call(rectangle.input_ids, rectangle.position_ids, rectangle.mask, cache)
             logits |= zip(group, last, strict=True)

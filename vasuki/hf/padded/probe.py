@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,10 +28,9 @@ from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.padded.block_cache import layout_of
 from vasuki.hf.padded.calls import ModelCall
 from vasuki.hf.padded.forward import Alone, Forward, Padded
+from vasuki.models.shape import Way
 
 log = logging.getLogger(__name__)
-
-Way = Literal["padded", "alone"]
 
 _PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 _PROMPTS = ((7, 7), (3, 3), (5, 3))  # tokens of each prompt, and those of its first chunk

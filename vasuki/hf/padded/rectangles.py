@@ -12,18 +12,15 @@ that is padding in every row never is there to be released.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from vasuki.engine.batch import Batch, ScheduledChunk
+from vasuki.engine.batch import ScheduledChunk
 from vasuki.hf.attention.inputs import tables_of, tokens_of
 from vasuki.hf.kernels.transfer import to_device
 from vasuki.hf.kv.kv_cache import KVCache
-
-MOST_PADDING = 1.25  # times the new tokens of a rectangle's rows are its new columns, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,30 +70,3 @@ class Rectangle:
     def past(self) -> int:
         """Columns before the new ones."""
         return self.mask.shape[1] - self.input_ids.shape[1]
-
-
-def groups(batch: Batch) -> list[list[int]]:
-    """The chunks of each rectangle, by their place in `batch.chunks`: decodes, then prompts of similar length.
-
-    Chunks from the middle of a sequence keep their order: they may read blocks that an earlier chunk of the step fills.
-    """
-    chunks = batch.chunks
-    decodes, prompts = range(len(batch.decodes)), range(len(batch.decodes), len(chunks))
-    first = sorted((i for i in prompts if not chunks[i].start), key=lambda i: chunks[i].num_tokens)
-    others = [i for i in prompts if chunks[i].start]
-    lengths = [chunk.num_tokens for chunk in chunks]
-    return [*([list(decodes)] if decodes else []), *_similar(first, lengths), *_similar(others, lengths)]
-
-
-def _similar(order: Iterable[int], lengths: list[int]) -> Iterator[list[int]]:
-    """Cut into groups, each as long as its padding is little."""
-    group: list[int] = []
-    total = longest = 0
-    for i in order:
-        longest, total = max(longest, lengths[i]), total + lengths[i]
-        if group and (len(group) + 1) * longest > MOST_PADDING * total:
-            yield group
-            group, longest, total = [], lengths[i], lengths[i]
-        group.append(i)
-    if group:
-        yield group
