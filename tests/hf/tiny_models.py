@@ -23,7 +23,7 @@ from vasuki.hf.kernels.levels import Level
 from vasuki.hf.kernels.paged_attention import load_kernel
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, ThreadCopyEngine
-from vasuki.hf.loading.load_model import LoadedModel, prepare
+from vasuki.hf.loading.load_model import LoadedModel, prepare, prepare_padded
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.ragged_executor import RaggedExecutor
 from vasuki.hf.recurrent.states import StateCache
@@ -141,6 +141,38 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1": ("FalconH1Config", dict(head_dim=8, mamba_d_ssm=64, **_MAMBA_2)),
     "lfm2": ("Lfm2Config", dict(layer_types=["conv", "full_attention", "conv"])),
 }
+# Those that the ragged backend refuses, and the padded one serves.
+PADDED: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("BloomConfig", dict(n_layer=2, n_head=4)),
+    "mpt": ("MptConfig", dict(d_model=32, n_layers=2, n_heads=4, max_seq_len=256)),
+    "falcon_alibi": ("FalconConfig", dict(alibi=True, new_decoder_architecture=False, multi_query=True)),
+    "falcon": ("FalconConfig", dict(new_decoder_architecture=True, num_kv_heads=2, alibi=False)),
+    "gpt_neo": (
+        "GPTNeoConfig",
+        dict(attention_types=[[["global", "local", "local"], 1]], window_size=7),
+    ),
+    "gptj": ("GPTJConfig", dict(n_embd=32, n_layer=2, n_head=4, rotary_dim=4, n_positions=256)),
+    "codegen": ("CodeGenConfig", dict(n_embd=32, n_layer=2, n_head=4, rotary_dim=4, n_positions=256)),
+    "llama4": (
+        "Llama4TextConfig",
+        dict(
+            head_dim=8, attention_chunk_size=8, num_local_experts=2, intermediate_size_mlp=48, no_rope_layers=[1, 0, 1]
+        ),
+    ),
+    "phimoe": ("PhimoeConfig", dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=9)),
+    "stablelm": ("StableLmConfig", {}),
+    "nemotron": ("NemotronConfig", {}),
+    "diffllama": ("DiffLlamaConfig", {}),
+    "xglm": ("XGLMConfig", dict(d_model=32, num_layers=2, attention_heads=4, ffn_dim=48)),
+}
+# Those that the padded backend computes row by row.
+ALONE: dict[str, tuple[str, dict[str, Any]]] = {
+    "doge": ("DogeConfig", dict(keep_window_size=8)),
+    "minimax": (
+        "MiniMaxConfig",
+        dict(head_dim=8, num_local_experts=2, layer_types=["full_attention", "linear_attention", "full_attention"]),
+    ),
+}
 # Those whose layers a CPU's kernels compute from end to end.
 FUSED = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -159,7 +191,7 @@ class NoTokenizer(Tokenizer):
 
 
 def random_config(name: str, **changes: Any) -> Any:
-    class_name, own = {**ARCHITECTURES, **RECURRENT}[name]
+    class_name, own = {**ARCHITECTURES, **RECURRENT, **PADDED, **ALONE}[name]
     return getattr(transformers, class_name)(**{**COMMON, **own, **changes})
 
 
@@ -215,6 +247,13 @@ def load(name: str, kv_dtype: str = "auto") -> LoadedModel:
     model = random_model(name)
     model.set_attn_implementation("vasuki_ragged")
     return prepare(model, NoTokenizer(), model.generation_config, name, kv_dtype)
+
+
+def load_padded(name: str, attention: str = "eager") -> LoadedModel:
+    """The same for the padded backend, with an attention of transformers."""
+    model = random_model(name)
+    model.set_attn_implementation(attention)
+    return prepare_padded(model, NoTokenizer(), model.generation_config, name)
 
 
 class Rows:

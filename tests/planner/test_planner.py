@@ -68,6 +68,7 @@ def test_a_plan_has_the_fields_that_users_rely_on() -> None:
             "offload",
             "cost",
             "host_bytes",
+            "backend",
             "uncertainty",
         ),
         "plan_s",

@@ -24,6 +24,7 @@ from vasuki.simulator import SimulationResult, simulate
 SHAPE = replace(named_shape("llama-3-8b"), num_layers=4)
 COST = CostModel(SHAPE, find_profile("a10"))
 WINDOWED = CostModel(replace(SHAPE, num_windowed_layers=3, sliding_window=40), find_profile("a10"))
+PADDED, ALONE = (CostModel(replace(SHAPE, way=way), find_profile("a10")) for way in ("padded", "alone"))
 BLOCK_TOKENS = 4
 
 
@@ -59,7 +60,7 @@ VARIANTS = [
     host_blocks=st.sampled_from([0, 40]),
     ahead=st.booleans(),
     gap_s=st.sampled_from([None, 0.0, 0.05]),
-    cost=st.sampled_from([COST, WINDOWED]),
+    cost=st.sampled_from([COST, WINDOWED, PADDED, ALONE]),
 )
 @settings(max_examples=200, deadline=None)
 def test_runs_of_steps_are_the_same_as_single_steps(

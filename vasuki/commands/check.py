@@ -12,7 +12,7 @@ from vasuki.io.input.tables import InputTable, open_table
 from vasuki.io.output.output_folder import OutputFolder
 from vasuki.models.files import refuse_pickles
 from vasuki.models.fingerprint import model_fingerprint
-from vasuki.models.shape import ModelShape
+from vasuki.models.shape import BACKENDS, ModelShape
 
 
 def check_job(config: JobConfig) -> dict[str, str | int]:
@@ -39,6 +39,7 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
         "model": shape.name,
         "parameters": shape.num_parameters,
         "kv_bytes_per_token": shape.kv_bytes_per_token,
+        "backend": BACKENDS[shape.way],
         "output": without_keys(config.output.path),
         "first_prompt": first_prompt,
     }

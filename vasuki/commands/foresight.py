@@ -136,14 +136,20 @@ def profile_for_plan(
 
     log.info("loading the model to measure this machine with it, once")
     compiles = config.engine.compile != "off"
-    loaded = load_model(config.model, config.engine.device, compiles=compiles, kv_dtype=config.kv.dtype)
+    loaded = load_model(
+        config.model,
+        config.engine.device,
+        compiles=compiles,
+        kv_dtype=config.kv.dtype,
+        attention=config.engine.attention,
+    )
     return _measured(loaded, shape_in_use(loaded, config), base, rough_s, key)
 
 
 def shape_in_use(loaded: LoadedModel, config: JobConfig) -> ModelShape:
     """The model's shape, in the type that it really runs in."""
     shape = shape_from_config(loaded.config.to_dict(), config.model.path)
-    shape = shape.with_dtype(str(loaded.dtype).removeprefix("torch."), config.kv.dtype)
+    shape = replace(shape, way=loaded.way).with_dtype(str(loaded.dtype).removeprefix("torch."), config.kv.dtype)
     stored = loaded.kv_layout.bytes_per_token  # which a configuration does not always tell
     if shape.recurrent and loaded.recurrent:
         shape = replace(shape, recurrent=replace(shape.recurrent, kept_bytes=loaded.recurrent.bytes_per_row))

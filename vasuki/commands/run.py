@@ -51,6 +51,7 @@ from vasuki.io.selection import Shard
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.stolen_time import StolenTime
 from vasuki.models.fingerprint import model_fingerprint
+from vasuki.models.shape import BACKENDS
 from vasuki.planner import RunningPrediction
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.loss import commits_within_s
@@ -184,11 +185,13 @@ class Runner:
                 partial(stays_on_host, config),
                 config.engine.compile != "off",
                 config.kv.dtype,
+                config.engine.attention,
             )
         if model_fingerprint(config.model) != self._fingerprint:
             raise ModelError(f"model {config.model.path} changed while it was loaded; run again when it is whole")
         self._load_s = time.perf_counter() - started_s - loaded.compile_s
-        log.info("loaded %s on %s in %s", config.model.path, loaded.device, duration(self._load_s))
+        how = "" if loaded.way == "ragged" else f", backend: {BACKENDS[loaded.way]}"
+        log.info("loaded %s on %s in %s%s", config.model.path, loaded.device, duration(self._load_s), how)
         return loaded
 
     def _kept(self) -> LoadedModel | None:

@@ -209,6 +209,8 @@ def _multiplies_bfloat16(config: JobConfig) -> bool:
 
 def _computed(config: JobConfig, shape: ModelShape, on_cpu: bool, multiplies_bfloat16: bool) -> ModelShape:
     dtype = computed_dtype(config.model.dtype, shape.dtype, on_cpu, multiplies_bfloat16)
+    if config.engine.attention == "padded" and shape.way == "ragged":
+        shape = replace(shape, way="padded")
     return shape.with_dtype(dtype, config.kv.dtype)
 
 

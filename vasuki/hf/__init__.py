@@ -4,11 +4,12 @@ device/            names, memory and power of the device; settings of the proces
 kernels/           attention, native code and copies; each kernel has a plain twin
 kv/                the tensors behind the block pools, and what moves them between device and host
 attention/         attention of packed chunks over paged blocks, called by the model's own layers
+padded/            rectangles of rows and columns, for models that know no packed attention
 recurrent/         layers that carry a state, and the states of the rows
 cpu/, cuda/        what takes the place of a model's modules on a CPU; recorded steps on a GPU
 loading/           a folder or hub id -> a model and its tokenizer, or a refusal that names what is missing
 sampler            logits -> token ids; last_layer: of sampled tokens only
-ragged_executor    one packed forward a step, behind `engine.loop.Executor`
+ragged_executor    one packed forward a step, or padded ones, behind `engine.loop.Executor`
 profiler/          `vasuki profile`
 """
 

@@ -1,4 +1,4 @@
-"""Kernels behind the engine's seam: one packed forward a step."""
+"""Kernels behind the engine's seam: one packed forward a step, or padded ones for a model that knows no other."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from vasuki.hf.cuda.decode_graphs import RECORD_AFTER, DecodeGraphs
 from vasuki.hf.device.memory import give_back
 from vasuki.hf.kernels.paged_attention import PagedKernel
 from vasuki.hf.kernels.transfer import ToHost
-from vasuki.hf.kv.kv_cache import KVCache
+from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, copy_engine
 from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.loading.load_model import LoadedModel
+from vasuki.hf.padded.forward import Alone, Forward, Padded
 from vasuki.hf.recurrent.states import StateCache
 from vasuki.hf.sampler import Sampled, sample
 
@@ -76,11 +77,13 @@ class RaggedExecutor:
         self.kernel = kernel
         self.offload = offload
         self.states = states
-        self.steps_ahead = int(loaded.device.type == "cuda")  # launching returns before the device is done
+        self._forward = _forward_of(loaded, cache, offload)
+        # Launching returns before the device is done. Tokens that are not known yet are filled into packed steps alone.
+        self.steps_ahead = int(loaded.device.type == "cuda" and self._forward is None)
         self.most_tokens = sys.maxsize  # that are computed at once: fewer after memory has run out
         self.graphs: DecodeGraphs | None = None  # recorded steps of decodes
         self.waited_s = 0.0  # in which the host had nothing to do but wait for the device
-        self._last_mlp = sampled_mlp(loaded.model, loaded.kv_layout.num_layers)
+        self._last_mlp = None if self._forward else sampled_mlp(loaded.model, loaded.kv_layout.num_layers)
         self._last_tokens: LastTokens | None = None
         self._ended_s = 0.0  # when the last step that was waited for was over
         self._bytes_seen = 0  # moved by the offload so far
@@ -176,6 +179,8 @@ class RaggedExecutor:
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         """`[num_samples, vocab_size]`."""
+        if self._forward is not None:
+            return self._forward(batch)
         step = build_inputs(batch, self.cache, self.loaded.device, self.kernel, self.offload, self._last_tokens)
         if self.graphs is not None and not batch.prefills:
             return self.graphs(step)
@@ -216,6 +221,13 @@ class RaggedExecutor:
         return exposed_s, max(0.0, busy_s - exposed_s)
 
 
+def _forward_of(loaded: LoadedModel, cache: KVCache, offload: KVMover | None) -> Forward | None:
+    """How a model is computed that no packed step can be."""
+    if loaded.way == "ragged":
+        return None
+    return Padded(loaded.model, cache, offload) if loaded.way == "padded" else Alone(loaded.model)
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """Whether memory ran out. Torch has no exception of its own for that on a CPU, nor where CUDA's libraries allocate
     beside it."""
@@ -238,6 +250,8 @@ def build_executor(
     # A state is of a row as it stands: it is at one place, and of no other row.
     assert not (loaded.recurrent and (offloads or settings.policy.shares_prefixes))
     streamed = StreamedLayers.spread(layout.num_layers, streamed_layers)
+    if loaded.way == "alone":  # its rows keep what they keep by themselves
+        layout = KVLayout.uniform(layout.num_layers, 0, 0, layout.dtype)
     cache = KVCache(layout, num_blocks, block_tokens, device, buffer_of=streamed.buffer_of)
     offload = None
     if offloads:

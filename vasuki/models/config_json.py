@@ -10,7 +10,7 @@ from typing import Any
 
 from vasuki.base.errors import ModelError
 from vasuki.models.recurrent_config import MLP_ALONE, RECURRENT, SILENT, layer_kinds, recurrent_layers
-from vasuki.models.shape import DTYPE_BYTES, Latent, ModelShape
+from vasuki.models.shape import DTYPE_BYTES, Latent, ModelShape, Way
 
 
 def shape_from_config(source: str | Path | Mapping[str, Any], name: str = "") -> ModelShape:
@@ -85,6 +85,13 @@ _LONG_ROPE = {"longrope", "su"}  # the second is how early models of Phi-3 spell
 _UNSUPPORTED_KEYS = {"is_encoder_decoder": "an encoder", "moe_latent_size": "narrower experts"}
 # Architectures whose attention is gated by a projection as wide as its queries.
 _GATED_ATTENTION = {"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
+
+
+# Architectures that the ragged backend refuses, see docs/models.md.
+_WAYS: dict[str, Way] = dict.fromkeys(
+    "bloom codegen diffllama falcon gpt_neo gptj llama4 llama4_text mpt nemotron phimoe stablelm xglm".split(), "padded"
+)
+_WAYS |= dict.fromkeys(("doge", "minimax"), "alone")
 
 
 def _from_config(config: Mapping[str, Any], name: str) -> ModelShape:
@@ -191,6 +198,7 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
         vector_parameters_per_layer=vectors,
         extra_parameters=norm_width + positions * hidden + lookup * layers * (hidden + lookups),
         dtype=_dtype(config),
+        way=_WAYS.get(family, "ragged"),
     )
 
 

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from vasuki.base.errors import ModelError, did_you_mean
 
+# How rows share a forward: packed end to end, padded to rectangles, or not at all.
+Way = Literal["ragged", "padded", "alone"]
+BACKENDS: dict[Way, str] = {"ragged": "ragged", "padded": "padded", "alone": "padded, row by row"}
 Pairs = TypeVar("Pairs", bound=Any)  # a number or a NumPy array
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1}
@@ -105,6 +108,7 @@ class ModelShape:
     extra_parameters: int = 0  # outside layers, embedding and head: final norm, position table
     dtype: str = "bfloat16"
     kv_dtype: str = ""  # of keys and values, where they are kept in another
+    way: Way = "ragged"
 
     @property
     def dtype_bytes(self) -> int:
@@ -140,6 +144,11 @@ class ModelShape:
     def full_heads(self) -> tuple[int, int]:
         """KV heads of such a layer, and the size of its heads."""
         return self.full_kv_heads or self.num_kv_heads, self.full_head_dim or self.head_dim
+
+    @property
+    def in_blocks(self) -> bool:
+        """Return whether blocks hold all that a row keeps, so that rows can share them and move to the host."""
+        return self.recurrent is None and self.way != "alone"
 
     @property
     def without_states(self) -> ModelShape:

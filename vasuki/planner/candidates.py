@@ -55,9 +55,9 @@ class Problem:
 
     @cached_property
     def policy(self) -> Policy:
-        """The job's policy, but that rows with a state share nothing."""
+        """The job's policy, but that rows with a state of their own share nothing."""
         policy = find_policy(self.engine.policy)
-        return replace(policy, shares_prefixes=False) if self.shape.recurrent else policy
+        return policy if self.shape.in_blocks else replace(policy, shares_prefixes=False)
 
     @property
     def known(self) -> bool:

@@ -20,6 +20,7 @@ import numpy as np
 from vasuki.base.config import CostConfig, EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import InputError
 from vasuki.engine.policy import Mixing
+from vasuki.machines.cost_model import CostModel
 from vasuki.machines.known_error import known_error
 from vasuki.machines.memory_budget import footprint, host_weight_bytes, kv_tokens_at_most
 from vasuki.machines.price import Cost
@@ -79,7 +80,7 @@ def make_plan(
     """
     started_s = time.perf_counter()
     plan, engine, kv, cost = plan or PlanConfig(), engine or EngineConfig(), kv or KVConfig(), cost or CostConfig()
-    if shape.recurrent:  # a state cannot be shared up to a token in its midst
+    if not shape.in_blocks:
         lengths = replace(lengths, prefixes=None)
     problem = Problem(lengths, shape, profile, plan, engine, kv, beside_weights_bytes, layout or Layout())
 
@@ -141,6 +142,8 @@ def make_plan(
         prompt_share=price_split(
             candidate.cost, problem.work, settings.kv_tokens, limits.chunk_tokens, limits.max_num_seqs
         ),
+        way=shape.way,
+        padding=_padding(problem, chosen),
         host_bytes=kv_on_host + host_weight_bytes(shape, layout),
         plan_s=time.perf_counter() - started_s,
     )
@@ -188,6 +191,16 @@ def _predictions(problem: Problem, candidates: list[Candidate]) -> list[Predicti
     return predictions
 
 
+def _padding(problem: Problem, chosen: Prediction) -> float:
+    """The share of the time that packed steps would save, of a model that knows none."""
+    if problem.shape.way == "ragged":
+        return 0.0
+    cost = chosen.candidate.cost
+    packed = CostModel(replace(problem.shape, way="ragged"), problem.profile, cost.layout)
+    packed_s = predict(problem, replace(chosen.candidate, cost=packed)).result.makespan_s
+    return max(0.0, 1 - packed_s / chosen.result.makespan_s)
+
+
 def _mixing_reason(chosen: Candidate, candidates: list[Candidate]) -> str:
     others = [each.state.request_s for each in candidates if each.mixing is not chosen.mixing]
     if not others:
@@ -198,6 +211,7 @@ def _mixing_reason(chosen: Candidate, candidates: list[Candidate]) -> str:
         f"{ratio - 1:.0%} slower by arithmetic" if ratio >= 1 else "slower in the simulation, or lose more by a kill"
     )
     if chosen.mixing is Mixing.MIXED:
-        why = "decodes read the weights that prompts compute with"
+        packed = chosen.cost.shape.way == "ragged"
+        why = "decodes read the weights that prompts compute with" if packed else "rows start when others end"
         return f"mixed, {tokens} tokens each: {why}; taking turns would be {by_arithmetic}"
     return f"exclusive, prompts in steps of {tokens} tokens, then decodes: mixing them would be {by_arithmetic}"

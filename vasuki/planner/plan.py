@@ -9,6 +9,7 @@ from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.settings import EngineSettings
 from vasuki.machines.price import Cost
 from vasuki.models.layout import Layout
+from vasuki.models.shape import Way
 
 Solver = Literal["greedy", "local_search", "milp", "fifo", "prompt_length"]
 
@@ -53,6 +54,8 @@ class Plan:
     error: float = 0.0  # by what share predictions with such a profile have been off
     price_date: str = ""  # month of the price that the profile knows; empty where it was given
     prompt_share: float = 0.0  # of the makespan, see `price_split`
+    way: Way = "ragged"
+    padding: float = 0.0  # share of the makespan that packed steps would save, of a model that knows none
     host_bytes: int = 0  # of host memory, for KV and weights
 
     @property
@@ -131,6 +134,7 @@ class Plan:
                 "range": self.cost_range,
             },
             "host_bytes": self.host_bytes,
+            "backend": {"way": self.way, "padding": self.padding},
             "uncertainty": self.uncertainty,
             "plan_s": self.plan_s,
         }

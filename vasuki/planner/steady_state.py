@@ -30,6 +30,7 @@ class MeanRow:
     context_tokens: float  # that it attends to, averaged likewise
     prefix_tokens: float  # that it shares
     chunk_context_tokens: float  # at the end of a prompt chunk
+    widest_tokens: float  # context of the longest row that decodes, of all that run
 
     @classmethod
     def of(cls, lengths: Lengths) -> MeanRow:
@@ -45,6 +46,7 @@ class MeanRow:
             context_tokens=float((outputs * prompts + growth).sum() / outputs.sum()),
             prefix_tokens=float((prompts - own).mean()),
             chunk_context_tokens=float((np.square(prompts) - np.square(shared)).sum() / (prompts - shared).sum() / 2),
+            widest_tokens=float((prompts + outputs / 2).max()),
         )
 
     def most_sequences(self, kv_tokens: int, state_tokens: float = 0.0) -> float:
@@ -84,18 +86,21 @@ def steady_state(
     def step(decodes: float, chunk: float) -> StepTime:
         count, size = max(0, round(decodes)), max(0, round(chunk))
         context = max(size, round(work.chunk_context_tokens))
+        calls = {"ragged": 1, "padded": (count > 0) + (size > 0), "alone": count + size / work.prompt_tokens}[way]
+        seen = work.widest_tokens if way == "padded" else work.context_tokens
         work_of_step = StepWork(
             num_tokens=count + size,
             num_samples=max(1, count),
             num_decodes=count,
             num_chunks=bool(size),
-            decode_context_tokens=round(count * work.context_tokens),
+            decode_context_tokens=round(count * seen),
             chunk_context_tokens=context if size else 0,
             chunk_pairs=causal_pairs(size, context) if size else 0.0,
+            calls=max(1, round(calls)),
         )
         return next(cost.repeated(work_of_step, 1, streamed_layers, copy_bytes))
 
-    prompt, output = work.prompt_tokens, work.output_tokens
+    way, prompt, output = cost.shape.way, work.prompt_tokens, work.output_tokens
     sequences = min(float(max_num_seqs), work.most_sequences(kv_tokens))
     if mixing is Mixing.MIXED:
         wanted, room = prompt * sequences / output, chunk_tokens - sequences

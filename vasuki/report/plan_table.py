@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple
 
 from vasuki.base.units import UNKNOWN, bytes_text, listing, money_text, percent_text, plural, time_range, time_text
+from vasuki.models.shape import BACKENDS
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import Simulated, Spread
 from vasuki.report.columns import COLUMN_WIDTH, Rows, blocks
@@ -196,6 +197,9 @@ def _notes(plan: Plan) -> Iterable[str]:
     off = max(plan.spread, plan.error)
     busy = "; this machine is busy" * bool(plan.spread)
     yield f"rates: {plan.source or 'datasheet'}{busy}; makespans may be {percent_text(off)} off"
+    if plan.way != "ragged":
+        why = "rows are filled up to rectangles" if plan.way == "padded" else "rows share no step"
+        yield f"backend: {BACKENDS[plan.way]}; {why}, where packed steps would save {percent_text(plan.padding)}"
     yield f"steps: {plan.mixing}"
     if plan.layout.num_streams > 1:
         yield "steps, rows and KV memory are those of one micro-batch, of which every stage of a replica has one"

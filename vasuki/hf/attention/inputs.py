@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from vasuki.base.arrays import Bools, Ints
-from vasuki.engine.batch import Batch
+from vasuki.engine.batch import Batch, ScheduledChunk
 from vasuki.engine.sequence import Sequence
 from vasuki.hf.kernels import varlen
 from vasuki.hf.kernels.paged_attention import PagedKernel
@@ -173,9 +173,9 @@ def build_inputs(
     starts = np.array([chunk.start for chunk in batch.chunks])
     chunk_of = np.repeat(np.arange(len(lengths)), lengths)  # [num_tokens]
     positions = np.arange(lasts[-1]) - firsts[chunk_of] + starts[chunk_of]
-    tables = _tables(batch, cache.block_tokens)
+    tables = tables_of(batch.chunks, cache.block_tokens)
     slots = tables[chunk_of, positions // cache.block_tokens] * cache.block_tokens + positions % cache.block_tokens
-    token_ids = np.concatenate([_tokens(chunk.sequence, chunk.start, chunk.end) for chunk in batch.chunks])
+    token_ids = np.concatenate([tokens_of(chunk.sequence, chunk.start, chunk.end) for chunk in batch.chunks])
     samples = np.array([chunk.samples for chunk in batch.chunks])
     input_ids, position_ids, slots, sample_positions = to_device(
         device, token_ids.astype(np.int64), positions, slots, lasts[samples] - 1
@@ -203,16 +203,16 @@ def _varlen(
     return PagedVarlen(lengths, ends, tables, cache.block_tokens, device)
 
 
-def _tables(batch: Batch, block_tokens: int) -> np.ndarray:
+def tables_of(chunks: list[ScheduledChunk], block_tokens: int) -> np.ndarray:
     """Blocks in use by each chunk's sequence: int64 [num_chunks, widest], padded with block 0."""
-    used = [-(-chunk.end // block_tokens) for chunk in batch.chunks]
+    used = [-(-chunk.end // block_tokens) for chunk in chunks]
     tables = np.zeros((len(used), max(used)), dtype=np.int64)
-    for row, (chunk, count) in enumerate(zip(batch.chunks, used, strict=True)):
+    for row, (chunk, count) in enumerate(zip(chunks, used, strict=True)):
         tables[row, :count] = chunk.sequence.block_table.device[:count]
     return tables
 
 
-def _tokens(sequence: Sequence, start: int, end: int) -> np.ndarray | list[int]:
+def tokens_of(sequence: Sequence, start: int, end: int) -> np.ndarray | list[int]:
     """Token ids at positions [start, end) of prompt and output, with 0 for a pending one."""
     num_prompt = sequence.num_prompt_tokens
     if start >= num_prompt:
@@ -221,4 +221,4 @@ def _tokens(sequence: Sequence, start: int, end: int) -> np.ndarray | list[int]:
     prompt = np.asarray(sequence.request.prompt_token_ids[start:end])
     if end <= num_prompt:
         return prompt
-    return np.concatenate([prompt, np.asarray(_tokens(sequence, num_prompt, end))])
+    return np.concatenate([prompt, np.asarray(tokens_of(sequence, num_prompt, end))])

@@ -2,7 +2,8 @@
 
 The model runs as its authors wrote it. Only its attention is ours, through transformers' attention interface, so that
 one forward serves packed chunks over paged blocks. Whatever a model asks of its attention is honoured or refused at
-load time, by a probe that runs it once; nothing is ignored.
+load time, by a probe that runs it once; nothing is ignored. What the probe refuses is loaded anew, with its own
+attention, for the padded backend, which has a probe too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import transformers
@@ -32,6 +33,7 @@ from vasuki.hf.kernels.recurrent_functions import missing_packages
 from vasuki.hf.kv.kv_cache import KVLayout
 from vasuki.hf.kv.kv_mover import CopyEngine
 from vasuki.hf.loading.tokenizer import Tokenizer
+from vasuki.hf.padded.probe import probe as probe_padded
 from vasuki.hf.recurrent.discovery import wrap_layers
 from vasuki.hf.recurrent.recurrent_layer import RecurrentLayers
 from vasuki.machines import at_hand
@@ -39,6 +41,7 @@ from vasuki.models.config_json import context_of
 from vasuki.models.dtypes import computed_dtype
 from vasuki.models.files import description_folder, refuse_pickles
 from vasuki.models.recurrent_config import MLP_ALONE, RECURRENT
+from vasuki.models.shape import Way
 
 transformers.logging.disable_progress_bar()
 
@@ -62,6 +65,10 @@ _NOT_APPLIED: dict[str, Any] = {
 }
 
 
+class Refused(ModelError):
+    """A model that a backend cannot serve."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model that is ready to run."""
@@ -78,6 +85,7 @@ class LoadedModel:
     kernel: PagedKernel | None = None  # the CPU's attention, where it could be compiled
     compiles: bool = True  # whether what can be compiled or recorded for it is
     compile_s: float = 0.0  # that the kernels took to compile, or to be found on disk
+    way: Way = "ragged"
 
     @property
     def is_on_device(self) -> bool:
@@ -146,6 +154,7 @@ def load_model(
     stays_on_host: Callable[[int, torch.device], bool] | None = None,
     compiles: bool = True,
     kv_dtype: str = "auto",
+    attention: Literal["auto", "ragged", "padded"] = "auto",
 ) -> LoadedModel:
     """Load weights, tokenizer and generation defaults.
 
@@ -156,9 +165,10 @@ def load_model(
         compiles: on a CPU, compute by the kernels of this package where they can be compiled; on CUDA, let steps be
             recorded where they can be.
         kv_dtype: of keys and values; `auto` is the model's.
+        attention: the backend; `auto` is the ragged one, or else the padded one.
 
     Raises:
-        ModelError: the model or its tokenizer cannot be read, or it needs what the ragged backend does not have.
+        ModelError: the model or its tokenizer cannot be read, or it needs what the backend does not have.
     """
     path = model.path
     if not path:
@@ -173,40 +183,94 @@ def load_model(
         config = AutoConfig.from_pretrained(path, **options)
     except Exception as error:
         raise ModelError(f"cannot read model {path}: {_first_line(error)}") from None
-    text_config = config.get_text_config()
-    _refuse_config(path, text_config)
-    tokenizer = Tokenizer(path, **options)
-    uses_kernels = compiles and device.type == "cpu"
-    kernels, compile_s = _timed(load_cpu_kernels) if uses_kernels else (None, 0.0)
-    dtype = resolve_dtype(model.dtype, getattr(text_config, "dtype", None), device, kernels)
+    loading = _Loading(model, path, options, device, config, stays_on_host, compiles, kv_dtype)
+    if attention == "padded":
+        return loading.padded()
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=dtype,
-            attn_implementation=ragged_attention.NAME,
-            use_safetensors=None if model.allow_pickle else True,
-            **options,
+        return loading.ragged()
+    except Refused as refusal:
+        if attention == "ragged":
+            raise
+        try:
+            return loading.padded()
+        except Refused as error:
+            raise ModelError(f"{refusal}; {str(error).removeprefix(f'{path}: ')}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """What there is to load: the arguments of `load_model`, with what they stand for."""
+
+    model: ModelConfig
+    path: str
+    options: dict[str, Any]
+    device: torch.device
+    config: Any
+    stays_on_host: Callable[[int, torch.device], bool] | None
+    compiles: bool
+    kv_dtype: str
+
+    def ragged(self) -> LoadedModel:
+        """For the ragged backend. Raises Refused if that does not serve it."""
+        path, device = self.path, self.device
+        _refuse_config(path, self.config.get_text_config())
+        uses_kernels = self.compiles and device.type == "cpu"
+        kernels, compile_s = _timed(load_cpu_kernels) if uses_kernels else (None, 0.0)
+        tokenizer = Tokenizer(path, **self.options)
+        dtype = self._dtype(kernels)
+        try:
+            loaded = self._weights(dtype, attn_implementation=ragged_attention.NAME)
+        except (ValueError, KeyError, NotImplementedError) as error:  # from models that know no other attention
+            raise Refused(f"{path}: the ragged backend cannot serve it: {_first_line(error)}") from None
+        if kernels:
+            kernels.install(loaded)
+        loaded = self._on_device(loaded)
+        ready = prepare(
+            loaded, tokenizer, _generation(loaded), path, self.kv_dtype, dtype=dtype, uses_kernels=uses_kernels
         )
-        generation = getattr(loaded, "generation_config", None) or GenerationConfig()
-    except ModelError:
-        raise
-    except Exception as error:
-        raise ModelError(f"cannot load model {path}: {_first_line(error)}") from None
-    loaded = loaded.eval()
-    if kernels:
-        kernels.install(loaded)
-    weight_bytes = sum(p.numel() * p.element_size() for p in loaded.parameters())
-    if stays_on_host is None or not stays_on_host(weight_bytes, device):
-        loaded = loaded.to(device)
-    ready = prepare(loaded, tokenizer, generation, path, kv_dtype, dtype=dtype, uses_kernels=uses_kernels)
-    if ready.recurrent and device.type == "cuda" and (packages := missing_packages(loaded)):
-        log.warning(
-            "%s: its recurrent layers run by torch's operators, several times as slowly as by the kernels that "
-            "transformers takes from %s; pip install them",
-            path,
-            " and ".join(packages),
+        if ready.recurrent and device.type == "cuda" and (packages := missing_packages(loaded)):
+            log.warning(
+                "%s: its recurrent layers run by torch's operators, several times as slowly as by the kernels that "
+                "transformers takes from %s; pip install them",
+                path,
+                " and ".join(packages),
+            )
+        return replace(ready, device=device, compiles=self.compiles, compile_s=compile_s + ready.compile_s)
+
+    def padded(self) -> LoadedModel:
+        """For the padded backend, with the model's own attention. Raises Refused if that does not serve it."""
+        tokenizer = Tokenizer(self.path, **self.options)
+        try:
+            loaded = self._weights(self._dtype(None))
+        except (ValueError, KeyError, NotImplementedError) as error:
+            raise ModelError(f"cannot load model {self.path}: {_first_line(error)}") from None
+        loaded = self._on_device(loaded)
+        ready = prepare_padded(loaded, tokenizer, _generation(loaded), self.path, self.kv_dtype)
+        return replace(ready, device=self.device)
+
+    def _dtype(self, kernels: CPUKernels | None) -> torch.dtype:
+        return resolve_dtype(
+            self.model.dtype, getattr(self.config.get_text_config(), "dtype", None), self.device, kernels
         )
-    return replace(ready, device=device, compiles=compiles, compile_s=compile_s + ready.compile_s)
+
+    def _weights(self, dtype: torch.dtype, **options: Any) -> Any:
+        """The model in host memory. Raises ModelError, and what its class raises of an attention that it lacks."""
+        options |= {"dtype": dtype, "use_safetensors": None if self.model.allow_pickle else True}
+        try:
+            return AutoModelForCausalLM.from_pretrained(self.path, **options, **self.options).eval()
+        except (ModelError, ValueError, KeyError, NotImplementedError):
+            raise
+        except Exception as error:
+            raise ModelError(f"cannot load model {self.path}: {_first_line(error)}") from None
+
+    def _on_device(self, loaded: Any) -> Any:
+        weight_bytes = sum(p.numel() * p.element_size() for p in loaded.parameters())
+        waits = self.stays_on_host is not None and self.stays_on_host(weight_bytes, self.device)
+        return loaded if waits else loaded.to(self.device)
+
+
+def _generation(model: Any) -> Any:
+    return getattr(model, "generation_config", None) or GenerationConfig()
 
 
 def prepare(
@@ -237,12 +301,39 @@ def prepare(
         stateful = _wrap_recurrent(model, config)
         layout = probe(model, config.num_hidden_layers, _silent_layers(config, stateful))
     except ragged_attention.Unsupported as error:
-        raise ModelError(f"{refused}: {error}") from None
+        raise Refused(f"{refused}: {error}") from None
     except TypeError as error:  # what a step calls a model with, one that is not on the interface need not take
         if getattr(model, "_supports_attention_backend", False):
             raise
-        raise ModelError(f"{refused}: {NOT_ON_INTERFACE} ({_first_line(error)})") from error
-    dtype = dtype or model.dtype
+        raise Refused(f"{refused}: {NOT_ON_INTERFACE} ({_first_line(error)})") from error
+    ready = replace(_described(model, tokenizer, generation, name, layout, kv_dtype, dtype), recurrent=stateful)
+    if not uses_kernels or model.device.type != "cpu":
+        return ready
+    types = (model.dtype, ready.kv_layout.dtype, ready.dtype is torch.bfloat16)
+    kernel, compile_s = _timed(partial(paged_attention.load_kernel, layout.head_dims, *types))
+    return replace(ready, kernel=kernel, compile_s=compile_s)
+
+
+def prepare_padded(model: Any, tokenizer: Tokenizer, generation: Any, name: str, kv_dtype: str = "auto") -> LoadedModel:
+    """Check and describe a model that has its own attention, for the padded backend. Raises Refused by name."""
+    try:
+        way, layout = probe_padded(model)
+    except ragged_attention.Unsupported as error:
+        raise Refused(f"{name}: the padded backend cannot serve {type(model).__name__}: {error}") from None
+    return replace(_described(model, tokenizer, generation, name, layout, kv_dtype), way=way, compiles=False)
+
+
+def _described(
+    model: Any,
+    tokenizer: Tokenizer,
+    generation: Any,
+    name: str,
+    layout: KVLayout,
+    kv_dtype: str,
+    dtype: torch.dtype | None = None,
+) -> LoadedModel:
+    """What is the same for both backends. The arguments are those of `prepare`."""
+    config, dtype = model.config.get_text_config(), dtype or model.dtype
     layout = replace(layout, dtype=dtype if kv_dtype == "auto" else getattr(torch, kv_dtype))
     _warn_of_context(name, config)
     _warn_of_penalties(generation)
@@ -250,12 +341,7 @@ def prepare(
     if eos is None:
         eos = tokenizer.eos_token_id
     eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
-    ready = LoadedModel(model, tokenizer, config, eos_ids, layout, dtype, model.device, stateful)
-    if not uses_kernels or model.device.type != "cpu":
-        return ready
-    types = (model.dtype, layout.dtype, dtype is torch.bfloat16)
-    kernel, compile_s = _timed(partial(paged_attention.load_kernel, layout.head_dims, *types))
-    return replace(ready, kernel=kernel, compile_s=compile_s)
+    return LoadedModel(model, tokenizer, config, eos_ids, layout, dtype, model.device)
 
 
 def _timed(load: Callable[[], T]) -> tuple[T, float]:
@@ -268,7 +354,7 @@ def _refuse_config(name: str, config: Any) -> None:
     """Refuse what a configuration announces and the backend lacks."""
     layer_types = set(_layer_types(config))
     if odd := sorted(layer_types - _ATTENTION_LAYER_TYPES - RECURRENT - MLP_ALONE):
-        raise ModelError(f"{name}: the ragged backend cannot serve {config.model_type}: it has {', '.join(odd)} layers")
+        raise Refused(f"{name}: the ragged backend cannot serve {config.model_type}: it has {', '.join(odd)} layers")
 
 
 def _wrap_recurrent(model: Any, config: Any) -> RecurrentLayers | None:

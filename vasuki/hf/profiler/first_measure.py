@@ -101,6 +101,8 @@ SIZES = (
     Size(96, 0, _SHORT),
     Size(0, 512, 512),
 )
+# Of rows that are computed one after another: a call has one, and starts at its first token.
+SIZES_ALONE = (Size(0, 1, 1), Size(0, 64, 64), Size(0, 256, 256), Size(0, 512, 512))
 
 
 @dataclass(slots=True)
@@ -181,7 +183,8 @@ def time_steps(loaded: LoadedModel, cost_model: CostModel, budget_of: Callable[[
         budget_of: see `measure_first`.
     """
     started_s, shape = time.perf_counter(), cost_model.shape
-    sizes = list(dict.fromkeys(size.within(min(loaded.max_context, shape.max_context_tokens)) for size in SIZES))
+    most = min(loaded.max_context, shape.max_context_tokens)
+    sizes = list(dict.fromkeys(size.within(most) for size in (SIZES_ALONE if loaded.way == "alone" else SIZES)))
     room = _MEMORY_SHARE * available_bytes(loaded.device) / max(1, loaded.kv_layout.bytes_per_token)
     sizes = [size for size in sizes if size.kv_tokens <= room] or sizes[:1]
     executor = _executor(loaded, sizes)

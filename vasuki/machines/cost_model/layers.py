@@ -148,7 +148,7 @@ class LayerModel:
         full = self._layer_attention(
             self.full_heads, work.decode_context_tokens, work.chunk_pairs, work.chunk_context_tokens
         )
-        full = full.slowed(in_step := self.in_step(work.num_tokens))
+        full = full.slowed(in_step := self.in_step(work.one_call.num_tokens))
         full = full.scaled(layers * shape.num_full_layers / shape.num_layers)
         if not shape.num_windowed_layers:
             return full

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vasuki.machines.cost_model.copies import Copies, HostTraffic
@@ -13,6 +14,7 @@ from vasuki.machines.cost_model.stages import Part
 from vasuki.machines.cost_model.step_cost import StepCost, energy_j
 from vasuki.machines.cost_model.terms import StepTerms, step_terms
 from vasuki.machines.cost_model.times import PartTimes, StepTime
+from vasuki.machines.cost_model.unpacked import Piece, padded_work, work_alone
 from vasuki.machines.cost_model.work import StepWork
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
@@ -36,6 +38,8 @@ class CostModel:
     """
 
     def __init__(self, shape: ModelShape, profile: HardwareProfile, layout: Layout | None = None) -> None:
+        if shape.way != "ragged":  # windows are masks then, see `unpacked`
+            shape = replace(shape, sliding_window=0, num_windowed_layers=0)
         self.shape = shape
         self.profile = profile
         self.layout = layout or Layout()
@@ -53,11 +57,22 @@ class CostModel:
 
     def work(self, tokens: Iterable[int], contexts: Iterable[int], num_samples: int | None = None) -> StepWork:
         """The work of chunks of so many tokens that end at these contexts, with this model's sliding window."""
+        if self.shape.way != "ragged":
+            sizes = sorted(zip(tokens, contexts, strict=True), key=lambda size: size[0] != 1)
+            pieces = [Piece(end - count, count, num_samples != 0) for count, end in sizes]
+            return self._unpacked(pieces, sum(piece.num_tokens == 1 for piece in pieces), ())
         return StepWork.of(tokens, contexts, num_samples, self.shape.sliding_window)
 
     def batch_work(self, batch: Batch, copies: tuple[Copies, ...] = ()) -> StepWork:
         """The work of a scheduled batch, with this model's sliding window."""
+        if self.shape.way != "ragged":
+            pieces = [Piece(start, 1, True) for start in batch.starts]
+            pieces += [Piece(start, count, samples) for _, start, count, samples in batch.prefills]
+            return self._unpacked(pieces, len(batch.starts), copies)
         return StepWork.from_batch(batch, self.shape.sliding_window, copies)
+
+    def _unpacked(self, pieces: Sequence[Piece], num_decodes: int, copies: tuple[Copies, ...]) -> StepWork:
+        return work_alone(pieces, copies) if self.shape.way == "alone" else padded_work(pieces, num_decodes, copies)
 
     # --- part by part ------------------------------------------------------------------------------------------------
 
@@ -92,7 +107,7 @@ class CostModel:
         linear, elementwise, outside, network_s = times.beside_attention(work)
         attention = self._layers.attention(work, part.layers)
         device_s = linear.total_s + elementwise.total_s + outside.total_s + network_s + attention.total_s
-        total_s, exposed_s, hidden_s = times.added_up(device_s, self._traffic.moves(work.copies))
+        total_s, exposed_s, hidden_s = times.added_up(device_s, self._traffic.moves(work.copies), work.calls)
 
         flops = self._flops(work, part)
         devices = self.layout.tensor_parallel
@@ -106,7 +121,7 @@ class CostModel:
             elementwise_s=elementwise.total_s,
             outside_s=outside.total_s,
             network_s=network_s,
-            launch_s=times.busy_s(device_s) - device_s,
+            launch_s=times.busy_s(device_s, work.calls) - device_s,
             overhead_s=part.overhead_s(self.profile.overheads),
             exposed_copy_s=exposed_s,
             hidden_copy_s=hidden_s,

@@ -55,7 +55,7 @@ class PartTimes:
         self._traffic = traffic
         self._launches_s = launches_s
         self._overhead_s = part.overhead_s(profile.overheads)
-        self._fixed_cache: dict[tuple[int, int, int, int], float] = {}
+        self._fixed_cache: dict[tuple[int, ...], float] = {}
 
     def once(self, work: StepWork) -> StepTime:
         """One step."""
@@ -69,8 +69,8 @@ class PartTimes:
                 work.windowed_decode_context_tokens, work.windowed_chunk_pairs, work.windowed_chunk_context_tokens
             )
             attention_s += windowed_s * shape.num_windowed_layers / shape.num_layers
-        attention_s *= part.layers * self._layers.in_step(work.num_tokens)
-        return self.added_up(self._fixed_s(work) + attention_s, self._traffic.moves(work.copies))
+        attention_s *= part.layers * self._layers.in_step(work.one_call.num_tokens)
+        return self.added_up(self._fixed_s(work) + attention_s, self._traffic.moves(work.copies), work.calls)
 
     def repeated(
         self,
@@ -87,7 +87,7 @@ class PartTimes:
             return
         windowed_layers = self._shape.num_windowed_layers
         layers = self._shape.num_full_layers
-        in_step = self._layers.in_step(tokens)
+        in_step = self._layers.in_step(work.one_call.num_tokens)
         full, windowed = in_step * layers, in_step * windowed_layers
         all_fits = not windowed_layers or (
             self._layers.is_uniform and self._fits_into_window(work, num_steps, window_rooms)
@@ -115,9 +115,9 @@ class PartTimes:
                 device_s += windowed * (attention_s if all_fits else windowed_seconds(*next(windowed_sums)))
             if streamed_layers:
                 streamed_s = transfer_s((decode_context + chunk_context) * token_bytes + block_bytes)
-                yield added_up(device_s, [*moves, (streamed_s, True)])
+                yield added_up(device_s, [*moves, (streamed_s, True)], work.calls)
             else:
-                yield added_up(device_s, moves)
+                yield added_up(device_s, moves, work.calls)
             decode_context += decodes
             chunk_context += chunk_tokens
             pairs += more_pairs
@@ -160,30 +160,32 @@ class PartTimes:
                 pairs = windowed_causal_pairs(chunk_tokens, chunk_end, window)
                 chunk_context = min(chunk_end, window + chunk_tokens)
 
-    def added_up(self, device_s: float, moves: Sequence[tuple[float, bool]]) -> StepTime:
+    def added_up(self, device_s: float, moves: Sequence[tuple[float, bool]], calls: int = 1) -> StepTime:
         """THE sum of a step: what the device is busy with, or the launches of its kernels where these take longer; the
         step's overhead; and what copies do not hide.
 
         Args:
             device_s: kernels and network.
             moves: of the step's copies, from `HostTraffic.moves`.
+            calls: forwards that the step takes.
         """
-        busy_s = self.busy_s(device_s)
+        busy_s = self.busy_s(device_s, calls)
         if not moves:
             return StepTime(busy_s + self._overhead_s)
         hidden_s, exposed_s = self._traffic.hidden_and_exposed_s(moves, busy_s)
         return StepTime(busy_s + self._overhead_s + exposed_s, exposed_s, hidden_s)
 
-    def busy_s(self, device_s: float) -> float:
+    def busy_s(self, device_s: float, calls: int = 1) -> float:
         """Launches run ahead of a GPU; a CPU launches its own."""
-        return device_s + self._launches_s if self._on_cpu else max(device_s, self._launches_s)
+        launches_s = calls * self._launches_s
+        return device_s + launches_s if self._on_cpu else max(device_s, launches_s)
 
     def _fixed_s(self, work: StepWork) -> float:
         """Device time outside attention: it depends on the numbers of tokens and samples alone, and where layers are
         recurrent on those of rows."""
         num_tokens, num_samples = work.num_tokens, work.num_samples
         rows = (work.num_decodes, work.num_chunks) if self._shape.recurrent else (0, 0)
-        key = (num_tokens, num_samples, *rows)
+        key = (num_tokens, num_samples, *rows, work.calls)
         fixed_s = self._fixed_cache.get(key)
         if fixed_s is None:
             linear, elementwise, outside, network_s = self.beside_attention(work)
@@ -194,6 +196,10 @@ class PartTimes:
     def beside_attention(self, work: StepWork) -> tuple[OperatorCost, OperatorCost, OperatorCost, float]:
         """What the device computes beside attention: matmuls and elementwise operators of the layers, what is outside
         them, and seconds on the network."""
-        linear, elementwise = self._layers.in_part(work, self.part)
-        outside = self._layers.outside(work.num_tokens, work.num_samples, self.part)
-        return linear, elementwise, outside, self._network.part_s(work.num_tokens, self.part)
+        calls, work = work.calls, work.one_call
+        costs = (
+            *self._layers.in_part(work, self.part),
+            self._layers.outside(work.num_tokens, work.num_samples, self.part),
+        )
+        linear, elementwise, outside = [cost.scaled(calls) for cost in costs] if calls > 1 else costs
+        return linear, elementwise, outside, calls * self._network.part_s(work.num_tokens, self.part)

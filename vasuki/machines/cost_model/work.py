@@ -30,6 +30,16 @@ class StepWork(NamedTuple):
     windowed_chunk_context_tokens: int = 0
     windowed_chunk_pairs: float = 0
     copies: tuple[Copies, ...] = ()
+    calls: int = 1  # forwards of the model that the step takes
+
+    @property
+    def one_call(self) -> StepWork:
+        """The mean of its calls, as far as their tokens go."""
+        if self.calls == 1:
+            return self
+        counts = (self.num_tokens, self.num_samples, self.num_decodes, self.num_chunks)
+        tokens, samples, decodes, chunks = (round(count / self.calls) for count in counts)
+        return self._replace(num_tokens=max(1, tokens), num_samples=samples, num_decodes=decodes, num_chunks=chunks)
 
     @classmethod
     def of(

@@ -18,7 +18,7 @@ from vasuki.planner.offload.parking import parked, prefilled_ahead
 from vasuki.planner.offload.streaming import streamed
 from vasuki.planner.prediction import Prediction, loss_s, makespan_s, predict_like, preferred
 
-_STATES_STAY = "rows carry states through recurrent layers, which stay on the device"
+_STATES_STAY = "rows carry states of their own, which stay on the device"
 
 
 def choose_offload(problem: Problem, base: Prediction) -> Prediction:
@@ -28,7 +28,7 @@ def choose_offload(problem: Problem, base: Prediction) -> Prediction:
     """
     modes = _modes(problem)
     plain = _without_preemption(problem, base)
-    if problem.shape.recurrent:
+    if not problem.shape.in_blocks:
         chosen = because(plain, OffloadPlan("none", _STATES_STAY))
     elif "ahead" in modes:
         ahead = prefilled_ahead(problem, plain)
@@ -43,7 +43,7 @@ def choose_offload(problem: Problem, base: Prediction) -> Prediction:
 
 def may_offload(problem: Problem) -> bool:
     """Whether KV may pass over the link. States stay on the device, and so does the KV beside them."""
-    return any(mode != "none" for mode in _modes(problem)) and not problem.shape.recurrent
+    return any(mode != "none" for mode in _modes(problem)) and problem.shape.in_blocks
 
 
 def _modes(problem: Problem) -> tuple[OffloadMode, ...]:

@@ -1,0 +1,89 @@
+"""A batch through a model that knows no packed attention: logits of the tokens that it samples, in batch order.
+
+`Padded` computes rectangles over blocks. `Alone` gives each row a cache of the model's own kind and computes one row
+after another: for layers that carry a state from token to token, or that keep of tokens what no block holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from vasuki.engine.batch import Batch, ScheduledChunk
+from vasuki.engine.rectangles import rectangles
+from vasuki.engine.sequence import Sequence, Status
+from vasuki.hf.attention.inputs import tokens_of
+from vasuki.hf.kv.kv_cache import KVCache
+from vasuki.hf.kv.kv_mover import KVMover
+from vasuki.hf.padded.block_cache import block_cache
+from vasuki.hf.padded.calls import ModelCall
+from vasuki.hf.padded.rectangles import Rectangle
+
+
+class Forward(Protocol):
+    """Computes batches."""
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        """Compute every chunk. Returns `[num_samples, vocab_size]`."""
+        ...
+
+
+class Padded:
+    """Rectangles over the blocks of a cache.
+
+    Args:
+        model: a causal LM of transformers.
+        cache: its KV memory.
+        offload: moves KV beside the compute.
+    """
+
+    def __init__(self, model: Any, cache: KVCache, offload: KVMover | None = None) -> None:
+        self._call, self._cache, self._offload = ModelCall(model), cache, offload
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        logits: dict[int, torch.Tensor] = {}
+        chunks = batch.chunks
+        for group in rectangles([(chunk.start, chunk.num_tokens) for chunk in chunks], len(batch.decodes)):
+            rectangle = Rectangle.of([chunks[i] for i in group], self._cache)
+            cache = block_cache(self._cache, rectangle, self._offload)
+            last, _ = self._call(rectangle.input_ids, rectangle.position_ids, rectangle.mask, cache)
+            logits |= zip(group, last, strict=True)
+        return _sampled(batch, logits)
+
+
+class Alone:
+    """One row after another, each with a cache of its own.
+
+    Most models can't go on with several tokens at once from such a state: a prompt that comes in chunks is computed
+    with its last one. A row that was preempted, and one that shares a prefix, is computed from its first token.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._call = ModelCall(model)
+        self._device = model.device
+        self._kept: dict[Sequence, tuple[int, Any]] = {}  # tokens of each running row, and its cache
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        self._kept = {row: kept for row, kept in self._kept.items() if row.status is Status.RUNNING}
+        return _sampled(batch, {i: self._compute(chunk) for i, chunk in enumerate(batch.chunks) if chunk.samples})
+
+    def _compute(self, chunk: ScheduledChunk) -> torch.Tensor:
+        """Logits `[vocab_size]` behind the chunk."""
+        start, cache = self._kept.pop(chunk.sequence, (0, None))
+        if start != chunk.start or chunk.num_tokens > 1:
+            start, cache = 0, None
+        tokens = np.asarray(tokens_of(chunk.sequence, start, chunk.end), np.int64)
+        input_ids = torch.from_numpy(tokens).to(self._device).unsqueeze(0)
+        positions = torch.arange(start, chunk.end, device=self._device).unsqueeze(0)
+        mask = torch.ones(1, chunk.end, dtype=torch.int64, device=self._device)
+        logits, cache = self._call(input_ids, positions, mask, cache)
+        self._kept[chunk.sequence] = chunk.end, cache
+        return logits[0]
+
+
+def _sampled(batch: Batch, logits: dict[int, torch.Tensor]) -> torch.Tensor:
+    """Those of the chunks that sample, `[num_samples, vocab_size]`."""
+    samples = [logits[i] for i, chunk in enumerate(batch.chunks) if chunk.samples]
+    return torch.stack(samples) if samples else torch.zeros(0, 1)

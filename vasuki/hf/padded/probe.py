@@ -1,0 +1,152 @@
+"""The probe of the padded backend: a few rows through the model in both ways, by `generate` and by this backend.
+
+    step 1    a a a a a a a      step 2    . . . a      step 3    . a a      and so on, to the last token
+              . . . . b b b                . . . b                . . b
+                                           c c c                  c c
+
+Rows join with whole prompts and with parts of them, so that padding lies before prompts and beside longer rows. What
+`generate` says of each by itself is fed to both, and logits are compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import GenerationConfig
+from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+
+from vasuki.base.errors import one_line
+from vasuki.engine.batch import Batch, ScheduledChunk
+from vasuki.engine.blocks import BlockTable
+from vasuki.engine.sequence import Request, Sequence, Status
+from vasuki.hf.attention.ragged_attention import Unsupported
+from vasuki.hf.kv.kv_cache import KVCache, KVLayout
+from vasuki.hf.padded.block_cache import layout_of
+from vasuki.hf.padded.calls import ModelCall
+from vasuki.hf.padded.forward import Alone, Forward, Padded
+from vasuki.models.shape import Way
+
+log = logging.getLogger(__name__)
+
+_PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
+_PROMPTS = ((7, 7), (3, 3), (5, 3))  # tokens of each prompt, and those of its first chunk
+_JOINS = (0, 0, 1)  # step of each
+_NEW_TOKENS = 4
+_BLOCK_TOKENS = 4
+_ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-3}  # mean difference of logits, in their standard deviation
+_ROUGHLY = 0.1  # the same of other types
+
+
+def probe(model: Any) -> tuple[Way, KVLayout]:
+    """How a model's rows can be computed, and what its layers store. Raises Unsupported by name."""
+    vocab_size = int(model.config.get_text_config().vocab_size)
+    prompts = [(np.arange(count) * (row + 2) + 3) % vocab_size for row, (count, _) in enumerate(_PROMPTS)]
+    own = _own_cache(model, prompts[0])
+    layout = layout_of(own, model.dtype)
+    try:
+        expected = [_generated(model, prompt) for prompt in prompts]
+    except Exception as error:
+        raise Unsupported(f"`generate` does not run it: {one_line(error)}") from None
+    if not all(type(layer) in _PLAIN_LAYERS for layer in own.layers):
+        why = "it keeps more of a row than keys and values"
+    elif hasattr(model.config, "keep_window_size"):  # Doge; equal weights are common where a token is repeated
+        why = "it attends to the tokens of the largest weights, and tells equal ones apart by their column"
+    else:
+        blocks = KVCache(layout, 3 * len(prompts), _BLOCK_TOKENS, model.device)
+        for layer in blocks.layers:
+            layer.fill_(7.0)  # finite, and ruinous where a stale value is read
+        why = _difference(model, Padded(model, blocks), prompts, expected)
+    if not why:
+        return "padded", layout
+    if alone := _difference(model, Alone(model), prompts, expected):
+        raise Unsupported(alone)
+    log.info("%s is computed row by row: %s", type(model).__name__, why)
+    return "alone", layout
+
+
+def _own_cache(model: Any, prompt: np.ndarray) -> Any:
+    """What a model keeps of a prompt. Raises Unsupported if that is nothing."""
+    ids = torch.from_numpy(prompt).to(model.device).unsqueeze(0)
+    try:
+        _, cache = ModelCall(model)(ids, torch.arange(len(prompt)).to(ids).unsqueeze(0), torch.ones_like(ids), None)
+        if cache is None:
+            others = ids.clone()
+            others[:, -1] = 0
+            with torch.inference_mode():
+                first, second = (model(input_ids=each).logits[:, 0] for each in (ids, others))
+    except Exception as error:
+        raise Unsupported(f"it does not run as a causal model does: {one_line(error)}") from None
+    if cache is None:
+        causal = torch.equal(first, second)
+        raise Unsupported("it keeps no keys and values" if causal else "its tokens attend to those behind them")
+    return getattr(cache, "self_attention_cache", cache)  # of a decoder that could have an encoder
+
+
+def _generated(model: Any, prompt: np.ndarray) -> tuple[list[int], torch.Tensor]:
+    """Greedy tokens of `generate`, and the logits of each, `[_NEW_TOKENS, vocab_size]`."""
+    ids = torch.from_numpy(prompt).to(model.device).unsqueeze(0)
+    asked = GenerationConfig(
+        max_new_tokens=_NEW_TOKENS,
+        do_sample=False,
+        num_beams=1,
+        eos_token_id=-1,  # which no token is; None would mean the model's own
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=asked)
+    return output.sequences[0, len(prompt) :].tolist(), torch.cat(output.logits).float()
+
+
+def _difference(
+    model: Any, forward: Forward, prompts: list[np.ndarray], expected: list[tuple[list[int], torch.Tensor]]
+) -> str:
+    """What is wrong with this way of computing; empty if nothing is."""
+    try:
+        found = _computed(forward, prompts, [tokens for tokens, _ in expected])
+    except Exception as error:
+        return f"{type(error).__name__}: {one_line(error)}"
+    rounding = _ROUNDING.get(model.dtype, _ROUGHLY)
+    for ours, (_, theirs) in zip(found, expected, strict=True):
+        if not (ours - theirs).abs().mean() <= rounding * theirs.std():  # nor where one is no number
+            return "its tokens are not those of `generate`"
+    return ""
+
+
+def _computed(forward: Forward, prompts: list[np.ndarray], tokens: list[list[int]]) -> list[torch.Tensor]:
+    """Logits of each row behind its prompt and its tokens, `[_NEW_TOKENS, vocab_size]`."""
+    rows = [
+        Sequence(
+            Request(row, row, len(prompt), _NEW_TOKENS, prompt),
+            block_table=BlockTable(device=list(range(3 * row, 3 * row + 3))),
+            status=Status.RUNNING,
+        )
+        for row, prompt in enumerate(prompts)
+    ]
+    logits: list[list[torch.Tensor]] = [[] for _ in rows]
+    for step in itertools.count():
+        prefills, decodes = [], []
+        for i, row in enumerate(rows):
+            if len(logits[i]) == _NEW_TOKENS or step < _JOINS[i]:
+                continue
+            start = row.num_computed_tokens
+            if row.is_decoding:
+                decodes.append(row)
+            else:
+                end = row.num_prompt_tokens if start else _PROMPTS[i][1]
+                prefills.append(ScheduledChunk(row, start, end - start, end == row.num_prompt_tokens))
+        batch = Batch(decodes, [row.num_computed_tokens for row in decodes], prefills, [])
+        if not batch.chunks:
+            return [torch.stack(each).float() for each in logits]
+        last = iter(forward(batch))
+        for chunk in batch.chunks:
+            row, i = chunk.sequence, chunk.sequence.request.row
+            row.num_computed_tokens = chunk.end
+            if chunk.samples:
+                logits[i].append(next(last))
+                row.output_token_ids.append(tokens[i][len(row.output_token_ids)])
+    raise AssertionError

@@ -1,0 +1,70 @@
+"""The work of a step whose chunks don't share one packed forward: columns of rectangles, or calls row by row.
+
+    padded    a call for each rectangle; every row has as many new tokens and as long a context as the longest
+    alone     a call for each row; a prompt is computed with its last chunk, from its first token
+
+Windows are masks there: what they hide is computed all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from vasuki.engine.rectangles import rectangles
+from vasuki.machines.cost_model.copies import Copies
+from vasuki.machines.cost_model.work import StepWork
+
+
+class Piece(NamedTuple):
+    """A chunk as the cost model sees it."""
+
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+class _Call(NamedTuple):
+    """A forward of `rows` rows of `new` tokens, over `width` columns of keys."""
+
+    rows: int
+    new: int
+    width: int
+
+
+def padded_work(pieces: Sequence[Piece], num_decodes: int, copies: tuple[Copies, ...] = ()) -> StepWork:
+    """The work of the padded backend; decodes come first."""
+    groups = rectangles([(piece.start, piece.num_tokens) for piece in pieces], num_decodes)
+    calls = []
+    for group in groups:
+        chosen = [pieces[i] for i in group]
+        width = max(piece.start + piece.num_tokens for piece in chosen)
+        calls.append(_Call(len(group), max(piece.num_tokens for piece in chosen), width))
+    return _work(calls, sum(piece.samples for piece in pieces), copies)
+
+
+def work_alone(pieces: Sequence[Piece], copies: tuple[Copies, ...] = ()) -> StepWork:
+    """The work of rows that are computed one after another."""
+    ends = [(piece.num_tokens, piece.start + piece.num_tokens) for piece in pieces if piece.samples]
+    return _work([_Call(1, end if count > 1 else 1, end) for count, end in ends], len(ends), copies)
+
+
+def _work(calls: Sequence[_Call], num_samples: int, copies: tuple[Copies, ...]) -> StepWork:
+    decodes = [call for call in calls if call.new == 1]
+    longer = [call for call in calls if call.new > 1]
+    num_decodes = sum(call.rows for call in decodes)
+    sums = (
+        sum(call.rows * call.width for call in decodes),
+        sum(call.rows * call.width for call in longer),
+        sum(call.rows * call.new * call.width for call in longer),
+    )
+    return StepWork(
+        num_decodes + sum(call.rows * call.new for call in longer),
+        num_samples,
+        num_decodes,
+        sum(call.rows for call in longer),
+        *sums,
+        *sums,
+        copies,
+        max(1, len(calls)),
+    )
