@@ -6,7 +6,7 @@ a model with 135 million parameters on the generic CPU. Every figure is the mean
     known        vasuki, told how long outputs will be
     learned      vasuki, which only knows that a row has at most 4,096 tokens, and learns the rest
     first come   the same with rows in the order in which they come
-    vllm         prompts first, whole, in the order in which they come
+    vllm         as vLLM does it at present: rows as they come, chunked prompts beside decodes
 
     python scripts/reproduce/bound_table.py --lengths arxiv_summarization_lengths.csv  # the table in docs/planner.md
 
