@@ -11,9 +11,9 @@ from vasuki.commands.fleet.messages import Ended, Finish, Lease, Note, Report, S
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Progress, Request, Sequence
 from vasuki.io.output.trace import StepRecord
+from vasuki.simulator.pipeline import ASK_BELOW
 
 REPORT_EVERY_S = 0.2  # while there is nothing that the driver waits for
-ASK_BELOW = 16  # rows at hand: the scheduler holds as many itself
 
 
 class Driver(Protocol):
