@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from tiny_job import WORDS, job_tree
 from vasuki.base import commits
 from vasuki.base.config import load_job
 from vasuki.commands.fleet.driver import run_on_replicas
-from vasuki.commands.fleet.messages import Report, ToDriver
+from vasuki.commands.fleet.messages import ToDriver
 from vasuki.commands.fleet.processes import Processes
 from vasuki.commands.run import run_job
 from vasuki.io.location import Location
@@ -26,6 +27,7 @@ from vasuki.io.output.trace import read_trace
 from vasuki.machines.split import Share
 
 NUM_ROWS = 60
+KILLS = int(os.environ.get("VASUKI_KILLS", "0")) // 10
 HERE = tuple(os.sched_getaffinity(0))
 SHARES = [Share(processors=HERE[:1], threads=1), Share(processors=HERE[-1:], threads=1)]
 
@@ -60,21 +62,35 @@ def expected(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> pa.T
 
 
 class KillsReplicas(Processes):
-    """Kills one of them, in the midst of its rows."""
+    """Kills the first one behind so many of its messages."""
 
-    reports = 0
+    messages = 0
+    kills_at = 14
 
     def receive(self, timeout_s: float) -> list[tuple[int, ToDriver | None]]:
         said = super().receive(timeout_s)
         for index, message in said:
-            if isinstance(message, Report) and index == 0:
-                self.reports += 1
-                if self.reports == 12:
+            if index == 0 and message is not None:
+                self.messages += 1
+                if self.messages == self.kills_at:
                     self._running[0][0].kill()
         return said
 
 
-def test_a_replica_that_is_killed_costs_no_row(
+@pytest.mark.parametrize("kills_at", random.Random(7).sample(range(1, 40), KILLS))
+def test_a_replica_that_is_killed_at_any_moment_costs_no_row(
+    tmp_path: Path, tiny_model: Path, expected: pa.Table, monkeypatch: pytest.MonkeyPatch, kills_at: int
+) -> None:
+    """From the moment on at which it has loaded its model."""
+    monkeypatch.setattr("vasuki.commands.fleet.driver.Processes", KillsReplicas)
+    monkeypatch.setattr(KillsReplicas, "kills_at", kills_at)
+    monkeypatch.setattr(commits, "COMMIT_S", 0.02)
+    job = job_into(tmp_path / "job", tiny_model)
+    assert run_on_replicas(load_job(str(job)), SHARES, quiet=True).manifest.rows.succeeded == NUM_ROWS
+    assert answers(job).equals(expected)
+
+
+def test_a_replica_that_is_killed_is_started_again(
     tmp_path: Path,
     tiny_model: Path,
     expected: pa.Table,

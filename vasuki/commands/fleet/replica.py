@@ -138,6 +138,7 @@ class Replica:
             partial(stays_on_host, config),
             config.engine.compile != "off",
             config.kv.dtype,
+            config.engine.attention,
         )
         if model_fingerprint(config.model) != self.setup.model_fingerprint:
             raise ModelError(f"model {config.model.path} changed while it was loaded; run again when it is whole")
