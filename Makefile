@@ -61,7 +61,8 @@ pytest: $(SETUP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-kill: $(SETUP)
-	VASUKI_KILLS=200 $(BIN)/python -m pytest -n 0 tests/commands/test_killed_runs.py tests/commands/test_troubled_runs.py
+	VASUKI_KILLS=200 $(BIN)/python -m pytest -n 0 tests/commands/test_killed_runs.py tests/commands/test_troubled_runs.py \
+		tests/commands/test_replicas.py
 
 test-hostile: $(SETUP)
 	VASUKI_HOSTILE=300 VASUKI_ROWS=25000 $(BIN)/python -m pytest -n 0 tests/commands/test_hostile_files.py tests/scripts/test_many_rows.py

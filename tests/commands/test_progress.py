@@ -32,7 +32,7 @@ def test_a_file_gets_whole_lines() -> None:
 def test_the_bar_drops_words_that_have_no_room(columns: int, capsys: pytest.CaptureFixture[str]) -> None:
     bar = tqdm(total=1.0, bar_format="{percentage:3.0f}% {bar:10} {desc}", ncols=columns)
     state = ["prompts: 12.3 s left", "1,000/2,000 rows", "12,345 tokens/s", "120 running", "KV 12 %"]
-    progress.Progress._draw(bar, 0.5, state)
+    progress.StatusLine._draw(bar, 0.5, state)
     bar.close()
     last = capsys.readouterr().err.split("\r")[-1].strip()
     assert len(last) <= columns

@@ -2,6 +2,7 @@
 
 cli            the command line
 run            `vasuki run`; watch: the same for each file that arrives; stream: for each row
+fleet/         the same on several devices
 forecast       `vasuki plan` and `simulate`, without a model
 check          `vasuki check`
 starter        `vasuki init`

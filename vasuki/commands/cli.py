@@ -169,6 +169,12 @@ def main() -> None:
     metavar="TIME",
     help="Stop after so long, such as 5h45m, with exit code 75. The same command goes on.",
 )
+@click.option(
+    "--replicas",
+    default=None,
+    metavar="auto|N",
+    help="Share the job among so many GPUs, or groups of a CPU's cores; auto: among all GPUs.",
+)
 def run(
     job_file: str,
     overrides: tuple[str, ...],
@@ -183,6 +189,7 @@ def run(
     fresh: bool,
     retries_errors: bool,
     max_time_s: float,
+    replicas: str | None,
 ) -> None:
     """Run a job, or continue it where the last run stopped.
 
@@ -191,12 +198,23 @@ def run(
     """
     set_up_logs(quiet, log_format)
     from vasuki.base.config import load_job
+    from vasuki.base.errors import JobFileError
+    from vasuki.commands.fleet.driver import run_on_replicas
     from vasuki.commands.run import run_job
+    from vasuki.machines.split import split
     from vasuki.report import summary_lines
 
+    if replicas is not None:
+        overrides = (*overrides, f"engine.replicas={replicas}")
     job = load_job(job_file, _with_gpu(overrides, gpu), trusts_code)
-    with _metrics(metrics_file, metrics_address) as metrics:
-        outcome = run_job(job, shard, fresh, quiet, retries_errors, max_time_s, metrics)
+    shares = split(job.engine.device, job.engine.replicas) if job.engine.replicas != 1 else []
+    if len(shares) > 1 and (metrics_file or metrics_address):
+        raise JobFileError("metrics are those of one device; leave them out, or run without --replicas")
+    if len(shares) > 1:
+        outcome = run_on_replicas(job, shares, shard, fresh, quiet, retries_errors, max_time_s)
+    else:
+        with _metrics(metrics_file, metrics_address) as metrics:
+            outcome = run_job(job, shard, fresh, quiet, retries_errors, max_time_s, metrics)
     if as_json:
         click.echo(json.dumps(outcome.manifest.to_dict()))
     elif not quiet:

@@ -132,7 +132,8 @@ def _simulate(workload: Workload, placement: Placement, policy: str, folder: str
             simulated = simulated_with()
         else:
             with TraceWriter(place / TRACE) as trace:
-                simulated = simulated_with(StepTracer(trace, plan.settings, shape.kv_bytes_per_token, shape.num_layers))
+                tracer = StepTracer(trace.record, plan.settings, shape.kv_bytes_per_token, shape.num_layers)
+                simulated = simulated_with(tracer)
         manifest = simulated_manifest(
             config, workload.config_hash, workload.fingerprint, plan, workload.lengths, simulated, profile
         )

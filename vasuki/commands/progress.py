@@ -61,6 +61,47 @@ def _has_terminal(quiet: bool) -> bool:
     return terminal_width() is not None and not quiet and not is_json()
 
 
+class StatusLine:
+    """A job's state: on a terminal a bar with words beside it, in a log a line now and then.
+
+    Args:
+        first_words: beside the bar, before there is a state.
+        quiet: say nothing.
+    """
+
+    def __init__(self, first_words: str, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._shown_s = time.perf_counter()
+        self._bar = tqdm(total=1.0, bar_format=_BAR_FORMAT, desc=first_words) if _has_terminal(quiet) else None
+
+    def is_due(self) -> bool:
+        """Whether it is time to show the state."""
+        return time.perf_counter() - self._shown_s >= (_BAR_EVERY_S if self._bar else _LINE_EVERY_S)
+
+    def show(self, done_share: float, state: list[str]) -> None:
+        """Show so much of the work as done, and the state, which begins with what matters most."""
+        self._shown_s = time.perf_counter()
+        if self._bar is not None:
+            self._draw(self._bar, done_share, state)
+        elif not self._quiet:
+            log.info("%s of the work done; %s", percent_text(done_share), ", ".join(state))
+
+    def close(self, is_done: bool, state: list[str]) -> None:
+        """Leave the last state on the screen."""
+        if self._bar is not None:
+            self._draw(self._bar, 1.0 if is_done else self._bar.n, state)
+            self._bar.close()
+
+    @staticmethod
+    def _draw(bar: Any, share: float, state: list[str]) -> None:
+        """Redraw the bar, with as much of the state as has room beside it."""
+        room = (terminal_width() or 80) - _BAR_COLUMNS
+        while len(state) > 1 and len(", ".join(state)) > room:
+            state = state[:-1]
+        bar.n = share
+        bar.set_description_str(", ".join(state))
+
+
 class Progress:
     """An engine observer that tells the phase, time left, work done, rows, tokens/s, running sequences and KV use.
 
@@ -83,19 +124,16 @@ class Progress:
         self._total_rows = total_rows
         self._rows_done = rows_done
         self._prediction = prediction
-        self._quiet = quiet
         self._tokens = 0
-        self._started_s = self._shown_s = time.perf_counter()
-        self._bar = tqdm(total=1.0, bar_format=_BAR_FORMAT, desc="prompts") if _has_terminal(quiet) else None
+        self._started_s = time.perf_counter()
+        self._line = StatusLine("prompts", quiet)
 
     def record(
         self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
     ) -> None:
         """Count a step, and show the state if it is time."""
         self._tokens += batch.num_tokens
-        wall_s = time.perf_counter()
-        if wall_s - self._shown_s >= (_BAR_EVERY_S if self._bar else _LINE_EVERY_S):
-            self._shown_s = wall_s
+        if self._line.is_due():
             phase = "prompts" if batch.prefills else "decoding"
             queues = scheduler.queues
             self._show(phase, queues.num_running, queues.pool.num_held / queues.pool.num_blocks)
@@ -110,24 +148,9 @@ class Progress:
             f"KV {percent_text(kv_share)}",
             f"{count_text(self._tokens)} tokens",
         ]
-        if self._bar is not None:
-            self._draw(self._bar, prediction.done_share, state)
-        elif not self._quiet:
-            log.info("%s of the work done; %s", percent_text(prediction.done_share), ", ".join(state))
-
-    @staticmethod
-    def _draw(bar: Any, share: float, state: list[str]) -> None:
-        """Redraw the bar, with as much of the state, which begins with what matters most, as has room beside it."""
-        room = (terminal_width() or 80) - _BAR_COLUMNS
-        while len(state) > 1 and len(", ".join(state)) > room:
-            state = state[:-1]
-        bar.n = share
-        bar.set_description_str(", ".join(state))
+        self._line.show(prediction.done_share, state)
 
     def close(self) -> None:
         """Leave the last state on the screen."""
-        if self._bar is not None:
-            rows, elapsed_s = self._rows_done(), time.perf_counter() - self._started_s
-            share = 1.0 if rows >= self._total_rows else self._bar.n
-            self._draw(self._bar, share, [f"{rows:,} rows", f"{self._tokens / elapsed_s:,.0f} tokens/s"])
-            self._bar.close()
+        rows, elapsed_s = self._rows_done(), time.perf_counter() - self._started_s
+        self._line.close(rows >= self._total_rows, [f"{rows:,} rows", f"{self._tokens / elapsed_s:,.0f} tokens/s"])

@@ -155,10 +155,19 @@ class Runner:
             if folder.is_finished:
                 log.info("nothing to do: %s is complete", config.output.path)
                 return Outcome(read_manifest(folder.manifest), config.errors.max_fraction)
-            rows_left = own_shard.num_rows(table.num_rows) - folder.done.count_in(own_shard)
             loaded = self._kept() or self._load(config)
             self._has_run = True
-            run = Run(config, config_hash, table, folder, rows_left, self.quiet, started_s, self._load_s, self.metrics)
+            run = Run(
+                config,
+                config_hash,
+                table,
+                folder,
+                folder.rows_left,
+                self.quiet,
+                started_s,
+                self._load_s,
+                self.metrics,
+            )
             manifest = run.to_end(loaded, self.signals, max_time_s)
         self._loaded = None if run.weights_on_host else loaded  # which would have to be put together again
         return Outcome(manifest, config.errors.max_fraction)
@@ -363,9 +372,8 @@ class Run:
 
                 sink = self.sink(writer, loaded.tokenizer.decode, note)
                 progress = Progress(self.rows_left, lambda: sink.written.rows, prediction, self.quiet)
-                tracer = StepTracer(
-                    trace, plan.settings, loaded.kv_layout.bytes_per_token, loaded.kv_layout.num_layers, prediction
-                )
+                kv = loaded.kv_layout
+                tracer = StepTracer(trace.record, plan.settings, kv.bytes_per_token, kv.num_layers, prediction)
                 watchdog = Watchdog(prediction.step_s)
                 observers += [prediction, tracer, progress, watchdog]
                 counted = [RunMetrics(self.metrics, self.rows_left, sink, writer, prediction)] if self.metrics else []

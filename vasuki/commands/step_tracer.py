@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
 from vasuki.engine.settings import EngineSettings
-from vasuki.io.output.trace import StepRecord, TraceWriter
+from vasuki.io.output.trace import StepRecord
 from vasuki.machines.memory_budget import footprint
 from vasuki.planner import RunningPrediction
 
 
 class StepTracer:
-    """An engine observer that writes each step to a trace.
+    """An engine observer that tells a trace of each step.
 
     Args:
-        trace: where to.
+        note: takes each step, such as `TraceWriter.record`.
         settings: those of the run.
         token_bytes: KV of a token, all layers.
         num_layers: that keep it.
@@ -24,13 +26,13 @@ class StepTracer:
 
     def __init__(
         self,
-        trace: TraceWriter,
+        note: Callable[[StepRecord], None],
         settings: EngineSettings,
         token_bytes: int,
         num_layers: int,
         prediction: RunningPrediction | None = None,
     ) -> None:
-        self._trace = trace
+        self._note = note
         self._settings = settings
         self._block_bytes = token_bytes * settings.block_tokens
         self._num_layers = num_layers
@@ -48,7 +50,7 @@ class StepTracer:
             self._settings, self._block_bytes, self._num_layers, scheduler.queues.pool.num_held, parked
         )
         preempted = counters.preemptions_recompute + counters.preemptions_swap
-        self._trace.record(
+        self._note(
             StepRecord(
                 t_s=now_s,
                 elapsed_s=result.elapsed_s,

@@ -95,11 +95,14 @@ def watch_job(
         metrics: to count into.
 
     Raises:
-        JobFileError: the input is a single file, the output cannot be written, or one of both lies in the other.
+        JobFileError: the job asks for replicas, the input is a single file, the output cannot be written, or one of
+            both lies in the other.
         InputError: the input could not be looked into when it was time to end.
         VasukiError: that the next file would meet as well. What concerns one file alone is logged and noted.
         KeyboardInterrupt: a signal while the model is loaded, or between a file's first look and its first step.
     """
+    if config.engine.replicas != 1:
+        raise JobFileError("engine.replicas: a watch has one; start one watch for each device, all on the same folder")
     inbox = _Inbox(config)
     with StopSignals() as signals:
         runner = Runner(signals, quiet, metrics)

@@ -102,6 +102,22 @@ def gpu_handle() -> Any:
     return handle_of(int(visible) if visible.isdigit() else visible)
 
 
+def visible_gpus() -> list[str]:
+    """The GPUs that torch would see, each as CUDA_VISIBLE_DEVICES names it; none where NVML shows none."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        there = [str(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except Exception:  # no library, no driver, no permission: each has an exception of its own
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return there
+    named = [name.strip() for name in visible.split(",")]
+    return [name for name in named if name not in ("", "-1")] if there else []
+
+
 def total_bytes() -> int:
     """Memory of the machine or of the container, whichever is smaller."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -7,6 +7,7 @@
     prediction            how long one takes: the real scheduler in virtual time
     offload/              what moves to the host, by price
     ordering/             the order in which rows start, made while they come
+    leases                rows for replicas, so that all end together
     simulated             a plan, run in virtual time on every request
     loss                  what a kill costs: the work of rows that are not durable yet
     few_rows              a better order for a few rows of known lengths, in a twentieth of their time

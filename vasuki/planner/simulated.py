@@ -20,6 +20,7 @@ from vasuki.machines.price import Cost
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
+from vasuki.planner.leases import Leases, Work
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.ordering import PlannedOrder, order_requests
 from vasuki.planner.plan import Plan
@@ -151,6 +152,8 @@ def simulate_plan(
         arrivals = np.zeros(len(lengths)) if arrivals is None else arrivals
     else:
         gathering = None
+    layout = layout or plan.layout
+    leased = layout.data_parallel > 1 and layout.pipeline_parallel == 1 and settings.policy.ordered
     order = order_requests(
         lengths.requests(isinstance(config.output_length, Column)),
         settings,
@@ -158,14 +161,16 @@ def simulate_plan(
         output_length=config.output_length,
         window_rows=config.window_rows,
         order=plan.order,
+        replicas=layout.data_parallel if leased else 1,
     )
     outputs = np.minimum(lengths.output_tokens, lengths.limits).data
-    cost_model = CostModel(shape, profile, layout or plan.layout)
+    cost_model = CostModel(shape, profile, layout)
     if gathering is not None:
         refuse_target(gathering, lengths, cost_model)
     bubbles = Bubbles()
     if cost_model.layout.num_streams > 1:
-        result, bubbles = _in_streams(order, outputs, settings, cost_model, observers)
+        leases = Leases(order, Work.of(cost_model, plan), len(lengths), plan.makespan_s) if leased else None
+        result, bubbles = _in_streams(order, leases, outputs, settings, cost_model, observers)
     else:
         result = simulate(
             order,
@@ -209,6 +214,7 @@ def refuse_target(gathering: ArrivalsConfig, lengths: Lengths, cost_model: CostM
 
 def _in_streams(
     order: PlannedOrder,
+    leases: Leases | None,
     output_tokens: Vector[int],
     settings: EngineSettings,
     cost_model: CostModel,
@@ -221,6 +227,7 @@ def _in_streams(
         output_tokens,
         settings,
         cost_model,
+        leases=leases,
         observers=[*observers, order],
         on_ended=sink.write,
     )

@@ -109,9 +109,13 @@ class OutputFolder:
     @property
     def is_finished(self) -> bool:
         """Return whether an earlier run wrote every row of this share, and said so."""
-        has_all = self.done.count_in(self.shard) == self.shard.num_rows(self.done.num_rows)
         is_said = not self.done.is_complete or (self.place / SUCCESS).exists()
-        return has_all and is_said and self.manifest.exists()
+        return not self.rows_left and is_said and self.manifest.exists()
+
+    @property
+    def rows_left(self) -> int:
+        """Rows of this share that earlier runs have not written."""
+        return self.shard.num_rows(self.done.num_rows) - self.done.count_in(self.shard)
 
     @property
     def selection(self) -> Selection:
@@ -131,6 +135,12 @@ class OutputFolder:
     def grow(self, num_rows: int) -> None:
         """The input has so many rows by now."""
         self.done.grow(num_rows)
+
+    def traces(self, replicas: int) -> list[Location]:
+        """Those of a run on several replicas, named as if each were a part of this share."""
+        own, count = self.shard, self.shard.count * replicas
+        parts = [Shard(own.index * replicas + replica, count) for replica in range(replicas)]
+        return [self.place / f"trace{part.label}.jsonl" for part in parts]
 
     def begin(self) -> None:
         """Say that the output is not complete. Call it when there is something to do. Raises Interrupted."""

@@ -58,12 +58,15 @@ class Capacity:
     max_num_seqs: int
     chunk_tokens: int
     block_tokens: int = 1
+    replicas: int = 1  # that have this capacity together; what rows share, each of them has to compute
 
     @classmethod
-    def of(cls, settings: EngineSettings) -> Capacity:
-        """The capacity that an engine of these settings has."""
-        limits = settings.limits
-        return cls(settings.kv_tokens, limits.max_num_seqs, limits.chunk_tokens, settings.block_tokens)
+    def of(cls, settings: EngineSettings, replicas: int = 1) -> Capacity:
+        """The capacity that so many engines of these settings have."""
+        limits, n = settings.limits, replicas
+        return cls(
+            n * settings.kv_tokens, n * limits.max_num_seqs, n * limits.chunk_tokens, settings.block_tokens, replicas
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +180,7 @@ class PlannedOrder:
         self._groups: list[PrefixGroup] = []  # of those whose prompts begin alike
         self._ordered: deque[int] = deque()  # those that have not started
         self._expected: Ints = np.zeros(0, np.int64)  # output tokens of all of them
-        self._held_tokens = 0
+        self._held_tokens = self._held_outputs = 0  # of prompts, and expected
         self._fill_rows = min(FIRST_ROWS, window_rows)  # the window opens step by step: the first rows must not wait
         self._refill_below = 0  # rows left in the window at which it is filled up
         self._learn_again_at = ENOUGH_ROWS
@@ -201,7 +204,13 @@ class PlannedOrder:
         row = self._ordered.popleft()
         request, expected = self._rows[row], int(self._expected[row])
         self._held_tokens -= request.num_prompt_tokens
+        self._held_outputs -= expected
         return request if expected == request.expected_tokens else replace(request, estimated_tokens=expected)
+
+    @property
+    def ahead(self) -> tuple[int, int, int]:
+        """Rows of the window, their prompt tokens, and the output tokens expected of them."""
+        return len(self._ordered), self._held_tokens, self._held_outputs
 
     def record(
         self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
@@ -251,6 +260,7 @@ class PlannedOrder:
     def _order(self, rows: list[int]) -> None:
         """Order these rows of the window by what is expected of them now."""
         prompts, self._expected = _prompts(self._rows), self._expect(self._rows)
+        self._held_outputs = int(self._expected[rows].sum())
         solved = self._solve(prompts[rows], self._expected[rows])
         if len(rows) >= len(self.solved.order):
             self.solved = solved
@@ -276,14 +286,14 @@ class PlannedOrder:
     def _alike(self, rows: list[Request]) -> list[PrefixGroup]:
         """The rows that may gain by standing together, because their prompts begin alike.
 
-        What all rows share needs no bringing together. Nor does anything if memory holds the prompts of the window
-        beside all rows that run: then it keeps what was computed until the next row wants it.
+        What all rows share needs no bringing together. Nor does anything if one replica's memory holds the prompts of
+        the window beside all rows that run: then it keeps what was computed until the next row wants it.
         """
         if self._solver in ("fifo", "prompt_length") or not any(len(request.prompt_token_ids) for request in rows):
             return []
         prompts, capacity = _prompts(rows) + self._capacity.block_tokens, self._capacity
         running = np.sort(prompts + _limits(rows))[-capacity.max_num_seqs :]
-        if prompts.sum() + running.sum() <= capacity.kv_tokens:
+        if capacity.replicas == 1 and prompts.sum() + running.sum() <= capacity.kv_tokens:
             return []
         groups = prefix_groups((request.prompt_token_ids for request in rows), min_shared=capacity.block_tokens)
         while len(groups) == 1 and len(groups[0].members) == len(rows):
@@ -293,8 +303,10 @@ class PlannedOrder:
     def _together(self, order: list[int], instance: Instance) -> list[int]:
         """The solved `order` of some rows of the window, an item each, where those that begin alike stand together, so
         that what they share is computed and held once, if that gains enough. Groups of which some row always runs gain
-        nothing."""
+        nothing, but on several replicas: apart, each of these would compute what they share."""
         together = group_together(order, self._groups)
+        if self._capacity.replicas > 1:
+            return together
         apart_steps, together_steps = (sharing_steps(instance, each, self._groups) for each in (order, together))
         return together if apart_steps > (1 + WORTH_GROUPING) * together_steps else order
 
@@ -315,10 +327,12 @@ def order_requests(
     output_length: OutputLength = "auto",
     window_rows: int = WINDOW_ROWS,
     order: tuple[int, ...] = (),
+    replicas: int = 1,
 ) -> PlannedOrder:
     """Requests in the order that the policy wants: vasuki's is planned, the others take rows as they come.
 
     order: indices of all rows, where planning found an order for them.
+    replicas: that share the requests, each of these settings.
 
     Make the result an observer of the run as well, which is how it learns output lengths.
     """
@@ -334,7 +348,7 @@ def order_requests(
         lengths = OutputLengths(output_length.quantile)
     return PlannedOrder(
         requests,
-        Capacity.of(settings),
+        Capacity.of(settings, replicas),
         solver=solver,
         lengths=lengths,
         window_rows=window_rows,

@@ -1,0 +1,43 @@
+"""Replicas in virtual time get their rows by the rule of real ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from vasuki.base.config import parse_job
+from vasuki.engine.sequence import Request
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.layout import Layout
+from vasuki.models.named import named_shape
+from vasuki.planner import plan_parallel, simulate_plan, simulated
+from vasuki.planner.leases import Leases
+from vasuki.planner.lengths import read_lengths
+from vasuki.simulator.pipeline import PipelineResult, simulate_pipelines
+
+
+def test_replicas_take_leases_and_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    results: list[PipelineResult] = []
+    handed: list[int] = []
+    take = Leases.take
+
+    def noted(self: Leases, replica: int) -> list[Request]:
+        lease = take(self, replica)
+        handed.extend(request.row for request in lease)
+        return lease
+
+    def kept(*arguments: object, **options: object) -> PipelineResult:
+        results.append(simulate_pipelines(*arguments, **options))  # type: ignore[arg-type]
+        return results[-1]
+
+    monkeypatch.setattr(Leases, "take", noted)
+    monkeypatch.setattr(simulated, "simulate_pipelines", kept)
+    lengths, shape, profile = read_lengths("jobs/compare/summarise.csv"), named_shape("llama-3-8b"), find_profile("a10")
+    tree = {"model": {"shape": shape.name}, "input": {"path": "-", "prompt_token_ids": "-"}, "output": {"path": "-"}}
+    config, layout = parse_job(tree | {"plan": {"output_length": {"column": "-"}}}), Layout(data_parallel=4)
+    plan = plan_parallel(lengths, shape, profile, config, layout)
+    played = simulate_plan(plan, lengths, shape, profile, plan_config=config.plan)
+    assert sorted(handed) == list(range(len(lengths)))
+    assert played.result.written.rows == len(lengths)
+    (result,) = results
+    assert max(result.ended_s) - min(result.ended_s) <= 0.03 * max(result.ended_s)
+    assert played.result.makespan_s == pytest.approx(plan.makespan_s, rel=0.03)

@@ -1,0 +1,475 @@
+"""One job on several replicas: a driver that reads, plans, hands out rows and writes, and replicas that compute.
+
+    open_table ─ OutputFolder ─ Processes ─ RequestStream ─ plan ─ order ─ Leases ⇄ replicas ─ RowSink ─ manifest
+
+Nothing is shared but pipes, so a replica that dies takes no more with it than the tokens since its last note. Its rows
+go to the others, and it is started again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from vasuki.base.config import JobConfig
+from vasuki.base.errors import Interrupted
+from vasuki.base.units import count_text, duration, percent_text, plural
+from vasuki.commands.fleet.messages import (
+    Begin,
+    Ended,
+    Failed,
+    Finish,
+    Foresee,
+    Foreseen,
+    Lease,
+    Note,
+    Over,
+    Ready,
+    Report,
+    Setup,
+    Stop,
+    ToDriver,
+)
+from vasuki.commands.fleet.processes import Processes
+from vasuki.commands.foresight import expected
+from vasuki.commands.logs import is_json
+from vasuki.commands.progress import StatusLine, busy_with
+from vasuki.commands.run import PLANNED_REQUESTS, Outcome
+from vasuki.commands.signals import StopSignals
+from vasuki.commands.workload import first_rows, lengths_of
+from vasuki.engine.policy import runnable_policy
+from vasuki.engine.sequence import Request
+from vasuki.engine.sequence import Sequence as Row
+from vasuki.io.input.requests import RequestStream
+from vasuki.io.input.tables import InputTable, open_table
+from vasuki.io.output.answers import answer_schema
+from vasuki.io.output.manifest import Manifest, Predicted, Timings, merge, read_manifest
+from vasuki.io.output.output_folder import OutputFolder
+from vasuki.io.output.sink import RowSink
+from vasuki.io.output.trace import TraceWriter
+from vasuki.io.selection import Shard
+from vasuki.machines.cost_model import CostModel
+from vasuki.machines.price import Cost
+from vasuki.machines.split import Share
+from vasuki.models.fingerprint import model_fingerprint
+from vasuki.planner.leases import Key, Leases, Work
+from vasuki.planner.lengths import Lengths
+from vasuki.planner.loss import commits_within_s
+from vasuki.planner.ordering.planned_order import PlannedOrder, order_requests
+from vasuki.planner.plan import Plan
+
+log = logging.getLogger(__name__)
+
+MOST_STARTS = 4  # of a replica, the first one included: what has killed it so often will go on doing so
+LOOK_EVERY_S = 0.2  # at signals, and whether a part is due
+
+
+def run_on_replicas(
+    config: JobConfig,
+    shares: list[Share],
+    shard: str = "0/1",
+    fresh: bool = False,
+    quiet: bool = False,
+    retries_errors: bool = False,
+    max_time_s: float = math.inf,
+) -> Outcome:
+    """Run what is left of a job on a replica for each share of the machine.
+
+    Raises:
+        VasukiError: as a run on one device does; Interrupted also when every replica has died too often.
+        KeyboardInterrupt: a signal before rows are generated, or a second one.
+    """
+    started_s = time.perf_counter()
+    with StopSignals() as signals:
+        runnable_policy(config.engine.policy)
+        own_shard = Shard.parse(shard)
+        table = open_table(config)
+        fingerprint = model_fingerprint(config.model)
+        config_hash = config.config_hash(fingerprint)
+        with OutputFolder.open(
+            config.output.path,
+            num_rows=table.num_rows,
+            config_hash=config_hash,
+            input_fingerprint=table.fingerprint,
+            shard=own_shard,
+            fresh=fresh,
+            retries_errors=retries_errors,
+        ) as folder:
+            if folder.is_finished:
+                log.info("nothing to do: %s is complete", config.output.path)
+                return Outcome(read_manifest(folder.manifest), config.errors.max_fraction)
+            own = _with_share_of_host(config, shares)
+            setups = [
+                Setup(own, config_hash, table.fingerprint, fingerprint, share, index, len(shares), is_json())
+                for index, share in enumerate(shares)
+            ]
+            with Processes(setups) as replicas:
+                driver = Driver(config, table, folder, replicas, shares, quiet, started_s)
+                manifest = driver.to_end(signals, max_time_s)
+        return Outcome(manifest, config.errors.max_fraction)
+
+
+def _with_share_of_host(config: JobConfig, shares: list[Share]) -> JobConfig:
+    """The job as a replica runs it: with its share of the host's memory, which on a CPU is that of the device, too."""
+    kv = config.kv
+    changes: dict[str, float] = {"host_memory": max(1, kv.host_memory // len(shares))}
+    if not shares[0].gpu and isinstance(kv.device_memory, float):
+        changes["device_memory"] = kv.device_memory / len(shares)
+    return config.model_copy(update={"kv": kv.model_copy(update=changes)})
+
+
+@dataclass(slots=True)
+class _Pulse:
+    """What a replica said of itself last."""
+
+    running: int = 0
+    kv_share: float = 0.0
+
+
+class Driver:
+    """One run on several replicas.
+
+    Args:
+        config: the job.
+        table: its input.
+        folder: its output.
+        replicas: started, at least one.
+        shares: of the machine, one for each.
+        quiet: without a progress bar.
+        started_s: when the run began.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        table: InputTable,
+        folder: OutputFolder,
+        replicas: Processes,
+        shares: list[Share],
+        quiet: bool,
+        started_s: float,
+    ) -> None:
+        self.config = config
+        self.table = table
+        self.folder = folder
+        self.replicas = replicas
+        self.shares = shares
+        self.quiet = quiet
+        self.started_s = started_s
+        self._starts = Counter(range(len(shares)))
+        self._ready: dict[int, Ready] = {}  # replicas that wait for a plan
+        self._plans: dict[str, Foreseen | None] = {}  # by kind of device; None while it is being made
+        self._running: dict[int, _Pulse] = {}  # replicas that run rows
+        self._wanting: set[int] = set()
+        self._noting: set[int] = set()  # replicas that were asked how far their rows are
+        self._rows: dict[Key, Row] = {}  # that were handed out, as far as is known
+        self._texts: dict[Key, str] = {}  # of rows that have ended, other samples of which have not
+        self._manifests: list[Manifest] = []
+        self._tokens = 0
+        self._journal = folder.journal()
+        self._lengths: Lengths  # of the job, set once its first rows are read
+        self._order: PlannedOrder  # these are set with the plan
+        self._leases: Leases
+        self._may_plan = False  # once it is known for what
+        self._may_begin = False  # once there is somewhere for rows to go
+        self._sink: RowSink
+        self._traces: list[TraceWriter]
+        self._line: StatusLine
+
+    def to_end(self, signals: StopSignals, max_time_s: float) -> Manifest:
+        """Plan, generate, and write the manifest, also when interrupted."""
+        from vasuki.hf.loading.tokenizer import Tokenizer  # transformers takes seconds to import
+
+        model = self.config.model
+        with busy_with(f"loading {model.path} on {plural(len(self.shares), 'replica')}", self.quiet):
+            while len(self._ready) < len(self._starts):
+                self._listen()
+        ready = next(iter(self._ready.values()))
+        stream = RequestStream(
+            self.table,
+            self.config,
+            Tokenizer(os.path.expanduser(model.path), model.revision, model.trust_remote_code),
+            max_context_tokens=ready.max_context_tokens,
+            vocab_size=ready.vocab_size,
+            selection=self.folder.selection,
+        )
+        with stream:
+            requests = self._journal.resume(stream)
+            first = list(first_rows(requests, PLANNED_REQUESTS))
+            self._lengths = lengths_of(first, self.folder.rows_left)
+            with busy_with("measuring the machine and planning", self.quiet):
+                plan, work = self._plan()
+            self.folder.begin()
+            with signals.deferred():
+                self._order = order_requests(
+                    itertools.chain(first, requests),
+                    plan.settings,
+                    solver=plan.solver,
+                    output_length=self.config.plan.output_length,
+                    window_rows=self.config.plan.window_rows,
+                    replicas=len(self.shares),
+                )
+                rows = max(1, len({request.row for request in first}))
+                self._leases = Leases(self._order, work, len(first) * self.folder.rows_left // rows, plan.makespan_s)
+                return self._generate(plan, signals, max_time_s)
+
+    def _plan(self) -> tuple[Plan, Work]:
+        """The plan of one kind of device, which speaks for the job."""
+        self._may_plan = True
+        self._begin_those_ready()
+        while not (made := [foreseen for foreseen in self._plans.values() if foreseen is not None]):
+            self._listen()
+        foreseen = made[0]
+        plan = foreseen.plan
+        log.info(
+            "planned: %d requests on %s in %s from now on (%s), of which at most %s could still be saved",
+            plan.requests,
+            plural(len(self.shares), "replica"),
+            expected(plan),
+            plan.source,
+            percent_text(plan.could_save),
+        )
+        return plan, Work.of(CostModel(foreseen.shape, foreseen.profile, plan.layout), plan)
+
+    def _generate(self, plan: Plan, signals: StopSignals, max_time_s: float) -> Manifest:
+        generate_started_s = time.perf_counter()
+        interrupted: Interrupted | None = None
+        writer = self.folder.writer(
+            answer_schema(self.config, self.table), max_loss_s=commits_within_s(self.config.plan)
+        )
+        self._traces = [TraceWriter(place) for place in self.folder.traces(len(self.shares))]
+        self._sink = RowSink(writer, self._text, on_commit=self._note)
+        self._line = StatusLine("prompts", self.quiet)
+        try:
+            try:
+                self._may_begin = True
+                self._begin_those_ready()
+                while not self._leases.is_done:
+                    self._listen()
+                    self._hand_out()
+                    now_s = time.perf_counter()
+                    self._sink.commit_if_due(now_s - generate_started_s)
+                    if self._line.is_due():
+                        self._show(now_s - generate_started_s)
+                    if signals.asked():
+                        raise Interrupted("stopped by a signal")
+                    if now_s - self.started_s >= max_time_s:
+                        raise Interrupted(f"the {duration(max_time_s)} of --max-time are over")
+                self._end_all(Finish())
+            except Interrupted as error:
+                interrupted = error
+                self._end_all(Stop())
+        except BaseException:
+            self._journal.close()
+            raise
+        finally:
+            elapsed_s = time.perf_counter() - generate_started_s
+            rows = self._sink.written.rows
+            self._line.close(
+                rows >= self.folder.rows_left, [f"{rows:,} rows", f"{self._tokens / elapsed_s:,.0f} tokens/s"]
+            )
+            self._running.clear()
+            with busy_with("writing the last rows", self.quiet):
+                self._sink.close()
+                for trace in self._traces:
+                    trace.close()
+        left = self.folder.rows_left - self._sink.written.rows
+        if self._manifests:
+            written = writer.committed
+            manifest = self.folder.finish(
+                self._manifest(plan, generate_started_s, written.prompt_tokens + written.output_tokens),
+                self._journal.resumed_rows,
+            )
+        elif interrupted is None:
+            interrupted = Interrupted("every replica has died before it could say what it did")
+        if interrupted is not None:
+            raise Interrupted(f"{interrupted}; {left} rows are left, run the same command again to go on")
+        return manifest
+
+    def _manifest(self, plan: Plan, generate_started_s: float, num_tokens: int) -> Manifest:
+        """One for all: work adds up, and time is the driver's."""
+        merged, now_s = merge(self._manifests), time.perf_counter()
+        timings = Timings(
+            load_s=merged.timings.load_s,
+            plan_s=plan.plan_s,
+            compile_s=merged.timings.compile_s,
+            generate_s=now_s - generate_started_s,
+            makespan_s=now_s - self.started_s,
+        )
+        cost, devices = plan.cost, len(self.shares) if self.shares[0].gpu else 1  # a CPU is paid for as a whole
+        predicted = Predicted(
+            plan.makespan_s, plan.lower_bound_s, plan.schedule_bound_s, plan.source, plan.output_tokens_estimate
+        )
+        return replace(
+            merged,
+            job=self.config.model_dump(mode="json"),
+            timings=timings,
+            predicted=predicted,
+            device=merged.device | {"count": devices, "replicas": len(self.shares)},
+            cost=Cost.of(timings.makespan_s, devices, cost.price_per_hour, cost.currency, num_tokens),
+        )
+
+    # --- what replicas say -------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        for index, message in self.replicas.receive(LOOK_EVERY_S):
+            self._hear(index, message)
+
+    def _hear(self, index: int, message: ToDriver | None) -> None:
+        match message:
+            case Ready() as ready:
+                self._ready[index] = ready
+                self._begin_those_ready()
+            case Foreseen() as foreseen:
+                self._plans[self._ready[index].kind] = foreseen
+                self._begin_those_ready()
+            case Report() as report:
+                self._take(index, report)
+            case Over(manifest):
+                self._manifests.append(manifest)
+                self._leave(index)
+            case Failed(error) if not isinstance(error, Interrupted):
+                raise error
+            case Failed(error):
+                log.warning("replica %d: %s", index, error)
+            case None if index in self._starts:
+                self._lose(index)
+
+    def _take(self, index: int, report: Report) -> None:
+        self._running[index] = _Pulse(report.running, report.kv_share)
+        for step in report.steps:
+            self._tokens += step.prefill_tokens + step.decode_tokens
+            self._leases.computed(index, step.prefill_tokens, step.decode_tokens, step.elapsed_s)
+            self._traces[index].record(step)
+        if report.wants_rows:
+            self._wanting.add(index)
+        ended = [self._settle(index, row) for row in report.ended]
+        if ended:
+            self._order.learn(ended, self._rows.values())
+        if report.in_flight is not None:
+            for key, progress in report.in_flight.items():
+                row = self._rows[key]
+                row.output_token_ids, row.logprob = list(progress.output_token_ids), progress.logprob
+            self._noted(index)
+
+    def _settle(self, index: int, ended: Ended) -> Row:
+        """A row that has ended goes to the output."""
+        row = self._rows.pop(ended.key)
+        row.output_token_ids, row.logprob = list(ended.progress.output_token_ids), ended.progress.logprob
+        row.finish_reason, row.error = ended.progress.finish_reason, ended.error
+        self._texts[ended.key] = ended.text
+        self._leases.ended(index, ended.key, row.num_output_tokens)
+        self._sink.write(row)
+        if row.error or row.request.error:
+            self._texts.pop(ended.key, None)
+        return row
+
+    def _text(self, row: Row) -> str:
+        return self._texts.pop(_key(row.request))
+
+    # --- what replicas are told --------------------------------------------------------------------------------------
+
+    def _begin_those_ready(self) -> None:
+        """Plan for each kind of device once, and let the replicas begin whose plan is there."""
+        if not self._may_plan:
+            return
+        for index, ready in list(self._ready.items()):
+            kind = ready.kind
+            if kind not in self._plans:
+                self._plans[kind] = None
+                self.replicas.send(index, Foresee(self._lengths))
+            elif (foreseen := self._plans[kind]) is not None and self._may_begin:
+                self.replicas.send(index, Begin(foreseen))
+                del self._ready[index]
+                self._leases.join(index)
+                self._running[index] = _Pulse()
+
+    def _hand_out(self) -> None:
+        for index in list(self._wanting):
+            if requests := self._leases.take(index):
+                for request in self._journal.started(requests):
+                    progress = request.progress
+                    self._rows[_key(request)] = Row(request, list(progress.output_token_ids), logprob=progress.logprob)
+                self.replicas.send(index, Lease(requests))
+                self._wanting.discard(index)
+
+    def _note(self) -> None:
+        """A part was written: ask how far the other rows are, to write that down, too."""
+        self._noting = set(self._running)
+        for index in self._noting:
+            self.replicas.send(index, Note())
+        self._noted(-1)
+
+    def _noted(self, index: int) -> None:
+        """Write the journal when all have answered."""
+        self._noting.discard(index)
+        if not self._noting:
+            self._journal.write(itertools.chain(self._sink.incomplete(), self._rows.values()))
+            for trace in self._traces:
+                trace.flush()
+
+    def _end_all(self, message: Finish | Stop) -> None:
+        """Let replicas end, and hear their last words. Those that have not begun have none."""
+        told: set[int] = set()
+        while self._running:
+            for index in set(self._running) - told:
+                self.replicas.send(index, message)
+                told.add(index)
+            for index, said in self.replicas.receive(LOOK_EVERY_S):
+                if said is None and index in self._running:
+                    self._leave(index)
+                elif isinstance(said, Report | Over):
+                    self._hear(index, said)
+
+    # --- who comes and goes ------------------------------------------------------------------------------------------
+
+    def _lose(self, index: int) -> None:
+        """A replica has died: its rows go to the others, and it is started again."""
+        ready = self._ready.pop(index, None)
+        if ready is not None and self._plans.get(ready.kind, self) is None:
+            del self._plans[ready.kind]  # perhaps it was about to make the plan: another one will
+        if index in self._running:
+            self._leave(index)
+        self._starts[index] += 1
+        if self._starts[index] <= MOST_STARTS:
+            log.warning("replica %d has died and is started again; its rows go to the others", index)
+            self.replicas.start(index)
+            self._begin_those_ready()
+            return
+        del self._starts[index]
+        log.warning("replica %d has died %d times; the others go on without it", index, MOST_STARTS)
+        if not self._starts:
+            raise Interrupted(f"every replica has died {MOST_STARTS} times")
+        self._begin_those_ready()
+
+    def _leave(self, index: int) -> None:
+        """Whatever a replica holds is handed out anew, as far as it got."""
+        del self._running[index]
+        self._wanting.discard(index)
+        held = [replace(request, progress=self._rows[_key(request)].progress) for request in self._leases.leave(index)]
+        self._leases.give_back(held)
+        if index in self._noting:
+            self._noted(index)
+
+    def _show(self, elapsed_s: float) -> None:
+        left_s = self._leases.time_left_s
+        pulses = self._running.values()
+        kv_share = sum([pulse.kv_share for pulse in pulses]) / max(1, len(pulses))
+        state = [
+            f"{duration(left_s)} left",
+            f"{self._sink.written.rows:,}/{self.folder.rows_left:,} rows",
+            f"{self._tokens / elapsed_s:,.0f} tokens/s",
+            f"{sum([pulse.running for pulse in pulses])} running on {plural(len(pulses), 'replica')}",
+            f"KV {percent_text(kv_share)}",
+            f"{count_text(self._tokens)} tokens",
+        ]
+        self._line.show(elapsed_s / (elapsed_s + left_s), state)
+
+
+def _key(request: Request) -> Key:
+    return request.row, request.sample_index

@@ -1,0 +1,138 @@
+"""What driver and replicas tell each other.
+
+replica                        driver
+Ready       -------------------->          the model is loaded
+            <--------------------  Foresee   plan for these lengths: asked of one replica of each kind
+Foreseen    -------------------->
+            <--------------------  Begin     run by this plan
+Report      -------------------->          every few steps: rows that ended, and whether more are wanted
+            <--------------------  Lease     rows
+            <--------------------  Note      how far are the others?
+Report      -------------------->          with the tokens of rows in flight
+            <--------------------  Finish    no row is left; or Stop, behind the step under way
+Over        -------------------->
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vasuki.base.config import JobConfig
+from vasuki.base.errors import VasukiError
+from vasuki.engine.sequence import Progress, Request
+from vasuki.io.output.manifest import Manifest
+from vasuki.io.output.trace import StepRecord
+from vasuki.machines.profile import HardwareProfile
+from vasuki.machines.split import Share
+from vasuki.models.shape import ModelShape
+from vasuki.planner.leases import Key
+from vasuki.planner.lengths import Lengths
+from vasuki.planner.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a replica is started with."""
+
+    config: JobConfig  # as for this replica: with its share of what a host has once
+    config_hash: str
+    input_fingerprint: str
+    model_fingerprint: str
+    share: Share
+    index: int
+    replicas: int
+    json_logs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The model is loaded."""
+
+    kind: str  # of the device; those of a kind run by one plan
+    max_context_tokens: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Foresee:
+    """Plan for these requests, shared by all replicas."""
+
+    lengths: Lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """A plan, with what it was priced by."""
+
+    plan: Plan
+    shape: ModelShape
+    profile: HardwareProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Run by this plan."""
+
+    foreseen: Foreseen
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Rows to run, in this order."""
+
+    requests: list[Request]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Report how far the rows in flight are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """No row is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End behind the step under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A row that has ended."""
+
+    key: Key
+    progress: Progress
+    text: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a replica did since its last report."""
+
+    ended: list[Ended] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    wants_rows: bool = False  # said once for each lease
+    in_flight: dict[Key, Progress] | None = None  # the answer to a Note, and the last words behind a Stop
+    running: int = 0
+    kv_share: float = 0.0  # of the device's blocks, that are held
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """A replica has ended, and what it measured: rows and tokens are for the driver to count."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A replica cannot go on."""
+
+    error: VasukiError
+
+
+ToReplica = Foresee | Begin | Lease | Note | Finish | Stop
+ToDriver = Ready | Foreseen | Report | Over | Failed

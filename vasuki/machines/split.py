@@ -1,0 +1,127 @@
+"""A machine split among replicas: a GPU for each, or on a CPU a group of cores."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+from vasuki.base.errors import JobFileError
+from vasuki.base.units import plural
+from vasuki.machines import at_hand
+
+_CPUS = Path("/sys/devices/system/cpu")
+_NODES = Path("/sys/devices/system/node")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one replica computes on."""
+
+    gpu: str = ""  # as CUDA_VISIBLE_DEVICES names it; empty on a CPU
+    processors: tuple[int, ...] = ()  # as the operating system numbers them; none on a GPU
+    threads: int = 0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process on this share has to find in its environment."""
+        return {"CUDA_VISIBLE_DEVICES": self.gpu} if self.gpu else {"OMP_NUM_THREADS": str(self.threads)}
+
+    def enter(self) -> None:
+        """Keep this process to its share of the processors."""
+        if self.processors:
+            os.sched_setaffinity(0, self.processors)
+
+
+def split(device: str, replicas: int | Literal["auto"]) -> list[Share]:
+    """A share of the machine at hand for each replica.
+
+    Args:
+        device: `auto`, `cpu` or `cuda`, as in a job.
+        replicas: how many; `auto` is one for each GPU, or for each node of a CPU's memory (a socket, mostly).
+
+    Raises:
+        JobFileError: there are fewer devices.
+    """
+    gpus = [] if device == "cpu" else at_hand.visible_gpus()
+    if gpus:
+        wanted = len(gpus) if replicas == "auto" else replicas
+        _refuse_more(wanted, len(gpus), "GPU")
+        return [Share(gpu=gpu) for gpu in gpus[:wanted]]
+    if not hasattr(os, "sched_setaffinity"):
+        wanted = 1 if replicas == "auto" else replicas
+        _refuse_more(wanted, 1, "device")
+        return [Share(threads=at_hand.processor().cores)]
+    cores = _cores()
+    wanted = len({core.node for core in cores}) if replicas == "auto" else replicas
+    _refuse_more(wanted, len(cores), "core")
+    said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    most_threads = max(1, int(said) // wanted) if said.isdigit() and int(said) else len(cores)
+    bounds = [len(cores) * index // wanted for index in range(wanted + 1)]
+    groups = [cores[first:end] for first, end in pairwise(bounds)]
+    return [
+        Share(
+            processors=tuple(sorted(number for core in group for number in core.processors)),
+            threads=min(len(group), most_threads),
+        )
+        for group in groups
+    ]
+
+
+def _refuse_more(wanted: int, there: int, what: str) -> None:
+    if wanted > there:
+        raise JobFileError(f"engine.replicas: {wanted} are asked for, and there {_are(there, what)} here")
+
+
+def _are(count: int, what: str) -> str:
+    return f"{'is' if count == 1 else 'are'} {plural(count, what)}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Core:
+    """A core that this process may use, with the processors that are threads of it. Ordered by what cores share."""
+
+    node: int
+    package: int
+    number: int
+    processors: tuple[int, ...]
+
+
+def _cores() -> list[_Core]:
+    usable = os.sched_getaffinity(0)
+    node_of = {
+        number: node
+        for node, folder in enumerate(sorted(_NODES.glob("node[0-9]*"), key=lambda path: int(path.name[4:])))
+        for number in _listed(folder / "cpulist")
+    }
+    threads: dict[tuple[int, int, int], list[int]] = {}
+    for number in sorted(usable):
+        topology = _CPUS / f"cpu{number}" / "topology"
+        core = _number(topology / "core_id", number)
+        key = node_of.get(number, 0), _number(topology / "physical_package_id", 0), core
+        threads.setdefault(key, []).append(number)
+    return sorted(_Core(*key, tuple(numbers)) for key, numbers in threads.items())
+
+
+def _listed(file: Path) -> list[int]:
+    """`0-3,8` -> 0, 1, 2, 3, 8."""
+    numbers: list[int] = []
+    for piece in _text(file).split(","):
+        first, _, last = piece.strip().partition("-")
+        if first.isdigit():
+            numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def _number(file: Path, otherwise: int) -> int:
+    text = _text(file).strip()
+    return int(text) if text.isdigit() else otherwise
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
