@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from datetime import datetime
@@ -22,7 +23,7 @@ PLAN_FIELDS = {
     "optimal", "policy", "chunk_tokens", "max_num_seqs", "shared_tokens", "offload", "cost",
     "host_bytes", "backend", "uncertainty", "plan_s",
 }  # fmt: skip
-SIMULATED_FIELDS = {"ttft", "latency", "steps", "batch", "kv", "preemptions", "layout", "bubbles"}
+SIMULATED_FIELDS = {"ttft", "latency", "steps", "batch", "kv", "preemptions", "layout", "bubbles", "interruptions"}
 SHAPE = ("--set", "model.shape=llama-3-8b")
 
 
@@ -374,3 +375,70 @@ def test_rows_are_not_gathered_for_several_replicas(lengths: Path) -> None:
     result = vasuki("simulate", lengths, *SHAPE, "--gpu", "a10", "--dp", "2", "--policy", "prefill-packing")
     assert result.exit_code == 2
     assert "prefill-packing is not simulated with several replicas or stages" in result.stderr
+
+
+FLEETS = ("--gpu", "a10:2", "--gpu", "a40", "--deadline", "1h", "--spot")
+
+
+def test_a_plan_of_fleets_has_an_object_for_each_choice_and_the_best_first(lengths: Path) -> None:
+    result = vasuki("plan", lengths, *SHAPE, *FLEETS, "--json")
+    assert result.exit_code == 0, result.stderr
+    choices = json.loads(result.stdout)
+    assert {(choice["gpu"], choice["fleet"]["market"]) for choice in choices} == {
+        (gpu, market) for gpu in ("a10", "a40") for market in ("spot", "on demand")
+    }
+    for choice in choices:
+        assert set(choice) == PLAN_FIELDS | {"fleet"}
+        fleet = choice["fleet"]
+        assert fleet["holds"] == (fleet["in_time"] >= 0.9)
+        assert fleet["ends_s"]["p5"] < fleet["ends_s"]["p50"] < fleet["ends_s"]["p95"]
+        assert choice["cost"]["amount"] > 0
+    assert choices[0]["cost"]["amount"] == min(choice["cost"]["amount"] for choice in choices)
+    assert choices[0]["fleet"]["flips"]["per_hour"] > 0
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_page_of_fleets_fits_and_names_what_to_rent(
+    lengths: Path, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = vasuki("plan", lengths, *SHAPE, *FLEETS)
+    assert result.exit_code == 0, result.stderr
+    assert max(map(len, result.stdout.splitlines())) <= columns
+    assert re.match(r"Take 1 a\d+ on spot: [\d.]+ USD, and 1 h 00 min hold with > 99 %\.", result.stdout)
+
+
+def test_a_fleet_is_simulated_with_interruptions(lengths: Path) -> None:
+    market = ("--spot", "--interruptions", "a10=2000", "--interruptions", "a40=2000", "--boot", "1s")
+    results = [
+        vasuki("simulate", lengths, *SHAPE, "--gpu", "a10:2+a40", *market, "--seed", seed, "--json")
+        for seed in (1, 1, 2)
+    ]
+    one, same, other = (json.loads(result.stdout)[0] for result in results)
+    assert set(one) == PLAN_FIELDS | SIMULATED_FIELDS
+    assert one["interruptions"] > 0
+    assert one["makespan_s"] == same["makespan_s"] != other["makespan_s"]
+    assert "interruptions" in vasuki("simulate", lengths, *SHAPE, "--gpu", "a10:2+a40", *market).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpu", "a10:0"], "write it like a10:4"),
+        (["--gpu", "a10:many"], "write it like a10:4"),
+        (["--gpu", "a10:2+a10:1"], "names a10 twice"),
+        (["--gpu", "a10:2", "--gpu", "a10:4", "--deadline", "1h"], "name each card once"),
+        (["--gpu", "a10:3", "--tp", "2"], "give a multiple of 2"),
+        (["--gpu", "cpu", "--spot"], "give --spot-price cpu=AMOUNT and --interruptions cpu=RATE"),
+        (["--gpu", "a10", "--spot-price", "a10=0.2"], "go with --spot"),
+        (["--gpu", "a10", "--spot", "--interruptions", "a40=1"], "--interruptions a40: not one of the cards"),
+        (["--gpu", "a10", "--spot", "--interruptions", "a10=often"], "write it as NAME=RATE_PER_HOUR"),
+        (["--gpu", "a10", "--deadline", "0"], "give a time after now"),
+        (["--gpu", "a10", "--deadline", "1h", "--sort", "cost"], "leave --sort out"),
+    ],
+)
+def test_a_fleet_that_makes_no_sense_is_refused_in_one_line(lengths: Path, arguments: list[str], message: str) -> None:
+    result = vasuki("plan", lengths, *SHAPE, *arguments)
+    assert result.exit_code == 2
+    assert len([line for line in result.stderr.splitlines() if message in line]) == 1
+    assert "Traceback" not in result.stderr

@@ -12,11 +12,11 @@ from vasuki.models.named import named_shape
 from vasuki.planner import plan_parallel, simulate_plan, simulated
 from vasuki.planner.leases import Leases
 from vasuki.planner.lengths import read_lengths
-from vasuki.simulator.pipeline import PipelineResult, simulate_pipelines
+from vasuki.simulator import ReplicasResult, simulate_replicas
 
 
 def test_replicas_take_leases_and_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    results: list[PipelineResult] = []
+    results: list[ReplicasResult] = []
     handed: list[int] = []
     take = Leases.take
 
@@ -25,12 +25,12 @@ def test_replicas_take_leases_and_end_together(monkeypatch: pytest.MonkeyPatch) 
         handed.extend(request.row for request in lease)
         return lease
 
-    def kept(*arguments: object, **options: object) -> PipelineResult:
-        results.append(simulate_pipelines(*arguments, **options))  # type: ignore[arg-type]
+    def kept(*arguments: object, **options: object) -> ReplicasResult:
+        results.append(simulate_replicas(*arguments, **options))  # type: ignore[arg-type]
         return results[-1]
 
     monkeypatch.setattr(Leases, "take", noted)
-    monkeypatch.setattr(simulated, "simulate_pipelines", kept)
+    monkeypatch.setattr(simulated, "simulate_replicas", kept)
     lengths, shape, profile = read_lengths("jobs/compare/summarise.csv"), named_shape("llama-3-8b"), find_profile("a10")
     tree = {"model": {"shape": shape.name}, "input": {"path": "-", "prompt_token_ids": "-"}, "output": {"path": "-"}}
     config, layout = parse_job(tree | {"plan": {"output_length": {"column": "-"}}}), Layout(data_parallel=4)

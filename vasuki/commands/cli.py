@@ -68,8 +68,8 @@ _GPUS = click.option(
     "--gpu",
     "gpus",
     multiple=True,
-    metavar="NAME_OR_PATH",
-    help="Card or profile, such as a10. Repeatable. Default: this machine.",
+    metavar="NAME_OR_PATH[:COUNT]",
+    help="Card or profile, such as a10, a10:4 or a10:4+a40:2. Repeatable. Default: this machine.",
 )
 _GPU = click.option("--gpu", default=None, metavar="NAME_OR_PATH", help="Plan with this hardware profile.")
 _PRICES = click.option(
@@ -77,6 +77,32 @@ _PRICES = click.option(
 )
 _TENSOR = click.option(
     "--tensor-parallel-size", "--tp", "tensor", default=1, metavar="N", help="GPUs that share each layer."
+)
+_SPOT = click.option("--spot", "on_spot", is_flag=True, help="On machines that may be taken away.")
+_SPOT_PRICES = click.option(
+    "--spot-price", "spot_prices", multiple=True, metavar="CARD=AMOUNT", help="What an hour costs on spot. Repeatable."
+)
+_INTERRUPTIONS = click.option(
+    "--interruptions",
+    multiple=True,
+    metavar="CARD=RATE",
+    help="How often in an hour a machine is taken away. Repeatable.",
+)
+_BOOT = click.option(
+    "--boot",
+    "boot_s",
+    default=None,
+    callback=lambda context, option, value: None if value is None else _time(context, option, value),
+    metavar="TIME",
+    help="Until a machine computes, at first and after an interruption. Default: as its profile says.",
+)
+_DEADLINE = click.option(
+    "--deadline",
+    "deadline_s",
+    default=None,
+    callback=lambda context, option, value: _deadline(context, option, value),
+    metavar="TIME",
+    help="When all has to be done, such as 6h from now. A run warns when that will not hold.",
 )
 _LOG_FORMAT = click.option(
     "--log-format",
@@ -131,6 +157,13 @@ def _time(context: click.Context, option: click.Parameter, value: str | None) ->
         raise click.BadParameter(str(error)) from None
 
 
+def _deadline(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
+    seconds = _time(context, option, value)
+    if not seconds:
+        raise click.BadParameter("give a time after now, such as 6h")
+    return None if value is None else seconds
+
+
 def _metrics(path: str, address: str) -> AbstractContextManager[Metrics | None]:
     if not (path or address):
         return nullcontext()
@@ -169,6 +202,7 @@ def main() -> None:
     metavar="TIME",
     help="Stop after so long, such as 5h45m, with exit code 75. The same command goes on.",
 )
+@_DEADLINE
 @click.option(
     "--replicas",
     default=None,
@@ -189,6 +223,7 @@ def run(
     fresh: bool,
     retries_errors: bool,
     max_time_s: float,
+    deadline_s: float | None,
     replicas: str | None,
 ) -> None:
     """Run a job, or continue it where the last run stopped.
@@ -210,11 +245,12 @@ def run(
     shares = split(job.engine.device, job.engine.replicas) if job.engine.replicas != 1 else []
     if len(shares) > 1 and (metrics_file or metrics_address):
         raise JobFileError("metrics are those of one device; leave them out, or run without --replicas")
+    due_s = math.inf if deadline_s is None else deadline_s
     if len(shares) > 1:
-        outcome = run_on_replicas(job, shares, shard, fresh, quiet, retries_errors, max_time_s)
+        outcome = run_on_replicas(job, shares, shard, fresh, quiet, retries_errors, max_time_s, due_s)
     else:
         with _metrics(metrics_file, metrics_address) as metrics:
-            outcome = run_job(job, shard, fresh, quiet, retries_errors, max_time_s, metrics)
+            outcome = run_job(job, shard, fresh, quiet, retries_errors, max_time_s, metrics, due_s)
     if as_json:
         click.echo(json.dumps(outcome.manifest.to_dict()))
     elif not quiet:
@@ -309,7 +345,8 @@ def watch(
 
 @main.command()
 @click.argument("job_or_lengths", metavar="JOB|LENGTHS.csv")
-@_options(_SET, _TRUST, _GPUS, _TENSOR, _PRICES, _QUIET, _JSON, _LOG_FORMAT)
+@_options(_SET, _TRUST, _GPUS, _TENSOR, _PRICES, _DEADLINE, _SPOT, _SPOT_PRICES, _INTERRUPTIONS, _BOOT)
+@_options(_QUIET, _JSON, _LOG_FORMAT)
 @click.option("--sort", type=click.Choice(["time", "cost"]), help="List the fastest or the cheapest card first.")
 def plan(
     job_or_lengths: str,
@@ -318,6 +355,11 @@ def plan(
     gpus: tuple[str, ...],
     tensor: int,
     prices: tuple[str, ...],
+    deadline_s: float | None,
+    on_spot: bool,
+    spot_prices: tuple[str, ...],
+    interruptions: tuple[str, ...],
+    boot_s: float | None,
     quiet: bool,
     as_json: bool,
     log_format: str,
@@ -327,20 +369,41 @@ def plan(
 
     Also says how much of that another schedule could save at most, and compares cards.
 
+    With --deadline it says which cards to rent for that, and how many of those that --gpu allows; with --spot also
+    what machines cost that may be taken away.
+
     \b
     Example:  vasuki plan my-job/job.yaml
               vasuki plan my-job/job.yaml --gpu a10 --gpu h100 --price h100=2.10 --sort cost
+              vasuki plan my-job/job.yaml --gpu a10:4 --gpu a40:2 --deadline 6h --spot
     """
     set_up_logs(quiet, log_format)
-    from vasuki.commands.forecast import placements_of, priced
+    from vasuki.base.errors import JobFileError
+    from vasuki.commands.forecast import placements_of
+    from vasuki.commands.planned_fleets import fleet_choices, market_of, parse_fleets
     from vasuki.commands.workload import workload_of
-    from vasuki.machines.price import parse_prices
     from vasuki.models.layout import Layout
+    from vasuki.planner.fleet import flip_of
+    from vasuki.report.fleet_table import fleet_page
     from vasuki.report.plan_table import plan_table, plan_verdict, sorted_plans
 
+    fleets = parse_fleets(gpus, tensor)
+    market = market_of(prices, on_spot, spot_prices, interruptions, boot_s)
     workload = workload_of(job_or_lengths, overrides, trusts_code)
-    placements = priced(placements_of(gpus, workload), parse_prices(prices))
-    plans = sorted_plans([placement.plan(workload.lengths, Layout(tensor)) for placement in placements], sort)
+    if on_spot or deadline_s is not None or any(len(fleet) > 1 for fleet in fleets):
+        if sort:
+            raise JobFileError("fleets come with the best first; leave --sort out")
+        choices = fleet_choices(workload, fleets, tensor, deadline_s, market)
+        flip = flip_of(choices)
+        found = [choice.to_dict() for choice in choices]
+        found[0]["fleet"]["flips"] = flip and flip.to_dict()
+        click.echo(json.dumps(found) if as_json else fleet_page(choices))
+        return
+    named = [next(iter(fleet.items())) for fleet in fleets]
+    layouts = [Layout(tensor, data_parallel=replicas) for _, replicas in named] or [Layout(tensor)]
+    placements = market.placed(placements_of([name for name, _ in named], workload))
+    made = [placement.plan(workload.lengths, layout) for placement, layout in zip(placements, layouts, strict=True)]
+    plans = sorted_plans(made, sort)
     if as_json:
         click.echo(json.dumps([made.to_dict() for made in plans]))
     else:
@@ -351,7 +414,8 @@ def plan(
 
 @main.command()
 @click.argument("job_or_lengths", metavar="JOB|LENGTHS.csv")
-@_options(_SET, _TRUST, _GPUS, _TENSOR, _QUIET, _JSON, _LOG_FORMAT)
+@_options(_SET, _TRUST, _GPUS, _TENSOR, _SPOT, _INTERRUPTIONS, _BOOT, _QUIET, _JSON, _LOG_FORMAT)
+@click.option("--seed", default=0, metavar="N", help="Of the moments at which machines are taken away.")
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Scheduling policy to simulate. Repeatable.")
 @click.option(
     "--pipeline-parallel-size", "--pp", "pipeline", default=1, metavar="N", help="Stages that share the layers."
@@ -363,6 +427,10 @@ def simulate(
     overrides: tuple[str, ...],
     trusts_code: bool,
     gpus: tuple[str, ...],
+    on_spot: bool,
+    interruptions: tuple[str, ...],
+    boot_s: float | None,
+    seed: int,
     quiet: bool,
     as_json: bool,
     log_format: str,
@@ -380,17 +448,39 @@ def simulate(
     \b
     Example:  vasuki simulate my-job/job.yaml --gpu a10 --gpu a40 --set output.path=compare
               vasuki simulate lengths.csv --set model.shape=gpt-3 --gpu a100 --tp 8 --pp 8
+              vasuki simulate my-job/job.yaml --gpu a10:4+a40:2 --spot --seed 7
     """
     set_up_logs(quiet, log_format)
+    from vasuki.base.errors import JobFileError
     from vasuki.commands.forecast import explain_step, output_of, placements_of, simulate_workload
+    from vasuki.commands.planned_fleets import market_of, parse_fleets, simulate_fleets
     from vasuki.commands.workload import workload_of
     from vasuki.models.layout import Layout
+    from vasuki.report.fleet_table import fleet_runs
     from vasuki.report.plan_table import bubble_table, plan_table, waiting_table
 
+    fleets = parse_fleets(gpus, tensor * pipeline)
+    market = market_of((), on_spot, (), interruptions, boot_s)
     workload = workload_of(job_or_lengths, overrides, trusts_code)
-    placements = placements_of(gpus, workload)
-    layout = Layout(tensor, pipeline, data)
-    results = simulate_workload(workload, placements, policies, output_of(overrides), layout)
+    if on_spot or any(len(fleet) > 1 for fleet in fleets):
+        if policies or pipeline > 1 or data > 1 or explain or output_of(overrides):
+            raise JobFileError(
+                "--spot, or several kinds of cards: leave --policy, --pp, --dp, --explain and output.path out"
+            )
+        played = simulate_fleets(workload, fleets, tensor, market, seed)
+        click.echo(json.dumps([each.to_dict() for each in played]) if as_json else fleet_runs(played))
+        return
+    named = [next(iter(fleet.items())) for fleet in fleets]
+    if data > 1 and any(replicas > 1 for _, replicas in named):
+        raise JobFileError("--dp and a number behind the card say the same; leave one of them out")
+    placements = placements_of([name for name, _ in named], workload)
+    numbers = [replicas if replicas > 1 else data for _, replicas in named] or [data]
+    layouts = [Layout(tensor, pipeline, number) for number in numbers]
+    results = [
+        result
+        for placement, layout in zip(placements, layouts, strict=True)
+        for result in simulate_workload(workload, [placement], policies, output_of(overrides), layout)
+    ]
     if as_json:
         click.echo(json.dumps([result.to_dict() for result in results]))
         return
@@ -399,7 +489,7 @@ def simulate(
         if more:
             click.echo("\n" + more)
     if explain:
-        for placement in placements:
+        for placement, layout in zip(placements, layouts, strict=True):
             click.echo("\n" + explain_step(workload, placement, layout))
 
 

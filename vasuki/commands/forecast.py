@@ -42,13 +42,21 @@ def priced(placements: Iterable[Placement], prices: Mapping[str, float]) -> list
 
     Raises JobFileError for a card that is not among them.
     """
-    wanted = {name.casefold(): price for name, price in prices.items()}
     placements = list(placements)
-    known = list(dict.fromkeys(placement.profile.name.casefold() for placement in placements))
-    for name in wanted:
+    wanted = by_card("--price", placements, prices)
+    return [_priced(placement, wanted.get(placement.profile.name)) for placement in placements]
+
+
+def by_card(option: str, placements: Iterable[Placement], given: Mapping[str, float]) -> dict[str, float]:
+    """Figures that an option gives for cards, by their names as in the profiles; case does not matter.
+
+    Raises JobFileError for a card that is not among the placements.
+    """
+    known = {placement.profile.name.casefold(): placement.profile.name for placement in placements}
+    for name in map(str.casefold, given):
         if name not in known:
-            raise JobFileError(f"--price {name}: not one of the cards{did_you_mean(name, known)}: {', '.join(known)}")
-    return [_priced(placement, wanted.get(placement.profile.name.casefold())) for placement in placements]
+            raise JobFileError(f"{option} {name}: not one of the cards{did_you_mean(name, known)}: {', '.join(known)}")
+    return {known[name.casefold()]: figure for name, figure in given.items()}
 
 
 def _priced(placement: Placement, per_hour: float | None) -> Placement:

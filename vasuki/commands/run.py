@@ -25,6 +25,7 @@ from vasuki.arrivals import WaitingTimes
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import InputError, Interrupted, ModelError, TooManyRowErrors
 from vasuki.base.units import duration, percent_text
+from vasuki.commands.deadline import Deadline
 from vasuki.commands.foresight import MachineProfile, expected, look_back, rough_tokens
 from vasuki.commands.manifests import run_manifest
 from vasuki.commands.metrics import Metrics, RunMetrics
@@ -95,10 +96,11 @@ def run_job(
     retries_errors: bool = False,
     max_time_s: float = math.inf,
     metrics: Metrics | None = None,
+    deadline_s: float = math.inf,
 ) -> Outcome:
     """Run what is left of a job. See `Runner.run`."""
     with StopSignals() as signals:
-        return Runner(signals, quiet, metrics).run(config, shard, fresh, retries_errors, max_time_s)
+        return Runner(signals, quiet, metrics).run(config, shard, fresh, retries_errors, max_time_s, deadline_s)
 
 
 class Runner:
@@ -126,9 +128,10 @@ class Runner:
         fresh: bool = False,
         retries_errors: bool = False,
         max_time_s: float = math.inf,
+        deadline_s: float = math.inf,
     ) -> Outcome:
         """Run what is left of a job; with `retries_errors` also the rows that failed. Raises Interrupted behind the
-        first step that ends after `max_time_s`, loading included.
+        first step that ends after `max_time_s`, loading included. Warns when it foresees an end after `deadline_s`.
 
         The first SIGTERM or SIGINT while rows are generated makes finished ones durable and raises Interrupted.
 
@@ -167,6 +170,7 @@ class Runner:
                 started_s,
                 self._load_s,
                 self.metrics,
+                deadline_s,
             )
             manifest = run.to_end(loaded, self.signals, max_time_s)
         self._loaded = None if run.weights_on_host else loaded  # which would have to be put together again
@@ -231,6 +235,7 @@ class Run:
         started_s: float,
         load_s: float,
         metrics: Metrics | None = None,
+        deadline_s: float = math.inf,
     ) -> None:
         self.config = config
         self.config_hash = config_hash
@@ -241,6 +246,7 @@ class Run:
         self.started_s = started_s
         self.load_s = load_s
         self.metrics = metrics
+        self.deadline_s = deadline_s
         self.weights_on_host = False
         self.energy: EnergyMeter  # set once there is a model
         self.machine: MachineProfile  # set with the plan
@@ -375,7 +381,9 @@ class Run:
                 kv = loaded.kv_layout
                 tracer = StepTracer(trace.record, plan.settings, kv.bytes_per_token, kv.num_layers, prediction)
                 watchdog = Watchdog(prediction.step_s)
-                observers += [prediction, tracer, progress, watchdog]
+                deadline = Deadline(self.deadline_s, self.started_s, lambda: prediction.left_s)
+                deadline.look(time.perf_counter())
+                observers += [prediction, tracer, progress, watchdog, deadline]
                 counted = [RunMetrics(self.metrics, self.rows_left, sink, writer, prediction)] if self.metrics else []
                 observers += counted
                 gc.freeze()  # the collector need not walk through what was loaded, half a second in the midst of a job

@@ -130,7 +130,7 @@ def scaled(reported: Reported) -> HardwareProfile:
     tera_clocks = reported.multiprocessors * reported.clock_hz / 1e12
     peaks = {"bfloat16": half * tera_clocks, "float16": half * tera_clocks, "float32": single * tera_clocks}
     gb_per_s = 2 * reported.memory_clock_hz * reported.bus_bits / 8 / 1e9  # twice a clock
-    per_hour = card.price.model_copy(update={"per_hour": 0, "source": "unknown; set cost.price_per_hour to yours"})
+    unknown = {"per_hour": 0, "spot": None, "source": "unknown; set cost.price_per_hour to yours"}
     return card.model_copy(
         update={
             "title": f"{reported.name}, from what its driver reports",
@@ -139,7 +139,7 @@ def scaled(reported: Reported) -> HardwareProfile:
             "peak_tflops": peaks,
             "processors": reported.multiprocessors,
             "measured": None,
-            "price": per_hour,
+            "price": card.price.model_copy(update=unknown),
         }
     )
 

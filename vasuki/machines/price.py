@@ -11,6 +11,21 @@ from pydantic import BaseModel, ConfigDict, Field
 from vasuki.base.errors import JobFileError
 
 
+class Spot(BaseModel):
+    """The same device on spot: cheaper, and taken away when somebody pays more."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    per_hour: Annotated[float, Field(ge=0)]
+    """For one device, in the currency of the price on demand."""
+    interruptions_per_hour: Annotated[float, Field(ge=0)]
+    """How often a machine is taken away, on average, at moments that nobody foresees."""
+    date: str
+    """Month that the figures stand for, YYYY-MM; empty where nobody said."""
+    source: str
+    """Who says so."""
+
+
 class Price(BaseModel):
     """What renting a device costs, and who says so. `cost.price_per_hour` in the job file takes precedence over a
     profile's."""
@@ -25,10 +40,14 @@ class Price(BaseModel):
     """Month that the figure stands for, YYYY-MM; empty where nobody said."""
     source: str
     """Who says so, or what kind of price it is: list, on demand, spot, amortised."""
+    boot_s: Annotated[float, Field(ge=0)] = 0
+    """From asking for a machine until it computes, which is paid for: boot, image, weights."""
+    spot: Spot | None = None
+    """Absent where the device cannot be had on spot, or nobody knows at what price."""
 
 
-def parse_prices(texts: Iterable[str]) -> dict[str, float]:
-    """`["a10=0.60"]` -> `{"a10": 0.6}`: prices by the hour, by card. Raises JobFileError for anything else."""
+def parse_prices(texts: Iterable[str], option: str = "--price", what: str = "PRICE") -> dict[str, float]:
+    """`["a10=0.60"]` -> `{"a10": 0.6}`: figures by the hour, by card. Raises JobFileError for anything else."""
     prices: dict[str, float] = {}
     for text in texts:
         name, _, price = text.rpartition("=")
@@ -37,10 +56,10 @@ def parse_prices(texts: Iterable[str]) -> dict[str, float]:
                 raise ValueError(text)
             prices[name] = float(price)
         except ValueError:
-            message = f"--price {text!r}: write it as NAME=PRICE_PER_HOUR, for example a10=0.60"
+            message = f"{option} {text!r}: write it as NAME={what}_PER_HOUR, for example a10=0.60"
             raise JobFileError(message) from None
         if not 0 <= prices[name] < float("inf"):
-            raise JobFileError(f"the price of '{name}' is {prices[name]}; give an amount per hour")
+            raise JobFileError(f"the {what.lower()} of '{name}' is {prices[name]}; give an amount per hour")
     return prices
 
 

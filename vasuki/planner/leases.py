@@ -85,6 +85,7 @@ def _running(settings: EngineSettings, tokens: int, rows: int) -> int:
 class _Hand:
     """What one replica has in hand, and what it has done, in seconds of work."""
 
+    expected_speed: float = 1.0
     held: dict[Key, Request] = field(default_factory=dict)
     held_s: float = 0.0
     computed_s: float = 0.0
@@ -116,9 +117,9 @@ class Leases:
         self._hands: dict[int, _Hand] = {}
         self._is_exhausted = False
 
-    def join(self, replica: int) -> None:
-        """A replica takes part from now on."""
-        self._hands[replica] = _Hand()
+    def join(self, replica: int, speed: float = 1.0) -> None:
+        """A replica takes part from now on. speed: expected of it, in seconds of work done in one."""
+        self._hands[replica] = _Hand(speed)
 
     def leave(self, replica: int) -> list[Request]:
         """A replica has gone. Returns what it held, to be given back as far as it got."""
@@ -169,12 +170,13 @@ class Leases:
             hand.of_ended_s += self._work.seconds(request.num_prompt_tokens + known, max(0, output_tokens - known))
 
     def speed(self, replica: int) -> float:
-        """Seconds of work that a replica does in one; at first what all do on average."""
+        """Seconds of work that a replica does in one; at first what was expected, as far off as all are on average."""
         hands = self._hands.values()
-        elapsed_s = sum([hand.elapsed_s for hand in hands])
-        pace = sum([hand.computed_s for hand in hands]) / elapsed_s if elapsed_s else 1.0
+        expected_s = sum([hand.expected_speed * hand.elapsed_s for hand in hands])
+        pace = sum([hand.computed_s for hand in hands]) / expected_s if expected_s else 1.0
         hand = self._hands[replica]
-        return (hand.computed_s + (pace or 1.0) * self._prior_s) / (hand.elapsed_s + self._prior_s)
+        expected = (pace or 1.0) * hand.expected_speed
+        return (hand.computed_s + expected * self._prior_s) / (hand.elapsed_s + self._prior_s)
 
     @property
     def left_s(self) -> float:

@@ -24,7 +24,16 @@ from vasuki.planner.leases import Leases, Work
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.ordering import PlannedOrder, order_requests
 from vasuki.planner.plan import Plan
-from vasuki.simulator import CountingSink, PipelineResult, SimulationResult, simulate, simulate_pipelines
+from vasuki.simulator import (
+    CountingSink,
+    Machine,
+    PipelineResult,
+    ReplicasResult,
+    SimulationResult,
+    simulate,
+    simulate_pipelines,
+    simulate_replicas,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,7 @@ class Simulated:
     block_bytes: int  # KV of a block, all layers
     num_layers: int
     bubbles: Bubbles = Bubbles()
+    interruptions: int = 0  # by which machines were taken away
 
     @property
     def ttft(self) -> Percentiles | None:
@@ -108,6 +118,7 @@ class Simulated:
             "preemptions": {"swap": counters.preemptions_swap, "recompute": counters.preemptions_recompute},
             "layout": self.plan.layout.to_dict(),
             "bubbles": asdict(self.bubbles),
+            "interruptions": self.interruptions,
             "ttft": self.ttft and asdict(self.ttft),
             "latency": self.latency and asdict(self.latency),
         }
@@ -168,9 +179,12 @@ def simulate_plan(
     if gathering is not None:
         refuse_target(gathering, lengths, cost_model)
     bubbles = Bubbles()
-    if cost_model.layout.num_streams > 1:
-        leases = Leases(order, Work.of(cost_model, plan), len(lengths), plan.makespan_s) if leased else None
-        result, bubbles = _in_streams(order, leases, outputs, settings, cost_model, observers)
+    if leased:
+        machines = [Machine(settings, cost_model)] * layout.data_parallel
+        leases = Leases(order, Work.of(cost_model, plan), len(lengths), plan.makespan_s)
+        result, _ = _on_replicas(order, leases, outputs, machines, observers)
+    elif cost_model.layout.num_streams > 1:
+        result, bubbles = _in_streams(order, outputs, settings, cost_model, observers)
     else:
         result = simulate(
             order,
@@ -191,6 +205,77 @@ def simulate_plan(
     )
     block_bytes = shape.kv_bytes_per_token * settings.block_tokens
     return Simulated(simulated, result, block_bytes, shape.num_layers, bubbles)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Replicas of one kind in a fleet."""
+
+    plan: Plan  # of one of them, for its share of the job
+    cost_model: CostModel
+    count: int
+    interruptions_per_hour: float = 0.0  # of one
+    boot_s: float = 0.0
+
+
+def simulate_fleet(
+    whole: Plan,
+    members: Vector[Member],
+    lengths: Lengths,
+    *,
+    plan_config: PlanConfig | None = None,
+    seed: int = 0,
+    observers: Iterable[Observer] = (),
+) -> Simulated:
+    """Run every request of a job on machines of several kinds, or of one, which are taken away now and then.
+
+    The same arguments give the same result to the last digit.
+
+    Args:
+        whole: the fleet's plan, whose cost is that of all machines as long as it says.
+        members: who is in it, one at least.
+        lengths: recorded lengths of the requests.
+        plan_config: what is known of outputs, and the ordering window.
+        seed: of the moments at which machines are taken away.
+        observers: see the steps, several at a time.
+    """
+    config, replicas = plan_config or PlanConfig(), sum(member.count for member in members)
+    first = members[0]
+    order = order_requests(
+        lengths.requests(isinstance(config.output_length, Column)),
+        first.plan.settings,
+        solver=first.plan.solver,
+        output_length=config.output_length,
+        window_rows=config.window_rows,
+        replicas=replicas,
+    )
+    works = [Work.of(member.cost_model, member.plan) for member in members]
+    row = float(lengths.prompt_tokens.mean()), float(lengths.output_tokens.mean())
+    machines = [
+        Machine(
+            member.plan.settings,
+            member.cost_model,
+            speed=works[0].seconds(*row) / work.seconds(*row),
+            interruptions_per_hour=member.interruptions_per_hour,
+            boot_s=member.boot_s,
+        )
+        for member, work in zip(members, works, strict=True)
+        for _ in range(member.count)
+    ]
+    outputs = np.minimum(lengths.output_tokens, lengths.limits).data
+    leases = Leases(order, works[0], len(lengths), whole.makespan_s)
+    result, played = _on_replicas(order, leases, outputs, machines, observers, seed)
+    tokens = result.written.prompt_tokens + result.written.output_tokens
+    cost = whole.cost
+    simulated = replace(
+        whole,
+        makespan_s=result.makespan_s,
+        cost=Cost.of(result.makespan_s, whole.layout.num_gpus, cost.price_per_hour, cost.currency, tokens),
+        shared_tokens=result.counters.shared_tokens,
+    )
+    shape = first.cost_model.shape
+    block_bytes = shape.kv_bytes_per_token * first.plan.settings.block_tokens
+    return Simulated(simulated, result, block_bytes, shape.num_layers, interruptions=played.interruptions)
 
 
 def settings_for_batches(settings: EngineSettings, gathering: ArrivalsConfig) -> EngineSettings:
@@ -214,21 +299,35 @@ def refuse_target(gathering: ArrivalsConfig, lengths: Lengths, cost_model: CostM
 
 def _in_streams(
     order: PlannedOrder,
-    leases: Leases | None,
     output_tokens: Vector[int],
     settings: EngineSettings,
     cost_model: CostModel,
     observers: Iterable[Observer],
 ) -> tuple[SimulationResult, Bubbles]:
-    """Simulate over pipeline stages and replicas."""
+    """Simulate over pipeline stages, or replicas of a policy that has its own order."""
     sink = CountingSink()
     result = simulate_pipelines(
         order,
         output_tokens,
         settings,
         cost_model,
-        leases=leases,
         observers=[*observers, order],
         on_ended=sink.write,
     )
     return SimulationResult(result.makespan_s, result.stats, result.counters, sink), Bubbles.of(result)
+
+
+def _on_replicas(
+    order: PlannedOrder,
+    leases: Leases,
+    output_tokens: Vector[int],
+    machines: Vector[Machine],
+    observers: Iterable[Observer],
+    seed: int = 0,
+) -> tuple[SimulationResult, ReplicasResult]:
+    """Simulate over replicas that take leases."""
+    sink = CountingSink()
+    result = simulate_replicas(
+        leases, output_tokens, machines, seed=seed, observers=[*observers, order], on_ended=sink.write
+    )
+    return SimulationResult(result.makespan_s, result.stats, result.counters, sink), result

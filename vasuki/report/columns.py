@@ -30,3 +30,15 @@ def blocks(headings: Sequence[str], rows: Rows, width: int) -> Iterator[str]:
 
 def _line(name: str, cells: Sequence[str]) -> str:
     return (f"{name:<{NAME_WIDTH}}" + "".join(f"{cell:>{COLUMN_WIDTH}}" for cell in cells)).rstrip()
+
+
+def wrapped(text: str, width: int) -> Iterator[str]:
+    """Lines of a text, all but the first indented."""
+    indent = " " * (len(text) - len(text.lstrip()))
+    while len(text) > width:
+        cut = text.rfind(" ", len(indent) + 1, width + 1)
+        if cut <= 0:
+            break
+        yield text[:cut]
+        text = indent + "  " + text[cut + 1 :].lstrip()
+    yield text

@@ -11,7 +11,7 @@ from vasuki.base.units import UNKNOWN, bytes_text, listing, money_text, percent_
 from vasuki.models.shape import BACKENDS
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import Simulated, Spread
-from vasuki.report.columns import COLUMN_WIDTH, Rows, blocks
+from vasuki.report.columns import COLUMN_WIDTH, Rows, blocks, wrapped
 
 WIDTH = 100
 
@@ -34,9 +34,9 @@ def plan_table(plans: Iterable[Plan], width: int | None = None) -> str:
     for name, plan in zip(names, plans, strict=True):
         for note in _notes(plan):
             notes.setdefault(note, []).append(name)
-    lines = [_job(plans[0]), *blocks(names, _figures(plans), width), ""]
+    lines = [job_line(plans[0]), *blocks(names, _figures(plans), width), ""]
     lines += [note if len(cards) == len(plans) else f"{', '.join(cards)}: {note}" for note, cards in notes.items()]
-    return "\n".join(line for text in lines for line in _wrapped(text, min(width, WIDTH)))
+    return "\n".join(line for text in lines for line in wrapped(text, min(width, WIDTH)))
 
 
 def _names(plans: Sequence[Plan]) -> list[str]:
@@ -45,7 +45,8 @@ def _names(plans: Sequence[Plan]) -> list[str]:
     return [" ".join(filter(None, [plan.gpu, plan.layout.label, several * plan.policy])) for plan in plans]
 
 
-def _job(plan: Plan) -> str:
+def job_line(plan: Plan) -> str:
+    """What there is to do."""
     about = "at most" if plan.outputs_at_most else "about"
     outputs = f"{about} {plan.output_tokens_estimate:,} output tokens"
     return f"{plural(plan.requests, 'request')}: {plan.prompt_tokens:,} prompt tokens, {outputs}"
@@ -104,7 +105,7 @@ def plan_verdict(plans: Sequence[Plan], width: int | None = None) -> str:
     """
     if len(plans) < 2:
         return ""
-    return "\n".join(line for text in _verdict(plans) for line in _wrapped(text, min(width or terminal_width(), WIDTH)))
+    return "\n".join(line for text in _verdict(plans) for line in wrapped(text, min(width or terminal_width(), WIDTH)))
 
 
 def _verdict(plans: Sequence[Plan]) -> Iterable[str]:
@@ -207,14 +208,3 @@ def _notes(plan: Plan) -> Iterable[str]:
     if plan.at_risk_s > plan.max_loss_s:
         others = ", but nothing else that was tried loses less" if plan.loses_least else ""
         yield f"a kill loses more than plan.max_loss, {time_text(plan.max_loss_s)}{others}"
-
-
-def _wrapped(text: str, width: int) -> Iterable[str]:
-    indent = " " * (len(text) - len(text.lstrip()))
-    while len(text) > width:
-        cut = text.rfind(" ", len(indent) + 1, width + 1)
-        if cut <= 0:
-            break
-        yield text[:cut]
-        text = indent + "  " + text[cut + 1 :].lstrip()
-    yield text

@@ -1,7 +1,8 @@
 """Prices steps: the scheduler, order and loop of real runs in virtual time.
 
 simulate              requests to their ends
-pipeline              the same for stages and replicas, with the bubbles between them
+replicas              the same for machines that share a job by leases, and may be taken away
+pipeline              the same for stages, with the bubbles between them
 arrivals              rows that come at their time
 simulated_executor    a batch's price in the place of its computation
 fast_forward          runs of steps in which nothing is decided, taken as one
@@ -9,15 +10,19 @@ fast_forward          runs of steps in which nothing is decided, taken as one
 
 from vasuki.simulator.arrivals import VirtualFeed
 from vasuki.simulator.pipeline import PipelineResult, simulate_pipelines
+from vasuki.simulator.replicas import Machine, ReplicasResult, simulate_replicas
 from vasuki.simulator.simulate import CountingSink, SimulationResult, simulate
 from vasuki.simulator.simulated_executor import SimulatedExecutor
 
 __all__ = [
     "CountingSink",
+    "Machine",
     "PipelineResult",
+    "ReplicasResult",
     "SimulatedExecutor",
     "SimulationResult",
     "VirtualFeed",
     "simulate",
     "simulate_pipelines",
+    "simulate_replicas",
 ]

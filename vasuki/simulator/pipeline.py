@@ -10,18 +10,17 @@ drawn as dots, which that micro-batch is charged with:
     stage 2             | A1 | B1 |.........|    C1   | A2 | B2 |
 
 Steps that take equally long leave no bubbles, which is what chunked prefills are for (Sarathi, 3.2 and 5.3). Replicas
-work side by side. Micro-batches take their requests from one queue, replicas without stages from leases.
+work side by side; all streams take their requests from one queue.
 """
 
 from __future__ import annotations
 
 import heapq
 from array import array
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Vector
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from vasuki.base.errors import SchedulerStalled
 from vasuki.engine.batch import Batch
@@ -33,20 +32,6 @@ from vasuki.engine.settings import EngineSettings
 from vasuki.machines.cost_model import CostModel, StepTime
 from vasuki.simulator.fast_forward import FastForward
 from vasuki.simulator.simulated_executor import SimulatedExecutor
-
-ASK_BELOW = 16  # rows of a lease at hand: then the next one is asked for; the scheduler holds as many itself
-
-
-class Leases(Protocol):
-    """Hands out rows to replicas as real runs do, see `vasuki.planner.leases`."""
-
-    def join(self, replica: int) -> None: ...
-
-    def take(self, replica: int) -> list[Request]: ...
-
-    def computed(self, replica: int, prompt_tokens: int, output_tokens: int, elapsed_s: float) -> None: ...
-
-    def ended(self, replica: int, key: tuple[int, int], output_tokens: int) -> None: ...
 
 
 def _floats() -> array[float]:
@@ -66,7 +51,6 @@ class PipelineResult:
     counters: Counters = field(default_factory=Counters)  # of all schedulers
     busy_s: float = 0.0  # of all stages of all replicas
     idle_s: float = 0.0  # of the same, from the start up to the last micro-batch of each stage
-    ended_s: list[float] = field(default_factory=list)  # `[streams]` when each had nothing more to do
 
     @property
     def makespan_s(self) -> float:
@@ -85,7 +69,6 @@ def simulate_pipelines(
     cost_model: CostModel,
     *,
     build: Callable[[], Scheduler] | None = None,
-    leases: Leases | None = None,
     observers: Iterable[Observer] = (),
     on_ended: Callable[[Sequence], None] = lambda sequence: None,
 ) -> PipelineResult:
@@ -97,7 +80,6 @@ def simulate_pipelines(
         settings: of one micro-batch: its scheduler's policy and limits, and its share of a replica's KV memory, a
             `pipeline_parallel`-th of it.
         cost_model: model, device and layout; the send to the next stage counts to a stage's time.
-        leases: hand out the requests to replicas without stages, in place of one queue for all.
         build: makes each micro-batch's scheduler; `Scheduler(settings)` if not given.
         observers: see every micro-batch, when it enters its replica; without stages several steps at a time.
         on_ended: told of every row that ends, with or without an error.
@@ -109,9 +91,7 @@ def simulate_pipelines(
     stages, replicas = cost_model.layout.pipeline_parallel, cost_model.layout.data_parallel
     if stages > 1 and (settings.policy.padded or settings.offload.streamed_layers):
         raise ValueError("padded policies and streamed layers are not simulated in pipelines")
-    if stages > 1 and leases is not None:
-        raise ValueError("leases are for replicas without stages")
-    simulation = _Simulation(requests, leases, list(observers), on_ended)
+    simulation = _Simulation(requests, list(observers), on_ended)
 
     def stream(free_s: list[float]) -> _Stream:
         scheduler = build() if build else Scheduler(settings)
@@ -175,22 +155,16 @@ class _Stream:
 
     scheduler: Scheduler
     executor: SimulatedExecutor
-    at_hand: deque[Request] = field(default_factory=deque)  # of a lease
 
 
 class _Simulation:
     """One call of `simulate_pipelines`."""
 
     def __init__(
-        self,
-        requests: Iterable[Request],
-        leases: Leases | None,
-        observers: list[Observer],
-        on_ended: Callable[[Sequence], None],
+        self, requests: Iterable[Request], observers: list[Observer], on_ended: Callable[[Sequence], None]
     ) -> None:
         self.result = PipelineResult()
         self._requests = iter(requests)
-        self._leases = leases
         self._observers = observers
         self._on_ended = on_ended
         self._bubble_s: defaultdict[Sequence, float] = defaultdict(float)  # of requests in progress
@@ -198,48 +172,31 @@ class _Simulation:
     def run(self, streams: list[_Stream]) -> PipelineResult:
         """What is ready first enters stage 0 first, and passing makes nothing ready in the past: one heap will do."""
         ready = [(0.0, index) for index in range(len(streams))]
-        for index in range(len(streams) if self._leases else 0):
-            self._leases.join(index)  # type: ignore[union-attr]
         while ready:
             _, index = heapq.heappop(ready)
             stream = streams[index]
-            self._fill(index, stream)
+            self._fill(stream.scheduler)
             batch = stream.scheduler.schedule()
             if batch is not None:
-                self._step(index, stream, batch)
+                self._step(stream, batch)
                 heapq.heappush(ready, (stream.executor.clock.now_s, index))
             elif not stream.scheduler.queues.is_empty():
                 left = len(list(stream.scheduler.queues.live()))
                 raise SchedulerStalled(f"{left} sequences are left and none can run")
-        self.result.ended_s = [stream.executor.clock.now_s for stream in streams]
         self._sum_up([stream.scheduler for stream in streams])
         return self.result
 
-    def _fill(self, index: int, stream: _Stream) -> None:
-        """Give a stream what it may start. Of one queue it takes only what there are slots for: any other request is
-        better off with the next stream that has one."""
-        scheduler, queues = stream.scheduler, stream.scheduler.queues
-        if self._leases and len(stream.at_hand) < ASK_BELOW:
-            stream.at_hand.extend(self._leases.take(index))
-        while scheduler.wants_more():
-            if self._leases:
-                request = stream.at_hand.popleft() if stream.at_hand else None
-            elif queues.num_running + len(queues.waiting) < scheduler.limits.max_num_seqs:
-                request = next(self._requests, None)
-            else:
-                return
+    def _fill(self, scheduler: Scheduler) -> None:
+        """Take requests that there are slots for: any other is better off with the next stream that has one."""
+        queues = scheduler.queues
+        while scheduler.wants_more() and queues.num_running + len(queues.waiting) < scheduler.limits.max_num_seqs:
+            request = next(self._requests, None)
             if request is None:
                 return
             if (rejected := scheduler.add(request)) is not None:
-                self._end(index, rejected)
+                self._on_ended(rejected)
 
-    def _end(self, index: int, sequence: Sequence) -> None:
-        request = sequence.request
-        if self._leases:
-            self._leases.ended(index, (request.row, request.sample_index), sequence.num_output_tokens)
-        self._on_ended(sequence)
-
-    def _step(self, index: int, stream: _Stream, batch: Batch) -> None:
+    def _step(self, stream: _Stream, batch: Batch) -> None:
         """The loop of `engine.drain`, for one stream of several."""
         result, executor = self.result, stream.executor
         step = executor.launch(batch)
@@ -253,13 +210,10 @@ class _Simulation:
                 self._bubble_s[chunk.sequence] += bubble_s
         finished = stream.scheduler.update(batch, step)
         result.stats.count(batch, step, stream.scheduler)
-        if self._leases:
-            decodes = step.num_steps * batch.num_decode_tokens
-            self._leases.computed(index, batch.num_prefill_tokens, decodes, step.elapsed_s)
         for sequence in finished:
             result.completed_s.append(now_s)
             result.bubble_s.append(self._bubble_s.pop(sequence, 0.0))
-            self._end(index, sequence)
+            self._on_ended(sequence)
         for observer in self._observers:
             observer.record(now_s, batch, step, stream.scheduler, finished)
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import Interrupted
 from vasuki.base.units import count_text, duration, percent_text, plural
+from vasuki.commands.deadline import Deadline
 from vasuki.commands.fleet.messages import (
     Begin,
     Ended,
@@ -77,6 +78,7 @@ def run_on_replicas(
     quiet: bool = False,
     retries_errors: bool = False,
     max_time_s: float = math.inf,
+    deadline_s: float = math.inf,
 ) -> Outcome:
     """Run what is left of a job on a replica for each share of the machine.
 
@@ -109,7 +111,7 @@ def run_on_replicas(
                 for index, share in enumerate(shares)
             ]
             with Processes(setups) as replicas:
-                driver = Driver(config, table, folder, replicas, shares, quiet, started_s)
+                driver = Driver(config, table, folder, replicas, shares, quiet, started_s, deadline_s)
                 manifest = driver.to_end(signals, max_time_s)
         return Outcome(manifest, config.errors.max_fraction)
 
@@ -142,6 +144,7 @@ class Driver:
         shares: of the machine, one for each.
         quiet: without a progress bar.
         started_s: when the run began.
+        deadline_s: after that; a warning says when it will not hold.
     """
 
     def __init__(
@@ -153,11 +156,13 @@ class Driver:
         shares: list[Share],
         quiet: bool,
         started_s: float,
+        deadline_s: float = math.inf,
     ) -> None:
         self.config = config
         self.table = table
         self.folder = folder
         self.replicas = replicas
+        self._deadline = Deadline(deadline_s, started_s, lambda: self._leases.time_left_s)
         self.shares = shares
         self.quiet = quiet
         self.started_s = started_s
@@ -253,6 +258,7 @@ class Driver:
                     self._listen()
                     self._hand_out()
                     now_s = time.perf_counter()
+                    self._deadline.look(now_s)
                     self._sink.commit_if_due(now_s - generate_started_s)
                     if self._line.is_due():
                         self._show(now_s - generate_started_s)

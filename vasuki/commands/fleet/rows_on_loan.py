@@ -11,7 +11,7 @@ from vasuki.commands.fleet.messages import Ended, Finish, Lease, Note, Report, S
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Progress, Request, Sequence
 from vasuki.io.output.trace import StepRecord
-from vasuki.simulator.pipeline import ASK_BELOW
+from vasuki.simulator.replicas import ASK_BELOW
 
 REPORT_EVERY_S = 0.2  # while there is nothing that the driver waits for
 

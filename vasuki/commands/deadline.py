@@ -1,0 +1,56 @@
+"""A run that will end after its deadline says so while something can still be done about it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from vasuki.base.units import duration
+from vasuki.engine.batch import Batch, StepResult
+from vasuki.engine.scheduler import Scheduler
+from vasuki.engine.sequence import Sequence
+
+LOOK_EVERY_S = 1.0
+LATE_LOOKS = 3  # in a row, so that a slow step or two are not taken for the job
+
+log = logging.getLogger(__name__)
+
+
+class Deadline:
+    """An engine observer that warns once.
+
+    Args:
+        deadline_s: after the start; infinite where there is none.
+        started_s: of the run, on `time.perf_counter`'s clock.
+        left_s: seconds that the run takes from now on, as foreseen now.
+    """
+
+    def __init__(self, deadline_s: float, started_s: float, left_s: Callable[[], float]) -> None:
+        self._deadline_s = deadline_s
+        self._started_s = started_s
+        self._left_s = left_s
+        self._looked_s = started_s
+        self._late_looks = LATE_LOOKS - 1  # the plan is trusted at once
+        self._told = False
+
+    def record(
+        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
+    ) -> None:
+        """Look again, if it is time."""
+        self.look(time.perf_counter())
+
+    def look(self, now_s: float) -> None:
+        """Warn if the end has been foreseen too late for long enough; `now_s` is on the same clock."""
+        if self._told or now_s - self._looked_s < LOOK_EVERY_S:
+            return
+        self._looked_s = now_s
+        end_s = now_s - self._started_s + self._left_s()
+        self._late_looks = self._late_looks + 1 if end_s > self._deadline_s else 0
+        if self._late_looks >= LATE_LOOKS:
+            self._told = True
+            log.warning(
+                "--deadline %s will not hold: the run is foreseen to end %s after its start",
+                duration(self._deadline_s),
+                duration(end_s),
+            )

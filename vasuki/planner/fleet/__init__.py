@@ -1,0 +1,26 @@
+"""Which cards to rent for a job, and how many: when each choice ends, how surely, and what it costs.
+
+card        what one replica does in how long, and what it costs on demand and on spot
+forecast    when a fleet of them ends, machines that are taken away and wrong predictions included
+choice      the cheapest that holds the deadline, the next ones, and the price at which they change places
+
+Symbols: a replica does the share s(t) of a job in t seconds, so n of them end when n s(t) = 1.
+"""
+
+from vasuki.planner.fleet.card import Card, Pace, card_of
+from vasuki.planner.fleet.choice import Choice, Flip, choices_of, flip_of
+from vasuki.planner.fleet.forecast import Fleet, Forecast, Members, forecast
+
+__all__ = [
+    "Card",
+    "Choice",
+    "Fleet",
+    "Flip",
+    "Forecast",
+    "Members",
+    "Pace",
+    "card_of",
+    "choices_of",
+    "flip_of",
+    "forecast",
+]
