@@ -2,8 +2,9 @@
 
     model_survey.py [NAME ...] [--write docs/models.md]
 
-A model is served when its greedy tokens are those of `generate`, in float32, with prompts whole and in chunks, by
-torch's operators and by the kernels that a CPU would be given. Weights are random, layers few, windows short.
+A model is served when its greedy tokens are those of `generate`, in float32, with prompts whole and in chunks: by the
+ragged backend, with torch's operators and with the kernels that a CPU would be given, or else by the padded one.
+Weights are random, layers few, windows short.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import copy
 import dataclasses
 import importlib
+import itertools
 import logging
 import re
 import signal
@@ -31,14 +33,15 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from vasuki.base.errors import ModelError, one_line
 from vasuki.hf.attention.ragged_attention import NAME
 from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
-from vasuki.hf.loading.load_model import prepare
+from vasuki.hf.loading.load_model import LoadedModel, prepare, prepare_padded
 from vasuki.models.config_json import shape_from_config
+from vasuki.models.shape import Way
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "hf"))
 tiny: Any = importlib.import_module("tiny_models")  # the random models of the golden tests, and how they are run
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
-_SECONDS = 60  # for one model; more means that no tiny form was found
+_SECONDS = 120  # for one model; more means that no tiny form was found
 _PARAMETERS = 30_000_000
 _TOKENS = 10
 _SIZES: dict[str, Any] = dict(
@@ -79,7 +82,44 @@ _MAMBA_2 = dict(mamba_n_heads=8, mamba_d_head=8, mamba_d_state=16, mamba_n_group
 _DELTA_NET = dict(
     linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8, head_dim=16
 )
+_DECODER_ALONE = dict(is_encoder_decoder=False, is_decoder=True, forced_bos_token_id=None, forced_eos_token_id=None)
+_DECODER = dict(
+    d_model=32,
+    decoder_layers=2,
+    decoder_attention_heads=4,
+    decoder_ffn_dim=48,
+    encoder_layers=2,
+    encoder_attention_heads=4,
+    encoder_ffn_dim=48,
+    **_DECODER_ALONE,
+)
+_ROTARY_GPT = dict(n_embd=32, n_layer=2, n_head=4, rotary_dim=4, n_positions=256)
+_ROPE = dict(rope_type="default", rope_theta=10_000.0)
+_INDEXED = dict(
+    _DELTA_NET,
+    hc_lowrank=8,
+    ngram_vocab_size_base=50,
+    split_ngram_parts=1,
+    indexer_n_heads=2,
+    indexer_kv_heads=1,
+    indexer_head_dim=16,
+    indexer_budget=8,
+    indexer_compress_ratio=2,
+)
+_SHARED_BLOCKS = ["linear_attention", "linear_attention", "hybrid", "linear_attention", "hybrid", "linear_attention"]
 _OWN: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        "bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp pegasus plbart whisper".split(), _DECODER
+    ),
+    "codegen": _ROTARY_GPT,
+    "gptj": _ROTARY_GPT,
+    "gpt_neo": dict(num_layers=4, attention_types=[[["global", "local"], 2]], window_size=7),
+    "dots1": dict(n_shared_experts=1),
+    "mamba2": dict(num_heads=8, head_dim=8, state_size=16, n_groups=2, chunk_size=8),
+    "reformer": dict(is_decoder=True, axial_pos_shape=[16, 16], axial_pos_embds_dim=[16, 16], feed_forward_size=48),
+    "xlnet": dict(d_model=32, n_layer=2, n_head=4, d_head=8, d_inner=48),
+    "xmod": dict(languages=["en_XX"], default_language="en_XX", is_decoder=True),
+    "zaya": dict(num_experts_per_tok=1),
     "lfm2": dict(layer_types=["conv", "full_attention"] * 2),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"] * 2),
     "bamba": dict(attn_layer_indices=[1, 3], **_MAMBA_2),
@@ -98,8 +138,37 @@ _OWN: dict[str, dict[str, Any]] = {
         moe_shared_expert_intermediate_size=24,
     ),
     "olmo_hybrid": _DELTA_NET,
-    "qwen4_exp": _DELTA_NET,
-    "zamba2": dict(mamba_d_state=16, mamba_headdim=8, n_mamba_heads=8, chunk_size=8),
+    "qwen4_exp": _INDEXED,
+    "qwen4_exp_text": _INDEXED,
+    "cohere_compass_text": dict(rope_parameters={"full_attention": _ROPE, "sliding_attention": _ROPE}),
+    "prophetnet": dict(num_decoder_layers=2, num_decoder_attention_heads=4, decoder_ffn_dim=48, **_DECODER_ALONE),
+    "trocr": _DECODER,
+    "xglm": dict(d_model=32, num_layers=2, attention_heads=4, ffn_dim=48),
+    "zamba": dict(num_hidden_layers=6, layers_block_type=_SHARED_BLOCKS, num_key_value_heads=4),
+    "zamba2": dict(
+        num_hidden_layers=6,
+        layers_block_type=_SHARED_BLOCKS,
+        num_key_value_heads=4,
+        mamba_d_state=16,
+        n_mamba_heads=8,
+        chunk_size=8,
+    ),
+}
+
+
+# Why there is no tiny form, where what transformers says of it explains little.
+_NO_FORM = {
+    "dbrx": "its class asks its config for what the config has not",
+    "gemma3n": "its image tower needs the package timm; its language model is gemma3n_text",
+    "gemma4_assistant": "it drafts tokens for another model, whose keys and values it reads",
+    "gemma4_unified_assistant": "it drafts tokens for another model, whose keys and values it reads",
+    "moshi": "`generate` changes its tokens by its cache",
+    "musicgen": "its class takes a part of its config only",
+    "musicgen_melody": "its class takes a part of its config only",
+    "xlstm": "its own kernels take no tiny sizes; it keeps no keys and values",
+    "dots3_note": "its config names layers that only its large form has",
+    "dots3_note_text": "its smallest form is too large for the survey",
+    "blt": "its smallest form is too large for the survey",
 }
 
 
@@ -108,9 +177,9 @@ class Finding:
     """What became of one model type."""
 
     name: str
-    served: bool = False
+    way: Way | None = None  # in which it is served
     kernels: str = ""  # that a CPU computes it by, beside attention and products
-    is_foreseen: bool = True  # whether its config tells how much KV it stores
+    is_foreseen: bool = True  # whether its config tells how much KV it stores, and which backend it takes
     refusal: str = ""
     trouble: str = ""  # why there is no tiny form of it, or how its tokens differ
 
@@ -123,7 +192,7 @@ def survey(name: str) -> Finding:
     except ModelError as error:
         return Finding(name, refusal=str(error).removeprefix(f"{name}: "))
     except Exception as error:
-        return Finding(name, trouble=f"{type(error).__name__}: {one_line(error)[:80]}")
+        return Finding(name, trouble=_NO_FORM.get(name) or one_line(error)[:90])
 
 
 def _run(name: str) -> Finding:
@@ -135,23 +204,30 @@ def _run(name: str) -> Finding:
     model = _tiny_model(name)
     prompts = tiny.prompts(count=3, longest=40)
     expected = [_generated(model, prompt) for prompt in prompts]
-    for kernels in (None, load_cpu_kernels()):
-        ours = copy.deepcopy(model)
-        ours.set_attn_implementation(NAME)
-        if kernels:
-            kernels.install(ours)
-        ready = prepare(ours, tiny.NoTokenizer(), GenerationConfig(eos_token_id=0), name)
-        ready = dataclasses.replace(ready, eos_token_ids=frozenset())
-        for chunk_tokens in (64, 7):
-            rows, *_ = tiny.run(ready, tiny.requests_of(prompts, _TOKENS), chunk_tokens)
-            if rows.outputs != expected:
-                by_itself = [_without_a_cache(model, prompt) for prompt in prompts]
-                who = "`generate` changes its tokens by its cache" if rows.outputs == by_itself else "tokens differ"
-                raise ValueError(f"{who}, {'with' if kernels else 'without'} kernels, chunks of {chunk_tokens}")
+    try:
+        forms = [_ragged(model, name, kernels) for kernels in (None, load_cpu_kernels())]
+    except ModelError:
+        forms = [prepare_padded(model, tiny.NoTokenizer(), GenerationConfig(eos_token_id=0), name)]
+    for ready, chunk_tokens in itertools.product(forms, (64, 7)):
+        endless = dataclasses.replace(ready, eos_token_ids=frozenset())
+        rows, *_ = tiny.run(endless, tiny.requests_of(prompts, _TOKENS), chunk_tokens)
+        if rows.outputs != expected:
+            by_itself = [_without_a_cache(model, prompt) for prompt in prompts]
+            who = "`generate` changes its tokens by its cache" if rows.outputs == by_itself else "tokens differ"
+            raise ValueError(f"{who}, {ready.way}, form {forms.index(ready)}, chunks of {chunk_tokens}")
     stored, shape = ready.kv_layout.bytes_per_token, shape_from_config(ready.config.to_dict(), name)
     planned = shape.with_dtype("float32").kv_bytes_per_token
-    is_foreseen = stored <= planned < stored + 8 * shape.num_layers  # rounded up for each layer
-    return Finding(name, served=True, kernels=_kernels_of(ours), is_foreseen=is_foreseen)
+    is_foreseen = ready.way == shape.way and stored <= planned < stored + 8 * shape.num_layers  # each layer rounded up
+    return Finding(name, ready.way, _kernels_of(ready.model), is_foreseen)
+
+
+def _ragged(model: Any, name: str, kernels: Any) -> LoadedModel:
+    """A copy for the ragged backend. Raises ModelError if that refuses it."""
+    ours = copy.deepcopy(model)
+    ours.set_attn_implementation(NAME)
+    if kernels:
+        kernels.install(ours)
+    return prepare(ours, tiny.NoTokenizer(), GenerationConfig(eos_token_id=0), name)
 
 
 def _tiny_model(name: str) -> Any:
@@ -226,17 +302,24 @@ def _time_limit() -> Iterator[None]:
 
 def page(findings: list[Finding]) -> str:
     """The survey as a page of the documentation."""
-    served = [finding for finding in findings if finding.served]
+    served: dict[Way | None, list[str]] = {}
+    for finding in findings:
+        served.setdefault(finding.way, []).append(finding.name)
+    packed, padded, alone = (served.get(way, []) for way in ("ragged", "padded", "alone"))
     refused = [finding for finding in findings if finding.refusal]
-    unknown = [finding for finding in findings if finding.trouble]
-    fused = _grouped((finding.kernels, finding.name) for finding in served if finding.kernels)
+    fused = _grouped((finding.kernels, finding.name) for finding in findings if finding.kernels)
     reasons = _grouped((_reason(finding.refusal), finding.name) for finding in refused)
+    unknown = _grouped((finding.trouble, finding.name) for finding in findings if finding.trouble)
     return f"""# Models
 
-vasuki runs the causal language models of transformers that use its attention interface and a plain KV cache; some of
-their layers may carry a state from token to token instead (Qwen 3.5, Jamba, LFM2). Models that it cannot run
-correctly are refused by name before a row is read (exit code 4). Four things to know:
+vasuki runs causal language models of transformers that keep keys and values. `engine.attention: auto` takes the
+ragged backend for those that use transformers' attention interface (some of their layers may carry a state from token
+to token instead: Qwen 3.5, Jamba, LFM2), and the padded one for the others. Models that neither can run correctly are
+refused by name before a row is read (exit code 4). Six things to know:
 
+- Padded rows are computed by the model's own attention, under its own mask, and read as many columns as the longest.
+  `vasuki plan` says what that costs. Where no mask keeps a model from padding, rows are computed one by one.
+- Of models with an encoder (Bart, Whisper), only decoders are served that were saved alone.
 - Latent attention (DeepSeek) stores expanded keys and values, both as wide as keys.
 - Layers that share another layer's keys and values (Gemma 4) store copies. Where layers store different amounts, none
   is streamed.
@@ -252,13 +335,9 @@ with random weights and compares greedy tokens in float32 with those of `generat
 and without vasuki's CPU kernels. Names are those of `model_type` in config.json, findings those with transformers
 {transformers.__version__}.
 
-## Served: {len(served)}
+## Ragged: {len(packed)}
 
-{", ".join(finding.name for finding in served)}
-
-Runs count the KV memory of the layers that they load. From config.json alone, `vasuki plan` counts differently for
-these:
-{", ".join(finding.name for finding in served if not finding.is_foreseen)}.
+{", ".join(packed)}
 
 On a CPU, vasuki's own kernels do the matrix products and the attention of all of these. For some they do more:
 
@@ -266,18 +345,30 @@ On a CPU, vasuki's own kernels do the matrix products and the attention of all o
 |---|---|
 {fused}
 
+## Padded: {len(padded)}
+
+{", ".join(padded)}
+
+## Padded, row by row: {len(alone)}
+
+{", ".join(alone)}
+
+Runs look at the model that they load. From config.json alone, `vasuki plan` counts KV memory differently for these, or
+expects another backend: {", ".join(finding.name for finding in findings if not finding.is_foreseen)}.
+
 ## Refused: {len(refused)}
 
 | why | models |
 |---|---|
 {reasons}
 
-## Not known: {len(unknown)}
+## Not known: {len(served.get(None, [])) - len(refused)}
 
-The survey found no tiny form of these that `generate` runs, or whose tokens don't depend on its cache. A run serves or
-refuses them when it loads one.
+A run serves or refuses these when it loads one; the survey can't tell:
 
-{", ".join(finding.name for finding in unknown)}
+| why | models |
+|---|---|
+{unknown}
 """
 
 
@@ -291,8 +382,7 @@ def _grouped(pairs: Iterable[tuple[str, str]]) -> str:
 
 def _reason(refusal: str) -> str:
     """A refusal without names of classes, and without what follows from it."""
-    reason = re.sub(r"^the ragged backend cannot serve \w+: ", "", refusal)
-    return re.sub(r"^\w+ (does not use .*); the ragged .*", r"it \1", reason)
+    return re.sub(r"^the padded backend cannot serve \w+: ", "", refusal)
 
 
 def main() -> None:

@@ -39,12 +39,13 @@ def shape_from_config(source: str | Path | Mapping[str, Any], name: str = "") ->
 
 
 # How one config key is spelled across architectures; the first that is present counts.
+_DECODER_HEADS = ("attention_heads", "decoder_attention_heads", "num_decoder_attention_heads")
 _SPELLINGS = {
-    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers"),
     "hidden": ("hidden_size", "n_embd", "d_model"),
-    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", *_DECODER_HEADS),
     "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
-    "intermediate": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"),
+    "intermediate": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "decoder_ffn_dim"),
     "context": ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len"),
     "experts": ("num_experts", "num_local_experts", "n_routed_experts"),
     "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k"),
@@ -89,9 +90,15 @@ _GATED_ATTENTION = {"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwe
 
 # Architectures that the ragged backend refuses, see docs/models.md.
 _WAYS: dict[str, Way] = dict.fromkeys(
-    "bloom codegen diffllama falcon gpt_neo gptj llama4 llama4_text mpt nemotron phimoe stablelm xglm".split(), "padded"
+    "bloom codegen diffllama falcon gpt_neo gptj hrm_text llama4 llama4_text mpt nemotron phimoe stablelm xglm".split(),
+    "padded",
 )
-_WAYS |= dict.fromkeys(("doge", "minimax"), "alone")
+_WAYS |= dict.fromkeys(
+    "axk2 bart bigbird_pegasus blenderbot blenderbot-small deepseek_v32 deepseek_v4 doge git glm_moe_dsa "
+    "gpt_neox_japanese hy_v4 marian mbart mllama mvp pegasus plbart prophetnet qwen4_exp qwen4_exp_text trocr "
+    "whisper".split(),
+    "alone",
+)
 
 
 def _from_config(config: Mapping[str, Any], name: str) -> ModelShape:

@@ -109,7 +109,7 @@ def _difference(
     try:
         found = _computed(forward, prompts, [tokens for tokens, _ in expected])
     except Exception as error:
-        return f"{type(error).__name__}: {one_line(error)}"
+        return f"its steps fail: {one_line(error)}"
     rounding = _ROUNDING.get(model.dtype, _ROUGHLY)
     for ours, (_, theirs) in zip(found, expected, strict=True):
         if not (ours - theirs).abs().mean() <= rounding * theirs.std():  # nor where one is no number
