@@ -150,3 +150,14 @@ def test_what_a_dead_replica_held_comes_first() -> None:
         kept = []
     assert again[: len(held)] == held
     assert {lost[0].row, *(row.row for row in [*leases_kept, *again])} == set(range(100))
+
+
+def test_a_slow_replica_leaves_a_long_row_that_a_faster_one_would_end_sooner() -> None:
+    rows = deque(Request(row, row, 1, tokens) for row, tokens in enumerate([100, 5, 5, 5]))
+    leases = Leases(Queue(rows), Work(1.0, 1.0), 4, job_s=1.0)
+    leases.join(0, speed=1.0, row_token_s=1.0)
+    leases.join(1, speed=10.0, row_token_s=0.1)
+    slow = leases.take(0)
+    assert slow
+    assert all(request.max_tokens == 5 for request in slow)
+    assert next(request.max_tokens for request in leases.take(1)) == 100

@@ -24,7 +24,13 @@ def play(cards: list[str], rows: int, rate: float, boot_s: float, seed: int) -> 
     random = np.random.default_rng(1)
     lengths = Lengths(random.integers(10, 300, rows), random.integers(1, 200, rows))
     machines = [
-        Machine(SETTINGS, CostModel(named_shape("llama-3-8b"), find_profile(card)), 1.0, rate, boot_s) for card in cards
+        Machine(
+            SETTINGS,
+            CostModel(named_shape("llama-3-8b"), find_profile(card)),
+            interruptions_per_hour=rate,
+            boot_s=boot_s,
+        )
+        for card in cards
     ]
     order = order_requests(lengths.requests(known=True), SETTINGS)
     leases = Leases(order, Work(1e-4, 1e-3), rows, job_s=60.0)

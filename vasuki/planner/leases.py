@@ -52,6 +52,7 @@ class Work:
 
     prompt_token_s: float
     output_token_s: float
+    row_token_s: float = 0.0  # what a row waits for its next token in such steps
 
     @classmethod
     def of(cls, cost: CostModel, plan: Plan) -> Work:
@@ -60,10 +61,11 @@ class Work:
         prompt, output = max(1, plan.prompt_tokens // rows), max(1, plan.output_tokens_estimate // rows)
         seqs = _running(settings, prompt + output // 2, math.ceil(rows / plan.layout.data_parallel))
         chunk = min(settings.limits.chunk_tokens, prompt * seqs)
-        return cls(
-            cost.step_time_s(cost.work([chunk], [chunk])) / chunk,
-            cost.step_time_s(cost.work([1] * seqs, [prompt + output // 2] * seqs)) / seqs,
+        chunk_s, decodes_s = (
+            cost.step_time_s(cost.work(chunks, contexts))
+            for chunks, contexts in (([chunk], [chunk]), ([1] * seqs, [prompt + output // 2] * seqs))
         )
+        return cls(chunk_s / chunk, decodes_s / seqs, decodes_s)
 
     def seconds(self, prompt_tokens: float, output_tokens: float) -> float:
         return prompt_tokens * self.prompt_token_s + output_tokens * self.output_token_s
@@ -86,6 +88,7 @@ class _Hand:
     """What one replica has in hand, and what it has done, in seconds of work."""
 
     expected_speed: float = 1.0
+    row_token_s: float = 0.0
     held: dict[Key, Request] = field(default_factory=dict)
     held_s: float = 0.0
     computed_s: float = 0.0
@@ -117,9 +120,15 @@ class Leases:
         self._hands: dict[int, _Hand] = {}
         self._is_exhausted = False
 
-    def join(self, replica: int, speed: float = 1.0) -> None:
-        """A replica takes part from now on. speed: expected of it, in seconds of work done in one."""
-        self._hands[replica] = _Hand(speed)
+    def join(self, replica: int, speed: float = 1.0, row_token_s: float = 0.0) -> None:
+        """A replica takes part from now on.
+
+        Args:
+            replica: its number.
+            speed: expected of it, in seconds of work done in one.
+            row_token_s: as in its own `Work`; 0 where all are alike.
+        """
+        self._hands[replica] = _Hand(speed, row_token_s)
 
     def leave(self, replica: int) -> list[Request]:
         """A replica has gone. Returns what it held, to be given back as far as it got."""
@@ -142,17 +151,33 @@ class Leases:
         most = min(MOST_ROWS, math.ceil(portion * max(len(self._next), self._unseen) / LEASES_AHEAD))
         self._has(most + most // 2)
         lease: list[Request] = []
-        for _ in range(self._cut(most)):
-            if lease and self._work.of_row(self._next[0]) > fair_s:
-                break
+        left: list[Request] = []  # for faster replicas
+        longest_tokens = self._longest_tokens(hand)
+        if longest_tokens < math.inf:
+            self._has(MOST_ROWS)
+        rows = self._cut(most)
+        while self._next and len(lease) < rows:
             request = self._next.popleft()
+            if request.expected_tokens > longest_tokens:
+                left.append(request)
+                continue
             work_s = self._work.of_row(request)
+            if lease and work_s > fair_s:
+                left.append(request)
+                break
             fair_s -= work_s
             hand.held[request.row, request.sample_index] = request
             hand.held_s += work_s
             lease.append(request)
+        self._next.extendleft(reversed(left))
         self._unseen = max(0, self._unseen - len(lease))
         return lease
+
+    def _longest_tokens(self, hand: _Hand) -> float:
+        """Output tokens of a row that a replica may start: a slow one leaves it to the fastest if that would have ended
+        it sooner even if it started it last of all."""
+        slower_s = hand.row_token_s - min(other.row_token_s for other in self._hands.values())
+        return self.time_left_s / slower_s if slower_s > 0 else math.inf
 
     def computed(self, replica: int, prompt_tokens: int, output_tokens: int, elapsed_s: float) -> None:
         """A replica has computed so many tokens in so many seconds of steps."""

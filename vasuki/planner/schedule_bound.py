@@ -108,7 +108,7 @@ def bound_of_any_plan_s(
         )
     bounds = []
     for cost in costs:
-        rooms = step_rooms(partial(_kv_tokens, cost, device_memory, beside_weights_bytes))
+        rooms = step_rooms(partial(kv_tokens_beside, cost, device_memory, beside_weights_bytes))
         rooms = [StepRoom(room.step_tokens, room.kv_tokens / micro_batches) for room in rooms]
         if rooms:
             bounds.append(schedule_bound_s(lengths, cost, rooms, offload))
@@ -121,8 +121,10 @@ def _moments(lengths: Lengths) -> list[int]:
     return sorted({round(last * part / _MOMENTS) for part in range(_MOMENTS + 1)})
 
 
-def _kv_tokens(cost: CostModel, device_memory: float, beside_weights_bytes: int | None, step_tokens: int) -> float:
-    """Room for KV and for all else that rows keep, beside steps that sample a single token."""
+def kv_tokens_beside(
+    cost: CostModel, device_memory: float, beside_weights_bytes: int | None, step_tokens: int
+) -> float:
+    """The room for KV and for all else that rows keep, beside steps that sample a single token."""
     shape, layout = cost.shape.without_states, cost.layout
     try:
         budget = memory_budget(
@@ -202,10 +204,10 @@ class JobSums:
         return cls(
             tokens=float((own + outputs - 1).sum()),
             samples=float(outputs.sum()),
-            contexts=float((_pairs(last) - _pairs(prompts)).sum()),
-            windowed_contexts=float((_pairs(last, window) - _pairs(prompts, window)).sum()),
-            pairs=float((_pairs(prompts) - _pairs(shared)).sum()),
-            windowed_pairs=float((_pairs(prompts, window) - _pairs(shared, window)).sum()),
+            contexts=float((pairs_of(last) - pairs_of(prompts)).sum()),
+            windowed_contexts=float((pairs_of(last, window) - pairs_of(prompts, window)).sum()),
+            pairs=float((pairs_of(prompts) - pairs_of(shared)).sum()),
+            windowed_pairs=float((pairs_of(prompts, window) - pairs_of(shared, window)).sum()),
             held=float((outputs * own + outputs * (outputs - 1) // 2).sum() + row_tokens * outputs.sum()),
             row_tokens=row_tokens,
             longest=int(last.max()),
@@ -252,7 +254,7 @@ class JobSums:
         return float(rows[:full].sum()) + left / float(sizes[full])
 
 
-def _pairs(tokens: Ints, window: int = 0) -> Ints:
+def pairs_of(tokens: Ints, window: int = 0) -> Ints:
     """(query, key) pairs of so many leading positions, each of which sees itself and what is before it."""
     growing = np.minimum(tokens, window) if window else tokens
     pairs: Ints = growing * (growing + 1) // 2 + (tokens - growing) * window
@@ -328,7 +330,8 @@ class RoomBound:
     def fewest(self) -> float:
         """Steps that it takes at least."""
         job, (step_tokens, kv_tokens) = self.job, self.room
-        fewest = max(self.fewest_sampling, job.chain(step_tokens), job.tokens / step_tokens)
+        full = job.tokens / step_tokens * (1 + 1e-12)  # lest steps hold a token too many by rounding
+        fewest = max(self.fewest_sampling, job.chain(step_tokens), full)
         return fewest if self.link else max(fewest, job.area(step_tokens) / kv_tokens)
 
     @property

@@ -256,6 +256,7 @@ def simulate_fleet(
             member.plan.settings,
             member.cost_model,
             speed=works[0].seconds(*row) / work.seconds(*row),
+            row_token_s=work.row_token_s,
             interruptions_per_hour=member.interruptions_per_hour,
             boot_s=member.boot_s,
         )

@@ -43,7 +43,7 @@ class Leases(Protocol):
     @property
     def is_done(self) -> bool: ...
 
-    def join(self, replica: int, speed: float = 1.0) -> None: ...
+    def join(self, replica: int, speed: float = 1.0, row_token_s: float = 0.0) -> None: ...
 
     def leave(self, replica: int) -> list[Request]: ...
 
@@ -63,6 +63,7 @@ class Machine:
     settings: EngineSettings
     cost_model: CostModel
     speed: float = 1.0  # expected, in units of whatever the leases reckon in
+    row_token_s: float = 0.0  # what a row waits for its next token; 0 where all machines are alike
     interruptions_per_hour: float = 0.0
     boot_s: float = 0.0  # until it computes, at first and whenever it was replaced
 
@@ -164,6 +165,8 @@ class _Simulation:
     def run(self) -> ReplicasResult:
         """Whoever is ready first takes its turn."""
         heapq.heapify(self._turns)
+        for index in range(len(self._replicas)):  # before any of them takes rows: shares are of all
+            self._join(index)
         while self._turns:
             now_s, index = heapq.heappop(self._turns)
             if self._leases.is_done:
@@ -171,11 +174,14 @@ class _Simulation:
             replica = self._replicas[index]
             if not replica.is_there:
                 replica.start(now_s, self._output_tokens)
-                self._leases.join(index, replica.machine.speed)
             if self._notes_matter and now_s >= self._note_s:
                 self._note(now_s)
             self._take_turn(index, replica, now_s)
         return self._summed_up()
+
+    def _join(self, index: int) -> None:
+        machine = self._replicas[index].machine
+        self._leases.join(index, machine.speed, machine.row_token_s)
 
     def _take_turn(self, index: int, replica: _Replica, now_s: float) -> None:
         if replica.taken_s <= now_s:  # while it was idle
@@ -236,6 +242,7 @@ class _Simulation:
         replica.is_there, replica.taken_s = False, math.inf
         self.result.interruptions += 1
         self._leases.give_back([self._as_noted(request) for request in self._leases.leave(index)])
+        self._join(index)  # another one is on its way
         for waiting in self._idle:
             heapq.heappush(self._turns, (now_s, waiting))
         self._idle.clear()

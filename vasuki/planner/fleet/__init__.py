@@ -1,6 +1,7 @@
 """Which cards to rent for a job, and how many: when each choice ends, how surely, and what it costs.
 
 card        what one replica does in how long, and what it costs on demand and on spot
+bound       how soon a fleet can be done at best
 forecast    when a fleet of them ends, machines that are taken away and wrong predictions included
 choice      the cheapest that holds the deadline, the next ones, and the price at which they change places
 

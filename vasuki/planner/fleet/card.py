@@ -15,14 +15,17 @@ import numpy as np
 
 from vasuki.base.arrays import Floats
 from vasuki.base.commits import next_commit_s
+from vasuki.base.config import KVConfig
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.price import Price
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.shape import ModelShape
+from vasuki.planner.fleet.bound import row_prices
 from vasuki.planner.leases import Work
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import sample_rows
+from vasuki.planner.schedule_bound import bound_of_any_plan_s
 
 _BELOW = 1 / 1024  # shares below the least that was planned take time in proportion
 
@@ -63,7 +66,7 @@ class Pace:
         return self.plans[min(len(self.plans) - 1, max(0, round(-math.log2(share))))]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Card:
     """A kind of replica, as it can be rented: a machine with as many cards as the model is spread over.
 
@@ -71,11 +74,28 @@ class Card:
         pace: of one.
         shape: of the model.
         profile: of the card, with its prices.
+        lengths: of the requests.
+        kv: memory and offload, as the job has them.
     """
 
     pace: Pace
     shape: ModelShape
     profile: HardwareProfile
+    lengths: Lengths
+    kv: KVConfig
+
+    @cached_property
+    def row_s(self) -> Floats:
+        """`[rows]` seconds of a replica that each row takes at least, see `row_prices`."""
+        offload = self.kv.offload != "none" and not self.shape.recurrent
+        return row_prices(self.lengths, self.cost_model(self.whole), self.kv.device_memory, offload)
+
+    @cached_property
+    def alone_s(self) -> float:
+        """What the slowest row takes alone, at least."""
+        slowest = self.lengths.take(np.array([np.argmax(self.lengths.output_tokens)]))
+        offload = self.kv.offload != "none" and not self.shape.recurrent
+        return bound_of_any_plan_s(slowest, [self.cost_model(self.whole)], self.kv.device_memory, offload)
 
     @property
     def name(self) -> str:
@@ -135,6 +155,7 @@ def card_of(
     plan_part: Callable[[Lengths, Plan], Plan],
     shape: ModelShape,
     profile: HardwareProfile,
+    kv: KVConfig,
     replicas: int,
 ) -> Card:
     """Plan a job, and parts of it, on replicas of a kind.
@@ -145,6 +166,7 @@ def card_of(
         plan_part: plans some of them to run as the whole.
         shape: of the model.
         profile: of the card.
+        kv: memory and offload, as the job has them.
         replicas: that may share the job, of all kinds together.
     """
     parts = [lengths]
@@ -153,7 +175,7 @@ def card_of(
     longest = lengths.take(np.array([np.argmax(lengths.output_tokens)]))
     whole = plan(lengths)
     plans = [whole, *(plan_part(part, whole) for part in parts[1:])]
-    return Card(Pace(plans, plan_part(longest, whole).makespan_s), shape, profile)
+    return Card(Pace(plans, plan_part(longest, whole).makespan_s), shape, profile, lengths, kv)
 
 
 def _since_note_s(job_s: float) -> float:

@@ -19,6 +19,7 @@ from types import MappingProxyType
 import numpy as np
 
 from vasuki.base.arrays import Floats
+from vasuki.planner.fleet.bound import fleet_bound_s
 from vasuki.planner.fleet.card import Card
 
 Members = Sequence[tuple[Card, int]]
@@ -51,8 +52,12 @@ class Fleet:
 
     @property
     def bound_s(self) -> float:
-        """Seconds that no schedule beats: if every card were the best of them."""
-        return min(card.whole.schedule_bound_s for card, _ in self.members) / self.replicas
+        """Seconds that no schedule beats, see `vasuki.planner.fleet.bound`."""
+        cards, counts = [card for card, _ in self.members], [count for _, count in self.members]
+        alone_s = min(card.alone_s for card in cards)
+        if len(cards) == 1:
+            return max(alone_s, cards[0].whole.schedule_bound_s / counts[0])
+        return fleet_bound_s([card.row_s for card in cards], counts, alone_s)
 
     def shares(self, seconds: float, useful: Mapping[str, float], boots: bool = True) -> list[float]:
         """The share of the job that one replica of each kind has done so long after the start."""
