@@ -118,6 +118,7 @@ class Leases:
         self._prior_s = max(1e-9, TRUSTED_SHARE * job_s)
         self._next: deque[Request] = deque()  # read from the order, or given back
         self._hands: dict[int, _Hand] = {}
+        self._computed_s = self._expected_s = 0.0  # by all hands together, and in their time if speeds were as expected
         self._is_exhausted = False
 
     def join(self, replica: int, speed: float = 1.0, row_token_s: float = 0.0) -> None:
@@ -132,7 +133,10 @@ class Leases:
 
     def leave(self, replica: int) -> list[Request]:
         """A replica has gone. Returns what it held, to be given back as far as it got."""
-        return list(self._hands.pop(replica).held.values())
+        hand = self._hands.pop(replica)
+        self._computed_s -= hand.computed_s
+        self._expected_s -= hand.expected_speed * hand.elapsed_s
+        return list(hand.held.values())
 
     def give_back(self, requests: list[Request]) -> None:
         """These are handed out anew, before all others."""
@@ -182,8 +186,11 @@ class Leases:
     def computed(self, replica: int, prompt_tokens: int, output_tokens: int, elapsed_s: float) -> None:
         """A replica has computed so many tokens in so many seconds of steps."""
         hand = self._hands[replica]
-        hand.computed_s += self._work.seconds(prompt_tokens, output_tokens)
+        work_s = self._work.seconds(prompt_tokens, output_tokens)
+        hand.computed_s += work_s
         hand.elapsed_s += elapsed_s
+        self._computed_s += work_s
+        self._expected_s += hand.expected_speed * elapsed_s
 
     def ended(self, replica: int, key: Key, output_tokens: int) -> None:
         """A row has ended with so many tokens of output."""
@@ -196,11 +203,9 @@ class Leases:
 
     def speed(self, replica: int) -> float:
         """Seconds of work that a replica does in one; at first what was expected, as far off as all are on average."""
-        hands = self._hands.values()
-        expected_s = sum([hand.expected_speed * hand.elapsed_s for hand in hands])
-        pace = sum([hand.computed_s for hand in hands]) / expected_s if expected_s else 1.0
+        pace = self._computed_s / self._expected_s if self._expected_s > 0 else 1.0
         hand = self._hands[replica]
-        expected = (pace or 1.0) * hand.expected_speed
+        expected = (pace if pace > 0 else 1.0) * hand.expected_speed
         return (hand.computed_s + expected * self._prior_s) / (hand.elapsed_s + self._prior_s)
 
     @property
@@ -247,5 +252,7 @@ class Leases:
 def _alike(one: Request, other: Request) -> int:
     """Tokens that two prompts begin with alike."""
     length = min(len(one.prompt_token_ids), len(other.prompt_token_ids))
+    if not length:
+        return 0
     differs = np.asarray(one.prompt_token_ids[:length]) != np.asarray(other.prompt_token_ids[:length])
     return int(np.argmax(differs)) if differs.any() else length
