@@ -235,3 +235,29 @@ def test_memory_that_the_device_does_not_have_is_refused_in_one_line(monkeypatch
 def test_streaming_every_layer_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot stream"):
         StreamedLayers.spread(4, 4)
+
+
+def test_sequences_that_move_together_are_one_copy_for_each_layer_and_direction() -> None:
+    device, host, engine = KVCache(LAYOUT, 8, 5, CPU), KVCache(LAYOUT, 8, 5, CPU), ThreadCopyEngine()
+    for layer in range(3):
+        device.layers[layer].copy_(torch.arange(8.0).view(-1, 1, 1, 1, 1).expand_as(device.layers[layer]))
+        host.layers[layer].copy_(10 + device.layers[layer])
+    submitted: list[bool] = []
+    submit = engine.submit
+
+    def watched(to_host: bool, copy: Callable[[], int], after: list[Done]) -> Done:
+        submitted.append(to_host)
+        return submit(to_host, copy, after)
+
+    engine.submit = watched  # type: ignore[method-assign]
+    mover, sequence = KVMover(device, engine, host), Sequence(Request(0, 0, 1, 1))
+    swaps = [(True, [1, 2], [6, 7]), (False, [0], [3]), (True, [5], [0]), (False, [4, 3], [4, 5])]
+    mover.begin_step(Batch([], [], [], [Swap(sequence, *swap) for swap in swaps]))
+    mover.begin_step(Batch([], [], [], []))
+    for layer in range(3):
+        mover.before_layer(layer)
+    assert submitted == [True, False] * 3
+    for layer in range(3):
+        assert host.layers[layer][[6, 7, 0], 0, 0, 0, 0].tolist() == [1, 2, 5]
+        assert device.layers[layer][[0, 4, 3], 0, 0, 0, 0].tolist() == [13, 14, 15]
+    assert mover.copied_bytes == 6 * device.block_bytes

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from fake_cuda import Kernels
 from tiny_models import (
     COMMON,
     RECURRENT,
@@ -24,10 +26,12 @@ from transformers import AutoModelForCausalLM, MiniMaxConfig
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from vasuki.base.errors import ModelError
+from vasuki.engine.sequence import Request, Sequence, Status
 from vasuki.hf.attention.ragged_attention import NAME
 from vasuki.hf.kernels.native import find_compiler
 from vasuki.hf.kernels.recurrent_functions import missing_packages
 from vasuki.hf.loading.load_model import prepare
+from vasuki.hf.recurrent.states import StateCache
 from vasuki.models.config_json import shape_from_config
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
@@ -59,6 +63,26 @@ def test_slots_pass_from_row_to_row(max_num_seqs: int) -> None:
     rows, _, stats = run(load("lfm2"), requests_of(prompts()), chunk_tokens=16, max_num_seqs=max_num_seqs)
     assert stats.max_seqs == max_num_seqs
     assert rows.outputs == reference("lfm2")
+
+
+def test_however_many_rows_end_each_tensor_is_copied_once() -> None:
+    recurrent = load("lfm2").recurrent
+    assert recurrent is not None
+    states = StateCache(recurrent, 12, torch.device("cpu"))
+    rows = [Sequence(Request(row, row, 5, 1, np.zeros(5, np.int32)), status=Status.RUNNING) for row in range(12)]
+    slot_of = states._slots(rows)
+    tensors = [tensor for layer in states.tensors for tensor in layer]
+    for tensor in tensors:
+        for row in rows:
+            tensor[slot_of[row]] = row.request.row
+    for ended in (1, 2, 5, 10, 11):
+        rows[ended].status = Status.FINISHED
+    with Kernels() as kernels:
+        slot_of = states._slots([])
+    assert sorted(slot_of.values()) == list(range(7))
+    assert all(tensor[slot].eq(row.request.row).all() for tensor in tensors for row, slot in slot_of.items())
+    assert kernels.counts["index_copy_"] == len(tensors)
+    assert kernels.total <= 2 * len(tensors) + 2
 
 
 def test_steps_launched_ahead_change_nothing() -> None:

@@ -14,6 +14,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from vasuki.hf.attention.inputs import StepInputs
 
+_SCORES = 2**24  # that are written down at once, several times over: 64 MiB each
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -39,11 +41,18 @@ def attend_gathered(query: torch.Tensor, layer: int, step: StepInputs, variant: 
         keys, values = step.cache.gather(layer, group.blocks, query.dtype)
         output[group.tokens] = _decode(query[group.tokens], keys, values, group.positions, variant)
     for chunk in step.gathered.long_chunks:
-        keys, values = step.cache.gather(layer, chunk.blocks, query.dtype)
-        chunk_query = query[chunk.first : chunk.last]
+        start = chunk.end - (chunk.last - chunk.first)
+        unseen_blocks = _first_seen(start, variant.window) // step.cache.block_tokens
+        keys, values = step.cache.gather(layer, chunk.blocks[unseen_blocks:], query.dtype)
+        end = chunk.end - unseen_blocks * step.cache.block_tokens
         function = _sdpa if variant.is_plain else attend_eagerly
-        output[chunk.first : chunk.last] = function(chunk_query, keys[: chunk.end], values[: chunk.end], variant)
+        output[chunk.first : chunk.last] = function(query[chunk.first : chunk.last], keys[:end], values[:end], variant)
     return output
+
+
+def _first_seen(position: int, window: int | None) -> int:
+    """Return the first position that a query sees."""
+    return 0 if window is None else max(0, position - window + 1)
 
 
 def _mask(queries: torch.Tensor, num_keys: int, window: int | None) -> torch.Tensor:
@@ -84,6 +93,11 @@ def _sdpa(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, variant
     mask = None
     if first > 0 or (variant.window is not None and variant.window < num_keys):
         mask = _mask(torch.arange(first, num_keys, device=query.device), num_keys, variant.window)
+    sharing = query.shape[1] // keys.shape[1]
+    if sharing > 1 and query.device.type == "cuda":
+        # Of the fused kernels there, the one for masks and float32 wants a KV head for each head. Copied heads take
+        # less than the scores that torch would write down without it.
+        keys, values = (states.repeat_interleave(sharing, dim=1) for states in (keys, values))
     output = scaled_dot_product_attention(
         query.transpose(0, 1).unsqueeze(0),
         keys.transpose(0, 1).unsqueeze(0),
@@ -97,7 +111,21 @@ def _sdpa(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, variant
 
 
 def attend_eagerly(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, variant: Variant) -> torch.Tensor:
-    """A chunk's attention spelled out, for soft caps and sinks."""
+    """A chunk's attention spelled out, for soft caps and sinks: slice by slice of its queries, as their scores are
+    written down, each over the keys that it sees."""
+    length, num_heads, _ = query.shape
+    first = len(keys) - length
+    size = max(1, _SCORES // (num_heads * len(keys)))
+    outputs = []
+    for begin in range(0, length, size):
+        some = query[begin : begin + size]
+        seen = slice(_first_seen(first + begin, variant.window), first + begin + len(some))
+        outputs.append(_attend_slice(some, keys[seen], values[seen], variant))
+    return torch.cat(outputs)
+
+
+def _attend_slice(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, variant: Variant) -> torch.Tensor:
+    """Attend with queries that are the end of the context."""
     length, num_heads, head_dim = query.shape
     num_keys, num_kv_heads, _ = keys.shape
     grouped = query.view(length, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)  # [kv_heads, group, length, dim]

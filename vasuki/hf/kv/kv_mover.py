@@ -23,8 +23,9 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -33,6 +34,7 @@ from vasuki.engine.batch import Batch
 from vasuki.hf.kv.kv_cache import KVCache, pinned_zeros
 from vasuki.models.layout import spread_buffers
 
+_Run = tuple[int, int, int]  # first source block, first target block, how many
 Done = Any  # what later copies and the compute can wait for: a CUDA event, or a flag that a copy thread raises
 
 
@@ -241,8 +243,8 @@ class KVMover:
         self._stored: dict[int, Done] = {}  # last store of each streamed layer
         self._fetched: dict[int, Done] = {}  # this step's fetch of each streamed layer
         self._unfetched: list[int] = []  # streamed layers that still wait for their buffer
-        self._read: list[int] = []  # blocks with earlier tokens of this step's sequences
-        self._written: list[int] = []  # blocks that get new tokens in this step
+        self._read: list[_Run] = []  # blocks with earlier tokens of this step's sequences
+        self._written: list[_Run] = []  # blocks that get new tokens in this step
 
     def begin_step(self, batch: Batch) -> None:
         """Start the step's copies."""
@@ -269,7 +271,7 @@ class KVMover:
     def after_layer(self, layer: int) -> None:
         """Called after a layer's attention: its new tokens go home, then its buffer goes to the next streamed layer."""
         if layer in self._homes:
-            copy = self._copy(self.device.layers[layer], self._written, self._homes[layer], self._written)
+            copy = self._copy(self.device.layers[layer], self._homes[layer], self._written)
             self._stored[layer] = self.engine.submit(True, copy, [self.engine.computed()])
             self._fetch_next(self._buffer_of[layer], [self._stored[layer]])
 
@@ -281,6 +283,10 @@ class KVMover:
         if self.host is None:
             raise RuntimeError("a sequence was parked, but there is no host cache")
         computed = self.engine.computed()
+        # One copy in each direction for a layer, however many sequences go that way.
+        leaving, coming = ([swap for swap in batch.swaps if swap.to_host is to_host] for to_host in (True, False))
+        out = _runs(_all(swap.device for swap in leaving), _all(swap.host for swap in leaving))
+        back = _runs(_all(swap.host for swap in coming), _all(swap.device for swap in coming))
         for layer, there in enumerate(self.host.layers):
             here = self._homes.get(layer, self.device.layers[layer])
             # Blocks may still be on their way from the last step, in either direction.
@@ -289,16 +295,8 @@ class KVMover:
                 # From host to host no stream copies: torch does it at once, whatever the stream waits for.
                 for done in after:
                     self.engine.wait(done)
-            left = [
-                self.engine.submit(True, self._copy(here, swap.device, there, swap.host), after)
-                for swap in batch.swaps
-                if swap.to_host
-            ]
-            came = [
-                self.engine.submit(False, self._copy(there, swap.host, here, swap.device), [*after, *left])
-                for swap in batch.swaps
-                if not swap.to_host
-            ]
+            left = [self.engine.submit(True, self._copy(here, there, out), after)] if out else []
+            came = [self.engine.submit(False, self._copy(there, here, back), [*after, *left])] if back else []
             self._due[layer] += left
             self._later[layer] += came
 
@@ -312,7 +310,7 @@ class KVMover:
             table = chunk.sequence.block_table.device
             read.update(table[: -(-chunk.start // size)])
             written.update(table[chunk.start // size : -(-chunk.end // size)])
-        self._read, self._written = sorted(read), sorted(written)
+        self._read, self._written = (_runs(sorted(blocks), sorted(blocks)) for blocks in (read, written))
 
     def _fetch_next(self, buffer: int, after: list[Done]) -> None:
         """Fetch the next streamed layer of a buffer that is free after the given work."""
@@ -322,15 +320,12 @@ class KVMover:
         self._unfetched.remove(layer)
         if layer in self._stored:
             after = [*after, self._stored[layer]]
-        copy = self._copy(self._homes[layer], self._read, self.device.layers[layer], self._read)
+        copy = self._copy(self._homes[layer], self.device.layers[layer], self._read)
         self._fetched[layer] = self.engine.submit(False, copy, [*after, *self._due[layer]])
 
-    def _copy(
-        self, source: torch.Tensor, source_blocks: list[int], target: torch.Tensor, target_blocks: list[int]
-    ) -> Callable[[], int]:
+    def _copy(self, source: torch.Tensor, target: torch.Tensor, runs: list[_Run]) -> Callable[[], int]:
         """A copy of whole blocks of one layer, to be run by the engine."""
-        runs = _runs(source_blocks, target_blocks)
-        num_bytes = len(source_blocks) * source[0].numel() * source.element_size()
+        num_bytes = sum(count for *_, count in runs) * source[0].numel() * source.element_size()
         self.copied_bytes += num_bytes
 
         def copy() -> int:
@@ -346,9 +341,13 @@ def _home(buffer: torch.Tensor) -> torch.Tensor:
     return (pinned_zeros if buffer.is_cuda else torch.zeros)(buffer.shape, dtype=buffer.dtype)
 
 
-def _runs(sources: list[int], targets: list[int]) -> list[tuple[int, int, int]]:
-    """Merge neighbours: `(first source, first target, count)` for every stretch that is contiguous on both sides."""
-    runs: list[tuple[int, int, int]] = []
+def _all(groups: Iterable[list[int]]) -> list[int]:
+    return list(chain.from_iterable(groups))
+
+
+def _runs(sources: list[int], targets: list[int]) -> list[_Run]:
+    """Merge neighbours: a run for every stretch that is contiguous on both sides."""
+    runs: list[_Run] = []
     for source, target in zip(sources, targets, strict=True):
         if runs and source == runs[-1][0] + runs[-1][2] and target == runs[-1][1] + runs[-1][2]:
             runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + 1)

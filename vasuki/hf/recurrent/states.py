@@ -72,16 +72,23 @@ class StateCache:
     def _slots(self, rows: list[Sequence]) -> dict[Sequence, int]:
         """The slot of each row. Of those that no longer run, the last rows take the place."""
         coming = set(rows)
+        origins = list(range(len(self._rows)))  # the slot that each slot's state is in
         for slot in range(len(self._rows) - 1, -1, -1):
             if self._rows[slot].status is not Status.RUNNING and self._rows[slot] not in coming:
-                last = self._rows.pop()
+                last, origin = self._rows.pop(), origins.pop()
                 if slot < len(self._rows):
-                    self._rows[slot] = last
-                    for tensor in chain.from_iterable(self.tensors):
-                        tensor[slot].copy_(tensor[len(self._rows)])
+                    self._rows[slot], origins[slot] = last, origin
+        self._move([(origin, slot) for slot, origin in enumerate(origins) if origin != slot])
         coming -= set(self._rows)
         self._rows += [row for row in rows if row in coming]
         return {row: slot for slot, row in enumerate(self._rows)}
+
+    def _move(self, moves: list[tuple[int, int]]) -> None:
+        """Move states `(from slot, to slot)`, in one copy for each tensor."""
+        if moves:
+            sources, targets = to_device(self._device, *np.array(moves).T)
+            for tensor in chain.from_iterable(self.tensors):
+                tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 
 
 def _runs(slots: Ints, most: int) -> list[Ints]:
