@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import reproduce_arrivals
+import reproduce_baton
 import reproduce_pipeline
 import reproduce_prepacking
 import reproduce_sarathi
@@ -44,6 +45,8 @@ CLAIMS: dict[str, Callable[[Options], Table]] = {
     "sarathi-pipeline": reproduce_pipeline.section_5_3,
     "prepacking-batch": reproduce_prepacking.figure_3,
     "prepacking-rows": reproduce_prepacking.figure_9,
+    "baton-mix": reproduce_baton.table_1,
+    "baton-short": reproduce_baton.table_2,
     "packing-ttft": reproduce_arrivals.table_1,
     "packing-claims": reproduce_arrivals.verdicts,
     "packing-control": reproduce_arrivals.control,

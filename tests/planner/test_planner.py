@@ -489,3 +489,13 @@ def test_the_steady_state_says_what_share_of_the_copies_hides(mixing: Mixing) ->
 
     assert hidden(0, 25) == hidden(8, 400) == 1
     assert 1 > hidden(8, 25) > hidden(16, 25) > 0
+
+
+def test_static_batches_grow_as_far_as_outputs_do() -> None:
+    """Memory for four rows at their `max_tokens` holds all eight as long as they become."""
+    lengths = Lengths(np.full(8, 100), np.full(8, 50), None, np.full(8, 2000))
+    shape = named_shape("llama-3-8b")
+    plan, kv = PlanConfig(), KVConfig(device_memory=4 * 2100 * shape.kv_bytes_per_token)
+    made = make_plan(lengths, shape, find_profile("a10"), plan=plan, engine=EngineConfig(policy="static"), kv=kv)
+    simulated = simulate_plan(made, lengths, shape, find_profile("a10"), plan_config=plan)
+    assert simulated.result.stats.max_seqs == 8

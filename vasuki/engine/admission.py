@@ -62,9 +62,10 @@ class AdmissionControl:
             return True
         if queues.num_running >= self._limits.max_num_seqs:
             return False
-        if self._policy.padded:  # the cache has as many columns for every row as for the longest
-            widest = max(map(queues.maximum, [*queues.running, sequence]))
-            return (queues.num_running + 1) * widest <= pool.num_blocks
+        if self._policy.padded:  # the cache grows by a column for every row until the last of the wave ends
+            wave = [*queues.running, sequence]
+            columns = max(row.request.num_prompt_tokens for row in wave) + max(row.expected_tokens for row in wave) - 1
+            return len(wave) * pool.blocks_for(columns) <= pool.num_blocks
         if queues.maximum_blocks + queues.maximum(sequence) <= pool.num_blocks:
             return True
         if admission is Admission.CHUNK:

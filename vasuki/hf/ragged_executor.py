@@ -77,13 +77,13 @@ class RaggedExecutor:
         self.kernel = kernel
         self.offload = offload
         self.states = states
-        self._forward = _forward_of(loaded, cache, offload)
+        self.unpacked = _unpacked(loaded, cache, offload)
         # Launching returns before the device is done. Tokens that are not known yet are filled into packed steps alone.
-        self.steps_ahead = int(loaded.device.type == "cuda" and self._forward is None)
+        self.steps_ahead = int(loaded.device.type == "cuda" and self.unpacked is None)
         self.most_tokens = sys.maxsize  # that are computed at once: fewer after memory has run out
         self.graphs: DecodeGraphs | None = None  # recorded steps of decodes
         self.waited_s = 0.0  # in which the host had nothing to do but wait for the device
-        self._last_mlp = None if self._forward else sampled_mlp(loaded.model, loaded.kv_layout.num_layers)
+        self._last_mlp = None if self.unpacked else sampled_mlp(loaded.model, loaded.kv_layout.num_layers)
         self._last_tokens: LastTokens | None = None
         self._ended_s = 0.0  # when the last step that was waited for was over
         self._bytes_seen = 0  # moved by the offload so far
@@ -179,8 +179,8 @@ class RaggedExecutor:
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         """`[num_samples, vocab_size]`."""
-        if self._forward is not None:
-            return self._forward(batch)
+        if self.unpacked is not None:
+            return self.unpacked(batch)
         step = build_inputs(batch, self.cache, self.loaded.device, self.kernel, self.offload, self._last_tokens)
         if self.graphs is not None and not batch.prefills:
             return self.graphs(step)
@@ -221,7 +221,7 @@ class RaggedExecutor:
         return exposed_s, max(0.0, busy_s - exposed_s)
 
 
-def _forward_of(loaded: LoadedModel, cache: KVCache, offload: KVMover | None) -> Forward | None:
+def _unpacked(loaded: LoadedModel, cache: KVCache, offload: KVMover | None) -> Forward | None:
     """How a model is computed that no packed step can be."""
     if loaded.way == "ragged":
         return None

@@ -166,7 +166,7 @@ def simulate_plan(
     layout = layout or plan.layout
     leased = layout.data_parallel > 1 and layout.pipeline_parallel == 1 and settings.policy.ordered
     order = order_requests(
-        lengths.requests(isinstance(config.output_length, Column)),
+        lengths.requests(isinstance(config.output_length, Column) or settings.policy.padded),
         settings,
         solver=plan.solver if arrivals is None else "fifo",  # what has not arrived cannot be ordered
         output_length=config.output_length,

@@ -6,6 +6,7 @@ after another: for layers that carry a state from token to token, or that keep o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,13 +45,16 @@ class Padded:
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         logits: dict[int, torch.Tensor] = {}
-        chunks = batch.chunks
-        for group in rectangles([(chunk.start, chunk.num_tokens) for chunk in chunks], len(batch.decodes)):
-            rectangle = Rectangle.of([chunks[i] for i in group], self._cache)
+        for group in self.groups(batch):
+            rectangle = Rectangle.of([batch.chunks[i] for i in group], self._cache)
             cache = block_cache(self._cache, rectangle, self._offload)
             last, _ = self._call(rectangle.input_ids, rectangle.position_ids, rectangle.mask, cache)
             logits |= zip(group, last, strict=True)
         return _sampled(batch, logits)
+
+    def groups(self, batch: Batch) -> Iterable[list[int]]:
+        """Chunks that share a rectangle, by their place in the batch."""
+        return rectangles([(chunk.start, chunk.num_tokens) for chunk in batch.chunks], len(batch.decodes))
 
 
 class Alone:

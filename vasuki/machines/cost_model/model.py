@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from vasuki.engine.rectangles import rectangles
 from vasuki.machines.cost_model.copies import Copies, HostTraffic
 from vasuki.machines.cost_model.layers import LayerModel
 from vasuki.machines.cost_model.network import Network
@@ -72,7 +73,13 @@ class CostModel:
         return StepWork.from_batch(batch, self.shape.sliding_window, copies)
 
     def _unpacked(self, pieces: Sequence[Piece], num_decodes: int, copies: tuple[Copies, ...]) -> StepWork:
-        return work_alone(pieces, copies) if self.shape.way == "alone" else padded_work(pieces, num_decodes, copies)
+        if self.shape.way == "alone":
+            return work_alone(pieces, copies)
+        return padded_work(pieces, self.groups(pieces, num_decodes), copies)
+
+    def groups(self, pieces: Sequence[Piece], num_decodes: int) -> Iterable[list[int]]:
+        """Chunks that share a rectangle, by their place; those of decodes come first."""
+        return rectangles([(piece.start, piece.num_tokens) for piece in pieces], num_decodes)
 
     # --- part by part ------------------------------------------------------------------------------------------------
 

@@ -8,10 +8,9 @@ Windows are masks there: what they hide is computed all the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from vasuki.engine.rectangles import rectangles
 from vasuki.machines.cost_model.copies import Copies
 from vasuki.machines.cost_model.work import StepWork
 
@@ -32,9 +31,8 @@ class _Call(NamedTuple):
     width: int
 
 
-def padded_work(pieces: Sequence[Piece], num_decodes: int, copies: tuple[Copies, ...] = ()) -> StepWork:
-    """The work of the padded backend; decodes come first."""
-    groups = rectangles([(piece.start, piece.num_tokens) for piece in pieces], num_decodes)
+def padded_work(pieces: Sequence[Piece], groups: Iterable[list[int]], copies: tuple[Copies, ...] = ()) -> StepWork:
+    """The work of rectangles, each of some of the pieces, by their place."""
     calls = []
     for group in groups:
         chosen = [pieces[i] for i in group]
