@@ -3,7 +3,7 @@
 # make test      set up, run all checks (style, types, architecture, tests)
 # make docstrings describe Python functions with a small chat model, which it fetches; MODEL=DIR takes one that is there
 # make wheel     write dist/: the wheel, and constraints.txt with what was tested together
-# make test-kill kill 300 runs at random moments and trouble 200 in other ways, and compare the answers
+# make test-kill kill 300 runs and 20 replicas at random moments, trouble 200 in other ways, and compare the answers
 # make test-airflow run the DAG by Airflow, in an environment of its own, and kill the run in its midst
 # make test-hostile  run jobs with 300 spoiled files, and one of 100,000 steps
 # make test-s3   run jobs over an S3 server process that freezes, goes away and loses connections

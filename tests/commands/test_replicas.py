@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -73,8 +74,27 @@ class KillsReplicas(Processes):
             if index == 0 and message is not None:
                 self.messages += 1
                 if self.messages == self.kills_at:
-                    self._running[0][0].kill()
+                    self.strike()
         return said
+
+    def strike(self) -> None:
+        self.kill(0)
+
+
+class StopsReplicas(KillsReplicas):
+    """Has one hang, as a device does at times."""
+
+    def strike(self) -> None:
+        self._running[0].process.send_signal(signal.SIGSTOP)
+
+
+class StartsOne(Processes):
+    """Has the other hang before it has loaded."""
+
+    def start(self, index: int) -> None:
+        super().start(index)
+        if index:
+            self._running[index].process.send_signal(signal.SIGSTOP)
 
 
 @pytest.mark.parametrize("kills_at", random.Random(7).sample(range(1, 40), KILLS))
@@ -111,17 +131,78 @@ def test_a_replica_that_is_killed_is_started_again(
     assert all(any(read_trace(Location.parse(str(trace)))) for trace in traces)  # both had rows to run
 
 
-def test_a_driver_that_is_killed_takes_its_replicas_with_it_and_is_gone_on_with(
-    tmp_path: Path, tiny_model: Path, expected: pa.Table
+@pytest.mark.parametrize("kind", [StopsReplicas, StartsOne])
+def test_a_replica_that_hangs_keeps_nobody_waiting(
+    kind: type[Processes], tmp_path: Path, tiny_model: Path, expected: pa.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("vasuki.commands.fleet.driver.Processes", kind)
+    monkeypatch.setattr("vasuki.commands.fleet.driver.SILENT_S", 2.0)
     job = job_into(tmp_path / "job", tiny_model)
+    run_on_replicas(load_job(str(job)), SHARES, quiet=True)
+    assert answers(job).equals(expected)
+
+
+def test_rows_that_no_replica_can_run_are_error_rows(tmp_path: Path, tiny_model: Path) -> None:
+    job = job_into(tmp_path / "job", tiny_model)
+    config = load_job(str(job), ["input.prompt=" + "{text} " * 500, "errors.max_fraction=1"])
+    manifest = run_on_replicas(config, SHARES, quiet=True).manifest
+    assert manifest.rows.failed == NUM_ROWS
+
+
+def test_whoever_is_killed_whenever(tmp_path: Path, tiny_model: Path, expected: pa.Table) -> None:
+    """A third of the kills hit the driver, and half come when rows are known to run."""
+    rng, kills, jobs = random.Random(3), 0, 0
+    wanted = max(3, KILLS)
+    while kills < wanted:
+        jobs += 1
+        job = job_into(tmp_path / str(jobs), tiny_model)
+        code = -signal.SIGKILL
+        while code:
+            driver = start_driver(job)
+            if kills < wanted:
+                kills += kill_somebody(job, driver, rng)
+            code = driver.wait()
+            assert code in (0, -signal.SIGKILL)
+        assert answers(job).equals(expected)
+        assert (job.parent / "out" / "_SUCCESS").exists()
+
+
+def kill_somebody(job: Path, driver: subprocess.Popen[bytes], rng: random.Random) -> bool:
+    """Kill the driver or a replica at a random moment, once a part is written or any time. Returns whether it lived."""
+    there = count_parts(job)
+    if rng.random() < 0.5:
+        while driver.poll() is None and count_parts(job) == there:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0, 0.2))
+    else:
+        time.sleep(rng.uniform(0, 8))
+    victims = [driver.pid] if rng.random() < 1 / 3 else children(driver.pid)
+    with contextlib.suppress(ProcessLookupError):
+        if driver.poll() is None and victims:
+            os.kill(rng.choice(victims), signal.SIGKILL)
+            return True
+    return False
+
+
+def count_parts(job: Path) -> int:
+    return len(list((job.parent / "out").glob("part-*.parquet")))
+
+
+def start_driver(job: Path) -> subprocess.Popen[bytes]:
     script = (
         "import sys, vasuki.base.commits as c; c.COMMIT_S = 0.02\n"
         "from vasuki.base.config import load_job; from vasuki.machines.split import Share\n"
         "from vasuki.commands.fleet.driver import run_on_replicas\n"
         f"run_on_replicas(load_job({str(job)!r}), {SHARES!r}, quiet=True)"
     )
-    driver = subprocess.Popen([sys.executable, "-c", script])
+    return subprocess.Popen([sys.executable, "-c", script])
+
+
+def test_a_driver_that_is_killed_takes_its_replicas_with_it_and_is_gone_on_with(
+    tmp_path: Path, tiny_model: Path, expected: pa.Table
+) -> None:
+    job = job_into(tmp_path / "job", tiny_model)
+    driver = start_driver(job)
     journal = job.parent / "out" / ".vasuki-journal.jsonl"
     while driver.poll() is None and not (journal.exists() and list(journal.parent.glob("part-*.parquet"))):
         time.sleep(0.005)
@@ -138,7 +219,9 @@ def test_a_driver_that_is_killed_takes_its_replicas_with_it_and_is_gone_on_with(
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    with contextlib.suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
 
 
 def is_alive(pid: int) -> bool:

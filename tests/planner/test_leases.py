@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,6 +94,16 @@ def test_replicas_of_different_speed_end_within_three_per_cent() -> None:
     lengths = sorted(rng.integers(10, 400, 3000).tolist(), reverse=True)
     replicas, _ = play(leases_of(lengths, 4), [1.0, 1.0, 2.0, 3.5])
     ends = [replica.now_s for replica in replicas]
+    assert max(ends) - min(ends) <= 0.03 * max(ends)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_replicas_of_one_speed_end_within_three_per_cent_whatever_the_lengths(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    replicas = int(rng.integers(2, 9))
+    lengths = rng.lognormal(4, rng.uniform(0.2, 1.2), int(rng.integers(200, 500)) * replicas).clip(1, 2000).astype(int)
+    played, _ = play(leases_of(sorted(lengths.tolist(), reverse=True), replicas), [1.0] * replicas)
+    ends = [replica.now_s for replica in played]
     assert max(ends) - min(ends) <= 0.03 * max(ends)
 
 

@@ -219,6 +219,17 @@ class Runner:
         return loaded
 
 
+def plan_for(config: JobConfig, placement: Placement, lengths: Lengths, planned: Callable[[Lengths], Plan]) -> Plan:
+    """The plan that `planned` makes for such lengths, or for none at all, with room for what the job asks besides."""
+    try:
+        plan = planned(lengths if len(lengths) else NOTHING_TO_RUN)
+    except InputError:  # none of them fits: they become error rows, as beside others that do
+        plan = planned(NOTHING_TO_RUN)
+    if (config.input.priority or config.input.deadline) and config.kv.offload != "none":
+        plan = with_room_for_victims(plan, placement.shape, config.kv.host_memory)
+    return plan
+
+
 class Run:
     """One run, and what is measured of it."""
 
@@ -327,14 +338,8 @@ class Run:
 
     def _plan(self, placement: Placement, first: list[Request]) -> Plan:
         """Plan from the first rows, and take the others to go on like them."""
-        config = self.config
         lengths = lengths_of(first, self.rows_left)
-        try:
-            plan = self.planned(placement, lengths if len(lengths) else NOTHING_TO_RUN)
-        except InputError:  # none of them fits: they become error rows, as beside others that do
-            plan = self.planned(placement, NOTHING_TO_RUN)
-        if (config.input.priority or config.input.deadline) and config.kv.offload != "none":
-            plan = with_room_for_victims(plan, placement.shape, config.kv.host_memory)
+        plan = plan_for(self.config, placement, lengths, partial(self.planned, placement))
         log.info(
             "planned: %d requests in %s from now on (%s), of which at most %s could still be saved; steps of %d "
             "tokens, offload %s%s",

@@ -208,6 +208,10 @@ class Leases:
         expected = (pace if pace > 0 else 1.0) * hand.expected_speed
         return (hand.computed_s + expected * self._prior_s) / (hand.elapsed_s + self._prior_s)
 
+    def holds(self, replica: int) -> bool:
+        """Whether a replica has rows in hand."""
+        return bool(self._hands[replica].held)
+
     @property
     def left_s(self) -> float:
         """Work left of all rows, in seconds of one replica."""

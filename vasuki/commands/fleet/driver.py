@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 from vasuki.base.config import JobConfig
@@ -66,7 +66,9 @@ from vasuki.planner.plan import Plan
 
 log = logging.getLogger(__name__)
 
-MOST_STARTS = 4  # of a replica, the first one included: what has killed it so often will go on doing so
+MOST_STARTS = 4  # of a replica, without the end of a row: what has killed it so often will go on doing so
+SILENT_S = 600.0  # of a replica at work: then it hangs, unless steps take long
+SLOW = 50  # times the longest step
 LOOK_EVERY_S = 0.2  # at signals, and whether a part is due
 
 
@@ -168,7 +170,14 @@ class Driver:
         self.started_s = started_s
         self._starts = Counter(range(len(shares)))
         self._ready: dict[int, Ready] = {}  # replicas that wait for a plan
-        self._plans: dict[str, Foreseen | None] = {}  # by kind of device; None while it is being made
+        self._plans: dict[str, Foreseen] = {}  # by kind of device
+        self._planners: dict[str, int] = {}  # the replica that was asked for the plan of a kind
+        self._silent_s: defaultdict[int, float] = defaultdict(
+            float
+        )  # since a replica was heard, in time that the driver was awake
+        self._late_s = math.inf  # when those begin that are ready
+        self._looked_s = time.perf_counter()
+        self._longest_step_s = 0.0
         self._running: dict[int, _Pulse] = {}  # replicas that run rows
         self._wanting: set[int] = set()
         self._noting: set[int] = set()  # replicas that were asked how far their rows are
@@ -182,6 +191,7 @@ class Driver:
         self._leases: Leases
         self._may_plan = False  # once it is known for what
         self._may_begin = False  # once there is somewhere for rows to go
+        self._is_ending = False
         self._sink: RowSink
         self._traces: list[TraceWriter]
         self._line: StatusLine
@@ -192,7 +202,7 @@ class Driver:
 
         model = self.config.model
         with busy_with(f"loading {model.path} on {plural(len(self.shares), 'replica')}", self.quiet):
-            while len(self._ready) < len(self._starts):
+            while not self._are_enough_ready():
                 self._listen()
         ready = next(iter(self._ready.values()))
         stream = RequestStream(
@@ -223,13 +233,23 @@ class Driver:
                 self._leases = Leases(self._order, work, len(first) * self.folder.rows_left // rows, plan.makespan_s)
                 return self._generate(plan, signals, max_time_s)
 
+    def _are_enough_ready(self) -> bool:
+        """Whether all are, or some, and those had time that are late: they may hang, and join when they don't.
+
+        None is wanted to load while another measures how fast it is.
+        """
+        now_s = time.perf_counter()
+        if not self._ready:
+            self._late_s = now_s + min(30.0, max(5.0, (now_s - self.started_s) / 2))
+        return len(self._ready) == len(self._starts) or bool(self._ready and now_s > self._late_s)
+
     def _plan(self) -> tuple[Plan, Work]:
         """The plan of one kind of device, which speaks for the job."""
         self._may_plan = True
         self._begin_those_ready()
-        while not (made := [foreseen for foreseen in self._plans.values() if foreseen is not None]):
+        while not self._plans:
             self._listen()
-        foreseen = made[0]
+        foreseen = next(iter(self._plans.values()))
         plan = foreseen.plan
         log.info(
             "planned: %d requests on %s in %s from now on (%s), of which at most %s could still be saved",
@@ -324,7 +344,21 @@ class Driver:
 
     def _listen(self) -> None:
         for index, message in self.replicas.receive(LOOK_EVERY_S):
+            self._silent_s[index] = 0.0
             self._hear(index, message)
+        now_s = time.perf_counter()
+        awake_s, self._looked_s = min(1.0, now_s - self._looked_s), now_s
+        for index in self._at_work():
+            self._silent_s[index] += awake_s
+            if self._silent_s[index] > max(SILENT_S, SLOW * self._longest_step_s):
+                log.warning("replica %d has said nothing for %s and is killed", index, duration(self._silent_s[index]))
+                self._silent_s[index] = 0.0
+                self.replicas.kill(index)
+
+    def _at_work(self) -> set[int]:
+        """Replicas that have something to say before long."""
+        planners = {index for kind, index in self._planners.items() if kind not in self._plans}
+        return planners | {index for index in self._running if self._is_ending or self._leases.holds(index)}
 
     def _hear(self, index: int, message: ToDriver | None) -> None:
         match message:
@@ -332,24 +366,25 @@ class Driver:
                 self._ready[index] = ready
                 self._begin_those_ready()
             case Foreseen() as foreseen:
-                self._plans[self._ready[index].kind] = foreseen
+                self._plans.setdefault(self._ready[index].kind, foreseen)
                 self._begin_those_ready()
             case Report() as report:
                 self._take(index, report)
             case Over(manifest):
                 self._manifests.append(manifest)
                 self._leave(index)
-            case Failed(error) if not isinstance(error, Interrupted):
+            case Failed(error) if not (self._is_ending or isinstance(error, Interrupted)):
                 raise error
             case Failed(error):
                 log.warning("replica %d: %s", index, error)
-            case None if index in self._starts:
+            case None:
                 self._lose(index)
 
     def _take(self, index: int, report: Report) -> None:
         self._running[index] = _Pulse(report.running, report.kv_share)
         for step in report.steps:
             self._tokens += step.prefill_tokens + step.decode_tokens
+            self._longest_step_s = max(self._longest_step_s, step.elapsed_s)
             self._leases.computed(index, step.prefill_tokens, step.decode_tokens, step.elapsed_s)
             self._traces[index].record(step)
         if report.wants_rows:
@@ -365,6 +400,7 @@ class Driver:
 
     def _settle(self, index: int, ended: Ended) -> Row:
         """A row that has ended goes to the output."""
+        self._starts[index] = 1
         row = self._rows.pop(ended.key)
         row.output_token_ids, row.logprob = list(ended.progress.output_token_ids), ended.progress.logprob
         row.finish_reason, row.error = ended.progress.finish_reason, ended.error
@@ -382,15 +418,14 @@ class Driver:
 
     def _begin_those_ready(self) -> None:
         """Plan for each kind of device once, and let the replicas begin whose plan is there."""
-        if not self._may_plan:
+        if not self._may_plan or self._is_ending:
             return
         for index, ready in list(self._ready.items()):
-            kind = ready.kind
-            if kind not in self._plans:
-                self._plans[kind] = None
+            if ready.kind not in self._planners:
+                self._planners[ready.kind] = index
                 self.replicas.send(index, Foresee(self._lengths))
-            elif (foreseen := self._plans[kind]) is not None and self._may_begin:
-                self.replicas.send(index, Begin(foreseen))
+            elif ready.kind in self._plans and self._may_begin:
+                self.replicas.send(index, Begin(self._plans[ready.kind]))
                 del self._ready[index]
                 self._leases.join(index)
                 self._running[index] = _Pulse()
@@ -421,26 +456,22 @@ class Driver:
 
     def _end_all(self, message: Finish | Stop) -> None:
         """Let replicas end, and hear their last words. Those that have not begun have none."""
-        told: set[int] = set()
+        self._is_ending = True
+        for index in self._running:
+            self.replicas.send(index, message)
         while self._running:
-            for index in set(self._running) - told:
-                self.replicas.send(index, message)
-                told.add(index)
-            for index, said in self.replicas.receive(LOOK_EVERY_S):
-                if said is None and index in self._running:
-                    self._leave(index)
-                elif isinstance(said, Report | Over):
-                    self._hear(index, said)
+            self._listen()
 
     # --- who comes and goes ------------------------------------------------------------------------------------------
 
     def _lose(self, index: int) -> None:
         """A replica has died: its rows go to the others, and it is started again."""
-        ready = self._ready.pop(index, None)
-        if ready is not None and self._plans.get(ready.kind, self) is None:
-            del self._plans[ready.kind]  # perhaps it was about to make the plan: another one will
+        if (ready := self._ready.pop(index, None)) and ready.kind not in self._plans:
+            self._planners = {kind: planner for kind, planner in self._planners.items() if planner != index}
         if index in self._running:
             self._leave(index)
+        if self._is_ending:
+            return
         self._starts[index] += 1
         if self._starts[index] <= MOST_STARTS:
             log.warning("replica %d has died and is started again; its rows go to the others", index)

@@ -31,6 +31,7 @@ from vasuki.commands.fleet.rows_on_loan import Driver, RowsOnLoan
 from vasuki.commands.foresight import MachineProfile, look_back, tokens_of
 from vasuki.commands.logs import log, set_up_logs
 from vasuki.commands.manifests import run_manifest
+from vasuki.commands.run import plan_for
 from vasuki.commands.step_tracer import StepTracer
 from vasuki.commands.this_machine import placed_as_loaded, stays_on_host
 from vasuki.commands.watchdog import Watchdog
@@ -148,8 +149,8 @@ class Replica:
     def _foresee(self, loaded: LoadedModel, asked: Foresee) -> Foreseen:
         placement = placed_as_loaded(self.config, loaded, tokens_of(asked.lengths))
         self.machine = placement.machine
-        plan = placement.plan(asked.lengths, Layout(data_parallel=self.setup.replicas))
-        return Foreseen(plan, placement.shape, placement.profile)
+        planned = partial(placement.plan, layout=Layout(data_parallel=self.setup.replicas))
+        return Foreseen(plan_for(self.config, placement, asked.lengths, planned), placement.shape, placement.profile)
 
     def _generate(self, loaded: LoadedModel, foreseen: Foreseen) -> None:
         from vasuki.hf.device.energy import EnergyMeter
