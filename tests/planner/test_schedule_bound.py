@@ -177,7 +177,7 @@ TIGHT = {
     "few rows": run_of(job(16, 2, 300), CostModel(LLAMA, A10), 20_000),
     "many rows": run_of(job(128, 2, 300), CostModel(LLAMA, A10), 80_000),
     "on a CPU": run_of(job(32, 2, 100), CostModel(LLAMA, CPU), 4000),
-    "launches": run_of(job(4, 4, 50), CostModel(MANY_SMALL, find_profile("h100")), 300),
+    "launches": run_of(job(4, 4, 50), CostModel(MANY_SMALL, find_profile("h100"), Layout(host_layers=1)), 300),
     "weights on the host": run_of(job(4, 20, 50), CostModel(LLAMA, A10, Layout(host_layers=2)), 300),
     "experts": run_of(job(1, 2, 100), CostModel(SHAPES["experts"], find_profile("a100")), 200),
     "a window": run_of(job(128, 2, 300), CostModel(SHAPES["window"], A10), 80_000),

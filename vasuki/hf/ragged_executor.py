@@ -245,7 +245,7 @@ def build_executor(
     on_gpu = device.type == "cuda"
     host_blocks, streamed_layers = settings.offload.host_blocks, settings.offload.streamed_layers
     offloads = host_blocks > 0 or streamed_layers > 0
-    records = not offloads and decode_graphs.can_record(loaded, block_tokens)
+    records = not streamed_layers and decode_graphs.can_record(loaded, block_tokens)
     num_blocks = settings.num_blocks + records  # a block for padding
     # A state is of a row as it stands: it is at one place, and of no other row.
     assert not (loaded.recurrent and (offloads or settings.policy.shares_prefixes))

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -13,18 +14,22 @@ import numpy as np
 import pytest
 import torch
 from plain_varlen import plain_varlen
-from tiny_models import Rows, load, prompts, reference, requests_of
+from tiny_models import Rows, hopeful, load, prompts, reference, requests_of
 
 from vasuki.engine.loop import drain
+from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import POLICIES
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.settings import EngineSettings, Limits
+from vasuki.hf import ragged_executor
 from vasuki.hf.attention import inputs
 from vasuki.hf.cuda import decode_graphs
 from vasuki.hf.cuda.decode_graphs import SIZES, DecodeGraphs, Replay
+from vasuki.hf.kernels import varlen
 from vasuki.hf.kernels.varlen import PAGE_TOKENS, PagedVarlen
 from vasuki.hf.kv.kv_cache import KVCache
-from vasuki.hf.ragged_executor import RaggedExecutor
+from vasuki.hf.kv.kv_mover import Done
+from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
 
 
 @pytest.fixture(autouse=True)
@@ -182,6 +187,57 @@ def _step(cache: KVCache, positions: np.ndarray, tables: np.ndarray) -> inputs.S
         varlen=PagedVarlen(ones, positions + 1, tables, cache.block_tokens, device, True, plain_varlen),
         gathered=inputs.Gathered(np.arange(count), ones, positions, tables, cache.block_tokens, device),
     )
+
+
+class LatestCopies:
+    """Copies as late as they may be: each runs when something waits for it, after those that it waits for itself."""
+
+    exposed_s = busy_s = 0.0
+
+    def __init__(self) -> None:
+        self._queues: tuple[deque[Any], deque[Any]] = (deque(), deque())
+
+    def computed(self) -> Done:
+        return None  # compute on a CPU is over when it is issued
+
+    def submit(self, to_host: bool, copy: Callable[[], int], after: list[Done]) -> Done:
+        queue = self._queues[to_host]
+        queue.append((copy, after))
+        submitted = queue[-1]
+        return lambda: self._run_to(queue, submitted)
+
+    def _run_to(self, queue: deque[Any], last: Any) -> None:
+        while any(each is last for each in queue):
+            copy, after = queue[0]
+            for done in after:
+                self.require(done)
+            queue.popleft()
+            copy()
+
+    def require(self, done: Done) -> None:
+        if done is not None:
+            done()
+
+    wait = require
+
+    def settle(self) -> None: ...
+
+
+@pytest.mark.parametrize("streamed_layers", [0, 1])
+def test_parked_rows_are_waited_for_before_a_replay(streamed_layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parked rows keep graphs, streamed layers do not: their copies wait between layers."""
+    monkeypatch.setattr("plain_varlen.PAGE_TOKENS", 4)
+    monkeypatch.setattr(varlen, "_torch_varlen", lambda: plain_varlen)
+    monkeypatch.setattr(decode_graphs, "can_record", lambda *model: True)
+    monkeypatch.setattr(decode_graphs, "record_on_device", lambda: lambda compute: compute)
+    monkeypatch.setattr(ragged_executor, "copy_engine", lambda device: LatestCopies())
+    offload = OffloadPlan(host_blocks=60, streamed_layers=streamed_layers)
+    settings = EngineSettings(POLICIES["vasuki"], Limits(16, 9), 24, 4, offload)
+    executor, scheduler, rows = build_executor(load("llama"), settings, record_after=1), Scheduler(settings), Rows()
+    drain(hopeful(requests_of(prompts())), scheduler, executor, rows)
+    assert rows.outputs == reference("llama")
+    assert scheduler.queues.counters.preemptions_swap
+    assert bool(executor.replayed_steps) == (not streamed_layers)
 
 
 def test_a_model_on_a_cpu_is_not_recorded() -> None:

@@ -7,19 +7,25 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_varlen import plain_varlen
 from tiny_models import RECURRENT, random_config
 
 from vasuki.base.errors import ModelError, ProfileError
 from vasuki.commands.cli import main
+from vasuki.hf.attention import inputs
 from vasuki.hf.cpu.packed_linear import PackedLinear
 from vasuki.hf.device.device import describe, device_name
-from vasuki.hf.profiler import profile_machine
+from vasuki.hf.kernels import varlen
+from vasuki.hf.kernels.varlen import PagedVarlen
+from vasuki.hf.kv.kv_cache import KVCache, KVLayout
+from vasuki.hf.profiler import operator_times, profile_machine, step_overheads
 from vasuki.hf.profiler.build_profile import _Rates
 from vasuki.hf.profiler.in_step import WholeSteps
 from vasuki.hf.profiler.links import link_of, saturation_bytes
@@ -393,6 +399,42 @@ def test_operators_are_those_of_a_model_in_bfloat16(family: str) -> None:
     assert loaded.dtype is loaded.kv_layout.dtype is torch.bfloat16
     assert loaded.model.dtype is bench.between
     assert any(isinstance(module, PackedLinear) for module in loaded.model.modules()) == bool(bench.kernels)
+
+
+def test_what_a_gpu_runs_is_measured(profile: HardwareProfile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that its attention walks itself, and steps that are replayed beside those that are not."""
+    sizes: list[int] = []
+    decodings: list[step_overheads._Decoding] = []
+
+    class Watched(KVCache):
+        def __init__(self, layout: KVLayout, num_blocks: int, block_tokens: int, *others: Any) -> None:
+            sizes.append(block_tokens)
+            super().__init__(layout, num_blocks, block_tokens, *others)
+
+    class Kept(step_overheads._Decoding):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            decodings.append(self)
+
+    def attends(lengths: Any, ends: Any, tables: Any, cache: KVCache, device: torch.device) -> PagedVarlen:
+        return PagedVarlen(lengths, ends, tables, cache.block_tokens, device, True, plain_varlen)
+
+    for module in (operator_times, step_overheads):
+        monkeypatch.setattr(module, "KVCache", Watched)
+    monkeypatch.setattr(operator_times, "preferred_block_tokens", lambda *asked: 256)
+    monkeypatch.setattr(step_overheads, "can_record", lambda *model: True)
+    monkeypatch.setattr(step_overheads, "record_on_device", lambda: lambda compute: compute)
+    monkeypatch.setattr(step_overheads, "_Decoding", Kept)
+    monkeypatch.setattr(inputs, "_varlen", attends)
+    monkeypatch.setattr(varlen, "_torch_varlen", lambda: plain_varlen)
+    monkeypatch.setattr(varlen, "can_page", lambda block_tokens: True)
+    bench = Bench.on(CPU, torch.float32, TINY.with_dtype("float32"), HASTY)
+    operator_times.measure_attention(bench, None, torch.float32)
+    measure_overheads(bench, None, lambda each: CostModel(each, profile), dispatch_s=3e-6)
+    assert set(sizes) == {256}
+    replayed = [bool(each._executor.replayed_steps) for each in decodings]
+    assert replayed == sorted(replayed)
+    assert replayed.count(True) == replayed.count(False) > 0
 
 
 @pytest.mark.parametrize("family", SHAPES)

@@ -29,6 +29,7 @@ from vasuki.hf.kernels import varlen
 from vasuki.hf.kernels.varlen import PagedVarlen, Varlen, can_page
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import LoadedModel
+from vasuki.machines.cost_model import MOST_RECORDED_ROWS
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,23 @@ Forward = Callable[[StepInputs], torch.Tensor]
 Replay = Callable[[], torch.Tensor]
 Record = Callable[[Replay], Replay]  # something that computes -> what computes it again, from and to the same memory
 
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # rows; padding is at most half of them
+SIZES = (
+    1,
+    2,
+    4,
+    8,
+    16,
+    24,
+    32,
+    48,
+    64,
+    96,
+    128,
+    192,
+    256,
+    384,
+    MOST_RECORDED_ROWS,
+)  # rows; padding is at most half of them
 RECORD_AFTER = 8  # steps of a size: recording takes longer than a step, and does not pay for one that comes up rarely
 _CLOSE = 0.01  # standard deviations of the logits: the same kernels on the same rows, but for sums in another order
 
@@ -78,6 +95,8 @@ class DecodeGraphs:
         size = SIZES[bisect_left(SIZES, count)]
         if recorded := self._recorded.get(size):
             self.replayed_steps += 1
+            if step.offload is not None:
+                step.offload.before_all_layers()
             return recorded(step)
         logits = self._forward(step)
         self._seen[size] += 1
@@ -162,7 +181,7 @@ class _Recorded:
 
 def can_record(loaded: LoadedModel, block_tokens: int) -> bool:
     """Whether a model's steps of single tokens can be recorded: not where the size of some tensor depends on contexts,
-    nor where copies wait between layers, nor where layers carry a state."""
+    nor where copies wait between layers, nor where layers carry a state. Parked sequences are waited for beforehand."""
     layout = loaded.kv_layout
     lacks = any(varlen.why_unavailable(layout.dtype, loaded.device, head_dim) for head_dim in layout.head_dims)
     if lacks or loaded.recurrent or not can_page(block_tokens):

@@ -268,6 +268,13 @@ class KVMover:
         if layer in self._homes:
             self.engine.require(self._fetched.pop(layer))
 
+    def before_all_layers(self) -> None:
+        """Called in place of `before_layer` where the layers run in one go, none of them streamed: what is due in any
+        of them is waited for first."""
+        assert not self._homes
+        for layer in range(len(self._due)):
+            self.before_layer(layer)
+
     def after_layer(self, layer: int) -> None:
         """Called after a layer's attention: its new tokens go home, then its buffer goes to the next streamed layer."""
         if layer in self._homes:

@@ -32,6 +32,7 @@ from vasuki.hf.cpu.packed_linear import DTYPES, Format, LinearKernel, PackedLine
 from vasuki.hf.device.device import cache_bytes
 from vasuki.hf.device.memory import available_bytes
 from vasuki.hf.kernels.paged_attention import PagedKernel
+from vasuki.hf.kernels.varlen import preferred_block_tokens
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.profiler.timing import Call, Clock, Effort, HostClock, affordable, clock_for, measure, measure_timed
 from vasuki.machines.profile import (
@@ -43,7 +44,7 @@ from vasuki.machines.profile import (
 )
 from vasuki.models.shape import ModelShape
 
-BLOCK_TOKENS = 32
+BLOCK_TOKENS = 32  # where any size is as good
 _COLD = 4  # times the last cache: data of this size is read from memory
 MEMORY_SHARE = 0.25  # of what is free may be taken for weights or KV
 _TILES = (256, 128, 64)
@@ -89,6 +90,11 @@ class Bench:
         if dtype is torch.bfloat16 and shape.num_expert_layers:
             kernels = None  # `CPUKernels.install` leaves such a model as it is
         return cls(device, dtype, shape, effort, clock_for(device), saved or dtype, kernels)
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block as runs choose them: attention is measured in blocks that its kernel walks itself."""
+        return preferred_block_tokens(self.dtype, self.device, self.shape.head_dim) or BLOCK_TOKENS
 
     @property
     def between(self) -> torch.dtype:
@@ -252,7 +258,9 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
     ).to(bench.device, bench.between)
     if bench.kernels:
         bench.kernels.install(norm)
-    cache = KVCache(KVLayout.uniform(_KV_LAYERS, kv_heads, head_dim, bench.dtype), 256, BLOCK_TOKENS, bench.device)
+    cache = KVCache(
+        KVLayout.uniform(_KV_LAYERS, kv_heads, head_dim, bench.dtype), 256, bench.block_tokens, bench.device
+    )
 
     def norm_call(tokens: int) -> Call:
         rows = bench.tensor(1, tokens, hidden)
@@ -270,7 +278,7 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
 
     def kv_write_call(tokens: int) -> Call:
         keys, values = bench.tensor(tokens, kv_heads, head_dim), bench.tensor(tokens, kv_heads, head_dim)
-        slots = torch.randperm(cache.num_blocks * BLOCK_TOKENS, device=bench.device)[:tokens]
+        slots = torch.randperm(cache.num_blocks * cache.block_tokens, device=bench.device)[:tokens]
         rows = cache.rows_of_slots(slots.sort().values)
         layers = itertools.cycle(range(_KV_LAYERS))
         if paged is not None:
@@ -337,14 +345,14 @@ def measure_attention(bench: Bench, kernel: PagedKernel | None, kv_dtype: torch.
     wanted = [point for point in wanted if point[2] <= shape.max_context_tokens]
     wanted = wanted or [(1, 1, 16), (1, 16, 16)]
     affordable_tokens = int(MEMORY_SHARE * available_bytes(bench.device) / layout.bytes_per_token)
-    most_tokens = min(affordable_tokens, max(count * _padded(context) for count, _, context in wanted))
-    cache = KVCache(layout, most_tokens // BLOCK_TOKENS + 1, BLOCK_TOKENS, bench.device)
+    most_tokens = min(affordable_tokens, max(count * _padded(bench, context) for count, _, context in wanted))
+    cache = KVCache(layout, most_tokens // bench.block_tokens + 1, bench.block_tokens, bench.device)
     for layer in cache.layers:
         layer.normal_()
     points: list[tuple[int, int, int]] = []
     calls: list[Call] = []
     for count, tokens, context in wanted:
-        if count * _padded(context) > most_tokens:
+        if count * _padded(bench, context) > most_tokens:
             continue
         attention, write = _attention_calls(bench, cache, kernel, count, tokens, context)
         attention()
@@ -366,8 +374,8 @@ def measure_attention(bench: Bench, kernel: PagedKernel | None, kv_dtype: torch.
     )
 
 
-def _padded(context: int) -> int:
-    return -(-context // BLOCK_TOKENS) * BLOCK_TOKENS
+def _padded(bench: Bench, context: int) -> int:
+    return -(-context // bench.block_tokens) * bench.block_tokens
 
 
 def _attention_calls(
@@ -375,7 +383,7 @@ def _attention_calls(
 ) -> tuple[Call, Call]:
     """`attend`, and its KV write alone, for `count` sequences that compute `tokens` positions up to `context`."""
     shape = bench.shape
-    blocks_each = _padded(context) // BLOCK_TOKENS
+    blocks_each = _padded(bench, context) // bench.block_tokens
     num_variants = max(1, min(16, cache.num_blocks // (count * blocks_each)))
     order = np.random.default_rng(0).permutation(cache.num_blocks)
     blocks = iter(order[: num_variants * count * blocks_each].tolist())
@@ -453,11 +461,11 @@ def first_touch_s_per_mib(bench: Bench) -> float:
     """Measure what a MiB of a CPU's KV pool costs at its first write beyond later ones: page faults."""
     shape = bench.shape
     layout = KVLayout.uniform(_KV_LAYERS, shape.num_kv_heads, shape.head_dim, bench.dtype)
-    block_bytes = BLOCK_TOKENS * layout.bytes_per_token // _KV_LAYERS
+    block_bytes = bench.block_tokens * layout.bytes_per_token // _KV_LAYERS
 
     def seconds() -> float:
         # As large as pools are, which malloc takes from the system anew; a part of it is touched, block by block.
-        cache = KVCache(layout, math.ceil(_POOL_BYTES / block_bytes), BLOCK_TOKENS, bench.device)
+        cache = KVCache(layout, math.ceil(_POOL_BYTES / block_bytes), bench.block_tokens, bench.device)
         blocks = [layer[block] for block in range(math.ceil(_TOUCHED_BYTES / block_bytes)) for layer in cache.layers]
         first_s, again_s = (_seconds_to_fill(blocks) for _ in range(2))
         return max(0.0, first_s - again_s) / (len(blocks) * block_bytes) * 2**20

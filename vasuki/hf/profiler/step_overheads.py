@@ -6,8 +6,8 @@ taken off that a machine runs now faster, now slower. What is left is a line in 
 
     rest(layers) = step_us + (kernels_per_layer x layers + kernels_per_step) x launch_us
 
-On a GPU the launches run ahead of the device, so the time of the host counts alone; on a CPU what the cost model says
-of the operators is taken off.
+On a GPU the launches run ahead of the device, so the time of the host counts alone, and where steps are recorded,
+step_us is that of replayed ones; on a CPU what the cost model says of the operators is taken off.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.attention.ragged_attention import NAME
 from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
 from vasuki.hf.cpu.fused_decoder import FusedDecoder
+from vasuki.hf.cuda.decode_graphs import DecodeGraphs, can_record, record_on_device
 from vasuki.hf.kernels.paged_attention import PagedKernel
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.loading.tokenizer import Tokenizer
-from vasuki.hf.profiler.operator_times import BLOCK_TOKENS, Bench, dtype_name
+from vasuki.hf.profiler.operator_times import Bench, dtype_name
 from vasuki.hf.profiler.timing import measure_timed
 from vasuki.hf.ragged_executor import RaggedExecutor
-from vasuki.machines.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel
+from vasuki.machines.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel, launched_per_layer
 from vasuki.models.shape import ModelShape
 
 _LAYERS = (2, 6)
 _PROMPT_TOKENS = 24
 _MOST_STEPS = 400
-# Bounds of what is plausible, in eager operators: a layer has some fifty, of which the cost model counts twelve.
+# Bounds of what is plausible, in eager operators: a layer has some fifty, which on a CPU count as twelve.
 _LAUNCH_DISPATCHES = (1.0, 20.0)
 _STEP_DISPATCHES = (50.0, 2000.0)
 _NARROW = dict(hidden_size=64, num_heads=4, num_kv_heads=2, vocab_size=512)
@@ -68,8 +69,11 @@ def measure_overheads(
     """
     shape = narrow(bench.shape)
     models = {layers: stand_in(shape, layers, bench.dtype, bench.device, bench.saved) for layers in _LAYERS}
+    # As a run has them, and with every kernel launched by itself, as in steps with prompts.
+    ways = [False, True] if all(can_record(each, bench.block_tokens) for each in models.values()) else [False]
     runs = [
-        _Decoding(models[layers], kernel, rows, cost_model_of(cut(shape, layers)))
+        _Decoding(models[layers], kernel, rows, cost_model_of(cut(shape, layers)), bench.block_tokens, records)
+        for records in ways
         for layers in _LAYERS
         for rows in bench.effort.decode_rows
     ]
@@ -77,8 +81,14 @@ def measure_overheads(
     for function in timed:
         function()
     rests = np.array(measure_timed(timed, replace(bench.effort, group_s=3 * bench.effort.group_s)))
+    launched, *replayed = rests.reshape(len(ways), len(_LAYERS), -1).mean(axis=2).tolist()
     in_one_call = kernel is not None and all(map(_has_fused_decoder, models.values()))
-    return fit_overheads(_LAYERS, rests.reshape(len(_LAYERS), -1).mean(axis=1).tolist(), dispatch_s, in_one_call)
+    per_layer = launched_per_layer("gpu" if bench.device.type == "cuda" else "cpu")
+    found = fit_overheads(_LAYERS, launched, dispatch_s, in_one_call, per_layer)
+    for rests_s in replayed:  # whose host does nothing but the step itself
+        _, intercept = np.polyfit(_LAYERS, rests_s, 1)
+        found = replace(found, step_s=_within(float(intercept), _STEP_DISPATCHES, dispatch_s))
+    return found
 
 
 def _has_fused_decoder(loaded: LoadedModel) -> bool:
@@ -86,16 +96,21 @@ def _has_fused_decoder(loaded: LoadedModel) -> bool:
 
 
 def fit_overheads(
-    layers: tuple[int, ...], rests_s: list[float], dispatch_s: float, in_one_call: bool = False
+    layers: tuple[int, ...],
+    rests_s: list[float],
+    dispatch_s: float,
+    in_one_call: bool = False,
+    per_layer: int = KERNELS_PER_LAYER,
 ) -> StepOverheads:
     """The line through the rests of steps of models with so many layers.
 
     A rest is a small difference of long times. Where a noisy machine makes it absurd, what one eager operator takes of
-    the host sets the bounds. Where all layers are computed `in_one_call`, a layer may cost the host nothing.
+    the host sets the bounds. Where all layers are computed `in_one_call`, a layer may cost the host nothing; otherwise
+    it costs `per_layer` launches.
     """
     least, most = _LAUNCH_DISPATCHES
     slope, intercept = np.polyfit(layers, rests_s, 1)
-    launch_s = _within(float(slope) / KERNELS_PER_LAYER, (0.0 if in_one_call else least, most), dispatch_s)
+    launch_s = _within(float(slope) / per_layer, (0.0 if in_one_call else least, most), dispatch_s)
     return StepOverheads(
         _within(float(intercept) - KERNELS_PER_STEP * launch_s, _STEP_DISPATCHES, dispatch_s), launch_s
     )
@@ -190,12 +205,23 @@ class _NoText:
 class _Decoding:
     """A model that decodes so many rows for ever: each call is one step of the loop."""
 
-    def __init__(self, loaded: LoadedModel, kernel: PagedKernel | None, rows: int, cost_model: CostModel) -> None:
-        blocks_each = -(-(_PROMPT_TOKENS + _MOST_STEPS + 1) // BLOCK_TOKENS)
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        kernel: PagedKernel | None,
+        rows: int,
+        cost_model: CostModel,
+        block_tokens: int,
+        records: bool,
+    ) -> None:
+        blocks_each = -(-(_PROMPT_TOKENS + _MOST_STEPS + 1) // block_tokens)
         limits = Limits(_PROMPT_TOKENS * rows, rows)
-        settings = EngineSettings(find_policy("vasuki"), limits, rows * blocks_each, BLOCK_TOKENS)
-        cache = KVCache(loaded.kv_layout, settings.num_blocks, BLOCK_TOKENS, loaded.device)
+        settings = EngineSettings(find_policy("vasuki"), limits, rows * blocks_each, block_tokens)
+        cache = KVCache(loaded.kv_layout, settings.num_blocks + records, block_tokens, loaded.device)
         self._executor = RaggedExecutor(loaded, cache, kernel=kernel)
+        if records:
+            graphs = DecodeGraphs(self._executor.forward, cache, loaded.max_context, record_on_device(), 1)
+            self._executor.graphs = graphs
         self._scheduler = Scheduler(settings)
         self._rows = rows
         self._rng = np.random.default_rng(0)
@@ -233,8 +259,9 @@ class _Decoding:
 def describe(bench: Bench, dispatch_s: float) -> str:
     """Describe how the overheads were measured, for the profile."""
     rows = ", ".join(map(str, bench.effort.decode_rows))
+    per_layer = launched_per_layer("gpu" if bench.device.type == "cuda" else "cpu")
     return (
         f"steps of {rows} decodes of {_LAYERS[0]} and {_LAYERS[1]} narrow layers like those of {bench.shape.name} in "
-        f"{dtype_name(bench.dtype)}, less their operators; launch_us is the rest of a layer over {KERNELS_PER_LAYER}; "
+        f"{dtype_name(bench.dtype)}, less their operators; launch_us is the rest of a layer over {per_layer}; "
         f"an eager operator alone takes {dispatch_s * 1e6:.3g} us of the host"
     )

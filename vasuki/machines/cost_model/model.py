@@ -11,7 +11,7 @@ from vasuki.machines.cost_model.copies import Copies, HostTraffic
 from vasuki.machines.cost_model.layers import LayerModel
 from vasuki.machines.cost_model.network import Network
 from vasuki.machines.cost_model.operators import OperatorModel
-from vasuki.machines.cost_model.stages import Part
+from vasuki.machines.cost_model.stages import Part, is_ever_recorded
 from vasuki.machines.cost_model.step_cost import StepCost, energy_j
 from vasuki.machines.cost_model.terms import StepTerms, step_terms
 from vasuki.machines.cost_model.times import PartTimes, StepTime
@@ -114,7 +114,8 @@ class CostModel:
         linear, elementwise, outside, network_s = times.beside_attention(work)
         attention = self._layers.attention(work, part.layers)
         device_s = linear.total_s + elementwise.total_s + outside.total_s + network_s + attention.total_s
-        total_s, exposed_s, hidden_s = times.added_up(device_s, self._traffic.moves(work.copies), work.calls)
+        launched = times.launched(work)
+        total_s, exposed_s, hidden_s = times.added_up(device_s, self._traffic.moves(work.copies), launched)
 
         flops = self._flops(work, part)
         devices = self.layout.tensor_parallel
@@ -128,7 +129,7 @@ class CostModel:
             elementwise_s=elementwise.total_s,
             outside_s=outside.total_s,
             network_s=network_s,
-            launch_s=times.busy_s(device_s, work.calls) - device_s,
+            launch_s=times.busy_s(device_s, launched) - device_s,
             overhead_s=part.overhead_s(self.profile.overheads),
             exposed_copy_s=exposed_s,
             hidden_copy_s=hidden_s,
@@ -189,12 +190,13 @@ class CostModel:
         return [self._terms(part) for part in dict.fromkeys(self._stages)]
 
     def _terms(self, part: Part) -> StepTerms:
-        launches_s = part.launches_s(self.profile.overheads)
+        launches_s = part.launches_s(self.profile)
         return step_terms(part, self.shape, self.profile, self.layout, self.network, self._traffic, launches_s)
 
     def _times(self, part: Part) -> PartTimes:
-        launches_s = part.launches_s(self.profile.overheads)
-        return PartTimes(part, self.shape, self.profile, self._layers, self.network, self._traffic, launches_s)
+        launches_s = part.launches_s(self.profile)
+        records = is_ever_recorded(self.shape, self.profile, self.layout)
+        return PartTimes(part, self.shape, self.profile, self._layers, self.network, self._traffic, launches_s, records)
 
     # --- copies ------------------------------------------------------------------------------------------------------
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vasuki.machines.profile import Overheads
+from vasuki.machines.profile import HardwareProfile, Overheads
+from vasuki.models.layout import Layout
+from vasuki.models.shape import ModelShape
 
 # norm, qkv, rope, KV write, attention, o, residual, norm, up, activation, down, residual
 KERNELS_PER_LAYER = 12
 KERNELS_PER_STEP = 6  # embedding, final norm, gather, head, sampling, copy of the tokens
+
+# What torch launches on a GPU for the same twelve: a norm is six kernels, rotation ten, a KV write five.
+LAUNCHED_PER_LAYER = 45
+MOST_RECORDED_ROWS = 512  # of a step of decodes that a GPU replays, instead of launching its kernels one by one
 
 
 class Part(NamedTuple):
@@ -33,10 +39,22 @@ class Part(NamedTuple):
         is_last = stage == stages - 1
         return cls(layers + (stage < more), embedding=stage == 0, head=is_last, sends=not is_last)
 
-    def launches_s(self, overheads: Overheads) -> float:
-        """Host time of the kernel launches."""
-        return (self.layers * KERNELS_PER_LAYER + KERNELS_PER_STEP) * overheads.launch_us * 1e-6
+    def launches_s(self, profile: HardwareProfile) -> float:
+        """Host time of the kernel launches, one by one."""
+        kernels = self.layers * launched_per_layer(profile.kind) + KERNELS_PER_STEP
+        return kernels * profile.overheads.launch_us * 1e-6
 
     def overhead_s(self, overheads: Overheads) -> float:
         """Once a step and stage."""
         return self.stages * overheads.step_us * 1e-6
+
+
+def launched_per_layer(kind: str) -> int:
+    """Kernels of a layer that take `launch_us` each: on a CPU those that the cost model counts, on a GPU all."""
+    return KERNELS_PER_LAYER if kind == "cpu" else LAUNCHED_PER_LAYER
+
+
+def is_ever_recorded(shape: ModelShape, profile: HardwareProfile, layout: Layout) -> bool:
+    """Whether a model's steps of decodes are recorded on a device: not where layers carry a state, nor where weights
+    are waited for between layers."""
+    return profile.kind == "gpu" and shape.recurrent is None and not layout.host_layers

@@ -26,7 +26,7 @@ from vasuki.machines.cost_model.network import Network
 from vasuki.machines.cost_model.operators import OperatorModel
 from vasuki.machines.cost_model.recurrent import RecurrentModel
 from vasuki.machines.cost_model.rooflines import OperatorCost
-from vasuki.machines.cost_model.stages import Part
+from vasuki.machines.cost_model.stages import Part, is_ever_recorded
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
@@ -65,7 +65,7 @@ class StepTerms:
         in_step: `[TABLE + 1]` the least of steps of at most 1, 2, ... tokens, and last of any.
         full: layers that see the whole context.
         windowed: layers that see a window of it.
-        floor_s: launches of a GPU, or weights on the link.
+        floor_s: launches of a GPU that records no step, or weights on the link.
         weights_s: seconds of the link that weights take in each step.
         overhead_s: once a step.
     """
@@ -117,7 +117,7 @@ def step_terms(
         in_step=np.minimum.accumulate([*in_step, in_step_beyond]),
         full=_attention(operators, shape.num_full_layers * attending, exact.layers.full_heads),
         windowed=_attention(operators, shape.num_windowed_layers * attending, exact.layers.windowed_heads),
-        floor_s=weights_s if on_cpu else max(weights_s, launches_s),
+        floor_s=weights_s if on_cpu or is_ever_recorded(shape, profile, layout) else max(weights_s, launches_s),
         weights_s=weights_s,
         overhead_s=part.overhead_s(profile.overheads),
     )

@@ -9,7 +9,7 @@ from vasuki.machines.cost_model.copies import HostTraffic
 from vasuki.machines.cost_model.layers import LayerModel
 from vasuki.machines.cost_model.network import Network
 from vasuki.machines.cost_model.rooflines import OperatorCost
-from vasuki.machines.cost_model.stages import Part
+from vasuki.machines.cost_model.stages import MOST_RECORDED_ROWS, Part
 from vasuki.machines.cost_model.work import StepWork, windowed_causal_pairs
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.shape import ModelShape
@@ -34,6 +34,7 @@ class PartTimes:
         network: between devices.
         traffic: on the host link.
         launches_s: host time of the part's kernel launches.
+        records: whether steps of decodes are recorded, see `is_ever_recorded`.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class PartTimes:
         network: Network,
         traffic: HostTraffic,
         launches_s: float,
+        records: bool,
     ) -> None:
         self.part = part
         self._shape = shape
@@ -54,6 +56,7 @@ class PartTimes:
         self._network = network
         self._traffic = traffic
         self._launches_s = launches_s
+        self._records = records
         self._overhead_s = part.overhead_s(profile.overheads)
         self._fixed_cache: dict[tuple[int, ...], float] = {}
 
@@ -70,7 +73,7 @@ class PartTimes:
             )
             attention_s += windowed_s * shape.num_windowed_layers / shape.num_layers
         attention_s *= part.layers * self._layers.in_step(work.one_call.num_tokens)
-        return self.added_up(self._fixed_s(work) + attention_s, self._traffic.moves(work.copies), work.calls)
+        return self.added_up(self._fixed_s(work) + attention_s, self._traffic.moves(work.copies), self.launched(work))
 
     def repeated(
         self,
@@ -100,6 +103,7 @@ class PartTimes:
         decode_context, chunk_context = work.decode_context_tokens, work.chunk_context_tokens
         pairs, more_pairs = work.chunk_pairs, chunk_tokens * chunk_tokens
         added_up, moves = self.added_up, self._traffic.moves(work.copies)
+        launched = work.calls if streamed_layers else self.launched(work)
         if streamed_layers:
             token_bytes, _ = self._traffic.streamed_bytes(streamed_layers, 1, 1)
             block_bytes, out_bytes = self._traffic.streamed_bytes(
@@ -115,9 +119,9 @@ class PartTimes:
                 device_s += windowed * (attention_s if all_fits else windowed_seconds(*next(windowed_sums)))
             if streamed_layers:
                 streamed_s = transfer_s((decode_context + chunk_context) * token_bytes + block_bytes)
-                yield added_up(device_s, [*moves, (streamed_s, True)], work.calls)
+                yield added_up(device_s, [*moves, (streamed_s, True)], launched)
             else:
-                yield added_up(device_s, moves, work.calls)
+                yield added_up(device_s, moves, launched)
             decode_context += decodes
             chunk_context += chunk_tokens
             pairs += more_pairs
@@ -159,6 +163,11 @@ class PartTimes:
                 chunk_end += chunk_tokens
                 pairs = windowed_causal_pairs(chunk_tokens, chunk_end, window)
                 chunk_context = min(chunk_end, window + chunk_tokens)
+
+    def launched(self, work: StepWork) -> int:
+        """Calls of the model whose kernels are launched one by one: none of a step of decodes that is recorded."""
+        replays = self._records and work.num_tokens == work.num_decodes <= MOST_RECORDED_ROWS
+        return 0 if replays else work.calls
 
     def added_up(self, device_s: float, moves: Sequence[tuple[float, bool]], calls: int = 1) -> StepTime:
         """THE sum of a step: what the device is busy with, or the launches of its kernels where these take longer; the
