@@ -84,13 +84,13 @@ class DecodeGraphs:
         self._width = min(-(-max_context // cache.block_tokens), cache.num_blocks)
         self._seen: Counter[int] = Counter()
         self._recorded: dict[int, _Recorded] = {}
-        self._gave_up = False
+        self._most_rows = SIZES[-1]  # that can be recorded
         self.replayed_steps = 0
 
     def __call__(self, step: StepInputs) -> torch.Tensor:
         """The logits of a step of single tokens that all sample."""
         count = len(step.sample_positions)
-        if self._gave_up or count > SIZES[-1]:
+        if count > self._most_rows:
             return self._forward(step)
         size = SIZES[bisect_left(SIZES, count)]
         if recorded := self._recorded.get(size):
@@ -114,10 +114,9 @@ class DecodeGraphs:
         except RuntimeError as error:  # such as a layer that looks at what the device has computed
             reason = str(error).strip().splitlines() or [type(error).__name__]
             log.warning(
-                "steps are launched kernel by kernel: a step of %d rows cannot be recorded: %s", size, reason[0]
+                "larger steps are launched kernel by kernel: a step of %d rows cannot be recorded: %s", size, reason[0]
             )
-            self._gave_up = True
-            self._recorded.clear()
+            self._most_rows = min(self._most_rows, max((each for each in SIZES if each < size), default=0))
             return
         if not worst <= _CLOSE:  # nor is what is no number
             log.warning(

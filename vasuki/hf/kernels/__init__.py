@@ -1,5 +1,6 @@
 """Kernels, each with a plain twin.
 
+experts                experts of a mixture for few rows, without a wait for the device
 levels                 the instruction sets that there are, and which of them a CPU's kernels use
 native                 compiles the C++ in `cpp/` once for such a level and keeps the library
 paged_attention        attention over paged blocks on a CPU; varlen: torch's packed attention on a GPU

@@ -28,6 +28,7 @@ from vasuki.hf.attention.probe import NOT_ON_INTERFACE, probe
 from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.device.board import why_no_cuda
 from vasuki.hf.kernels import paged_attention
+from vasuki.hf.kernels.experts import install_experts
 from vasuki.hf.kernels.paged_attention import PagedKernel
 from vasuki.hf.kernels.recurrent_functions import missing_packages
 from vasuki.hf.kv.kv_cache import KVLayout
@@ -224,6 +225,7 @@ class _Loading:
             raise Refused(f"{path}: the ragged backend cannot serve it: {_first_line(error)}") from None
         if kernels:
             kernels.install(loaded)
+        install_experts(loaded, device)
         loaded = self._on_device(loaded)
         ready = prepare(
             loaded, tokenizer, _generation(loaded), path, self.kv_dtype, dtype=dtype, uses_kernels=uses_kernels

@@ -1,0 +1,127 @@
+"""Whole steps on a CUDA device without a card: shapes, types and devices are checked, and nothing may wait for it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from fake_cuda import CUDA, Kernels, fake_cuda, install_guard
+from tiny_models import ARCHITECTURES, NoTokenizer, random_config, random_model
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from vasuki.engine.batch import Batch, ScheduledChunk
+from vasuki.engine.blocks import BlockTable
+from vasuki.engine.sequence import Request, Sequence
+from vasuki.hf.attention import inputs
+from vasuki.hf.attention.inputs import build_inputs
+from vasuki.hf.kernels import experts, varlen
+from vasuki.hf.kv.kv_cache import KVCache
+from vasuki.hf.loading.load_model import LoadedModel, prepare
+from vasuki.hf.ragged_executor import RaggedExecutor
+
+# Operators that a step of three layers dispatches: decodes, and decodes beside prompts. They may only go down.
+MOST_KERNELS = {"decodes": 192, "mixed": 215}
+
+
+@pytest.fixture(autouse=True)
+def _card(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_guard(compiler)
+
+    def on_the_card(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
+        kinds = [torch.from_numpy(array[:0]).dtype for array in arrays]
+        assert len(set(kinds)) == 1
+        return [torch.empty(len(array), dtype=kind, device=device) for array, kind in zip(arrays, kinds, strict=True)]
+
+    for module in (inputs, varlen):
+        monkeypatch.setattr(module, "to_device", on_the_card)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
+
+
+@pytest.fixture
+def fake() -> Iterator[None]:
+    with fake_cuda():
+        yield
+
+
+def _model(name: str, **changed: Any) -> LoadedModel:
+    with torch.device(CUDA):
+        config = random_config(name, **changed)
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation="vasuki_ragged"
+        ).eval()
+    experts.install_experts(model, CUDA)
+    return prepare(model, NoTokenizer(), transformers.GenerationConfig(eos_token_id=2), name)
+
+
+def _batches() -> dict[str, Batch]:
+    def sequence(row: int, tokens: int, computed: int) -> Sequence:
+        request = Request(row, row, tokens, 8, np.arange(tokens, dtype=np.int32) + 3)
+        return Sequence(request, num_computed_tokens=computed, block_table=BlockTable(device=[row]))
+
+    decodes, prompts = [sequence(row, 40, 39) for row in (0, 1)], [sequence(row, 20, 0) for row in (2, 3)]
+    chunks = [ScheduledChunk(prompts[0], 0, 20, True), ScheduledChunk(prompts[1], 0, 7, False)]
+    return {"decodes": Batch(decodes, [39, 39], [], []), "mixed": Batch(decodes, [39, 39], chunks, [])}
+
+
+def _steps(loaded: LoadedModel) -> dict[str, Kernels]:
+    cache = KVCache(loaded.kv_layout, 4, 256, CUDA)
+    executor, counted = RaggedExecutor(loaded, cache), {}
+    for title, batch in _batches().items():
+        with Kernels() as counted[title], torch.inference_mode():
+            logits = executor.forward(build_inputs(batch, cache, CUDA))
+        assert logits.shape == (len(batch.decodes) + (title == "mixed"), loaded.vocab_size)
+        assert (logits.device, logits.dtype) == (CUDA, torch.bfloat16)
+    return counted
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_steps_of_every_architecture_stay_on_the_card(name: str, fake: None) -> None:
+    _steps(_model(name))
+
+
+def test_a_layer_that_waits_for_the_card_is_found(fake: None) -> None:
+    class Waits(torch.nn.SiLU):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return super().forward(rows if rows.sum().item() else -rows)
+
+    loaded = _model("llama")
+    loaded.model.model.layers[1].mlp.act_fn = Waits()
+    with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
+        _steps(loaded)
+
+
+def test_a_tensor_on_the_host_is_found(fake: None) -> None:
+    loaded = _model("llama")
+    loaded.model.model.norm.weight = torch.nn.Parameter(torch.empty(32, dtype=torch.bfloat16))
+    with pytest.raises(RuntimeError, match="device"):
+        _steps(loaded)
+
+
+def test_kernels_of_a_step_only_become_fewer(fake: None) -> None:
+    assert {title: kernels.total for title, kernels in _steps(_model("llama")).items()} == MOST_KERNELS
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "gpt_oss"])
+@torch.inference_mode()
+def test_all_experts_answer_as_those_chosen(name: str) -> None:
+    plain = copy.deepcopy(random_model(name))
+    plain.set_attn_implementation("eager")
+    ours = copy.deepcopy(plain)
+    plain.config._experts_implementation = "eager"
+    experts.use_all_experts(ours)
+    tokens = torch.arange(3, 43).unsqueeze(0)
+    torch.testing.assert_close(ours(tokens).logits, plain(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [experts.MOST_ROWS, experts.MOST_ROWS + 1])
+def test_few_rows_go_through_all_experts(rows: int) -> None:
+    model = copy.deepcopy(random_model("qwen3_moe"))
+    experts.use_all_experts(model)
+    with Kernels() as kernels, torch.inference_mode():
+        model(torch.full((1, rows), 5))
+    assert bool(kernels.counts["_grouped_mm"]) == (rows > experts.MOST_ROWS)
