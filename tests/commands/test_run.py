@@ -685,26 +685,26 @@ def wait_for(condition: Callable[[], object], process: subprocess.Popen[str], ti
 
 def test_killed_interrupted_and_continued(job: Job) -> None:
     """Kill -9, then SIGTERM, then to the end: every row once, and the same as in a run without accidents."""
-    rows = [{"id": i, "text": " ".join(WORDS[: 1 + i % 15])} for i in range(4000)]
+    rows = [{"id": i, "text": " ".join(WORDS[: 1 + i % 15])} for i in range(800)]
     path = job(rows, sampling={"max_tokens": 60, "ignore_eos": True})
     folder = path.parent / "out"
 
-    process = start(path)
+    process = start(path, "-c", COMMITTING_OFTEN)
     wait_for(lambda: list(folder.glob("part-*.parquet")), process)
     process.kill()
     process.communicate()
     survived = len(output(path))
     assert 0 < survived < len(rows)
 
-    process = start(path)
+    process = start(path, "-c", COMMITTING_OFTEN)
     wait_for(lambda: len(list(folder.glob("part-*.parquet"))) > 1, process)
     process.send_signal(signal.SIGSTOP)  # it must not end before the second has looked
     second = start(path)
-    assert second.wait(timeout=60) == 5
+    assert second.wait(timeout=300) == 5
     assert "in use by process" in second.communicate()[1]
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGCONT)
-    _, message = process.communicate(timeout=60)
+    _, message = process.communicate(timeout=300)
     assert process.returncode == 75
     assert "run the same command again" in message
     assert len(output(path)) > survived
