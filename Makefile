@@ -10,6 +10,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+BASE := $(VENV)/.base
 SETUP := $(VENV)/.installed
 
 # a small chat model (Apache-2.0), 270 MB
@@ -17,7 +18,7 @@ MODEL ?= HuggingFaceTB/SmolLM2-135M-Instruct
 
 .PHONY: demo compare docstrings wheel test test-kill test-hostile test-s3 test-airflow check lint types architecture pytest docs clean
 
-demo: $(SETUP)
+demo: $(BASE)
 	$(BIN)/vasuki run jobs/quickstart.yaml
 	$(BIN)/python scripts/demo/show_demo.py out/dates
 
@@ -42,8 +43,12 @@ test: check
 
 check: lint types architecture docs pytest
 
-$(SETUP): pyproject.toml constraints.txt
+$(BASE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(SETUP): $(BASE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,docs]'
 	touch $@
 
