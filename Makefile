@@ -2,6 +2,7 @@
 # make compare   set up, simulate two jobs on an A10 and an A40, write out/compare.html (no GPU needed)
 # make test      set up, run all checks (style, types, architecture, tests)
 # make docstrings describe Python functions with a small chat model, which it fetches; MODEL=DIR takes one that is there
+# make reproduce run the experiments of the papers and write docs/reproduction.md; DATA=DIR has the traces
 # make wheel     write dist/: the wheel, and constraints.txt with what was tested together
 # make test-kill kill 300 runs and 20 replicas at random moments, trouble 200 in other ways, and compare the answers
 # make test-airflow run the DAG by Airflow, in an environment of its own, and kill the run in its midst
@@ -16,7 +17,7 @@ SETUP := $(VENV)/.installed
 # a small chat model (Apache-2.0), 270 MB
 MODEL ?= HuggingFaceTB/SmolLM2-135M-Instruct
 
-.PHONY: demo compare docstrings wheel test test-kill test-hostile test-s3 test-airflow check lint types architecture pytest docs clean
+.PHONY: demo compare docstrings reproduce wheel test test-kill test-hostile test-s3 test-airflow check lint types architecture pytest docs clean
 
 demo: $(BASE)
 	$(BIN)/vasuki run jobs/quickstart.yaml
@@ -33,6 +34,9 @@ docstrings: $(SETUP)
 	$(BIN)/vasuki run jobs/docstrings.yaml --set model.path=$(MODEL)
 	$(BIN)/python scripts/demo/show_docstrings.py out/docstrings
 	$(BIN)/vasuki report out/docstrings
+
+reproduce: $(SETUP)
+	$(BIN)/python scripts/reproduce/reproduce.py all --data $(DATA) --write
 
 wheel: $(SETUP)
 	rm -rf dist

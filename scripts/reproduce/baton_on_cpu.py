@@ -1,6 +1,6 @@
 """Baton's four systems and the ragged backend for real, on this machine, with a Llama of random weights.
 
-    python scripts/reproduce/baton_on_cpu.py [--rounds 3] [--write docs/reproduction.md]
+    python scripts/reproduce/baton_on_cpu.py [--rounds 3] [--write]
 
 The paper's two sets of queries, with lengths divided so that a CPU takes minutes. The systems take turns, and each
 figure is the median over the rounds. Greedy tokens of all systems are compared.
@@ -9,7 +9,6 @@ figure is the median over the rounds. Greedy tokens of all systems are compared.
 from __future__ import annotations
 
 import argparse
-import re
 import statistics
 import tempfile
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+import write_page
 from reproduce_baton import METHODS, PAPER_1, PAPER_2, Method, mixed, short
 from reproduce_table import Table
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -41,7 +41,6 @@ SIZES = dict(
     num_attention_heads=4,
     max_position_embeddings=1024,
 )
-BEGIN, END = "<!-- baton_on_cpu.py -->", "<!-- end -->"
 
 
 class OneRectangle(Padded):
@@ -172,14 +171,13 @@ def load() -> dict[str, LoadedModel]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="runs of each system, by turns")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help=f"write the tables between {BEGIN} and {END}")
+    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page anew")
     options = parser.parse_args()
-    text = "\n\n".join(table.markdown() for table in tables(load(), options.rounds))
-    print(text)
+    found = tables(load(), options.rounds)
+    print("\n\n".join(table.markdown() for table in found))
     if options.write:
-        page = options.write.read_text(encoding="utf-8")
-        page = re.sub(f"(?s){BEGIN}.*?{END}", lambda _: f"{BEGIN}\n\n{text}\n\n{END}", page)
-        options.write.write_text(page, encoding="utf-8")
+        stored = [{"title": table.title, "header": table.header, "rows": table.rows} for table in found]
+        write_page.update({"baton-on-cpu": stored})
 
 
 if __name__ == "__main__":

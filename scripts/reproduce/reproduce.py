@@ -1,7 +1,7 @@
 """The headline claims of the papers that this project builds on, by its own cost model and scheduler.
 
     python scripts/reproduce/reproduce.py NAME [NAME ...] [--data DIR] [--quick]
-    python scripts/reproduce/reproduce.py all --data DIR  # everything in docs/reproduction.md: about five minutes
+    python scripts/reproduce/reproduce.py all --data DIR --write  # docs/reproduction.md anew: about six minutes
 
 Each claim is printed as a Markdown table with the paper's figures beside ours, and the last line is one JSON object.
 DIR holds arxiv_summarization_lengths.csv, of Vidur's public traces, and azure_code_arrivals.csv and
@@ -21,12 +21,14 @@ import reproduce_pipeline
 import reproduce_prepacking
 import reproduce_sarathi
 import reproduce_vasuki
+import write_page
 from reproduce_table import Options, Table
 
 from vasuki.base.errors import VasukiError
 
 QUICK = 0.1  # of the requests
 CLAIMS: dict[str, Callable[[Options], Table]] = {
+    "vasuki-chunks": reproduce_vasuki.figure_1,
     "vasuki-makespan": reproduce_vasuki.makespan,
     "vasuki-plan": reproduce_vasuki.planned,
     "vasuki-layers": reproduce_vasuki.layers,
@@ -35,11 +37,15 @@ CLAIMS: dict[str, Callable[[Options], Table]] = {
     "vasuki-cost": reproduce_vasuki.cost,
     "sarathi-decode": reproduce_sarathi.table_2,
     "sarathi-ratio": reproduce_sarathi.figure_3,
+    "sarathi-saturation": reproduce_sarathi.figure_4,
     "sarathi-tiles": reproduce_sarathi.figure_7,
     "sarathi-decode-speedup": reproduce_sarathi.figure_8,
     "sarathi-peak": reproduce_sarathi.table_4,
     "sarathi-pd": reproduce_sarathi.figure_9,
+    "sarathi-matmuls": reproduce_sarathi.figure_10,
+    "sarathi-fit": reproduce_sarathi.batch_sizes,
     "sarathi-orca": reproduce_sarathi.figure_11,
+    "sarathi-chunk-gains": reproduce_sarathi.figure_11b,
     "sarathi-chunks": reproduce_sarathi.figure_13,
     "sarathi-batch": reproduce_pipeline.batch_sizes,
     "sarathi-pipeline": reproduce_pipeline.section_5_3,
@@ -58,7 +64,10 @@ def main() -> None:
     parser.add_argument("names", nargs="+", metavar="NAME", choices=("all", *CLAIMS), help=f"all, {', '.join(CLAIMS)}")
     parser.add_argument("--data", type=Path, help="folder with the traces")
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
+    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page anew")
     arguments = parser.parse_args()
+    if arguments.write and (arguments.quick or not arguments.data):
+        parser.error("--write takes the whole experiments: --data, and no --quick")
     options = Options(arguments.data, QUICK if arguments.quick else 1.0)
     figures = {}
     try:
@@ -68,6 +77,8 @@ def main() -> None:
             figures[name] = table.figures
     except VasukiError as error:
         parser.exit(error.exit_code, f"{parser.prog}: {error}\n")
+    if arguments.write:
+        write_page.update(figures)
     print(json.dumps({"scale": options.scale, "data": options.data is not None, "claims": figures}))
 
 

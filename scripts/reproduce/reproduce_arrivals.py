@@ -221,6 +221,7 @@ def verdicts(options: Options) -> Table:
     for trace, paper in PAPER.items():
         for better, worse in (
             ("Prepacking", "padding"),
+            ("greedy", "padding"),
             ("greedy", "Prepacking"),
             ("exact", "greedy"),
             ("mended", "greedy"),

@@ -134,6 +134,8 @@ def section_5_3(options: Options) -> Table:
             paper_speedup,
             f"{orca_s / result.makespan_s:.2f}" if system is not SYSTEMS[0] else "",
             system=system.name,
+            speedup=orca_s / result.makespan_s,
+            fewer_bubbles=orca_bubble_s / bubble_s if bubble_s else 0.0,
             makespan_s=result.makespan_s,
             median_bubble_s=bubble_s,
             bubble_share=result.bubble_share,

@@ -17,6 +17,7 @@ from vasuki.engine.policy import Policy, find_policy
 from vasuki.engine.sequence import Request
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel, StepWork
+from vasuki.machines.memory_budget import memory_budget
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
 from vasuki.simulator import simulate
@@ -212,6 +213,7 @@ def table_4(options: Options) -> Table:
             tokens=tokens,
             batch=batch,
             decode_speedup=alone_s / added_s,
+            paper_decode_speedup=paper_decode,
             paper_gain=paper_gain,
             gain=ours,
         )
@@ -258,7 +260,89 @@ def figure_9(options: Options) -> Table:
             formula=chunk / (batch - 1),
             peak=peak,
             gain=gains[peak],
+            gain_200=gains[200],
         )
+    return table
+
+
+def figure_4(options: Options) -> Table:
+    """Where prompts and decodes saturate the card: tokens a millisecond of one layer."""
+    cost = llama_13b()
+    table = Table(
+        "Sarathi, figure 4: tokens a millisecond of a layer, LLaMA-13B on A6000 (paper: prompts about 180 from 512 "
+        "tokens on, 12.5 % fewer at 256; decodes saturate at a batch of 256)",
+        ("phase", "tokens", "ours"),
+    )
+    for phase, sizes in (("prefill", (128, 256, 512, 1024, 2048)), ("decode", (1, 18, 64, 128, 256, 512))):
+        for size in sizes:
+            work = StepWork.of([size], [size]) if phase == "prefill" else StepWork.of([1] * size, [1024] * size)
+            per_ms = size / cost.layer_time_s(work) / 1e3
+            table.add(phase, str(size), f"{per_ms:.1f}", phase=phase, tokens=size, tokens_per_ms=per_ms)
+    return table
+
+
+def figure_10(options: Options) -> Table:
+    """What the matmuls of a balanced run take, P:D = C / (B - 1), apart over mixed."""
+    cost = llama_13b()
+    table = Table(
+        "Sarathi, figure 10: time of matmuls, baseline over Sarathi, LLaMA-13B on A6000 (paper: MLP 1.3 to 1.6, "
+        "projections 1.05 to 1.38)",
+        ("chunk", "sequence tokens", "batch", "ours"),
+    )
+    for chunk in (256, 512):
+        for tokens, batch in ((1024, 6), (1024, 12), (1024, 18), (2048, 10), (3072, 6)):
+            work = Alike(tokens, chunk / (batch - 1), batch)
+            prompts = cost.step(StepWork.of([work.prompt_tokens] * batch, [work.prompt_tokens] * batch)).linear_s
+            decodes = cost.step(StepWork.of([1] * batch, [tokens] * batch)).linear_s * work.output_tokens
+            mixed = StepWork.of([chunk - batch + 1] + [1] * (batch - 1), [tokens] * batch)
+            steps = batch * work.prompt_tokens / (chunk - batch + 1)
+            ratio = (prompts + decodes) / (steps * cost.step(mixed).linear_s)
+            table.add(str(chunk), f"{tokens:,}", str(batch), f"{ratio:.2f}", chunk=chunk, batch=batch, ratio=ratio)
+    return table
+
+
+def batch_sizes(options: Options) -> Table:
+    """Sequences that fit, in 90 % of the card's memory."""
+    table = Table(
+        "Sarathi, figure 11 and table 4: sequences that fit",
+        ("model, GPU", "sequence tokens", "paper", "ours"),
+    )
+    for name, cost, papers in (
+        ("LLaMA-13B, A6000", llama_13b(), (18, 10, 6)),
+        ("LLaMA-33B, A100", llama_33b(), (10, 5, 3)),
+    ):
+        for tokens, paper in zip((1024, 2048, 3072), papers, strict=True):
+            budget = memory_budget(cost.shape, cost.profile, max_step_tokens=tokens, max_num_seqs=paper)
+            ours = budget.kv_tokens // tokens
+            table.add(name, f"{tokens:,}", str(paper), str(ours), model=name, tokens=tokens, paper=paper, ours=ours)
+    return table
+
+
+def figure_11b(options: Options) -> Table:
+    """Gains over the baseline at the best P:D, by chunk size; Orca's chunk is a whole prompt. Also figure 13c."""
+    cost = llama_13b()
+    table = Table(
+        "Sarathi, figures 11b and 13c: the largest gain over all P:D, 1,024 tokens, batch 18, LLaMA-13B on A6000",
+        ("chunk", "gain, paper", "ours", "at P:D"),
+    )
+    works = [Alike(1024, ratio, 18) for ratio in P_D_RATIOS]
+    baselines = [tokens_per_s(BASELINE, 256, work, cost, options) for work in works]
+    for name, chunk, paper in (
+        ("64", 64, "almost 1"),
+        ("128", 128, "1.16"),
+        ("256", 256, "1.27"),
+        ("320", 320, "less than 256"),
+        ("512", 512, "1.23"),
+        ("whole prompts, Orca", 18, "1.11"),
+    ):
+        policy = ORCA if chunk == works[0].batch else SARATHI
+        gains = [
+            tokens_per_s(policy, chunk, work, cost, options) / baseline
+            for work, baseline in zip(works, baselines, strict=True)
+        ]
+        best = max(gains)
+        peak = P_D_RATIOS[gains.index(best)]
+        table.add(name, paper, f"{best:.2f}", str(peak), chunk=name, gain=best, peak=peak)
     return table
 
 

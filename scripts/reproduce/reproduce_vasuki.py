@@ -166,6 +166,41 @@ def kv_bytes_with_outputs_free(lengths: Lengths, profile: HardwareProfile) -> in
     return round(kv_budget(profile).kv_bytes * growth)
 
 
+def figure_1(options: Options) -> Table:
+    """Makespan over chunk sizes: vLLM, which computes whole prompts first, and Sarathi with 24 GB and 1 TB."""
+    table = Table(
+        f"Vasuki, figure 1: makespan, A10 with A40 times, summarisation, {options.rows(ROWS, least=16):,} requests",
+        ("tokens a step", "vLLM, s", "Sarathi, s", "Sarathi, 1 TB, s", "sequences in a step of Sarathi"),
+    )
+    lengths, shape = next(iter(workloads(options).values())), SHAPE
+    small = card(PAPER_A10)
+    large = small.model_copy(update={"memory_mib": NO_LIMIT_MIB})
+    for chunk in (256, 512, 1024, 2048, 4096):
+        found = {}
+        for name, policy, profile in (
+            ("vllm", "vllm-v0", small),
+            ("sarathi", "sarathi", small),
+            ("no_limit", "sarathi", large),
+        ):
+            tokens = max(chunk, 4096) if name == "vllm" else chunk  # a whole prompt has to fit
+            engine = EngineConfig(policy=policy, chunk_tokens=tokens, max_num_seqs=MAX_NUM_SEQS)
+            plan = make_plan(
+                lengths, shape, profile, engine=engine, kv=KVConfig(block_tokens=BLOCK_TOKENS, offload="none")
+            )
+            found[name] = simulate_plan(plan, lengths, shape, profile)
+        seconds = {name: simulated.plan.makespan_s for name, simulated in found.items()}
+        mean_seqs = found["sarathi"].result.stats.mean_seqs
+        table.add(
+            f"{chunk:,}",
+            *(f"{value:,.0f}" for value in seconds.values()),
+            f"{mean_seqs:.1f}",
+            chunk=chunk,
+            mean_seqs=mean_seqs,
+            **{f"{name}_s": value for name, value in seconds.items()},
+        )
+    return table
+
+
 def makespan(options: Options) -> Table:
     """Figures 4 and 5."""
     table = Table(
@@ -218,6 +253,7 @@ def planned(options: Options) -> Table:
                 card=card_name,
                 chunk_tokens=plan.chunk_tokens,
                 offload=offload,
+                by_offload=gains["plan"] - gains["plan, no offload"],
                 **gains,
             )
     return table

@@ -1,0 +1,97 @@
+"""Write docs/reproduction.md: the text of page.md, filled with the figures of docs/data/reproduction.json.
+
+    python scripts/reproduce/write_page.py
+
+In the text `{{ figure("sarathi-peak", "gain", model="LLaMA-13B, A6000") | each("{:.2f}") }}` stands for the `gain` of
+all entries of that claim that have this model, one after another; `span` for the least and the largest of them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from reproduce_table import Table
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT, PAGE = Path(__file__).with_name("page.md"), ROOT / "docs" / "reproduction.md"
+DATA = ROOT / "docs" / "data" / "reproduction.json"
+Claims = dict[str, list[dict[str, Any]]]
+
+
+def page(claims: Claims) -> str:
+    """The page as Markdown. Raises KeyError for a claim or figure that there is none of."""
+
+    def entries(claim: str, where: dict[str, Any]) -> list[dict[str, Any]]:
+        found = [row for row in claims[claim] if all(row[name] in _listed(value) for name, value in where.items())]
+        if not found:
+            raise KeyError(f"{claim} has no entry with {where}")
+        return found
+
+    def figure(claim: str, keys: str | list[str], **where: Any) -> list[float]:
+        return [row[key] for row in entries(claim, where) for key in _listed(keys)]
+
+    def over(claim: str, keys: str | list[str], below: str, **where: Any) -> list[float]:
+        return [row[key] / row[below] for row in entries(claim, where) for key in _listed(keys)]
+
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    environment.globals |= {"figure": figure, "over": over, "tables": lambda name: tables(claims[name])}
+    environment.filters |= {
+        "each": each,
+        "span": span,
+        "saved": lambda shares: [1 - share for share in shares],
+        "more": lambda ratios: [ratio - 1 for ratio in ratios],
+    }
+    return environment.from_string(TEXT.read_text(encoding="utf-8")).render()
+
+
+def each(figures: list[float], form: str = "{}") -> str:
+    """One after another."""
+    return _without_repeated_unit(", ", [_written(form, value) for value in figures])
+
+
+def span(figures: list[float], form: str = "{}") -> str:
+    """From the least to the largest."""
+    ends = dict.fromkeys(_written(form, value) for value in (min(figures), max(figures)))
+    return _without_repeated_unit(" to ", list(ends))
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _written(form: str, value: Any) -> str:
+    return form.format(value).replace("-", "\N{MINUS SIGN}").replace("%", " %")
+
+
+def _without_repeated_unit(between: str, texts: list[str]) -> str:
+    return between.join([*(text.removesuffix(" %") for text in texts[:-1]), texts[-1]])
+
+
+def tables(stored: list[dict[str, Any]]) -> str:
+    """Tables that were measured and stored whole."""
+    found = (Table(each["title"], tuple(each["header"]), [tuple(row) for row in each["rows"]]) for each in stored)
+    return "\n\n".join(table.markdown() for table in found)
+
+
+def read() -> Claims:
+    """The figures by claim."""
+    claims: Claims = json.loads(DATA.read_text(encoding="utf-8"))
+    return claims
+
+
+def update(claims: Claims) -> None:
+    """Replace the figures of some claims, and write the page anew."""
+    found = read() | claims
+    lines = (
+        f"{json.dumps(name)}: [\n  " + ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]"
+        for name, rows in found.items()
+    )
+    DATA.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    PAGE.write_text(page(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    update({})
