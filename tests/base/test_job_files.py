@@ -47,6 +47,11 @@ def test_what_no_job_holds_is_a_line(tmp_path: Path, more: str, words: str) -> N
     assert "\n" not in str(caught.value)
 
 
+def test_a_character_that_no_yaml_holds() -> None:
+    with pytest.raises(ValueError, match="unacceptable character"):
+        read_yaml("name: a\x06b")
+
+
 def test_merged_keys_do_not_multiply() -> None:
     lines = ["a0: &a0 {x: 1}"] + [f"a{k}: &a{k} {{<<: [{', '.join([f'*a{k - 1}'] * 9)}]}}" for k in range(1, 30)]
     with pytest.raises(ValueError, match="over 100,000 values"):

@@ -36,6 +36,15 @@ def read_yaml(text: str) -> Any:
     """
     if len(text) > _MOST_CHARACTERS:
         raise ValueError(f"it has {len(text):,} characters; a job file has {_MOST_CHARACTERS:,} at most")
+    try:
+        return _document(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def _document(text: str) -> Any:
     loader = _Loader(text)
     try:
         root = loader.get_single_node()
@@ -44,10 +53,6 @@ def read_yaml(text: str) -> Any:
         if _size(root, {}) > _MOST_VALUES:
             raise ValueError(f"its aliases stand for over {_MOST_VALUES:,} values")
         return loader.construct_document(root)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from None
     finally:
         loader.dispose()
 
