@@ -51,15 +51,26 @@ PROGRAM = """
 import sys
 from vasuki.base import commits
 from vasuki.io.output import lease
-from vasuki.__main__ import main
 commits.COMMIT_S, lease.RENEW_S, lease.LAPSE_S, lease.SETTLE_S = 0.05, 0.5, 2.0, 0.2
-sys.exit(main())
+if sys.argv[-1] == "--at-a-word":
+    sys.argv.pop()
+    import vasuki.commands.run, torch, transformers
+    print("ready", flush=True)
+    sys.stdin.readline()
+import vasuki.__main__
 """
 
 
 def start(store: ObjectStore, job: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", PROGRAM, "run", str(job), *options]
-    return subprocess.Popen(command, env=store.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.Popen(
+        command,
+        env=store.environment,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
 
 
 def run(store: ObjectStore, job: Path, *options: str) -> tuple[int, str]:
@@ -111,7 +122,13 @@ def test_a_killed_run_goes_on(store: ObjectStore, job: Path, expected: dict[str,
 
 
 def test_of_two_runs_one_ends(store: ObjectStore, job: Path, expected: dict[str, list[int]]) -> None:
-    runs = [start(store, job, "--quiet") for _ in range(2)]
+    runs = [start(store, job, "--quiet", "--at-a-word") for _ in range(2)]
+    for each in runs:
+        assert each.stdout is not None and each.stdout.readline() == "ready\n"
+    for each in runs:
+        assert each.stdin is not None
+        each.stdin.write("go\n")
+        each.stdin.flush()
     words = [run.communicate(timeout=900)[0] for run in runs]
     assert sorted(run.returncode for run in runs) == [0, 5], words
     assert "in use by process" in "".join(words)
