@@ -70,4 +70,14 @@ class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-_FREE = {"empty", "empty_like", "empty_strided", "new_empty", "detach", "_unsafe_view", "lift_fresh", "_reshape_alias"}
+_FREE = {
+    "prim::device",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "detach",
+    "_unsafe_view",
+    "lift_fresh",
+    "_reshape_alias",
+}

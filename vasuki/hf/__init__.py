@@ -6,7 +6,8 @@ kv/                the tensors behind the block pools, and what moves them betwe
 attention/         attention of packed chunks over paged blocks, called by the model's own layers
 padded/            rectangles of rows and columns, for models that know no packed attention
 recurrent/         layers that carry a state, and the states of the rows
-cpu/, cuda/        what takes the place of a model's modules on a CPU; recorded steps on a GPU
+fused/, cpu/       what takes the place of a model's modules: fewer operators of torch on a GPU, kernels on a CPU
+cuda/              recorded steps on a GPU
 loading/           a folder or hub id -> a model and its tokenizer, or a refusal that names what is missing
 sampler            logits -> token ids; last_layer: of sampled tokens only
 ragged_executor    one packed forward a step, or padded ones, behind `engine.loop.Executor`

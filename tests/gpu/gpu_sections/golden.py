@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gpu_sections.setting import Finding, Record, Rows, Setting
+from gpu_sections.setting import Finding, Record, Rows, Setting, fused_twin
 from vasuki.engine.batch import Batch, Swap
 from vasuki.engine.loop import drain
 from vasuki.engine.offload import OffloadPlan
@@ -24,7 +24,6 @@ from vasuki.engine.queues import Counters
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
-from vasuki.hf.attention import ragged_attention
 from vasuki.hf.kernels.varlen import PAGE_TOKENS
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, copy_engine
@@ -129,9 +128,8 @@ class _Tiny:
         return rows
 
     def loaded(self) -> LoadedModel:
-        self.model.set_attn_implementation(ragged_attention.NAME)
         no_text: Any = _tiny_models().NoTokenizer()
-        return prepare(self.model, no_text, self.model.generation_config, self.name)
+        return prepare(fused_twin(self.model), no_text, self.model.generation_config, self.name)
 
     def run(self, loaded: LoadedModel | None = None, estimate: int = 0, **changes: Any) -> _Outcome:
         """Through scheduler and executor, in memory full of poison. `changes` are of EngineSettings."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import time
 from collections.abc import Callable, Iterable
@@ -21,6 +22,7 @@ from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.hf.attention import ragged_attention
 from vasuki.hf.device.memory import available_bytes, total_bytes
+from vasuki.hf.fused.by_torch import fuse_modules
 from vasuki.hf.kernels.varlen import preferred_block_tokens
 from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.loading.tokenizer import Tokenizer
@@ -98,7 +100,7 @@ class Setting:
         self.small, self.large = ("toy", "toy") if toy else ("llama-3.2-1b", "llama-3-8b")
         self.profile = self._known_profile()
         self.ceilings: Ceilings | None = None  # set by kernels.ceilings
-        self._model: tuple[str, Any] | None = None
+        self._models: tuple[str, Any, Any] | None = None  # a name, the model as it is, and fused
 
     def _known_profile(self) -> HardwareProfile:
         """Until the card is measured. Predictions are those of an A100 if it is an unknown one."""
@@ -115,23 +117,24 @@ class Setting:
         tree = _TOY_CONFIG if name == "toy" else NAMED_CONFIGS[name]
         return shape_from_config(tree, name).with_dtype(str(self.dtype).removeprefix("torch."))
 
-    def model(self, name: str, implementation: str = "sdpa") -> Any:
+    def model(self, name: str) -> Any:
         """A model with random weights, built on the device. Only the last one is kept."""
-        if self._model is None or self._model[0] != name:
-            self._model = None
+        return self._built(name)[1]
+
+    def _built(self, name: str) -> tuple[str, Any, Any]:
+        if self._models is None or self._models[0] != name:
+            self._models = None
             self.free()
             torch.manual_seed(self.seed)
             with torch.device(self.device):
-                model = AutoModelForCausalLM.from_config(self.config(name), dtype=self.dtype)
-            self._model = (name, model.eval())
-        model = self._model[1]
-        model.set_attn_implementation(implementation)
-        return model
+                model = AutoModelForCausalLM.from_config(self.config(name), dtype=self.dtype).eval()
+            model.set_attn_implementation("sdpa")
+            self._models = (name, model, fused_twin(model))
+        return self._models
 
     def loaded(self, name: str) -> LoadedModel:
         """The same, ready for the engine."""
-        model = self.model(name, ragged_attention.NAME)
-        return prepare(model, cast(Tokenizer, NoText()), GenerationConfig(eos_token_id=0), name)
+        return prepare(self._built(name)[2], cast(Tokenizer, NoText()), GenerationConfig(eos_token_id=0), name)
 
     def free(self) -> None:
         """Give memory back that nobody refers to."""
@@ -165,6 +168,15 @@ class Setting:
             sampling = SamplingParams(max_tokens=int(output), ignore_eos=True)
             requests.append(Request(row, row, len(ids), int(output), ids, sampling))
         return requests
+
+
+def fused_twin(model: Any) -> Any:
+    """The same as a run has it on a GPU, over the same weights."""
+    shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+    twin = copy.deepcopy(model, shared)
+    twin.set_attn_implementation(ragged_attention.NAME)
+    fuse_modules(twin)
+    return twin
 
 
 # --- workloads -------------------------------------------------------------------------------------------------------

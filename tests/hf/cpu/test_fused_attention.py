@@ -15,8 +15,9 @@ from tiny_models import ARCHITECTURES, load, prompts, reference, requests_of, ru
 from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
 
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
-from vasuki.hf.cpu.fused_attention import FusedAttention, fuse_attention
+from vasuki.hf.cpu.fused_attention import fuse_packed_attention
 from vasuki.hf.cpu.packed_linear import pack_linear_layers
+from vasuki.hf.fused.attention import FusedAttention
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -100,5 +101,5 @@ def test_what_only_looks_like_one_is_left_alone(
     if change == "scales its values":
         for layer in model.model.layers:
             layer.self_attn.v_proj.register_forward_hook(lambda module, args, output: 2 * output)
-    fuse_attention(model, kernels.linear, kernels.rotate)
+    fuse_packed_attention(model, kernels.linear, kernels.rotate)
     assert not any(isinstance(module, FusedAttention) for module in model.modules())

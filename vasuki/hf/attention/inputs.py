@@ -125,7 +125,7 @@ class StepInputs:
 
     input_ids: torch.Tensor  # int64 [1, num_tokens]
     position_ids: torch.Tensor  # int64 [1, num_tokens], restarting with every chunk
-    rows: torch.Tensor  # int64 [num_tokens], where each token's key goes, see KVCache
+    rows: torch.Tensor  # int64 [2, num_tokens], where each token's key and value go, see KVCache
     sample_positions: torch.Tensor  # int64 [num_samples], tokens whose logits are wanted
     cache: KVCache
     offload: KVMover | None  # moves KV beside the compute

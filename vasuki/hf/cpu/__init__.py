@@ -1,6 +1,6 @@
 """What takes the place of a model's modules on a CPU: kernels in C++, each with a plain twin in torch.
 
-cpu_kernels        installs them all in a model; replace: how a module gives way to its twin
+cpu_kernels        installs them all in a model
 packed_linear      linear layers over weights that are packed once
 rms_norm           norms
 fused_attention    one product for queries, keys and values; fused_layer, fused_decoder: whole layers, all layers

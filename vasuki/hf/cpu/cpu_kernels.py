@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from vasuki.hf.cpu.fused_attention import Rotary, fuse_attention
+from vasuki.hf.cpu.fused_attention import Rotary, fuse_packed_attention
 from vasuki.hf.cpu.fused_decoder import DecoderKernel, fuse_decoder
 from vasuki.hf.cpu.fused_layer import LayerKernel, fuse_layers
 from vasuki.hf.cpu.fused_recurrence import fuse_recurrences
@@ -56,7 +56,7 @@ class CPUKernels(NamedTuple):
                 parameter.data = parameter.data.float()
         fuse_norms(model, self.norm)
         fuse_recurrences(model, self.recurrences)
-        fuse_attention(model, self.linear, self.rotate)
+        fuse_packed_attention(model, self.linear, self.rotate)
         fuse_layers(model, self.layer)
         fuse_decoder(model, self.decoder)
 

@@ -13,8 +13,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from vasuki.hf.attention.inputs import PagedTiles, StepInputs
 from vasuki.hf.attention.ragged_attention import AttentionProbe
 from vasuki.hf.cpu.fused_layer import Angles, FusedLayer, Layer
-from vasuki.hf.cpu.replace import replace_where_equal
 from vasuki.hf.cpu.rms_norm import FusedNorm
+from vasuki.hf.fused.replace import replace_where_equal
 
 _PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
 

@@ -12,10 +12,10 @@ import torch
 from vasuki.hf.attention import ragged_attention
 from vasuki.hf.attention.inputs import StepInputs
 from vasuki.hf.attention.ragged_attention import AttentionProbe
-from vasuki.hf.cpu.fused_attention import FusedAttention
 from vasuki.hf.cpu.packed_linear import GatedMLP, PackedMatrix
-from vasuki.hf.cpu.replace import replace_where_equal
 from vasuki.hf.cpu.rms_norm import FusedNorm
+from vasuki.hf.fused.attention import FusedAttention
+from vasuki.hf.fused.replace import replace_where_equal
 
 _PARTS: dict[str, type[torch.nn.Module]] = {
     "input_layernorm": FusedNorm,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from vasuki.hf.cpu.replace import replace_modules
+from vasuki.hf.fused.replace import replace_modules
 
 Linear = torch.nn.Linear
 DTYPES = (torch.float32, torch.bfloat16)  # of weights that can be packed

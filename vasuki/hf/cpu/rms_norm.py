@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vasuki.hf.cpu.replace import replace_modules
+from vasuki.hf.fused.replace import replace_modules
 
 
 class NormKernel:

@@ -137,7 +137,8 @@ class _Recorded:
     ) -> None:
         device, block_tokens = cache.layers[0].device, cache.block_tokens
         self._padding_block = cache.num_blocks - 1
-        self._padding_row = self._padding_block * 2 * block_tokens  # where the key of its first token goes
+        first = torch.tensor([self._padding_block * block_tokens], device=device)
+        self._padding_rows = cache.rows_of_slots(first)  # where the key and value of its first token go
         rows, ones = np.arange(size), np.ones(size, np.int64)
         tables = np.full((size, width), self._padding_block)
         # Sizes that the kernel is told, not what it reads: the longest contexts that can come.
@@ -145,7 +146,7 @@ class _Recorded:
         self._step = StepInputs(
             input_ids=torch.zeros(1, size, dtype=torch.int64, device=device),
             position_ids=torch.zeros(1, size, dtype=torch.int64, device=device),
-            rows=torch.full((size,), self._padding_row, device=device),
+            rows=self._padding_rows.repeat(1, size),
             sample_positions=torch.arange(size, device=device),
             cache=cache,
             offload=None,
@@ -160,20 +161,20 @@ class _Recorded:
     def __call__(self, step: StepInputs) -> torch.Tensor:
         """Return `[num_rows, vocab_size]`, valid until the next call."""
         self._take_over(step)
-        return self._replay()[: len(step.rows)]
+        return self._replay()[: len(step.sample_positions)]
 
     def launched(self, step: StepInputs) -> torch.Tensor:
         """Return the same without the graph, from the same padded rows."""
         self._take_over(step)
-        return self._forward(self._step)[: len(step.rows)]
+        return self._forward(self._step)[: len(step.sample_positions)]
 
     def _take_over(self, step: StepInputs) -> None:
-        count, own = len(step.rows), self._step
+        count, own = len(step.sample_positions), self._step
         for mine, theirs in ((own.input_ids[0], step.input_ids[0]), (own.position_ids[0], step.position_ids[0])):
             mine[:count].copy_(theirs)
             mine[count:].zero_()
-        own.rows[:count].copy_(step.rows)
-        own.rows[count:].fill_(self._padding_row)
+        own.rows[:, :count].copy_(step.rows)
+        own.rows[:, count:].copy_(self._padding_rows)
         assert step.varlen is not None
         self._attention.load_contexts(step.varlen, self._padding_block)
 

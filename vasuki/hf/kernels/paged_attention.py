@@ -42,7 +42,8 @@ class PagedKernel:
         return [ctypes.cast(function, ctypes.c_void_p) for function in self.functions]
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor) -> None:
-        """Store keys and values `[num_tokens, num_kv_heads, head_dim]`. Its plain twin is `KVCache.write`."""
+        """Store keys and values `[num_tokens, num_kv_heads, head_dim]`. Its plain twin is `KVCache.write`; of the rows
+        it reads those of keys."""
         _, _, block_tokens, num_kv_heads, head_dim = cache.shape
         keys, values = keys.flatten(1), values.flatten(1)  # without a copy, unless heads lie apart
         self._write[head_dim](
@@ -50,7 +51,7 @@ class PagedKernel:
             values.data_ptr(),
             rows.data_ptr(),
             cache.data_ptr(),
-            len(rows),
+            rows.shape[-1],
             keys.stride(0),
             values.stride(0),
             block_tokens,

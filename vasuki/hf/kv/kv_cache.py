@@ -85,15 +85,18 @@ class KVCache:
         return self.block_tokens * self.layout.bytes_per_token
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor) -> None:
-        """Store keys and values `[num_tokens, num_kv_heads, head_dim]` at `rows`, as made by `rows_of_slots`."""
+        """Store keys and values `[num_tokens, num_kv_heads, head_dim]` at `rows` `[2, num_tokens]`, as made by
+        `rows_of_slots`."""
         width = keys.shape[1] * keys.shape[2]
         flat = self.layers[layer].view(-1, width)
-        flat.index_copy_(0, rows, keys.reshape(-1, width).to(flat.dtype))
-        flat.index_copy_(0, rows + self.block_tokens, values.reshape(-1, width).to(flat.dtype))
+        flat.index_copy_(0, rows[0], keys.reshape(-1, width).to(flat.dtype))
+        flat.index_copy_(0, rows[1], values.reshape(-1, width).to(flat.dtype))
 
     def rows_of_slots(self, slots: torch.Tensor) -> torch.Tensor:
-        """Row of each slot's key in the `[num_blocks * 2 * block_tokens, ...]` view of a layer."""
-        return slots + torch.div(slots, self.block_tokens, rounding_mode="floor") * self.block_tokens
+        """Rows of each slot's key and value in the `[num_blocks * 2 * block_tokens, ...]` view of a layer, for all
+        layers: `[2, *slots.shape]`."""
+        keys = slots + torch.div(slots, self.block_tokens, rounding_mode="floor") * self.block_tokens
+        return torch.stack([keys, keys + self.block_tokens])
 
     def gather(
         self, layer: int, blocks: torch.Tensor, dtype: torch.dtype | None = None

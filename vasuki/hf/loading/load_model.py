@@ -27,6 +27,8 @@ from vasuki.hf.attention import ragged_attention
 from vasuki.hf.attention.probe import NOT_ON_INTERFACE, probe
 from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.device.board import why_no_cuda
+from vasuki.hf.device.memory import give_back
+from vasuki.hf.fused.by_torch import fuse_modules
 from vasuki.hf.kernels import paged_attention
 from vasuki.hf.kernels.experts import install_experts
 from vasuki.hf.kernels.paged_attention import PagedKernel
@@ -163,8 +165,8 @@ def load_model(
         model: which.
         device_name: where it computes.
         stays_on_host: whether so many bytes of weights wait in host memory for `hf.weights.place_weights`.
-        compiles: on a CPU, compute by the kernels of this package where they can be compiled; on CUDA, let steps be
-            recorded where they can be.
+        compiles: on a CPU, compute by the kernels of this package where they can be compiled; on CUDA, compute by
+            fewer operators, and let steps be recorded, where they can be.
         kv_dtype: of keys and values; `auto` is the model's.
         attention: the backend; `auto` is the ragged one, or else the padded one.
 
@@ -227,6 +229,9 @@ class _Loading:
             kernels.install(loaded)
         install_experts(loaded, device)
         loaded = self._on_device(loaded)
+        if self.compiles and device.type == "cuda":
+            fuse_modules(loaded)
+            give_back()  # the memory of what was joined, in which little else fits
         ready = prepare(
             loaded, tokenizer, _generation(loaded), path, self.kv_dtype, dtype=dtype, uses_kernels=uses_kernels
         )

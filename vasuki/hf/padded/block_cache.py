@@ -43,7 +43,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         new = [_flat(states, head_dim)[rectangle.kept] for states in (key_states, value_states)]
         cache.write(layer, new[0], new[1], rectangle.written)
         stored = cache.layers[layer].view(-1, *cache.layout.heads[layer])
-        keys, values = stored[rectangle.read], stored[rectangle.read + cache.block_tokens]
+        keys, values = (stored[rows] for rows in rectangle.read)
         if self._offload is not None:
             self._offload.after_layer(layer)
         return self._columns(keys, key_states), self._columns(values, value_states)

@@ -31,8 +31,8 @@ class Rectangle:
         input_ids, position_ids: int64 `[rows, new]`.
         mask: int64 `[rows, width]`, 1 where a row has a token.
         kept: int64 `[tokens]`, those of the flat `[rows * new]` that are no padding.
-        written: int64 `[tokens]`, rows of the KV cache that they go to, see `KVCache.rows_of_slots`.
-        read: int64 `[rows * width]`, rows of the KV cache by column; anything where there is padding.
+        written: int64 `[2, tokens]`, rows of the KV cache that they go to, see `KVCache.rows_of_slots`.
+        read: int64 `[2, rows * width]`, rows of the KV cache by column; anything where there is padding.
     """
 
     input_ids: torch.Tensor

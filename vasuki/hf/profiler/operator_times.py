@@ -31,6 +31,7 @@ from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.cpu.packed_linear import DTYPES, Format, LinearKernel, PackedLinear, PackedMatrix
 from vasuki.hf.device.device import cache_bytes
 from vasuki.hf.device.memory import available_bytes
+from vasuki.hf.fused import by_torch
 from vasuki.hf.kernels.paged_attention import PagedKernel
 from vasuki.hf.kernels.varlen import preferred_block_tokens
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
@@ -258,6 +259,8 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
     ).to(bench.device, bench.between)
     if bench.kernels:
         bench.kernels.install(norm)
+    if bench.device.type == "cuda":
+        by_torch.fuse_modules(norm)
     cache = KVCache(
         KVLayout.uniform(_KV_LAYERS, kv_heads, head_dim, bench.dtype), 256, bench.block_tokens, bench.device
     )
@@ -267,8 +270,8 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
         return lambda: norm(rows)
 
     def rope_call(tokens: int) -> Call:
-        if bench.kernels:
-            rotate = bench.kernels.rotate
+        if bench.kernels or bench.device.type == "cuda":
+            rotate = bench.kernels.rotate if bench.kernels else by_torch.rotate
             joined, angles = bench.tensor(tokens, heads + 2 * kv_heads, head_dim), bench.tensor(tokens, head_dim)
             return lambda: rotate(joined, heads + kv_heads, angles, angles)
         query = bench.tensor(1, tokens, heads, head_dim).transpose(1, 2)
@@ -292,7 +295,7 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
             layers = [PackedLinear(torch.nn.Linear(1, width, bias=False), kernel) for _ in range(2)]
             rows = bench.tensor(tokens, 1)
             return lambda: kernel.gated(rows, *[layer.matrix for layer in layers])
-        gate, up = bench.tensor(1, tokens, width), bench.tensor(1, tokens, width)
+        gate, up = bench.tensor(1, tokens, 2 * width).chunk(2, dim=-1)
         return (lambda: silu(gate) * up) if shape.gated_mlp else (lambda: gelu(gate))
 
     def residual_call(tokens: int) -> Call:

@@ -29,6 +29,7 @@ from vasuki.hf.attention.ragged_attention import NAME
 from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
 from vasuki.hf.cpu.fused_decoder import FusedDecoder
 from vasuki.hf.cuda.decode_graphs import DecodeGraphs, can_record, record_on_device
+from vasuki.hf.fused.by_torch import fuse_modules
 from vasuki.hf.kernels.paged_attention import PagedKernel
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import LoadedModel, prepare
@@ -42,7 +43,7 @@ from vasuki.models.shape import ModelShape
 _LAYERS = (2, 6)
 _PROMPT_TOKENS = 24
 _MOST_STEPS = 400
-# Bounds of what is plausible, in eager operators: a layer has some fifty, which on a CPU count as twelve.
+# Bounds of what is plausible, in eager operators: a layer has some twenty to fifty, which on a CPU count as twelve.
 _LAUNCH_DISPATCHES = (1.0, 20.0)
 _STEP_DISPATCHES = (50.0, 2000.0)
 _NARROW = dict(hidden_size=64, num_heads=4, num_kv_heads=2, vocab_size=512)
@@ -190,6 +191,8 @@ def stand_in(
     model = model.eval().to(device, dtype)
     if device.type == "cpu" and (kernels := load_cpu_kernels()):
         kernels.install(model)
+    if device.type == "cuda":
+        fuse_modules(model)
     return prepare(model, cast(Tokenizer, _NoText()), GenerationConfig(eos_token_id=0), shape.name, dtype=dtype)
 
 

@@ -12,8 +12,9 @@ from vasuki.models.shape import ModelShape
 KERNELS_PER_LAYER = 12
 KERNELS_PER_STEP = 6  # embedding, final norm, gather, head, sampling, copy of the tokens
 
-# What torch launches on a GPU for the same twelve: a norm is six kernels, rotation ten, a KV write five.
-LAUNCHED_PER_LAYER = 45
+# What torch launches on a GPU for the same twelve in steps with prompts: rotation is three kernels, attention three, a
+# KV write and an activation two each.
+LAUNCHED_PER_LAYER = 18
 MOST_RECORDED_ROWS = 512  # of a step of decodes that a GPU replays, instead of launching its kernels one by one
 
 

@@ -9,6 +9,19 @@ import torch
 
 from vasuki.hf.attention.probe import observe_calls
 
+_ROUNDINGS = 3  # to 16 bits, one after another, that answers which should be equal may lie apart by
+
+
+def close(answer: torch.Tensor, expected: torch.Tensor, scale: float = 1.0) -> bool:
+    """Whether two modules answered alike, but for sums in another order and, in 16 bits, numbers between that one of
+    them rounds and the other does not. `scale` is of what they were given."""
+    if answer.shape != expected.shape or answer.dtype is not expected.dtype:
+        return False
+    if answer.dtype is torch.float32:
+        return torch.allclose(answer, expected, rtol=1e-4, atol=1e-5 * scale)
+    largest = float(expected.float().abs().max())
+    return torch.allclose(answer, expected, rtol=0, atol=_ROUNDINGS * torch.finfo(answer.dtype).eps * largest)
+
 
 def replace_modules(model: torch.nn.Module, twin_of: Callable[[torch.nn.Module], torch.nn.Module | None]) -> None:
     """Put its twin in the place of every module that has one. Nothing holds on to those replaced, so that of large ones
@@ -39,7 +52,7 @@ def replace_where_equal(
         if type(answer) is not type(output):
             return
         ours, theirs = (each if isinstance(each, torch.Tensor) else each[0] for each in (answer, output))
-        if torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5):
+        if close(ours, theirs):
             twins[module] = twin
 
     if observe_calls(model, filter(is_candidate, model.modules()), compare):

@@ -1,0 +1,122 @@
+"""Attention layers with one product for queries, keys and values, which are rotated together. In a step of few rows, a
+layer's own dozens of small operators take as long as its products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from vasuki.hf.attention import ragged_attention
+from vasuki.hf.attention.inputs import StepInputs
+from vasuki.hf.attention.plain_attention import Variant
+from vasuki.hf.attention.probe import Observation, observe_calls, observe_layer
+from vasuki.hf.attention.ragged_attention import AttentionProbe
+from vasuki.hf.fused.replace import close, replace_modules
+
+Join = Callable[[list[Any]], torch.nn.Module]  # linear layers -> one with the outputs of all
+# Heads `[num_tokens, num_heads, head_dim]`, which may be overwritten, how many of them turn, and cosines and sines of
+# their angles `[num_tokens, rotated]` -> those heads, turned. The plain twin is transformers' `apply_rotary_pos_emb`.
+Rotate = Callable[[torch.Tensor, int, torch.Tensor, torch.Tensor], torch.Tensor]
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_LARGE = 1e3  # times what a norm gives: some layers clip what they project
+_PARTS = ({*PROJECTIONS, "o_proj"}, {*PROJECTIONS, "o_proj", "q_norm", "k_norm"})
+
+
+class FusedAttention(torch.nn.Module):
+    """What takes the place of a layer `o(attend(rotate(q(x)), rotate(k(x)), v(x)))`, which is its plain twin.
+
+    Args:
+        layer: the twin; it may norm the heads of queries and keys.
+        head_dim: numbers of a head.
+        variant: what it asks of its attention.
+        join: makes one layer of its projections.
+        rotate: turns heads.
+    """
+
+    def __init__(self, layer: Any, head_dim: int, variant: Variant, join: Join, rotate: Rotate) -> None:
+        super().__init__()
+        self.qkv_proj = join([getattr(layer, name) for name in PROJECTIONS])
+        self.o_proj = layer.o_proj
+        self.norms = torch.nn.ModuleList([layer.q_norm, layer.k_norm] if hasattr(layer, "q_norm") else [])
+        self.layer_idx = layer.layer_idx
+        self.variant = variant
+        self.head_dim = head_dim
+        self.splits = [getattr(layer, name).out_features // head_dim for name in PROJECTIONS]
+        self._rotate = rotate
+
+    def project(
+        self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """`[1, num_tokens, hidden_size]` -> queries, keys and values `[num_tokens, num_(kv_)heads, head_dim]`."""
+        heads = self.qkv_proj(hidden_states)[0].unflatten(-1, (-1, self.head_dim))
+        query, key, value = heads.split_with_sizes(self.splits, dim=1)
+        for norm, states in zip(self.norms, (query, key), strict=False):
+            states.copy_(norm(states))
+        cos, sin = position_embeddings
+        query, key = self._rotate(heads, sum(self.splits[:2]), cos[0], sin[0]).split_with_sizes(self.splits[:2], dim=1)
+        return query, key, value
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        step: StepInputs | AttentionProbe | None = None,
+        **inert: Any,
+    ) -> tuple[torch.Tensor, None]:
+        query, key, value = self.project(hidden_states, position_embeddings)
+        output = ragged_attention.attend_or_observe(self, query, key, value, step, self.variant)
+        return self.o_proj(output.flatten(1).unsqueeze(0)), None
+
+
+@torch.inference_mode()
+def fuse_attention(model: torch.nn.Module, linear: type[torch.nn.Module], join: Join, rotate: Rotate) -> None:
+    """Replace a model's attention layers: those that project by linear layers of that type and compute on a few tokens
+    what their twin does."""
+    calls: dict[torch.nn.Module, tuple[dict[str, Any], Any]] = {}
+
+    def remember(layer: torch.nn.Module, args: tuple[Any, ...], arguments: dict[str, Any], output: Any) -> None:
+        if not args:
+            calls[layer] = arguments, output
+
+    observed = observe_calls(model, (each for each in model.modules() if _is_candidate(each, linear)), remember)
+
+    def twin(layer: torch.nn.Module) -> FusedAttention | None:
+        call, seen = calls.pop(layer, None), observed.pop(layer, None)
+        if call is None or seen is None:
+            return None
+        arguments, output = call
+        fused = FusedAttention(layer, seen.query.shape[-1], seen.variant, join, rotate)
+        if not _agree(fused, seen, arguments, output):
+            return None
+        large = {**arguments, "hidden_states": _LARGE * arguments["hidden_states"]}
+        seen, output = observe_layer(layer, large)
+        return fused if _agree(fused, seen, large, output, _LARGE) else None
+
+    replace_modules(model, twin)
+
+
+def _is_candidate(module: torch.nn.Module, linear: type[torch.nn.Module]) -> bool:
+    parts: dict[str, Any] = dict(module.named_children())
+    if set(parts) not in _PARTS or not hasattr(module, "layer_idx"):
+        return False
+    if any(type(parts[name]) is not linear for name in (*PROJECTIONS, "o_proj")):
+        return False
+    return len({parts[name].bias is None for name in PROJECTIONS}) == 1
+
+
+def _agree(
+    fused: FusedAttention, seen: Observation, arguments: dict[str, Any], output: Any, scale: float = 1.0
+) -> bool:
+    """Whether the twin computes what the layer handed to its attention, and what it answered."""
+    try:
+        projected = fused.project(arguments["hidden_states"], arguments["position_embeddings"])
+    except (KeyError, TypeError, RuntimeError):  # it is called with something else, or its parts do not fit together
+        return False
+    if not all(close(*pair, scale) for pair in zip(projected, (seen.query, seen.key, seen.value), strict=True)):
+        return False
+    answer = fused.o_proj(seen.output.flatten(1).unsqueeze(0))
+    return isinstance(output, tuple) and len(output) == 2 and close(answer, output[0], scale)

@@ -1,0 +1,122 @@
+"""A model's modules in fewer of torch's operators, for GPUs: a small kernel takes longer to be launched than to run
+there, and a norm alone is six of them, rotation ten.
+
+    layer    norm | q k v | rotate q k | write k, v | attend | o | add | norm | gate up | silu, times | down | add
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import rms_norm
+
+from vasuki.hf.fused.attention import fuse_attention
+from vasuki.hf.fused.replace import close, replace_modules
+
+Linear = torch.nn.Linear
+
+
+class TorchNorm(torch.nn.Module):
+    """What takes the place of a model's own RMS norm, which is its plain twin, and rounds once more in 16 bits."""
+
+    def __init__(self, weight: torch.nn.Parameter, eps: float) -> None:
+        super().__init__()
+        self.weight = weight
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[..., width]` -> the same."""
+        return rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class JoinedMLP(torch.nn.Module):
+    """What takes the place of an MLP `down(act(gate(x)) * up(x))`, which is its plain twin."""
+
+    def __init__(self, mlp: Any) -> None:
+        super().__init__()
+        self.gate_up_proj = join([mlp.gate_proj, mlp.up_proj])
+        self.down_proj, self.act_fn = mlp.down_proj, mlp.act_fn
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[..., hidden_size]` -> the same."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        output: torch.Tensor = self.down_proj(self.act_fn(gate) * up)
+        return output
+
+
+def join(layers: list[Linear]) -> Linear:
+    """One layer with the outputs of all, which have biases all or none, and whose weights are views of its own now."""
+    outputs = sum(layer.out_features for layer in layers)
+    joined = Linear(layers[0].in_features, outputs, bias=layers[0].bias is not None, device="meta")
+    with torch.inference_mode(False), torch.no_grad():  # other tensors could not be moved between host and device
+        joined.weight = _fixed(torch.cat([layer.weight for layer in layers]))
+        parts = joined.weight.split_with_sizes([layer.out_features for layer in layers])
+        for layer, part in zip(layers, parts, strict=True):
+            layer.weight.data = part
+        if layers[0].bias is not None:
+            joined.bias = _fixed(torch.cat([layer.bias for layer in layers]))
+    return joined
+
+
+def rotate(heads: torch.Tensor, count: int, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """`Rotate` of `fused.attention`, in three kernels where whole heads turn."""
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    width, half = cos.shape[-1], cos.shape[-1] // 2
+    before = heads[:, :count, :width]
+    turned = before * cos
+    turned[..., :half].addcmul_(before[..., half:], sin[..., :half], value=-1)
+    turned[..., half:].addcmul_(before[..., :half], sin[..., half:])
+    if width == heads.shape[-1]:
+        return turned
+    before.copy_(turned)
+    return heads[:, :count]
+
+
+@torch.inference_mode()
+def fuse_modules(model: torch.nn.Module) -> None:
+    """Replace a model's norms, attention layers and MLPs: those that answer a few tokens as their twins do."""
+    replace_modules(model, lambda module: _norm(module) if type(module).__name__.endswith("RMSNorm") else None)
+    fuse_attention(model, Linear, join, rotate)
+    replace_modules(model, _mlp)
+
+
+def _norm(module: Any) -> TorchNorm | None:
+    """The norm that answers like a module; None if its weight, of either convention, does not explain its answers."""
+    weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not isinstance(weight, torch.nn.Parameter) or weight.dim() != 1 or not isinstance(eps, float):
+        return None
+    rows = torch.linspace(-3, 3, 3 * len(weight)).view(3, -1) ** 3 * torch.tensor([[1.0], [1e-3], [0.0]])
+    rows = rows.to(weight.device, weight.dtype)
+    answers = module(rows)
+    scales = [weight]
+    if weight.dtype is torch.float32:  # some store what the weight exceeds 1 by; the sum has no place in 16 bits
+        with torch.inference_mode(False), torch.no_grad():
+            scales.append(_fixed(1 + weight))
+    twins = (TorchNorm(scale, eps) for scale in scales)
+    return next((twin for twin in twins if all(map(close, twin(rows), answers))), None)
+
+
+def _mlp(module: Any) -> JoinedMLP | None:
+    """The twin of an MLP of such parts that answers like it."""
+    parts: dict[str, Any] = dict(module.named_children())
+    if parts.keys() != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
+        return None
+    gate, up = parts["gate_proj"], parts["up_proj"]
+    if any(type(each) is not Linear for each in (gate, up, parts["down_proj"])):
+        return None
+    if gate.weight.shape != up.weight.shape or (gate.bias is None) is not (up.bias is None):
+        return None
+    x = torch.linspace(-3, 3, gate.in_features)
+    x = torch.stack([x, 1e3 * x]).unsqueeze(0).to(gate.weight.device, gate.weight.dtype)  # some clip what is large
+    twin = JoinedMLP(module)
+    try:
+        answers = module(x)
+    except (TypeError, RuntimeError):  # it wants something else than rows
+        return None
+    alike = isinstance(answers, torch.Tensor) and answers.shape == x.shape
+    return twin if alike and all(map(close, twin(x)[0], answers[0])) else None
+
+
+def _fixed(tensor: torch.Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(tensor, requires_grad=False)
