@@ -40,7 +40,7 @@ class DecodeGroup:
 
     tokens: torch.Tensor  # int64 [rows], their places in the packed batch
     positions: torch.Tensor  # int64 [rows]
-    blocks: torch.Tensor  # int64 [rows, blocks_per_row]; padded with block 0, which the mask hides
+    blocks: torch.Tensor  # int64 [rows, blocks_per_row]; padded with what the mask hides
 
 
 class Gathered:
@@ -204,11 +204,13 @@ def _varlen(
 
 
 def tables_of(chunks: list[ScheduledChunk], block_tokens: int) -> np.ndarray:
-    """Blocks in use by each chunk's sequence: int64 [num_chunks, widest], padded with block 0."""
+    """Blocks in use by each chunk's sequence: int64 [num_chunks, widest], padded with its first:
+    one of another sequence may be on the move."""
     used = [-(-chunk.end // block_tokens) for chunk in chunks]
-    tables = np.zeros((len(used), max(used)), dtype=np.int64)
+    tables = np.empty((len(used), max(used)), dtype=np.int64)
     for row, (chunk, count) in enumerate(zip(chunks, used, strict=True)):
-        tables[row, :count] = chunk.sequence.block_table.device[:count]
+        blocks = chunk.sequence.block_table.device
+        tables[row, :count], tables[row, count:] = blocks[:count], blocks[0]
     return tables
 
 
