@@ -65,9 +65,10 @@ class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name().removeprefix("aten::")
-        if not func.is_view and name.split(".")[0] not in _FREE:
+        output = func(*args, **(kwargs or {}))
+        if _crosses(func, args, output) or not (func.is_view or name.split(".")[0] in _FREE):
             self.counts[name] += 1
-        return func(*args, **(kwargs or {}))
+        return output
 
 
 _FREE = {
@@ -81,3 +82,22 @@ _FREE = {
     "lift_fresh",
     "_reshape_alias",
 }
+
+
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses copies between host and device, as a CUDA graph that is recorded does: it would replay the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if _crosses(func, args, output):
+            raise RuntimeError("operation not permitted when stream is capturing: a copy from or to the host")
+        return output
+
+
+def _crosses(func: Any, args: Any, output: Any) -> bool:
+    """Whether an operator copies between devices."""
+    source = {"to": 0, "_to_copy": 0, "copy_": 1}.get(func.overloadpacket.__name__)
+    return source is not None and bool(args[source].device != output.device)

@@ -137,7 +137,7 @@ class _Recorded:
     ) -> None:
         device, block_tokens = cache.layers[0].device, cache.block_tokens
         self._padding_block = cache.num_blocks - 1
-        first = torch.tensor([self._padding_block * block_tokens], device=device)
+        first = torch.full((1,), self._padding_block * block_tokens, device=device)
         self._padding_rows = cache.rows_of_slots(first)  # where the key and value of its first token go
         rows, ones = np.arange(size), np.ones(size, np.int64)
         tables = np.full((size, width), self._padding_block)
