@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import one_line
@@ -103,7 +103,7 @@ def profile_for_run(config: JobConfig, loaded: LoadedModel, shape: ModelShape, t
     rough_s = _rough_s(shape, base, tokens)
     if why_not := _why_not(rough_s, waits=not loaded.is_on_device):
         return MachineProfile(base, f"{DATASHEET}; {why_not}")
-    return _measured(loaded, shape, base, rough_s, key)
+    return _measured(loaded, shape, base, rough_s, key, config.kv.block_tokens)
 
 
 def profile_for_plan(
@@ -143,7 +143,7 @@ def profile_for_plan(
         kv_dtype=config.kv.dtype,
         attention=config.engine.attention,
     )
-    return _measured(loaded, shape_in_use(loaded, config), base, rough_s, key)
+    return _measured(loaded, shape_in_use(loaded, config), base, rough_s, key, config.kv.block_tokens)
 
 
 def shape_in_use(loaded: LoadedModel, config: JobConfig) -> ModelShape:
@@ -225,13 +225,18 @@ def _kept(key: Mapping[str, str], device_names: Iterable[str]) -> MachineProfile
 
 
 def _measured(
-    loaded: LoadedModel, shape: ModelShape, base: HardwareProfile, rough_s: float, key: Mapping[str, str]
+    loaded: LoadedModel,
+    shape: ModelShape,
+    base: HardwareProfile,
+    rough_s: float,
+    key: Mapping[str, str],
+    block_tokens: int | Literal["auto"],
 ) -> MachineProfile:
     from vasuki.hf.profiler.first_measure import measure_first
 
     started_s, stolen = time.perf_counter(), StolenTime()
     try:
-        profile = measure_first(loaded, shape, base, lambda slower: _budget_s(slower * rough_s))
+        profile = measure_first(loaded, shape, base, lambda slower: _budget_s(slower * rough_s), block_tokens)
     except (RuntimeError, MemoryError) as error:  # what torch raises, also for memory that ran out
         log.warning("this machine could not be measured: %s", one_line(error))
         return MachineProfile(base, DATASHEET)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from vasuki.base.config import ModelConfig
+from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import load_model
+from vasuki.hf.profiler import first_measure
 from vasuki.hf.profiler.first_measure import SIZES, Size, Timings, fitted, time_steps
 from vasuki.machines import at_hand
 from vasuki.machines.cost_model import CostModel
@@ -42,6 +45,25 @@ def test_a_few_sizes_will_do() -> None:
         found = CostModel(SHAPE, fitted(timings, SHAPE, find_profile("cpu")))
         for size in timings.seconds:
             assert found.step_time_s(size.work(found)) == pytest.approx(timings.typical_s(size), rel=0.1)
+
+
+@pytest.mark.parametrize(("preferred", "asked", "used"), [(256, "auto", 256), (None, "auto", 16), (256, 32, 32)])
+def test_steps_are_measured_in_the_blocks_of_a_run(
+    preferred: int | None, asked: Any, used: int, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_measure, "preferred_block_tokens", lambda *_: preferred)
+    built: list[int] = []
+
+    class Watched(KVCache):
+        def __init__(self, layout: Any, num_blocks: int, block_tokens: int, device: Any) -> None:
+            super().__init__(layout, num_blocks, block_tokens, device)
+            built.append(block_tokens)
+
+    monkeypatch.setattr(first_measure, "KVCache", Watched)
+    loaded = load_model(ModelConfig(path=str(tiny_model)), "cpu")
+    shape = shape_from_config(tiny_model).with_dtype("float32", "auto")
+    assert time_steps(loaded, CostModel(shape, find_profile("cpu")), lambda slower: 0.1, asked).seconds
+    assert built == [used]
 
 
 def test_real_steps_are_timed(tiny_model: Path) -> None:

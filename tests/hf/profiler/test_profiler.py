@@ -34,7 +34,8 @@ from vasuki.hf.profiler.recurrent_times import measure_recurrent
 from vasuki.hf.profiler.step_overheads import fit_overheads, measure_overheads, narrow, stand_in
 from vasuki.hf.profiler.timing import QUICK, HostClock, affordable, low_quantile, measure
 from vasuki.machines.at_hand import without_noise
-from vasuki.machines.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel
+from vasuki.machines.cost_model import CostModel, launched_per_layer
+from vasuki.machines.cost_model.stages import Part
 from vasuki.machines.profile import HardwareProfile, MatmulPoints
 from vasuki.machines.profile_files import find_profile, load_profile, profile_for_device, user_profile_path
 from vasuki.machines.profile_writing import write_profile
@@ -331,10 +332,14 @@ def test_without_steps_the_tile_stays_as_it_was() -> None:
 # --- whole steps -----------------------------------------------------------------------------------------------------
 
 
-@given(st.floats(3e-6, 6e-5), st.floats(2e-4, 5e-3))
-def test_overheads_are_read_off_two_depths(launch_s: float, step_s: float) -> None:
-    rests = [step_s + (layers * KERNELS_PER_LAYER + KERNELS_PER_STEP) * launch_s for layers in (2, 6)]
-    found = fit_overheads((2, 6), rests, dispatch_s=3e-6)
+@given(st.sampled_from(["cpu", "h100"]), st.floats(3e-6, 6e-5), st.floats(2e-4, 5e-3))
+def test_overheads_are_read_off_two_depths(name: str, launch_s: float, step_s: float) -> None:
+    """As the cost model puts them together, which counts the same launches."""
+    profile = find_profile(name)
+    overheads = profile.overheads.model_copy(update={"launch_us": launch_s * 1e6})
+    profile = profile.model_copy(update={"overheads": overheads})
+    rests = [step_s + Part.whole(layers, 1).launches_s(profile) for layers in (2, 6)]
+    found = fit_overheads((2, 6), rests, dispatch_s=3e-6, per_layer=launched_per_layer(profile.kind))
     assert found.launch_s == pytest.approx(launch_s, abs=1e-9)
     assert found.step_s == pytest.approx(step_s, abs=1e-7)
 

@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from vasuki.hf.cuda.decode_graphs import DecodeGraphs
 from vasuki.hf.device.device import describe
 from vasuki.hf.device.host import BUSY, cpu_pressure
 from vasuki.hf.device.memory import available_bytes
+from vasuki.hf.kernels.varlen import preferred_block_tokens
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import LoadedModel
 from vasuki.hf.profiler import links
@@ -47,7 +49,7 @@ from vasuki.models.shape import ModelShape
 
 log = logging.getLogger(__name__)
 
-_BLOCK_TOKENS = 16
+_BLOCK_TOKENS = 16  # where any size is as good
 _SHORT = 32  # context of decodes whose attention hardly counts
 _FIRST_SHARE = 0.5  # of the budget, for a first look at each size
 _NARROW = 16  # tokens up to which steps take about the same: they read the weights
@@ -77,6 +79,10 @@ class Size:
     def kv_tokens(self) -> int:
         """Tokens that it attends to."""
         return max(1, self.decodes) * self.context
+
+    def num_blocks(self, block_tokens: int) -> int:
+        """Return the blocks that it attends to."""
+        return max(1, self.decodes) * -(-self.context // block_tokens)
 
     def work(self, cost_model: CostModel) -> StepWork:
         """The step as the cost model sees it."""
@@ -146,7 +152,11 @@ class Timings:
 
 
 def measure_first(
-    loaded: LoadedModel, shape: ModelShape, base: HardwareProfile, budget_of: Callable[[float], float]
+    loaded: LoadedModel,
+    shape: ModelShape,
+    base: HardwareProfile,
+    budget_of: Callable[[float], float],
+    block_tokens: int | Literal["auto"] = "auto",
 ) -> HardwareProfile:
     """What the base profile says of this machine, corrected by steps of the model at hand.
 
@@ -156,12 +166,13 @@ def measure_first(
         base: datasheet figures of the device.
         budget_of: seconds to spend, where steps take so many times what the base profile says of them. A step that is
             under way is ended.
+        block_tokens: as the job has it; `auto` is what the attention of the model prefers, as in a run.
 
     Raises:
         RuntimeError, MemoryError: as torch does where a step does not run.
     """
     waited = cpu_pressure() if loaded.device.type == "cpu" else 0.0
-    timings = time_steps(loaded, CostModel(shape, base), budget_of)
+    timings = time_steps(loaded, CostModel(shape, base), budget_of, block_tokens)
     timings.disturbed = loaded.device.type == "cpu" and (waited > BUSY or timings.spread > _MOST_SPREAD)
     profile = fitted(timings, shape, base, max(_MOST_SPREAD, timings.spread) if timings.disturbed else 0.0)
     if loaded.device.type == "cuda":
@@ -174,27 +185,36 @@ def measure_first(
 
 
 @torch.inference_mode()
-def time_steps(loaded: LoadedModel, cost_model: CostModel, budget_of: Callable[[float], float]) -> Timings:
+def time_steps(
+    loaded: LoadedModel,
+    cost_model: CostModel,
+    budget_of: Callable[[float], float],
+    block_tokens: int | Literal["auto"] = "auto",
+) -> Timings:
     """Run steps of each size by turns until the time is over; sizes that a first look leaves no time for are left out.
 
     Args:
         loaded: the model.
         cost_model: of its shape, by datasheet.
-        budget_of: see `measure_first`.
+        budget_of, block_tokens: see `measure_first`.
     """
     started_s, shape = time.perf_counter(), cost_model.shape
     most = min(loaded.max_context, shape.max_context_tokens)
     sizes = list(dict.fromkeys(size.within(most) for size in (SIZES_ALONE if loaded.way == "alone" else SIZES)))
     room = _MEMORY_SHARE * available_bytes(loaded.device) / max(1, loaded.kv_layout.bytes_per_token)
-    sizes = [size for size in sizes if size.kv_tokens <= room] or sizes[:1]
-    executor = _executor(loaded, sizes)
+    if block_tokens == "auto":
+        layout = loaded.kv_layout
+        preferred = preferred_block_tokens(layout.dtype, loaded.device, min(layout.head_dims, default=0))
+        block_tokens = preferred or _BLOCK_TOKENS
+    sizes = [size for size in sizes if size.num_blocks(block_tokens) * block_tokens <= room] or sizes[:1]
+    executor = _executor(loaded, sizes, block_tokens)
     timings, batches, slower = Timings(), {}, 1.0
     for size in sizes:
         budget_s = budget_of(slower)
         first_look_ends_s = started_s + _FIRST_SHARE * budget_s
         if len(timings.seconds) >= _LEAST_SIZES and time.perf_counter() + timings.expected_s(size) > first_look_ends_s:
             continue
-        batches[size] = _batch(size, shape.vocab_size)
+        batches[size] = _batch(size, shape.vocab_size, block_tokens)
         timed = _timed(executor, batches[size])
         if timed[0] < _LONG_SHARE * budget_s:  # taking memory and loading kernels counts in short steps
             timed = _timed(executor, batches[size])
@@ -216,27 +236,27 @@ def _timed(executor: RaggedExecutor, batch: Batch) -> tuple[float, float]:
     return time.perf_counter() - started_s, time.process_time() - busy_s
 
 
-def _executor(loaded: LoadedModel, sizes: list[Size]) -> RaggedExecutor:
-    num_blocks = max(max(1, size.decodes) * _blocks(size.context) for size in sizes) + 1
-    cache = KVCache(loaded.kv_layout, num_blocks, _BLOCK_TOKENS, loaded.device)
+def _executor(loaded: LoadedModel, sizes: list[Size], block_tokens: int) -> RaggedExecutor:
+    num_blocks = max(size.num_blocks(block_tokens) for size in sizes) + 1
+    cache = KVCache(loaded.kv_layout, num_blocks, block_tokens, loaded.device)
     for layer in cache.layers:
         layer.fill_(0.01)  # pages that nobody wrote to are all the same one, and lie in the nearest cache
     rows = max(1, *(size.decodes for size in sizes))
     states = StateCache(loaded.recurrent, rows + 1, loaded.device) if loaded.recurrent else None
     executor = RaggedExecutor(loaded, cache, kernel=loaded.kernel, states=states)
-    if decode_graphs.can_record(loaded, _BLOCK_TOKENS):
+    if decode_graphs.can_record(loaded, block_tokens):
         record = decode_graphs.record_on_device()
         executor.graphs = DecodeGraphs(executor.forward, cache, loaded.max_context, record, 1)
     return executor
 
 
-def _batch(size: Size, vocab_size: int) -> Batch:
+def _batch(size: Size, vocab_size: int, block_tokens: int) -> Batch:
     rng = np.random.default_rng(0)
-    blocks: Iterator[int] = iter(range(10**9))
+    blocks, each = itertools.count(), -(-size.context // block_tokens)
 
     def sequence(row: int, computed: int) -> Sequence:
         prompt = rng.integers(0, vocab_size, size.context).astype(np.int32)
-        table = BlockTable(device=[next(blocks) for _ in range(_blocks(size.context))])
+        table = BlockTable(device=list(itertools.islice(blocks, each)))
         request = Request(row, row, size.context, 1, prompt)
         return Sequence(request, num_computed_tokens=computed, block_table=table)
 
@@ -245,10 +265,6 @@ def _batch(size: Size, vocab_size: int) -> Batch:
         return Batch([], [], [ScheduledChunk(sequence(0, start), start, size.chunk, True)], [])
     last = size.context - 1
     return Batch([sequence(row, last) for row in range(size.decodes)], [last] * size.decodes, [], [])
-
-
-def _blocks(tokens: int) -> int:
-    return -(-tokens // _BLOCK_TOKENS)
 
 
 # --- fit -------------------------------------------------------------------------------------------------------------
