@@ -4,8 +4,9 @@
     gpu_check.py --out DIR --device cpu --toy          every path at toy size, in less than a minute
 
 Nothing is downloaded: models have random weights, of Llama-3.2-1B's and Llama-3-8B's shape and tiny ones of many
-architectures. DIR gets gpu_check.json, gpu_check.md and the measured hardware profile. Sections do not depend on one
-another: one that fails is reported, and the others go on. The exit code is 1 if a check did not hold.
+architectures. DIR gets gpu_check.json, gpu_check.md and the measured hardware profile. Nothing goes on
+after a preflight that fails; of the other sections, one that fails is reported, and the others go on. The exit code is
+1 if a check did not hold.
 
 Every section measures as much as its share of the time allows. `--only contest` gives the comparison all of it: more
 rows, and rounds that take turns.
@@ -30,9 +31,10 @@ import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "gpu"))  # where the sections lie
-from gpu_sections import contest, golden, kernels, steps
+from gpu_sections import contest, golden, kernel_table, kernels, preflight, steps
 from gpu_sections.setting import Finding, Record, Setting
 
+from vasuki.base.errors import ModelError
 from vasuki.hf.device.device import describe
 from vasuki.hf.loading.load_model import resolve_device
 
@@ -40,18 +42,22 @@ Section = Callable[[Setting, float], Finding]
 
 
 def sections(setting: Setting) -> dict[str, tuple[float, Section]]:
-    """List sections by name with their share of the time; those that others predict with come first."""
+    """List sections by name with their share of the time: whether it works at all, whether it is right, how fast it is.
+    Those that others predict with come before them."""
     found: dict[str, tuple[float, Section]] = {
-        "ceilings": (0.02, kernels.ceilings),
+        "preflight": (0.03, preflight.preflight),
         "golden": (0.10, golden.golden),
+        **({"checkpoint": (0.03, golden.checkpoint)} if setting.checkpoint else {}),
         "offload": (0.05, golden.offload),
         "attention": (0.04, kernels.attention),
+        "ceilings": (0.02, kernels.ceilings),
         "profile": (0.09, kernels.profile),
         "overlap": (0.06, steps.overlap),
         "steps": (0.10, steps.steps),
+        "kernels": (0.02, kernel_table.kernel_table),
     }
     names = dict.fromkeys((setting.large, setting.small))
-    return found | {f"contest {name}": (0.54 / len(names), partial(contest.contest, name=name)) for name in names}
+    return found | {f"contest {name}": (0.49 / len(names), partial(contest.contest, name=name)) for name in names}
 
 
 def main() -> None:
@@ -59,6 +65,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the report")
     parser.add_argument("--budget-s", type=float, default=450, help="seconds that all sections together should take")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--checkpoint", default="", help="folder of a small trained model that is checked too")
     parser.add_argument("--toy", action="store_true", help="small everything, to see that every path works")
     parser.add_argument(
         "--only",
@@ -68,11 +75,14 @@ def main() -> None:
         help="by the beginnings of their names; they share all of the time",
     )
     options = parser.parse_args()
-    device = resolve_device(options.device)
+    try:
+        device = resolve_device(options.device)
+    except ModelError as error:  # such as a driver that is too old for this torch
+        parser.error(str(error))
     if device.type == "cpu" and not options.toy:
         parser.error("there is no CUDA device here; --toy runs every path on the CPU")
     options.out.mkdir(parents=True, exist_ok=True)
-    setting = Setting(device, options.toy, options.out)
+    setting = Setting(device, options.toy, options.out, options.checkpoint)
     report: Record = {"machine": _machine(device), "sections": {}}
     started_s = time.perf_counter()
     known = sections(setting)
@@ -85,6 +95,8 @@ def main() -> None:
         report["sections"][name] = _run(setting, name, section, share * unit_s, options.budget_s - spent_s)
         report["seconds"] = round(time.perf_counter() - started_s, 1)
         _write(options.out, report)  # after each section, so that a run that is cut off leaves what it has
+        if name == "preflight" and report["sections"][name]["failures"]:
+            break
     failures = [f"{name}: {each}" for name, part in report["sections"].items() for each in part["failures"]]
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)

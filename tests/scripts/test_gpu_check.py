@@ -16,9 +16,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def report(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("check")
     command = [sys.executable, "scripts/gpu/gpu_check.py", "--toy", "--device", "cpu", "--out", str(out)]
+    command += ["--checkpoint", str(tiny_model)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'solvers'}"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
@@ -30,7 +31,19 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_every_section_ran(report: dict[str, Any]) -> None:
-    expected = ["ceilings", "golden", "offload", "attention", "profile", "overlap", "steps", "contest toy"]
+    expected = [
+        "preflight",
+        "golden",
+        "checkpoint",
+        "offload",
+        "attention",
+        "ceilings",
+        "profile",
+        "overlap",
+        "steps",
+        "kernels",
+    ]
+    expected.append("contest toy")
     assert list(report["sections"]) == expected
     for name, section in report["sections"].items():
         assert section["rows"], name

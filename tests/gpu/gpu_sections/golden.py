@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpu_sections.setting import Finding, Record, Rows, Setting, fused_twin
 from vasuki.engine.batch import Batch, Swap
@@ -33,6 +34,12 @@ from vasuki.hf.ragged_executor import build_executor
 
 _TINY_MODELS = Path(__file__).resolve().parents[2] / "hf"  # the random models of the golden tests
 _MAX_TOKENS = 14
+_SENTENCES = (
+    "The capital of France is",
+    "def area(width, height):",
+    "Once upon a time there was a king who had three daughters, and the youngest of them",
+    "1, 2, 4, 8, 16,",
+)
 _POISON = 1e4  # finite, and ruinous wherever a stale value is read
 _SLACK = 2.0  # our worst choice may lie this much further below the best logit than generate's own, in bfloat16
 
@@ -47,24 +54,43 @@ def golden(setting: Setting, share_s: float) -> Finding:
         if time.perf_counter() > until_s:
             finding.notes.append(f"no time for {', '.join(names[names.index(name) :])}")
             break
-        sizes = [(torch.float32, 4), (torch.bfloat16, 4)]
-        sizes += [(torch.bfloat16, PAGE_TOKENS)] if setting.on_gpu else []  # blocks that the packed kernel pages
-        for dtype, block_tokens in sizes:
-            model = _Tiny(setting, tiny, name, dtype)
-            try:
-                expected = model.generate()
-            except RuntimeError as error:  # such as kernels that this card lacks
-                finding.notes.append(f"{name} in {dtype}: transformers' generate fails: {str(error).splitlines()[0]}")
-                continue
-            try:
-                finding.rows.append(_golden_row(model, dtype, block_tokens, expected, finding))
-            except Exception as error:
-                finding.failures.append(f"{name} in {dtype}: {type(error).__name__}: {error}")
+        _compare(setting, name, tiny.random_model(name), tiny.prompts(), finding)
+    _explain(finding)
+    return finding
+
+
+def checkpoint(setting: Setting, share_s: float) -> Finding:
+    """The same of a model that was trained, whose numbers lie otherwise than random ones, on a few sentences."""
+    finding, path = Finding(), setting.checkpoint
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    _compare(setting, Path(path).name, model, [tokenizer(text).input_ids for text in _SENTENCES], finding)
+    _explain(finding)
+    return finding
+
+
+def _compare(setting: Setting, name: str, plain: Any, prompts: list[list[int]], finding: Finding) -> None:
+    """One model, in every type and size of blocks."""
+    sizes = [(torch.float32, 4), (torch.bfloat16, 4)]
+    sizes += [(torch.bfloat16, PAGE_TOKENS)] if setting.on_gpu else []  # blocks that the packed kernel pages
+    for dtype, block_tokens in sizes:
+        model = _Tiny(setting, name, plain, dtype, prompts)
+        try:
+            expected = model.generate()
+        except RuntimeError as error:  # such as kernels that this card lacks
+            finding.notes.append(f"{name} in {dtype}: transformers' generate fails: {str(error).splitlines()[0]}")
+            continue
+        try:
+            finding.rows.append(_golden_row(model, dtype, block_tokens, expected, finding))
+        except Exception as error:
+            finding.failures.append(f"{name} in {dtype}: {type(error).__name__}: {error}")
+
+
+def _explain(finding: Finding) -> None:
     finding.notes.append(
         "regret: how far a chosen token's logit lies below the best one, in standard deviations of the logits, judged "
         "by a float32 forward of the same weights; the worst of all tokens"
     )
-    return finding
 
 
 def offload(setting: Setting, share_s: float) -> Finding:
@@ -77,7 +103,7 @@ def offload(setting: Setting, share_s: float) -> Finding:
         if not exact:
             finding.failures.append(f"blocks of {block_tokens} came back changed")
     for name in ["llama"] if setting.toy else ["llama", "mistral", "gemma2", "gpt_oss"]:
-        model = _Tiny(setting, tiny, name, torch.float32)
+        model = _Tiny(setting, name, tiny.random_model(name), torch.float32, tiny.prompts())
         expected = model.generate()
         for mode, run in _offload_runs(setting, model).items():
             found = run()
@@ -107,13 +133,13 @@ class _Outcome:
 
 
 class _Tiny:
-    """One tiny model on the device."""
+    """One small model on the device."""
 
-    def __init__(self, setting: Setting, tiny: Any, name: str, dtype: torch.dtype) -> None:
+    def __init__(self, setting: Setting, name: str, model: Any, dtype: torch.dtype, prompts: list[list[int]]) -> None:
         self.setting = setting
         self.name = name
-        self.model = copy.deepcopy(tiny.random_model(name)).to(setting.device, dtype)
-        self.prompts: list[list[int]] = tiny.prompts()
+        self.model = copy.deepcopy(model).to(setting.device, dtype)
+        self.prompts = prompts
 
     def generate(self) -> list[list[int]]:
         """transformers' own greedy tokens, row by row."""

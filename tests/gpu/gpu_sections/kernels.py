@@ -84,7 +84,7 @@ def attention(setting: Setting, share_s: float) -> Finding:
     }
     for title, (lengths, ends) in batches.items():
         for block_tokens in (32, PAGE_TOKENS):
-            _compare(setting, finding, title, lengths, ends, block_tokens)
+            compare(setting, finding, title, lengths, ends, block_tokens)
     if reason := why_unavailable(setting.dtype, setting.device, shape.head_dim):
         finding.notes.append(f"no packed kernel: {reason}")
     elif not can_page(PAGE_TOKENS):
@@ -92,7 +92,7 @@ def attention(setting: Setting, share_s: float) -> Finding:
     return finding
 
 
-def _compare(
+def compare(
     setting: Setting, finding: Finding, title: str, lengths: list[int], ends: list[int], block_tokens: int
 ) -> None:
     """Time every way for one batch and check it against float64."""
@@ -102,7 +102,7 @@ def _compare(
     cache = KVCache(layout, width * len(ends), block_tokens, device)
     cache.layers[0].normal_()
     blocks = torch.randperm(cache.num_blocks).numpy().reshape(len(ends), width)
-    batch = _batch(lengths, ends, blocks)
+    batch = batch_of(lengths, ends, blocks)
     total = sum(lengths)
     query = torch.randn(total, shape.num_heads, shape.head_dim, device=device).to(setting.dtype)
     key, value = (torch.randn(total, shape.num_kv_heads, shape.head_dim, device=device).to(setting.dtype)
@@ -142,7 +142,7 @@ def _compare(
             )
 
 
-def _batch(lengths: list[int], ends: list[int], blocks: np.ndarray) -> Batch:
+def batch_of(lengths: list[int], ends: list[int], blocks: np.ndarray) -> Batch:
     sequences = [
         Sequence(
             Request(row, row, end, 1, np.zeros(end, dtype=np.int32)),

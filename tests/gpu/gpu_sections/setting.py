@@ -87,13 +87,15 @@ class Setting:
         device: where models run.
         toy: small everything, to see that every path works.
         out: folder for what sections leave behind.
+        checkpoint: folder of a small trained model, if there is one.
         seed: of weights and workloads.
     """
 
-    def __init__(self, device: torch.device, toy: bool, out: Path, seed: int = 0) -> None:
+    def __init__(self, device: torch.device, toy: bool, out: Path, checkpoint: str = "", seed: int = 0) -> None:
         self.device = device
         self.toy = toy
         self.out = out
+        self.checkpoint = checkpoint
         self.seed = seed
         self.on_gpu = device.type == "cuda"
         self.dtype = torch.bfloat16 if self.on_gpu else torch.float32

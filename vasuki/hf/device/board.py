@@ -124,7 +124,8 @@ def why_no_cuda() -> str:
         return f"{found}, but this torch is built for CPUs; install its CUDA build, or set engine.device: cpu"
     return (
         f"{found}, but torch {torch.__version__} is built for CUDA {torch.version.cuda} and cannot use it; "
-        "update the driver, install a torch built for an older CUDA, or set engine.device: cpu"
+        "update the driver, install a torch built for an older CUDA (pip install -c constraints-cuda12.txt), or set "
+        "engine.device: cpu"
     )
 
 

@@ -1,0 +1,72 @@
+"""What everything else needs, in half a minute: the first section, and the last one where it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from gpu_sections.kernels import compare
+from gpu_sections.setting import Finding, Setting
+from vasuki.hf.cuda.decode_graphs import record_on_device
+from vasuki.hf.device.board import Board
+from vasuki.hf.kernels.varlen import PAGE_TOKENS, can_page, why_unavailable
+
+
+def preflight(setting: Setting, share_s: float) -> Finding:
+    """Torch and driver, the packed kernel's arguments, the board, pinned memory, attention, and one graph."""
+    finding = Finding()
+    checks: dict[str, Callable[[Setting], str]] = {
+        "torch": _torch,
+        "packed attention": _packed,
+        "board": _board,
+        "pinned memory": _pinned,
+        "graph": _graph,
+    }
+    for name, check in checks.items():
+        try:
+            finding.rows.append({"check": name, "found": check(setting)})
+        except Exception as error:
+            finding.failures.append(f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}")
+    for block_tokens in (32, PAGE_TOKENS):
+        compare(setting, finding, "two decodes and a chunk", [1, 1, 16], [300, 20, 40], block_tokens)
+    return finding
+
+
+def _torch(setting: Setting) -> str:
+    if not setting.on_gpu:
+        return f"{torch.__version__}, on a CPU"
+    major, minor = torch.cuda.get_device_capability(setting.device)
+    return f"{torch.__version__}, CUDA {torch.version.cuda}, capability {major}.{minor}"
+
+
+def _packed(setting: Setting) -> str:
+    missing = why_unavailable(setting.dtype, setting.device, setting.shape(setting.large).head_dim)
+    return missing or ("walks block tables" if can_page(PAGE_TOKENS) else "contexts are gathered: torch before 2.12")
+
+
+def _board(setting: Setting) -> str:
+    if not setting.on_gpu:
+        return "none"
+    board = Board.of(setting.device)
+    return "NVML does not answer: no driver version, no power" if board is None else f"driver {board.driver}"
+
+
+def _pinned(setting: Setting) -> str:
+    num_bytes = 2**20 if setting.toy else 2**30
+    there = torch.ones(num_bytes, dtype=torch.uint8, pin_memory=setting.on_gpu)
+    back = torch.zeros_like(there)
+    back.copy_(there.to(setting.device, non_blocking=True), non_blocking=True)
+    setting.synchronize()
+    assert torch.equal(there, back), "what came back is something else"
+    return f"{num_bytes >> 20} MiB went to the device and back"
+
+
+def _graph(setting: Setting) -> str:
+    if not setting.on_gpu:
+        return "a CPU has none"
+    number = torch.ones(4, device=setting.device)
+    replay = record_on_device()(lambda: 2 * number)
+    number.fill_(3)
+    assert replay().tolist() == [6.0] * 4, "a replay does not see what its inputs hold"
+    return "recorded and replayed"
