@@ -31,24 +31,32 @@ def report(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[s
 
 
 def test_every_section_ran(report: dict[str, Any]) -> None:
-    expected = [
-        "preflight",
-        "golden",
-        "checkpoint",
-        "offload",
-        "attention",
-        "ceilings",
-        "profile",
-        "overlap",
-        "steps",
-        "kernels",
+    assert list(report["sections"]) == [
+        *("preflight", "golden", "checkpoint", "offload", "attention", "ceilings"),
+        *("profile", "overlap", "steps", "kernels", "contest toy"),
     ]
-    expected.append("contest toy")
-    assert list(report["sections"]) == expected
     for name, section in report["sections"].items():
         assert section["rows"], name
         assert section["failures"] == []
         assert f"## {name}" in report["markdown"]
+
+
+def test_nothing_goes_on_after_a_preflight_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "gpu"))
+    import gpu_check
+    from gpu_sections import preflight
+
+    def broken(setting: Any) -> str:
+        raise RuntimeError("no such thing\nand more")
+
+    monkeypatch.setattr(preflight, "_pinned", broken)
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--toy", "--device", "cpu", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        gpu_check.main()
+    sections = json.loads((tmp_path / "gpu_check.json").read_text())["sections"]
+    assert {name: part["failures"] for name, part in sections.items()} == {
+        "preflight": ["pinned memory: RuntimeError: no such thing"]
+    }
 
 
 def test_golden_tokens_were_compared(report: dict[str, Any]) -> None:
