@@ -91,10 +91,11 @@ class StopsReplicas(KillsReplicas):
 class StartsOne(Processes):
     """Has the other hang before it has loaded."""
 
-    def start(self, index: int) -> None:
-        super().start(index)
+    def start(self, index: int) -> bool:
+        starts = super().start(index)
         if index:
             self._running[index].process.send_signal(signal.SIGSTOP)
+        return starts
 
 
 @pytest.mark.parametrize("kills_at", random.Random(7).sample(range(1, 40), KILLS))

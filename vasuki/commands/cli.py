@@ -209,6 +209,13 @@ def main() -> None:
     metavar="auto|N",
     help="Share the job among so many GPUs, or groups of a CPU's cores; auto: among all GPUs.",
 )
+@click.option(
+    "--on",
+    "cluster",
+    default=None,
+    metavar="ray|ray://HOST:PORT",
+    help="Run on a Ray cluster: the one around, or at that address.",
+)
 def run(
     job_file: str,
     overrides: tuple[str, ...],
@@ -225,6 +232,7 @@ def run(
     max_time_s: float,
     deadline_s: float | None,
     replicas: str | None,
+    cluster: str | None,
 ) -> None:
     """Run a job, or continue it where the last run stopped.
 
@@ -234,6 +242,7 @@ def run(
     set_up_logs(quiet, log_format)
     from vasuki.base.config import load_job
     from vasuki.base.errors import JobFileError
+    from vasuki.commands.cluster.run import run_on_ray
     from vasuki.commands.fleet.driver import run_on_replicas
     from vasuki.commands.run import run_job
     from vasuki.machines.split import split
@@ -242,11 +251,13 @@ def run(
     if replicas is not None:
         overrides = (*overrides, f"engine.replicas={replicas}")
     job = load_job(job_file, _with_gpu(overrides, gpu), trusts_code)
-    shares = split(job.engine.device, job.engine.replicas) if job.engine.replicas != 1 else []
-    if len(shares) > 1 and (metrics_file or metrics_address):
-        raise JobFileError("metrics are those of one device; leave them out, or run without --replicas")
+    shares = split(job.engine.device, job.engine.replicas) if job.engine.replicas != 1 and cluster is None else []
+    if (len(shares) > 1 or cluster is not None) and (metrics_file or metrics_address):
+        raise JobFileError("metrics are those of one device; leave them out, or run without --replicas and --on")
     due_s = math.inf if deadline_s is None else deadline_s
-    if len(shares) > 1:
+    if cluster is not None:
+        outcome = run_on_ray(job, cluster, shard, fresh, quiet, retries_errors, max_time_s, due_s)
+    elif len(shares) > 1:
         outcome = run_on_replicas(job, shares, shard, fresh, quiet, retries_errors, max_time_s, due_s)
     else:
         with _metrics(metrics_file, metrics_address) as metrics:

@@ -1,7 +1,7 @@
-"""`vasuki run --replicas`: one job on several devices of a machine, a process for each.
+"""One job on several devices: a driver, and replicas that are processes of its machine or run in a cluster.
 
 driver       plans, hands out rows, writes the output; the only one that knows of either
-replica      a process: loads the model, runs the rows that it is given
+replica      loads the model, runs the rows that it is given
 processes    replicas are started, spoken with, and started again when they die
-messages     what driver and replicas tell each other
+messages     what driver and replicas tell each other, and what the driver needs of whoever starts them
 """

@@ -2,8 +2,8 @@
 
     open_table ─ OutputFolder ─ Processes ─ RequestStream ─ plan ─ order ─ Leases ⇄ replicas ─ RowSink ─ manifest
 
-Nothing is shared but pipes, so a replica that dies takes no more with it than the tokens since its last note. Its rows
-go to the others, and it is started again.
+Nothing is shared but messages, so a replica that dies takes no more with it than the tokens since its last note. Its
+rows go to the others, and it is started again.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from vasuki.commands.fleet.messages import (
     Note,
     Over,
     Ready,
+    Replicas,
     Report,
     Setup,
+    Start,
     Stop,
     ToDriver,
 )
@@ -81,8 +83,9 @@ def run_on_replicas(
     retries_errors: bool = False,
     max_time_s: float = math.inf,
     deadline_s: float = math.inf,
+    start: Start | None = None,
 ) -> Outcome:
-    """Run what is left of a job on a replica for each share of the machine.
+    """Run what is left of a job on a replica for each share of the machine, or wherever `start` starts them.
 
     Raises:
         VasukiError: as a run on one device does; Interrupted also when every replica has died too often.
@@ -107,23 +110,25 @@ def run_on_replicas(
             if folder.is_finished:
                 log.info("nothing to do: %s is complete", config.output.path)
                 return Outcome(read_manifest(folder.manifest), config.errors.max_fraction)
-            own = _with_share_of_host(config, shares)
-            setups = [
-                Setup(own, config_hash, table.fingerprint, fingerprint, share, index, len(shares), is_json())
-                for index, share in enumerate(shares)
-            ]
-            with Processes(setups) as replicas:
+
+            def setup_of(share: Share, index: int, here: int) -> Setup:
+                own = _with_share_of_host(config, share, here)
+                return Setup(own, config_hash, table.fingerprint, fingerprint, share, index, len(shares), is_json())
+
+            if start is None:
+                setups = [setup_of(share, index, len(shares)) for index, share in enumerate(shares)]
+            with start(setup_of) if start else Processes(setups) as replicas:
                 driver = Driver(config, table, folder, replicas, shares, quiet, started_s, deadline_s)
                 manifest = driver.to_end(signals, max_time_s)
         return Outcome(manifest, config.errors.max_fraction)
 
 
-def _with_share_of_host(config: JobConfig, shares: list[Share]) -> JobConfig:
+def _with_share_of_host(config: JobConfig, share: Share, here: int) -> JobConfig:
     """The job as a replica runs it: with its share of the host's memory, which on a CPU is that of the device, too."""
     kv = config.kv
-    changes: dict[str, float] = {"host_memory": max(1, kv.host_memory // len(shares))}
-    if not shares[0].gpu and isinstance(kv.device_memory, float):
-        changes["device_memory"] = kv.device_memory / len(shares)
+    changes: dict[str, float] = {"host_memory": max(1, kv.host_memory // here)}
+    if not share.gpu and isinstance(kv.device_memory, float):
+        changes["device_memory"] = kv.device_memory / here
     return config.model_copy(update={"kv": kv.model_copy(update=changes)})
 
 
@@ -142,8 +147,8 @@ class Driver:
         config: the job.
         table: its input.
         folder: its output.
-        replicas: started, at least one.
-        shares: of the machine, one for each.
+        replicas: started.
+        shares: what those compute on that are there at the start.
         quiet: without a progress bar.
         started_s: when the run began.
         deadline_s: after that; a warning says when it will not hold.
@@ -154,7 +159,7 @@ class Driver:
         config: JobConfig,
         table: InputTable,
         folder: OutputFolder,
-        replicas: Processes,
+        replicas: Replicas,
         shares: list[Share],
         quiet: bool,
         started_s: float,
@@ -241,7 +246,7 @@ class Driver:
         now_s = time.perf_counter()
         if not self._ready:
             self._late_s = now_s + min(30.0, max(5.0, (now_s - self.started_s) / 2))
-        return len(self._ready) == len(self._starts) or bool(self._ready and now_s > self._late_s)
+        return bool(self._ready) and (len(self._ready) == len(self._starts) or now_s > self._late_s)
 
     def _plan(self) -> tuple[Plan, Work]:
         """The plan of one kind of device, which speaks for the job."""
@@ -327,7 +332,7 @@ class Driver:
             generate_s=now_s - generate_started_s,
             makespan_s=now_s - self.started_s,
         )
-        cost, devices = plan.cost, len(self.shares) if self.shares[0].gpu else 1  # a CPU is paid for as a whole
+        cost, devices = plan.cost, self.replicas.devices
         predicted = Predicted(
             plan.makespan_s, plan.lower_bound_s, plan.schedule_bound_s, plan.source, plan.output_tokens_estimate
         )
@@ -363,6 +368,7 @@ class Driver:
     def _hear(self, index: int, message: ToDriver | None) -> None:
         match message:
             case Ready() as ready:
+                self._starts.setdefault(index, 1)  # one that joins
                 self._ready[index] = ready
                 self._begin_those_ready()
             case Foreseen() as foreseen:
@@ -427,6 +433,8 @@ class Driver:
             elif ready.kind in self._plans and self._may_begin:
                 self.replicas.send(index, Begin(self._plans[ready.kind]))
                 del self._ready[index]
+                for later in range(len(self._traces), index + 1):
+                    self._traces.append(TraceWriter(self.folder.traces(later + 1)[later]))
                 self._leases.join(index)
                 self._running[index] = _Pulse()
 
@@ -473,15 +481,16 @@ class Driver:
         if self._is_ending:
             return
         self._starts[index] += 1
-        if self._starts[index] <= MOST_STARTS:
+        if self._starts[index] > MOST_STARTS:
+            del self._starts[index]
+            log.warning("replica %d has died %d times; the others go on without it", index, MOST_STARTS)
+            if not self._starts:
+                raise Interrupted(f"every replica has died {MOST_STARTS} times")
+        elif self.replicas.start(index):
             log.warning("replica %d has died and is started again; its rows go to the others", index)
-            self.replicas.start(index)
-            self._begin_those_ready()
-            return
-        del self._starts[index]
-        log.warning("replica %d has died %d times; the others go on without it", index, MOST_STARTS)
-        if not self._starts:
-            raise Interrupted(f"every replica has died {MOST_STARTS} times")
+        else:
+            del self._starts[index]
+            log.warning("replica %d has gone with its machine; its rows go to the others, or wait for one", index)
         self._begin_those_ready()
 
     def _leave(self, index: int) -> None:
@@ -498,7 +507,7 @@ class Driver:
         pulses = self._running.values()
         kv_share = sum([pulse.kv_share for pulse in pulses]) / max(1, len(pulses))
         state = [
-            f"{duration(left_s)} left",
+            f"{duration(left_s)} left" if pulses else "waiting for a replica",
             f"{self._sink.written.rows:,}/{self.folder.rows_left:,} rows",
             f"{self._tokens / elapsed_s:,.0f} tokens/s",
             f"{sum([pulse.running for pulse in pulses])} running on {plural(len(pulses), 'replica')}",

@@ -15,7 +15,10 @@ Over        -------------------->
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import VasukiError
@@ -136,3 +139,32 @@ class Failed:
 
 ToReplica = Foresee | Begin | Lease | Note | Finish | Stop
 ToDriver = Ready | Foreseen | Report | Over | Failed
+
+
+class Replicas(Protocol):
+    """How the driver reaches its replicas, wherever they run. One that joins later is heard of when it is `Ready`."""
+
+    @property
+    def devices(self) -> int:
+        """GPUs or machines that are paid for."""
+        ...
+
+    def start(self, index: int) -> bool:
+        """Start a replica again that has been heard to end; False if there is nowhere left to."""
+        ...
+
+    def send(self, index: int, message: ToReplica) -> None:
+        """Tell a replica something. One that has died is heard of by `receive`."""
+        ...
+
+    def kill(self, index: int) -> None:
+        """End a replica at once, which `receive` then tells of."""
+        ...
+
+    def receive(self, timeout_s: float) -> list[tuple[int, ToDriver | None]]:
+        """What replicas say, after `timeout_s` at the latest; None from one that has ended."""
+        ...
+
+
+SetupOf = Callable[[Share, int, int], Setup]  # on that share, with this index, beside so many others on its machine
+Start = Callable[[SetupOf], AbstractContextManager[Replicas]]

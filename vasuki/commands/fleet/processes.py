@@ -28,9 +28,15 @@ class Processes:
         for index in range(len(setups)):
             self.start(index)
 
-    def start(self, index: int) -> None:
+    @property
+    def devices(self) -> int:
+        """GPUs, or one CPU, which is paid for as a whole."""
+        return len(self._setups) if self._setups[0].share.gpu else 1
+
+    def start(self, index: int) -> bool:
         """Start a replica, at first, or again when it has been heard to end."""
         self._running[index] = _Process(index, self._setups[index], self._said)
+        return True
 
     def send(self, index: int, message: ToReplica) -> None:
         """Tell a replica something. One that has died is heard of by `receive`."""

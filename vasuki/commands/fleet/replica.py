@@ -56,7 +56,7 @@ def main() -> None:
     setup: Setup = connection.recv()
     setup.share.enter()
     set_up_logs(quiet=True, log_format="json" if setup.json_logs else "text")
-    log.handlers[0].addFilter(partial(_signed, setup.index))
+    log.handlers[0].addFilter(partial(signed, setup.index))
     driver = _PipeToDriver(connection)
     try:
         Replica(driver, setup).run()
@@ -64,7 +64,8 @@ def main() -> None:
         driver.send(Failed(error))
 
 
-def _signed(index: int, record: logging.LogRecord) -> bool:
+def signed(index: int, record: logging.LogRecord) -> bool:
+    """Let a line say which replica it comes from."""
     record.msg = f"replica {index}: {record.msg}"
     return True
 

@@ -1,0 +1,38 @@
+"""The composition root of `vasuki run --on ray`."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from vasuki.base.config import JobConfig
+from vasuki.commands.cluster.nodes import Nodes, connected
+from vasuki.commands.fleet.driver import run_on_replicas
+from vasuki.commands.run import Outcome
+
+
+def run_on_ray(
+    config: JobConfig,
+    address: str,
+    shard: str = "0/1",
+    fresh: bool = False,
+    quiet: bool = False,
+    retries_errors: bool = False,
+    max_time_s: float = math.inf,
+    deadline_s: float = math.inf,
+) -> Outcome:
+    """Run what is left of a job on the replicas of a cluster, `engine.replicas` of them; 1 stands for `auto`.
+
+    Raises:
+        VasukiError: as `run_on_replicas` does; JobFileError also if there is no Ray, no cluster, or not enough in it.
+        KeyboardInterrupt: as there.
+    """
+    with connected(address):
+        replicas = config.engine.replicas
+        nodes = Nodes(config.engine.device, replicas if replicas != 1 else "auto")
+
+        from vasuki.commands.cluster.actors import Actors  # which needs Ray
+
+        shares = [slot.share for slot in nodes.slots][: None if nodes.most == "auto" else nodes.most]
+        start = partial(Actors, nodes)
+        return run_on_replicas(config, shares, shard, fresh, quiet, retries_errors, max_time_s, deadline_s, start)
