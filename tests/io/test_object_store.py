@@ -124,7 +124,8 @@ def test_a_killed_run_goes_on(store: ObjectStore, job: Path, expected: dict[str,
 def test_of_two_runs_one_ends(store: ObjectStore, job: Path, expected: dict[str, list[int]]) -> None:
     runs = [start(store, job, "--quiet", "--at-a-word") for _ in range(2)]
     for each in runs:
-        assert each.stdout is not None and each.stdout.readline() == "ready\n"
+        assert each.stdout is not None
+        assert each.stdout.readline() == "ready\n"
     for each in runs:
         assert each.stdin is not None
         each.stdin.write("go\n")
