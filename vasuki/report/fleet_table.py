@@ -8,8 +8,8 @@ from vasuki.base.units import UNKNOWN, duration, money_text, percent_text, signi
 from vasuki.planner.fleet import Choice, flip_of
 from vasuki.planner.fleet.choice import HOLDS
 from vasuki.planner.simulated import Simulated
-from vasuki.report.columns import Rows, blocks, wrapped
-from vasuki.report.plan_table import WIDTH, job_line, terminal_width
+from vasuki.report.columns import Rows, blocks, terminal_width, wrapped
+from vasuki.report.plan_table import WIDTH, job_line
 
 
 def fleet_page(choices: Sequence[Choice], width: int | None = None) -> str:

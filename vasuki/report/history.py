@@ -22,7 +22,7 @@ from vasuki.report.job_runs import Result
 from vasuki.report.prices import check_prices, price_of
 from vasuki.report.runs import Run, load_run, run_folders
 from vasuki.report.summary import host_text
-from vasuki.report.table import WIDTH, wrapped
+from vasuki.report.table import table_width, wrapped
 
 MIN_PAST = 4  # runs before the first that can be called slow
 PAST = 30  # runs that count as the past
@@ -262,13 +262,13 @@ def _cells(entry: Entry, currency: str) -> list[str]:
 
 
 def history_table(history: History) -> str:
-    """Findings and the last forty runs of each series, for a terminal of 100 columns."""
+    """Findings and the last forty runs of each series, for a terminal."""
     lines = [wrapped(sentence) for sentence in findings(history)]
     for series in history.series:
         headings, rows = entry_cells(series)
         shown = [headings, *rows[-_SHOWN:]]
         widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-        widths[0] = max(8, min(widths[0], WIDTH - sum(widths[1:]) - 2 * len(widths[1:])))
+        widths[0] = max(8, min(widths[0], table_width() - sum(widths[1:]) - 2 * len(widths[1:])))
         lines += ["", series.name]
         if len(rows) > _SHOWN:
             lines.append(f"({len(rows) - _SHOWN} earlier runs are not shown)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple
 
@@ -11,14 +10,9 @@ from vasuki.base.units import UNKNOWN, bytes_text, listing, money_text, percent_
 from vasuki.models.shape import BACKENDS
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import Simulated, Spread
-from vasuki.report.columns import COLUMN_WIDTH, Rows, blocks, wrapped
+from vasuki.report.columns import COLUMN_WIDTH, Rows, blocks, terminal_width, wrapped
 
 WIDTH = 100
-
-
-def terminal_width() -> int:
-    """Columns of the terminal, from 60 to 120; 100 where there is none."""
-    return min(120, max(60, shutil.get_terminal_size((100, 24)).columns))
 
 
 def plan_table(plans: Iterable[Plan], width: int | None = None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from vasuki.arrivals.percentiles import Percentiles
 from vasuki.base.units import UNKNOWN, bytes_text, count_text, money_text, percent_text, significant, time_text
-from vasuki.report.columns import COLUMN_WIDTH, Rows, blocks
+from vasuki.report.columns import COLUMN_WIDTH, Rows, blocks, terminal_width
 from vasuki.report.comparison import Comparison
 from vasuki.report.job_runs import JobRuns, Result
 from vasuki.report.words import answer, caveats, headline, paper_metric
@@ -36,7 +36,7 @@ def overview_of(comparison: Comparison) -> list[str]:
 
 def _workload_text(workload: JobRuns) -> str:
     lines = [workload.name, "=" * len(workload.name), *(wrapped(sentence) for sentence in answer(workload))]
-    lines += blocks([result.label for result in workload.results], figures_of(workload.results), WIDTH)
+    lines += blocks([result.label for result in workload.results], figures_of(workload.results), table_width())
     if note := paper_metric(workload):
         lines += ["", wrapped(note)]
     if notes := caveats(workload):
@@ -45,7 +45,13 @@ def _workload_text(workload: JobRuns) -> str:
 
 
 def wrapped(sentence: str) -> str:
-    return textwrap.fill(sentence, WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+    """A sentence as an item of a list, broken between words."""
+    return textwrap.fill(sentence, table_width(), initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def table_width() -> int:
+    """Columns to fill: those of the terminal, at most `WIDTH`."""
+    return min(WIDTH, terminal_width())
 
 
 def figures_of(results: Sequence[Result]) -> Rows:
