@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, settings
 # One thread each: the machine's cores go to the tests that run side by side, and results do not depend on their number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"  # run Triton's kernels on a CPU; read when it is imported, as torch may do
 os.environ["VASUKI_MEASURE"] = "off"  # how busy the machine is decides no plan; tests of measuring switch it on
 
 

@@ -14,11 +14,10 @@ from vasuki.base.errors import Interrupted
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.sequence import Sequence
 from vasuki.engine.settings import EngineSettings
-from vasuki.hf.attention.inputs import LastTokens, StepInputs, build_inputs
+from vasuki.hf.attention.inputs import LastTokens, StepInputs, TileKernel, build_inputs
 from vasuki.hf.cuda import decode_graphs
 from vasuki.hf.cuda.decode_graphs import RECORD_AFTER, DecodeGraphs
 from vasuki.hf.device.memory import give_back
-from vasuki.hf.kernels.paged_attention import PagedKernel
 from vasuki.hf.kernels.transfer import ToHost
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, copy_engine
@@ -54,7 +53,7 @@ class RaggedExecutor:
         loaded: the model.
         cache: its KV memory.
         want_logprobs: also say how likely each token was.
-        kernel: of a CPU's attention.
+        kernel: attention of ours, for what torch has none for.
         offload: moves KV beside the compute.
         states: what recurrent layers keep of the rows, where there are such.
 
@@ -67,7 +66,7 @@ class RaggedExecutor:
         loaded: LoadedModel,
         cache: KVCache,
         want_logprobs: bool = False,
-        kernel: PagedKernel | None = None,
+        kernel: TileKernel | None = None,
         offload: KVMover | None = None,
         states: StateCache | None = None,
     ) -> None:
@@ -260,8 +259,11 @@ def build_executor(
             host = KVCache(layout, host_blocks, block_tokens, torch.device("cpu"), pinned=on_gpu)
         offload = KVMover(cache, loaded.copies or copy_engine(device), host)
     states = StateCache(loaded.recurrent, settings.limits.max_num_seqs, device) if loaded.recurrent else None
-    executor = RaggedExecutor(loaded, cache, want_logprobs, loaded.kernel, offload, states)
+    kernel = loaded.kernel
+    if on_gpu and decode_graphs.attends_by_varlen(loaded, block_tokens):
+        kernel = None
+    executor = RaggedExecutor(loaded, cache, want_logprobs, kernel, offload, states)
     if records:
         record = decode_graphs.record_on_device()
-        executor.graphs = DecodeGraphs(executor.forward, cache, loaded.max_context, record, record_after)
+        executor.graphs = DecodeGraphs(executor.forward, cache, loaded.max_context, record, record_after, kernel=kernel)
     return executor

@@ -13,12 +13,13 @@ from gpu_sections.setting import Ceilings, Finding, Setting
 from vasuki.engine.batch import Batch, ScheduledChunk
 from vasuki.engine.blocks import BlockTable
 from vasuki.engine.sequence import Request, Sequence
-from vasuki.hf.attention.inputs import build_inputs
+from vasuki.hf.attention.inputs import TileKernel, build_inputs
 from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
 from vasuki.hf.attention.ragged_attention import attend
 from vasuki.hf.kernels.paged_attention import load_kernel
 from vasuki.hf.kernels.varlen import PAGE_TOKENS, PagedVarlen, can_page, why_unavailable
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
+from vasuki.hf.loading.triton_kernels import tile_attention
 from vasuki.hf.profiler import profile_machine
 from vasuki.hf.profiler.timing import QUICK, clock_for, measure
 from vasuki.machines.profile_writing import write_profile
@@ -108,13 +109,20 @@ def compare(
     key, value = (torch.randn(total, shape.num_kv_heads, shape.head_dim, device=device).to(setting.dtype)
                   for _ in range(2))  # fmt: skip
     variant = Variant(scaling=shape.head_dim**-0.5)
-    kernel = None if setting.on_gpu else load_kernel((shape.head_dim,), setting.dtype)
+    kernel: TileKernel | None
+    if setting.on_gpu:
+        kernel = tile_attention(layout, shape.num_heads // shape.num_kv_heads, setting.dtype, device)
+    else:
+        kernel = load_kernel((shape.head_dim,), setting.dtype)
     step = build_inputs(batch, cache, device, kernel)
     plain = dataclasses.replace(build_inputs(batch, cache, device), varlen=None)
     ways: dict[str, Callable[[], torch.Tensor]] = {
         "engine": lambda: attend(query, key, value, 0, step, variant),
         "torch operators": lambda: attend(query, key, value, 0, plain, variant),
     }
+    if setting.on_gpu and kernel is not None:
+        ours = dataclasses.replace(step, varlen=None)
+        ways["Triton's kernel"] = lambda: attend(query, key, value, 0, ours, variant)
     if not why_unavailable(setting.dtype, device, shape.head_dim):
         for paged in (False, True) if can_page(block_tokens) else (False,):
             packed = PagedVarlen(np.array(lengths), np.array(ends), blocks, block_tokens, device, paged)

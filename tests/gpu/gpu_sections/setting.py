@@ -26,6 +26,7 @@ from vasuki.hf.fused.by_torch import fuse_modules
 from vasuki.hf.kernels.varlen import preferred_block_tokens
 from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.loading.tokenizer import Tokenizer
+from vasuki.hf.loading.triton_kernels import small_kernels
 from vasuki.hf.ragged_executor import build_executor
 from vasuki.machines.memory_budget import activation_bytes, room_bytes
 from vasuki.machines.profile import HardwareProfile
@@ -177,7 +178,7 @@ def fused_twin(model: Any) -> Any:
     shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     twin = copy.deepcopy(model, shared)
     twin.set_attn_implementation(ragged_attention.NAME)
-    fuse_modules(twin)
+    fuse_modules(twin, small_kernels(twin.device) if twin.device.type == "cuda" else None)
     return twin
 
 

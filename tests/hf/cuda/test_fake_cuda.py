@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from tiny_models import ARCHITECTURES, NoTokenizer, random_config, random_model
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     unset_fake_temporarily,
 )
 
@@ -23,18 +25,19 @@ from vasuki.engine.blocks import BlockTable
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.hf.attention import inputs
 from vasuki.hf.attention.inputs import build_inputs
-from vasuki.hf.cuda.decode_graphs import Replay, _Recorded, can_record
-from vasuki.hf.fused.by_torch import fuse_modules
+from vasuki.hf.cuda.decode_graphs import Replay, _Recorded, attends_by_varlen, can_record
+from vasuki.hf.fused.by_torch import SmallKernels, fuse_modules
 from vasuki.hf.kernels import experts, varlen
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.ragged_executor import RaggedExecutor
-from vasuki.machines.cost_model.stages import LAUNCHED_PER_LAYER
+from vasuki.machines.cost_model.stages import LAUNCHED_BY_TRITON, LAUNCHED_PER_LAYER
 
-# Operators that a step of three layers dispatches: decodes, and decodes beside prompts. They may only go down.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")  # a sigmoid far out
+
+# Kernels that a step of three layers launches: decodes, and decodes beside prompts. They may only go down.
 MOST_KERNELS = {"decodes": 65, "mixed": 75}
-
-NOT_RECORDED = {"gemma2", "gpt_oss"}  # whose attention depends on the lengths of contexts
+MOST_BESIDE_OURS = {"decodes": 50, "mixed": 60}  # with Triton's
 
 
 @pytest.fixture(autouse=True)
@@ -58,16 +61,41 @@ def fake() -> Iterator[None]:
         yield
 
 
-def _model(name: str, **changed: Any) -> LoadedModel:
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> SmallKernels:
+    """Triton's kernels, of which a launch is counted, and computes nothing."""
+    pytest.importorskip("triton")
+    from vasuki.hf.kernels.by_triton import attention, layer
+
+    def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **sizes: Any) -> None:
+        tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+        if not any(isinstance(each, FakeTensor) for each in tensors):
+            kernel[grid](*arguments, **sizes)  # while modules are compared
+            return
+        assert {each.device for each in tensors} == {CUDA}
+        assert all(size > 0 for size in grid)
+        tensors[0].neg()
+
+    for module in (attention, layer):
+        monkeypatch.setattr(module, "launch", launch)
+    return SmallKernels(layer.turn_and_store, layer.gated)
+
+
+def _model(name: str, kernels: SmallKernels | None = None, **changed: Any) -> LoadedModel:
     with unset_fake_temporarily():  # modules are compared by what they answer, and fake ones answer nothing
         config = random_config(name, **changed)
         model = transformers.AutoModelForCausalLM.from_config(
             config, dtype=torch.bfloat16, attn_implementation="vasuki_ragged"
         ).eval()
-        fuse_modules(model)
+        fuse_modules(model, kernels)
     model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=CUDA))
     experts.install_experts(model, CUDA)
-    return prepare(model, NoTokenizer(), transformers.GenerationConfig(eos_token_id=2), name)
+    loaded = prepare(model, NoTokenizer(), transformers.GenerationConfig(eos_token_id=2), name, uses_kernels=False)
+    if kernels is None:
+        return loaded
+    from vasuki.hf.kernels.by_triton.attention import TileAttention
+
+    return dataclasses.replace(loaded, kernel=TileAttention(4, torch.bfloat16))
 
 
 def _batches() -> dict[str, Batch]:
@@ -82,10 +110,11 @@ def _batches() -> dict[str, Batch]:
 
 def _steps(loaded: LoadedModel) -> dict[str, Kernels]:
     cache = KVCache(loaded.kv_layout, 4, 256, CUDA)
-    executor, counted = RaggedExecutor(loaded, cache), {}
+    kernel = None if attends_by_varlen(loaded, 256) else loaded.kernel
+    executor, counted = RaggedExecutor(loaded, cache, kernel=kernel), {}
     for title, batch in _batches().items():
         with Kernels() as counted[title], torch.inference_mode():
-            logits = executor.forward(build_inputs(batch, cache, CUDA))
+            logits = executor.forward(build_inputs(batch, cache, CUDA, kernel))
         assert logits.shape == (len(batch.decodes) + (title == "mixed"), loaded.vocab_size)
         assert (logits.device, logits.dtype) == (CUDA, torch.bfloat16)
     return counted
@@ -94,6 +123,11 @@ def _steps(loaded: LoadedModel) -> dict[str, Kernels]:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_steps_of_every_architecture_stay_on_the_card(name: str, fake: None) -> None:
     _steps(_model(name))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt_oss"])
+def test_steps_by_our_kernels_stay_on_the_card(name: str, ours: SmallKernels, fake: None) -> None:
+    _steps(_model(name, ours))
 
 
 def test_a_layer_that_waits_for_the_card_is_found(fake: None) -> None:
@@ -118,15 +152,21 @@ def test_kernels_of_a_step_only_become_fewer(fake: None) -> None:
     assert {title: kernels.total for title, kernels in _steps(_model("llama")).items()} == MOST_KERNELS
 
 
-def test_the_cost_model_counts_what_a_layer_launches(fake: None) -> None:
-    fewer, more = (_steps(_model("llama", num_hidden_layers=layers))["mixed"].total for layers in (3, 4))
-    assert more - fewer == LAUNCHED_PER_LAYER
+def test_ours_take_the_place_of_several(ours: SmallKernels, fake: None) -> None:
+    counts = {title: kernels.total for title, kernels in _steps(_model("llama", ours)).items()}
+    assert counts == MOST_BESIDE_OURS
+
+
+def test_the_cost_model_counts_what_a_layer_launches(ours: SmallKernels, fake: None) -> None:
+    fewer, more = (_steps(_model("llama", ours, num_hidden_layers=layers))["mixed"].total for layers in (3, 4))
+    assert more - fewer + LAUNCHED_BY_TRITON == LAUNCHED_PER_LAYER
 
 
 def _recorded(loaded: LoadedModel) -> torch.Tensor:
     """Logits of decodes in a graph of four rows, which is recorded for them."""
     cache = KVCache(loaded.kv_layout, 5, 256, CUDA)
-    forward = RaggedExecutor(loaded, cache).forward
+    kernel = None if attends_by_varlen(loaded, 256) else loaded.kernel
+    forward = RaggedExecutor(loaded, cache, kernel=kernel).forward
 
     def record(compute: Replay) -> Replay:
         with Recording():
@@ -134,15 +174,22 @@ def _recorded(loaded: LoadedModel) -> torch.Tensor:
         return lambda: logits
 
     with torch.inference_mode():
-        return _Recorded(4, 1, cache, forward, record, None)(build_inputs(_batches()["decodes"], cache, CUDA))
+        return _Recorded(4, 1, cache, forward, record, None, kernel)(
+            build_inputs(_batches()["decodes"], cache, CUDA, kernel)
+        )
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_decodes_are_recorded_without_a_copy(name: str, fake: None) -> None:
-    loaded = _model(name)
-    assert can_record(loaded, 256) == (name not in NOT_RECORDED)
-    if name not in NOT_RECORDED:
-        assert _recorded(loaded).shape == (2, loaded.vocab_size)
+def test_decodes_are_recorded_without_a_copy(name: str, ours: SmallKernels, fake: None) -> None:
+    loaded = _model(name, ours)
+    assert can_record(loaded, 256)
+    assert _recorded(loaded).shape == (2, loaded.vocab_size)
+
+
+def test_without_ours_soft_caps_are_not_recorded(fake: None) -> None:
+    """Attention by torch's operators depends on the lengths of contexts."""
+    assert not can_record(_model("gemma2"), 256)
+    assert can_record(_model("llama"), 256)
 
 
 def test_a_layer_that_brings_something_from_the_host_is_not_recorded(fake: None) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,14 +15,11 @@ from vasuki.base.arrays import Bools, Ints
 from vasuki.engine.batch import Batch, ScheduledChunk
 from vasuki.engine.sequence import Sequence
 from vasuki.hf.kernels import varlen
-from vasuki.hf.kernels.paged_attention import PagedKernel
 from vasuki.hf.kernels.transfer import to_device
 from vasuki.hf.kernels.varlen import PagedVarlen
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.kv.kv_mover import KVMover
 
-# Tokens of a tile: enough to pay for what it copies, few enough to keep many cores busy.
-_TILE_TOKENS = 32
 # Rows of a decode group are padded to the longest; a group is closed when that would cost more than this factor.
 _GROUP_PADDING = 1.3
 
@@ -86,8 +86,31 @@ class Gathered:
         return groups
 
 
+class TileKernel(Protocol):
+    """Attention that is compiled for a device. Shapes as in `kernels.paged_attention`."""
+
+    tile_tokens: int  # of a tile at most
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor, /) -> None: ...
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        tiles: torch.Tensor,
+        longest: int,
+        tables: torch.Tensor,
+        sinks: torch.Tensor | None,
+        window: int | None,
+        scaling: float,
+        softcap: float | None,
+        out: torch.Tensor,
+        /,
+    ) -> None: ...
+
+
 class PagedTiles:
-    """Chunks for the compiled kernel: cut into tiles that walk their sequences' blocks, those with most work first.
+    """Chunks for a compiled kernel: cut into tiles that walk their sequences' blocks, those with most work first.
 
     Attributes:
         tiles: int64 `[count, 4]`: first token in the packed batch, tokens, position of the first, row of `tables`.
@@ -97,26 +120,50 @@ class PagedTiles:
     """
 
     def __init__(
-        self, kernel: PagedKernel, firsts: Ints, lengths: Ints, starts: Ints, samples: Bools, tables: Ints
+        self,
+        kernel: TileKernel,
+        firsts: Ints,
+        lengths: Ints,
+        starts: Ints,
+        samples: Bools,
+        tables: Ints,
+        device: torch.device,
     ) -> None:
         self.kernel = kernel
-        counts = -(-lengths // _TILE_TOKENS)
+        size = kernel.tile_tokens
+        counts = -(-lengths // size)
         chunk_of = np.repeat(np.arange(len(lengths)), counts)  # [count]
-        skipped = (np.arange(len(chunk_of)) - (np.cumsum(counts) - counts)[chunk_of]) * _TILE_TOKENS
-        tokens = np.minimum(lengths[chunk_of] - skipped, _TILE_TOKENS)
-        tiles = np.stack([firsts[chunk_of] + skipped, tokens, starts[chunk_of] + skipped, chunk_of], axis=1)
-        self.tiles = _most_work_first(tiles)
-        self.longest = int(tokens.max())
+        skipped = (np.arange(len(chunk_of)) - (np.cumsum(counts) - counts)[chunk_of]) * size
+        tokens = np.minimum(lengths[chunk_of] - skipped, size)
         lasts = lengths - 1
-        self.sampled = _most_work_first(
-            np.stack([firsts + lasts, np.ones_like(lasts), starts + lasts, np.arange(len(lasts))], axis=1)[samples]
+        every = np.stack([firsts[chunk_of] + skipped, tokens, starts[chunk_of] + skipped, chunk_of], axis=1)
+        last = np.stack([firsts + lasts, np.ones_like(lasts), starts + lasts, np.arange(len(lasts))], axis=1)
+        self.longest = int(tokens.max())
+        on_device = to_device(
+            device, *(each.reshape(-1) for each in (_most_work_first(every), _most_work_first(last[samples]), tables))
         )
-        self.tables = torch.from_numpy(tables)
+        self.tiles, self.sampled = (each.view(-1, 4) for each in on_device[:2])
+        self.tables = on_device[2].view(tables.shape)
+
+    def load_contexts(self, other: PagedTiles, padding_block: int) -> None:
+        """Attend from now on to another step's contexts, from the same memory as before. Both steps are of single
+        tokens. Tokens beyond those of `other` see the first token of `padding_block`."""
+        count, width = other.tables.shape
+        self.tiles[:count].copy_(other.tiles)
+        self.tiles[count:].copy_(self._padding[count:])
+        self.tables[:count, :width].copy_(other.tables)
+        self.tables[count:].fill_(padding_block)
+
+    @cached_property
+    def _padding(self) -> torch.Tensor:
+        """Tiles of single tokens, each at the beginning of its own table."""
+        rows = torch.arange(len(self.tables), device=self.tables.device)
+        return torch.stack([rows, torch.ones_like(rows), torch.zeros_like(rows), rows], dim=1)
 
 
-def _most_work_first(tiles: Ints) -> torch.Tensor:
+def _most_work_first(tiles: Ints) -> Ints:
     _, tokens, positions, _ = tiles.T
-    return torch.from_numpy(tiles[np.argsort(-tokens * (positions + tokens), kind="stable")])
+    return tiles[np.argsort(-tokens * (positions + tokens), kind="stable")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +177,18 @@ class StepInputs:
     cache: KVCache
     offload: KVMover | None  # moves KV beside the compute
     # The chunks, as each way of computing attention wants them.
-    tiles: PagedTiles | None  # the compiled kernel of a CPU, where there is one
-    varlen: PagedVarlen | None  # CUDA's, for layers whose attention is plain and whose heads it takes
+    varlen: PagedVarlen | None  # torch's on CUDA, for layers whose attention is plain and whose heads it takes
+    tiles: PagedTiles | None  # a kernel of ours, where there is one
     gathered: Gathered  # torch operators
+
+    @contextmanager
+    def at_layer(self, layer: int) -> Iterator[None]:
+        """While a layer reads and writes its keys and values: those that move are there before, and may leave after."""
+        if self.offload is not None:
+            self.offload.before_layer(layer)
+        yield
+        if self.offload is not None:
+            self.offload.after_layer(layer)
 
 
 class LastTokens:
@@ -162,7 +218,7 @@ def build_inputs(
     batch: Batch,
     cache: KVCache,
     device: torch.device,
-    kernel: PagedKernel | None = None,
+    kernel: TileKernel | None = None,
     offload: KVMover | None = None,
     last_tokens: LastTokens | None = None,
 ) -> StepInputs:
@@ -182,6 +238,7 @@ def build_inputs(
     )
     if last_tokens is not None:
         last_tokens.fill_in(input_ids, batch, lasts)
+    walks_any = kernel is not None and not varlen.can_page(cache.block_tokens)  # ours takes blocks of any size
     return StepInputs(
         input_ids=input_ids.unsqueeze(0),
         position_ids=position_ids.unsqueeze(0),
@@ -189,8 +246,8 @@ def build_inputs(
         sample_positions=sample_positions,
         cache=cache,
         offload=offload,
-        tiles=None if kernel is None else PagedTiles(kernel, firsts, lengths, starts, samples, tables),
-        varlen=_varlen(lengths, starts + lengths, tables, cache, device),
+        tiles=None if kernel is None else PagedTiles(kernel, firsts, lengths, starts, samples, tables, device),
+        varlen=None if walks_any else _varlen(lengths, starts + lengths, tables, cache, device),
         gathered=Gathered(firsts, lengths, starts, tables, cache.block_tokens, device),
     )
 

@@ -112,18 +112,18 @@ def attend(
     Shapes: query `[num_tokens, num_heads, head_dim]`, key and value `[num_tokens, num_kv_heads, head_dim]`.
     Returns `[num_tokens, num_heads, head_dim]`.
     """
-    if step.offload is not None:
-        step.offload.before_layer(layer)
-    store(key, value, layer, step)
+    with step.at_layer(layer):
+        store(key, value, layer, step)
+        return attend_stored(query, layer, step, variant)
+
+
+def attend_stored(query: torch.Tensor, layer: int, step: StepInputs, variant: Variant) -> torch.Tensor:
+    """The same where the step's keys and values are in their blocks already."""
+    if step.varlen is not None and _is_for_varlen(query, step, variant):
+        return step.varlen(query.contiguous(), step.cache.layers[layer], variant.scaling, variant.window)
     if step.tiles is not None:
-        output = _attend_tiles(query, layer, step, step.tiles, variant)
-    elif step.varlen is not None and _is_for_varlen(query, step, variant):
-        output = step.varlen(query.contiguous(), step.cache.layers[layer], variant.scaling, variant.window)
-    else:
-        output = attend_gathered(query, layer, step, variant)
-    if step.offload is not None:
-        step.offload.after_layer(layer)
-    return output
+        return _attend_tiles(query, layer, step, step.tiles, variant)
+    return attend_gathered(query, layer, step, variant)
 
 
 def _is_for_varlen(query: torch.Tensor, step: StepInputs, variant: Variant) -> bool:
@@ -141,7 +141,7 @@ def store(key: torch.Tensor, value: torch.Tensor, layer: int, step: StepInputs) 
 def _attend_tiles(
     query: torch.Tensor, layer: int, step: StepInputs, tiles: PagedTiles, variant: Variant
 ) -> torch.Tensor:
-    """Attend by the compiled kernel."""
+    """Attend by a compiled kernel."""
     output = query.new_empty(query.shape)
     tiles.kernel(
         query,

@@ -15,6 +15,7 @@ from vasuki.hf.attention.ragged_attention import AttentionProbe
 from vasuki.hf.cpu.fused_layer import Angles, FusedLayer, Layer
 from vasuki.hf.cpu.rms_norm import FusedNorm
 from vasuki.hf.fused.replace import replace_where_equal
+from vasuki.hf.kernels.paged_attention import PagedKernel
 
 _PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
 
@@ -41,6 +42,7 @@ class _Attention(ctypes.Structure):
 
     @classmethod
     def of(cls, step: StepInputs, tiles: PagedTiles) -> _Attention:
+        assert isinstance(tiles.kernel, PagedKernel)
         return cls(
             *tiles.kernel.addresses,
             step.rows.data_ptr(),

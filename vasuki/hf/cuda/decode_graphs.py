@@ -23,7 +23,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from vasuki.hf.attention.inputs import Gathered, StepInputs
+from vasuki.hf.attention.inputs import Gathered, PagedTiles, StepInputs, TileKernel
 from vasuki.hf.attention.probe import observe
 from vasuki.hf.kernels import varlen
 from vasuki.hf.kernels.varlen import PagedVarlen, Varlen, can_page
@@ -67,7 +67,8 @@ class DecodeGraphs:
         max_context: most tokens of a sequence.
         record: how a computation is recorded; `record_on_device` on CUDA.
         record_after: steps of a size before it is recorded.
-        varlen: the attention kernel, torch's unless given.
+        varlen: torch's attention kernel, unless another is given.
+        kernel: ours, for layers that torch has none for.
     """
 
     def __init__(
@@ -78,9 +79,10 @@ class DecodeGraphs:
         record: Record,
         record_after: int = RECORD_AFTER,
         varlen: Varlen | None = None,
+        kernel: TileKernel | None = None,
     ) -> None:
         self._forward, self._record, self._record_after = forward, record, record_after
-        self._cache, self._varlen = cache, varlen
+        self._cache, self._varlen, self._kernel = cache, varlen, kernel
         self._width = min(-(-max_context // cache.block_tokens), cache.num_blocks)
         self._seen: Counter[int] = Counter()
         self._recorded: dict[int, _Recorded] = {}
@@ -107,7 +109,9 @@ class DecodeGraphs:
     def _try(self, size: int, step: StepInputs) -> None:
         """Record a size, and use it if it answers a step as the same rows are answered without a graph."""
         try:
-            recorded = _Recorded(size, self._width, self._cache, self._forward, self._record, self._varlen)
+            recorded = _Recorded(
+                size, self._width, self._cache, self._forward, self._record, self._varlen, self._kernel
+            )
             answer = recorded(step).clone()
             expected = recorded.launched(step)
             worst = float((answer - expected).abs().max() / expected.float().std())
@@ -133,7 +137,14 @@ class _Recorded:
     """Steps of up to `size` rows, each with a table of up to `width` blocks."""
 
     def __init__(
-        self, size: int, width: int, cache: KVCache, forward: Forward, record: Record, varlen: Varlen | None
+        self,
+        size: int,
+        width: int,
+        cache: KVCache,
+        forward: Forward,
+        record: Record,
+        varlen: Varlen | None,
+        kernel: TileKernel | None = None,
     ) -> None:
         device, block_tokens = cache.layers[0].device, cache.block_tokens
         self._padding_block = cache.num_blocks - 1
@@ -142,7 +153,13 @@ class _Recorded:
         rows, ones = np.arange(size), np.ones(size, np.int64)
         tables = np.full((size, width), self._padding_block)
         # Sizes that the kernel is told, not what it reads: the longest contexts that can come.
-        self._attention = PagedVarlen(ones, ones * width * block_tokens, tables, block_tokens, device, True, varlen)
+        self._varlen = None
+        if can_page(block_tokens) or varlen is not None:
+            self._varlen = PagedVarlen(ones, ones * width * block_tokens, tables, block_tokens, device, True, varlen)
+            self._varlen.see_one_token()  # recording computes too, and need not read the longest contexts
+        self._tiles = None
+        if kernel is not None:
+            self._tiles = PagedTiles(kernel, rows, ones, 0 * ones, ones > 0, tables, device)
         self._step = StepInputs(
             input_ids=torch.zeros(1, size, dtype=torch.int64, device=device),
             position_ids=torch.zeros(1, size, dtype=torch.int64, device=device),
@@ -150,12 +167,11 @@ class _Recorded:
             sample_positions=torch.arange(size, device=device),
             cache=cache,
             offload=None,
-            tiles=None,
-            varlen=self._attention,
+            varlen=self._varlen,
+            tiles=self._tiles,
             gathered=Gathered(rows, ones, 0 * ones, tables, block_tokens, device),
         )
         self._forward = forward
-        self._attention.see_one_token()  # recording computes too, and need not read the longest contexts
         self._replay = record(lambda: forward(self._step))
 
     def __call__(self, step: StepInputs) -> torch.Tensor:
@@ -175,18 +191,28 @@ class _Recorded:
             mine[count:].zero_()
         own.rows[:, :count].copy_(step.rows)
         own.rows[:, count:].copy_(self._padding_rows)
-        assert step.varlen is not None
-        self._attention.load_contexts(step.varlen, self._padding_block)
+        if self._varlen is not None:
+            assert step.varlen is not None
+            self._varlen.load_contexts(step.varlen, self._padding_block)
+        if self._tiles is not None:
+            assert step.tiles is not None
+            self._tiles.load_contexts(step.tiles, self._padding_block)
 
 
 def can_record(loaded: LoadedModel, block_tokens: int) -> bool:
     """Whether a model's steps of single tokens can be recorded: not where the size of some tensor depends on contexts,
     nor where copies wait between layers, nor where layers carry a state. Parked sequences are waited for beforehand."""
-    layout = loaded.kv_layout
-    lacks = any(varlen.why_unavailable(layout.dtype, loaded.device, head_dim) for head_dim in layout.head_dims)
-    if lacks or loaded.recurrent or not can_page(block_tokens):
+    if loaded.recurrent or not loaded.compiles or loaded.copies is not None:
         return False
-    if not loaded.compiles or loaded.copies is not None or layout.dtype is not loaded.dtype:
+    return (loaded.device.type == "cuda" and loaded.kernel is not None) or attends_by_varlen(loaded, block_tokens)
+
+
+def attends_by_varlen(loaded: LoadedModel, block_tokens: int) -> bool:
+    """Whether torch's packed kernel serves all layers of a model, from the blocks as they lie."""
+    layout = loaded.kv_layout
+    if any(varlen.why_unavailable(layout.dtype, loaded.device, head_dim) for head_dim in layout.head_dims):
+        return False
+    if not can_page(block_tokens) or layout.dtype is not loaded.dtype:
         return False
     return all(seen.variant.is_plain for seen in observe(loaded.model).values())
 

@@ -15,11 +15,15 @@ from vasuki.hf.attention.plain_attention import Variant
 from vasuki.hf.attention.probe import Observation, observe_calls, observe_layer
 from vasuki.hf.attention.ragged_attention import AttentionProbe
 from vasuki.hf.fused.replace import close, replace_modules
+from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 
 Join = Callable[[list[Any]], torch.nn.Module]  # linear layers -> one with the outputs of all
 # Heads `[num_tokens, num_heads, head_dim]`, which may be overwritten, how many of them turn, and cosines and sines of
 # their angles `[num_tokens, rotated]` -> those heads, turned. The plain twin is transformers' `apply_rotary_pos_emb`.
 Rotate = Callable[[torch.Tensor, int, torch.Tensor, torch.Tensor], torch.Tensor]
+# The same heads, how many of them are queries, cosines and sines, rows of the cache `[2, num_tokens]`, and one layer of
+# it -> turned queries. Turned keys, and values, are in the cache then.
+TurnAndStore = Callable[[torch.Tensor, int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _LARGE = 1e3  # times what a norm gives: some layers clip what they project
@@ -35,9 +39,18 @@ class FusedAttention(torch.nn.Module):
         variant: what it asks of its attention.
         join: makes one layer of its projections.
         rotate: turns heads.
+        turn_and_store: does it while it writes the cache, if there is such a kernel.
     """
 
-    def __init__(self, layer: Any, head_dim: int, variant: Variant, join: Join, rotate: Rotate) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        head_dim: int,
+        variant: Variant,
+        join: Join,
+        rotate: Rotate,
+        turn_and_store: TurnAndStore | None = None,
+    ) -> None:
         super().__init__()
         self.qkv_proj = join([getattr(layer, name) for name in PROJECTIONS])
         self.o_proj = layer.o_proj
@@ -46,19 +59,41 @@ class FusedAttention(torch.nn.Module):
         self.variant = variant
         self.head_dim = head_dim
         self.splits = [getattr(layer, name).out_features // head_dim for name in PROJECTIONS]
-        self._rotate = rotate
+        self._rotate, self._turn_and_store = rotate, turn_and_store
+
+    @property
+    def stores(self) -> bool:
+        """Whether it writes the cache itself."""
+        return self._turn_and_store is not None
+
+    def heads(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """`[1, num_tokens, hidden_size]` -> queries, keys and values `[num_tokens, heads of all, head_dim]`, normed."""
+        heads: torch.Tensor = self.qkv_proj(hidden_states)[0].unflatten(-1, (-1, self.head_dim))
+        for norm, states in zip(self.norms, heads.split_with_sizes(self.splits, dim=1), strict=False):
+            states.copy_(norm(states))
+        return heads
 
     def project(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         """`[1, num_tokens, hidden_size]` -> queries, keys and values `[num_tokens, num_(kv_)heads, head_dim]`."""
-        heads = self.qkv_proj(hidden_states)[0].unflatten(-1, (-1, self.head_dim))
-        query, key, value = heads.split_with_sizes(self.splits, dim=1)
-        for norm, states in zip(self.norms, (query, key), strict=False):
-            states.copy_(norm(states))
+        heads = self.heads(hidden_states)
         cos, sin = position_embeddings
         query, key = self._rotate(heads, sum(self.splits[:2]), cos[0], sin[0]).split_with_sizes(self.splits[:2], dim=1)
-        return query, key, value
+        return query, key, heads[:, sum(self.splits[:2]) :]
+
+    def project_into(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        rows: torch.Tensor,
+        cache_layer: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return queries alone; keys and values are in the cache then, see `TurnAndStore`."""
+        assert self._turn_and_store is not None
+        cos, sin = position_embeddings
+        heads = self.heads(hidden_states)
+        return self._turn_and_store(heads, self.splits[0], cos[0], sin[0], rows, cache_layer)
 
     def forward(
         self,
@@ -67,13 +102,25 @@ class FusedAttention(torch.nn.Module):
         step: StepInputs | AttentionProbe | None = None,
         **inert: Any,
     ) -> tuple[torch.Tensor, None]:
-        query, key, value = self.project(hidden_states, position_embeddings)
-        output = ragged_attention.attend_or_observe(self, query, key, value, step, self.variant)
+        if self.stores and isinstance(step, StepInputs):
+            layer = self.layer_idx
+            with step.at_layer(layer):
+                query = self.project_into(hidden_states, position_embeddings, step.rows, step.cache.layers[layer])
+                output = ragged_attention.attend_stored(query, layer, step, self.variant)
+        else:
+            query, key, value = self.project(hidden_states, position_embeddings)
+            output = ragged_attention.attend_or_observe(self, query, key, value, step, self.variant)
         return self.o_proj(output.flatten(1).unsqueeze(0)), None
 
 
 @torch.inference_mode()
-def fuse_attention(model: torch.nn.Module, linear: type[torch.nn.Module], join: Join, rotate: Rotate) -> None:
+def fuse_attention(
+    model: torch.nn.Module,
+    linear: type[torch.nn.Module],
+    join: Join,
+    rotate: Rotate,
+    turn_and_store: TurnAndStore | None = None,
+) -> None:
     """Replace a model's attention layers: those that project by linear layers of that type and compute on a few tokens
     what their twin does."""
     calls: dict[torch.nn.Module, tuple[dict[str, Any], Any]] = {}
@@ -89,7 +136,7 @@ def fuse_attention(model: torch.nn.Module, linear: type[torch.nn.Module], join: 
         if call is None or seen is None:
             return None
         arguments, output = call
-        fused = FusedAttention(layer, seen.query.shape[-1], seen.variant, join, rotate)
+        fused = FusedAttention(layer, seen.query.shape[-1], seen.variant, join, rotate, turn_and_store)
         if not _agree(fused, seen, arguments, output):
             return None
         large = {**arguments, "hidden_states": _LARGE * arguments["hidden_states"]}
@@ -118,5 +165,21 @@ def _agree(
         return False
     if not all(close(*pair, scale) for pair in zip(projected, (seen.query, seen.key, seen.value), strict=True)):
         return False
+    if fused.stores and not _stores_alike(fused, arguments, projected, scale):
+        return False
     answer = fused.o_proj(seen.output.flatten(1).unsqueeze(0))
     return isinstance(output, tuple) and len(output) == 2 and close(answer, output[0], scale)
+
+
+def _stores_alike(
+    fused: FusedAttention, arguments: dict[str, Any], projected: tuple[torch.Tensor, ...], scale: float
+) -> bool:
+    """Whether the queries that it returns, and what it puts into a cache, are what it projects."""
+    query, key, value = projected
+    cache = KVCache(KVLayout.uniform(1, key.shape[1], key.shape[2], key.dtype), 3, len(key), key.device)
+    rows = cache.rows_of_slots(torch.arange(len(key), device=key.device) + len(key))  # the second block
+    turned = fused.project_into(arguments["hidden_states"], arguments["position_embeddings"], rows, cache.layers[0])
+    before, (keys, values), after = cache.layers[0]
+    if before.any() or after.any():
+        return False
+    return close(turned, query, scale) and close(keys, key, scale) and close(values, value, scale)

@@ -2,19 +2,39 @@
 there, and a norm alone is six of them, rotation ten.
 
     layer    norm | q k v | rotate q k | write k, v | attend | o | add | norm | gate up | silu, times | down | add
+
+Rotation with the write, and silu with times, are one kernel each where there are kernels of ours (`SmallKernels`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.functional import rms_norm
+from torch.nn.functional import gelu, rms_norm, silu
 
-from vasuki.hf.fused.attention import fuse_attention
+from vasuki.hf.fused.attention import TurnAndStore, fuse_attention
 from vasuki.hf.fused.replace import close, replace_modules
 
 Linear = torch.nn.Linear
+
+
+@dataclass(frozen=True, slots=True)
+class SmallKernels:
+    """Kernels that each do what several of torch's operators do."""
+
+    turn_and_store: TurnAndStore
+    gated: Callable[[torch.Tensor, str], torch.Tensor]  # `[..., 2 width]`, gate and up -> activation(gate) * up
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
+}
 
 
 class TorchNorm(torch.nn.Module):
@@ -33,15 +53,21 @@ class TorchNorm(torch.nn.Module):
 class JoinedMLP(torch.nn.Module):
     """What takes the place of an MLP `down(act(gate(x)) * up(x))`, which is its plain twin."""
 
-    def __init__(self, mlp: Any) -> None:
+    def __init__(self, mlp: Any, kernels: SmallKernels | None = None) -> None:
         super().__init__()
         self.gate_up_proj = join([mlp.gate_proj, mlp.up_proj])
         self.down_proj, self.act_fn = mlp.down_proj, mlp.act_fn
+        self._kernels, self._activation = kernels, _activation(mlp.act_fn, mlp.gate_proj.weight) if kernels else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """`[..., hidden_size]` -> the same."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        output: torch.Tensor = self.down_proj(self.act_fn(gate).mul_(up))  # three widths of memory, as plans have it
+        """`[..., hidden_size]` -> the same. It takes three widths of memory, as plans have it."""
+        gate_up = self.gate_up_proj(x)
+        if self._kernels is not None and self._activation is not None:
+            gated = self._kernels.gated(gate_up, self._activation)
+        else:
+            gate, up = gate_up.chunk(2, dim=-1)
+            gated = self.act_fn(gate).mul_(up)
+        output: torch.Tensor = self.down_proj(gated)
         return output
 
 
@@ -74,11 +100,11 @@ def rotate(heads: torch.Tensor, count: int, cos: torch.Tensor, sin: torch.Tensor
 
 
 @torch.inference_mode()
-def fuse_modules(model: torch.nn.Module) -> None:
+def fuse_modules(model: torch.nn.Module, kernels: SmallKernels | None = None) -> None:
     """Replace a model's norms, attention layers and MLPs: those that answer a few tokens as their twins do."""
     replace_modules(model, lambda module: _norm(module) if type(module).__name__.endswith("RMSNorm") else None)
-    fuse_attention(model, Linear, join, rotate)
-    replace_modules(model, _mlp)
+    fuse_attention(model, Linear, join, rotate, kernels.turn_and_store if kernels else None)
+    replace_modules(model, partial(_mlp, kernels=kernels))
 
 
 def _norm(module: Any) -> TorchNorm | None:
@@ -97,7 +123,7 @@ def _norm(module: Any) -> TorchNorm | None:
     return next((twin for twin in twins if all(map(close, twin(rows), answers))), None)
 
 
-def _mlp(module: Any) -> JoinedMLP | None:
+def _mlp(module: Any, kernels: SmallKernels | None) -> JoinedMLP | None:
     """The twin of an MLP of such parts that answers like it."""
     parts: dict[str, Any] = dict(module.named_children())
     if parts.keys() != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
@@ -109,13 +135,19 @@ def _mlp(module: Any) -> JoinedMLP | None:
         return None
     x = torch.linspace(-3, 3, gate.in_features)
     x = torch.stack([x, 1e3 * x]).unsqueeze(0).to(gate.weight.device, gate.weight.dtype)  # some clip what is large
-    twin = JoinedMLP(module)
+    twin = JoinedMLP(module, kernels)
     try:
         answers = module(x)
     except (TypeError, RuntimeError):  # it wants something else than rows
         return None
     alike = isinstance(answers, torch.Tensor) and answers.shape == x.shape
     return twin if alike and all(map(close, twin(x)[0], answers[0])) else None
+
+
+def _activation(function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor) -> str | None:
+    """The name of an activation, by what it answers; None for one that is not known."""
+    x = torch.linspace(-8, 8, 65, dtype=torch.float32, device=like.device)
+    return next((name for name, each in ACTIVATIONS.items() if torch.allclose(each(x), function(x), atol=1e-6)), None)
 
 
 def _fixed(tensor: torch.Tensor) -> torch.nn.Parameter:

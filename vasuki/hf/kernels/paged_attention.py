@@ -23,7 +23,10 @@ class PagedKernel:
 
     Attributes:
         functions: that write and attend, for the smallest heads.
+        tile_tokens: of a tile at most: enough to pay for what it copies, few enough to keep many cores busy.
     """
+
+    tile_tokens = 32
 
     def __init__(self, libraries: Mapping[int, ctypes.CDLL]) -> None:
         self._write: dict[int, Any] = {}

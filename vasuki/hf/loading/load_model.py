@@ -24,6 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from vasuki.base.config import ModelConfig
 from vasuki.base.errors import ModelError
 from vasuki.hf.attention import ragged_attention
+from vasuki.hf.attention.inputs import TileKernel
 from vasuki.hf.attention.probe import NOT_ON_INTERFACE, probe
 from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.device.board import why_no_cuda
@@ -31,11 +32,11 @@ from vasuki.hf.device.memory import give_back
 from vasuki.hf.fused.by_torch import fuse_modules
 from vasuki.hf.kernels import paged_attention
 from vasuki.hf.kernels.experts import install_experts
-from vasuki.hf.kernels.paged_attention import PagedKernel
 from vasuki.hf.kernels.recurrent_functions import missing_packages
 from vasuki.hf.kv.kv_cache import KVLayout
 from vasuki.hf.kv.kv_mover import CopyEngine
 from vasuki.hf.loading.tokenizer import Tokenizer
+from vasuki.hf.loading.triton_kernels import small_kernels, tile_attention
 from vasuki.hf.padded.probe import probe as probe_padded
 from vasuki.hf.recurrent.discovery import wrap_layers
 from vasuki.hf.recurrent.recurrent_layer import RecurrentLayers
@@ -85,7 +86,7 @@ class LoadedModel:
     device: torch.device  # where it computes
     recurrent: RecurrentLayers | None = None  # those that carry a state, where it has such
     copies: CopyEngine | None = None  # brings the layers that live on the host, see hf.weights
-    kernel: PagedKernel | None = None  # the CPU's attention, where it could be compiled
+    kernel: TileKernel | None = None  # attention of ours, where it could be compiled
     compiles: bool = True  # whether what can be compiled or recorded for it is
     compile_s: float = 0.0  # that the kernels took to compile, or to be found on disk
     way: Way = "ragged"
@@ -230,10 +231,10 @@ class _Loading:
         install_experts(loaded, device)
         loaded = self._on_device(loaded)
         if self.compiles and device.type == "cuda":
-            fuse_modules(loaded)
+            fuse_modules(loaded, small_kernels(device))
             give_back()  # the memory of what was joined, in which little else fits
         ready = prepare(
-            loaded, tokenizer, _generation(loaded), path, self.kv_dtype, dtype=dtype, uses_kernels=uses_kernels
+            loaded, tokenizer, _generation(loaded), path, self.kv_dtype, dtype=dtype, uses_kernels=self.compiles
         )
         if ready.recurrent and device.type == "cuda" and (packages := missing_packages(loaded)):
             log.warning(
@@ -299,7 +300,7 @@ def prepare(
         name: as errors call it.
         kv_dtype: of keys and values; `auto` is the model's.
         dtype: that it multiplies in, if kernels have taken over and what lies between is in another.
-        uses_kernels: whether attention may be ours, on a CPU.
+        uses_kernels: whether attention may be ours.
     """
     config = model.config.get_text_config()
     _refuse_config(name, config)
@@ -314,6 +315,10 @@ def prepare(
             raise
         raise Refused(f"{refused}: {NOT_ON_INTERFACE} ({_first_line(error)})") from error
     ready = replace(_described(model, tokenizer, generation, name, layout, kv_dtype, dtype), recurrent=stateful)
+    if uses_kernels and model.device.type == "cuda":
+        fewest = min(num_kv_heads for num_kv_heads, _ in layout.heads if num_kv_heads)
+        sharing = -(-config.num_attention_heads // fewest)
+        return replace(ready, kernel=tile_attention(ready.kv_layout, sharing, model.dtype, model.device))
     if not uses_kernels or model.device.type != "cpu":
         return ready
     types = (model.dtype, ready.kv_layout.dtype, ready.dtype is torch.bfloat16)

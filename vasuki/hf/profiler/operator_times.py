@@ -35,6 +35,7 @@ from vasuki.hf.fused import by_torch
 from vasuki.hf.kernels.paged_attention import PagedKernel
 from vasuki.hf.kernels.varlen import preferred_block_tokens
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
+from vasuki.hf.loading.triton_kernels import small_kernels
 from vasuki.hf.profiler.timing import Call, Clock, Effort, HostClock, affordable, clock_for, measure, measure_timed
 from vasuki.machines.profile import (
     AttentionPoint,
@@ -261,15 +262,29 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
         bench.kernels.install(norm)
     if bench.device.type == "cuda":
         by_torch.fuse_modules(norm)
+    small = small_kernels(bench.device) if bench.device.type == "cuda" else None
     cache = KVCache(
         KVLayout.uniform(_KV_LAYERS, kv_heads, head_dim, bench.dtype), 256, bench.block_tokens, bench.device
     )
+    layers = itertools.cycle(range(_KV_LAYERS))
+    shares: dict[ElementwiseOperator, float] = {}  # of a kernel that stands for several operators, by their bytes
+    if small is not None:
+        shares["rope"] = (heads + kv_heads) / (heads + 3 * kv_heads)
+        shares["kv_write"] = 1 - shares["rope"]
 
     def norm_call(tokens: int) -> Call:
         rows = bench.tensor(1, tokens, hidden)
         return lambda: norm(rows)
 
+    def rows_of(tokens: int) -> torch.Tensor:
+        slots = torch.randperm(cache.num_blocks * cache.block_tokens, device=bench.device)[:tokens]
+        return cache.rows_of_slots(slots.sort().values)
+
     def rope_call(tokens: int) -> Call:
+        if small is not None:
+            joined, angles = bench.tensor(tokens, heads + 2 * kv_heads, head_dim), bench.tensor(tokens, head_dim)
+            turn, rows = small.turn_and_store, rows_of(tokens)
+            return lambda: turn(joined, heads, angles, angles, rows, cache.layers[next(layers)])
         if bench.kernels or bench.device.type == "cuda":
             rotate = bench.kernels.rotate if bench.kernels else by_torch.rotate
             joined, angles = bench.tensor(tokens, heads + 2 * kv_heads, head_dim), bench.tensor(tokens, head_dim)
@@ -280,10 +295,10 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
         return lambda: apply_rotary_pos_emb(query, key, cos, sin)
 
     def kv_write_call(tokens: int) -> Call:
+        if small is not None:
+            return rope_call(tokens)
         keys, values = bench.tensor(tokens, kv_heads, head_dim), bench.tensor(tokens, kv_heads, head_dim)
-        slots = torch.randperm(cache.num_blocks * cache.block_tokens, device=bench.device)[:tokens]
-        rows = cache.rows_of_slots(slots.sort().values)
-        layers = itertools.cycle(range(_KV_LAYERS))
+        rows = rows_of(tokens)
         if paged is not None:
             return lambda: paged.write(keys, values, rows, cache.layers[next(layers)])
         return lambda: cache.write(next(layers), keys, values, rows)
@@ -295,7 +310,11 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
             layers = [PackedLinear(torch.nn.Linear(1, width, bias=False), kernel) for _ in range(2)]
             rows = bench.tensor(tokens, 1)
             return lambda: kernel.gated(rows, *[layer.matrix for layer in layers])
-        gate, up = bench.tensor(1, tokens, 2 * width).chunk(2, dim=-1)
+        gate_up = bench.tensor(1, tokens, 2 * width)
+        if shape.gated_mlp and small is not None:
+            gated = small.gated
+            return lambda: gated(gate_up, "silu")
+        gate, up = gate_up.chunk(2, dim=-1)
         return (lambda: silu(gate) * up) if shape.gated_mlp else (lambda: gelu(gate))
 
     def residual_call(tokens: int) -> Call:
@@ -324,7 +343,7 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
             operator=operator,
             bytes_per_token=bytes_per_token,
             tokens=bench.effort.elementwise_tokens[: len(calls)],
-            us=microseconds([next(seconds) for _ in calls]),
+            us=microseconds([next(seconds) * shares.get(operator, 1.0) for _ in calls]),
         )
         for operator, bytes_per_token, calls in series
     ]

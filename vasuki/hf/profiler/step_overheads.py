@@ -34,6 +34,7 @@ from vasuki.hf.kernels.paged_attention import PagedKernel
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.loading.tokenizer import Tokenizer
+from vasuki.hf.loading.triton_kernels import small_kernels
 from vasuki.hf.profiler.operator_times import Bench, dtype_name
 from vasuki.hf.profiler.timing import measure_timed
 from vasuki.hf.ragged_executor import RaggedExecutor
@@ -192,7 +193,7 @@ def stand_in(
     if device.type == "cpu" and (kernels := load_cpu_kernels()):
         kernels.install(model)
     if device.type == "cuda":
-        fuse_modules(model)
+        fuse_modules(model, small_kernels(device))
     return prepare(model, cast(Tokenizer, _NoText()), GenerationConfig(eos_token_id=0), shape.name, dtype=dtype)
 
 

@@ -12,9 +12,11 @@ from vasuki.models.shape import ModelShape
 KERNELS_PER_LAYER = 12
 KERNELS_PER_STEP = 6  # embedding, final norm, gather, head, sampling, copy of the tokens
 
-# What torch launches on a GPU for the same twelve in steps with prompts: rotation is three kernels, attention three, a
-# KV write and an activation two each.
-LAUNCHED_PER_LAYER = 18
+# What is launched on a GPU for the same twelve in steps with prompts: attention is three kernels, rotation and the KV
+# write are one. That one and the activation are Triton's, and count twice: launching them takes the host 9 to 11 us
+# (tritonbench, pull request 1002; vLLM, pull request 34838; both of 2026), one of torch's operators about 5.
+LAUNCHED_PER_LAYER = 15
+LAUNCHED_BY_TRITON = 2
 MOST_RECORDED_ROWS = 512  # of a step of decodes that a GPU replays, instead of launching its kernels one by one
 
 

@@ -1,0 +1,244 @@
+"""Triton's kernels against their plain twins, by Triton's interpreter: the same programs on a CPU, one after another.
+
+It multiplies no bfloat16, so float16 stands for the types of 16 bits.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import Rows, load, prompts, reference, requests_of, run
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("Triton's kernels are compiled for the card here", allow_module_level=True)
+
+from vasuki.engine.loop import drain
+from vasuki.engine.policy import POLICIES
+from vasuki.engine.scheduler import Scheduler
+from vasuki.engine.settings import EngineSettings, Limits
+from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
+from vasuki.hf.cuda.decode_graphs import DecodeGraphs
+from vasuki.hf.fused import by_torch
+from vasuki.hf.fused.attention import FusedAttention
+from vasuki.hf.fused.by_torch import JoinedMLP, SmallKernels, fuse_modules
+from vasuki.hf.kernels.by_triton import attention, layer
+from vasuki.hf.kernels.by_triton.attention import TileAttention, num_splits
+from vasuki.hf.kv.kv_cache import KVCache, KVLayout
+from vasuki.hf.loading import triton_kernels
+from vasuki.hf.ragged_executor import RaggedExecutor
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")  # a sigmoid far out
+
+CPU = torch.device("cpu")
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+SMALL = SmallKernels(layer.turn_and_store, layer.gated)
+
+
+def _attended(
+    dtype: torch.dtype, heads: tuple[int, int, int], block_tokens: int, chunks: list[tuple[int, int]], variant: Variant
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the kernel and its twin answer chunks of (tokens before, tokens)."""
+    num_kv_heads, group, head_dim = heads
+    width = max(-(-sum(chunk) // block_tokens) for chunk in chunks)
+    cache = torch.randn(len(chunks) * width, 2, block_tokens, num_kv_heads, head_dim).to(dtype)
+    tables = torch.randperm(len(cache)).view(len(chunks), width)
+    query = torch.randn(sum(tokens for _, tokens in chunks), num_kv_heads * group, head_dim).to(dtype)
+    kernel, tiles, first, expected = TileAttention(group, dtype), [], 0, []
+    for row, (before, tokens) in enumerate(chunks):
+        for done in range(0, tokens, kernel.tile_tokens):
+            tiles.append([first + done, min(kernel.tile_tokens, tokens - done), before + done, row])
+        keys, values = (each.flatten(0, 1)[: before + tokens].float() for each in cache[tables[row]].unbind(1))
+        expected.append(attend_eagerly(query[first : first + tokens].float(), keys, values, variant))
+        first += tokens
+    output, longest = torch.full_like(query, torch.nan), max(tokens for _, tokens, *_ in tiles)
+    options = variant.sinks, variant.window, variant.scaling, variant.softcap
+    kernel(query, cache, torch.tensor(tiles), longest, tables, *options, output)
+    return output.float(), torch.cat(expected)
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("variant", "splits"), [("plain", 1), ("window", 1), ("soft cap and sinks", 1), ("all", 1), ("all", 4)]
+)
+def test_attends_like_torch(variant: str, splits: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    monkeypatch.setattr(attention, "num_splits", lambda programs, context: splits)
+    options: dict[str, Any] = {}
+    if variant in ("window", "all"):
+        options["window"] = 30
+    if variant in ("soft cap and sinks", "all"):
+        options |= {"softcap": 5.0, "sinks": torch.randn(6)}
+    chunks = [(130, 1), (0, 1), (0, 30), (61, 5), (3, 1)]
+    answer, expected = _attended(dtype, (2, 3, 20), 16, chunks, Variant(0.3, **options))
+    torch.testing.assert_close(answer, expected, rtol=0, atol=TOLERANCE[dtype])
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    heads=st.tuples(st.integers(1, 3), st.integers(1, 5), st.sampled_from([8, 24, 32])),
+    block_tokens=st.sampled_from([1, 7, 16, 256]),
+    chunks=st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40)), min_size=1, max_size=4),
+    window=st.none() | st.integers(1, 100),
+)
+def test_attends_in_any_shape(
+    heads: tuple[int, int, int], block_tokens: int, chunks: list[tuple[int, int]], window: int | None
+) -> None:
+    answer, expected = _attended(torch.float32, heads, block_tokens, chunks, Variant(0.2, window=window))
+    torch.testing.assert_close(answer, expected, rtol=0, atol=1e-5)
+
+
+@given(programs=st.integers(1, 10**5), context=st.integers(1, 10**6))
+def test_splits_are_few_and_large(programs: int, context: int) -> None:
+    splits = num_splits(programs, context)
+    assert splits & (splits - 1) == 0
+    assert splits == 1 or (context >= 256 * splits and programs * splits <= 264)
+
+
+@DTYPES
+@pytest.mark.parametrize(("head_dim", "rotated"), [(16, 16), (20, 12), (6, 6)])
+def test_turns_and_stores_like_torch(head_dim: int, rotated: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    heads = torch.randn(7, 3 + 2 * 2, head_dim).to(dtype)
+    angles = torch.randn(7, rotated // 2).repeat(1, 2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    ours, plain = (KVCache(KVLayout.uniform(1, 2, head_dim, dtype), 3, 4, CPU) for _ in range(2))
+    rows = plain.rows_of_slots(torch.randperm(12)[:7])
+    query = layer.turn_and_store(heads.clone(), 3, cos, sin, rows, ours.layers[0])
+    values = heads[:, 5:].clone()
+    turned = by_torch.rotate(heads, 5, cos, sin)
+    plain.write(0, turned[:, 3:], values, rows)
+    torch.testing.assert_close(query, turned[:, :3], rtol=0, atol=TOLERANCE[dtype])
+    torch.testing.assert_close(ours.layers[0], plain.layers[0], rtol=0, atol=TOLERANCE[dtype])
+
+
+@DTYPES
+@pytest.mark.parametrize("activation", by_torch.ACTIVATIONS)
+def test_gates_like_torch(activation: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    gate_up = torch.randn(2, 3, 2 * 1100).to(dtype)
+    gate, up = gate_up.chunk(2, dim=-1)
+    expected = by_torch.ACTIVATIONS[activation](gate) * up
+    torch.testing.assert_close(layer.gated(gate_up, activation), expected, rtol=1e-3, atol=TOLERANCE[dtype])
+
+
+def _model(name: str) -> Any:
+    """With our kernels in the place of its layers."""
+    loaded = load(name)
+    model = copy.deepcopy(loaded.model)  # the tests share the original
+    fuse_modules(model, SMALL)
+    fused = [module for module in model.modules() if isinstance(module, FusedAttention)]
+    assert all(module.stores for module in fused)
+    assert len(fused) == (0 if name == "gpt_oss" else loaded.kv_layout.num_layers)
+    kernel = triton_kernels.tile_attention(loaded.kv_layout, 4, loaded.dtype, CPU)
+    assert kernel is not None
+    return dataclasses.replace(loaded, model=model, kernel=kernel)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt_oss"])
+def test_greedy_equals_generate(name: str) -> None:
+    """With norms of heads, with soft caps and windows, with sinks."""
+    rows, _, _ = run(_model(name), requests_of(prompts()[:5], 6), chunk_tokens=20)
+    assert rows.outputs == [tokens[:6] for tokens in reference(name)[:5]]
+
+
+def test_what_torch_has_no_kernel_for_is_recorded() -> None:
+    """Soft caps and windows, in blocks of 16 tokens: a replay reads contexts that have grown since."""
+    loaded, num_blocks, replays = _model("gemma2"), 24, []
+
+    def record(compute: Any) -> Any:
+        replays.append(compute)
+        return compute
+
+    scheduler = Scheduler(EngineSettings(POLICIES["vasuki"], Limits(64, 3), num_blocks, 16))
+    cache = KVCache(loaded.kv_layout, num_blocks + 1, 16, CPU)
+    executor = RaggedExecutor(loaded, cache, kernel=loaded.kernel)
+    executor.graphs = DecodeGraphs(executor.forward, cache, 96, record, 1, kernel=loaded.kernel)
+    rows = Rows()
+    drain(requests_of(prompts()[2:6], 5), scheduler, executor, rows)
+    assert rows.outputs == [tokens[:5] for tokens in reference("gemma2")[2:6]]
+    assert executor.replayed_steps
+    assert replays
+
+
+def test_a_kernel_that_answers_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.setattr(attention, "num_splits", lambda programs, context: 0)
+    layout = KVLayout.uniform(1, 2, 16, torch.float32)
+    assert triton_kernels.tile_attention(layout, 2, torch.float32, CPU) is None
+    assert "attention run by torch's operators" in caplog.text
+
+
+def test_layers_are_fused_where_the_kernel_answers_alike_alone() -> None:
+    def forgets_values(*arguments: Any) -> torch.Tensor:
+        query = layer.turn_and_store(*arguments)
+        arguments[-1][:, 1].zero_()
+        return query
+
+    model = copy.deepcopy(load("llama").model)
+    fuse_modules(model, SmallKernels(forgets_values, lambda gate_up, activation: gate_up.chunk(2, dim=-1)[0]))
+    assert not any(isinstance(module, (FusedAttention, JoinedMLP)) for module in model.modules())
+
+
+_COMPILE = """
+import json, sys
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from vasuki.hf.kernels.by_triton import attention, layer
+
+kernels = []
+
+def launch(kernel, grid, *arguments, **sizes):
+    names = {"torch.bfloat16": "bf16", "torch.float32": "fp32", "torch.int64": "i64"}
+    types = [
+        f"*{names[str(each.dtype)]}" if hasattr(each, "dtype") else "fp32" if isinstance(each, float) else "i32"
+        for each in arguments
+    ]
+    signature = dict(zip(kernel.arg_names, types)) | dict.fromkeys(sizes, "constexpr")
+    constants = {(kernel.arg_names.index(name),): size for name, size in sizes.items()}
+    built = compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 86, 32))
+    kernels.append((kernel.__name__, len(built.asm["cubin"]), built.metadata.shared))
+
+attention.launch = layer.launch = launch
+import torch
+
+def attend(dtype, group, head_dim, window=None):
+    kernel, heads = attention.TileAttention(group, dtype), 2 * group
+    query, cache = torch.zeros(4, heads, head_dim, dtype=dtype), torch.zeros(8, 2, 16, 2, head_dim, dtype=dtype)
+    tiles, tables = torch.zeros(1, 4, dtype=torch.int64), torch.zeros(4, 64, dtype=torch.int64)
+    kernel.write(query[:, :2], query[:, :2], torch.zeros(2, 4, dtype=torch.int64), cache)
+    kernel(query, cache, tiles, kernel.tile_tokens, tables, torch.zeros(heads), window, 0.1, 5.0, query)
+
+attend(torch.bfloat16, 4, 128)
+attend(torch.bfloat16, 4, 512, 50)
+attend(torch.float32, 4, 256, 50)
+heads, angles = torch.zeros(4, 48, 128, dtype=torch.bfloat16), torch.zeros(4, 128, dtype=torch.bfloat16)
+rows, cache = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(1, 2, 16, 8, 128, dtype=torch.bfloat16)
+layer.turn_and_store(heads, 32, angles, angles, rows, cache)
+for activation in layer.ACTIVATIONS:
+    layer.gated(angles, activation)
+print(json.dumps(kernels))
+"""
+
+
+def test_kernels_are_compiled_for_the_smallest_card() -> None:
+    """To machine code, without one: Triton brings the assembler. An A10 has 99 KiB of shared memory for a program."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", _COMPILE]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0, done.stderr
+    kernels = json.loads(done.stdout)
+    assert {name for name, *_ in kernels} == {"_write", "_attend", "_merge", "_turn_and_store", "_gated"}
+    assert all(code for _, code, _ in kernels)
+    assert max(shared for *_, shared in kernels) <= 99 * 2**10

@@ -1,0 +1,6 @@
+"""Triton kernels for a GPU. Triton comes with torch's CUDA wheels.
+
+attention    over paged blocks, for whatever a layer wants
+layer        rotation with the write into the cache, and the gate of an MLP
+launch       how they are launched
+"""

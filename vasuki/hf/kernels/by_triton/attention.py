@@ -1,0 +1,223 @@
+"""Attention over paged blocks by Triton kernels, on a GPU: whatever a layer wants, over blocks of any size.
+
+    tile       successive tokens of one chunk; with the heads that share a KV head they are the rows of one program
+    span       keys that a program takes at once, each found by its sequence's block table
+    split      a part of a tile's keys: where few tiles would leave most of the card idle, several programs share one
+
+The softmax is accumulated online, span by span, and splits are merged by their sums (FlashAttention-2, arXiv
+2307.08691, section 3.1; FlashDecoding). The plain twin is `attention.plain_attention`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from vasuki.hf.kernels.by_triton.launch import launch
+
+# By the bytes of a number: queries of a program (tokens times the heads that share a KV head), and numbers of its keys
+# in a span. With what it prefetches they fit the 99 KiB that a program has on the smallest of these cards (sm_86).
+_TILE_ROWS = {2: 64, 4: 16}
+_SPAN_NUMBERS = {2: 2**13, 4: 2**12}
+_SPANS = (16, 64)  # tokens, least and most
+_LEAST_ROWS = 16  # that the card's matrix units take
+_PROGRAMS = 264  # that fill a large card twice
+_SPLIT_TOKENS = 256  # of context at least in a split, or merging takes longer than it saves
+_MOST_SPLITS = 16
+
+
+class TileAttention:
+    """Calls the kernels on torch tensors, as `kernels.paged_attention.PagedKernel` does on a CPU.
+
+    Args:
+        heads_per_kv_head: query heads that share a KV head; the most of any layer.
+        dtype: of queries.
+    """
+
+    def __init__(self, heads_per_kv_head: int, dtype: torch.dtype) -> None:
+        self.tile_tokens = max(1, _TILE_ROWS[dtype.itemsize] // triton.next_power_of_2(heads_per_kv_head))
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor) -> None:
+        """Store keys and values `[num_tokens, num_kv_heads, head_dim]`. Its plain twin is `KVCache.write`."""
+        tokens, num_kv_heads, head_dim = keys.shape
+        launch(
+            _write, (tokens,),
+            keys, values, rows, cache, keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+            BLOCK_TOKENS=cache.shape[2], KV_HEADS=num_kv_heads, DIM=head_dim,
+            HEADS_PADDED=triton.next_power_of_2(num_kv_heads), DIM_PADDED=triton.next_power_of_2(head_dim),
+        )  # fmt: skip
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        tiles: torch.Tensor,
+        longest: int,
+        tables: torch.Tensor,
+        sinks: torch.Tensor | None,
+        window: int | None,
+        scaling: float,
+        softcap: float | None,
+        out: torch.Tensor,
+        context: int = 0,
+    ) -> None:
+        """Serve `tiles` of the packed `query`, writing their rows of `out`.
+
+        Args:
+            query: `[num_tokens, num_heads, head_dim]`, as is `out`.
+            cache: `[num_blocks, 2, block_tokens, num_kv_heads, head_dim]`, as in `KVCache.layers`.
+            tiles: int64 `[count, 4]`: first token in the packed batch, tokens, position of the first, row of `tables`.
+            longest: most tokens of a tile.
+            tables: int64 `[num_chunks, width]`, blocks in the order of positions.
+            sinks: float32 `[num_heads]`, one more logit in each softmax, which takes weight and gives no value.
+            window: a token sees itself and the window - 1 tokens before it; None for all of them.
+            scaling: of the scores.
+            softcap: scores are squashed to (-softcap, softcap).
+            out: contiguous.
+            context: most keys of a tile; by default what the tables have room for.
+        """
+        _, _, block_tokens, num_kv_heads, head_dim = cache.shape
+        group = query.shape[1] // num_kv_heads
+        context = context or tables.shape[1] * block_tokens
+        if window is not None:
+            context = min(context, window + longest)
+        splits = num_splits(len(tiles) * num_kv_heads, context)
+        partial, sums = out, out
+        if splits > 1:
+            partial = torch.empty((splits, *out.shape), dtype=torch.float32, device=out.device)
+            sums = torch.empty((splits, 2, *out.shape[:2]), dtype=torch.float32, device=out.device)
+        dim_padded = max(16, triton.next_power_of_2(head_dim))
+        span = min(max(_SPAN_NUMBERS[query.itemsize] // dim_padded, _SPANS[0]), _SPANS[1])
+        rows = max(_LEAST_ROWS, triton.next_power_of_2(longest * group))
+        launch(
+            _attend, (len(tiles), num_kv_heads, splits),
+            query, cache, tiles, tables, query if sinks is None else sinks, partial, sums,
+            query.stride(0), query.stride(1), tables.stride(0), len(out), scaling, softcap or 1.0, window or 0,
+            BLOCK_TOKENS=block_tokens, KV_HEADS=num_kv_heads, GROUP=group, DIM=head_dim,
+            DIM_PADDED=dim_padded, ROWS=rows, SPAN=span, SPLITS=splits,
+            SINKS=sinks is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
+        )  # fmt: skip
+        if splits > 1:
+            launch(
+                _merge, tuple(out.shape[:2]),
+                partial, sums, out, len(out), HEADS=out.shape[1], DIM=head_dim,
+                DIM_PADDED=triton.next_power_of_2(head_dim), SPLITS=splits,
+            )  # fmt: skip
+
+
+def num_splits(programs: int, context: int) -> int:
+    """Programs that share a tile's keys: a power of two, so that few kernels are compiled."""
+    wanted = min(_PROGRAMS // max(1, programs), context // _SPLIT_TOKENS, _MOST_SPLITS)
+    return 1 << (wanted.bit_length() - 1) if wanted > 1 else 1
+
+
+@triton.jit
+def _write(
+    keys, values, rows, cache, key_token, key_head, value_token, value_head,
+    BLOCK_TOKENS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    HEADS_PADDED: tl.constexpr, DIM_PADDED: tl.constexpr,
+):  # fmt: skip
+    """A token's keys and values into its row of the cache."""
+    token = tl.program_id(0)
+    head = tl.arange(0, HEADS_PADDED)[:, None]
+    dim = tl.arange(0, DIM_PADDED)[None, :]
+    there = (head < KV_HEADS) & (dim < DIM)
+    to = cache + tl.load(rows + token) * KV_HEADS * DIM + head * DIM + dim
+    key = tl.load(keys + token * key_token + head * key_head + dim, mask=there)
+    value = tl.load(values + token * value_token + head * value_head + dim, mask=there)
+    tl.store(to, key.to(cache.dtype.element_ty), mask=there)
+    tl.store(to + BLOCK_TOKENS * KV_HEADS * DIM, value.to(cache.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _attend(
+    query, cache, tiles, tables, sinks, out, sums,
+    query_token, query_head, table_width, num_tokens, scaling, softcap, window,
+    BLOCK_TOKENS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr, ROWS: tl.constexpr, SPAN: tl.constexpr, SPLITS: tl.constexpr,
+    SINKS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """One split of one tile's keys, for the query heads of one KV head."""
+    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first = tl.load(tiles + 4 * tile)
+    count = tl.load(tiles + 4 * tile + 1)
+    start = tl.load(tiles + 4 * tile + 2)
+    table = tables + tl.load(tiles + 4 * tile + 3) * table_width
+
+    row = tl.arange(0, ROWS)
+    token, head = row // GROUP, kv_head * GROUP + row % GROUP
+    dim = tl.arange(0, DIM_PADDED)
+    is_row, is_dim = token < count, dim < DIM
+    where = query + (first + token)[:, None] * query_token + head[:, None] * query_head + dim[None, :]
+    q = tl.load(where, mask=is_row[:, None] & is_dim[None, :], other=0.0)
+    q_position = start + token
+
+    # Keys [begin, end) of the context, of which this program has every span from its own on to that of the next split.
+    begin = start * 0
+    if WINDOW:
+        begin = tl.maximum(start - window + 1, 0) // SPAN * SPAN
+    end = start + count
+    spans = (tl.cdiv(end - begin, SPAN) + SPLITS - 1) // SPLITS
+    own = begin + split * spans * SPAN
+    end = tl.minimum(end, own + spans * SPAN)
+
+    most = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if SINKS:  # of the first split
+        most = tl.where(split == 0, tl.load(sinks + head, mask=is_row, other=0.0), most)
+        total = tl.where(split == 0, 1.0, total)
+    summed = tl.zeros([ROWS, DIM_PADDED], tl.float32)
+    for from_key in range(own, end, SPAN):
+        position = from_key + tl.arange(0, SPAN)
+        is_key = position < end
+        block = tl.load(table + position // BLOCK_TOKENS, mask=is_key, other=0)
+        slot = (block * 2 * BLOCK_TOKENS + position % BLOCK_TOKENS) * KV_HEADS + kv_head
+        lies = cache + slot[:, None] * DIM + dim[None, :]
+        there = is_key[:, None] & is_dim[None, :]
+        k = tl.load(lies, mask=there, other=0.0).to(q.dtype)
+        v = tl.load(lies + BLOCK_TOKENS * KV_HEADS * DIM, mask=there, other=0.0).to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scaling
+        if SOFTCAP:
+            scores = (2 * tl.sigmoid(2 * scores / softcap) - 1) * softcap
+        seen = is_key[None, :] & (position[None, :] <= q_position[:, None])
+        if WINDOW:
+            seen = seen & (position[None, :] > q_position[:, None] - window)
+        scores = tl.where(seen, scores, float("-inf"))
+        larger = tl.maximum(most, tl.max(scores, 1))
+        safe = tl.where(larger == float("-inf"), 0.0, larger)  # of a row that has seen nothing yet
+        weights = tl.exp(scores - safe[:, None])
+        shrunk = tl.exp(most - safe)
+        total = total * shrunk + tl.sum(weights, 1)
+        summed = summed * shrunk[:, None] + tl.dot(weights.to(q.dtype), v, input_precision="tf32x3")
+        most = larger
+
+    is_out = is_row[:, None] & is_dim[None, :]
+    place = ((first + token) * (KV_HEADS * GROUP) + head)[:, None] * DIM + dim[None, :]
+    if SPLITS == 1:
+        divisor = tl.where(is_row, total, 1.0)
+        tl.store(out + place, (summed / divisor[:, None]).to(out.dtype.element_ty), mask=is_out)
+    else:
+        num_rows = num_tokens * KV_HEADS * GROUP
+        tl.store(out + split * num_rows * DIM + place, summed, mask=is_out)
+        of_row = sums + 2 * split * num_rows + (first + token) * (KV_HEADS * GROUP) + head
+        tl.store(of_row, most, mask=is_row)
+        tl.store(of_row + num_rows, total, mask=is_row)
+
+
+@triton.jit
+def _merge(
+    partial, sums, out, num_tokens,
+    HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """The splits of a token's head into one."""
+    row = tl.program_id(0) * HEADS + tl.program_id(1)
+    num_rows = num_tokens * HEADS
+    split, dim = tl.arange(0, SPLITS), tl.arange(0, DIM_PADDED)
+    most = tl.load(sums + 2 * split * num_rows + row)
+    total = tl.load(sums + (2 * split + 1) * num_rows + row)
+    share = tl.exp(most - tl.max(most, 0))
+    there = (dim < DIM)[None, :]
+    parts = tl.load(partial + (split[:, None] * num_rows + row) * DIM + dim[None, :], mask=there, other=0.0)
+    merged = tl.sum(parts * share[:, None], 0) / tl.sum(total * share, 0)
+    tl.store(out + row * DIM + dim, merged.to(out.dtype.element_ty), mask=dim < DIM)

@@ -1,0 +1,106 @@
+"""Triton's kernels for a model on a GPU: those that compile there and answer as their plain twins do.
+
+The kernels of a layer are compared where they take their place (`fused`), attention here.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
+from vasuki.hf.fused.by_torch import SmallKernels
+from vasuki.hf.fused.replace import close
+from vasuki.hf.kv.kv_cache import KVCache, KVLayout
+
+if TYPE_CHECKING:
+    from vasuki.hf.kernels.by_triton.attention import TileAttention
+
+log = logging.getLogger(__name__)
+
+_BLOCK_TOKENS = 16
+_CONTEXTS = (1, 37, 150)  # of the chunks that attention is compared on: within a block, a span, and beyond
+_TOKENS = (1, 20, 1)
+
+
+def small_kernels(device: torch.device) -> SmallKernels | None:
+    """The kernels of a layer; None where they do not compile."""
+    try:
+        from vasuki.hf.kernels.by_triton import layer
+
+        ones = torch.ones(1, 4, device=device)
+        layer.gated(ones, "silu")
+    except Exception as error:  # whatever a compiler that is missing, or a driver that it does not know, may raise
+        _without("layers", error)
+        return None
+    return SmallKernels(layer.turn_and_store, layer.gated)
+
+
+def tile_attention(
+    layout: KVLayout, heads_per_kv_head: int, dtype: torch.dtype, device: torch.device
+) -> TileAttention | None:
+    """Attention for whatever torch's packed kernel does not take; None where it does not compile, or answers otherwise.
+
+    Args:
+        layout: of the KV cache.
+        heads_per_kv_head: the most of any layer.
+        dtype: of queries.
+        device: where they are.
+    """
+    try:
+        from vasuki.hf.kernels.by_triton.attention import TileAttention
+
+        kernel = TileAttention(heads_per_kv_head, dtype)
+        for num_kv_heads, head_dim in sorted({heads for heads in layout.heads if all(heads)}):
+            one = KVLayout.uniform(1, num_kv_heads, head_dim, layout.dtype)
+            for variant in _variants(num_kv_heads * heads_per_kv_head, head_dim, device):
+                if not _alike(kernel, one, variant, heads_per_kv_head, dtype, device):
+                    raise ValueError(f"it answers otherwise than torch for heads of {head_dim}, {variant}")
+    except Exception as error:
+        _without("attention", error)
+        return None
+    return kernel
+
+
+def _without(what: str, error: Exception) -> None:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    log.warning("%s run by torch's operators, since Triton's kernels cannot be used: %s", what, reason)
+
+
+def _variants(num_heads: int, head_dim: int, device: torch.device) -> list[Variant]:
+    scaling = head_dim**-0.5
+    sinks = torch.linspace(-1, 1, num_heads, device=device)
+    return [Variant(scaling), Variant(scaling, window=30), Variant(scaling, softcap=5.0, sinks=sinks)]
+
+
+def _alike(
+    kernel: TileAttention, layout: KVLayout, variant: Variant, group: int, dtype: torch.dtype, device: torch.device
+) -> bool:
+    """Whether a few chunks are answered as by torch."""
+    (num_kv_heads, head_dim), *_ = layout.heads
+    width = -(-max(_CONTEXTS) // _BLOCK_TOKENS)
+    cache = KVCache(layout, len(_CONTEXTS) * width, _BLOCK_TOKENS, device)
+    numbers = torch.Generator(device="cpu").manual_seed(1)
+    cache.layers[0].copy_(torch.randn(cache.layers[0].shape, generator=numbers))
+    tables = torch.arange(cache.num_blocks, device=device).flip(0).view(-1, width).contiguous()
+    query = torch.randn(sum(_TOKENS), num_kv_heads * group, head_dim, generator=numbers).to(device, dtype)
+    tiles, first = [], 0
+    for row, (tokens, context) in enumerate(zip(_TOKENS, _CONTEXTS, strict=True)):
+        for done in range(0, tokens, kernel.tile_tokens):
+            count = min(kernel.tile_tokens, tokens - done)
+            tiles.append([first + done, count, context - tokens + done, row])
+        first += tokens
+    longest = max(count for _, count, *_ in tiles)
+    output = torch.empty_like(query)
+    on_device = torch.tensor(tiles, device=device)
+    options = variant.sinks, variant.window, variant.scaling, variant.softcap
+    kernel(query, cache.layers[0], on_device, longest, tables, *options, output)
+    first, alike = 0, True
+    for row, (tokens, context) in enumerate(zip(_TOKENS, _CONTEXTS, strict=True)):
+        keys, values = cache.gather(0, tables[row], dtype)
+        here = slice(first, first + tokens)
+        alike &= close(output[here], attend_eagerly(query[here], keys[:context], values[:context], variant))
+        first += tokens
+    return alike
