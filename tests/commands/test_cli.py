@@ -23,7 +23,10 @@ PLAN_FIELDS = {
     "optimal", "policy", "chunk_tokens", "max_num_seqs", "shared_tokens", "offload", "cost",
     "host_bytes", "backend", "uncertainty", "plan_s",
 }  # fmt: skip
-SIMULATED_FIELDS = {"ttft", "latency", "steps", "batch", "kv", "preemptions", "layout", "bubbles", "interruptions"}
+SIMULATED_FIELDS = {
+    "ttft", "latency", "urgent_latency", "missed_deadlines", "steps", "batch", "kv", "preemptions", "layout", "bubbles",
+    "interruptions",
+}  # fmt: skip
 SHAPE = ("--set", "model.shape=llama-3-8b")
 
 
@@ -345,6 +348,48 @@ def test_rows_that_arrive_are_simulated_and_reported(arriving: Path, tmp_path: P
         "vllm",
         "prefill-packing",
     ]
+
+
+def test_a_trickle_of_urgent_rows_is_simulated_as_it_would_run(tmp_path: Path) -> None:
+    """Long rows from the start on, and a short one each second: with a priority those are answered within seconds, and
+    the job loses little. A deadline that nothing could hold counts as missed."""
+    rows = [(0.0, 800, 250, "", "")] * 400 + [(2.0 + row, 100, 10, 1, 0.001 if row == 7 else 30) for row in range(20)]
+    path, out = tmp_path / "rows.csv", tmp_path / "runs"
+    lines = [f"{prompt},{output},{at_s},{how},{within}" for at_s, prompt, output, how, within in rows]
+    path.write_text("\n".join(["num_prefill_tokens,num_decode_tokens,arrived_at,how,within", *lines]) + "\n")
+    arguments = ("simulate", path, *SHAPE, "--gpu", "a40")
+    named = ("--set", "input.priority=how", "--set", "input.deadline=within")
+    (usual,), (urgent,) = (json.loads(vasuki(*arguments, *more, "--json").stdout) for more in ((), named))
+    assert usual["urgent_latency"] is usual["missed_deadlines"] is None
+    assert urgent["offload"]["mode"] == "park"
+    assert urgent["preemptions"]["recompute"] == 0
+    assert urgent["urgent_latency"]["p95_s"] < 3 < usual["latency"]["p50_s"]
+    assert urgent["makespan_s"] < 1.1 * usual["makespan_s"]
+    assert urgent["missed_deadlines"] == 1
+    text = vasuki(*arguments, *named, "--set", f"output.path={out}").stdout
+    assert re.search(r"vasuki +deadlines missed +1\n", text)
+    assert re.search(r"deadlines missed +1\b", vasuki("report", out).stdout)
+
+
+def test_rows_that_are_there_are_late_too(tmp_path: Path) -> None:
+    """On one card, on two, and on two stages; in a job over a table as in a file of lengths."""
+    path = tmp_path / "rows.jsonl"
+    lines = (
+        json.dumps({"tokens": [1] * 500, "how": int(row % 10 == 0), "within": 0.001 if row in (3, 30) else None})
+        for row in range(50)
+    )
+    path.write_text("\n".join(lines))
+    job = {
+        "model": {"shape": "llama-3-8b"},
+        "input": {"path": str(path), "prompt_token_ids": "tokens", "priority": "how", "deadline": "within"},
+        "output": {"path": str(tmp_path / "out")},
+        "sampling": {"max_tokens": 20},
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    for layout in ((), ("--dp", 2), ("--pp", 2)):
+        result = vasuki("simulate", tmp_path / "job.yaml", "--gpu", "a10", *layout, "--json")
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout)[0]["missed_deadlines"] == 2
 
 
 def test_rows_that_are_there_have_no_waiting_times(lengths: Path) -> None:

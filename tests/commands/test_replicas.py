@@ -38,11 +38,14 @@ def job_into(folder: Path, model: Path) -> Path:
     folder.mkdir()
     texts = [" ".join(WORDS[row % 5 : row % 5 + 1 + row * 7 % 13]) for row in range(NUM_ROWS)]
     limits = [70 if row % 7 == 0 else 3 + row % 11 for row in range(NUM_ROWS)]
-    table = pa.table({"id": [f"r{row}" for row in range(NUM_ROWS)], "text": texts, "limit": limits})
+    within = [0.0 if row == 5 else 1e6 if row == 9 else None for row in range(NUM_ROWS)]
+    ids = [f"r{row}" for row in range(NUM_ROWS)]
+    table = pa.table({"id": ids, "text": texts, "limit": limits, "within": within})
     pq.write_table(table, folder / "in.parquet")
     tree = job_tree(model, folder / "in.parquet", folder / "out")
     tree["sampling"] = {"max_tokens": {"column": "limit"}, "n": 2, "temperature": 0.5}
     tree["model"]["dtype"] = "float32"
+    tree["input"]["deadline"] = "within"
     (folder / "job.yaml").write_text(yaml.safe_dump(tree))
     return folder / "job.yaml"
 
@@ -127,6 +130,7 @@ def test_a_replica_that_is_killed_is_started_again(
     assert (job.parent / "out" / "_SUCCESS").exists()
     assert manifest.rows.succeeded == NUM_ROWS
     assert manifest.device["replicas"] == 2
+    assert manifest.missed_deadlines == 2, "both samples of a row"
     traces = sorted((job.parent / "out").glob("trace-*.jsonl"))
     assert [trace.name for trace in traces] == ["trace-0-of-2.jsonl", "trace-1-of-2.jsonl"]
     assert all(any(read_trace(Location.parse(str(trace)))) for trace in traces)  # both had rows to run

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,39 @@ def test_arrivals_are_optional(tmp_path: Path) -> None:
     lengths = read_lengths(write(tmp_path, "\ufeffnum_prefill_tokens,num_decode_tokens\n15,10\n"))
     assert lengths.arrived_at_s is None
     assert len(lengths) == 1
+
+
+def test_priorities_and_deadlines_are_read_from_the_columns_that_the_job_names(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, "num_prefill_tokens,num_decode_tokens,arrived_at,how,within\n5,2,1,,\n5,2,3,2.5,0.5\n5,2,4,-1,0\n"
+    )
+    assert read_lengths(path).priority is None
+    lengths = read_lengths(path, "how", "within")
+    assert [request.urgency for request in lengths.requests()] == [(0, math.inf), (-2.5, 3.5), (1, 4)]
+    (last,) = lengths.take(np.array([1])).requests()
+    assert last.urgency == (-2.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ("x,1", "line 3: not a row of lengths: 5,2,x,1"),
+        ("nan,1", "row 2: the priority is not a number"),
+        ("inf,1", "row 2: the priority is not a number"),
+        ("1,-1", "row 2: the deadline must be seconds from 0 on"),
+        ("1,nan", "row 2: the deadline must be seconds from 0 on"),
+    ],
+)
+def test_an_urgency_that_is_none_is_named(tmp_path: Path, cells: str, message: str) -> None:
+    path = write(tmp_path, f"num_prefill_tokens,num_decode_tokens,how,within\n5,2,,\n5,2,{cells}\n")
+    with pytest.raises(InputError, match=re.escape(message)):
+        read_lengths(path, "how", "within")
+
+
+def test_a_column_that_the_job_names_and_is_not_there_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "num_prefill_tokens,num_decode_tokens,how\n5,2,1\n")
+    with pytest.raises(InputError, match=r"has no column hows \(did you mean 'how'\?\), which the job names"):
+        read_lengths(path, priority="hows")
 
 
 @pytest.mark.parametrize(

@@ -454,7 +454,8 @@ def simulate(
     """Run a job in virtual time, also for machines you do not have.
 
     With `--set output.path=DIR` it writes run folders that `vasuki report` reads. A LENGTHS.csv has the columns
-    num_prefill_tokens and num_decode_tokens, and may have arrived_at, in seconds.
+    num_prefill_tokens and num_decode_tokens, and may have arrived_at, in seconds, and those that input.priority and
+    input.deadline name.
 
     \b
     Example:  vasuki simulate my-job/job.yaml --gpu a10 --gpu a40 --set output.path=compare

@@ -60,6 +60,8 @@ def simulated_manifest(
         preemptions=PreemptionCounts(**result["preemptions"]),
         ttft=simulated.ttft,
         latency=simulated.latency,
+        urgent_latency=simulated.urgent_latency,
+        missed_deadlines=simulated.missed_deadlines or 0,
         device={
             "type": profile.kind,
             "name": profile.title,

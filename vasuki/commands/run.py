@@ -56,7 +56,6 @@ from vasuki.models.shape import BACKENDS
 from vasuki.planner import RunningPrediction
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.loss import commits_within_s
-from vasuki.planner.offload.parking import with_room_for_victims
 from vasuki.planner.ordering.planned_order import order_requests
 from vasuki.planner.plan import Plan
 
@@ -219,15 +218,12 @@ class Runner:
         return loaded
 
 
-def plan_for(config: JobConfig, placement: Placement, lengths: Lengths, planned: Callable[[Lengths], Plan]) -> Plan:
-    """The plan that `planned` makes for such lengths, or for none at all, with room for what the job asks besides."""
+def plan_for(lengths: Lengths, planned: Callable[[Lengths], Plan]) -> Plan:
+    """The plan that `planned` makes for such lengths, or for none at all."""
     try:
-        plan = planned(lengths if len(lengths) else NOTHING_TO_RUN)
+        return planned(lengths if len(lengths) else NOTHING_TO_RUN)
     except InputError:  # none of them fits: they become error rows, as beside others that do
-        plan = planned(NOTHING_TO_RUN)
-    if (config.input.priority or config.input.deadline) and config.kv.offload != "none":
-        plan = with_room_for_victims(plan, placement.shape, config.kv.host_memory)
-    return plan
+        return planned(NOTHING_TO_RUN)
 
 
 class Run:
@@ -339,7 +335,7 @@ class Run:
     def _plan(self, placement: Placement, first: list[Request]) -> Plan:
         """Plan from the first rows, and take the others to go on like them."""
         lengths = lengths_of(first, self.rows_left)
-        plan = plan_for(self.config, placement, lengths, partial(self.planned, placement))
+        plan = plan_for(lengths, partial(self.planned, placement))
         log.info(
             "planned: %d requests in %s from now on (%s), of which at most %s could still be saved; steps of %d "
             "tokens, offload %s%s",

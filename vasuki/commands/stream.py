@@ -248,7 +248,12 @@ class _Stream(Run):
         self.folder.grow(self._rows.num_rows)
         waited = self.waited
         manifest = super().finished(manifest)
-        return replace(manifest, ttft=Percentiles.of(waited.ttft_s), latency=Percentiles.of(waited.latency_s))
+        return replace(
+            manifest,
+            ttft=Percentiles.of(waited.ttft_s),
+            latency=Percentiles.of(waited.latency_s),
+            urgent_latency=Percentiles.of(waited.urgent_latency_s),
+        )
 
     def _meanwhile(self) -> None:
         """Commit rows in time, and answer once more those that were sent again."""

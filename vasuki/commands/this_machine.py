@@ -24,6 +24,7 @@ from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
 from vasuki.planner import make_plan, plan_parallel
 from vasuki.planner.lengths import Lengths
+from vasuki.planner.offload.parking import with_room_for_victims
 from vasuki.planner.plan import Plan
 
 if TYPE_CHECKING:
@@ -56,7 +57,11 @@ class Placement:
 
     def plan(self, lengths: Lengths, layout: Layout = ONE_DEVICE) -> Plan:
         """Plan the job, or some of its requests. Raises as `make_plan` and `plan_parallel` do."""
-        return replace(self._plan(lengths, layout), source=self.machine.source, spread=self.machine.spread)
+        plan = replace(self._plan(lengths, layout), source=self.machine.source, spread=self.machine.spread)
+        says_what_is_urgent = self.config.input.priority or self.config.input.deadline
+        if says_what_is_urgent and self.kv.offload != "none" and layout.pipeline_parallel == 1:
+            plan = with_room_for_victims(plan, self.shape, self.kv.host_memory)
+        return plan
 
     def _plan(self, lengths: Lengths, layout: Layout) -> Plan:
         config = self.config.model_copy(update={"kv": self.kv})

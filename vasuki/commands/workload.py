@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from vasuki.base.config import JobConfig, load_job, parse_overrides
 from vasuki.base.errors import InputError
-from vasuki.engine.sequence import Request
+from vasuki.engine.sequence import USUAL, Request
 from vasuki.io.input.requests import PromptEncoder, RequestStream
 from vasuki.io.input.tables import open_table
 from vasuki.models.config_json import shape_from_config
@@ -65,7 +65,7 @@ def workload_of(job_or_lengths: str, overrides: tuple[str, ...] = (), trusts_cod
     config = parse_overrides(
         overrides, {"input": {"path": job_or_lengths, "prompt_token_ids": "-"}, "output": {"path": "-"}}
     )
-    return Workload(config, shape_of(config), read_lengths(job_or_lengths))
+    return _recorded(config)
 
 
 def job_workload(config: JobConfig) -> Workload:
@@ -74,9 +74,9 @@ def job_workload(config: JobConfig) -> Workload:
     Raises:
         InputError, JobFileError, ModelError: as the run would, as far as it can be known without weights.
     """
-    shape = shape_of(config)
     if is_lengths_file(config.input.path):
-        return Workload(config, shape, read_lengths(config.input.path))
+        return _recorded(config)
+    shape = shape_of(config)
     table = open_table(config)
     stream = RequestStream(
         table,
@@ -90,6 +90,12 @@ def job_workload(config: JobConfig) -> Workload:
     if not len(lengths):
         raise InputError(f"{config.input.path} has no row that can be run")
     return Workload(config, shape, lengths, table.fingerprint)
+
+
+def _recorded(config: JobConfig) -> Workload:
+    """A job whose input is a LENGTHS.csv."""
+    source = config.input
+    return Workload(config, shape_of(config), read_lengths(source.path, source.priority, source.deadline))
 
 
 def tokenizer_of(config: JobConfig) -> PromptEncoder:
@@ -122,6 +128,7 @@ def lengths_of(requests: Iterable[Request], num_rows: int = 0) -> Lengths:
     If they are the first of `num_rows` rows, the others are taken to go on like them.
     """
     rows: list[tuple[int, int, int]] = []
+    urgency: list[tuple[float, float]] = []
     rows_read = 0
 
     def prompts() -> Iterator[ArrayLike]:
@@ -132,11 +139,21 @@ def lengths_of(requests: Iterable[Request], num_rows: int = 0) -> Lengths:
                 known = len(request.progress.output_token_ids)  # computed with the prompt
                 left = max(1, request.expected_tokens - known), max(1, request.max_tokens - known)
                 rows.append((request.num_prompt_tokens + known, *left))
+                urgency.append((request.priority, request.due_s - request.arrived_s))
                 yield request.prompt_token_ids
 
     of_row, token_ids = shared_prefixes(prompts(), min_shared=MIN_SHARED_TOKENS)
     table = np.array(rows, dtype=np.int64).reshape(len(rows), 3)
-    lengths = Lengths(table[:, 0], table[:, 1], None, table[:, 2], Prefixes(token_ids, of_row))
+    priority, deadline_s = (np.array(values) for values in zip(*urgency or [USUAL], strict=True))
+    lengths = Lengths(
+        table[:, 0],
+        table[:, 1],
+        None,
+        table[:, 2],
+        Prefixes(token_ids, of_row),
+        priority if priority.any() else None,
+        deadline_s if np.isfinite(deadline_s).any() else None,
+    )
     if not rows or rows_read >= num_rows:
         return lengths
     log.info("planning %d rows from the first %d", num_rows, rows_read)

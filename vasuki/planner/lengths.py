@@ -3,12 +3,14 @@
     num_prefill_tokens,num_decode_tokens,arrived_at
     3772,54,0.0
 
-`arrived_at` (seconds) may be absent; other columns are ignored.
+`arrived_at` (seconds) may be absent; of other columns, those are read that the job names as `input.priority` and
+`input.deadline`, as a run reads them.
 """
 
 from __future__ import annotations
 
 import csv
+import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,6 +60,8 @@ class Lengths:
         arrived_at_s: `[rows]`, never falling; None if all rows are there from the start.
         max_tokens: `[rows]` what each output may have at most; None where nothing is known but the longest of them.
         prefixes: what rows begin with that others begin with too; None where prompts are not known.
+        priority: `[rows]` the highest goes first; None where all are alike.
+        deadline_s: `[rows]` seconds from a row's arrival by which it should have ended; None where no row has one.
     """
 
     prompt_tokens: Ints
@@ -65,6 +69,8 @@ class Lengths:
     arrived_at_s: Floats | None = None
     max_tokens: Ints | None = None
     prefixes: Prefixes | None = None
+    priority: Floats | None = None
+    deadline_s: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -92,16 +98,28 @@ class Lengths:
     def take(self, rows: Ints) -> Lengths:
         """Some of the rows, as if all were there from the start."""
         prefixes = self.prefixes and Prefixes(self.prefixes.token_ids, self.prefixes.of_row[rows])
-        return Lengths(self.prompt_tokens[rows], self.output_tokens[rows], None, self.limits[rows], prefixes)
+        priority, deadline_s = (None if values is None else values[rows] for values in (self.priority, self.deadline_s))
+        return Lengths(
+            self.prompt_tokens[rows], self.output_tokens[rows], None, self.limits[rows], prefixes, priority, deadline_s
+        )
 
     def requests(self, known: bool = False) -> Iterator[Request]:
         """A request for each row, in order. If lengths are `known`, the scheduler is told them as its estimate."""
-        limits, prefixes = self.limits, self.prefixes
+        limits, prefixes, arrivals = self.limits, self.prefixes, self.arrived_at_s
         for row in range(len(self)):
             limit = int(limits[row])
-            estimate = min(int(self.output_tokens[row]), limit) if known else 0
-            shared = prefixes.token_ids[prefixes.of_row[row]] if prefixes else NO_TOKENS
-            yield Request(row, row, int(self.prompt_tokens[row]), limit, shared, estimated_tokens=estimate)
+            arrived_s = 0.0 if arrivals is None else float(arrivals[row])
+            yield Request(
+                row,
+                row,
+                int(self.prompt_tokens[row]),
+                limit,
+                prefixes.token_ids[prefixes.of_row[row]] if prefixes else NO_TOKENS,
+                estimated_tokens=min(int(self.output_tokens[row]), limit) if known else 0,
+                priority=0.0 if self.priority is None else float(self.priority[row]),
+                arrived_s=arrived_s,
+                due_s=math.inf if self.deadline_s is None else arrived_s + float(self.deadline_s[row]),
+            )
 
 
 def is_lengths_file(path: str) -> bool:
@@ -113,13 +131,19 @@ def is_lengths_file(path: str) -> bool:
     return PROMPT_COLUMN in header and OUTPUT_COLUMN in header
 
 
-def read_lengths(path: str | Path) -> Lengths:
+def read_lengths(path: str | Path, priority: str = "", deadline: str = "") -> Lengths:
     """Read a LENGTHS.csv.
 
+    Args:
+        path: of the file.
+        priority: column of priorities, 0 where a cell is empty; none is read if empty.
+        deadline: column of deadlines in seconds, no deadline where a cell is empty; likewise.
+
     Raises:
-        InputError: it cannot be read, lacks a column or has no rows, or a value is not a length.
+        InputError: it cannot be read, lacks a column or has no rows, or a value is not a length or a time.
     """
     prompts, outputs, arrivals = array("q"), array("q"), array("d")
+    urgency = {name: array("d") for name in (priority, deadline) if name}
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
@@ -130,6 +154,9 @@ def read_lengths(path: str | Path) -> Lengths:
                         f"{path} has no column {name}{did_you_mean(name, header)}; a file of lengths starts with "
                         f"{PROMPT_COLUMN},{OUTPUT_COLUMN} and may have {ARRIVAL_COLUMN}"
                     )
+            for name in urgency:
+                if name not in header:
+                    raise InputError(f"{path} has no column {name}{did_you_mean(name, header)}, which the job names")
             prompt, output = header.index(PROMPT_COLUMN), header.index(OUTPUT_COLUMN)
             arrival = header.index(ARRIVAL_COLUMN) if ARRIVAL_COLUMN in header else None
             for cells in reader:
@@ -140,6 +167,8 @@ def read_lengths(path: str | Path) -> Lengths:
                     outputs.append(int(cells[output]))
                     if arrival is not None:
                         arrivals.append(float(cells[arrival]))
+                    for name, values in urgency.items():
+                        values.append(float(cells[header.index(name)] or (0 if name == priority else math.inf)))
                 except (ValueError, IndexError, OverflowError):
                     raise InputError(
                         f"{path}, line {reader.line_num}: not a row of lengths: {','.join(cells)}"
@@ -150,15 +179,27 @@ def read_lengths(path: str | Path) -> Lengths:
         raise InputError(f"{path} is not a CSV file: {error}") from None
     if not prompts:
         raise InputError(f"{path} has no rows")
-    return _checked(path, Lengths(_ints(prompts), _ints(outputs), np.array(arrivals) if arrival is not None else None))
+    lengths = Lengths(
+        _ints(prompts),
+        _ints(outputs),
+        np.array(arrivals) if arrival is not None else None,
+        priority=np.array(urgency[priority]) if priority else None,
+        deadline_s=np.array(urgency[deadline]) if deadline else None,
+    )
+    return _checked(path, lengths)
 
 
 def _checked(path: str | Path, lengths: Lengths) -> Lengths:
-    """Raises InputError for a length below 1 or times that fall. Rows are counted from 1, without the header."""
+    """Raises InputError for a length below 1, times that fall or are no times, or a priority that is no number. Rows
+    are counted from 1, without the header."""
     for name, values in ((PROMPT_COLUMN, lengths.prompt_tokens), (OUTPUT_COLUMN, lengths.output_tokens)):
         if values.min() < 1:
             raise InputError(f"{path}, row {int(np.argmax(values < 1)) + 1}: {name} must be at least 1")
-    arrivals = lengths.arrived_at_s
+    priorities, deadlines, arrivals = lengths.priority, lengths.deadline_s, lengths.arrived_at_s
+    if priorities is not None and not np.isfinite(priorities).all():
+        raise InputError(f"{path}, row {int(np.argmin(np.isfinite(priorities))) + 1}: the priority is not a number")
+    if deadlines is not None and not (deadlines >= 0).all():
+        raise InputError(f"{path}, row {int(np.argmin(deadlines >= 0)) + 1}: the deadline must be seconds from 0 on")
     if arrivals is not None:
         if not np.isfinite(arrivals).all() or arrivals[0] < 0:
             raise InputError(f"{path}: {ARRIVAL_COLUMN} must be seconds from 0 on")

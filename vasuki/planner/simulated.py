@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vasuki.arrivals import ArrivalAdmission, Percentiles
+from vasuki.arrivals import ArrivalAdmission, Percentiles, WaitingTimes
 from vasuki.base.config import ArrivalsConfig, Column, PlanConfig
 from vasuki.base.errors import JobFileError
 from vasuki.engine.loop import Observer
@@ -79,6 +79,7 @@ class Simulated:
     num_layers: int
     bubbles: Bubbles = Bubbles()
     interruptions: int = 0  # by which machines were taken away
+    missed_deadlines: int | None = None  # rows that ended later than they were due; None where no row has a deadline
 
     @property
     def ttft(self) -> Percentiles | None:
@@ -91,6 +92,12 @@ class Simulated:
         """From a row's arrival to its end; None unless rows arrive."""
         waited = self.result.waited
         return Percentiles.of(waited.latency_s) if waited else None
+
+    @property
+    def urgent_latency(self) -> Percentiles | None:
+        """The same of urgent rows alone."""
+        waited = self.result.waited
+        return Percentiles.of(waited.urgent_latency_s) if waited else None
 
     @property
     def recomputed_tokens(self) -> int:
@@ -121,6 +128,8 @@ class Simulated:
             "interruptions": self.interruptions,
             "ttft": self.ttft and asdict(self.ttft),
             "latency": self.latency and asdict(self.latency),
+            "urgent_latency": self.urgent_latency and asdict(self.urgent_latency),
+            "missed_deadlines": self.missed_deadlines,
         }
 
 
@@ -165,10 +174,11 @@ def simulate_plan(
         gathering = None
     layout = layout or plan.layout
     leased = layout.data_parallel > 1 and layout.pipeline_parallel == 1 and settings.policy.ordered
+    requests = lengths.requests(isinstance(config.output_length, Column) or settings.policy.padded)
     order = order_requests(
-        lengths.requests(isinstance(config.output_length, Column) or settings.policy.padded),
+        requests,
         settings,
-        solver=plan.solver if arrivals is None else "fifo",  # what has not arrived cannot be ordered
+        solver=plan.solver,
         output_length=config.output_length,
         window_rows=config.window_rows,
         order=plan.order,
@@ -179,21 +189,24 @@ def simulate_plan(
     if gathering is not None:
         refuse_target(gathering, lengths, cost_model)
     bubbles = Bubbles()
+    waited = WaitingTimes(lambda request: 0.0)
+    if arrivals is None:
+        observers = [*observers, order] if lengths.deadline_s is None else [*observers, order, waited]
     if leased:
         machines = [Machine(settings, cost_model)] * layout.data_parallel
         leases = Leases(order, Work.of(cost_model, plan), len(lengths), plan.makespan_s)
-        result, _ = _on_replicas(order, leases, outputs, machines, observers)
+        result, _ = _on_replicas(leases, outputs, machines, observers)
     elif cost_model.layout.num_streams > 1:
         result, bubbles = _in_streams(order, outputs, settings, cost_model, observers)
     else:
         result = simulate(
-            order,
+            order if arrivals is None else requests,  # what has not arrived cannot be ordered
             outputs,
             settings,
             cost_model,
             arrived_at_s=None if arrivals is None else np.ascontiguousarray(arrivals).data,
             admission=ArrivalAdmission(gathering) if gathering else None,
-            observers=[*observers, order],
+            observers=observers,
             one_by_one=one_by_one,
         )
     tokens = result.written.prompt_tokens + result.written.output_tokens
@@ -204,7 +217,8 @@ def simulate_plan(
         shared_tokens=result.counters.shared_tokens,
     )
     block_bytes = shape.kv_bytes_per_token * settings.block_tokens
-    return Simulated(simulated, result, block_bytes, shape.num_layers, bubbles)
+    missed = None if lengths.deadline_s is None else (result.waited or waited).missed_deadlines
+    return Simulated(simulated, result, block_bytes, shape.num_layers, bubbles, missed_deadlines=missed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +279,9 @@ def simulate_fleet(
     ]
     outputs = np.minimum(lengths.output_tokens, lengths.limits).data
     leases = Leases(order, works[0], len(lengths), whole.makespan_s)
-    result, played = _on_replicas(order, leases, outputs, machines, observers, seed)
+    waited = WaitingTimes(lambda request: 0.0)
+    observers = [*observers, order] if lengths.deadline_s is None else [*observers, order, waited]
+    result, played = _on_replicas(leases, outputs, machines, observers, seed)
     tokens = result.written.prompt_tokens + result.written.output_tokens
     cost = whole.cost
     simulated = replace(
@@ -276,7 +292,14 @@ def simulate_fleet(
     )
     shape = first.cost_model.shape
     block_bytes = shape.kv_bytes_per_token * first.plan.settings.block_tokens
-    return Simulated(simulated, result, block_bytes, shape.num_layers, interruptions=played.interruptions)
+    return Simulated(
+        simulated,
+        result,
+        block_bytes,
+        shape.num_layers,
+        interruptions=played.interruptions,
+        missed_deadlines=None if lengths.deadline_s is None else waited.missed_deadlines,
+    )
 
 
 def settings_for_batches(settings: EngineSettings, gathering: ArrivalsConfig) -> EngineSettings:
@@ -312,14 +335,13 @@ def _in_streams(
         output_tokens,
         settings,
         cost_model,
-        observers=[*observers, order],
+        observers=observers,
         on_ended=sink.write,
     )
     return SimulationResult(result.makespan_s, result.stats, result.counters, sink), Bubbles.of(result)
 
 
 def _on_replicas(
-    order: PlannedOrder,
     leases: Leases,
     output_tokens: Vector[int],
     machines: Vector[Machine],
@@ -328,7 +350,5 @@ def _on_replicas(
 ) -> tuple[SimulationResult, ReplicasResult]:
     """Simulate over replicas that take leases."""
     sink = CountingSink()
-    result = simulate_replicas(
-        leases, output_tokens, machines, seed=seed, observers=[*observers, order], on_ended=sink.write
-    )
+    result = simulate_replicas(leases, output_tokens, machines, seed=seed, observers=observers, on_ended=sink.write)
     return SimulationResult(result.makespan_s, result.stats, result.counters, sink), result

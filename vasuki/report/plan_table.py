@@ -159,13 +159,19 @@ def bubble_table(simulated: Iterable[Simulated]) -> str:
 
 
 def waiting_table(simulated: Iterable[Simulated]) -> str:
-    """How long rows waited, run by run, where they arrive over time. Empty if they don't."""
+    """How long rows waited, run by run, where they arrive over time, and how many were late. Empty if neither."""
     rows: list[tuple[str, ...]] = [("GPU", "policy", "seconds from arrival", "mean", "50 %", "95 %", "99 %")]
     for run in simulated:
-        for name, waited in (("to the first token", run.ttft), ("to the last token", run.latency)):
+        for name, waited in (
+            ("to the first token", run.ttft),
+            ("to the last token", run.latency),
+            ("the same, urgent rows", run.urgent_latency),
+        ):
             if waited:
                 cells = [f"{seconds:.3g}" for seconds in astuple(waited)]
                 rows.append((run.plan.gpu, run.plan.policy, name, *cells))
+        if run.missed_deadlines is not None:
+            rows.append((run.plan.gpu, run.plan.policy, "deadlines missed", str(run.missed_deadlines), "", "", ""))
     return "\n".join(_columns(rows)) if len(rows) > 1 else ""
 
 

@@ -69,6 +69,8 @@ def figures_of(results: Sequence[Result]) -> Rows:
         ("  50/95/99 % of rows (s)", lambda r: _percentiles(r.run.manifest.ttft)),
         ("last token after, mean", lambda r: _mean(r.run.manifest.latency)),
         ("  50/95/99 % of rows (s)", lambda r: _percentiles(r.run.manifest.latency)),
+        ("  of urgent rows (s)", lambda r: _percentiles(r.run.manifest.urgent_latency)),
+        ("deadlines missed", _missed_deadlines),
         ("rows", lambda r: count_text(r.run.rows_done)),
         ("tokens, prompt", lambda r: count_text(r.run.manifest.tokens.prompt)),
         ("tokens, output", lambda r: count_text(r.run.manifest.tokens.output)),
@@ -118,6 +120,10 @@ def _mean(waited: Percentiles | None) -> str | None:
 
 def _percentiles(waited: Percentiles | None) -> str | None:
     return "/".join(f"{s:.3g}" for s in (waited.p50_s, waited.p95_s, waited.p99_s)) if waited else None
+
+
+def _missed_deadlines(result: Result) -> str | None:
+    return count_text(result.run.manifest.missed_deadlines) if result.run.setting("input", "deadline") else None
 
 
 def _energy(result: Result) -> str | None:

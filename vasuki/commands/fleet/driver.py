@@ -188,6 +188,7 @@ class Driver:
         self._noting: set[int] = set()  # replicas that were asked how far their rows are
         self._rows: dict[Key, Row] = {}  # that were handed out, as far as is known
         self._texts: dict[Key, str] = {}  # of rows that have ended, other samples of which have not
+        self._missed_deadlines = 0
         self._manifests: list[Manifest] = []
         self._tokens = 0
         self._journal = folder.journal()
@@ -341,6 +342,7 @@ class Driver:
             job=self.config.model_dump(mode="json"),
             timings=timings,
             predicted=predicted,
+            missed_deadlines=self._missed_deadlines,
             device=merged.device | {"count": devices, "replicas": len(self.shares)},
             cost=Cost.of(timings.makespan_s, devices, cost.price_per_hour, cost.currency, num_tokens),
         )
@@ -411,6 +413,7 @@ class Driver:
         row.output_token_ids, row.logprob = list(ended.progress.output_token_ids), ended.progress.logprob
         row.finish_reason, row.error = ended.progress.finish_reason, ended.error
         self._texts[ended.key] = ended.text
+        self._missed_deadlines += time.perf_counter() - self.started_s > row.request.due_s
         self._leases.ended(index, ended.key, row.num_output_tokens)
         self._sink.write(row)
         if row.error or row.request.error:

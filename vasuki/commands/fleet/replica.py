@@ -151,7 +151,7 @@ class Replica:
         placement = placed_as_loaded(self.config, loaded, tokens_of(asked.lengths))
         self.machine = placement.machine
         planned = partial(placement.plan, layout=Layout(data_parallel=self.setup.replicas))
-        return Foreseen(plan_for(self.config, placement, asked.lengths, planned), placement.shape, placement.profile)
+        return Foreseen(plan_for(asked.lengths, planned), placement.shape, placement.profile)
 
     def _generate(self, loaded: LoadedModel, foreseen: Foreseen) -> None:
         from vasuki.hf.device.energy import EnergyMeter

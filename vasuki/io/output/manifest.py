@@ -130,7 +130,8 @@ class Manifest:
     preemptions: PreemptionCounts = PreemptionCounts()
     ttft: Percentiles | None = None  # from a row's arrival to its first token; None unless rows arrive
     latency: Percentiles | None = None  # likewise, to its end
-    missed_deadlines: int = 0  # rows of this run that ended later than they were due
+    urgent_latency: Percentiles | None = None  # of urgent rows alone
+    missed_deadlines: int = 0  # rows of this run, each sample for itself, that ended later than they were due
     device: dict[str, Any] = field(default_factory=dict)
     cost: Cost = field(default_factory=Cost)
     versions: dict[str, str] = field(default_factory=dict)
