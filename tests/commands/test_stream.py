@@ -20,6 +20,7 @@ from tiny_job import WORDS, job_tree
 
 from vasuki.base.config import load_job
 from vasuki.base.errors import JobFileError, TooManyRowErrors
+from vasuki.commands.metrics import Metrics
 from vasuki.commands.run import Outcome, run_job
 from vasuki.commands.stream import answer_rows
 
@@ -52,7 +53,11 @@ def stored(folder: Path) -> list[dict[str, Any]]:
 
 
 def piped(
-    path: Path, chunks: Iterable[bytes], gap_s: float = 0.0, waits: bool = False
+    path: Path,
+    chunks: Iterable[bytes],
+    gap_s: float = 0.0,
+    waits: bool = False,
+    metrics: Metrics | None = None,
 ) -> tuple[list[dict[str, Any]], Outcome]:
     """Send chunks through a pipe to its end. Returns the answers in the order in which they came. If the sender `waits`
     it sends the second chunk behind the first answer."""
@@ -71,7 +76,7 @@ def piped(
     sender = threading.Thread(target=send)
     sender.start()
     try:
-        return answers, answer_rows(load_job(str(path)), read, answers.append, quiet=True)
+        return answers, answer_rows(load_job(str(path)), read, answers.append, quiet=True, metrics=metrics)
     finally:
         os.close(read)
         sender.join()
@@ -147,6 +152,36 @@ def test_a_line_that_comes_again_is_answered_again_and_not_run(job: Job, tmp_pat
     assert all(answer == by_id[answer["id"]] for answer in again if answer["id"] < 5)
     assert sorted(row["id"] for row in stored(tmp_path / "out")) == [str(number) for number in range(8)]
     assert outcome.manifest.rows.total == 8
+
+
+def test_metrics_count_the_rows_that_have_come(job: Job, tmp_path: Path) -> None:
+    """Those of an earlier run left out, and none that are still to come."""
+    file = tmp_path / "figures.txt"
+    for chunk, rows in ((lines(0, 5), 5), (lines(3, 8), 3)):
+        with Metrics(str(file)) as metrics:
+            piped(job(), [chunk], metrics=metrics)
+        found = dict(text.split() for text in file.read_text().splitlines() if not text.startswith("#"))
+        assert float(found["vasuki_rows"]) == float(found["vasuki_rows_done_total"]) == rows
+        assert float(found["vasuki_time_left_seconds"]) == 0
+
+
+def test_a_signal_lets_rows_end_that_were_begun(job: Job, tmp_path: Path) -> None:
+    """And starts no other, as the number of those tells that are left."""
+    path = job(sampling={"max_tokens": {"column": "most"}, "ignore_eos": True}, engine={"max_num_seqs": 4})
+    drained = start(path)
+    assert drained.stdin is not None
+    assert drained.stdout is not None
+    for number in range(40):
+        row = {"id": number, "text": "the cat", "most": 3 if number == 0 else 150}
+        drained.stdin.write(json.dumps(row).encode() + b"\n")
+    answers = [json.loads(drained.stdout.readline())]
+    drained.send_signal(signal.SIGTERM)
+    stdout, stderr = drained.communicate(timeout=300)
+    answers += [json.loads(text) for text in stdout.splitlines()]
+    assert {0, 1, 2, 3} <= {answer["id"] for answer in answers}
+    assert len(answers) < 30, "four that ran, and those that the scheduler looked ahead to"
+    assert drained.returncode == 75
+    assert f"stopped by a signal; {40 - len(answers)} rows are left".encode() in stderr
 
 
 def test_what_is_wrong_with_a_line_is_its_answer(job: Job) -> None:

@@ -24,6 +24,10 @@ class Feed(Protocol):
     @property
     def now_s(self) -> float: ...
 
+    def is_over(self) -> bool:
+        """Whether no row should start any more, of those that were taken either."""
+        ...
+
     def arrived(self) -> tuple[Request, float] | None:
         """The next row that has arrived, and when; None if there is none yet."""
         ...
@@ -69,6 +73,8 @@ class ArrivingRows:
     def __next__(self) -> Request:
         feed, scheduler, admission = self._feed, self._scheduler, self._admission
         while True:
+            if feed.is_over():
+                raise StopIteration
             self._take_in()
             if self._ready:
                 break

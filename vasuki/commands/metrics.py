@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from wsgiref.simple_server import WSGIServer
 
@@ -103,14 +104,14 @@ class RunMetrics:
 
     Args:
         metrics: of the process.
-        num_rows: left to answer when the run begins.
+        num_rows: of this run, as far as is known now.
         sink: knows what it has answered so far.
         writer: knows when that, and with it the tokens of rows under way, became durable last.
         prediction: of the time left.
     """
 
     metrics: Metrics
-    num_rows: int
+    num_rows: Callable[[], int]
     sink: RowSink
     writer: PartWriter
     prediction: RunningPrediction
@@ -141,12 +142,12 @@ class RunMetrics:
         self._count_rows()
         for gauge in (self.metrics.sequences, self.metrics.kv_share, self.metrics.at_risk):
             gauge.set(0)
-        if self._counted.rows >= self.num_rows:
+        if self._counted.rows >= self.num_rows():
             self.metrics.left.set(0)
 
     def _count_rows(self) -> None:
         rows = self.sink.written
-        self.metrics.rows.set(self.num_rows)
+        self.metrics.rows.set(self.num_rows())
         self.metrics.rows_done.inc(rows.rows - self._counted.rows)
         self.metrics.rows_failed.inc(rows.failed - self._counted.failed)
         self._counted = rows

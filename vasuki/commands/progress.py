@@ -108,7 +108,7 @@ class Progress:
     The bar shows work, since rows stand still while prompts are computed.
 
     Args:
-        total_rows: of this run, those that are already done left out.
+        total_rows: of this run, as far as is known now, those left out that earlier ones have done.
         rows_done: rows finished so far in this run.
         prediction: of the time left, at the pace so far; it has to see each step first.
         quiet: say nothing.
@@ -116,7 +116,7 @@ class Progress:
 
     def __init__(
         self,
-        total_rows: int,
+        total_rows: Callable[[], int],
         rows_done: Callable[[], int],
         prediction: RunningPrediction,
         quiet: bool = False,
@@ -142,7 +142,7 @@ class Progress:
         elapsed_s, prediction = time.perf_counter() - self._started_s, self._prediction
         state = [
             f"{phase}: {duration(prediction.left_s)} left",
-            f"{self._rows_done():,}/{self._total_rows:,} rows",
+            f"{self._rows_done():,}/{self._total_rows():,} rows",
             f"{self._tokens / elapsed_s:,.0f} tokens/s",
             f"{running} running",
             f"KV {percent_text(kv_share)}",
@@ -153,4 +153,4 @@ class Progress:
     def close(self) -> None:
         """Leave the last state on the screen."""
         rows, elapsed_s = self._rows_done(), time.perf_counter() - self._started_s
-        self._line.close(rows >= self._total_rows, [f"{rows:,} rows", f"{self._tokens / elapsed_s:,.0f} tokens/s"])
+        self._line.close(rows >= self._total_rows(), [f"{rows:,} rows", f"{self._tokens / elapsed_s:,.0f} tokens/s"])

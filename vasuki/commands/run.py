@@ -265,11 +265,6 @@ class Run:
         """Plan, generate, and write the manifest, also when interrupted."""
         from vasuki.hf.device.energy import EnergyMeter
 
-        def should_stop() -> bool:
-            if time.perf_counter() - self.started_s >= max_time_s:
-                raise Interrupted(f"the {duration(max_time_s)} of --max-time are over")
-            return signals.asked()
-
         self.energy = EnergyMeter(loaded.device)
         stream = RequestStream(
             self.table,
@@ -293,7 +288,22 @@ class Run:
             max_loss_s = min(max_loss_s, self.commits_within_s)
             writer = self.folder.writer(schema, max_loss_s=max_loss_s)
             with signals.deferred():
-                return self._generate(loaded, plan, cost_model, first, requests, writer, journal, should_stop)
+                stop = partial(self.should_stop, signals, max_time_s)
+                return self._generate(loaded, plan, cost_model, first, requests, writer, journal, stop)
+
+    def should_stop(self, signals: StopSignals, max_time_s: float) -> bool:
+        """Whether to stop between two steps. Raises Interrupted if the time is over."""
+        if time.perf_counter() - self.started_s >= max_time_s:
+            raise Interrupted(f"the {duration(max_time_s)} of --max-time are over")
+        return signals.asked()
+
+    def rows_to_answer(self) -> int:
+        """Rows of this run, those included that it has answered."""
+        return self.rows_left
+
+    def prediction(self, plan: Plan, cost_model: CostModel) -> RunningPrediction:
+        """What foresees the end while the run lasts."""
+        return RunningPrediction(plan, cost_model)
 
     @contextmanager
     def reading(self, requests: Iterator[Request]) -> Generator[Iterator[Request], None, None]:
@@ -363,7 +373,7 @@ class Run:
         from vasuki.hf.loading.weights import place_weights
         from vasuki.hf.ragged_executor import build_executor
 
-        prediction = RunningPrediction(plan, cost_model)
+        prediction = self.prediction(plan, cost_model)
         loaded = place_weights(loaded, plan.layout.host_layers)
         generate_started_s = time.perf_counter()
         interrupted: Interrupted | None = None
@@ -378,14 +388,16 @@ class Run:
                     trace.flush(writer.committed.rows)
 
                 sink = self.sink(writer, loaded.tokenizer.decode, note)
-                progress = Progress(self.rows_left, lambda: sink.written.rows, prediction, self.quiet)
+                progress = Progress(self.rows_to_answer, lambda: sink.written.rows, prediction, self.quiet)
                 kv = loaded.kv_layout
                 tracer = StepTracer(trace.record, plan.settings, kv.bytes_per_token, kv.num_layers, prediction)
                 watchdog = Watchdog(prediction.step_s)
                 deadline = Deadline(self.deadline_s, self.started_s, lambda: prediction.left_s)
                 deadline.look(time.perf_counter())
                 observers += [prediction, tracer, progress, watchdog, deadline]
-                counted = [RunMetrics(self.metrics, self.rows_left, sink, writer, prediction)] if self.metrics else []
+                counted = []
+                if self.metrics:
+                    counted = [RunMetrics(self.metrics, self.rows_to_answer, sink, writer, prediction)]
                 observers += counted
                 gc.freeze()  # the collector need not walk through what was loaded, half a second in the midst of a job
                 try:

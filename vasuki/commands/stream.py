@@ -41,6 +41,7 @@ from vasuki.io.output.ownership import ARRIVED
 from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.sink import RowSink
 from vasuki.machines.cost_model import CostModel
+from vasuki.planner import RunningPrediction
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import refuse_target, settings_for_batches
@@ -105,7 +106,7 @@ class LiveFeed:
     Args:
         rows: as they are tokenised.
         now_s: the clock on which they arrived.
-        is_over: whether no more should be taken.
+        is_over: whether no more should start.
         meanwhile: called while there is nothing to do, and whenever rows are asked for.
         until_idle_s: ends the feed when none has come for so long.
     """
@@ -120,7 +121,7 @@ class LiveFeed:
     ) -> None:
         self._rows = rows
         self._clock = now_s
-        self._is_over = is_over
+        self.is_over = is_over
         self.meanwhile = meanwhile
         self._until_idle_s = math.inf if until_idle_s is None else until_idle_s
         self._here: deque[Request] = deque()  # taken from the thread
@@ -133,7 +134,7 @@ class LiveFeed:
 
     def arrived(self) -> tuple[Request, float] | None:
         self.meanwhile()
-        if self._is_over() or not (self._here or self._receive(0)):
+        if not (self._here or self._receive(0)):
             return None
         self._taken += 1
         request = self._here.popleft()
@@ -147,7 +148,7 @@ class LiveFeed:
 
     def wait_until(self, at_s: float) -> bool:
         idle_since_s = self.now_s
-        while not self._is_over():
+        while not self.is_over():
             now_s = self.now_s
             if self._here or now_s >= at_s:
                 return True
@@ -188,6 +189,18 @@ class _TimedSink(RowSink):
         super().commit_if_due(self.now_s())
 
 
+class _StreamPrediction(RunningPrediction):
+    """Foresees the end of the rows that have come, each of which takes its share of the plan."""
+
+    def __init__(self, plan: Plan, cost_model: CostModel, rows_left: Callable[[], int]) -> None:
+        super().__init__(plan, cost_model)
+        self._rows_left = rows_left
+
+    @property
+    def left_s(self) -> float:
+        return self._rows_left() * self.makespan_s / max(1, self.plan.requests)
+
+
 class _Stream(Run):
     """A run of rows that arrive."""
 
@@ -197,6 +210,20 @@ class _Stream(Run):
         """Say where rows come from, and their answers go."""
         self._rows, self._signals, self._emit, self._until_idle_s = rows, signals, emit, until_idle_s
         self._sink: _TimedSink | None = None
+        self._answered_before = rows.num_rows - self.folder.rows_left
+
+    def should_stop(self, signals: StopSignals, max_time_s: float) -> bool:
+        return False  # no row starts after a signal, and those that run may end
+
+    def rows_to_answer(self) -> int:
+        """Those that have come so far."""
+        return max(0, self._rows.num_rows - self._answered_before)
+
+    def prediction(self, plan: Plan, cost_model: CostModel) -> RunningPrediction:
+        def rows_left() -> int:
+            return self.rows_to_answer() - (self._sink.written.rows if self._sink else 0)
+
+        return _StreamPrediction(plan, cost_model, rows_left)
 
     def _now_s(self) -> float:
         return time.monotonic() - self._rows.started_s

@@ -30,6 +30,9 @@ class VirtualFeed:
     def now_s(self) -> float:
         return self._clock.now_s
 
+    def is_over(self) -> bool:
+        return False
+
     def arrived(self) -> tuple[Request, float] | None:
         request, at_s = self._next, self._next_at_s
         if request is None or at_s > self._clock.now_s:
