@@ -49,7 +49,9 @@ def test_priorities_and_deadlines_are_read_from_the_columns_that_the_job_names(t
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
-        ("x,1", "line 3: not a row of lengths: 5,2,x,1"),
+        ("very,1", "row 2: the priority is not a number"),
+        ("1,soon", "row 2: the deadline must be seconds from 0 on"),
+        ("1", "line 3: not a row of lengths: 5,2,1"),
         ("nan,1", "row 2: the priority is not a number"),
         ("inf,1", "row 2: the priority is not a number"),
         ("1,-1", "row 2: the deadline must be seconds from 0 on"),

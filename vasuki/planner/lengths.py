@@ -168,7 +168,7 @@ def read_lengths(path: str | Path, priority: str = "", deadline: str = "") -> Le
                     if arrival is not None:
                         arrivals.append(float(cells[arrival]))
                     for name, values in urgency.items():
-                        values.append(float(cells[header.index(name)] or (0 if name == priority else math.inf)))
+                        values.append(_number(cells[header.index(name)], 0 if name == priority else math.inf))
                 except (ValueError, IndexError, OverflowError):
                     raise InputError(
                         f"{path}, line {reader.line_num}: not a row of lengths: {','.join(cells)}"
@@ -207,6 +207,14 @@ def _checked(path: str | Path, lengths: Lengths) -> Lengths:
         if falls.any():
             raise InputError(f"{path}, row {int(np.argmax(falls)) + 2}: {ARRIVAL_COLUMN} falls; sort the file by it")
     return lengths
+
+
+def _number(cell: str, otherwise: float) -> float:
+    """What a cell says, `otherwise` where it is empty, NaN where it is no number."""
+    try:
+        return float(cell) if cell else otherwise
+    except ValueError:
+        return math.nan
 
 
 def _ints(values: array[int]) -> Ints:
