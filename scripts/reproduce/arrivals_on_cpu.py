@@ -1,124 +1,303 @@
-"""Rows that arrive, on this machine: time to first token as simulated and as measured.
+"""The systems of `reproduce_arrivals.py` for real, on this machine: time to first token as measured and as simulated.
 
-    python scripts/reproduce/arrivals_on_cpu.py MODEL LENGTHS.csv [--rows 40] [--load 0.8] [--shrink 8]
+    python scripts/reproduce/arrivals_on_cpu.py MODEL --data DIR [--trace coding] [--load 1] [--rows 30] [--write]
 
-A window of a trace is replayed through `vasuki watch --stdin`, in process, as fast as the machine is simulated to take
-such rows, times the load. Prompts and outputs are divided by `--shrink`.
+The first rows of a window of a trace arrive as fast as the machine finishes them when all are there, times the load.
+Prompts, outputs and T_max are divided by `--shrink`. The systems take turns in the engine of `vasuki watch`, on one
+thread. The clock is that of the thread's processor, and is put forward while nothing is there to do: what other
+programs take from the machine does not count. Each run is simulated twice: by the rates that were measured before, and
+by those times the pace of the run's own steps, which a queue multiplies.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import tempfile
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import reproduce_arrivals
+import torch
+import write_page
+from reproduce_arrivals import BEST_FIXED, FIXED, LOADS, SYSTEMS, TRACES, at_times
+from reproduce_table import Options, Table
 
-from vasuki.arrivals import Percentiles
-from vasuki.base.config import JobConfig, parse_job
-from vasuki.commands.forecast import placements_of
-from vasuki.commands.stream import answer_rows
-from vasuki.commands.this_machine import Placement
-from vasuki.commands.workload import Workload, shape_of
-from vasuki.planner.lengths import Lengths, read_lengths
-from vasuki.planner.simulated import simulate_plan
+from vasuki.arrivals import ArrivalAdmission, ArrivingRows, Percentiles, WaitingTimes
+from vasuki.arrivals.admission import Pack
+from vasuki.base.config import ArrivalsConfig, JobConfig, parse_job
+from vasuki.commands.foresight import tokens_of
+from vasuki.commands.this_machine import Placement, placed_as_loaded
+from vasuki.engine.batch import Batch, StepResult
+from vasuki.engine.loop import drain
+from vasuki.engine.policy import find_policy
+from vasuki.engine.scheduler import Scheduler
+from vasuki.engine.sequence import Request, SamplingParams
+from vasuki.engine.sequence import Sequence as Row
+from vasuki.hf.loading.load_model import LoadedModel, load_model
+from vasuki.hf.ragged_executor import build_executor
+from vasuki.machines.cost_model import CostModel
+from vasuki.planner import RunningPrediction
+from vasuki.planner.lengths import Lengths
+from vasuki.planner.plan import Plan
+from vasuki.simulator import CountingSink, VirtualFeed, simulate
+from vasuki.simulator.simulated_executor import VirtualClock
+
+CLAIM = "packing-on-cpu"
+COMPARED = ("padding", "Prepacking", "greedy", "exact", "mended", BEST_FIXED, "continuous, 20K")
+ROWS, SHRINK, MOST_RUNNING = 30, 16, 64
 
 
-def job(model: str, policy: str, output: str) -> JobConfig:
-    """A job over rows of token ids, each with its own output length."""
+@dataclass(frozen=True, slots=True)
+class System:
+    """One of `reproduce_arrivals.SYSTEMS`, as it runs here."""
+
+    plan: Plan
+    config: ArrivalsConfig  # of the admission
+    pack: Pack | None  # None: nothing is held back
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A run."""
+
+    ttft: Percentiles
+    pace: float  # time worked over what was predicted of its steps
+    steps: int
+    busy_s: float
+    control_s: float  # in the admission and the controller
+
+
+class ProcessorClock(VirtualClock):
+    """Seconds since its start that the processor has worked for this process, and those that it waited for a row."""
+
+    def __init__(self) -> None:
+        self._start_s = time.process_time()
+        self.waited_s = 0.0
+        super().__init__()
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds worked."""
+        return time.process_time() - self._start_s
+
+    @property
+    def now_s(self) -> float:
+        return self.busy_s + self.waited_s
+
+    @now_s.setter
+    def now_s(self, at_s: float) -> None:
+        self.waited_s = max(0.0, at_s - self.busy_s)
+
+
+class Priced:
+    """An observer that adds up what was predicted of the steps."""
+
+    def __init__(self, prediction: RunningPrediction) -> None:
+        self.seconds = 0.0
+        self._prediction = prediction
+
+    def record(self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Row]) -> None:
+        self.seconds += self._prediction.step_s(batch, result, scheduler)
+
+
+class TimedAdmission(ArrivalAdmission):
+    """Counts the processor's seconds that it takes."""
+
+    spent_s = 0.0
+
+    def arrive(self, request: Request, at_s: float) -> None:
+        start_s = time.thread_time()
+        super().arrive(request, at_s)
+        self.spent_s += time.thread_time() - start_s
+
+    def take(self, now_s: float, engine_waits: bool, engine_idle: bool) -> list[Request]:
+        start_s = time.thread_time()
+        batch = super().take(now_s, engine_waits, engine_idle)
+        self.spent_s += time.thread_time() - start_s
+        return batch
+
+    def first_token(self, at_s: float, ttft_s: float) -> None:
+        start_s = time.thread_time()
+        self.controller.first_token(at_s, ttft_s)
+        self.spent_s += time.thread_time() - start_s
+
+
+def job(model: str, chunk_tokens: int) -> JobConfig:
+    """A job over rows of token ids."""
     return parse_job(
         {
             "model": {"path": model},
-            "input": {"path": "-", "id": "id", "prompt_token_ids": "tokens"},
-            "output": {"path": output},
-            "sampling": {"max_tokens": {"column": "most"}, "ignore_eos": True},
+            "input": {"path": "-", "prompt_token_ids": "tokens"},
+            "output": {"path": "-"},
             "plan": {"output_length": {"column": "most"}},
-            "engine": {"policy": policy, "max_num_seqs": 32},
+            "engine": {"policy": "vllm", "max_num_seqs": MOST_RUNNING, "chunk_tokens": chunk_tokens},
         }
     )
 
 
-def simulated(placement: Placement, config: JobConfig, lengths: Lengths) -> Percentiles:
-    """Time to first token by the cost model, as measured on this machine."""
-    plan = placement.plan(lengths)
-    result = simulate_plan(
-        plan, lengths, placement.shape, placement.profile, plan_config=config.plan, gathering=config.arrivals
+def system_of(name: str, plan: Plan, batch_tokens: int) -> System:
+    """The settings of a system, whose steps have room for a batch beside all decodes."""
+    gathered = SYSTEMS[name]
+    if gathered is None:
+        return System(plan, ArrivalsConfig(), None)
+    config = gathered[0].model_copy(update={"batch_tokens": batch_tokens})
+    limits = replace(plan.settings.limits, lookahead=config.batch_rows + 1)
+    settings = replace(plan.settings, policy=find_policy("prefill-packing"), limits=limits)
+    return System(replace(plan, settings=settings), config, gathered[1])
+
+
+def simulated(system: System, cost_model: CostModel, lengths: Lengths, pace: float = 1.0) -> Percentiles:
+    """Time to first token where each step takes `pace` times as long: all other times are that much shorter."""
+    config = system.config
+    config = config.model_copy(
+        update={
+            "target_s": config.target_s / pace,
+            "epoch_s": config.epoch_s / pace,
+            "burst_rows_per_s": config.burst_rows_per_s * pace,
+        }
     )
-    assert result.ttft is not None
-    return result.ttft
+    assert lengths.arrived_at_s is not None
+    waited = simulate(
+        lengths.requests(known=True),
+        lengths.output_tokens.tolist(),
+        system.plan.settings,
+        cost_model,
+        arrived_at_s=(lengths.arrived_at_s / pace).tolist(),
+        admission=ArrivalAdmission(config, system.pack) if system.pack else None,
+    ).waited
+    assert waited is not None
+    found = Percentiles.of([seconds * pace for seconds in waited.ttft_s])
+    assert found is not None
+    return found
 
 
-def measured(config: JobConfig, lengths: Lengths) -> Percentiles:
-    """The same in real time. The first row is sent ahead, so that planning is over when the others come."""
-    random, (read, write) = np.random.default_rng(0), os.pipe()
-    rows = list(zip(lengths.prompt_tokens.tolist(), lengths.output_tokens.tolist(), strict=True))
-    has_begun = threading.Event()
+def measured(system: System, loaded: LoadedModel, cost_model: CostModel, lengths: Lengths) -> Measured:
+    """The same for real."""
+    random, arrived_at_s, pack = np.random.default_rng(0), lengths.arrived_at_s, system.pack
+    assert arrived_at_s is not None
+    rows = [
+        replace(
+            request,
+            prompt_token_ids=random.integers(10, 1000, request.num_prompt_tokens).astype(np.int32),
+            sampling=SamplingParams(max_tokens=request.max_tokens, ignore_eos=True),
+            arrived_s=float(arrived_at_s[request.row]),
+        )
+        for request in lengths.requests(known=True)
+    ]
 
-    def lines() -> Iterator[tuple[float, bytes]]:
-        assert lengths.arrived_at_s is not None
-        for number, (at_s, (prompt, output)) in enumerate(
-            zip([-1.0, *lengths.arrived_at_s], [rows[0], *rows], strict=True)
-        ):
-            row = {"id": number, "tokens": random.integers(10, 1000, prompt).tolist(), "most": output}
-            yield at_s, json.dumps(row).encode() + b"\n"
+    def filled(requests: Sequence[Request], config: ArrivalsConfig) -> list[list[Request]]:
+        """Batches, whose prompts have as many token ids as they are padded to."""
+        assert pack is not None
+        return [
+            [replace(row, prompt_token_ids=np.resize(row.prompt_token_ids, row.num_prompt_tokens)) for row in batch]
+            for batch in pack(requests, config)
+        ]
 
-    def send() -> None:
-        start_s = 0.0
-        with os.fdopen(write, "wb", buffering=0) as pipe:
-            for at_s, line in lines():
-                if at_s >= 0 and not start_s:
-                    has_begun.wait()
-                    start_s = time.monotonic()
-                time.sleep(max(0.0, start_s + at_s - time.monotonic()))
-                pipe.write(line)
+    settings = system.plan.settings
+    executor, scheduler = build_executor(loaded, settings), Scheduler(settings)
+    priced = Priced(RunningPrediction(system.plan, cost_model))
+    admission = TimedAdmission(system.config, filled) if pack else None
+    clock = ProcessorClock()
+    waited = WaitingTimes(lambda request: request.arrived_s, lambda: clock.now_s)
+    if admission is not None:
+        waited.on_first_token = admission.first_token
+    source = ArrivingRows(VirtualFeed(rows, arrived_at_s.tolist(), clock), scheduler, admission)
+    stats = drain(source, scheduler, executor, CountingSink(), [waited, priced])
+    busy_s, ttft = clock.busy_s, Percentiles.of(waited.ttft_s)
+    assert ttft is not None
+    return Measured(
+        ttft, busy_s / priced.seconds, stats.steps, busy_s, admission.spent_s if admission is not None else 0.0
+    )
 
-    def begun(answer: dict[str, Any]) -> None:
-        has_begun.set()
 
-    sender = threading.Thread(target=send, daemon=True)
-    sender.start()
-    manifest = answer_rows(config, read, begun, quiet=True).manifest
-    os.close(read)
-    assert manifest.ttft is not None
-    return manifest.ttft
+def window(data: Path, trace: str, number: int, rows: int, shrink: int) -> Lengths:
+    """The first rows of a window, from 0 on."""
+    found = reproduce_arrivals.windows(Options(data))[trace][number]
+    assert found.arrived_at_s is not None
+    prompts, outputs = (np.maximum(1, tokens[:rows] // shrink) for tokens in (found.prompt_tokens, found.output_tokens))
+    return Lengths(prompts, outputs, found.arrived_at_s[:rows] - found.arrived_at_s[0], outputs)
+
+
+def best_fixed(plan: Plan, cost_model: CostModel, lengths: Lengths, batch_tokens: int, pace: float) -> str:
+    """The fixed N that is simulated to be best."""
+    names = [f"N = {n}" for n in FIXED]
+    return min(names, key=lambda name: simulated(system_of(name, plan, batch_tokens), cost_model, lengths, pace).mean_s)
+
+
+def compare(placement: Placement, loaded: LoadedModel, rows: Lengths, shrink: int, load: float, more: Any) -> Table:
+    """Run all systems on the same arrivals."""
+    batch_tokens = 20_000 // shrink
+    plan = placement.plan(Lengths(rows.prompt_tokens, rows.output_tokens, None, rows.max_tokens))
+    cost_model = CostModel(placement.shape, placement.profile, plan.layout)
+    assert rows.arrived_at_s is not None
+    at_once = at_times(rows, 0 * rows.arrived_at_s)
+    for _ in range(2):  # the first is slower
+        pace = measured(system_of("continuous, 20K", plan, batch_tokens), loaded, cost_model, at_once).pace
+    lengths = at_times(rows, rows.arrived_at_s * pace * plan.makespan_s / load / rows.arrived_at_s[-1])
+    assert lengths.arrived_at_s is not None
+    table = Table(
+        f"{more['trace']}, load {load:g}: {len(rows)} rows in {lengths.arrived_at_s[-1]:.0f} s; mean TTFT, s",
+        ("system", "measured", "simulated", "at its pace", "over measured", "pace", "controller, µs a step", "of it"),
+    )
+    for name in COMPARED:
+        chosen = best_fixed(plan, cost_model, lengths, batch_tokens, pace) if name == BEST_FIXED else name
+        system = system_of(chosen, plan, batch_tokens)
+        foreseen, seen = simulated(system, cost_model, lengths), measured(system, loaded, cost_model, lengths)
+        paced = simulated(system, cost_model, lengths, seen.pace)
+        step_us, share = seen.control_s / seen.steps * 1e6, seen.control_s / seen.busy_s
+        table.add(
+            name if chosen == name else f"{name}: {chosen}",
+            *(f"{found.mean_s:.2f}" for found in (seen.ttft, foreseen, paced)),
+            f"{paced.mean_s / seen.ttft.mean_s:.2f}",
+            f"{seen.pace:.2f}",
+            f"{step_us:.0f}",
+            f"{share:.3%}",
+            **more,
+            system=name,
+            chosen=chosen,
+            measured_s=seen.ttft.mean_s,
+            measured_p95_s=seen.ttft.p95_s,
+            simulated_s=foreseen.mean_s,
+            paced_s=paced.mean_s,
+            over_measured=paced.mean_s / seen.ttft.mean_s,
+            pace=seen.pace,
+            control_us=step_us,
+            control_share=share,
+        )
+        print("  ".join(table.rows[-1]), flush=True)
+    return table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("lengths")
-    parser.add_argument("--rows", type=int, default=40)
-    parser.add_argument("--load", type=float, default=0.8)
-    parser.add_argument("--shrink", type=int, default=8)
-    arguments = parser.parse_args()
-    trace = read_lengths(arguments.lengths)
-    if trace.arrived_at_s is None:
-        parser.error(f"{arguments.lengths} has no arrivals")
-    window = slice(0, arguments.rows)
-    prompts, outputs = (
-        np.maximum(1, tokens[window] // arguments.shrink) for tokens in (trace.prompt_tokens, trace.output_tokens)
-    )
-    times = trace.arrived_at_s[window] - trace.arrived_at_s[0]
-    for policy in ("vasuki", "prefill-packing"):
-        with tempfile.TemporaryDirectory() as output:
-            config = job(arguments.model, policy, output)
-            at_once = Lengths(prompts, outputs, max_tokens=outputs)
-            (placement,) = placements_of((), Workload(config, shape_of(config), at_once))
-            busy_s = placement.plan(at_once).makespan_s
-            scaled = times * busy_s / arguments.load / max(times[-1], 1e-9)
-            lengths = Lengths(prompts, outputs, scaled, outputs)
-            foreseen, seen = simulated(placement, config, lengths), measured(config, lengths)
-            print(
-                f"{policy}: {arguments.rows} rows in {scaled[-1]:.0f} s; time to first token, mean and p95: simulated "
-                f"{foreseen.mean_s:.2f} and {foreseen.p95_s:.2f} s, measured {seen.mean_s:.2f} and {seen.p95_s:.2f} s; "
-                f"measured over simulated {seen.mean_s / foreseen.mean_s:.2f}",
-                flush=True,
-            )
+    parser.add_argument("--data", type=Path, required=True, help="folder with the traces")
+    parser.add_argument("--trace", choices=TRACES, action="append", help="repeatable; all if not given")
+    parser.add_argument("--load", type=float, action="append", help="repeatable; 0.5, 1 and 1.5 if not given")
+    parser.add_argument("--window", type=int, default=0, help="which of the windows of `packing-ttft`")
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--shrink", type=int, default=SHRINK)
+    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page anew")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    config = job(options.model, 20_000 // options.shrink + MOST_RUNNING)
+    loaded = load_model(config.model, "cpu")
+    stored = write_page.read().get(CLAIM, [])
+    for trace in options.trace or TRACES:
+        rows = window(options.data, trace, options.window, options.rows, options.shrink)
+        placement = placed_as_loaded(config, loaded, tokens_of(rows))
+        for load in options.load or LOADS:
+            where = {"trace": trace, "load": load, "window": options.window}
+            table = compare(placement, loaded, rows, options.shrink, load, where)
+            print(f"{table.markdown()}\n\nload average of the machine: {os.getloadavg()[0]:.1f}\n", flush=True)
+            stored = [row for row in stored if any(row[name] != value for name, value in where.items())]
+            stored += table.figures
+    if options.write:
+        write_page.update({CLAIM: stored})
 
 
 if __name__ == "__main__":

@@ -55,6 +55,8 @@ CLAIMS: dict[str, Callable[[Options], Table]] = {
     "baton-short": reproduce_baton.table_2,
     "packing-ttft": reproduce_arrivals.table_1,
     "packing-claims": reproduce_arrivals.verdicts,
+    "packing-windows": reproduce_arrivals.each_window,
+    "packing-quiet": reproduce_arrivals.quiet,
     "packing-control": reproduce_arrivals.control,
 }
 

@@ -9,6 +9,7 @@ the same engine, in which decodes go on in every step:
     greedy, exact        the paper's controller, with either packer
     mended               the controller `load`, greedy
     best fixed N         the controller switched off, at the N that is best for this trace and load
+    padding at once      the first for whoever is there when the engine can take a batch (`packing-quiet` alone)
     continuous           nothing held back: vLLM's present scheduler, with 8,192 tokens a step
     continuous, 20K      the same with as many tokens a step as the others have
 
@@ -50,6 +51,7 @@ Times = npt.NDArray[np.float64]
 
 WINDOWS, ROWS = 5, 600
 LOADS = (0.5, 1.0, 1.5)
+QUIET = 0.1
 DRAW = 0.01
 FIXED = (1, 2, 4, 8, 16)
 TRACES = {"coding": "azure_code_arrivals.csv", "conversation": "azure_conv_arrivals.csv"}
@@ -97,6 +99,7 @@ SYSTEMS: dict[str, tuple[ArrivalsConfig, Pack] | None] = {
     **{f"N = {n}": (USUAL.model_copy(update={"min_rows": n, "max_rows": n}), pack_requests) for n in FIXED},
     "continuous": None,
     "continuous, 20K": None,
+    "padding at once": (USUAL.model_copy(update={"controller": "load", "max_rows": 1}), padded),
 }
 BEST_FIXED = "best fixed N"
 COMPARED = ("padding", "Prepacking", "greedy", "exact", "mended", BEST_FIXED, "continuous", "continuous, 20K")
@@ -133,7 +136,7 @@ def ttfts(result: SimulationResult) -> list[float]:
 
 def at_times(lengths: Lengths, arrived_at_s: Times) -> Lengths:
     """The same rows, at other times."""
-    return Lengths(lengths.prompt_tokens, lengths.output_tokens, arrived_at_s)
+    return replace(lengths, arrived_at_s=arrived_at_s)
 
 
 @cache
@@ -209,6 +212,42 @@ def table_1(options: Options) -> Table:
                 **{f"mean_s_{load:g}": found[load][0] for load in LOADS},
                 **{f"p95_s_{load:g}": found[load][1] for load in LOADS},
             )
+    return table
+
+
+def each_window(options: Options) -> Table:
+    """The order of the systems in each window, at load 1."""
+    systems = ("padding", "Prepacking", "greedy", "exact", "continuous, 20K")
+    table = Table(
+        "Dynamic Prefill Packing, table 1: time to first token by window, mean, s, load 1",
+        ("trace", "window", *systems, "greedy < Prepacking < padding"),
+    )
+    for trace in PAPER:
+        for number, rows in enumerate(windows(options)[trace]):
+            found = {system: float(np.mean(ttfts(run(rows, system)))) for system in systems}
+            in_order = found["greedy"] < found["Prepacking"] < found["padding"]
+            table.add(
+                trace,
+                str(number + 1),
+                *(f"{seconds:.2f}" for seconds in found.values()),
+                "yes" if in_order else "no",
+                trace=trace,
+                window=number + 1,
+                in_order=int(in_order),
+                exact_saves=1 - found["exact"] / found["greedy"],
+                **found,
+            )
+    return table
+
+
+def quiet(options: Options) -> Table:
+    """Whether packing hurts where there is nothing to pack."""
+    table = Table(
+        f"Time to first token, mean, s, at a load of {QUIET:g}", ("trace", *(systems := (*COMPARED, "padding at once")))
+    )
+    for trace in PAPER:
+        found = {system: waits(options, trace, QUIET, system)[0] for system in systems}
+        table.add(trace, *(f"{seconds:.3f}" for seconds in found.values()), trace=trace, **found)
     return table
 
 
