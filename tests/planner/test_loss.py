@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -214,6 +214,20 @@ def test_where_all_lose_too_much_seconds_are_not_paid_for_fewer_seconds(monkeypa
 
     assert chosen(0.5 * gap_s) is faster.candidate
     assert chosen(1.5 * gap_s) is slower.candidate
+
+
+@pytest.mark.parametrize(
+    ("max_loss", "saved_s", "is_slower_taken"),
+    [("auto", 5.0, False), ("auto", 20.0, True), (30.0, 5.0, True)],
+)
+def test_no_plan_ends_later_in_peace_and_after_a_kill(max_loss: Any, saved_s: float, is_slower_taken: bool) -> None:
+    """A bound that nobody asked for is worth what it saves: 18 s are not paid to lose 5 less."""
+    problem, candidates = with_turns_first(lengths_of(60, 1500, 20))
+    problem = replace(problem, plan=PlanConfig(max_loss=max_loss))
+    made = predict(problem, candidates[0])
+    faster = replace(made, makespan_s=190.0, loss=Loss(29.0 + saved_s, 200))
+    slower = replace(made, makespan_s=208.0, loss=Loss(29.0, 200))
+    assert (preferred(problem, [faster, slower]) is slower) == is_slower_taken
 
 
 def test_the_plan_says_what_a_kill_loses() -> None:

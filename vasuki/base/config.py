@@ -240,7 +240,8 @@ class PlanConfig(_Section):
     """Rows held and ordered at a time; memory is bounded by it whatever the input's size."""
     max_loss: Auto | Seconds = "auto"
     """Work that a kill may lose, on average over the moments at which it may come. `auto` is 3 % of the makespan, 30 s
-    at least. The fastest plan that keeps to it is taken, and parts are committed no less often."""
+    at least. The fastest plan that keeps to it is taken, and parts are committed no less often; with `auto`, unless
+    another ends sooner both in peace and after a kill."""
 
 
 class EngineConfig(_Section):

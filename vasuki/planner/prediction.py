@@ -117,11 +117,22 @@ def preferred(
     otherwise: Callable[[Prediction], float] = end_after_a_kill_s,
 ) -> Prediction:
     """The one that ends first of those that lose no more by a kill than the job allows; if none does, the least by
-    `otherwise`. The loss alone may be noise of the sample, and dear."""
+    `otherwise`. The loss alone may be noise of the sample, and dear.
+
+    Where the job leaves it to the plan what a kill may lose, nothing is taken that ends later than another in peace
+    and after a kill."""
     predictions = list(predictions)
-    if allowed := [each for each in predictions if not each.loses_too_much(problem)]:
-        return min(allowed, key=makespan_s)
-    return min(predictions, key=otherwise)
+    allowed = [each for each in predictions if not each.loses_too_much(problem)]
+    if not allowed:
+        return min(predictions, key=otherwise)
+    best = min(allowed, key=makespan_s)
+    if problem.plan.max_loss == "auto":
+        after_s = end_after_a_kill_s(best)
+        better = [
+            each for each in predictions if end_after_a_kill_s(each) < after_s and each.makespan_s < best.makespan_s
+        ]
+        best = min([best, *better], key=makespan_s)
+    return best
 
 
 def cost_of_uncertainty(problem: Problem, prediction: Prediction) -> float | None:

@@ -206,5 +206,7 @@ def _notes(plan: Plan) -> Iterable[str]:
         yield "steps, rows and KV memory are those of one micro-batch, of which every stage of a replica has one"
     yield f"offload: {plan.offload.reason}"
     if plan.at_risk_s > plan.max_loss_s:
-        others = ", but nothing else that was tried loses less" if plan.loses_least else ""
+        others = (
+            ", but nothing else that was tried loses less" if plan.loses_least else ", since less would take longer"
+        )
         yield f"a kill loses more than plan.max_loss, {time_text(plan.max_loss_s)}{others}"

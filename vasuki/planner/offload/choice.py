@@ -78,12 +78,19 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
             offload = safest.candidate.settings.offload
             why = f"a kill loses {safest.loss.mean_s / plain.loss.mean_s - 1:+.1%}"
             return because(safest, replace(offload, reason=f"{offload.reason}; {why}, makespan {change(safest)}"))
-        why_not += [f"with {each.candidate.settings.offload.mode} a kill would lose no less" for each in options]
+        for each in options:
+            mode = each.candidate.settings.offload.mode
+            if loss_s(each) < (1 - NOISE) * loss_s(plain):
+                why_not.append(f"{mode}, by which a kill would lose less, would change the makespan by {change(each)}")
+            else:
+                why_not.append(f"with {mode} a kill would lose no less")
         options = []
     elif asked == "auto":
-        risky = [each.candidate.settings.offload.mode for each in options if each.loses_too_much(problem)]
-        why_not += [f"with {mode} a kill would lose more than plan.max_loss" for mode in risky]
-        options = [each for each in options if not each.loses_too_much(problem)]
+        best = preferred(problem, [plain, *options])
+        for each in options:
+            if each.loses_too_much(problem) and each is not best:
+                why_not.append(f"with {each.candidate.settings.offload.mode} a kill would lose more than plan.max_loss")
+        options = [each for each in options if each is best or not each.loses_too_much(problem)]
     if options:
         fastest = min(options, key=makespan_s)
         offload = fastest.candidate.settings.offload
