@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # run Triton's kernels on a CPU; read when it is imported, as torch may do
+os.environ["COLUMNS"] = "100"  # of a terminal, which tests need not have
 os.environ["VASUKI_MEASURE"] = "off"  # how busy the machine is decides no plan; tests of measuring switch it on
 
 

@@ -22,6 +22,7 @@ from vasuki.machines.cost_model import (
     windowed_causal_pairs,
 )
 from vasuki.machines.cost_model.copies import HostTraffic
+from vasuki.machines.cost_model.stages import LAUNCHED_PER_LAYER
 from vasuki.machines.profile import AttentionPoint, AttentionPoints, HardwareProfile, InStep, Measured
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
@@ -256,7 +257,7 @@ def test_launches_show_only_where_kernels_are_short() -> None:
     decode, chunk = cost.work([1], [64]), cost.work([16384], [16384])
     few = cost.work([2], [64])
     assert slow_cost.step(few).launch_s > cost.step(few).launch_s
-    assert slow_cost.step(few).launch_s == pytest.approx((24 * 18 + 6) * 40e-6 - slow_cost.step(few).device_s)
+    assert slow_cost.step(few).launch_s == pytest.approx((24 * LAUNCHED_PER_LAYER + 6) * 40e-6 - slow_cost.step(few).device_s)
     assert slow_cost.step(chunk).launch_s == 0
     assert slow_cost.step(decode).launch_s == 0
 
@@ -270,7 +271,7 @@ def test_decodes_that_are_not_recorded_wait_for_their_launches(why: str) -> None
     rows = 513 if why == "more rows than are recorded" else 4
     work = cost.work([1] * rows, [64] * rows)
     [time] = cost.repeated(work, 1, streamed_layers=int(why == "KV is streamed"))
-    launches_s = (24 * 18 + 6) * 200e-6
+    launches_s = (24 * LAUNCHED_PER_LAYER + 6) * 200e-6
     assert time.total_s >= launches_s
     assert CostModel(cost.shape, slow).step_time_s(cost.work([1] * 4, [64] * 4)) < launches_s / 10
 
