@@ -7,6 +7,7 @@
 # make test-kill kill 300 runs and 20 replicas at random moments, trouble 200 in other ways, and compare the answers
 # make test-airflow run the DAG by Airflow, in an environment of its own, and kill the run in its midst
 # make test-hostile  run jobs with 300 spoiled files, and one of 100,000 steps
+# make test-ray  run jobs on a Ray cluster of this machine, in an environment of its own, and kill 20 of its parts
 # make test-s3   run jobs over an S3 server process that freezes, goes away and loses connections
 PYTHON ?= python3
 VENV ?= .venv
@@ -17,7 +18,7 @@ SETUP := $(VENV)/.installed
 # a small chat model (Apache-2.0), 270 MB
 MODEL ?= HuggingFaceTB/SmolLM2-135M-Instruct
 
-.PHONY: demo compare docstrings reproduce wheel test test-kill test-hostile test-s3 test-airflow check lint types architecture pytest docs clean
+.PHONY: demo compare docstrings reproduce wheel test test-kill test-hostile test-s3 test-ray test-airflow check lint types architecture pytest docs clean
 
 demo: $(BASE)
 	$(BIN)/vasuki run jobs/quickstart.yaml
@@ -82,6 +83,14 @@ test-s3: $(SETUP) .venvs/s3/.installed
 .venvs/s3/.installed:
 	$(PYTHON) -m venv .venvs/s3
 	.venvs/s3/bin/pip install --quiet --disable-pip-version-check 'moto[server]==5.2.5'
+	touch $@
+
+test-ray: .venvs/ray/.installed
+	VASUKI_RAY_KILLS=20 .venvs/ray/bin/python -m pytest -n 0 tests/commands/test_ray_*.py
+
+.venvs/ray/.installed: pyproject.toml constraints.txt
+	test -x .venvs/ray/bin/python || $(PYTHON) -m venv .venvs/ray
+	.venvs/ray/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray,test]'
 	touch $@
 
 test-airflow: $(SETUP) .venvs/airflow/.installed
