@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,12 +21,13 @@ from tiny_job import WORDS, job_tree
 from vasuki.base import commits
 from vasuki.base.config import load_job
 from vasuki.commands.fleet.driver import run_on_replicas
-from vasuki.commands.fleet.messages import ToDriver
+from vasuki.commands.fleet.messages import Foreseen, Ready, ToDriver
 from vasuki.commands.fleet.processes import Processes
 from vasuki.commands.run import run_job
 from vasuki.io.location import Location
 from vasuki.io.output.trace import read_trace
 from vasuki.machines.split import Share
+from vasuki.planner.leases import Leases
 
 NUM_ROWS = 60
 KILLS = int(os.environ.get("VASUKI_KILLS", "0")) // 10
@@ -82,6 +84,31 @@ class KillsReplicas(Processes):
 
     def strike(self) -> None:
         self.kill(0)
+
+
+class TwoKinds(Processes):
+    """The other one is another kind of card, whose profile says that it is half as fast."""
+
+    def receive(self, timeout_s: float) -> list[tuple[int, ToDriver | None]]:
+        return [(index, self._slow(message) if index else message) for index, message in super().receive(timeout_s)]
+
+    def _slow(self, message: ToDriver | None) -> ToDriver | None:
+        if isinstance(message, Ready):
+            return replace(message, kind="slow")
+        if isinstance(message, Foreseen):
+            profile = message.profile
+            rates = {name: rate / 2 for name, rate in profile.peak_tflops.items()}
+            slow = {
+                "peak_tflops": rates,
+                "memory_gb_per_s": profile.memory_gb_per_s / 2,
+                "overheads": profile.overheads.model_copy(
+                    update={
+                        name: 2 * getattr(profile.overheads, name) for name in ("step_us", "launch_us", "kernel_us")
+                    }
+                ),
+            }
+            return replace(message, profile=profile.model_copy(update=slow))
+        return message
 
 
 class StopsReplicas(KillsReplicas):
@@ -145,6 +172,33 @@ def test_a_replica_that_hangs_keeps_nobody_waiting(
     job = job_into(tmp_path / "job", tiny_model)
     run_on_replicas(load_job(str(job)), SHARES, quiet=True)
     assert answers(job).equals(expected)
+
+
+def test_a_slower_kind_of_card_is_expected_to_be_slower(
+    tmp_path: Path, tiny_model: Path, expected: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds: dict[int, float] = {}
+    join = Leases.join
+
+    def noted(self: Leases, replica: int, speed: float = 1.0, row_token_s: float = 0.0) -> None:
+        speeds[replica] = speed
+        join(self, replica, speed, row_token_s)
+
+    monkeypatch.setattr(Leases, "join", noted)
+    monkeypatch.setattr("vasuki.commands.fleet.driver.Processes", TwoKinds)
+    job = job_into(tmp_path / "job", tiny_model)
+    run_on_replicas(load_job(str(job)), SHARES, quiet=True)
+    assert answers(job).equals(expected)
+    assert speeds[1] / speeds[0] == pytest.approx(0.5, rel=0.1)
+
+
+def test_rows_that_miss_their_deadline_are_counted(tmp_path: Path, tiny_model: Path) -> None:
+    job = job_into(tmp_path / "job", tiny_model)
+    table = pq.read_table(job.parent / "in.parquet")
+    due_s = [0.001 if row % 5 == 0 else None for row in range(NUM_ROWS)]
+    pq.write_table(table.append_column("due", pa.array(due_s)), job.parent / "in.parquet")
+    config = load_job(str(job), ["input.deadline=due", "sampling.n=1"])
+    assert run_on_replicas(config, SHARES, quiet=True).manifest.missed_deadlines == NUM_ROWS // 5
 
 
 def test_rows_that_no_replica_can_run_are_error_rows(tmp_path: Path, tiny_model: Path) -> None:

@@ -26,6 +26,7 @@ import numpy as np
 from vasuki.engine.sequence import Request
 from vasuki.engine.settings import EngineSettings
 from vasuki.machines.cost_model import CostModel
+from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 
 Key = tuple[int, int]  # row and sample
@@ -69,6 +70,11 @@ class Work:
 
     def seconds(self, prompt_tokens: float, output_tokens: float) -> float:
         return prompt_tokens * self.prompt_token_s + output_tokens * self.output_token_s
+
+    def speed(self, other: Work, lengths: Lengths) -> float:
+        """How many times as fast as another one a replica does such rows."""
+        row = float(lengths.prompt_tokens.sum()), float(lengths.output_tokens.sum())
+        return other.seconds(*row) / self.seconds(*row) if len(lengths) else 1.0
 
     def of_row(self, request: Request) -> float:
         """What is expected of a row that nothing was computed of; what an earlier run has of it counts as prompt."""

@@ -264,12 +264,11 @@ def simulate_fleet(
         replicas=replicas,
     )
     works = [Work.of(member.cost_model, member.plan) for member in members]
-    row = float(lengths.prompt_tokens.mean()), float(lengths.output_tokens.mean())
     machines = [
         Machine(
             member.plan.settings,
             member.cost_model,
-            speed=works[0].seconds(*row) / work.seconds(*row),
+            speed=work.speed(works[0], lengths),
             row_token_s=work.row_token_s,
             interruptions_per_hour=member.interruptions_per_hour,
             boot_s=member.boot_s,

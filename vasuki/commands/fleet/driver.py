@@ -191,8 +191,10 @@ class Driver:
         self._missed_deadlines = 0
         self._manifests: list[Manifest] = []
         self._tokens = 0
+        self._missed_deadlines = 0
         self._journal = folder.journal()
         self._lengths: Lengths  # of the job, set once its first rows are read
+        self._work: Work  # what tokens take on the kind of device that was planned for first
         self._order: PlannedOrder  # these are set with the plan
         self._leases: Leases
         self._may_plan = False  # once it is known for what
@@ -224,7 +226,7 @@ class Driver:
             first = list(first_rows(requests, PLANNED_REQUESTS))
             self._lengths = lengths_of(first, self.folder.rows_left)
             with busy_with("measuring the machine and planning", self.quiet):
-                plan, work = self._plan()
+                plan = self._plan()
             self.folder.begin()
             with signals.deferred():
                 self._order = order_requests(
@@ -236,7 +238,9 @@ class Driver:
                     replicas=len(self.shares),
                 )
                 rows = max(1, len({request.row for request in first}))
-                self._leases = Leases(self._order, work, len(first) * self.folder.rows_left // rows, plan.makespan_s)
+                self._leases = Leases(
+                    self._order, self._work, len(first) * self.folder.rows_left // rows, plan.makespan_s
+                )
                 return self._generate(plan, signals, max_time_s)
 
     def _are_enough_ready(self) -> bool:
@@ -249,7 +253,7 @@ class Driver:
             self._late_s = now_s + min(30.0, max(5.0, (now_s - self.started_s) / 2))
         return bool(self._ready) and (len(self._ready) == len(self._starts) or now_s > self._late_s)
 
-    def _plan(self) -> tuple[Plan, Work]:
+    def _plan(self) -> Plan:
         """The plan of one kind of device, which speaks for the job."""
         self._may_plan = True
         self._begin_those_ready()
@@ -265,7 +269,8 @@ class Driver:
             plan.source,
             percent_text(plan.could_save),
         )
-        return plan, Work.of(CostModel(foreseen.shape, foreseen.profile, plan.layout), plan)
+        self._work = _work(foreseen)
+        return plan
 
     def _generate(self, plan: Plan, signals: StopSignals, max_time_s: float) -> Manifest:
         generate_started_s = time.perf_counter()
@@ -415,6 +420,7 @@ class Driver:
         self._texts[ended.key] = ended.text
         self._missed_deadlines += time.perf_counter() - self.started_s > row.request.due_s
         self._leases.ended(index, ended.key, row.num_output_tokens)
+        self._missed_deadlines += not row.request.error and time.perf_counter() - self.started_s > row.request.due_s
         self._sink.write(row)
         if row.error or row.request.error:
             self._texts.pop(ended.key, None)
@@ -438,7 +444,8 @@ class Driver:
                 del self._ready[index]
                 for later in range(len(self._traces), index + 1):
                     self._traces.append(TraceWriter(self.folder.traces(later + 1)[later]))
-                self._leases.join(index)
+                work = _work(self._plans[ready.kind])
+                self._leases.join(index, work.speed(self._work, self._lengths), work.row_token_s)
                 self._running[index] = _Pulse()
 
     def _hand_out(self) -> None:
@@ -518,6 +525,10 @@ class Driver:
             f"{count_text(self._tokens)} tokens",
         ]
         self._line.show(elapsed_s / (elapsed_s + left_s), state)
+
+
+def _work(foreseen: Foreseen) -> Work:
+    return Work.of(CostModel(foreseen.shape, foreseen.profile, foreseen.plan.layout), foreseen.plan)
 
 
 def _key(request: Request) -> Key:
