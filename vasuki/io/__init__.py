@@ -5,6 +5,7 @@
     input/      a job's table, read as Requests
     output/     finished sequences -> part files, manifest and trace
     export/     part files -> one file, as other programs read it
+    batch       a table in memory as a job's input, and with its answers
     ids         are the ids unique?
     selection   shards, and rows that are done already
     values      between Arrow, Python and text

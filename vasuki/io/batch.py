@@ -1,0 +1,58 @@
+"""A table in memory, as the input of a job and with its answers beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vasuki.base.config import JobConfig
+from vasuki.base.errors import JobFileError
+from vasuki.io.input.columns import ANSWER_COLUMNS, needed_columns
+
+_ROW = "row of the batch"
+
+
+def batch_job(job: JobConfig, batch: Any, folder: Path) -> JobConfig:
+    """The job over a file in a folder, which has the columns of a `pyarrow.Table` that the job reads.
+
+    Raises:
+        JobFileError: the job reads a format of files, or the table has a column that the answers have.
+    """
+    if job.input.format == "openai-batch":
+        raise JobFileError("input.format: openai-batch is one of files; name the columns of the dataset instead")
+    for name in batch.column_names:
+        if name in ANSWER_COLUMNS and name != "id":
+            raise JobFileError(f"the dataset has a column '{name}', as the answers have; rename it")
+    job = job.model_copy(
+        update={
+            "input": job.input.model_copy(update={"path": str(folder / "batch.parquet"), "format": "parquet"}),
+            "output": job.output.model_copy(update={"path": str(folder / "out"), "columns": (_ROW,)}),
+        }
+    )
+    columns = {name: _plain(batch[name]) for name in needed_columns(job) if name in batch.column_names}
+    table = pa.table(columns | {_ROW: pa.array(range(batch.num_rows), pa.int64())})
+    pq.write_table(table, job.input.path)
+    return job
+
+
+def with_answers(batch: Any, job: JobConfig) -> Any:
+    """A batch with the columns that the answers in the output folder of its job have. Its rows are in their order, and
+    those with several samples are there as often."""
+    answers = pa.concat_tables([pq.read_table(part) for part in Path(job.output.path).glob("part-*.parquet")])
+    by = [name for name in (_ROW, "sample") if name in answers.column_names]
+    answers = answers.sort_by([(name, "ascending") for name in by])
+    table = batch.take(answers[_ROW])
+    for name in answers.column_names:
+        if name not in ("id", _ROW):
+            table = table.append_column(name, answers[name])
+    return table
+
+
+def _plain(column: Any) -> Any:
+    """A column in a type that Parquet knows: lists in place of tensors."""
+    if not isinstance(column.type, pa.BaseExtensionType):
+        return column
+    return pa.array([value.tolist() if hasattr(value, "tolist") else value for value in column.to_pylist()])
