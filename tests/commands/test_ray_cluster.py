@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner, Result
 from test_replicas import NUM_ROWS, answers, job_into
 
 from vasuki.base import commits
 from vasuki.base.config import load_job
 from vasuki.base.errors import JobFileError
+from vasuki.commands.cli import main
 from vasuki.commands.cluster.run import run_on_ray
-from vasuki.commands.fleet.messages import ToDriver
+from vasuki.commands.fleet.messages import Setup, ToDriver
 from vasuki.commands.run import run_job
+from vasuki.io.output.output_folder import OutputFolder
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
+    from vasuki.commands.cluster import actors
     from vasuki.commands.cluster.actors import Actors
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray's
@@ -78,30 +86,39 @@ def test_answers_are_those_of_one_device(cluster: Any, job: Path, expected: pa.T
 def test_an_actor_that_is_killed_is_started_again(
     cluster: Any, job: Path, expected: pa.Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    strike_at(monkeypatch, 8, lambda actors: actors.kill(0))
+    strike_at(monkeypatch, 8, lambda there: there.kill(0))
     run_on_ray(load_job(str(job)), cluster.address, quiet=True)
     assert "replica 0 has died and is started again" in caplog.text
     assert answers(job).equals(expected)
 
 
-def remove(cluster: Any, node: Any, actors: Actors) -> None:
+def remove(cluster: Any, node: Any, replicas: Actors) -> None:
     """Kill a node, and hand out no row until Ray knows it and its actors are gone."""
-    there = actors._nodes.alive()
+    there = replicas._nodes.alive()
     cluster.remove_node(node, allow_graceful=False)
-    while actors._nodes.alive() == there:  # until the test times out
+    while replicas._nodes.alive() == there:  # until the test times out
         time.sleep(0.05)
 
 
-def test_a_node_that_leaves_costs_no_row(
-    cluster: Any, job: Path, expected: pa.Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_node_that_leaves_costs_no_row_and_prints_nothing(
+    cluster: Any,
+    job: Path,
+    expected: pa.Table,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def strike(actors: Actors) -> None:
-        node = next(node for node in cluster.workers if node.node_id == actors._slots[0].node)
-        remove(cluster, node, actors)
+    caplog.set_level(logging.DEBUG, "vasuki")
+
+    def strike(replicas: Actors) -> None:
+        node = next(node for node in cluster.workers if node.node_id == replicas._slots[0].node)
+        remove(cluster, node, replicas)
 
     strike_at(monkeypatch, 4, strike)
     run_on_ray(load_job(str(job)), cluster.address, quiet=True)
     assert "replica 0 has gone with its machine" in caplog.text
+    assert "Ray: " in caplog.text
+    assert capsys.readouterr().out == ""
     assert answers(job).equals(expected)
 
 
@@ -112,8 +129,8 @@ def test_a_job_whose_only_node_leaves_goes_on_with_one_that_joins(
     cluster.add_node(num_cpus=0)
     worker = cluster.add_node(num_cpus=1)
 
-    def strike(actors: Actors) -> None:
-        remove(cluster, worker, actors)
+    def strike(replicas: Actors) -> None:
+        remove(cluster, worker, replicas)
         cluster.add_node(num_cpus=1)
 
     strike_at(monkeypatch, 4, strike)
@@ -126,13 +143,58 @@ def test_a_job_whose_only_node_leaves_goes_on_with_one_that_joins(
     assert answers(job).equals(expected)
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [("engine.device=cuda", "the Ray cluster has none"), ("engine.replicas=3", "3 are asked for")],
-)
-def test_a_cluster_that_has_not_what_is_asked_for(cluster: Any, job: Path, override: str, words: str) -> None:
-    with pytest.raises(JobFileError, match=words):
-        run_on_ray(load_job(str(job), [override]), cluster.address, quiet=True)
+def run(job: Path, cluster: Any, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["run", str(job), "--quiet", "--on", cluster.address, *arguments])
+
+
+def assert_one_line(result: Result, exit_code: int, words: str) -> None:
+    assert result.exit_code == exit_code, result.output
+    (line,) = result.output.splitlines()
+    assert words in line
+
+
+def test_a_cluster_that_cannot_run_a_job_is_told_in_one_line(
+    cluster: Any, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_one_line(run(job, cluster, "--set", "engine.device=cuda"), 2, "the Ray cluster has none")
+    assert_one_line(run(job, cluster, "--replicas", "3"), 2, "3 are asked for, and the Ray cluster has 2 CPUs")
+
+    config = load_job(str(job))
+    with OutputFolder.open(config.output.path, num_rows=NUM_ROWS, config_hash="-", input_fingerprint="-"):
+        assert_one_line(run(job, cluster), 5, "is in use by process")
+
+    own = metadata.version("vasuki")
+    with monkeypatch.context() as patch:
+        patch.setattr("vasuki.commands.cluster.nodes.metadata.version", lambda name: "99.0")
+        assert_one_line(run(job, cluster), 2, f"has vasuki {own}, and this is 99.0")
+
+    on_any_node = actors._on_any_node
+    for path, words in ((tmp_path / "nowhere", "nowhere"), (another_model(job, tmp_path / "other"), "is another than")):
+
+        def elsewhere(setup: Setup, path: Path = path) -> Setup:
+            setup = on_any_node(setup)
+            model = setup.config.model.model_copy(update={"path": str(path)})
+            return replace(setup, config=setup.config.model_copy(update={"model": model}))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(actors, "_on_any_node", elsewhere)
+            result = run(job, cluster, "--fresh")
+            assert_one_line(result, 4, words)
+            assert "on node" in result.output
+
+
+def another_model(job: Path, folder: Path) -> Path:
+    """The job's model, but for a byte of its weights."""
+    shutil.copytree(load_job(str(job)).model.path, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    return folder
+
+
+def test_one_replica_is_one_and_what_is_unsaid_is_all(cluster: Any, job: Path, expected: pa.Table) -> None:
+    manifest = run_on_ray(load_job(str(job), ["engine.replicas=1"]), cluster.address, quiet=True).manifest
+    assert manifest.device["replicas"] == 1
+    assert answers(job).equals(expected)
 
 
 def test_no_cluster_there(job: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 from test_replicas import job_into
 
 from vasuki.commands.cli import main
-from vasuki.commands.cluster.nodes import shares_of_node
+from vasuki.commands.cluster.nodes import _survey, shares_of_node
 from vasuki.machines.split import Share
 
 
@@ -28,6 +29,14 @@ def test_an_address_that_is_none_is_refused(tmp_path: Path, tiny_model: Path, ad
     result = CliRunner().invoke(main, ["run", str(job_into(tmp_path / "job", tiny_model)), "--on", address])
     assert result.exit_code == 2
     assert "write ray, auto or ray://HOST:PORT" in result.output
+
+
+def test_a_node_without_vasuki_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert _survey()("0.1", 2, "auto") == ("", [])
 
 
 def test_where_ray_may_use_some_cores_replicas_share_their_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,7 +267,8 @@ class EngineConfig(_Section):
     """Where to run."""
     replicas: Auto | Annotated[int, Field(ge=1)] = 1
     """Copies of the model that share the job, each on a GPU of its own, or on a CPU on its share of the cores. `auto`:
-    one for each GPU, or for each node of a CPU's memory. `kv.device_memory` in bytes is that of each."""
+    one for each GPU, or for each node of a CPU's memory, as on a Ray cluster where nothing is said. `kv.device_memory`
+    in bytes is that of each."""
     weights_on_host: Auto | Annotated[int, Field(ge=0)] = "auto"
     """Decoder layers whose weights stay in host memory and are fetched in every step, while other layers compute.
     `auto`: none if all fit the device, otherwise as many as let the job end soonest, within `kv.host_memory`."""

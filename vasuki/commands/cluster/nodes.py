@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Literal
 
 from vasuki.base.errors import Interrupted, JobFileError, one_line
 from vasuki.machines.split import Share, split
+
+log = logging.getLogger(__name__)
 
 _ADDRESS = re.compile(r"(?:ray://)?(?P<host>[^/:]+|\[[^/\]]+\]):(?P<port>\d+)")
 _HERE = ("ray", "auto")  # the cluster that this machine, or the Ray job around this process, belongs to
@@ -73,9 +76,20 @@ def connected(address: str) -> Iterator[None]:
         raise JobFileError(f"--on {address}: no Ray cluster there, or not one of this Ray: {message}") from None
     signal.signal(signal.SIGTERM, handler)  # Ray has one of its own
     try:
-        yield
+        with redirect_stdout(_Unheard()):
+            yield
     finally:
         ray.shutdown()
+
+
+class _Unheard(io.TextIOBase):
+    """A standard output for Ray. When a node dies it prints pages of that node's log there, which no option keeps it
+    from, and where a command may be about to print JSON."""
+
+    def write(self, text: str) -> int:
+        if text.strip():
+            log.debug("Ray: %s", text.strip())
+        return len(text)
 
 
 class Nodes:

@@ -21,15 +21,15 @@ def run_on_ray(
     max_time_s: float = math.inf,
     deadline_s: float = math.inf,
 ) -> Outcome:
-    """Run what is left of a job on the replicas of a cluster, `engine.replicas` of them; 1 stands for `auto`.
+    """Run what is left of a job on `engine.replicas` replicas of a cluster; as for `auto` if the job does not say.
 
     Raises:
         VasukiError: as `run_on_replicas` does; JobFileError also if there is no Ray, no cluster, or not enough in it.
         KeyboardInterrupt: as there.
     """
     with connected(address):
-        replicas = config.engine.replicas
-        nodes = Nodes(config.engine.device, replicas if replicas != 1 else "auto")
+        engine = config.engine
+        nodes = Nodes(engine.device, engine.replicas if "replicas" in engine.model_fields_set else "auto")
 
         from vasuki.commands.cluster.actors import Actors  # which needs Ray
 
