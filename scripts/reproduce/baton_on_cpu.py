@@ -24,6 +24,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from vasuki.base.config import ModelConfig
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.loop import drain
+from vasuki.engine.rectangles import Rows
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
 from vasuki.hf.loading.load_model import LoadedModel, load_model
@@ -46,9 +47,9 @@ SIZES = dict(
 class OneRectangle(Padded):
     """Prompts and running rows in one rectangle."""
 
-    def groups(self, batch: Batch) -> Iterable[list[int]]:
+    def groups(self, batch: Batch) -> Iterable[Rows]:
         """All chunks together."""
-        return [list(range(len(batch.chunks)))]
+        return [[[i] for i in range(len(batch.chunks))]]
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from reproduce_table import Options, Table
 
 from vasuki.base.arrays import Ints
 from vasuki.engine.policy import POLICIES, Policy
+from vasuki.engine.rectangles import Rows
 from vasuki.engine.sequence import Request, SamplingParams
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel
@@ -85,9 +86,9 @@ METHODS = (
 class OneRectangle(CostModel):
     """Prices steps in which prompts and running rows are one rectangle."""
 
-    def groups(self, pieces: Sequence[Piece], num_decodes: int) -> Iterable[list[int]]:
+    def groups(self, pieces: Sequence[Piece], num_decodes: int) -> Iterable[Rows]:
         """All of them together."""
-        return [list(range(len(pieces)))]
+        return [[[i] for i in range(len(pieces))]]
 
 
 def mixed(queries: int, shrunk: float = 1.0, doubled: bool = False) -> Lengths:

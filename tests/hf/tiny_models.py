@@ -15,6 +15,7 @@ import transformers
 from vasuki.engine.loop import RunStats, drain
 from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import POLICIES, Policy
+from vasuki.engine.rectangles import Price
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
@@ -304,6 +305,7 @@ def run(
     want_logprobs: bool = False,
     steps_ahead: int = 0,
     level: Level | None = None,
+    price: Price | None = None,
 ) -> tuple[Rows, Scheduler, RunStats]:
     if loaded.recurrent:
         policy = dataclasses.replace(policy, shares_prefixes=False)
@@ -325,7 +327,7 @@ def run(
     states = StateCache(loaded.recurrent, max_num_seqs, loaded.device) if loaded.recurrent else None
     for tensor in itertools.chain(*states.tensors) if states else ():
         tensor.fill_(1e4)
-    executor = RaggedExecutor(loaded, cache, want_logprobs, kernel, offload, states)
+    executor = RaggedExecutor(loaded, cache, want_logprobs, kernel, offload, states, price)
     executor.steps_ahead = steps_ahead
     rows = Rows()
     stats = drain(requests, scheduler, Checked(executor, scheduler), rows)

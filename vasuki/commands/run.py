@@ -378,7 +378,7 @@ class Run:
         generate_started_s = time.perf_counter()
         interrupted: Interrupted | None = None
         scheduler = Scheduler(plan.settings)
-        executor = build_executor(loaded, plan.settings, self.config.output.logprobs)
+        executor = build_executor(loaded, plan.settings, self.config.output.logprobs, price=cost_model.rectangle_s)
         requests, observers = self.source(first, others, plan, scheduler)
         try:
             with TraceWriter(self.folder.trace) as trace:

@@ -1,41 +1,73 @@
 """Which chunks of a step are computed together where a model knows no packed attention: rectangles of rows and columns.
 
 Decodes make one. Prompts make one for each group of similar lengths (Baton, section 4.2), so that padding stays rare.
+Or several share each row of a single one, under a mask that keeps them apart (Prepacking, algorithm 1):
+
+    in groups     a a a a a a a    b b b    d d        packed     a a a a a a a
+                                   c c c    e .                   b b b c c c .
+                                                                  . . . . d d e
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from vasuki_solvers import first_fit_decreasing
 
 MOST_PADDING = 1.25  # times the new tokens of a rectangle's rows is its new columns, at most
 
+Rows = list[list[int]]  # the chunks of each row of a rectangle, by their place in the step
+Price = Callable[[int, int, int], float]  # of a rectangle of so many rows, new columns, and columns of keys
 
-def rectangles(chunks: Sequence[tuple[int, int]], num_decodes: int) -> Iterator[list[int]]:
-    """The chunks of each rectangle, by their place.
+
+def rectangles(
+    chunks: Sequence[tuple[int, int]], num_decodes: int, longest_packed: int = 0, price: Price | None = None
+) -> Iterator[Rows]:
+    """Each rectangle's chunks.
 
     Chunks from the middle of a sequence keep their order: they may read blocks that an earlier chunk of the step fills.
 
     Args:
         chunks: first position and tokens of each, decodes first.
         num_decodes: how many of them are decodes.
+        longest_packed: tokens of the longest prompt that may share a row with others.
+        price: says whether packing pays; without it, no row is shared.
     """
     lengths = [count for _, count in chunks]
     prompts = range(num_decodes, len(chunks))
     if num_decodes:
-        yield list(range(num_decodes))
-    yield from _similar(sorted((i for i in prompts if not chunks[i][0]), key=lengths.__getitem__), lengths)
+        yield [[i] for i in range(num_decodes)]
+    whole = sorted((i for i in prompts if not chunks[i][0]), key=lengths.__getitem__)
+    packable = [i for i in whole if price and lengths[i] <= longest_packed]
+    yield from _cheaper(packable, lengths, price)
+    yield from _similar(whole[len(packable) :], lengths)
     yield from _similar((i for i in prompts if chunks[i][0]), lengths)
 
 
-def _similar(order: Iterable[int], lengths: list[int]) -> Iterator[list[int]]:
+def _cheaper(order: list[int], lengths: list[int], price: Price | None) -> list[Rows]:
+    """Whole prompts, shortest first, in groups or packed, whichever costs less."""
+    groups = list(_similar(order, lengths))
+    if price is None or not order:
+        return groups
+    longest = lengths[order[-1]]
+    bins = first_fit_decreasing([lengths[i] for i in order], longest).bins
+    if len(bins) * longest > MOST_PADDING * sum(lengths[i] for i in order):
+        return groups
+    sizes = [(len(group), lengths[group[-1][0]]) for group in groups]
+    if price(len(bins), longest, longest) >= sum(price(rows, new, new) for rows, new in sizes):
+        return groups
+    return [[[order[place] for place in row] for row in bins]]
+
+
+def _similar(order: Iterable[int], lengths: list[int]) -> Iterator[Rows]:
     """Cut into groups, each as long as its padding is little."""
-    group: list[int] = []
+    group: Rows = []
     total = longest = 0
     for i in order:
         longest, total = max(longest, lengths[i]), total + lengths[i]
         if group and (len(group) + 1) * longest > MOST_PADDING * total:
             yield group
             group, longest, total = [], lengths[i], lengths[i]
-        group.append(i)
+        group.append([i])
     if group:
         yield group

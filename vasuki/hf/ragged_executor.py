@@ -12,6 +12,7 @@ import torch
 
 from vasuki.base.errors import Interrupted
 from vasuki.engine.batch import Batch, StepResult
+from vasuki.engine.rectangles import Price
 from vasuki.engine.sequence import Sequence
 from vasuki.engine.settings import EngineSettings
 from vasuki.hf.attention.inputs import LastTokens, StepInputs, TileKernel, build_inputs
@@ -56,6 +57,7 @@ class RaggedExecutor:
         kernel: attention of ours, for what torch has none for.
         offload: moves KV beside the compute.
         states: what recurrent layers keep of the rows, where there are such.
+        price: of padded rectangles; says whether prompts share rows.
 
     Attributes:
         steps_ahead: see `engine.Executor`.
@@ -69,6 +71,7 @@ class RaggedExecutor:
         kernel: TileKernel | None = None,
         offload: KVMover | None = None,
         states: StateCache | None = None,
+        price: Price | None = None,
     ) -> None:
         self.loaded = loaded
         self.cache = cache
@@ -76,7 +79,7 @@ class RaggedExecutor:
         self.kernel = kernel
         self.offload = offload
         self.states = states
-        self.unpacked = _unpacked(loaded, cache, offload)
+        self.unpacked = _unpacked(loaded, cache, offload, price)
         # Launching returns before the device is done. Tokens that are not known yet are filled into packed steps alone.
         self.steps_ahead = int(loaded.device.type == "cuda" and self.unpacked is None)
         self.most_tokens = sys.maxsize  # that are computed at once: fewer after memory has run out
@@ -220,11 +223,13 @@ class RaggedExecutor:
         return exposed_s, max(0.0, busy_s - exposed_s)
 
 
-def _unpacked(loaded: LoadedModel, cache: KVCache, offload: KVMover | None) -> Forward | None:
+def _unpacked(loaded: LoadedModel, cache: KVCache, offload: KVMover | None, price: Price | None) -> Forward | None:
     """How a model is computed that no packed step can be."""
     if loaded.way == "ragged":
         return None
-    return Padded(loaded.model, cache, offload) if loaded.way == "padded" else Alone(loaded.model)
+    if loaded.way == "alone":
+        return Alone(loaded.model)
+    return Padded(loaded.model, cache, offload, loaded.longest_packed_tokens, price)
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -236,10 +241,14 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def build_executor(
-    loaded: LoadedModel, settings: EngineSettings, want_logprobs: bool = False, record_after: int = RECORD_AFTER
+    loaded: LoadedModel,
+    settings: EngineSettings,
+    want_logprobs: bool = False,
+    record_after: int = RECORD_AFTER,
+    price: Price | None = None,
 ) -> RaggedExecutor:
     """An executor with the memory that the settings ask for, on the device that the model is on. Where steps of decodes
-    can be recorded, those of a size are after so many."""
+    can be recorded, those of a size are after so many. `price` says whether prompts share padded rows."""
     layout, device, block_tokens = loaded.kv_layout, loaded.device, settings.block_tokens
     on_gpu = device.type == "cuda"
     host_blocks, streamed_layers = settings.offload.host_blocks, settings.offload.streamed_layers
@@ -262,7 +271,7 @@ def build_executor(
     kernel = loaded.kernel
     if on_gpu and decode_graphs.attends_by_varlen(loaded, block_tokens):
         kernel = None
-    executor = RaggedExecutor(loaded, cache, want_logprobs, kernel, offload, states)
+    executor = RaggedExecutor(loaded, cache, want_logprobs, kernel, offload, states, price)
     if records:
         record = decode_graphs.record_on_device()
         executor.graphs = DecodeGraphs(executor.forward, cache, loaded.max_context, record, record_after, kernel=kernel)

@@ -206,6 +206,7 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
         extra_parameters=norm_width + positions * hidden + lookup * layers * (hidden + lookups),
         dtype=_dtype(config),
         way=_WAYS.get(family, "ragged"),
+        longest_packed_tokens=longest_packed(config),
     )
 
 
@@ -222,6 +223,17 @@ def context_of(config: Mapping[str, Any]) -> int | None:
             key = "original_max_position_embeddings"
             sizes.append(config.get(key) or parameters.get(key))
     return min((int(size) for size in sizes if size), default=None)
+
+
+def longest_packed(config: Mapping[str, Any]) -> int:
+    """Tokens of the longest prompt that may share a row with others under a dense mask; 0 if none may.
+
+    Such a mask stands in place of the model's own, and so of its windows. ALiBi is computed from masks of padding.
+    """
+    if config.get("model_type") == "bloom" or config.get("alibi"):
+        return 0
+    windows = (config.get(key) for key in ("sliding_window", "attention_chunk_size", "window_size"))
+    return min(int(size) for size in (*windows, context_of(config) or 4096) if size)
 
 
 def _latent(config: Mapping[str, Any]) -> Latent | None:

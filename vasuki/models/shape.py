@@ -109,6 +109,7 @@ class ModelShape:
     dtype: str = "bfloat16"
     kv_dtype: str = ""  # of keys and values, where they are kept in another
     way: Way = "ragged"
+    longest_packed_tokens: int = 0  # of a prompt that may share a padded row with others; 0: none may
 
     @property
     def dtype_bytes(self) -> int:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tiny_models import ALONE, PADDED, hopeful, load_padded, prompts, reference, requests_of, run
 
 from vasuki.engine.policy import POLICIES
+from vasuki.hf.padded.probe import fewest_rows
 
 
 @pytest.mark.parametrize("chunk_tokens", [7, 10_000])
@@ -73,3 +74,29 @@ def test_rows_that_begin_alike_share_blocks() -> None:
     rows, scheduler, _ = run(loaded, requests_of(forked))
     assert scheduler.queues.counters.shared_tokens > 100
     assert rows.outputs == alone
+
+
+@pytest.mark.parametrize("chunk_tokens", [23, 10_000])
+@pytest.mark.parametrize("name", [*PADDED, "llama", "gemma2"])
+def test_prompts_that_share_rows_give_the_same_tokens(name: str, chunk_tokens: int) -> None:
+    loaded = load_padded(name)
+    assert (loaded.longest_packed_tokens == 0) == (name in ("bloom", "falcon_alibi"))
+    rows, _, _ = run(loaded, requests_of(prompts()), chunk_tokens, price=fewest_rows)
+    assert rows.outputs == reference(name)
+
+
+@given(st.data())
+@settings(max_examples=10, deadline=None)
+def test_prompts_may_share_rows_at_any_moment(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(["falcon", "gpt_neo", "llama4", "mpt", "llama"]))
+    order = data.draw(st.permutations(range(len(prompts()))))
+    requests = requests_of(prompts())
+    rows, _, _ = run(
+        load_padded(name, data.draw(st.sampled_from(["eager", "sdpa"]))),
+        hopeful([requests[i] for i in order]),
+        chunk_tokens=data.draw(st.integers(1, 90)),
+        num_blocks=data.draw(st.integers(20, 90)),
+        max_num_seqs=data.draw(st.integers(1, 9)),
+        price=fewest_rows,
+    )
+    assert rows.outputs == reference(name)

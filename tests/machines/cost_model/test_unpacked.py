@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vasuki.base.config import EngineConfig, JobConfig
 from vasuki.commands.this_machine import placed_on
 from vasuki.engine.batch import Batch, ScheduledChunk
-from vasuki.engine.rectangles import MOST_PADDING, rectangles
+from vasuki.engine.rectangles import MOST_PADDING, Rows, rectangles
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile_files import find_profile
@@ -46,12 +46,42 @@ def batch_of(decodes: list[int], prompts: list[tuple[int, int]]) -> Batch:
 def test_every_chunk_is_in_one_rectangle_of_little_padding(prompts: list[tuple[int, int]], num_decodes: int) -> None:
     chunks = [(9, 1)] * num_decodes + prompts
     groups = list(rectangles(chunks, num_decodes))
-    assert sorted(i for group in groups for i in group) == list(range(len(chunks)))
+    assert sorted(i for group in groups for (i,) in group) == list(range(len(chunks)))
     for group in groups:
-        counts = [chunks[i][1] for i in group]
+        counts = [chunks[i][1] for (i,) in group]
         assert len(group) * max(counts) <= MOST_PADDING * sum(counts)
-    later = [i for group in groups for i in group if i >= num_decodes and chunks[i][0]]
+    later = [i for group in groups for (i,) in group if i >= num_decodes and chunks[i][0]]
     assert later == sorted(later)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 300)), max_size=12), st.integers(0, 300))
+def test_prompts_share_rows_where_that_costs_less(chunks: list[tuple[int, int]], longest_packed: int) -> None:
+    def price(rows: int, new: int, width: int) -> float:
+        return 100 + rows * new
+
+    def cost(groups: list[Rows]) -> float:
+        return sum(price(len(rows), max(sum(chunks[i][1] for i in row) for row in rows), 0) for rows in groups)
+
+    apart, packed = (list(rectangles(chunks, 0, longest_packed, each)) for each in (None, price))
+    assert sorted(i for rows in packed for row in rows for i in row) == list(range(len(chunks)))
+    shared = [row for rows in packed for row in rows if len(row) > 1]
+    assert all(chunks[i][0] == 0 and chunks[i][1] <= longest_packed for row in shared for i in row)
+    for rows in packed:
+        sizes = [sum(chunks[i][1] for i in row) for row in rows]
+        assert len(rows) * max(sizes) <= MOST_PADDING * sum(sizes)
+        assert max(sizes) == max(chunks[i][1] for row in rows for i in row), "no row is longer than the longest prompt"
+    limits = [count for start, count in chunks if not start and count <= longest_packed]
+    assert not limits or cost(packed) <= cost(apart) + 100  # those above the limit are a group of their own
+
+
+def test_prompts_share_rows_in_the_same_steps_as_their_price_says() -> None:
+    """Calls of few tokens read the weights once each: one call is better. With many tokens each, padding decides."""
+    cost = cost_of("padded")
+    small = cost.batch_work(batch_of([], [(0, 60), (0, 38), (0, 22), (0, 30), (0, 28)]))
+    assert (small.calls, small.num_chunks, small.num_tokens, small.num_samples) == (1, 3, 180, 5)
+    assert small.chunk_pairs == 3 * 60 * 60
+    large = cost.batch_work(batch_of([], [(0, 2400), (0, 1300), (0, 1250), (0, 1210)]))
+    assert large.calls == 2
 
 
 def test_decodes_read_the_columns_of_the_widest() -> None:

@@ -159,11 +159,12 @@ class Replica:
         from vasuki.hf.ragged_executor import build_executor
 
         plan = foreseen.plan
-        prediction = RunningPrediction(plan, CostModel(foreseen.shape, foreseen.profile, plan.layout))
+        cost_model = CostModel(foreseen.shape, foreseen.profile, plan.layout)
+        prediction = RunningPrediction(plan, cost_model)
         loaded = place_weights(loaded, plan.layout.host_layers)
         energy, stats = EnergyMeter(loaded.device), RunStats()
         scheduler = Scheduler(plan.settings)
-        executor = build_executor(loaded, plan.settings, self.config.output.logprobs)
+        executor = build_executor(loaded, plan.settings, self.config.output.logprobs, price=cost_model.rectangle_s)
         rows = RowsOnLoan(self.driver, scheduler, loaded.tokenizer.decode)
         kv = loaded.kv_layout
         tracer = StepTracer(rows.steps.append, plan.settings, kv.bytes_per_token, kv.num_layers, prediction)

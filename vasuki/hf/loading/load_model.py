@@ -90,6 +90,7 @@ class LoadedModel:
     compiles: bool = True  # whether what can be compiled or recorded for it is
     compile_s: float = 0.0  # that the kernels took to compile, or to be found on disk
     way: Way = "ragged"
+    longest_packed_tokens: int = 0  # of a prompt that may share a padded row with others; 0: none may
 
     @property
     def is_on_device(self) -> bool:
@@ -329,10 +330,15 @@ def prepare(
 def prepare_padded(model: Any, tokenizer: Tokenizer, generation: Any, name: str, kv_dtype: str = "auto") -> LoadedModel:
     """Check and describe a model that has its own attention, for the padded backend. Raises Refused by name."""
     try:
-        way, layout = probe_padded(model)
+        found = probe_padded(model)
     except ragged_attention.Unsupported as error:
         raise Refused(f"{name}: the padded backend cannot serve {type(model).__name__}: {error}") from None
-    return replace(_described(model, tokenizer, generation, name, layout, kv_dtype), way=way, compiles=False)
+    return replace(
+        _described(model, tokenizer, generation, name, found.layout, kv_dtype),
+        way=found.way,
+        longest_packed_tokens=found.longest_packed_tokens,
+        compiles=False,
+    )
 
 
 def _described(

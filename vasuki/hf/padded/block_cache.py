@@ -49,7 +49,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         return self._columns(keys, key_states), self._columns(values, value_states)
 
     def _columns(self, states: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        rows = self._rectangle.mask.shape[0]
+        rows = self._rectangle.input_ids.shape[0]
         return states.view(rows, -1, *states.shape[1:])[..., : like.shape[-1]].transpose(1, 2).to(like.dtype)
 
     def get_seq_length(self) -> int:

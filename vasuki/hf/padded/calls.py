@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,19 +26,45 @@ class ModelCall:
 
     @torch.inference_mode()
     def __call__(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor, cache: Any
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        mask: torch.Tensor,
+        cache: Any,
+        ends: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, Any]:
         """Compute new tokens behind those in the cache.
 
         Args:
             input_ids, position_ids: `[rows, new]`.
-            mask: `[rows, past + new]`, 0 for padding.
+            mask: `[rows, past + new]`, 0 for padding; or bool `[rows, 1, new, new]`, which token sees which.
             cache: as the model keeps it; None for an empty one of its own kind.
+            ends: int64, places in the flat `[rows * new]` of the tokens whose logits are wanted; None: each row's last.
 
         Returns:
-            The last token's logits, `[rows, vocab_size]`, and the cache with the new tokens.
+            Their logits, `[rows or ends, vocab_size]`, and the cache with the new tokens.
         """
-        given = {"position_ids": position_ids, "logits_to_keep": 1, "attention_mask": mask, self._cache_name: cache}
+        given = {"position_ids": position_ids, "attention_mask": mask, self._cache_name: cache}
+        if mask.dim() == 4:  # added to the scores, as every attention of transformers can
+            dtype = self.model.dtype
+            given["attention_mask"] = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
+        given["logits_to_keep"] = 1 if ends is None else 0
         arguments = {name: value for name, value in given.items() if name in self._knows}
-        output = self.model(input_ids=input_ids, use_cache=True, return_dict=True, **arguments)
-        return output.logits[:, -1], getattr(output, self._cache_name, None)
+        with nullcontext() if ends is None else _before(self.model.get_output_embeddings(), ends):
+            output = self.model(input_ids=input_ids, use_cache=True, return_dict=True, **arguments)
+        logits = output.logits[:, -1] if ends is None else output.logits[0]
+        return logits, getattr(output, self._cache_name, None)
+
+
+@contextmanager
+def _before(head: torch.nn.Module, ends: torch.Tensor) -> Iterator[None]:
+    """Let the head see those tokens alone: their places differ by row, which `logits_to_keep` can't say."""
+
+    def keep(_: torch.nn.Module, arguments: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (arguments[0].flatten(0, 1)[ends].unsqueeze(0),)
+
+    handle = head.register_forward_pre_hook(keep)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -6,6 +6,7 @@ after another: for layers that carry a state from token to token, or that keep o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from vasuki.engine.batch import Batch, ScheduledChunk
-from vasuki.engine.rectangles import rectangles
+from vasuki.engine.rectangles import Price, Rows, rectangles
 from vasuki.engine.sequence import Sequence, Status
 from vasuki.hf.attention.inputs import tokens_of
 from vasuki.hf.kv.kv_cache import KVCache
@@ -38,23 +39,33 @@ class Padded:
         model: a causal LM of transformers.
         cache: its KV memory.
         offload: moves KV beside the compute.
+        longest_packed_tokens, price: as in `rectangles`.
     """
 
-    def __init__(self, model: Any, cache: KVCache, offload: KVMover | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        cache: KVCache,
+        offload: KVMover | None = None,
+        longest_packed_tokens: int = 0,
+        price: Price | None = None,
+    ) -> None:
         self._call, self._cache, self._offload = ModelCall(model), cache, offload
+        self._longest_packed_tokens, self._price = longest_packed_tokens, price
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         logits: dict[int, torch.Tensor] = {}
-        for group in self.groups(batch):
-            rectangle = Rectangle.of([batch.chunks[i] for i in group], self._cache)
+        for rows in self.groups(batch):
+            rectangle = Rectangle.of([[batch.chunks[i] for i in row] for row in rows], self._cache)
             cache = block_cache(self._cache, rectangle, self._offload)
-            last, _ = self._call(rectangle.input_ids, rectangle.position_ids, rectangle.mask, cache)
-            logits |= zip(group, last, strict=True)
+            last, _ = self._call(rectangle.input_ids, rectangle.position_ids, rectangle.mask, cache, rectangle.ends)
+            logits |= zip(itertools.chain(*rows), last, strict=True)
         return _sampled(batch, logits)
 
-    def groups(self, batch: Batch) -> Iterable[list[int]]:
+    def groups(self, batch: Batch) -> Iterable[Rows]:
         """Chunks that share a rectangle, by their place in the batch."""
-        return rectangles([(chunk.start, chunk.num_tokens) for chunk in batch.chunks], len(batch.decodes))
+        chunks = [(chunk.start, chunk.num_tokens) for chunk in batch.chunks]
+        return rectangles(chunks, len(batch.decodes), self._longest_packed_tokens, self._price)
 
 
 class Alone:

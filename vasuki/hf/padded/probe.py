@@ -1,18 +1,20 @@
 """The probe of the padded backend: a few rows through the model in both ways, by `generate` and by this backend.
 
     step 1    a a a a a a a      step 2    . . . a      step 3    . a a      and so on, to the last token
-              . . . . b b b                . . . b                . . b
-                                           c c c                  c c
+              . . b b b c c                . . . b                . . b
+                                           . . . c                . . c
+                                           d d d                  d d
 
-Rows join with whole prompts and with parts of them, so that padding lies before prompts and beside longer rows. What
-`generate` says of each by itself is fed to both, and logits are compared.
+Rows join with whole prompts and with parts of them, so that padding lies before prompts and beside longer rows, and two
+prompts share a row, if the model lets them. What `generate` says of each by itself is fed to both, and logits are
+compared.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,21 +30,35 @@ from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.padded.block_cache import layout_of
 from vasuki.hf.padded.calls import ModelCall
 from vasuki.hf.padded.forward import Alone, Forward, Padded
+from vasuki.models.config_json import longest_packed
 from vasuki.models.shape import Way
 
 log = logging.getLogger(__name__)
 
 _PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
-_PROMPTS = ((7, 7), (3, 3), (5, 3))  # tokens of each prompt, and those of its first chunk
-_JOINS = (0, 0, 1)  # step of each
+_PROMPTS = ((7, 7), (3, 3), (2, 2), (5, 3))  # tokens of each prompt, and those of its first chunk
+_JOINS = (0, 0, 0, 1)  # step of each
 _NEW_TOKENS = 4
 _BLOCK_TOKENS = 4
 _ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-3}  # mean difference of logits, in their standard deviation
 _ROUGHLY = 0.1  # the same of other types
 
 
-def probe(model: Any) -> tuple[Way, KVLayout]:
-    """How a model's rows can be computed, and what its layers store. Raises Unsupported by name."""
+class Served(NamedTuple):
+    """How a model's rows can be computed, and what its layers store."""
+
+    way: Way
+    layout: KVLayout
+    longest_packed_tokens: int = 0  # of a prompt that may share a row with others; 0: none may
+
+
+def fewest_rows(rows: int, new: int, width: int) -> float:
+    """A price of rectangles by which prompts share rows wherever they can."""
+    return rows
+
+
+def probe(model: Any) -> Served:
+    """See how a model can be computed. Raises Unsupported by name."""
     vocab_size = int(model.config.get_text_config().vocab_size)
     prompts = [(np.arange(count) * (row + 2) + 3) % vocab_size for row, (count, _) in enumerate(_PROMPTS)]
     own = _own_cache(model, prompts[0])
@@ -60,12 +76,15 @@ def probe(model: Any) -> tuple[Way, KVLayout]:
         for layer in blocks.layers:
             layer.fill_(7.0)  # finite, and ruinous where a stale value is read
         why = _difference(model, Padded(model, blocks), prompts, expected)
-    if not why:
-        return "padded", layout
+        if not why:
+            longest = longest_packed(model.config.get_text_config().to_dict())
+            packed = Padded(model, blocks, None, longest, fewest_rows)
+            mixed = _difference(model, packed, prompts, expected)
+            return Served("padded", layout, 0 if mixed else longest)
     if alone := _difference(model, Alone(model), prompts, expected):
         raise Unsupported(alone)
     log.info("%s is computed row by row: %s", type(model).__name__, why)
-    return "alone", layout
+    return Served("alone", layout)
 
 
 def _own_cache(model: Any, prompt: np.ndarray) -> Any:

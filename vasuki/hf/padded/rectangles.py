@@ -29,7 +29,9 @@ class Rectangle:
 
     Shapes:
         input_ids, position_ids: int64 `[rows, new]`.
-        mask: int64 `[rows, width]`, 1 where a row has a token.
+        mask: int64 `[rows, width]`, 1 where a row has a token; or where chunks share rows, bool `[rows, 1, new, new]`,
+            which token sees which.
+        ends: int64 `[chunks]`, the last token of each in the flat `[rows * new]`; None where they end their rows.
         kept: int64 `[tokens]`, those of the flat `[rows * new]` that are no padding.
         written: int64 `[2, tokens]`, rows of the KV cache that they go to, see `KVCache.rows_of_slots`.
         read: int64 `[2, rows * width]`, rows of the KV cache by column; anything where there is padding.
@@ -38,35 +40,50 @@ class Rectangle:
     input_ids: torch.Tensor
     position_ids: torch.Tensor
     mask: torch.Tensor
+    ends: torch.Tensor | None
     kept: torch.Tensor
     written: torch.Tensor
     read: torch.Tensor
 
     @classmethod
-    def of(cls, chunks: list[ScheduledChunk], cache: KVCache) -> Rectangle:
-        """Lay chunks out one below the other."""
+    def of(cls, rows: list[list[ScheduledChunk]], cache: KVCache) -> Rectangle:
+        """Lay rows out one below the other. Chunks that share one are whole prompts, or begin one."""
+        chunks = [chunk for row in rows for chunk in row]
+        counts = np.array([len(row) for row in rows])
         lengths = np.array([chunk.num_tokens for chunk in chunks])
-        ends = np.array([chunk.end for chunk in chunks])
-        new, width = int(lengths.max()), int(ends.max())
+        sizes = np.add.reduceat(lengths, np.cumsum(counts) - counts)  # new tokens of each row
+        ends = sizes + [row[0].start for row in rows]
+        new, width = int(sizes.max()), int(ends.max())
         positions = np.arange(width) - (width - ends)[:, None]  # [rows, width], below 0 in padding
-        is_new = np.arange(new) >= (new - lengths)[:, None]  # [rows, new]
-        token_ids = np.zeros((len(chunks), new), np.int64)
+        is_new = np.arange(new) >= (new - sizes)[:, None]  # [rows, new]
+        token_ids = np.zeros((len(rows), new), np.int64)
         token_ids[is_new] = np.concatenate([tokens_of(chunk.sequence, chunk.start, chunk.end) for chunk in chunks])
+        lasts, chunk_of = lengths[:0], np.arange(len(rows))[:, None]
+        if shared := len(chunks) > len(rows):
+            lasts = np.flatnonzero(is_new)[np.cumsum(lengths) - 1]
+            chunk_of = np.full((len(rows), new), -1)  # in padding, whose tokens see each other
+            chunk_of[is_new] = np.repeat(np.arange(len(chunks)), lengths)
+            positions[is_new] = np.concatenate([np.arange(length) for length in lengths])
         seen, size = np.maximum(positions, 0), cache.block_tokens
-        slots = np.take_along_axis(tables_of(chunks, size), seen // size, axis=1) * size + seen % size
+        slots = tables_of(chunks, size)[chunk_of, seen // size] * size + seen % size
         arrays = (
             token_ids,
             seen[:, width - new :],
-            (positions >= 0).astype(np.int64),
+            chunk_of if shared else (positions >= 0).astype(np.int64),
+            lasts,
             np.flatnonzero(is_new),
             slots[:, width - new :][is_new],
             slots,
         )
         flat = to_device(cache.layers[0].device, *(array.ravel() for array in arrays))
-        input_ids, position_ids, mask = (part.view(len(chunks), -1) for part in flat[:3])
-        return cls(input_ids, position_ids, mask, flat[3], *map(cache.rows_of_slots, flat[4:]))
+        input_ids, position_ids, mask = (part.view(len(rows), -1) for part in flat[:3])
+        written, read = map(cache.rows_of_slots, flat[5:])
+        if not shared:
+            return cls(input_ids, position_ids, mask, None, flat[4], written, read)
+        apart = (mask[:, None, :, None] == mask[:, None, None, :]).tril()
+        return cls(input_ids, position_ids, apart, flat[3], flat[4], written, read)
 
     @property
     def past(self) -> int:
         """Columns before the new ones."""
-        return self.mask.shape[1] - self.input_ids.shape[1]
+        return self.mask.shape[-1] - self.input_ids.shape[1]

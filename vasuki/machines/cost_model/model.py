@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vasuki.engine.rectangles import rectangles
+from vasuki.engine.rectangles import Rows, rectangles
 from vasuki.machines.cost_model.copies import Copies, HostTraffic
 from vasuki.machines.cost_model.layers import LayerModel
 from vasuki.machines.cost_model.network import Network
@@ -15,7 +15,7 @@ from vasuki.machines.cost_model.stages import Part, is_ever_recorded
 from vasuki.machines.cost_model.step_cost import StepCost, energy_j
 from vasuki.machines.cost_model.terms import StepTerms, step_terms
 from vasuki.machines.cost_model.times import PartTimes, StepTime
-from vasuki.machines.cost_model.unpacked import Piece, padded_work, work_alone
+from vasuki.machines.cost_model.unpacked import Piece, padded_work, rectangle_work, work_alone
 from vasuki.machines.cost_model.work import StepWork
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
@@ -77,9 +77,14 @@ class CostModel:
             return work_alone(pieces, copies)
         return padded_work(pieces, self.groups(pieces, num_decodes), copies)
 
-    def groups(self, pieces: Sequence[Piece], num_decodes: int) -> Iterable[list[int]]:
+    def groups(self, pieces: Sequence[Piece], num_decodes: int) -> Iterable[Rows]:
         """Chunks that share a rectangle, by their place; those of decodes come first."""
-        return rectangles([(piece.start, piece.num_tokens) for piece in pieces], num_decodes)
+        chunks = [(piece.start, piece.num_tokens) for piece in pieces]
+        return rectangles(chunks, num_decodes, self.shape.longest_packed_tokens, self.rectangle_s)
+
+    def rectangle_s(self, rows: int, new: int, width: int) -> float:
+        """Seconds of a call, see `engine.rectangles.Price`."""
+        return self._whole_times.once(rectangle_work(rows, new, width)).total_s
 
     # --- part by part ------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """The work of a step whose chunks don't share one packed forward: columns of rectangles, or calls row by row.
 
-    padded    a call for each rectangle; every row has as many new tokens and as long a context as the longest
+    padded    a call for each rectangle; every row has as many new tokens and as long a context as the longest, whose
+              pairs are computed all, prompts that share a row or not
     alone     a call for each row; a prompt is computed with its last chunk, from its first token
 
 Windows are masks there: what they hide is computed all the same.
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from vasuki.engine.rectangles import Rows
 from vasuki.machines.cost_model.copies import Copies
 from vasuki.machines.cost_model.work import StepWork
 
@@ -31,14 +33,19 @@ class _Call(NamedTuple):
     width: int
 
 
-def padded_work(pieces: Sequence[Piece], groups: Iterable[list[int]], copies: tuple[Copies, ...] = ()) -> StepWork:
-    """The work of rectangles, each of some of the pieces, by their place."""
+def padded_work(pieces: Sequence[Piece], groups: Iterable[Rows], copies: tuple[Copies, ...] = ()) -> StepWork:
+    """The work of rectangles, whose rows hold pieces, by their place."""
     calls = []
-    for group in groups:
-        chosen = [pieces[i] for i in group]
-        width = max(piece.start + piece.num_tokens for piece in chosen)
-        calls.append(_Call(len(group), max(piece.num_tokens for piece in chosen), width))
+    for rows in groups:
+        new = [sum(pieces[i].num_tokens for i in row) for row in rows]
+        width = max(pieces[row[0]].start + count for row, count in zip(rows, new, strict=True))
+        calls.append(_Call(len(rows), max(new), width))
     return _work(calls, sum(piece.samples for piece in pieces), copies)
+
+
+def rectangle_work(rows: int, new: int, width: int) -> StepWork:
+    """The work of one rectangle, see `engine.rectangles.Price`."""
+    return _work([_Call(rows, new, width)], rows, ())
 
 
 def work_alone(pieces: Sequence[Piece], copies: tuple[Copies, ...] = ()) -> StepWork:
