@@ -1,6 +1,6 @@
 """How fast a model runs on this machine, how far that is from the floor, and where the time goes.
 
-    bench.py --model DIR --workload FILE.parquet ... [--repeats 5] [--peer 'COMMAND {workload}']
+    bench.py --model DIR --workload FILE.parquet ... [--repeats 5] [--peer 'COMMAND {workload}'] [--rows N]
 
 A workload is Parquet with `id`, `prompt_token_ids` and `max_tokens`; every row generates exactly max_tokens. A peer is
 any command that prints `... SECONDS s ...` for the same work; it is run in turn with vasuki, A B A B, because machines
@@ -47,9 +47,20 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--peer", help="command with {workload}, whose output holds `SECONDS s`")
     parser.add_argument("--set", action="append", default=[], help="as in `vasuki run`")
+    parser.add_argument("--against", action="append", default=[], help="the same for a second run, in place of a peer")
+    parser.add_argument("--rows", type=int, help="of each workload, the first")
     options = parser.parse_args()
-    report = {path.stem: _bench(options, path) for path in options.workload}
+    with tempfile.TemporaryDirectory() as folder:
+        workloads = options.workload
+        if options.rows:
+            workloads = [_first_rows(path, options.rows, Path(folder)) for path in workloads]
+        report = {path.stem: _bench(options, path) for path in workloads}
     print(json.dumps(report))
+
+
+def _first_rows(workload: Path, count: int, folder: Path) -> Path:
+    pq.write_table(pq.read_table(workload).slice(0, count), folder / workload.name)
+    return folder / workload.name
 
 
 def _bench(options: argparse.Namespace, workload: Path) -> dict[str, Any]:
@@ -57,20 +68,20 @@ def _bench(options: argparse.Namespace, workload: Path) -> dict[str, Any]:
     manifest: dict[str, Any] = {}
     for _ in range(options.repeats):
         host = StolenTime()
-        manifest = _run(options, workload)
+        manifest = _run(options.model, options.set, workload)
         stolen = [host.share]
         timings = manifest["timings"]
         ours.append(timings["generate_s"])
         predicted.append(manifest["predicted"]["makespan_s"])
-        if options.peer:
+        if options.peer or options.against:
             host = StolenTime()
-            peers.append(_run_peer(options.peer, workload))
+            peers.append(_run_peer(options, workload))
             stolen.append(host.share)
         foreseen = f"{workload.stem}: vasuki {ours[-1]:.2f} s, predicted {predicted[-1]:.2f} s"
         shares = " and ".join(f"{share:.0%}" for share in stolen)
         print(foreseen + (f", peer {peers[-1]:.2f} s" if peers else "") + f"; the host took {shares}", flush=True)
     with _Clocks() as clocks:  # in a run of their own, which they make a little longer
-        split = clocks.split(_run(options, workload)["timings"]["generate_s"])
+        split = clocks.split(_run(options.model, options.set, workload)["timings"]["generate_s"])
     floor_s = _floor_s(options.model, workload, manifest["steps"], manifest["job"]["kv"]["dtype"])
     seconds = statistics.median(ours)
     result = {
@@ -89,7 +100,7 @@ def _bench(options: argparse.Namespace, workload: Path) -> dict[str, Any]:
     return result
 
 
-def _run(options: argparse.Namespace, workload: Path) -> dict[str, Any]:
+def _run(model: str, overrides: list[str], workload: Path) -> dict[str, Any]:
     """The manifest of one run in this process."""
     from vasuki.base.config import load_job
     from vasuki.commands.run import run_job
@@ -97,13 +108,13 @@ def _run(options: argparse.Namespace, workload: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job.yaml")
         tree = {
-            "model": {"path": options.model},
+            "model": {"path": model},
             "input": {"path": str(workload), "id": "id", "prompt_token_ids": "prompt_token_ids"},
             "output": {"path": folder + "/out"},
             "sampling": {"max_tokens": {"column": "max_tokens"}, "ignore_eos": True},
         }
         job.write_text(yaml.safe_dump(tree))
-        outcome = run_job(load_job(job, options.set), quiet=True)
+        outcome = run_job(load_job(job, overrides), quiet=True)
     manifest: dict[str, Any] = outcome.manifest.to_dict()
     return manifest
 
@@ -166,8 +177,11 @@ class _Clocks:
             setattr(owner, name, function)
 
 
-def _run_peer(command: str, workload: Path) -> float:
-    done = subprocess.run(shlex.split(command.format(workload=workload)), capture_output=True, text=True)
+def _run_peer(options: argparse.Namespace, workload: Path) -> float:
+    """Seconds of the peer, or of the second run."""
+    if options.against:
+        return float(_run(options.model, options.against, workload)["timings"]["generate_s"])
+    done = subprocess.run(shlex.split(options.peer.format(workload=workload)), capture_output=True, text=True)
     found = re.findall(r"([0-9.]+) s\b", done.stdout)
     if not found:
         sys.exit(f"the peer printed no seconds: {done.stdout[-300:]} {done.stderr[-300:]}")
