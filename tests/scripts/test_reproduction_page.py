@@ -7,7 +7,7 @@ import reproduce
 import write_page
 from reproduce_table import Options
 
-MEASURED = {"baton-on-cpu", "milp-on-cpu", "packing-on-cpu"}
+MEASURED = {"baton-on-cpu", "milp-on-cpu", "packing-on-cpu", "prepacking-on-cpu"}
 WITHIN_A_SECOND = (
     "vasuki-layers",
     "sarathi-decode",

@@ -1,0 +1,235 @@
+"""Prepacking for real, on this machine, with a Llama of random weights: what prompts that share rows save.
+
+    python scripts/reproduce/prepacking_on_cpu.py --data DIR [--rounds 3] [--write]
+
+Prompts are as long as those of three public traces, divided so that a CPU takes minutes, and are computed up to their
+first token in five ways, by turns:
+
+    full          batches of 16 in order of arrival, each row as long as its longest
+    prepacking    the same batches, first-fit decreasing
+    ordered       batches of 16 in order of length
+    set packed    all prompts packed at once, as many rows a call as prepacking has
+    ragged        the batches of arrival end to end, without rows, by this project's own attention
+
+All ways have to give the same tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import write_page
+from baton_on_cpu import load
+from reproduce_prepacking import TRACE
+from reproduce_table import Table
+
+from vasuki.base.arrays import Ints
+from vasuki.engine.batch import Batch, ScheduledChunk
+from vasuki.engine.blocks import BlockTable
+from vasuki.engine.policy import find_policy
+from vasuki.engine.rectangles import Rows
+from vasuki.engine.sequence import Request, Sequence, Status
+from vasuki.engine.settings import EngineSettings, Limits
+from vasuki.hf.loading.load_model import LoadedModel
+from vasuki.hf.padded.forward import Padded
+from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
+from vasuki.planner.lengths import read_lengths
+from vasuki_solvers import first_fit_decreasing
+
+BATCH, BATCHES, SHRUNK = 16, 8, 48
+TRACES = {"arXiv": TRACE, "conversation": "azure_conv_arrivals.csv", "coding": "azure_code_arrivals.csv"}
+BLOCK_TOKENS = 16
+Pack = Callable[[list[int]], Rows]
+
+
+def full(lengths: list[int]) -> Rows:
+    """A row for each."""
+    return [[i] for i in range(len(lengths))]
+
+
+def packed(lengths: list[int]) -> Rows:
+    """Rows as long as the longest."""
+    return [list(row) for row in first_fit_decreasing(lengths, max(lengths)).bins]
+
+
+class OneRectangle(Padded):
+    """All prompts of a step in one rectangle.
+
+    Attributes:
+        pack: shapes it.
+    """
+
+    pack: Pack
+
+    def groups(self, batch: Batch) -> Iterable[Rows]:
+        """See `pack`."""
+        return [self.pack([chunk.num_tokens for chunk in batch.chunks])]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Prompts that are computed together, by their place among all."""
+
+    prompts: list[int]
+    way: str
+    pack: Pack | None = None  # None: ragged
+
+    def tokens(self, lengths: Ints) -> tuple[int, int]:
+        """Those of prompts, and those that are computed."""
+        wanted = int(lengths[self.prompts].sum())
+        if self.pack is None:
+            return wanted, wanted
+        return wanted, self.num_rows(lengths) * self.longest_row(lengths)
+
+    def num_rows(self, lengths: Ints) -> int:
+        return len(self.rows(lengths))
+
+    def longest_row(self, lengths: Ints) -> int:
+        return max(int(lengths[np.array(self.prompts)[row]].sum()) for row in self.rows(lengths))
+
+    def rows(self, lengths: Ints) -> Rows:
+        assert self.pack is not None
+        return self.pack(lengths[self.prompts].tolist())
+
+
+def calls(lengths: Ints) -> list[Call]:
+    """All prompts in each of the ways."""
+    arrived = np.arange(len(lengths)).reshape(-1, BATCH).tolist()
+    ordered = np.argsort(lengths, kind="stable").reshape(-1, BATCH).tolist()
+    found = [Call(prompts, way, pack) for prompts in arrived for way, pack in (("full", full), ("prepacking", packed))]
+    rows = statistics.mean(call.num_rows(lengths) for call in found if call.way == "prepacking")
+    found += [Call(prompts, "ordered", full) for prompts in ordered]
+    found += [Call(prompts, "ragged") for prompts in arrived]
+    return found + list(set_packed(lengths, round(rows)))
+
+
+def set_packed(lengths: Ints, rows: int) -> Iterable[Call]:
+    """All prompts packed at once, so many rows a call."""
+    bins = packed(lengths.tolist())
+    for first in range(0, len(bins), rows):
+        chosen = bins[first : first + rows]
+        prompts = [i for row in chosen for i in row]
+        place = {i: k for k, i in enumerate(prompts)}
+        shape = [[place[i] for i in row] for row in chosen]
+        yield Call(prompts, "set packed", lambda _, shape=shape: shape)  # type: ignore[misc]
+
+
+class Machine:
+    """Computes calls on both backends, over blocks that are there already."""
+
+    def __init__(self, models: dict[str, LoadedModel], lengths: Ints) -> None:
+        random = np.random.default_rng(0)
+        self.prompts = [random.integers(3, 700, length).astype(np.int32) for length in lengths]
+        blocks = int((lengths // BLOCK_TOKENS + 1).sum())
+        limits = Limits(int(lengths.sum()), len(lengths))
+        settings = EngineSettings(find_policy("vasuki"), limits, blocks, BLOCK_TOKENS)
+        self.ragged, self.padded = (build_executor(models[way], settings) for way in ("ragged", "padded"))
+        self.shaped = self.padded.unpacked = OneRectangle(models["padded"].model, self.padded.cache)
+
+    def seconds(self, call: Call) -> tuple[float, list[int]]:
+        """Seconds up to the first tokens of a call, and these tokens."""
+        batch = self.batch(call.prompts)
+        started_s = time.perf_counter()
+        tokens = self.executor(call).launch(batch).wait().token_ids
+        return time.perf_counter() - started_s, tokens
+
+    def executor(self, call: Call) -> RaggedExecutor:
+        """The backend, shaped as the call says."""
+        if call.pack is None:
+            return self.ragged
+        self.shaped.pack = call.pack
+        return self.padded
+
+    def batch(self, prompts: list[int]) -> Batch:
+        """Whole prompts."""
+        chunks, block = [], 0
+        for i in prompts:
+            ids = self.prompts[i]
+            count = len(ids) // BLOCK_TOKENS + 1
+            table = BlockTable(device=list(range(block, block + count)))
+            row = Sequence(Request(i, i, len(ids), 1, ids), block_table=table, status=Status.RUNNING)
+            chunks.append(ScheduledChunk(row, 0, len(ids), True))
+            block += count
+        return Batch([], [], chunks, [])
+
+
+def timed(machine: Machine, found: list[Call], rounds: int) -> list[float]:
+    """Seconds of each call, the median of its rounds. Raises AssertionError if ways give different tokens."""
+    first: dict[int, int] = {}
+    seconds: list[list[float]] = [[] for _ in found]
+    for _ in range(rounds + 1):
+        for each, call in zip(seconds, found, strict=True):
+            took_s, tokens = machine.seconds(call)
+            each.append(took_s)
+            for prompt, token in zip(call.prompts, tokens, strict=True):
+                assert first.setdefault(prompt, token) == token, f"{call.way} gives another token"
+    return [statistics.median(each[1:]) for each in seconds]
+
+
+def drawn(data: Path, rows: int) -> dict[str, Ints]:
+    """Prompts of the traces, shrunk."""
+    random = np.random.default_rng(0)
+    traces = {name: read_lengths(data / file).prompt_tokens for name, file in TRACES.items()}
+    return {name: np.maximum(1, random.permutation(each)[:rows] // SHRUNK) for name, each in traces.items()}
+
+
+def tables(models: dict[str, LoadedModel], data: Path, rounds: int) -> list[Table]:
+    """What the paper's figures 2 and 7 to 12 show."""
+    ways = ("full", "prepacking", "ordered", "set packed", "ragged")
+    first = Table(
+        "Time to first token of a batch of 16, ms: mean and deviation over batches (figure 2)",
+        ("prompts", "full", "prepacking", "saved", "ragged", "saved"),
+    )
+    each = Table("Prefill over that of full batches, for each prompt (figure 8)", ("prompts", *ways))
+    used = Table("Share of the computed tokens that are no padding (figures 7 and 12)", ("prompts", *ways))
+    causes = Table(
+        "Speed-up of a batch: what predicts it (figures 9 to 11)",
+        ("prompts", "mean", "least", "most", "k / r", "correlation with r / k", "with m - L / k"),
+    )
+    for name, lengths in drawn(data, BATCH * BATCHES).items():
+        found = calls(lengths)
+        seconds = np.array(timed(Machine(models, lengths), found, rounds))
+        of = {way: np.array([call.way == way for call in found]) for way in ways}
+        total = {way: float(seconds[of[way]].sum()) for way in ways}
+        cells = [f"{1e3 * seconds[of[way]].mean():.0f} ± {1e3 * seconds[of[way]].std():.0f}" for way in ways]
+        saved = [f"{1 - total[way] / total['full']:.0%}" for way in ways]
+        first.add(name, cells[0], cells[1], saved[1], cells[4], saved[4])
+        each.add(name, *(f"{total[way] / total['full']:.2f}" for way in ways))
+        tokens = {way: np.array([call.tokens(lengths) for call in found if call.way == way]).sum(0) for way in ways}
+        used.add(name, *(f"{wanted / computed:.0%}" for wanted, computed in tokens.values()))
+        causes.add(name, *_causes(lengths, found, seconds))
+    return [first, each, used, causes]
+
+
+def _causes(lengths: Ints, found: list[Call], seconds: Ints) -> list[str]:
+    by_way = {way: [i for i, call in enumerate(found) if call.way == way] for way in ("full", "prepacking")}
+    speedups = seconds[by_way["full"]] / seconds[by_way["prepacking"]]
+    batches = [found[i] for i in by_way["prepacking"]]
+    reductions = np.array([call.num_rows(lengths) / BATCH for call in batches])
+    deviations = [lengths[call.prompts].max() - lengths[call.prompts].mean() for call in batches]
+    correlations = [float(np.corrcoef(speedups, other)[0, 1]) for other in (reductions, deviations)]
+    figures = [speedups.mean(), speedups.min(), speedups.max(), (1 / reductions).mean(), *correlations]
+    return [f"{figure:.2f}" for figure in figures]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the traces")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each way, by turns")
+    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page anew")
+    options = parser.parse_args()
+    found = tables(load(), options.data, options.rounds)
+    print("\n\n".join(table.markdown() for table in found))
+    if options.write:
+        stored = [{"title": table.title, "header": table.header, "rows": table.rows} for table in found]
+        write_page.update({"prepacking-on-cpu": stored})
+
+
+if __name__ == "__main__":
+    main()
