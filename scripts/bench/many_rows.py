@@ -84,7 +84,7 @@ def measure(rows: int, tokens: int, seqs: int) -> dict[str, Any]:
     from vasuki.hf import ragged_executor
 
     executor = IdleExecutor(max(1, rows // SAMPLES))
-    ragged_executor.build_executor = lambda *_: executor  # type: ignore[assignment]
+    ragged_executor.build_executor = lambda *_, **__: executor  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as folder:
         job = load_job(str(write_job(Path(folder), rows, tokens, seqs)))
         before = held_now()
