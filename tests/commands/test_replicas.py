@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -16,10 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from click.testing import CliRunner
 from tiny_job import WORDS, job_tree
 
 from vasuki.base import commits
 from vasuki.base.config import load_job
+from vasuki.commands.cli import main
 from vasuki.commands.fleet.driver import run_on_replicas
 from vasuki.commands.fleet.messages import Foreseen, Ready, ToDriver
 from vasuki.commands.fleet.processes import Processes
@@ -190,6 +193,28 @@ def test_a_slower_kind_of_card_is_expected_to_be_slower(
     run_on_replicas(load_job(str(job)), SHARES, quiet=True)
     assert answers(job).equals(expected)
     assert speeds[1] / speeds[0] == pytest.approx(0.5, rel=0.1)
+
+
+def test_the_last_figures_are_those_of_the_manifest(tmp_path: Path, tiny_model: Path) -> None:
+    job, file = job_into(tmp_path / "job", tiny_model), tmp_path / "figures.txt"
+    arguments = ["run", str(job), "--replicas", "2", "--quiet", "--json", "--metrics", str(file)]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.stderr
+    manifest = json.loads(result.stdout)
+    assert manifest["device"]["replicas"] == 2
+    seen = dict(
+        line.split() for line in file.read_text().splitlines() if line.startswith("vasuki_") and "{" not in line
+    )
+    wanted = {
+        "vasuki_rows": NUM_ROWS,
+        "vasuki_rows_done_total": NUM_ROWS,
+        "vasuki_rows_failed_total": 0,
+        "vasuki_generated_tokens_total": manifest["tokens"]["output"],
+        "vasuki_steps_total": manifest["steps"],
+        "vasuki_running_sequences": 0,
+        "vasuki_time_left_seconds": 0,
+    }
+    assert {name: float(seen[name]) for name in wanted} == wanted
 
 
 def test_rows_that_miss_their_deadline_are_counted(tmp_path: Path, tiny_model: Path) -> None:

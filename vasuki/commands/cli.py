@@ -241,7 +241,6 @@ def run(
     """
     set_up_logs(quiet, log_format)
     from vasuki.base.config import load_job
-    from vasuki.base.errors import JobFileError
     from vasuki.commands.cluster.run import run_on_ray
     from vasuki.commands.fleet.driver import run_on_replicas
     from vasuki.commands.run import run_job
@@ -252,15 +251,15 @@ def run(
         overrides = (*overrides, f"engine.replicas={replicas}")
     job = load_job(job_file, _with_gpu(overrides, gpu), trusts_code)
     shares = split(job.engine.device, job.engine.replicas) if job.engine.replicas != 1 and cluster is None else []
-    if (len(shares) > 1 or cluster is not None) and (metrics_file or metrics_address):
-        raise JobFileError("metrics are those of one device; leave them out, or run without --replicas and --on")
     due_s = math.inf if deadline_s is None else deadline_s
-    if cluster is not None:
-        outcome = run_on_ray(job, cluster, shard, fresh, quiet, retries_errors, max_time_s, due_s)
-    elif len(shares) > 1:
-        outcome = run_on_replicas(job, shares, shard, fresh, quiet, retries_errors, max_time_s, due_s)
-    else:
-        with _metrics(metrics_file, metrics_address) as metrics:
+    with _metrics(metrics_file, metrics_address) as metrics:
+        if cluster is not None:
+            outcome = run_on_ray(job, cluster, shard, fresh, quiet, retries_errors, max_time_s, due_s, metrics=metrics)
+        elif len(shares) > 1:
+            outcome = run_on_replicas(
+                job, shares, shard, fresh, quiet, retries_errors, max_time_s, due_s, metrics=metrics
+            )
+        else:
             outcome = run_job(job, shard, fresh, quiet, retries_errors, max_time_s, metrics, due_s)
     if as_json:
         click.echo(json.dumps(outcome.manifest.to_dict()))

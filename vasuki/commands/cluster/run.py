@@ -8,6 +8,7 @@ from functools import partial
 from vasuki.base.config import JobConfig
 from vasuki.commands.cluster.nodes import Nodes, connected
 from vasuki.commands.fleet.driver import run_on_replicas
+from vasuki.commands.metrics import Metrics
 from vasuki.commands.run import Outcome
 
 
@@ -20,6 +21,7 @@ def run_on_ray(
     retries_errors: bool = False,
     max_time_s: float = math.inf,
     deadline_s: float = math.inf,
+    metrics: Metrics | None = None,
 ) -> Outcome:
     """Run what is left of a job on `engine.replicas` replicas of a cluster; as for `auto` if the job does not say.
 
@@ -35,4 +37,6 @@ def run_on_ray(
 
         shares = [slot.share for slot in nodes.slots][: None if nodes.most == "auto" else nodes.most]
         start = partial(Actors, nodes)
-        return run_on_replicas(config, shares, shard, fresh, quiet, retries_errors, max_time_s, deadline_s, start)
+        return run_on_replicas(
+            config, shares, shard, fresh, quiet, retries_errors, max_time_s, deadline_s, start, metrics
+        )

@@ -41,6 +41,7 @@ from vasuki.commands.fleet.messages import (
 from vasuki.commands.fleet.processes import Processes
 from vasuki.commands.foresight import expected
 from vasuki.commands.logs import is_json
+from vasuki.commands.metrics import FleetMetrics, Metrics
 from vasuki.commands.progress import StatusLine, busy_with
 from vasuki.commands.run import PLANNED_REQUESTS, Outcome
 from vasuki.commands.signals import StopSignals
@@ -84,6 +85,7 @@ def run_on_replicas(
     max_time_s: float = math.inf,
     deadline_s: float = math.inf,
     start: Start | None = None,
+    metrics: Metrics | None = None,
 ) -> Outcome:
     """Run what is left of a job on a replica for each share of the machine, or wherever `start` starts them.
 
@@ -118,7 +120,7 @@ def run_on_replicas(
             if start is None:
                 setups = [setup_of(share, index, len(shares)) for index, share in enumerate(shares)]
             with start(setup_of) if start else Processes(setups) as replicas:
-                driver = Driver(config, table, folder, replicas, shares, quiet, started_s, deadline_s)
+                driver = Driver(config, table, folder, replicas, shares, quiet, started_s, deadline_s, metrics)
                 manifest = driver.to_end(signals, max_time_s)
         return Outcome(manifest, config.errors.max_fraction)
 
@@ -152,6 +154,7 @@ class Driver:
         quiet: without a progress bar.
         started_s: when the run began.
         deadline_s: after that; a warning says when it will not hold.
+        metrics: to count into.
     """
 
     def __init__(
@@ -164,8 +167,10 @@ class Driver:
         quiet: bool,
         started_s: float,
         deadline_s: float = math.inf,
+        metrics: Metrics | None = None,
     ) -> None:
         self.config = config
+        self.metrics = metrics
         self.table = table
         self.folder = folder
         self.replicas = replicas
@@ -203,6 +208,7 @@ class Driver:
         self._sink: RowSink
         self._traces: list[TraceWriter]
         self._line: StatusLine
+        self._figures: FleetMetrics | None = None
 
     def to_end(self, signals: StopSignals, max_time_s: float) -> Manifest:
         """Plan, generate, and write the manifest, also when interrupted."""
@@ -281,6 +287,8 @@ class Driver:
         self._traces = [TraceWriter(place) for place in self.folder.traces(len(self.shares))]
         self._sink = RowSink(writer, self._text, on_commit=self._note)
         self._line = StatusLine("prompts", self.quiet)
+        if self.metrics:
+            self._figures = FleetMetrics(self.metrics, lambda: self.folder.rows_left, self._sink)
         try:
             try:
                 self._may_begin = True
@@ -293,6 +301,9 @@ class Driver:
                     self._sink.commit_if_due(now_s - generate_started_s)
                     if self._line.is_due():
                         self._show(now_s - generate_started_s)
+                    if self._figures:
+                        at_risk_s = now_s - generate_started_s - writer.committed_s
+                        self._figures.look(*self._pulse(), at_risk_s, self._leases.time_left_s)
                     if signals.asked():
                         raise Interrupted("stopped by a signal")
                     if now_s - self.started_s >= max_time_s:
@@ -313,6 +324,8 @@ class Driver:
             self._running.clear()
             with busy_with("writing the last rows", self.quiet):
                 self._sink.close()
+                if self._figures:
+                    self._figures.close()
                 for trace in self._traces:
                     trace.close()
         left = self.folder.rows_left - self._sink.written.rows
@@ -400,6 +413,8 @@ class Driver:
             self._longest_step_s = max(self._longest_step_s, step.elapsed_s)
             self._leases.computed(index, step.prefill_tokens, step.decode_tokens, step.elapsed_s)
             self._traces[index].record(step)
+        if self._figures:
+            self._figures.count(report.steps)
         if report.wants_rows:
             self._wanting.add(index)
         ended = [self._settle(index, row) for row in report.ended]
@@ -421,6 +436,8 @@ class Driver:
         self._missed_deadlines += time.perf_counter() - self.started_s > row.request.due_s
         self._leases.ended(index, ended.key, row.num_output_tokens)
         self._missed_deadlines += not row.request.error and time.perf_counter() - self.started_s > row.request.due_s
+        if self._figures:
+            self._figures.ended(row.num_output_tokens - len(row.request.progress.output_token_ids))
         self._sink.write(row)
         if row.error or row.request.error:
             self._texts.pop(ended.key, None)
@@ -512,15 +529,19 @@ class Driver:
         if index in self._noting:
             self._noted(index)
 
-    def _show(self, elapsed_s: float) -> None:
-        left_s = self._leases.time_left_s
+    def _pulse(self) -> tuple[int, float]:
+        """Rows in the steps of all replicas, and the share of their KV memory that is held."""
         pulses = self._running.values()
         kv_share = sum([pulse.kv_share for pulse in pulses]) / max(1, len(pulses))
+        return sum([pulse.running for pulse in pulses]), kv_share
+
+    def _show(self, elapsed_s: float) -> None:
+        left_s, (running, kv_share) = self._leases.time_left_s, self._pulse()
         state = [
-            f"{duration(left_s)} left" if pulses else "waiting for a replica",
+            f"{duration(left_s)} left" if self._running else "waiting for a replica",
             f"{self._sink.written.rows:,}/{self.folder.rows_left:,} rows",
             f"{self._tokens / elapsed_s:,.0f} tokens/s",
-            f"{sum([pulse.running for pulse in pulses])} running on {plural(len(pulses), 'replica')}",
+            f"{running} running on {plural(len(self._running), 'replica')}",
             f"KV {percent_text(kv_share)}",
             f"{count_text(self._tokens)} tokens",
         ]
