@@ -54,7 +54,7 @@ def test_a_step_of_a_pipeline_has_the_answers_of_a_run(job: Path) -> None:
     table = pa.Table.from_pandas(answered, preserve_index=False)
     ordered = table.sort_by([("id", "ascending"), ("sample", "ascending")])
     expected = answers(job)
-    assert table.column_names == ["id", "text", "limit", "words", *expected.column_names[1:]]
+    assert table.column_names == ["id", "text", "limit", "within", "words", *expected.column_names[1:]]
     for name in expected.column_names:
         assert ordered[name].to_pylist() == expected[name].to_pylist()
     assert set(ordered["words"].to_pylist()) == {7}
@@ -63,7 +63,7 @@ def test_a_step_of_a_pipeline_has_the_answers_of_a_run(job: Path) -> None:
 
 def test_token_ids_as_tensors_and_rows_without_names(job: Path, tiny_model: Path) -> None:
     ids = np.arange(3, 3 + 40 * 5).reshape(40, 5)
-    job = with_input(job, prompt_token_ids="tokens", prompt="", id="", chat="auto")
+    job = with_input(job, prompt_token_ids="tokens", prompt="", id="", deadline="")
     config = load_job(str(job), ["sampling={max_tokens: 4}"])
     job.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     pq.write_table(pa.table({"tokens": ids.tolist()}), job.parent / "in.parquet")
@@ -95,8 +95,8 @@ def test_a_batch_may_be_empty(job: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["id", "words", "limit"], "input.prompt names column 'text'"),
-        (["id", "text", "limit", "output"], "has a column 'output'"),
+        (["id", "words", "limit", "within"], "input.prompt names column 'text'"),
+        (["id", "text", "limit", "within", "output"], "has a column 'output'"),
     ],
 )
 def test_columns_that_do_not_fit_are_named(job: Path, names: list[str], words: str) -> None:

@@ -217,15 +217,6 @@ def test_the_last_figures_are_those_of_the_manifest(tmp_path: Path, tiny_model: 
     assert {name: float(seen[name]) for name in wanted} == wanted
 
 
-def test_rows_that_miss_their_deadline_are_counted(tmp_path: Path, tiny_model: Path) -> None:
-    job = job_into(tmp_path / "job", tiny_model)
-    table = pq.read_table(job.parent / "in.parquet")
-    due_s = [0.001 if row % 5 == 0 else None for row in range(NUM_ROWS)]
-    pq.write_table(table.append_column("due", pa.array(due_s)), job.parent / "in.parquet")
-    config = load_job(str(job), ["input.deadline=due", "sampling.n=1"])
-    assert run_on_replicas(config, SHARES, quiet=True).manifest.missed_deadlines == NUM_ROWS // 5
-
-
 def test_rows_that_no_replica_can_run_are_error_rows(tmp_path: Path, tiny_model: Path) -> None:
     job = job_into(tmp_path / "job", tiny_model)
     config = load_job(str(job), ["input.prompt=" + "{text} " * 500, "errors.max_fraction=1"])

@@ -196,7 +196,6 @@ class Driver:
         self._missed_deadlines = 0
         self._manifests: list[Manifest] = []
         self._tokens = 0
-        self._missed_deadlines = 0
         self._journal = folder.journal()
         self._lengths: Lengths  # of the job, set once its first rows are read
         self._work: Work  # what tokens take on the kind of device that was planned for first
@@ -435,7 +434,6 @@ class Driver:
         self._texts[ended.key] = ended.text
         self._missed_deadlines += time.perf_counter() - self.started_s > row.request.due_s
         self._leases.ended(index, ended.key, row.num_output_tokens)
-        self._missed_deadlines += not row.request.error and time.perf_counter() - self.started_s > row.request.due_s
         if self._figures:
             self._figures.ended(row.num_output_tokens - len(row.request.progress.output_token_ids))
         self._sink.write(row)
