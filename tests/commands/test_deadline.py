@@ -22,7 +22,7 @@ def looks(deadline_s: float, left_s: list[float], caplog: pytest.LogCaptureFixtu
 
 def test_a_plan_that_is_too_long_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = looks(3600, [3715, 3600, 3500], caplog)
-    assert line == "--deadline 1 h 00 min will not hold: the run is foreseen to end 1 h 02 min after its start"
+    assert line == "--deadline 1 h 00 min will be missed: the run should end 1 h 02 min after its start"
 
 
 def test_a_run_that_falls_behind_is_told_when_it_stays_behind(caplog: pytest.LogCaptureFixture) -> None:

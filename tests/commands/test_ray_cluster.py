@@ -169,7 +169,7 @@ def test_a_cluster_that_cannot_run_a_job_is_told_in_one_line(
         assert_one_line(run(job, cluster), 2, f"has vasuki {own}, and this is 99.0")
 
     on_any_node = actors._on_any_node
-    for path, words in ((tmp_path / "nowhere", "nowhere"), (another_model(job, tmp_path / "other"), "is another than")):
+    for path, words in ((tmp_path / "nowhere", "nowhere"), (another_model(job, tmp_path / "other"), "differs from")):
 
         def elsewhere(setup: Setup, path: Path = path) -> Setup:
             setup = on_any_node(setup)

@@ -40,7 +40,7 @@ def test_a_slow_step_is_told_with_what_it_did(watchdog: Watchdog, caplog: pytest
         step(watchdog, 1.1 * SLOW * PREDICTED_S)
     (record,) = caplog.records
     assert "step 2 took" in record.message
-    assert "0 decodes and 5 tokens of prompts" in record.message
+    assert "0 decodes and 5 prompt tokens" in record.message
     assert "first row 'slow'" in record.message
 
 

@@ -78,7 +78,7 @@ _PRICES = click.option(
 _TENSOR = click.option(
     "--tensor-parallel-size", "--tp", "tensor", default=1, metavar="N", help="GPUs that share each layer."
 )
-_SPOT = click.option("--spot", "on_spot", is_flag=True, help="On machines that may be taken away.")
+_SPOT = click.option("--spot", "on_spot", is_flag=True, help="Count on spot machines, which may be taken away.")
 _SPOT_PRICES = click.option(
     "--spot-price", "spot_prices", multiple=True, metavar="CARD=AMOUNT", help="What an hour costs on spot. Repeatable."
 )
@@ -86,7 +86,7 @@ _INTERRUPTIONS = click.option(
     "--interruptions",
     multiple=True,
     metavar="CARD=RATE",
-    help="How often in an hour a machine is taken away. Repeatable.",
+    help="How many times an hour a machine is taken away. Repeatable.",
 )
 _BOOT = click.option(
     "--boot",
@@ -94,7 +94,7 @@ _BOOT = click.option(
     default=None,
     callback=lambda context, option, value: None if value is None else _time(context, option, value),
     metavar="TIME",
-    help="Until a machine computes, at first and after an interruption. Default: as its profile says.",
+    help="How long a machine takes to start, also after an interruption. Default: as its profile says.",
 )
 _DEADLINE = click.option(
     "--deadline",
@@ -102,7 +102,7 @@ _DEADLINE = click.option(
     default=None,
     callback=lambda context, option, value: _deadline(context, option, value),
     metavar="TIME",
-    help="When all has to be done, such as 6h from now. A run warns when that will not hold.",
+    help="When the job has to be done, such as 6h from now. A run warns if it will be late.",
 )
 _LOG_FORMAT = click.option(
     "--log-format",
@@ -124,14 +124,14 @@ _TRUST = click.option(
 
 
 _METRICS = click.option(
-    "--metrics", "metrics_file", default="", metavar="FILE", help="Keep figures there, as OpenMetrics."
+    "--metrics", "metrics_file", default="", metavar="FILE", help="Write metrics to this file, as OpenMetrics."
 )
 _METRICS_PORT = click.option(
     "--metrics-port",
     "metrics_address",
     default="",
     metavar="[HOST:]PORT",
-    help="Serve them over HTTP. Without HOST to this machine alone.",
+    help="Serve metrics over HTTP; without HOST, to this machine only.",
 )
 
 
@@ -200,21 +200,21 @@ def main() -> None:
     default=None,
     callback=_time,
     metavar="TIME",
-    help="Stop after so long, such as 5h45m, with exit code 75. The same command goes on.",
+    help="Stop after this long, such as 5h45m, with exit code 75. The same command goes on.",
 )
 @_DEADLINE
 @click.option(
     "--replicas",
     default=None,
     metavar="auto|N",
-    help="Share the job among so many GPUs, or groups of a CPU's cores; auto: among all GPUs.",
+    help="Share the job among N GPUs, or N groups of a CPU's cores; auto: among all GPUs.",
 )
 @click.option(
     "--on",
     "cluster",
     default=None,
     metavar="ray|ray://HOST:PORT",
-    help="Run on a Ray cluster: the one around, or at that address.",
+    help="Run on a Ray cluster: the current one, or the one at this address.",
 )
 def run(
     job_file: str,
@@ -297,7 +297,7 @@ def _emit(to_stdout: bool) -> Callable[[dict[str, Any]], None]:
     type=float,
     callback=_seconds,
     metavar="SECONDS",
-    help="Stop when no file or row has come for so long.",
+    help="Stop when no file or row has come for this long.",
 )
 @click.option("--stdin", "from_stdin", is_flag=True, help="Take rows from stdin and print answers, as lines of JSON.")
 def watch(
@@ -377,10 +377,10 @@ def plan(
 ) -> None:
     """Predict how long a job will take and what it will cost.
 
-    Also says how much of that another schedule could save at most, and compares cards.
+    Also says how much time a better schedule could save at most, and compares cards.
 
-    With --deadline it says which cards to rent for that, and how many of those that --gpu allows; with --spot also
-    what machines cost that may be taken away.
+    With --deadline it says which cards to rent and how many, of those that --gpu allows; with --spot it counts on
+    machines that may be taken away, too.
 
     \b
     Example:  vasuki plan my-job/job.yaml
@@ -425,7 +425,7 @@ def plan(
 @main.command()
 @click.argument("job_or_lengths", metavar="JOB|LENGTHS.csv")
 @_options(_SET, _TRUST, _GPUS, _TENSOR, _SPOT, _INTERRUPTIONS, _BOOT, _QUIET, _JSON, _LOG_FORMAT)
-@click.option("--seed", default=0, metavar="N", help="Of the moments at which machines are taken away.")
+@click.option("--seed", default=0, metavar="N", help="Seed of the random moments at which machines go.")
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Scheduling policy to simulate. Repeatable.")
 @click.option(
     "--pipeline-parallel-size", "--pp", "pipeline", default=1, metavar="N", help="Stages that share the layers."
@@ -519,7 +519,7 @@ def report(
 ) -> None:
     """Say which run was faster, and which cheaper.
 
-    Runs may be real or simulated. Says also at what prices the cheaper one would change.
+    Compares real or simulated runs, and says at what price the cheaper one would change.
 
     \b
     Example:  vasuki report my-job/out
@@ -586,9 +586,9 @@ def export(run_dir: str, target: str, form: str, as_json: bool) -> None:
 @click.argument("run_dir", metavar="RUN_DIR")
 @click.option("--chrome", "target", required=True, metavar="FILE", help="File to write, in the Trace Event Format.")
 def trace(run_dir: str, target: str) -> None:
-    """Write a run's steps as tracks of time.
+    """Write a timeline of a run's steps.
 
-    https://ui.perfetto.dev shows them, with copies and commits.
+    https://ui.perfetto.dev shows it, with copies and commits.
 
     \b
     Example:  vasuki trace my-job/out --chrome trace.json
@@ -608,7 +608,7 @@ def trace(run_dir: str, target: str) -> None:
 @click.option("--quick", is_flag=True, help="Measure for seconds instead of minutes, less exactly.")
 @_JSON
 def profile(device: str, model: str, name: str | None, output: str | None, quick: bool, as_json: bool) -> None:
-    """Measure this machine, for plans to be based on.
+    """Measure this machine, so that plans are based on it.
 
     Writes a hardware profile, which --gpu takes by its name.
 

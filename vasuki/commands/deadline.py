@@ -50,7 +50,7 @@ class Deadline:
         if self._late_looks >= LATE_LOOKS:
             self._told = True
             log.warning(
-                "--deadline %s will not hold: the run is foreseen to end %s after its start",
+                "--deadline %s will be missed: the run should end %s after its start",
                 duration(self._deadline_s),
                 duration(end_s),
             )

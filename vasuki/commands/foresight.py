@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import one_line
-from vasuki.base.units import duration, percent_text
+from vasuki.base.units import duration, percent_text, time_range
 from vasuki.commands.workload import shape_of
 from vasuki.engine.sequence import Request
 from vasuki.machines import at_hand
@@ -174,11 +174,9 @@ def rough_tokens(first: list[Request], num_rows: int) -> Tokens:
 
 
 def expected(plan: Plan) -> str:
-    """The makespan for a log line; a range where the machine was too busy to tell."""
-    if not plan.spread or plan.range_s is None:
-        return duration(plan.makespan_s)
-    low_s, high_s = plan.range_s
-    return f"{duration(low_s)} to {duration(high_s)}"
+    """The makespan for a log line; with its range where the machine was too busy to tell."""
+    text = duration(plan.makespan_s)
+    return f"{text} ({time_range(*plan.range_s)})" if plan.spread and plan.range_s else text
 
 
 def look_back(machine: MachineProfile, pace: float | None, stolen_share: float) -> None:

@@ -347,15 +347,15 @@ class Run:
         lengths = lengths_of(first, self.rows_left)
         plan = plan_for(lengths, partial(self.planned, placement))
         log.info(
-            "planned: %d requests in %s from now on (%s), of which at most %s could still be saved; steps of %d "
-            "tokens, offload %s%s",
+            "planned: %d requests in %s, of which a better schedule could save at most %s; steps of %d tokens, "
+            "offload %s%s; rates: %s",
             plan.requests,
             expected(plan),
-            plan.source,
             percent_text(plan.could_save),
             plan.chunk_tokens,
             plan.offload.mode,
             f", weights of {plan.layout.host_layers} layers on the host" if plan.layout.host_layers else "",
+            plan.source,
         )
         return plan
 

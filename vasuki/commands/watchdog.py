@@ -45,7 +45,7 @@ class Watchdog:
         self._ended_s, self._told = time.monotonic(), False
         if self._predicted_s and result.elapsed_s > max(LEAST_S, SLOW * self._predicted_s):
             log.warning(
-                "step %d took %s, predicted were %s: %d decodes and %d tokens of prompts, %d bytes of KV moved; %s",
+                "step %d took %s instead of %s: %d decodes and %d prompt tokens, %d bytes of KV moved; %s",
                 self._steps,
                 duration(result.elapsed_s),
                 duration(self._predicted_s),
@@ -61,7 +61,7 @@ class Watchdog:
         if not self._told and waited_s > max(STUCK_S, SLOW * self._predicted_s):
             self._told = True
             log.warning(
-                "no step has ended for %s; step %d, the last, was predicted to take %s",
+                "no step has ended for %s; the last one, step %d, was predicted to take %s",
                 duration(waited_s),
                 self._steps,
                 duration(self._predicted_s),

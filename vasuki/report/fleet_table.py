@@ -92,7 +92,7 @@ def _notes(choices: Sequence[Choice]) -> Iterable[str]:
     """Where the figures come from, a line for each kind of card."""
     cards = list({card: None for choice in choices for card, _ in choice.fleet.members})
     if any(card.whole.outputs_at_most for card in cards):
-        yield "outputs: nothing but max_tokens is known of them; any share of it is taken to be as likely as another"
+        yield "outputs: only max_tokens is known; any share of it is taken to be as likely as another"
     if card := next((card for card in cards if card.whole.misfits), None):
         yield f"{card.whole.misfits:,} can never run: {card.whole.misfit}"
     on_spot = any(choice.fleet.on_spot for choice in choices)

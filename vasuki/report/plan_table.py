@@ -189,7 +189,7 @@ def _columns(rows: list[tuple[str, ...]]) -> Iterable[str]:
 def _notes(plan: Plan) -> Iterable[str]:
     """What takes a sentence."""
     if plan.outputs_at_most:
-        yield "outputs: nothing but max_tokens is known of them, so rows that end sooner leave less time and cost"
+        yield "outputs: only max_tokens is known, so the job gets shorter and cheaper with each row that ends sooner"
     if plan.shared_tokens:
         share = plan.shared_tokens / plan.prompt_tokens
         yield f"prompts: {plan.shared_tokens:,} of their tokens ({share:.0%}) are shared with rows that begin alike"

@@ -59,7 +59,7 @@ class ReplicaActor:
         try:
             setup.share.enter()
             if model_fingerprint(setup.config.model) != setup.model_fingerprint:
-                raise ModelError(f"model {setup.config.model.path} is another than the driver's")
+                raise ModelError(f"model {setup.config.model.path} differs from the driver's")
             Replica(self, setup).run()
         except VasukiError as error:
             self.send(Failed(type(error)(f"{error} (on node {host})")))

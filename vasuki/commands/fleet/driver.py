@@ -267,12 +267,12 @@ class Driver:
         foreseen = next(iter(self._plans.values()))
         plan = foreseen.plan
         log.info(
-            "planned: %d requests on %s in %s from now on (%s), of which at most %s could still be saved",
+            "planned: %d requests on %s in %s, of which a better schedule could save at most %s; rates: %s",
             plan.requests,
             plural(len(self.shares), "replica"),
             expected(plan),
-            plan.source,
             percent_text(plan.could_save),
+            plan.source,
         )
         self._work = _work(foreseen)
         return plan

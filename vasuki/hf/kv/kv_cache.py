@@ -118,7 +118,7 @@ def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise JobFileError(f"kv.host_memory: the system does not pin as much ({reason}); lower it") from None
+        raise JobFileError(f"kv.host_memory: the system cannot pin that much memory ({reason}); lower it") from None
 
 
 def _device_zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -127,7 +127,7 @@ def _device_zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dty
         return torch.zeros(shape, dtype=dtype, device=device)
     except torch.OutOfMemoryError as error:
         reason = str(error).splitlines()[0]
-        raise JobFileError(f"kv.device_memory: the device does not give as much ({reason}); lower it") from None
+        raise JobFileError(f"kv.device_memory: that much is not there ({reason}); lower it") from None
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -142,5 +142,5 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise JobFileError(f"kv.device_memory: the system does not give as much ({error.strerror}); lower it") from None
+        raise JobFileError(f"kv.device_memory: that much is not there ({error.strerror}); lower it") from None
     return torch.frombuffer(memory, dtype=dtype).view(shape)
