@@ -293,7 +293,7 @@ def test_streamed_copies_hide() -> None:
         plan = make_plan(lengths, LLAMA, card, kv=kv.model_copy(update={"offload": asked}))
         stats = simulate_plan(plan, lengths, LLAMA, card).result.stats
         assert plan.offload.mode == "stream"
-        assert stats.hidden_copy_s >= 0.95 * (stats.hidden_copy_s + stats.exposed_copy_s)
+        assert stats.hidden_copy_s >= 0.9 * (stats.hidden_copy_s + stats.exposed_copy_s)
 
 
 def test_streamed_blocks_are_large_unless_the_job_says_otherwise() -> None:

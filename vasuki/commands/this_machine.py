@@ -216,6 +216,7 @@ def _computed(config: JobConfig, shape: ModelShape, on_cpu: bool, multiplies_bfl
     dtype = computed_dtype(config.model.dtype, shape.dtype, on_cpu, multiplies_bfloat16)
     if config.engine.attention == "padded" and shape.way == "ragged":
         shape = replace(shape, way="padded")
+    shape = replace(shape, compiles=config.engine.compile != "off")
     return shape.with_dtype(dtype, config.kv.dtype)
 
 

@@ -138,6 +138,7 @@ def scaled(reported: Reported) -> HardwareProfile:
             "memory_gb_per_s": gb_per_s,
             "peak_tflops": peaks,
             "processors": reported.multiprocessors,
+            "compute_capability": reported.capability,
             "measured": None,
             "price": card.price.model_copy(update=unknown),
         }

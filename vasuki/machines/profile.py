@@ -19,7 +19,7 @@ from vasuki.base.errors import ProfileError
 from vasuki.machines.price import Price
 
 Direction = Literal["h2d", "d2h", "both"]
-ElementwiseOperator = Literal["norm", "rope", "kv_write", "activation", "residual", "embedding"]
+ElementwiseOperator = Literal["norm", "rope", "activation", "residual", "embedding"]  # "rope" with the KV write
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -52,7 +52,8 @@ class Overheads(_Section):
     step_us: NonNegative
     """Once a step, outside kernels: forming inputs, fetching sampled tokens."""
     launch_us: NonNegative
-    """Host time of one kernel launch. On an accelerator launches run ahead and only show when kernels are shorter."""
+    """Host time of one operator that is launched, with the Python around it. On an accelerator launches run ahead and
+    only show when kernels are shorter."""
     kernel_us: NonNegative
     """Shortest time of a kernel on the device."""
     first_touch_us_per_mib: NonNegative = 0
@@ -356,6 +357,9 @@ class HardwareProfile(_Section):
     """Peak dense matmul rate by dtype, accumulating in float32. Never the sparse figure."""
     processors: Count
     """Streaming multiprocessors, or cores: how many output tiles are computed at once."""
+    compute_capability: tuple[Count, Annotated[int, Field(ge=0)]] | None = None
+    """Generation of an NVIDIA card, which decides by what kernels it attends and multiplies experts. Not given: an
+    A100's."""
     tile_rows: Count = 128
     """Rows of the matmul tile. Tokens in a step are padded to it."""
     efficiency: Efficiency
@@ -378,6 +382,11 @@ class HardwareProfile(_Section):
     @property
     def memory_bytes_per_s(self) -> float:
         return self.memory_gb_per_s * 1e9
+
+    @property
+    def generation(self) -> tuple[int, int]:
+        """Compute capability of a card."""
+        return self.compute_capability or (8, 0)
 
     @property
     def basis(self) -> str:

@@ -2,6 +2,7 @@
 
 shape              the sizes of a model
 config_json        how config.json spells them; recurrent_config: those of layers that carry a state
+launches           what a layer of a family launches on a GPU
 named              well-known models by name
 files              a model's folder, or its description from the hub
 layout             how a model is spread over devices, and which weights live on the host

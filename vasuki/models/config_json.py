@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vasuki.base.errors import ModelError
+from vasuki.models.launches import LAUNCHES, UNKNOWN_LAUNCHES
 from vasuki.models.recurrent_config import MLP_ALONE, RECURRENT, SILENT, layer_kinds, recurrent_layers
 from vasuki.models.shape import DTYPE_BYTES, Latent, ModelShape, Way
 
@@ -205,6 +206,7 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
         vector_parameters_per_layer=vectors,
         extra_parameters=norm_width + positions * hidden + lookup * layers * (hidden + lookups),
         dtype=_dtype(config),
+        launched_per_layer=LAUNCHES.get(family, UNKNOWN_LAUNCHES),
         way=_WAYS.get(family, "ragged"),
         longest_packed_tokens=longest_packed(config),
     )

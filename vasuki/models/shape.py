@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
 from vasuki.base.errors import ModelError, did_you_mean
+from vasuki.models.launches import UNKNOWN_LAUNCHES
 
 # How rows share a forward: packed end to end, padded to rectangles, or not at all.
 Way = Literal["ragged", "padded", "alone"]
@@ -108,7 +109,9 @@ class ModelShape:
     extra_parameters: int = 0  # outside layers, embedding and head: final norm, position table
     dtype: str = "bfloat16"
     kv_dtype: str = ""  # of keys and values, where they are kept in another
+    launched_per_layer: int = UNKNOWN_LAUNCHES  # operators that a GPU's host launches, where they are joined
     way: Way = "ragged"
+    compiles: bool = True  # kernels for it, and joins operators; on a GPU, steps of decodes are recorded
     longest_packed_tokens: int = 0  # of a prompt that may share a padded row with others; 0: none may
 
     @property

@@ -31,7 +31,9 @@ from vasuki.hf.kernels import experts, varlen
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.ragged_executor import RaggedExecutor
-from vasuki.machines.cost_model.stages import LAUNCHED_BY_TRITON, LAUNCHED_PER_LAYER
+from vasuki.machines.cost_model import launches_of
+from vasuki.machines.cost_model.stages import MOST_ROWS_OF_ALL_EXPERTS
+from vasuki.models.config_json import shape_from_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")  # a sigmoid far out
 
@@ -157,9 +159,14 @@ def test_ours_take_the_place_of_several(ours: SmallKernels, fake: None) -> None:
     assert counts == MOST_BESIDE_OURS
 
 
-def test_the_cost_model_counts_what_a_layer_launches(ours: SmallKernels, fake: None) -> None:
-    fewer, more = (_steps(_model("llama", ours, num_hidden_layers=layers))["mixed"].total for layers in (3, 4))
-    assert more - fewer + LAUNCHED_BY_TRITON == LAUNCHED_PER_LAYER
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_cost_model_counts_what_a_step_launches(name: str, ours: SmallKernels, fake: None) -> None:
+    """Beside what samples a token and fetches it."""
+    loaded = _model(name, ours)
+    shape = shape_from_config(loaded.config.to_dict(), name)
+    launches = launches_of(shape, "gpu")
+    foreseen = launches.layer * shape.num_layers + launches.outside - 2
+    assert abs(_steps(loaded)["mixed"].total - foreseen) <= shape.num_layers / 2
 
 
 def _recorded(loaded: LoadedModel) -> torch.Tensor:
@@ -222,4 +229,4 @@ def test_few_rows_go_through_all_experts(rows: int) -> None:
     experts.use_all_experts(model)
     with Kernels() as kernels, torch.inference_mode():
         model(torch.full((1, rows), 5))
-    assert bool(kernels.counts["_grouped_mm"]) == (rows > experts.MOST_ROWS)
+    assert bool(kernels.counts["_grouped_mm"]) == (rows > MOST_ROWS_OF_ALL_EXPERTS)

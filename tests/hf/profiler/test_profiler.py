@@ -34,7 +34,7 @@ from vasuki.hf.profiler.recurrent_times import measure_recurrent
 from vasuki.hf.profiler.step_overheads import fit_overheads, measure_overheads, narrow, stand_in
 from vasuki.hf.profiler.timing import QUICK, HostClock, affordable, low_quantile, measure
 from vasuki.machines.at_hand import without_noise
-from vasuki.machines.cost_model import CostModel, launched_per_layer
+from vasuki.machines.cost_model import CostModel, launches_of
 from vasuki.machines.cost_model.stages import Part
 from vasuki.machines.profile import HardwareProfile, MatmulPoints
 from vasuki.machines.profile_files import find_profile, load_profile, profile_for_device, user_profile_path
@@ -106,7 +106,7 @@ def test_every_operator_is_measured(profile: HardwareProfile) -> None:
     assert measured is not None
     assert {(series.k, series.n) for series in measured.matmul} == set(products(TINY))
     assert {series.operator for series in measured.elementwise} == {
-        "norm", "rope", "kv_write", "activation", "residual", "embedding"
+        "norm", "rope", "activation", "residual", "embedding"
     }  # fmt: skip
     attention, *narrower = measured.attention
     assert [each.kv_dtype for each in narrower] == ([] if attention.dtype == "bfloat16" else ["bfloat16"])
@@ -150,7 +150,7 @@ def test_the_table_is_narrow_and_complete(profile: HardwareProfile) -> None:
     assert max(map(len, lines)) <= 100
     text = "\n".join(lines)
     assert profile.measured is not None
-    for word in ("float32", "overheads", "decodes", "chunks", "norm", "kv_write", "copies"):
+    for word in ("float32", "overheads", "decodes", "chunks", "norm", "rope", "copies"):
         assert word in text
     for point in profile.link.curve:
         assert f"{point.bytes:,}" in text
@@ -338,18 +338,19 @@ def test_overheads_are_read_off_two_depths(name: str, launch_s: float, step_s: f
     profile = find_profile(name)
     overheads = profile.overheads.model_copy(update={"launch_us": launch_s * 1e6})
     profile = profile.model_copy(update={"overheads": overheads})
-    rests = [step_s + Part.whole(layers, 1).launches_s(profile) for layers in (2, 6)]
-    found = fit_overheads((2, 6), rests, dispatch_s=3e-6, per_layer=launched_per_layer(profile.kind))
+    rests = [step_s + Part.whole(layers, 1).launches_s(TINY, profile) for layers in (2, 6)]
+    found = fit_overheads((2, 6), rests, 3e-6, launches_of(TINY, profile.kind))
     assert found.launch_s == pytest.approx(launch_s, abs=1e-9)
     assert found.step_s == pytest.approx(step_s, abs=1e-7)
 
 
 @given(st.lists(st.floats(-1.0, 1.0), min_size=2, max_size=2))
 def test_noise_never_makes_overheads_absurd(rests: list[float]) -> None:
-    found = fit_overheads((2, 6), rests, dispatch_s=3e-6)
+    launches = launches_of(TINY, "cpu")
+    found = fit_overheads((2, 6), rests, 3e-6, launches)
     assert 3e-6 <= found.launch_s <= 60e-6
     assert 150e-6 <= found.step_s <= 6e-3
-    assert 0 <= fit_overheads((2, 6), rests, dispatch_s=3e-6, in_one_call=True).launch_s <= 60e-6
+    assert 0 <= fit_overheads((2, 6), rests, 3e-6, launches, in_one_call=True).launch_s <= 60e-6
 
 
 SHAPES = {

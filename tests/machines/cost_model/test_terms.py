@@ -39,6 +39,8 @@ COSTS = {
     ),
     "weights on the host": CostModel(DENSE, A10, Layout(host_layers=1)),
     "tensor parallel": CostModel(DENSE, A10, Layout(2)),
+    "padded": CostModel(replace(DENSE, way="padded"), A10),
+    "every kernel launched": CostModel(replace(DENSE, compiles=False), A10),
 }
 TERMS = {name: cost.terms() for name, cost in COSTS.items()}
 EXACT = ("dense", "cpu", "measured", "experts", "weights on the host", "tensor parallel")
@@ -74,12 +76,13 @@ def test_no_step_is_below_its_terms(name: str, chunks: list[tuple[int, int]], sa
     work = cost.work(tokens, contexts, round(sampled * len(chunks)))
     step_s, least_s = cost.step_time_s(work), summed_s(terms, work)
     assert least_s <= step_s * (1 + 1e-9)
-    if name in EXACT and work.num_tokens <= TABLE:
+    launches_show = cost.profile.kind == "gpu" and cost.step(work).launch_s > 0  # of a step that might be replayed
+    if name in EXACT and work.num_tokens <= TABLE and not launches_show:
         second_kernel_s = terms.full.layers * cost.profile.overheads.kernel_us * 1e-6
         assert step_s - least_s <= second_kernel_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("name", COSTS)
+@pytest.mark.parametrize("name", [name for name, cost in COSTS.items() if cost.shape.way == "ragged"])
 def test_steps_beyond_the_table(name: str) -> None:
     """Their rates are no more than they take, and nearly that."""
     cost, terms = COSTS[name], TERMS[name]

@@ -23,6 +23,7 @@ class Machine:
     driver: str
     memory_bytes: int
     processors: int  # streaming multiprocessors, or cores that torch uses
+    compute_capability: tuple[int, int] | None = None
 
     @property
     def slug(self) -> str:
@@ -41,6 +42,7 @@ def describe(device: torch.device) -> Machine:
             driver=f"driver {(board and board.driver) or 'unknown'}, CUDA {torch.version.cuda}",
             memory_bytes=(board and board.memory_bytes) or int(properties.total_memory),
             processors=properties.multi_processor_count,
+            compute_capability=(properties.major, properties.minor),
         )
     processor = replace(at_hand.processor(), cores=torch.get_num_threads())
     return Machine(

@@ -187,6 +187,7 @@ class _Profiler:
             memory_gb_per_s=rates.memory_gb_per_s,
             peak_tflops=rates.peak_tflops,
             processors=self.machine.processors,
+            compute_capability=self.machine.compute_capability,
             tile_rows=self._tile_rows(),
             efficiency=self._efficiency(rates, measured),
             overheads=overheads,

@@ -267,10 +267,6 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
         KVLayout.uniform(_KV_LAYERS, kv_heads, head_dim, bench.dtype), 256, bench.block_tokens, bench.device
     )
     layers = itertools.cycle(range(_KV_LAYERS))
-    shares: dict[ElementwiseOperator, float] = {}  # of a kernel that stands for several operators, by their bytes
-    if small is not None:
-        shares["rope"] = (heads + kv_heads) / (heads + 3 * kv_heads)
-        shares["kv_write"] = 1 - shares["rope"]
 
     def norm_call(tokens: int) -> Call:
         rows = bench.tensor(1, tokens, hidden)
@@ -281,10 +277,15 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
         return cache.rows_of_slots(slots.sort().values)
 
     def rope_call(tokens: int) -> Call:
+        """Rotation and the KV write, in as many kernels as a run has for them."""
         if small is not None:
             joined, angles = bench.tensor(tokens, heads + 2 * kv_heads, head_dim), bench.tensor(tokens, head_dim)
             turn, rows = small.turn_and_store, rows_of(tokens)
             return lambda: turn(joined, heads, angles, angles, rows, cache.layers[next(layers)])
+        rotate, write = rotate_call(tokens), kv_write_call(tokens)
+        return lambda: (rotate(), write())
+
+    def rotate_call(tokens: int) -> Call:
         if bench.kernels or bench.device.type == "cuda":
             rotate = bench.kernels.rotate if bench.kernels else by_torch.rotate
             joined, angles = bench.tensor(tokens, heads + 2 * kv_heads, head_dim), bench.tensor(tokens, head_dim)
@@ -295,8 +296,6 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
         return lambda: apply_rotary_pos_emb(query, key, cos, sin)
 
     def kv_write_call(tokens: int) -> Call:
-        if small is not None:
-            return rope_call(tokens)
         keys, values = bench.tensor(tokens, kv_heads, head_dim), bench.tensor(tokens, kv_heads, head_dim)
         rows = rows_of(tokens)
         if paged is not None:
@@ -327,8 +326,7 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
 
     operators: dict[ElementwiseOperator, tuple[Callable[[int], Call], int]] = {
         "norm": (norm_call, 2 * hidden * item),
-        "rope": (rope_call, 2 * (heads + kv_heads) * head_dim * item),
-        "kv_write": (kv_write_call, 4 * kv_heads * head_dim * item),
+        "rope": (rope_call, 2 * (heads + 3 * kv_heads) * head_dim * item),
         "activation": (activation_call, (3 if shape.gated_mlp else 2) * width * item),
         "residual": (residual_call, 3 * hidden * item),
         "embedding": (embedding_call, 2 * hidden * item),
@@ -343,7 +341,7 @@ def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[Element
             operator=operator,
             bytes_per_token=bytes_per_token,
             tokens=bench.effort.elementwise_tokens[: len(calls)],
-            us=microseconds([next(seconds) * shares.get(operator, 1.0) for _ in calls]),
+            us=microseconds([next(seconds) for _ in calls]),
         )
         for operator, bytes_per_token, calls in series
     ]

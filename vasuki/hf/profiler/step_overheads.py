@@ -38,7 +38,8 @@ from vasuki.hf.loading.triton_kernels import small_kernels
 from vasuki.hf.profiler.operator_times import Bench, dtype_name
 from vasuki.hf.profiler.timing import measure_timed
 from vasuki.hf.ragged_executor import RaggedExecutor
-from vasuki.machines.cost_model import KERNELS_PER_LAYER, KERNELS_PER_STEP, CostModel, launched_per_layer
+from vasuki.machines.cost_model import CostModel, Launches, launches_of
+from vasuki.models.launches import LAUNCHES
 from vasuki.models.shape import ModelShape
 
 _LAYERS = (2, 6)
@@ -85,8 +86,7 @@ def measure_overheads(
     rests = np.array(measure_timed(timed, replace(bench.effort, group_s=3 * bench.effort.group_s)))
     launched, *replayed = rests.reshape(len(ways), len(_LAYERS), -1).mean(axis=2).tolist()
     in_one_call = kernel is not None and all(map(_has_fused_decoder, models.values()))
-    per_layer = launched_per_layer("gpu" if bench.device.type == "cuda" else "cpu")
-    found = fit_overheads(_LAYERS, launched, dispatch_s, in_one_call, per_layer)
+    found = fit_overheads(_LAYERS, launched, dispatch_s, _launches(bench), in_one_call)
     for rests_s in replayed:  # whose host does nothing but the step itself
         _, intercept = np.polyfit(_LAYERS, rests_s, 1)
         found = replace(found, step_s=_within(float(intercept), _STEP_DISPATCHES, dispatch_s))
@@ -97,25 +97,25 @@ def _has_fused_decoder(loaded: LoadedModel) -> bool:
     return any(isinstance(module, FusedDecoder) for module in loaded.model.modules())
 
 
+def _launches(bench: Bench) -> Launches:
+    """Of the models that stand in for the shape."""
+    return launches_of(cut(bench.shape, 1), "gpu" if bench.device.type == "cuda" else "cpu")
+
+
 def fit_overheads(
-    layers: tuple[int, ...],
-    rests_s: list[float],
-    dispatch_s: float,
-    in_one_call: bool = False,
-    per_layer: int = KERNELS_PER_LAYER,
+    layers: tuple[int, ...], rests_s: list[float], dispatch_s: float, launches: Launches, in_one_call: bool = False
 ) -> StepOverheads:
     """The line through the rests of steps of models with so many layers.
 
     A rest is a small difference of long times. Where a noisy machine makes it absurd, what one eager operator takes of
     the host sets the bounds. Where all layers are computed `in_one_call`, a layer may cost the host nothing; otherwise
-    it costs `per_layer` launches.
+    it costs its launches.
     """
     least, most = _LAUNCH_DISPATCHES
     slope, intercept = np.polyfit(layers, rests_s, 1)
-    launch_s = _within(float(slope) / per_layer, (0.0 if in_one_call else least, most), dispatch_s)
-    return StepOverheads(
-        _within(float(intercept) - KERNELS_PER_STEP * launch_s, _STEP_DISPATCHES, dispatch_s), launch_s
-    )
+    launch_s = _within(float(slope) / launches.layer, (0.0 if in_one_call else least, most), dispatch_s)
+    step_s = _within(float(intercept) - launches.outside * launch_s, _STEP_DISPATCHES, dispatch_s)
+    return StepOverheads(step_s, launch_s)
 
 
 def _within(seconds: float, dispatches: tuple[float, float], dispatch_s: float) -> float:
@@ -154,6 +154,7 @@ def cut(shape: ModelShape, layers: int) -> ModelShape:
         mlp_layers=None,
         gated_attention=False,
         gated_mlp=shape.gated_mlp or expert_layers > 0,
+        launched_per_layer=LAUNCHES["qwen3_moe" if expert_layers else "llama" if shape.gated_mlp else "starcoder2"],
     )
 
 
@@ -263,9 +264,8 @@ class _Decoding:
 def describe(bench: Bench, dispatch_s: float) -> str:
     """Describe how the overheads were measured, for the profile."""
     rows = ", ".join(map(str, bench.effort.decode_rows))
-    per_layer = launched_per_layer("gpu" if bench.device.type == "cuda" else "cpu")
     return (
         f"steps of {rows} decodes of {_LAYERS[0]} and {_LAYERS[1]} narrow layers like those of {bench.shape.name} in "
-        f"{dtype_name(bench.dtype)}, less their operators; launch_us is the rest of a layer over {per_layer}; "
-        f"an eager operator alone takes {dispatch_s * 1e6:.3g} us of the host"
+        f"{dtype_name(bench.dtype)}, less their operators; launch_us is the rest of a layer over "
+        f"{_launches(bench).layer}; an eager operator alone takes {dispatch_s * 1e6:.3g} us of the host"
     )

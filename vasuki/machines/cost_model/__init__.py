@@ -30,31 +30,25 @@ from vasuki.machines.cost_model.curves import TABLE
 from vasuki.machines.cost_model.model import CostModel
 from vasuki.machines.cost_model.operators import OperatorModel
 from vasuki.machines.cost_model.rooflines import roofline
-from vasuki.machines.cost_model.stages import (
-    KERNELS_PER_LAYER,
-    KERNELS_PER_STEP,
-    MOST_RECORDED_ROWS,
-    launched_per_layer,
-)
+from vasuki.machines.cost_model.stages import MOST_RECORDED_ROWS, Launches, launches_of
 from vasuki.machines.cost_model.step_cost import StepCost
 from vasuki.machines.cost_model.terms import StepTerms
 from vasuki.machines.cost_model.times import StepTime
 from vasuki.machines.cost_model.work import StepWork, causal_pairs, windowed_causal_pairs
 
 __all__ = [
-    "KERNELS_PER_LAYER",
-    "KERNELS_PER_STEP",
     "MOST_RECORDED_ROWS",
     "TABLE",
     "Copies",
     "CostModel",
+    "Launches",
     "OperatorModel",
     "StepCost",
     "StepTerms",
     "StepTime",
     "StepWork",
     "causal_pairs",
-    "launched_per_layer",
+    "launches_of",
     "roofline",
     "windowed_causal_pairs",
 ]

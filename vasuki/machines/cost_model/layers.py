@@ -126,8 +126,7 @@ class LayerModel:
         widths = shape.num_dense_layers * shape.intermediate_size + shape.num_expert_layers * self._expert_width
         return (
             operators.elementwise("norm", num_tokens, 2 * hidden * item).scaled(shape.norms_per_layer)
-            + operators.elementwise("rope", num_tokens, 2 * (queries + keys) * item)
-            + operators.elementwise("kv_write", num_tokens, 2 * keys * (item + shape.kv_dtype_bytes))
+            + operators.elementwise("rope", num_tokens, 2 * queries * item + 2 * keys * (item + shape.kv_dtype_bytes))
             + self._activation(num_tokens, widths / shape.num_layers)
             + operators.elementwise("residual", num_tokens, 3 * hidden * item).scaled(2)
         )

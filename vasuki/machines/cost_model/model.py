@@ -11,7 +11,7 @@ from vasuki.machines.cost_model.copies import Copies, HostTraffic
 from vasuki.machines.cost_model.layers import LayerModel
 from vasuki.machines.cost_model.network import Network
 from vasuki.machines.cost_model.operators import OperatorModel
-from vasuki.machines.cost_model.stages import Part, is_ever_recorded
+from vasuki.machines.cost_model.stages import Part, most_recorded_rows
 from vasuki.machines.cost_model.step_cost import StepCost, energy_j
 from vasuki.machines.cost_model.terms import StepTerms, step_terms
 from vasuki.machines.cost_model.times import PartTimes, StepTime
@@ -195,13 +195,11 @@ class CostModel:
         return [self._terms(part) for part in dict.fromkeys(self._stages)]
 
     def _terms(self, part: Part) -> StepTerms:
-        launches_s = part.launches_s(self.profile)
-        return step_terms(part, self.shape, self.profile, self.layout, self.network, self._traffic, launches_s)
+        return step_terms(part, self.shape, self.profile, self.layout, self.network, self._traffic)
 
     def _times(self, part: Part) -> PartTimes:
-        launches_s = part.launches_s(self.profile)
-        records = is_ever_recorded(self.shape, self.profile, self.layout)
-        return PartTimes(part, self.shape, self.profile, self._layers, self.network, self._traffic, launches_s, records)
+        recorded_rows = most_recorded_rows(self.shape, self.profile, self.layout)
+        return PartTimes(part, self.shape, self.profile, self._layers, self.network, self._traffic, recorded_rows)
 
     # --- copies ------------------------------------------------------------------------------------------------------
 

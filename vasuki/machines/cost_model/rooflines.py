@@ -15,11 +15,11 @@ from vasuki.models.shape import DTYPE_BYTES
 ROOFLINE_SHARPNESS = 3.0  # exponent of the roofline; infinity is max(compute, memory)
 TILE_COLUMNS = (2.0, 1.0, 0.5, 0.25)  # widths of output tiles to choose from, in units of the profile's tile rows
 SHORTEST_TILE = 1 / 8  # fewer tokens than a tile are padded to a power of two, down to this share of a tile
-# Share of the memory bandwidth that each elementwise operator reaches (unfused kernels; kv_write is assumed like rope).
+# Share of the memory bandwidth that each elementwise operator reaches, each a kernel of its own as in Vidur's profiles.
+# There "rope" writes no KV; with it, it is assumed to be as fast.
 ELEMENTWISE_SHARE: dict[ElementwiseOperator, float] = {
     "norm": 0.34,
     "rope": 0.45,
-    "kv_write": 0.45,
     "activation": 0.50,
     "residual": 0.95,
     "embedding": 0.15,

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from vasuki.machines.profile import HardwareProfile, Overheads
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
 
-# norm, qkv, rope, KV write, attention, o, residual, norm, up, activation, down, residual
-KERNELS_PER_LAYER = 12
-KERNELS_PER_STEP = 6  # embedding, final norm, gather, head, sampling, copy of the tokens
+# What a CPU computes one by one: norm, qkv, rope with the KV write, attention, o, residual, norm, up, activation, down,
+# residual; and outside the layers embedding, final norm, gather, head, sampling, copy of the tokens.
+KERNELS_PER_LAYER = 11
+KERNELS_PER_STEP = 6
 
-# What is launched on a GPU for the same twelve in steps with prompts: attention is three kernels, rotation and the KV
-# write are one. That one and the activation are Triton's, and count twice: launching them takes the host 9 to 11 us
-# (tritonbench, pull request 1002; vLLM, pull request 34838; both of 2026), one of torch's operators about 5.
-LAUNCHED_PER_LAYER = 15
-LAUNCHED_BY_TRITON = 2
-MOST_RECORDED_ROWS = 512  # of a step of decodes that a GPU replays, instead of launching its kernels one by one
+# What a GPU's host launches, counted by tests/hf/cuda: for a layer, how many a model's family takes where its operators
+# are joined (`models.launches`), and this where they are not; outside the layers, the step's inputs come on top.
+LAUNCHED_UNJOINED = 45
+LAUNCHED_PER_STEP = 23
+
+# Rows of the largest step of decodes that a GPU replays, instead of launching its kernels one by one.
+MOST_RECORDED_ROWS = 512
+# Before Hopper, up to so many rows pass all experts of a mixture. More rows go to those chosen, and the host waits to
+# learn which: see `hf.kernels.experts`.
+MOST_ROWS_OF_ALL_EXPERTS = 128
+HOPPER = (9, 0)
 
 
 class Part(NamedTuple):
@@ -42,22 +48,38 @@ class Part(NamedTuple):
         is_last = stage == stages - 1
         return cls(layers + (stage < more), embedding=stage == 0, head=is_last, sends=not is_last)
 
-    def launches_s(self, profile: HardwareProfile) -> float:
+    def launches_s(self, shape: ModelShape, profile: HardwareProfile) -> float:
         """Host time of the kernel launches, one by one."""
-        kernels = self.layers * launched_per_layer(profile.kind) + KERNELS_PER_STEP
-        return kernels * profile.overheads.launch_us * 1e-6
+        launches = launches_of(shape, profile.kind)
+        return (self.layers * launches.layer + launches.outside) * profile.overheads.launch_us * 1e-6
 
     def overhead_s(self, overheads: Overheads) -> float:
         """Once a step and stage."""
         return self.stages * overheads.step_us * 1e-6
 
 
-def launched_per_layer(kind: str) -> int:
-    """Kernels of a layer that take `launch_us` each: on a CPU those that the cost model counts, on a GPU all."""
-    return KERNELS_PER_LAYER if kind == "cpu" else LAUNCHED_PER_LAYER
+class Launches(NamedTuple):
+    """Operators that take the host `launch_us` each."""
+
+    layer: int
+    outside: int  # the layers, once a step
 
 
-def is_ever_recorded(shape: ModelShape, profile: HardwareProfile, layout: Layout) -> bool:
-    """Whether a model's steps of decodes are recorded on a device: not where layers carry a state, nor where weights
-    are waited for between layers."""
-    return profile.kind == "gpu" and shape.recurrent is None and not layout.host_layers
+def launches_of(shape: ModelShape, kind: Literal["gpu", "cpu"]) -> Launches:
+    """What a step of a model launches on a device of that kind."""
+    if kind == "cpu":
+        return Launches(KERNELS_PER_LAYER, KERNELS_PER_STEP)
+    joined = shape.compiles and shape.way == "ragged"
+    return Launches(shape.launched_per_layer if joined else LAUNCHED_UNJOINED, LAUNCHED_PER_STEP)
+
+
+def most_recorded_rows(shape: ModelShape, profile: HardwareProfile, layout: Layout) -> int:
+    """Rows of the largest step of decodes that a device replays; 0 if it replays none: where rows don't share a packed
+    forward, where layers carry a state, where weights are waited for between layers, or where the job says so."""
+    if profile.kind == "cpu" or layout.host_layers:
+        return 0
+    if not shape.compiles or shape.way != "ragged" or shape.recurrent is not None:
+        return 0
+    if shape.num_expert_layers and profile.generation < HOPPER:
+        return MOST_ROWS_OF_ALL_EXPERTS
+    return MOST_RECORDED_ROWS

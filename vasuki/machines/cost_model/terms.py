@@ -26,7 +26,7 @@ from vasuki.machines.cost_model.network import Network
 from vasuki.machines.cost_model.operators import OperatorModel
 from vasuki.machines.cost_model.recurrent import RecurrentModel
 from vasuki.machines.cost_model.rooflines import OperatorCost
-from vasuki.machines.cost_model.stages import Part, is_ever_recorded
+from vasuki.machines.cost_model.stages import Part, most_recorded_rows
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
@@ -89,7 +89,6 @@ def step_terms(
     layout: Layout,
     network: Network,
     traffic: HostTraffic,
-    launches_s: float,
 ) -> StepTerms:
     """The terms of a part; the arguments are those of `PartTimes`."""
     dtypes = shape.dtype, shape.kv_dtype
@@ -104,7 +103,8 @@ def step_terms(
     def network_s(tokens: Any) -> Any:
         return network.part_s(tokens, part)
 
-    on_cpu = profile.kind == "cpu"
+    on_cpu, launches_s = profile.kind == "cpu", part.launches_s(shape, profile)
+    always_launched = not on_cpu and not most_recorded_rows(shape, profile, layout)
     tokens_s = in_step * (exact.of_tokens(sizes) + recurrent_s) + network_s(sizes)
     token_s = in_step_beyond * (rates.of_tokens(huge) / HUGE + recurrent_token_s) + network_s(huge) / HUGE
     weights_s = sum(traffic.alone_s(each) for each in traffic.weights)
@@ -117,7 +117,7 @@ def step_terms(
         in_step=np.minimum.accumulate([*in_step, in_step_beyond]),
         full=_attention(operators, shape.num_full_layers * attending, exact.layers.full_heads),
         windowed=_attention(operators, shape.num_windowed_layers * attending, exact.layers.windowed_heads),
-        floor_s=weights_s if on_cpu or is_ever_recorded(shape, profile, layout) else max(weights_s, launches_s),
+        floor_s=max(weights_s, launches_s) if always_launched else weights_s,
         weights_s=weights_s,
         overhead_s=part.overhead_s(profile.overheads),
     )

@@ -9,7 +9,7 @@ from vasuki.machines.cost_model.copies import HostTraffic
 from vasuki.machines.cost_model.layers import LayerModel
 from vasuki.machines.cost_model.network import Network
 from vasuki.machines.cost_model.rooflines import OperatorCost
-from vasuki.machines.cost_model.stages import MOST_RECORDED_ROWS, Part
+from vasuki.machines.cost_model.stages import Part
 from vasuki.machines.cost_model.work import StepWork, windowed_causal_pairs
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.shape import ModelShape
@@ -33,8 +33,7 @@ class PartTimes:
         layers: operators.
         network: between devices.
         traffic: on the host link.
-        launches_s: host time of the part's kernel launches.
-        records: whether steps of decodes are recorded, see `is_ever_recorded`.
+        recorded_rows: of the largest step of decodes that is replayed, see `most_recorded_rows`.
     """
 
     def __init__(
@@ -45,8 +44,7 @@ class PartTimes:
         layers: LayerModel,
         network: Network,
         traffic: HostTraffic,
-        launches_s: float,
-        records: bool,
+        recorded_rows: int,
     ) -> None:
         self.part = part
         self._shape = shape
@@ -55,8 +53,8 @@ class PartTimes:
         self._layers = layers
         self._network = network
         self._traffic = traffic
-        self._launches_s = launches_s
-        self._records = records
+        self._launches_s = part.launches_s(shape, profile)
+        self._recorded_rows = recorded_rows
         self._overhead_s = part.overhead_s(profile.overheads)
         self._fixed_cache: dict[tuple[int, ...], float] = {}
 
@@ -166,8 +164,7 @@ class PartTimes:
 
     def launched(self, work: StepWork) -> int:
         """Calls of the model whose kernels are launched one by one: none of a step of decodes that is recorded."""
-        replays = self._records and work.num_tokens == work.num_decodes <= MOST_RECORDED_ROWS
-        return 0 if replays else work.calls
+        return 0 if work.num_tokens == work.num_decodes <= self._recorded_rows else work.calls
 
     def added_up(self, device_s: float, moves: Sequence[tuple[float, bool]], calls: int = 1) -> StepTime:
         """THE sum of a step: what the device is busy with, or the launches of its kernels where these take longer; the
