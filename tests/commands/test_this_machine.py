@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from vasuki.commands.cli import main
 from vasuki.commands.this_machine import placed_here, placed_on
 from vasuki.hf.device.device import device_name
 from vasuki.hf.device.memory import total_bytes
-from vasuki.hf.kernels import levels
+from vasuki.hf.kernels import levels, varlen
 from vasuki.machines import at_hand
 from vasuki.machines.at_hand import Card, Processor
+from vasuki.machines.paging import page_tokens
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
 from vasuki.planner.lengths import Lengths
@@ -141,7 +143,7 @@ def job_of(**sections: dict[str, object]) -> JobConfig:
 
 def test_a_gpu_at_hand_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = named_shape("mistral-7b")
-    monkeypatch.setattr(at_hand, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 21 * GIB, pages=True))
+    monkeypatch.setattr(at_hand, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 21 * GIB, (8, 6)))
     monkeypatch.setattr(at_hand, "available_bytes", lambda: 32 * GIB)
     placement = placed_here(job_of(), shape)
     assert (placement.profile.name, placement.shape.dtype) == ("a10", "bfloat16")
@@ -149,7 +151,7 @@ def test_a_gpu_at_hand_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert placement.kv.block_tokens == 256
     assert placement.beside_weights_bytes == int(21 * GIB - shape.weight_bytes - 0.1 * 22 * GIB)
     assert placed_here(job_of(engine={"device": "cpu"}), shape).profile.kind == "cpu"
-    monkeypatch.setattr(at_hand, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 12 * GIB, pages=True))
+    monkeypatch.setattr(at_hand, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 12 * GIB, (8, 6)))
     waiting = placed_here(job_of(), shape)  # for a plan that keeps some of them on the host
     assert (waiting.beside_weights_bytes, waiting.profile.memory_bytes) == (None, 12 * GIB)
     monkeypatch.setattr(at_hand, "gpu", lambda: None)
@@ -157,20 +159,48 @@ def test_a_gpu_at_hand_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
         placed_here(job_of(engine={"device": "cuda"}), shape)
 
 
+@pytest.mark.parametrize("head_dim", [64, 100, 256, 264])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("generation", [(7, 5), (8, 0), (9, 0)])
+def test_pages_are_for_what_the_packed_kernel_takes(
+    generation: tuple[int, int], dtype: str, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = replace(named_shape("mistral-7b"), head_dim=head_dim).with_dtype(dtype)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: generation)
+    preferred = varlen.preferred_block_tokens(getattr(torch, dtype), torch.device("cuda"), head_dim)
+    assert page_tokens(shape, generation) == preferred
+
+
+@pytest.mark.parametrize(
+    ("sections", "block_tokens"),
+    [
+        ({}, 256),
+        ({"kv": {"block_tokens": 32}}, 32),
+        ({"kv": {"dtype": "float32"}}, "auto"),
+        ({"model": {"shape": "mistral-7b", "dtype": "float32"}}, "auto"),
+        ({"engine": {"attention": "padded"}}, "auto"),
+    ],
+)
+def test_blocks_of_a_card_elsewhere(sections: dict[str, dict[str, object]], block_tokens: int | str) -> None:
+    placement = placed_on(job_of(**sections), named_shape("mistral-7b"), find_profile("a10"))
+    assert placement.kv.block_tokens == block_tokens
+
+
 @pytest.mark.parametrize("device_memory", [0.9, "4GiB"])
 def test_a_card_at_hand_has_the_kv_that_was_planned_for_it(
     device_memory: float | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape, profile = named_shape("llama-3-8b"), find_profile("a10")
-    kv: dict[str, object] = {"device_memory": device_memory, "block_tokens": 256, "offload": "none"}
+    kv: dict[str, object] = {"device_memory": device_memory, "offload": "none"}
     job = job_of(kv=kv)
     lengths = Lengths(np.full(300, 1500), np.full(300, 150))
     elsewhere = placed_on(job, shape, profile).plan(lengths)
     total = profile.memory_bytes
-    monkeypatch.setattr(at_hand, "gpu", lambda: Card("NVIDIA A10", total, total, pages=True))
+    monkeypatch.setattr(at_hand, "gpu", lambda: Card("NVIDIA A10", total, total, (8, 6)))
     monkeypatch.setattr(at_hand, "available_bytes", lambda: 64 * GIB)
     here = placed_here(job, shape).plan(lengths)
     assert here.chunk_tokens == elsewhere.chunk_tokens
+    assert here.settings.block_tokens == elsewhere.settings.block_tokens == 256
     assert abs(here.settings.num_blocks - elsewhere.settings.num_blocks) <= 1
     smaller = placed_here(job_of(kv=kv, engine={"chunk_tokens": 128, "max_num_seqs": 32}), shape).plan(lengths)
     assert smaller.settings.num_blocks >= here.settings.num_blocks  # of steps that need less room

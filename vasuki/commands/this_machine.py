@@ -16,6 +16,7 @@ from vasuki.base.errors import JobFileError, ModelError
 from vasuki.commands.foresight import MachineProfile, Tokens, profile_for_plan, profile_for_run, shape_in_use
 from vasuki.machines import at_hand
 from vasuki.machines.memory_budget import room_bytes
+from vasuki.machines.paging import page_tokens
 from vasuki.machines.profile import HardwareProfile, Limits
 from vasuki.machines.profile_files import find_profile
 from vasuki.machines.this_cpu import limits_of
@@ -37,7 +38,6 @@ log = logging.getLogger(__name__)
 ONE_DEVICE = Layout()
 NO_TOKENS = Tokens(0.0, 0.0)  # of nothing that anybody waits for, so nothing is measured
 CLEARLY = 1.2  # times as fast; a CPU's rates, measured one after the other, differ by noise
-PAGE_TOKENS = 256  # of a block that torch's CUDA kernel takes as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class _Device:
     gpu: str  # as its driver reports it; empty for the CPU
     total_bytes: int
     available_bytes: int
-    pages: bool  # whether attention walks tables of large blocks
+    generation: tuple[int, int] | None = None  # of a GPU whose torch walks block tables
 
     @property
     def on_cpu(self) -> bool:
@@ -104,9 +104,10 @@ def placed_on(config: JobConfig, shape: ModelShape, profile: HardwareProfile) ->
     """
     peaks = profile.peak_tflops
     fast = peaks.get("bfloat16", 0.0) >= CLEARLY * peaks.get("float32", 0.0)
-    return Placement(
-        config, _computed(config, shape, profile.kind == "cpu", fast), MachineProfile.of(profile), config.kv
-    )
+    on_cpu = profile.kind == "cpu"
+    shape = _computed(config, shape, on_cpu, fast)
+    kv = _in_blocks(config.kv, shape, None if on_cpu else profile.generation)
+    return Placement(config, shape, MachineProfile.of(profile), kv)
 
 
 def placed_here(config: JobConfig, shape: ModelShape, tokens: Tokens = NO_TOKENS) -> Placement:
@@ -135,29 +136,27 @@ def placed_here(config: JobConfig, shape: ModelShape, tokens: Tokens = NO_TOKENS
     waits = not device.on_cpu and weights_wait(config, weight_bytes, device.total_bytes, device.available_bytes)
     beside_weights_bytes = None if waits else _beside_weights(config, device, device.available_bytes - weight_bytes)
     free_bytes = at_hand.available_bytes() - (weight_bytes if device.on_cpu or waits else 0)
-    pages = device.pages and shape.dtype != "float32" and _fits_pages(shape)
-    kv = _kv(config, device, free_bytes, pages)
+    kv = _kv(config, shape, device, free_bytes)
     machine = _machine(config, device, waits, lambda: profile_for_plan(config, shape, tokens, device.gpu, waits))
     return Placement(config, shape, machine, kv, beside_weights_bytes)
 
 
 def placed_as_loaded(config: JobConfig, loaded: LoadedModel, tokens: Tokens) -> Placement:
     """A loaded model on the machine at hand, which is measured with it as in `placed_here`. Raises the same."""
+    from vasuki.hf.device.device import describe
     from vasuki.hf.device.memory import available_bytes, total_bytes
-    from vasuki.hf.kernels.varlen import preferred_block_tokens
 
-    layout = loaded.kv_layout
     device = _Device(
         gpu="" if loaded.device.type == "cpu" else loaded.device_name,
         total_bytes=total_bytes(loaded.device),
         available_bytes=available_bytes(loaded.device),
-        pages=preferred_block_tokens(layout.dtype, loaded.device, min(layout.head_dims)) == PAGE_TOKENS,
+        generation=describe(loaded.device).compute_capability if at_hand.torch_pages() else None,
     )
     # Weights that wait on the host are planned for what is free; the others are on the device already.
     waits = not loaded.is_on_device
     beside_weights_bytes = None if waits else _beside_weights(config, device, device.available_bytes)
     shape = shape_in_use(loaded, config)
-    kv = _kv(config, device, at_hand.available_bytes(), device.pages)
+    kv = _kv(config, shape, device, at_hand.available_bytes())
     machine = _machine(config, device, waits, lambda: profile_for_run(config, loaded, shape, tokens))
     return Placement(config, shape, machine, kv, beside_weights_bytes)
 
@@ -195,10 +194,11 @@ def _device_at_hand(config: JobConfig) -> _Device:
     """The device that a run would take."""
     card = None if config.engine.device == "cpu" else at_hand.gpu()
     if card is not None:
-        return _Device(card.name, card.total_bytes, card.available_bytes, card.pages)
+        generation = card.generation if at_hand.torch_pages() else None
+        return _Device(card.name, card.total_bytes, card.available_bytes, generation)
     if config.engine.device == "cuda":
         raise ModelError("engine.device is cuda, but there is no CUDA device here; name a card with --gpu")
-    return _Device("", at_hand.total_bytes(), at_hand.available_bytes(), False)
+    return _Device("", at_hand.total_bytes(), at_hand.available_bytes())
 
 
 def _multiplies_bfloat16(config: JobConfig) -> bool:
@@ -218,11 +218,6 @@ def _computed(config: JobConfig, shape: ModelShape, on_cpu: bool, multiplies_bfl
         shape = replace(shape, way="padded")
     shape = replace(shape, compiles=config.engine.compile != "off")
     return shape.with_dtype(dtype, config.kv.dtype)
-
-
-def _fits_pages(shape: ModelShape) -> bool:
-    """Whether torch's CUDA kernel is made for such heads."""
-    return all(dim % 8 == 0 and dim <= 256 for dim in (shape.head_dim, shape.full_heads[1]))
 
 
 def _machine(
@@ -248,10 +243,16 @@ def _beside_weights(config: JobConfig, device: _Device, available_bytes: int) ->
     return max(0, room_bytes(config.kv.device_memory, device.total_bytes, available_bytes))
 
 
-def _kv(config: JobConfig, device: _Device, free_bytes: int, pages: bool) -> KVConfig:
-    """Blocks as large as torch's CUDA kernel wants them for walking block tables, where it does and unless the job says
-    otherwise, and no more host memory than there is."""
+def _kv(config: JobConfig, shape: ModelShape, device: _Device, free_bytes: int) -> KVConfig:
+    """No more host memory than there is, in the blocks of the device."""
     kv = config.kv
     if not device.on_cpu or kv.asks_for_offload:
         kv = within_host_memory(kv, free_bytes)
-    return kv.model_copy(update={"block_tokens": PAGE_TOKENS}) if pages and kv.block_tokens == "auto" else kv
+    return _in_blocks(kv, shape, device.generation)
+
+
+def _in_blocks(kv: KVConfig, shape: ModelShape, generation: tuple[int, int] | None) -> KVConfig:
+    """Blocks of the size that the kernels of a GPU of that generation walk, unless the job says otherwise. Without such
+    a GPU the planner chooses."""
+    size = generation and page_tokens(shape, generation)
+    return kv.model_copy(update={"block_tokens": size}) if size and kv.block_tokens == "auto" else kv

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 _TORCH_WORDS = {"fma": "fma3"} | {f"avx512{part}": f"avx512_{part}" for part in ("f", "bw", "dq", "vl", "cd", "ifma")}
-_PAGING_TORCH = (2, 12)  # from which on its attention kernel walks block tables,
-_AMPERE = (8, 0)  # on cards of this generation and later ones
+_PAGING_TORCH = (2, 12)  # from which on its attention kernel walks block tables
 _CONTEXT_BYTES = 2**29  # that CUDA takes for itself in a process, about
 
 
@@ -48,7 +47,7 @@ class Card:
     name: str
     total_bytes: int
     available_bytes: int
-    pages: bool  # whether torch's attention kernel walks block tables there
+    generation: tuple[int, int]  # compute capability
 
 
 @functools.cache
@@ -69,7 +68,6 @@ def without_noise(model: str) -> str:
 def gpu() -> Card | None:
     """The GPU that torch would take; None where NVML shows none. A run says so if its torch cannot use it."""
     try:
-        torch = metadata.version("torch")
         import pynvml
 
         if (handle := gpu_handle()) is None:
@@ -83,8 +81,17 @@ def gpu() -> Card | None:
         name=name.decode() if isinstance(name, bytes) else str(name),
         total_bytes=int(memory.total - memory.reserved),
         available_bytes=max(0, int(memory.free) - _CONTEXT_BYTES),
-        pages=capability >= _AMPERE and tuple(map(int, torch.split(".")[:2])) >= _PAGING_TORCH,
+        generation=(capability[0], capability[1]),
     )
+
+
+def torch_pages() -> bool:
+    """Whether the attention kernel of the torch that is installed walks block tables."""
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return False
+    return tuple(map(int, version.split(".")[:2])) >= _PAGING_TORCH
 
 
 def gpu_handle() -> Any:
