@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_models import load, prompts, requests_of, run
 
-from vasuki.base.errors import Interrupted, JobFileError
+from vasuki.base.errors import JobFileError, OutOfMemory
 from vasuki.engine.batch import Batch
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.kv.kv_mover import KVMover
@@ -72,7 +72,7 @@ def test_memory_that_does_not_suffice_for_one_token_stops_the_run(
 ) -> None:
     """So does any that does not suffice for rows with a state, which cannot be computed once more."""
     memory_for(0 if name == "llama" else 5)
-    with pytest.raises(Interrupted, match="memory ran out"):
+    with pytest.raises(OutOfMemory, match="memory ran out"):
         run(load(name), requests_of(prompts()))
 
 
@@ -87,7 +87,7 @@ def test_memory_that_runs_out_while_blocks_move(monkeypatch: pytest.MonkeyPatch)
         raise MemoryError
 
     monkeypatch.setattr(KVMover, "begin_step", no_room)
-    with pytest.raises(Interrupted, match="memory ran out"):
+    with pytest.raises(OutOfMemory, match="memory ran out"):
         run(load("llama"), requests_of(prompts()), host_blocks=8)
 
 

@@ -13,13 +13,21 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from vasuki.base.errors import InputError, Interrupted, JobFileError, OutputInUse, TooManyRowErrors, VasukiError
+from vasuki.base.errors import (
+    InputError,
+    Interrupted,
+    JobFileError,
+    OutOfMemory,
+    OutputInUse,
+    TooManyRowErrors,
+    VasukiError,
+)
 from vasuki.commands.cli import main
 
 JOBS = Path(__file__).parents[2] / "jobs"
 MANIFESTS = sorted((JOBS / "kubernetes").glob("*.yaml"))
 KUBERNETES_JOBS = ["job.yaml", "indexed-job.yaml"]
-HOPELESS = {error.exit_code for error in (VasukiError, JobFileError, TooManyRowErrors, InputError)}
+HOPELESS = {error.exit_code for error in (VasukiError, JobFileError, TooManyRowErrors, InputError, OutOfMemory)}
 RETRIED = {error.exit_code for error in (OutputInUse, Interrupted)}
 
 

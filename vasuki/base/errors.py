@@ -10,6 +10,7 @@
     ├── OutputInUse             5   the output folder is another's
     │   └── OutputLocked            a run holds it
     ├── Interrupted            75   stopped early, state kept: run the same command again
+    │   └── OutOfMemory         6       which would end there again
     └── SchedulerStalled        1   nothing can run although work is left: a bug of ours
 
 A message is one line that says what is wrong and what to do; it is printed as it stands, without a traceback.
@@ -68,9 +69,17 @@ class OutputLocked(OutputInUse):
 
 
 class Interrupted(VasukiError):
-    """Stopped by a signal, a resource that ran out, or an output that cannot be written; finished rows are kept."""
+    """Stopped by a signal, by time that is over, or by an output that cannot be written; finished rows are kept."""
 
     exit_code = 75
+    goes_on = "run the same command again to go on"
+
+
+class OutOfMemory(Interrupted):
+    """Memory ran out in the smallest step too; finished rows are kept."""
+
+    exit_code = 6
+    goes_on = "they go on once the job takes less memory"
 
 
 class SchedulerStalled(VasukiError):

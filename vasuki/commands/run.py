@@ -441,5 +441,5 @@ class Run:
         manifest = self.folder.finish(self.finished(manifest), journal.resumed_rows)
         if interrupted is not None:
             left = self.rows_left - written.rows
-            raise Interrupted(f"{interrupted}; {left} rows are left, run the same command again to go on")
+            raise type(interrupted)(f"{interrupted}; {left} rows are left, {interrupted.goes_on}")
         return manifest

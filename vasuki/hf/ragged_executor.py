@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vasuki.base.errors import Interrupted
+from vasuki.base.errors import OutOfMemory
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.rectangles import Price
 from vasuki.engine.sequence import Sequence
@@ -104,7 +104,7 @@ class RaggedExecutor:
     def launch(self, batch: Batch) -> LaunchedStep:
         """Compute every chunk, and the next token of those that reach their last known one.
 
-        Raises Interrupted where memory runs out and a smaller step would not help.
+        Raises OutOfMemory where memory runs out and a smaller step would not help.
         """
         started_s = time.perf_counter()
         sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
@@ -160,8 +160,8 @@ class RaggedExecutor:
         give_back()  # not before the exception is gone, which holds on to tensors
         return None
 
-    def _out_of_memory(self, batch: Batch) -> Interrupted:
-        return Interrupted(
+    def _out_of_memory(self, batch: Batch) -> OutOfMemory:
+        return OutOfMemory(
             f"{self.loaded.device.type} memory ran out in a step of {batch.num_tokens} tokens; "
             "lower kv.device_memory or engine.chunk_tokens"
         )
