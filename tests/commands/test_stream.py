@@ -23,6 +23,7 @@ from vasuki.base.errors import JobFileError, TooManyRowErrors
 from vasuki.commands.metrics import Metrics
 from vasuki.commands.run import Outcome, run_job
 from vasuki.commands.stream import answer_rows
+from vasuki.io.output.ownership import ARRIVED
 
 Job = Callable[..., Path]
 
@@ -192,7 +193,8 @@ def test_what_is_wrong_with_a_line_is_its_answer(job: Job) -> None:
     assert any("line 4 is not JSON" in error for error in errors)
     assert any("no id: its 'id' is null or empty" in error for error in errors)
     assert any("prompt is empty" in error for error in errors)
-    assert any("line 8 is not JSON" in error for error in errors), "a stream that ends in half a line"
+    half = "line 8 is not JSON: Unterminated string starting at column 12"
+    assert half in errors, "a stream that ends in half a line"
     assert outcome.manifest.rows.failed == 4
     with pytest.raises(TooManyRowErrors, match="4 of 7 rows failed"):
         outcome.raise_for_errors()
@@ -235,6 +237,33 @@ def test_a_file_is_followed_as_it_grows(job: Job, tmp_path: Path, caplog: pytest
     outcome = answer_rows(load_job(str(job())), None, lambda answer: None, until_idle_s=0.0, quiet=True)
     assert [row["id"] for row in stored(tmp_path / "out")] == [str(number) for number in range(7)]
     assert outcome.manifest.rows.succeeded == 7
+
+
+def test_a_file_that_begins_with_half_a_line_loses_nothing_by_it(
+    job: Job, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is no row yet: all others are answered, and each start says so, until its rest is there."""
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(lines(0, 2) + line(2)[:11])
+    for _ in range(2):
+        caplog.clear()
+        outcome = answer_rows(load_job(str(job())), None, lambda answer: None, until_idle_s=0.0, quiet=True)
+        assert outcome.manifest.rows.succeeded == outcome.manifest.rows.total == 2
+        assert (tmp_path / "out" / "_SUCCESS").exists()
+        assert "ends in half a line, which waits for its rest" in caplog.text
+    file.write_bytes(lines(0, 3).rstrip())
+    outcome = answer_rows(load_job(str(job())), None, lambda answer: None, until_idle_s=0.0, quiet=True)
+    assert outcome.manifest.rows.succeeded == outcome.manifest.rows.total == 3
+
+
+def test_half_a_line_that_a_kill_left_behind_is_no_row(job: Job, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ARRIVED).write_bytes(lines(0, 2) + line(2)[:11])
+    answers, outcome = piped(job(), [])
+    assert sorted(answer["id"] for answer in answers) == [0, 1]
+    assert outcome.manifest.rows.succeeded == outcome.manifest.rows.total == 2
+    assert (out / ARRIVED).read_bytes() == lines(0, 2)
 
 
 def start(path: Path) -> subprocess.Popen[bytes]:

@@ -96,7 +96,8 @@ def answer_rows(
             manifest = stream.to_end(loaded, signals, math.inf)
     counts = manifest.rows
     if left := counts.total - counts.succeeded - counts.failed:
-        raise Interrupted(f"stopped by a signal; {left} rows are left, run the same command again to go on")
+        why = "stopped by a signal; " if signals.asked() else ""
+        raise Interrupted(f"{why}{left} rows are left, run the same command again to go on")
     return Outcome(manifest, config.errors.max_fraction)
 
 

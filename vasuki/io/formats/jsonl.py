@@ -95,7 +95,8 @@ def parse_line(line: bytes, number: int) -> dict[str, Any]:
         if b"\\u" in line:
             json.dumps(values, ensure_ascii=False).encode("utf-8")  # half a surrogate pair can be written nowhere
     except json.JSONDecodeError as error:
-        raise Malformed(f"line {number} is not JSON: {error.msg} at column {error.colno}") from None
+        what = error.msg.removesuffix(" at")  # "Unterminated string starting at"
+        raise Malformed(f"line {number} is not JSON: {what} at column {error.colno}") from None
     except UnicodeError:
         raise Malformed(f"line {number} is not UTF-8 text") from None
     except (ValueError, RecursionError) as error:

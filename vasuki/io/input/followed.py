@@ -117,10 +117,10 @@ class FollowedRows:
         return {name: [stored_text(value) for value in block.columns[name]] for name in self.carried_types}
 
     def _noted_rows(self) -> int:
-        """Rows that are in the file."""
+        """Rows that are in the file. Half a line at its end is none, as in `blocks`."""
         try:
             with open(self._path, "rb") as lines:
-                return sum(not line.isspace() for line in lines)
+                return sum(self._ends_whole(line) if line[-1:] != b"\n" else not line.isspace() for line in lines)
         except FileNotFoundError:
             if self._pipe is not None:
                 return 0
@@ -163,7 +163,7 @@ class FollowedRows:
             data = file.read(BLOCK_BYTES)
             if data:
                 *lines, rest = (rest + data).split(b"\n")
-                if self._pipe is None and is_whole(rest):
+                if self._ends_whole(rest):
                     lines, rest = [*lines, rest], b""
                 yield from ((some, True) for some in _in_blocks(lines))
             elif self._pipe is not None:
@@ -179,6 +179,10 @@ class FollowedRows:
             yield from ((some, False) for some in self._from_pipe(self._pipe))
         elif rest:
             log.error("%s ends in half a line, which waits for its rest: %s", self._path, _start(rest))
+
+    def _ends_whole(self, line: bytes) -> bool:
+        """Whether the end of the file, after its last line break, is a row. One that we noted has a line break."""
+        return self._pipe is None and is_whole(line)
 
     def _from_pipe(self, pipe: int) -> Iterator[list[bytes]]:
         rest = b""
