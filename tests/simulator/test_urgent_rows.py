@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vasuki.arrivals import Percentiles
@@ -101,6 +101,14 @@ def test_missed_deadlines_are_counted() -> None:
     assert result.waited.missed_deadlines == 2
 
 
+@example(
+    [(1, 1, -1.0, 0.0, float("inf"))] * 4
+    + [(97, 9, -1.0, 0.0, float("inf")), (203, 8, -1.0, 0.0, float("inf")), (1, 1, -1.0, 0.05, float("inf"))]
+    + [(161, 1, -1.0, 0.0, 0.5)],
+    0,
+    3,
+    "vllm",
+)  # the urgent row that comes last lacks memory beside rows that have their place in the step
 @settings(max_examples=40)
 @given(
     rows=st.lists(

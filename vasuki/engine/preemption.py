@@ -21,19 +21,20 @@ class Preemption:
         """Preempt until each of the growing sequences finds a block. Those that had to go are taken from the list."""
         pool = self._queues.pool
         while len(growing) > pool.num_available:
-            victim = self._victim()
+            victim = self._victim(self._queues.running)
             self._preempt(victim)
             if victim in growing:
                 growing.remove(victim)
 
     def make_room_for(self, sequence: Sequence, budget: int) -> bool:
         """Preempt those that came last until the next chunk of a sequence that is in its prompt finds blocks. Returns
-        whether it still runs: it may have been preempted already, or be the last itself."""
-        pool, table = self._queues.pool, sequence.block_table
+        whether it still runs: it may have been preempted already, or be the last itself. Those before it have their
+        place in the step already."""
+        queues, pool, table = self._queues, self._queues.pool, sequence.block_table
         end = sequence.num_computed_tokens + min(budget, sequence.num_uncomputed_tokens)
         needed = pool.blocks_for(end) - len(table.device)
         while sequence.status is Status.RUNNING and needed > pool.num_available:
-            self._preempt(self._victim())
+            self._preempt(self._victim(queues.prefilling[queues.prefilling.index(sequence) :]))
         return sequence.status is Status.RUNNING
 
     def make_room_for_urgent(self, budget: int) -> None:
@@ -43,7 +44,10 @@ class Preemption:
         if not (self._policy.urgent_first and queues.waiting and queues.waiting[0].request.is_urgent):
             return
         sequence = queues.waiting[0]
-        while not self._admission.fits(sequence, budget) and (victim := self._victim()).urgency > sequence.urgency:
+        while not self._admission.fits(sequence, budget):
+            victim = self._victim(queues.running)
+            if victim.urgency <= sequence.urgency:
+                break
             self._preempt(victim)
 
     def end_step(self) -> None:
@@ -52,9 +56,8 @@ class Preemption:
             self._queues.memory_is_tight = False
         self._has_preempted = False
 
-    def _victim(self) -> Sequence:
-        """The running sequence to give up, of the least urgent: the cheapest to bring back, or the last that came."""
-        running = self._queues.running
+    def _victim(self, running: list[Sequence]) -> Sequence:
+        """Which of them to give up, of the least urgent: the cheapest to bring back, or the last that came."""
         least = max(sequence.urgency for sequence in running)
         among = [sequence for sequence in running if sequence.urgency == least]
         if self._policy.evicts_least_computed:
