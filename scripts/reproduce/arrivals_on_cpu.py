@@ -26,7 +26,7 @@ import write_page
 from reproduce_arrivals import BEST_FIXED, FIXED, LOADS, SYSTEMS, TRACES, at_times
 from reproduce_table import Options, Table
 
-from vasuki.arrivals import ArrivalAdmission, ArrivingRows, Percentiles, WaitingTimes
+from vasuki.arrivals import ArrivalAdmission, ArrivingRows, FirstCome, Percentiles, WaitingTimes
 from vasuki.arrivals.admission import Pack
 from vasuki.base.config import ArrivalsConfig, JobConfig, parse_job
 from vasuki.commands.foresight import tokens_of
@@ -200,17 +200,20 @@ def measured(system: System, loaded: LoadedModel, cost_model: CostModel, lengths
     settings = system.plan.settings
     executor, scheduler = build_executor(loaded, settings), Scheduler(settings)
     priced = Priced(RunningPrediction(system.plan, cost_model))
-    admission = TimedAdmission(system.config, filled) if pack else None
+    admission = TimedAdmission(system.config, filled) if pack else FirstCome()
     clock = ProcessorClock()
     waited = WaitingTimes(lambda request: request.arrived_s, lambda: clock.now_s)
-    if admission is not None:
-        waited.on_first_token = admission.first_token
+    waited.on_first_token = admission.first_token
     source = ArrivingRows(VirtualFeed(rows, arrived_at_s.tolist(), clock), scheduler, admission)
     stats = drain(source, scheduler, executor, CountingSink(), [waited, priced])
     busy_s, ttft = clock.busy_s, Percentiles.of(waited.ttft_s)
     assert ttft is not None
     return Measured(
-        ttft, busy_s / priced.seconds, stats.steps, busy_s, admission.spent_s if admission is not None else 0.0
+        ttft,
+        busy_s / priced.seconds,
+        stats.steps,
+        busy_s,
+        admission.spent_s if isinstance(admission, TimedAdmission) else 0.0,
     )
 
 

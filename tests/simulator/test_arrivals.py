@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vasuki.arrivals import ArrivalAdmission
@@ -168,3 +168,46 @@ def test_rows_that_wait_are_counted_wherever_they_are() -> None:
         run([0.0] * 60, config, one_by_one=True, observers=[watcher])
         assert watcher.seen[0][1] >= 60 - 16
         assert watcher.seen[-1][1] == 0
+
+
+def in_rounds(
+    rows: list[tuple[int, int, float]], most_running: int, policy: str = "vasuki", one_by_one: bool = False
+) -> list[float]:
+    """Times to first token of rows of so many prompt and output tokens that arrive at these times."""
+    prompts, outputs, arrived_at_s = (np.array(column) for column in zip(*rows, strict=True))
+    result = simulate(
+        Lengths(prompts, outputs, arrived_at_s).requests(),
+        outputs.tolist(),
+        EngineSettings(POLICIES[policy], Limits(128, most_running, lookahead=4), 2000, 4),
+        COST,
+        arrived_at_s=arrived_at_s.tolist(),
+        one_by_one=one_by_one,
+    )
+    assert result.written.rows == len(rows)
+    return waits(result)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.sampled_from([20, 300, 2000]), st.integers(1, 40), st.sampled_from([0.0, 0.005, 0.02])),
+        min_size=1,
+        max_size=20,
+    ),
+    most_running=st.integers(1, 4),
+)
+@example([(20, 10, 0.0), (2000, 20, 0.005), (300, 5, 0.02), (20, 5, 0.08)], 1)  # the last comes while the second starts
+@settings(max_examples=100, deadline=None)
+def test_runs_of_steps_form_the_same_rounds_as_single_steps(
+    rows: list[tuple[int, int, float]], most_running: int
+) -> None:
+    times_s = np.cumsum([gap_s for _, _, gap_s in rows]).tolist()
+    rows = [(prompt, output, at_s) for (prompt, output, _), at_s in zip(rows, times_s, strict=True)]
+    assert in_rounds(rows, most_running) == in_rounds(rows, most_running, one_by_one=True)
+
+
+def test_short_prompts_wait_less_under_load_and_long_ones_not_for_ever() -> None:
+    random = np.random.default_rng(0)
+    rows = [(int(random.choice([20, 20, 20, 1000])), 5, 0.004 * row) for row in range(300)]
+    first_come, by_rounds = (np.array(in_rounds(rows, 16, policy)) for policy in ("sarathi", "vasuki"))
+    assert by_rounds.mean() < 0.75 * first_come.mean()
+    assert by_rounds.max() < 1.5 * first_come.max()

@@ -16,14 +16,15 @@ from collections.abc import Callable, Sequence
 
 from vasuki.arrivals.controller import Controller
 from vasuki.arrivals.packer import pack_requests
+from vasuki.arrivals.rounds import FirstCome
 from vasuki.base.config import ArrivalsConfig
 from vasuki.engine.sequence import Request
 
 Pack = Callable[[Sequence[Request], ArrivalsConfig], list[list[Request]]]
 
 
-class ArrivalAdmission:
-    """Rows between their arrival and the scheduler. Times are seconds that never fall.
+class ArrivalAdmission(FirstCome):
+    """Gives rows on in packed batches.
 
     Args:
         config: when a batch is due.
@@ -31,33 +32,29 @@ class ArrivalAdmission:
     """
 
     def __init__(self, config: ArrivalsConfig, pack: Pack = pack_requests) -> None:
+        super().__init__()
         self.controller = Controller(config)
         self._pack = pack
         self._config = config
         self._timeout_s = config.timeout * config.target_s
-        self._held: list[Request] = []
-        self._first_at_s = math.inf  # when the first of them arrived
+        self._first_at_s = math.inf  # when the first of those held back arrived
         self._batches: deque[list[Request]] = deque()  # packed, not taken
 
+    @property
+    def gathers(self) -> int:
+        return self.controller.rows
+
     def __len__(self) -> int:
-        """Rows that are here."""
         return len(self._held) + sum(map(len, self._batches))
 
     def arrive(self, request: Request, at_s: float) -> None:
-        """Hold a row back."""
         self.controller.arrived(at_s)
         if not self._held:
             self._first_at_s = at_s
-        self._held.append(request)
+        super().arrive(request, at_s)
 
     def take(self, now_s: float, engine_waits: bool, engine_idle: bool) -> list[Request]:
-        """The next batch for the engine; empty if none is due.
-
-        Args:
-            now_s: every row that has arrived by then is here.
-            engine_waits: the engine has started all that it was given. It is given nothing before.
-            engine_idle: it has nothing to do at all.
-        """
+        """The next batch, once the engine has started the one before; empty if none is due."""
         self.controller.pass_time(now_s)
         ready = self._config.controller == "aimd" or (engine_waits and not self._batches)
         if self._held and ready and self._is_due(now_s, engine_idle):
@@ -66,12 +63,17 @@ class ArrivalAdmission:
         return self._batches.popleft() if engine_waits and self._batches else []
 
     def next_look_s(self, now_s: float) -> float:
-        """When a batch may be due though nothing arrives and the engine does nothing: at a timeout, or as an epoch
-        ends."""
+        """At a timeout, or as an epoch ends."""
         if not self._held:
             return math.inf
         times_s = (self._first_at_s + self._timeout_s, self.controller.epoch_end_s)
         return min((at_s for at_s in times_s if at_s > now_s), default=math.inf)
+
+    def idle(self, from_s: float, to_s: float) -> None:
+        self.controller.idle(from_s, to_s)
+
+    def first_token(self, at_s: float, ttft_s: float) -> None:
+        self.controller.first_token(at_s, ttft_s)
 
     def _is_due(self, now_s: float, engine_idle: bool) -> bool:
         config, held = self._config, len(self._held)

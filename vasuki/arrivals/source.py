@@ -1,6 +1,6 @@
-"""Requests as they arrive: at once to the scheduler, or gathered into batches first. Real and simulated runs share it.
+"""Requests as they arrive, in the order in which they should start. Real and simulated runs share it.
 
-feed --arrived--> [held back, where batches are gathered] --> ready, the urgent ones first --> scheduler
+feed --arrived--> admission --in their turn--> ready, the urgent ones first --> scheduler
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from vasuki.arrivals.admission import ArrivalAdmission
+from vasuki.arrivals.rounds import FirstCome, Rounds
+from vasuki.base.config import ArrivalsConfig
+from vasuki.engine.policy import Policy
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request
 
-MOST_READY = 4096  # more are left with the feed
+MOST_HERE = 4096  # more rows are left with the feed
 
 
 class Feed(Protocol):
@@ -46,18 +49,24 @@ class Feed(Protocol):
         ...
 
 
+def admission_for(policy: Policy, config: ArrivalsConfig | None = None) -> FirstCome:
+    """What a policy does with rows that wait. The config says how it gathers them, if it does that."""
+    if policy.gathers:
+        return ArrivalAdmission(config or ArrivalsConfig())
+    return Rounds() if policy.ordered else FirstCome()
+
+
 class ArrivingRows:
     """An iterator that has nothing more to give until a row arrives; then it goes on. While the engine has nothing else
     to do it waits.
 
     Args:
         feed: the rows, in order of arrival.
-        scheduler: is told how many rows are held back.
-        admission: holds rows back until a batch is due, once the scheduler has started all that it has; None to give
-            each at once. Urgent rows are never held back.
+        scheduler: is told how many rows wait here.
+        admission: says whose turn it is. Urgent rows pass it by.
     """
 
-    def __init__(self, feed: Feed, scheduler: Scheduler, admission: ArrivalAdmission | None = None) -> None:
+    def __init__(self, feed: Feed, scheduler: Scheduler, admission: FirstCome) -> None:
         self._feed = feed
         self._scheduler = scheduler
         self._admission = admission
@@ -78,32 +87,31 @@ class ArrivingRows:
             self._take_in()
             if self._ready:
                 break
-            look_s = admission.next_look_s(feed.now_s) if admission is not None else math.inf
+            look_s = admission.next_look_s(feed.now_s)
             if not scheduler.is_idle:
                 feed.work_until(look_s)
                 raise StopIteration
             idle_since_s = feed.now_s
             if not feed.wait_until(look_s):
                 raise StopIteration
-            if admission is not None:
-                admission.controller.idle(idle_since_s, feed.now_s)
+            admission.idle(idle_since_s, feed.now_s)
         feed.work_until(math.inf)
         self._given += 1
         return heapq.heappop(self._ready)[-1]
 
     def _take_in(self) -> None:
-        """Take what has arrived, and what is due of it."""
+        """Take what has arrived, and whose turn it is."""
         admission, queues = self._admission, self._scheduler.queues
-        while len(self._ready) < MOST_READY and (row := self._feed.arrived()):
+        while len(self._ready) + len(admission) < MOST_HERE and (row := self._feed.arrived()):
             request, at_s = row
-            if admission is not None and not request.is_urgent:
-                admission.arrive(request, at_s)
-            else:
+            if request.is_urgent:
                 self._add(request)
-        if admission is not None and not self._ready:
+            else:
+                admission.arrive(request, at_s)
+        if not self._ready:
             for request in admission.take(self._feed.now_s, not queues.waiting, self._scheduler.is_idle):
                 self._add(request)
-            queues.gathers = admission.controller.rows
+            queues.gathers = admission.gathers
 
     def _add(self, request: Request) -> None:
         heapq.heappush(self._ready, (request.urgency, next(self._numbers), request))

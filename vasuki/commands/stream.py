@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from vasuki.arrivals import ArrivalAdmission, ArrivingRows, Percentiles, WaitingTimes
+from vasuki.arrivals import ArrivingRows, Percentiles, WaitingTimes, admission_for
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import Interrupted, JobFileError
 from vasuki.commands.metrics import Metrics
@@ -257,10 +257,9 @@ class _Stream(Run):
     def source(
         self, first: list[Request], others: Iterator[Request], plan: Plan, scheduler: Scheduler
     ) -> tuple[Iterator[Request], list[Observer]]:
-        admission = ArrivalAdmission(self.config.arrivals) if plan.settings.policy.gathers else None
+        admission = admission_for(plan.settings.policy, self.config.arrivals)
         self.waited = WaitingTimes(lambda request: request.arrived_s, self._now_s)
-        if admission is not None:
-            self.waited.on_first_token = admission.controller.first_token
+        self.waited.on_first_token = admission.first_token
         return ArrivingRows(self._feed, scheduler, admission), [self.waited]
 
     def sink(self, writer: PartWriter, decode: Callable[[Sequence], str], on_commit: Callable[[], None]) -> RowSink:

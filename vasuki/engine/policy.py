@@ -50,7 +50,7 @@ class Policy:
     chunked: bool = True  # a prompt may be split over steps
     refill: bool = True  # False: rows join only an empty batch, as in request-level serving
     padded: bool = False  # priced as rows padded to the longest, which keep their slot when they end; never run
-    ordered: bool = False  # rows are taken in a planned order, by estimated output lengths
+    ordered: bool = False  # rows are taken in a planned order; those that arrive by rounds, the short prompts first
     sorted_prompts: bool = False  # rows are taken in order of prompt length
     gathers: bool = False  # rows that arrive are held back to be packed
     urgent_first: bool = False  # rows that wait urgently start in place of others; elsewhere they only wait in front

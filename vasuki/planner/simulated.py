@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vasuki.arrivals import ArrivalAdmission, Percentiles, WaitingTimes
+from vasuki.arrivals import Percentiles, WaitingTimes, admission_for
 from vasuki.base.config import ArrivalsConfig, Column, PlanConfig
 from vasuki.base.errors import JobFileError
 from vasuki.engine.loop import Observer
@@ -205,7 +205,7 @@ def simulate_plan(
             settings,
             cost_model,
             arrived_at_s=None if arrivals is None else np.ascontiguousarray(arrivals).data,
-            admission=ArrivalAdmission(gathering) if gathering else None,
+            admission=admission_for(settings.policy, gathering),
             observers=observers,
             one_by_one=one_by_one,
         )

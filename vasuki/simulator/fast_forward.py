@@ -40,7 +40,8 @@ class FastForward:
         budget = self._budget_left(batch)
         may_admit = bool(queues.waiting) and budget > 0 and scheduler.admission.may_admit()
         may_return = bool(queues.parked) and not queues.memory_is_tight
-        if may_admit or may_return:
+        next_round = not queues.waiting and queues.held_back() > 0
+        if may_admit or may_return or next_round:
             return 1
         steps, chunk_tokens, num_decodes = sys.maxsize, 0, len(batch.decodes)
         if prefills:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Vector
 from dataclasses import dataclass
 
-from vasuki.arrivals import ArrivalAdmission, ArrivingRows, WaitingTimes
+from vasuki.arrivals import ArrivingRows, FirstCome, WaitingTimes, admission_for
 from vasuki.engine.loop import Observer, RunStats, drain
 from vasuki.engine.queues import Counters
 from vasuki.engine.scheduler import Scheduler
@@ -58,7 +58,7 @@ def simulate(
     cost_model: CostModel,
     *,
     arrived_at_s: Vector[float] | None = None,
-    admission: ArrivalAdmission | None = None,
+    admission: FirstCome | None = None,
     observers: Iterable[Observer] = (),
     one_by_one: bool = False,
 ) -> SimulationResult:
@@ -70,7 +70,7 @@ def simulate(
         settings: policy, limits and memory.
         cost_model: model and device.
         arrived_at_s: by `Request.row`; None if all rows are there from the start.
-        admission: holds rows back as they arrive; None to start them at once.
+        admission: says whose turn it is of those that have arrived; the policy if not given.
         observers: see the steps, several at a time unless `one_by_one`; a `PlannedOrder` learns from them.
         one_by_one: run single steps.
     """
@@ -80,10 +80,10 @@ def simulate(
     waited = None
     if arrived_at_s is not None:
         feed, times_s = VirtualFeed(requests, arrived_at_s, executor.clock), arrived_at_s
+        admission = admission_for(settings.policy) if admission is None else admission
         requests = ArrivingRows(feed, scheduler, admission)
         waited = WaitingTimes(lambda request: times_s[request.row], lambda: feed.now_s)
-        if admission is not None:
-            waited.on_first_token = admission.controller.first_token
+        waited.on_first_token = admission.first_token
         observers = [waited, *observers]
     sink = CountingSink()
     stats = drain(requests, scheduler, executor, sink, observers)
