@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -43,9 +44,9 @@ def no_run_beats_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
     finish = OutputFolder.finish
 
-    def checked(self: OutputFolder, manifest: Manifest, resumed_rows: int = 0) -> Manifest:
+    def checked(self: OutputFolder, manifest: Manifest, *how: Any, **named: Any) -> Manifest:
         done_before = self.done.count_in(self.shard)
-        finished = finish(self, manifest, resumed_rows)
+        finished = finish(self, manifest, *how, **named)
         predicted, bound_s = finished.predicted, finished.predicted.lower_bound_s
         if bound_s and not done_before and finished.tokens.output >= predicted.output_tokens_estimate > 0:
             assert finished.timings.generate_s >= bound_s, "a run took less than any can"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -37,7 +39,7 @@ def bomb(levels: int) -> str:
         ("sampling: {temperature: .inf}", "sampling.temperature: should be a finite number"),
         ("sampling: {top_p: .nan}", "sampling.top_p: should be a finite number"),
         ("cost: {price_per_hour: .inf}", "cost.price_per_hour: should be a finite number"),
-        ("#" * 2**20, "a job file has 1,048,576 at most"),
+        ("#" * 2**20, "it has over 1,048,576 bytes"),
     ],
 )
 def test_what_no_job_holds_is_a_line(tmp_path: Path, more: str, words: str) -> None:
@@ -45,6 +47,20 @@ def test_what_no_job_holds_is_a_line(tmp_path: Path, more: str, words: str) -> N
         load_job(written(tmp_path, more))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_pipes_and_devices_as_job_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "job.yaml")
+    with pytest.raises(JobFileError, match="does not describe a job"):
+        load_job(tmp_path / "job.yaml")
+    with pytest.raises(JobFileError, match="it has over 1,048,576 bytes"):
+        load_job("/dev/zero")
+    read, write = os.pipe()
+    writer = threading.Timer(0.05, lambda: os.close(write))  # the reader is there first, as in `vasuki run <(...)`
+    os.write(write, JOB.encode())
+    writer.start()
+    assert load_job(f"/dev/fd/{read}").model.path == "m"
+    os.close(read)
 
 
 def test_a_character_that_no_yaml_holds() -> None:

@@ -6,10 +6,12 @@ The answer is how the run ended. What it says goes to the file `stderr` beside i
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -44,6 +46,8 @@ class Order:
     delay_s: float = 0.0
     amount: int = 0  # of what the event needs
     options: tuple[str, ...] = ()  # of the command line
+    command: str = "run"
+    most_wall_s: float = 120.0  # then it is killed: it only waits
 
 
 class Ending(NamedTuple):
@@ -52,10 +56,16 @@ class Ending(NamedTuple):
     code: int  # a signal's number negated
     cpu_s: float
     peak_bytes: int  # of resident memory, that of all that the fork shares included
+    hung: bool = False  # it was killed, as it did not end by itself
 
 
 def kill(order: Order) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sleep(order: Order) -> None:
+    """Do nothing for so many seconds."""
+    time.sleep(order.amount)
 
 
 def limit_files(order: Order) -> None:
@@ -91,6 +101,7 @@ EVENTS: dict[str, Callable[[Order], None]] = {
     "nothing": lambda order: None,
     "kill": kill,
     "limit_files": limit_files,
+    "sleep": sleep,
     "fill_disk": fill_disk,
     "make_read_only": make_read_only,
     "limit_handles": limit_handles,
@@ -116,7 +127,9 @@ class Nursery:
 
     def run(self, order: Order) -> int:
         """Carry out an order. Returns the run's exit code, or the negated number of the signal that ended it."""
-        return self.watch(order).code
+        ending = self.watch(order)
+        assert not ending.hung, (Path(order.job).parent / "stderr").read_text()
+        return ending.code
 
     def watch(self, order: Order) -> Ending:
         """Carry out an order. Returns how the run ended."""
@@ -134,7 +147,7 @@ def open_nursery() -> Iterator[Nursery]:
 
 
 def serve() -> None:
-    """Fork a run for each order on stdin."""
+    """Fork a run for each order on stdin. One that takes longer is killed, and leaves word of where it hung."""
     import transformers  # noqa: F401  the children find it imported
 
     import vasuki.commands.run
@@ -147,9 +160,16 @@ def serve() -> None:
         order = Order(**json.loads(line))
         child = os.fork()
         if not child:
+            faulthandler.dump_traceback_later(0.8 * order.most_wall_s)
             os._exit(run(order))
+        ended = os.pidfd_open(child)
+        hung = not select.select([ended], [], [], order.most_wall_s)[0]
+        os.close(ended)
+        if hung:
+            os.kill(child, signal.SIGKILL)
         _, status, used = os.wait4(child, 0)
-        ending = Ending(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
+        code, cpu_s = os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+        ending = Ending(code, cpu_s, used.ru_maxrss * 1024, hung)
         print(json.dumps(ending), flush=True)
 
 
@@ -160,14 +180,15 @@ def run(order: Order) -> int:
     from vasuki.commands.cli import main
 
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, resource.RLIM_INFINITY))
-    with open(Path(order.job).parent / "stderr", "w") as said:
-        os.dup2(said.fileno(), 2)
+    for stream, name in ((1, "stdout"), (2, "stderr")):
+        with open(Path(order.job).parent / name, "w") as said:
+            os.dup2(said.fileno(), stream)
     if order.phase:
         start_clock(order)
     else:
         EVENTS[order.event](order)
     try:
-        main(["run", order.job, "--quiet", *order.options])
+        main([order.command, order.job, *(["--quiet"] if order.command == "run" else []), *order.options])
     except SystemExit as end:
         return int(end.code or 0)
     except BaseException:

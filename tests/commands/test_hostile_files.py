@@ -1,6 +1,7 @@
 """Files that nobody meant to be read: a run over them ends with an exit code and one line that says what is wrong.
 
-Each case spoils one file of a good job, in its bytes or in a value somewhere in its tree.
+Each case spoils one file of a good job, in its bytes or in a value somewhere in its tree, or puts a pipe, a link, a
+folder or a device in its place.
 `make test-hostile` tries 300.
 """
 
@@ -24,6 +25,7 @@ from tiny_job import WORDS, job_tree
 
 CASES = int(os.environ.get("VASUKI_HOSTILE", "20"))
 MOST_CPU_S, MOST_BYTES = 5, 10**9
+MOST_WALL_S = 60.0  # of which a loaded machine may take its share
 NUM_ROWS = 12
 PROFILE = "cpu.yaml"
 PROFILES = Path(__file__).parents[2] / "profiles"
@@ -41,7 +43,7 @@ HOSTILE_BYTES = [
 ]  # fmt: skip
 LEFTOVERS = [
     "manifest.json", "trace.jsonl", "_SUCCESS", "part-00000.parquet", ".vasuki-journal.jsonl", ".vasuki.lock",
-    ".vasuki-part-00000.parquet.tmp", "part-00000-0-of-2.parquet",
+    ".vasuki-part-00000.parquet.tmp", "part-00000-0-of-2.parquet", ".vasuki-summary.lock",
 ]  # fmt: skip
 
 
@@ -90,6 +92,18 @@ def spoil_json(data: bytes, rng: random.Random) -> bytes:
     return json.dumps(spoil_tree(json.loads(data), rng)).encode()
 
 
+def replace_by_no_file(file: Path, rng: random.Random) -> None:
+    """Put something else in the place of a file."""
+    file.unlink()
+    target = rng.choice(["a pipe", "a folder", "/dev/zero", "/dev/null", file.name, "nowhere", "job.yaml"])
+    if target == "a pipe":
+        os.mkfifo(file)
+    elif target == "a folder":
+        file.mkdir()
+    else:
+        file.symlink_to(target)
+
+
 Spoil = Callable[[bytes, random.Random], bytes]
 SPOILED: list[tuple[str, list[Spoil]]] = [
     ("job.yaml", [spoil_bytes, spoil_yaml, spoil_yaml]),
@@ -123,8 +137,8 @@ def write_job(folder: Path, model: Path, rng: random.Random) -> Path:
     return source
 
 
-def hostile_job(folder: Path, model: Path, done: Path, seed: int) -> tuple[Path, tuple[str, ...], str]:
-    """A job of which one file is spoiled, the options to run it with, and what was spoiled."""
+def hostile_job(folder: Path, model: Path, done: Path, seed: int) -> tuple[Order, str]:
+    """To run or check a job of which one file is spoiled, and what was spoiled."""
     rng = random.Random(seed)
     name, ways = SPOILED[seed % len(SPOILED)]
     shutil.copytree(model, folder / "model")
@@ -137,9 +151,13 @@ def hostile_job(folder: Path, model: Path, done: Path, seed: int) -> tuple[Path,
         if not left.exists():
             left.write_bytes(next((folder / "out").glob("part-*")).read_bytes())
     file = source if name == "input" else folder / name
-    file.write_bytes(rng.choice(ways)(file.read_bytes(), rng))
-    options = ("--gpu", str(folder / PROFILE)) if name == PROFILE else ()
-    return folder / "job.yaml", options, name
+    if rng.random() < 0.25:
+        replace_by_no_file(file, rng)
+    else:
+        file.write_bytes(rng.choice(ways)(file.read_bytes(), rng))
+    options = ("--set", f"plan.gpu={folder / PROFILE}") if name == PROFILE else ()
+    command = rng.choice(["run", "run", "check"])
+    return Order(str(folder / "job.yaml"), options=options, command=command, most_wall_s=MOST_WALL_S), name
 
 
 @pytest.fixture(scope="module")
@@ -156,12 +174,19 @@ def test_a_spoiled_file_is_one_line(tmp_path: Path, tiny_model: Path, nursery: N
     for seed in range(first, first + 10):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        job, options, spoiled = hostile_job(folder, tiny_model, done, seed)
-        ending = nursery.watch(Order(str(job), options=options))
+        order, spoiled = hostile_job(folder, tiny_model, done, seed)
+        ending = nursery.watch(order)
         words = (folder / "stderr").read_text()
-        case = f"case {seed}, {spoiled} spoiled: {ending}\n{words[-3000:]}"
+        case = f"case {seed}, {order.command} with {spoiled} spoiled: {ending}\n{words[-3000:]}"
+        assert not ending.hung, case
         assert ending.code in (0, 2, 3, 4, 5, 75), case
         assert not ending.code or (words.count("\n") == 1 and words.startswith("vasuki: ")), case
         assert ending.cpu_s < MOST_CPU_S, case
         assert ending.peak_bytes < MOST_BYTES, case
         shutil.rmtree(folder)
+
+
+def test_a_run_that_only_waits_is_killed_and_says_where(tmp_path: Path, nursery: Nursery) -> None:
+    ending = nursery.watch(Order(str(tmp_path / "job.yaml"), "sleep", amount=60, most_wall_s=2.0))
+    assert ending.hung
+    assert "in sleep" in (tmp_path / "stderr").read_text()

@@ -18,7 +18,9 @@ from resumed_job import NUM_ROWS, answers, job_into, reader_beside
 from run_nursery import PHASES, Nursery, Order, open_nursery
 
 from vasuki.io.location import Location
+from vasuki.io.output.manifest import read_manifest
 from vasuki.io.output.trace import read_trace
+from vasuki.report.timeline import read_timeline
 
 KILLS = int(os.environ.get("VASUKI_KILLS", "14"))
 
@@ -83,6 +85,11 @@ def test_decodes_before_a_kill_are_not_computed_again(tmp_path: Path, tiny_model
         assert nursery.run(Order(str(job))) == 0
         assert answers(job).equals(answers(undisturbed))
         computed[keeps_journal] = decode_tokens(job)
+        out = Location.parse(str(job.parent / "out"))
+        killed = [run for run in read_manifest(out).runs if run.killed]
+        timeline = read_timeline(out)
+        assert timeline is not None
+        assert 0 < sum(run.makespan_s for run in killed) == pytest.approx(timeline.earlier_s)
     assert computed[True] <= decode_tokens(undisturbed) < computed[False]
 
 

@@ -19,7 +19,7 @@ import yaml
 from tiny_job import WORDS, job_tree
 
 from vasuki.base.config import load_job
-from vasuki.base.errors import JobFileError, TooManyRowErrors
+from vasuki.base.errors import JobFileError, OutputInUse, TooManyRowErrors
 from vasuki.commands.metrics import Metrics
 from vasuki.commands.run import Outcome, run_job
 from vasuki.commands.stream import answer_rows
@@ -308,3 +308,18 @@ def test_a_killed_process_and_a_signal_lose_no_row(job: Job, tmp_path: Path) -> 
     assert outputs.keys() | {answer["id"] for answer in answers} == set(range(203))
     assert all(outputs.get(answer["id"], answer["output"]) == answer["output"] for answer in answers)
     assert sorted(int(row["id"]) for row in stored(tmp_path / "out")) == list(range(203))
+
+
+@pytest.mark.parametrize("name", [".vasuki-rows.jsonl", "manifest.json"])
+def test_what_is_not_ours_is_refused_before_a_model_is_loaded(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delattr("vasuki.commands.stream.Runner")
+    (tmp_path / "out").mkdir()
+    os.mkfifo(tmp_path / "out" / name)
+    with pytest.raises(OutputInUse, match=f"{name} is a pipe"):
+        piped(job(), [])
+    (tmp_path / "out" / name).unlink()
+    (tmp_path / "out" / "trace.jsonl").write_text("theirs")
+    with pytest.raises(OutputInUse, match=r"trace\.jsonl, which is not ours"):
+        piped(job(), [])

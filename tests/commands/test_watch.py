@@ -220,6 +220,7 @@ def test_a_damaged_answer_concerns_its_file_alone(job: Job, tmp_path: Path) -> N
     drop(tmp_path, "b.parquet")
     (tmp_path / "out" / "a").mkdir(parents=True)
     (tmp_path / "out" / "a" / "part-00000.parquet").write_bytes(b"junk")
+    (tmp_path / "out" / "a" / ".vasuki-journal.jsonl").touch()
     codes = {Path(file.input).name: file.exit_code for file in watch(job()).files}
     assert codes == {"a.parquet": 4, "b.parquet": 0}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,10 @@ def test_not_a_profile(tmp_path: Path) -> None:
         path.write_text(text, encoding="utf-8")
         with pytest.raises(ProfileError, match="is not valid YAML"):
             load_profile(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ProfileError, match="does not describe a hardware profile"):
+        load_profile(path)
 
 
 def test_curve_must_be_monotone(tmp_path: Path) -> None:

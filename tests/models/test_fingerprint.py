@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from vasuki.base.config import ModelConfig
+from vasuki.base.errors import ModelError
 from vasuki.models.fingerprint import model_fingerprint
 
 TENSOR_BYTES = 2**16
@@ -107,3 +108,13 @@ def test_a_commit_stands_for_a_model_from_the_hub(model: Path, tmp_path: Path) -
 def test_shapes_have_names() -> None:
     first = model_fingerprint(ModelConfig(shape="llama-3-8b"))
     assert model_fingerprint(ModelConfig(shape="llama-2-7b")) != first
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "additional_chat_templates/tools.jinja"])
+def test_a_pipe_in_a_model_is_not_waited_for(model: Path, name: str) -> None:
+    (model / "additional_chat_templates").mkdir()
+    (model / name).unlink(missing_ok=True)
+    os.mkfifo(model / name)
+    (model / "notes.txt").symlink_to("nowhere")
+    with pytest.raises(ModelError, match=rf"cannot read model {model}: {model / name}: it is a pipe"):
+        print_of(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from pathlib import Path
 
@@ -97,6 +98,9 @@ def test_a_missing_file_and_a_binary_one_are_named(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(InputError, match="is not a CSV file"):
         read_lengths(tmp_path / "binary.csv")
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(InputError, match="it is a pipe"):
+        read_lengths(tmp_path / "pipe.csv")
 
 
 def test_requests_know_the_limit_and_only_on_demand_the_length() -> None:

@@ -88,6 +88,10 @@ def test_time_and_cost_are_those_of_all_runs() -> None:
     lines = summary_lines(manifest)
     assert "time   10.0 s, 40.0 s in 2 runs" in lines
     assert "cost   0.40 USD: 0.40 a million tokens, 2.00 a thousand rows" in lines
+    killed = RunTaken(makespan_s=20, amount=0.2, killed=True)
+    lines = summary_lines(replace(manifest, runs=(killed, *runs)))
+    assert "time   10.0 s, at least 1 min 00 s in 3 runs, 1 of them killed" in lines
+    assert "cost   at least 0.60 USD: 0.60 a million tokens, 3.00 a thousand rows" in lines
     unpriced = replace(manifest, runs=(RunTaken(makespan_s=30), runs[1]))
     assert not any(line.startswith("cost") for line in summary_lines(unpriced))
 
@@ -97,7 +101,7 @@ def test_tokens_that_were_shared_or_computed_again() -> None:
         job={}, config_hash="", input_fingerprint="", tokens=TokenCounts(9000, 700, recomputed=40, shared=800)
     )
     (line,) = (line for line in summary_lines(manifest) if line.startswith("tokens"))
-    expected = "tokens 9,000 prompt (800 of them shared), 700 output; 40 computed again after preemption"
+    expected = "tokens 9,000 prompt (800 of them shared), 700 output; 40 computed again"
     assert line == expected
 
 

@@ -6,4 +6,5 @@ units     figures as people read them
 commits   when finished rows become durable
 arrays    names for numpy arrays
 urls      addresses of object stores, without the keys that open them
+files     what is no file to read whole, such as a pipe
 """

@@ -28,6 +28,7 @@ from pydantic import (
 )
 
 from vasuki.base.errors import JobFileError, one_line
+from vasuki.base.files import read_short
 from vasuki.base.schema import explain
 from vasuki.base.units import seconds_of
 from vasuki.base.urls import without_keys
@@ -36,6 +37,7 @@ from vasuki.base.yaml_text import read_yaml
 Auto = Literal["auto"]
 T = TypeVar("T")
 
+_MOST_BYTES = 2**20  # of a job file
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
@@ -397,7 +399,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = (), trusts_code: bool 
     """Read a job file and apply `key.path=value` overrides.
 
     Args:
-        path: of the file.
+        path: of the file; `/dev/stdin` reads what is piped in.
         overrides: go before it.
         trusts_code: whether code that comes with a model may run, if the job asks for it too.
 
@@ -405,7 +407,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = (), trusts_code: bool 
         JobFileError: the file is missing, is not YAML, does not describe a job, or asks for a model's code untrusted.
     """
     try:
-        tree = read_yaml(Path(path).read_text(encoding="utf-8"))
+        tree = read_yaml(read_short(path, _MOST_BYTES))
     except OSError as error:
         raise JobFileError(f"cannot read job file {path}: {error.strerror or error}") from None
     except ValueError as error:  # also if it is not UTF-8, or has a date that no calendar has

@@ -438,7 +438,7 @@ class Run:
             energy_j=self.energy.energy_j,
             stolen_share=self.stolen.share,
         )
-        manifest = self.folder.finish(self.finished(manifest), journal.resumed_rows)
+        manifest = self.folder.finish(self.finished(manifest), journal.resumed_rows, [trace])
         if interrupted is not None:
             left = self.rows_left - written.rows
             raise type(interrupted)(f"{interrupted}; {left} rows are left, {interrupted.goes_on}")

@@ -37,7 +37,7 @@ from vasuki.io.input.followed import half_line
 from vasuki.io.input.tables import stem
 from vasuki.io.location import Location, find_files, folder_of
 from vasuki.io.output.manifest import RowCounts
-from vasuki.io.output.output_folder import usable_folder
+from vasuki.io.output.output_folder import usable_folder, writable_folder
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class _Inbox:
             self.folder = folder_of(config.input.path)
         except (OSError, ValueError) as error:
             raise JobFileError(f"cannot watch input.path: {one_line(error)}") from None
-        self._outputs = usable_folder(config.output.path)
+        self._outputs = writable_folder(config.output.path)
         if self.folder.overlaps(self._outputs):
             raise JobFileError(
                 f"input.path {config.input.path} and output.path {config.output.path} lie in one another; "

@@ -22,6 +22,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from vasuki.base.errors import Interrupted
+from vasuki.base.files import FILE, FOLDER, kind_of, refuse_special
 from vasuki.base.urls import without_keys
 
 _TEMPORARY = re.compile(r"\.vasuki-(.+)\.tmp")
@@ -108,6 +109,19 @@ class Location:
         names = sorted(info.base_name for info in self.filesystem.get_file_info(selector))
         return [self / name for name in names]
 
+    def irregular_children(self) -> Iterator[tuple[Location, str]]:
+        """What lies directly below and is no file, such as a link or a folder, and what it is."""
+        if not self.is_local:
+            selector = fs.FileSelector(self.path, allow_not_found=True)
+            found = self.filesystem.get_file_info(selector)
+            yield from ((self / info.base_name, FOLDER) for info in found if info.type == fs.FileType.Directory)
+        elif os.path.lexists(self.path):
+            with os.scandir(self.path) as entries:
+                names = sorted(entry.name for entry in entries if not entry.is_file(follow_symlinks=False))
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # another run deletes what it is done with
+                    yield self / name, kind_of(os.lstat(_join(self.path, name)))
+
     def files_below(self) -> Iterator[Location]:
         """Every file in the folder and its subfolders, by path. Names that start with `.` or `_` are skipped.
 
@@ -165,15 +179,22 @@ class Location:
 
     def open(self) -> Any:
         """The raw file as a seekable `pyarrow.NativeFile`."""
+        self._refuse_special()
         return self.filesystem.open_input_file(self.path)
 
     def open_stream(self) -> IO[bytes]:
         """The file's content from the start, unpacked if its name ends in .gz, .bz2, .zst or .lz4."""
+        self._refuse_special()
         return cast(IO[bytes], self.filesystem.open_input_stream(self.path))
 
     def read_bytes(self) -> bytes:
+        self._refuse_special()
         with self.filesystem.open_input_stream(self.path, compression=None) as stream:
             return bytes(stream.read())
+
+    def _refuse_special(self) -> None:
+        if self.is_local:
+            refuse_special(self.path)
 
     def beside(self, name: str) -> Location:
         """The file of that name in the same folder."""
@@ -234,14 +255,17 @@ def name_of_temporary(name: str) -> str:
     return match[1] if match else ""
 
 
-def open_unlinked(path: str, mode: str) -> IO[Any]:
-    """Open a local file that must not be a link, lest what it leads to is written over. Raises OSError."""
-    try:
-        return open(path, mode, opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o666))
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "it is a link, and links are not followed", path) from None
-        raise
+def open_own(path: str, mode: str) -> IO[Any]:
+    """Open a local file of ours. Raises OSError for a link, since what it leads to would be written over, and for a
+    pipe, which waits for its other end."""
+    return open(path, mode, opener=_open_own)
+
+
+def _open_own(path: str, flags: int) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        if (kind := kind_of(os.lstat(path))) != FILE:
+            raise OSError(errno.EINVAL, f"{os.path.basename(path)} is {kind}", path)
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # should it be put there just now
 
 
 @contextlib.contextmanager

@@ -22,8 +22,11 @@ import pydantic
 import yaml
 
 from vasuki.base.errors import ProfileError, did_you_mean, one_line
+from vasuki.base.files import read_short
 from vasuki.base.schema import explain
 from vasuki.machines.profile import HardwareProfile
+
+_MOST_BYTES = 2**20  # of a file; those that come with vasuki have 8,000
 
 
 def find_profile(name_or_path: str | Path) -> HardwareProfile:
@@ -110,7 +113,7 @@ def _folders() -> Iterator[Path]:
 @functools.lru_cache(maxsize=64)
 def _parse_yaml(path: Path, modified_ns: int) -> Any:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+    return yaml.load(read_short(path, _MOST_BYTES), Loader=loader)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vasuki.base.config import ModelConfig
 from vasuki.base.errors import ModelError
+from vasuki.base.files import refuse_special
 
 DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")  # sizes, tokenizer and defaults, but no weights
 
@@ -23,6 +24,12 @@ def description_folder(model: ModelConfig) -> Path:
         if model.path.startswith((".", "/", "~")):
             raise ModelError(f"cannot read model {model.path}: no such folder")
         folder = _from_hub(model.path, model.revision)
+    try:
+        for file in (*folder.iterdir(), *folder.glob("additional_chat_templates/*")):
+            if file.exists():  # unlike what a broken link leads to
+                refuse_special(file)
+    except OSError as error:
+        raise ModelError(f"cannot read model {model.path}: {error.filename}: {error.strerror}") from None
     if not (folder / "config.json").is_file():
         raise ModelError(f"cannot read model {model.path}: no config.json in it")
     return folder

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from vasuki.base.arrays import Floats, Ints
 from vasuki.base.errors import InputError, did_you_mean
+from vasuki.base.files import refuse_special
 from vasuki.engine.sequence import NO_TOKENS, Request
 
 PROMPT_COLUMN, OUTPUT_COLUMN, ARRIVAL_COLUMN = "num_prefill_tokens", "num_decode_tokens", "arrived_at"
@@ -145,6 +146,7 @@ def read_lengths(path: str | Path, priority: str = "", deadline: str = "") -> Le
     prompts, outputs, arrivals = array("q"), array("q"), array("d")
     urgency = {name: array("d") for name in (priority, deadline) if name}
     try:
+        refuse_special(path)
         with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             header = [name.strip() for name in next(reader, [])]

@@ -43,8 +43,8 @@ _GLOSSARY = {
     "no schedule beats": "The least time that the cost model allows for this work, in any order and with steps of any "
     "kind, for the lengths that the plan knew. The rest is all that better planning could save.",
     "lower bound": "The least time that the card's datasheet allows for this work, whatever the schedule.",
-    "tokens": "Prompt and output tokens of the finished rows. Those computed again after preemption cost time, but are "
-    "not counted as work.",
+    "tokens": "Prompt and output tokens of the finished rows. Those computed again, after preemption or a break, cost "
+    "time, but are not counted as work.",
     "cost": "Paid hours times the price of an hour, loading of the model included.",
     "QPS / ($/FP32 GFLOP/W)": "The cost metric of the Vasuki paper (section 3.2): rows a second over dollars per FP32 "
     "gigaflop per watt (A10 12, A40 52). Higher is better. Nobody is billed by it.",

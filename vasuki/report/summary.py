@@ -39,7 +39,7 @@ def _tokens(manifest: Manifest) -> str:
     if not tokens.prompt + tokens.output:
         return ""
     output = f"{count_text(tokens.output)} output"
-    again = f"; {count_text(tokens.recomputed)} computed again after preemption" if tokens.recomputed else ""
+    again = f"; {count_text(tokens.recomputed)} computed again" if tokens.recomputed else ""
     shared = f" ({count_text(tokens.shared)} of them shared)" if tokens.shared else ""
     return f"{count_text(tokens.prompt)} prompt{shared}, {output}{again}"
 
@@ -56,8 +56,19 @@ def _time(manifest: Manifest) -> str:
         predicted += f" ({percent_text(timings.foreseen_s / predicted_s - 1, signed=True)})"
     several = ""
     if len(manifest.runs) > 1:
-        several = f"{time_text(sum(run.makespan_s for run in manifest.runs))} in {len(manifest.runs)} runs"
+        several = f"{_at_least(manifest)}{time_text(sum(run.makespan_s for run in manifest.runs))}"
+        several += f" in {len(manifest.runs)} runs{_killed(manifest)}"
     return ", ".join(filter(None, [taken + " simulated" * manifest.simulated, predicted, several]))
+
+
+def _at_least(manifest: Manifest) -> str:
+    """A word before what all runs took, where nobody knows how long killed ones loaded their model."""
+    return "at least " * any(run.killed for run in manifest.runs)
+
+
+def _killed(manifest: Manifest) -> str:
+    killed = sum(run.killed for run in manifest.runs)
+    return f", {killed} of them killed" if killed else ""
 
 
 def host_text(manifest: Manifest) -> str:
@@ -120,7 +131,7 @@ def _cost(manifest: Manifest) -> str:
         per_million = None
     if amount is None:
         return ""
-    text = money_text(amount, cost.currency)
+    text = _at_least(manifest) + money_text(amount, cost.currency)
     tokens = manifest.tokens.prompt + manifest.tokens.output
     per_million = per_million or (amount / tokens * 1e6 if tokens else None)
     if per_million is not None:

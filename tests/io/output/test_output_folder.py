@@ -23,6 +23,7 @@ from vasuki.io.location import Location
 from vasuki.io.output.manifest import Manifest, read_manifest
 from vasuki.io.output.output_folder import OutputFolder, simulated_folder
 from vasuki.io.output.parts import PartLabel, read_label, to_parquet
+from vasuki.io.output.trace import TraceWriter
 from vasuki.io.selection import WHOLE, Shard
 
 
@@ -156,8 +157,7 @@ def test_what_others_wrote_is_refused_by_name_and_kept(
     config = job(parquet(text=["a"] * 5))
     out(config).mkdir()
     (out(config) / name).write_text(FOREIGN[name])
-    refusals = (UnreadableError, OutputInUse) if name.startswith("part") else OutputInUse
-    with pytest.raises(refusals, match=re.escape(name)):
+    with pytest.raises(OutputInUse, match=rf"already holds {re.escape(name)}, which is not ours"):
         run(config, fresh=fresh)
     assert (out(config) / name).read_text() == FOREIGN[name]
     assert [path.name for path in out(config).iterdir() if not path.name.startswith(".")] == [name]
@@ -173,26 +173,54 @@ def test_nothing_is_deleted_beside_what_others_wrote(job: MakeJob, parquet: Writ
     assert sorted(out(config).iterdir()) == before
 
 
-@pytest.mark.parametrize("name", ["trace.jsonl", "manifest.json", ".vasuki.lock", ".vasuki-manifest.json.tmp"])
-def test_links_are_not_followed(job: MakeJob, parquet: WriteParquet, tmp_path: Path, name: str) -> None:
+OUR_NAMES = [
+    "part-00000.parquet", "part-00001-0-of-2.parquet", "answers.parquet", "manifest.json", "manifest-0-of-2.json",
+    "trace.jsonl", "trace-0-of-2.jsonl", "_SUCCESS", ".vasuki-journal.jsonl", ".vasuki-rows.jsonl", ".vasuki.lock",
+    ".vasuki-0-of-2.lock", ".vasuki-summary.lock", ".vasuki-manifest.json.tmp",
+]  # fmt: skip
+
+
+def put(kind: str, path: Path) -> None:
+    """Let something lie there that is no file."""
+    if kind == "a folder":
+        path.mkdir()
+    elif kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        target = path.parent.parent / "precious"
+        target.write_text("")
+        path.symlink_to(target)
+
+
+@pytest.mark.parametrize("kind", ["a link", "a folder", "a pipe"])
+@pytest.mark.parametrize("name", OUR_NAMES)
+def test_what_is_no_file_is_refused_by_name(job: MakeJob, parquet: WriteParquet, name: str, kind: str) -> None:
     config = job(parquet(text=["a"] * 5))
     out(config).mkdir()
-    (tmp_path / "precious").write_text("")
-    (out(config) / name).symlink_to(tmp_path / "precious")
-    if name.endswith(".tmp"):
-        run(config)
-        assert sorted(path.name for path in out(config).glob(".vasuki-*.tmp")) == []
-    else:
-        with pytest.raises((OutputInUse, JobFileError), match=f"{name}.* is a link|it is a link.*{name}"):
-            run(config)
-    assert (tmp_path / "precious").read_text() == ""
+    put(kind, out(config) / name)
+    refused = pytest.raises(OutputInUse, match=rf"{re.escape(name)} is {kind}, where a run has a file; remove it")
+    for shard, fresh in ((WHOLE, False), (WHOLE, True), (Shard(0, 2), False)):
+        with refused:
+            run(config, shard, fresh=fresh)
+    with refused:
+        OutputFolder.check(config.output.path, num_rows=5, config_hash="c", input_fingerprint="f")
+    with refused, simulated_folder(config.output.path):
+        pass
+    assert [path.name for path in out(config).iterdir()] == [name]
+    if kind == "a link":
+        assert (out(config) / name).read_text() == "", "what it leads to is as it was"
 
 
-def test_a_manifest_that_is_a_folder(job: MakeJob, parquet: WriteParquet) -> None:
-    config = job(parquet(text=["a"] * 5))
-    (out(config) / "manifest.json").mkdir(parents=True)
-    with pytest.raises(OutputInUse, match=r"already holds manifest\.json, which is not ours"):
-        run(config)
+def test_what_becomes_a_link_while_a_run_lasts_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("theirs")
+    with open_folder(tmp_path / "out") as folder:
+        for name in ("trace.jsonl", ".vasuki-summary.lock"):
+            (tmp_path / "out" / name).symlink_to(tmp_path / "precious")
+        with pytest.raises(Interrupted, match=r"trace\.jsonl is a link"):
+            TraceWriter(folder.trace)
+        with pytest.raises(Interrupted, match=r"\.vasuki-summary\.lock is a link"):
+            folder.finish(Manifest(job={}, config_hash="c", input_fingerprint="f"))
+    assert (tmp_path / "precious").read_text() == "theirs"
 
 
 def test_fresh_deletes_our_files_alone(job: MakeJob, parquet: WriteParquet) -> None:
@@ -211,8 +239,9 @@ def test_a_damaged_part_is_named(job: MakeJob, parquet: WriteParquet) -> None:
     run(config)
     part = out(config) / "part-00001.parquet"
     part.write_bytes(part.read_bytes()[:-4])
-    with pytest.raises(UnreadableError, match=r"part-00001\.parquet is damaged; delete it"):
-        run(config)
+    for fresh in (False, True):
+        with pytest.raises(UnreadableError, match=r"part-00001\.parquet is damaged; delete it"):
+            run(config, fresh=fresh)
     part.unlink()
     assert run(config) == 5
     assert rows_in(config) == list(range(20))

@@ -333,6 +333,7 @@ class Driver:
             manifest = self.folder.finish(
                 self._manifest(plan, generate_started_s, written.prompt_tokens + written.output_tokens),
                 self._journal.resumed_rows,
+                self._traces,
             )
         elif interrupted is None:
             interrupted = Interrupted("every replica has died before it could say what it did")

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from vasuki.base.errors import OutputLocked
-from vasuki.io.location import Location, open_unlinked
+from vasuki.io.location import Location, open_own
 from vasuki.io.output.lease import Lease
 from vasuki.io.selection import Shard
 
@@ -70,7 +70,7 @@ class FolderLock:
         """Raise what `take` would for a whole run, and leave no lock file behind."""
         file = place / _WHOLE
         if place.is_local and file.exists():
-            with open_unlinked(file.path, "a+") as held:
+            with open_own(file.path, "a+") as held:
                 _lock(held, fcntl.LOCK_EX, place)
 
     def refuse_lost(self) -> None:
@@ -91,12 +91,12 @@ class FolderLock:
         if not place.is_local:
             yield
             return
-        with open_unlinked((place / _SUMMARY).path, "a") as file:
+        with open_own((place / _SUMMARY).path, "a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def _hold(self, place: Location, name: str, kind: int) -> None:
-        file = open_unlinked((place / name).path, "a+")
+        file = open_own((place / name).path, "a+")
         self._files.append(file)
         _lock(file, kind, place)
         file.truncate(0)
@@ -107,7 +107,7 @@ class FolderLock:
         for child in place.children():
             match = _SHARD.fullmatch(child.name)
             if match and int(match[1]) != shard.count:
-                with open_unlinked(child.path, "a+") as file:
+                with open_own(child.path, "a+") as file:
                     try:
                         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                     except BlockingIOError:

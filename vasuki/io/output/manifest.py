@@ -6,7 +6,7 @@ timings, steps, KV traffic and cost are those of the run that wrote it, and `run
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -34,8 +34,8 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of the rows in the output, prompt tokens computed again after preemptions, and those taken over from rows
-    that begin alike."""
+    """Tokens of the rows in the output, those computed again (after preemptions, or of rows that an earlier run began),
+    and those taken over from rows that begin alike."""
 
     prompt: int = 0
     output: int = 0
@@ -100,7 +100,8 @@ class PreemptionCounts:
 
 @dataclass(frozen=True, slots=True)
 class RunTaken:
-    """What one of the runs in a folder took. One that was killed leaves none."""
+    """What one of the runs in a folder took; of one that was killed, what its trace has of it, priced as the run that
+    found that."""
 
     finished_at: str = ""
     run_id: str = ""
@@ -111,6 +112,7 @@ class RunTaken:
     gpu_hours: float = 0.0
     amount: float | None = None
     currency: str = "USD"
+    killed: bool = False  # its time is that of its steps until its last commit, without loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ class Manifest:
     run_id: str = ""  # that the log lines of the run carry
     shard: str = ""  # `I/N`; empty for the whole input
     runs: tuple[RunTaken, ...] = ()  # in the order in which they ended; the last one is that of `timings`
+    traced_runs: int | None = None  # how many numbers of runs in the trace `runs` accounts for; None: all, it is older
     schema_version: int = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:
@@ -153,8 +156,18 @@ class Manifest:
         place.write_bytes(text + b"\n")
 
 
-def after(earlier: Manifest | None, manifest: Manifest, rows: int, resumed_rows: int) -> Manifest:
-    """`manifest` of a run that wrote so many rows, some of them begun by earlier runs, with what those took."""
+def after(
+    earlier: Manifest | None, manifest: Manifest, rows: int, resumed_rows: int, killed: Iterable[tuple[float, int]] = ()
+) -> Manifest:
+    """`manifest` of a run that wrote so many rows, some of them begun by earlier runs, with what those took.
+
+    Args:
+        earlier: the manifest that is there.
+        manifest: of the run that has ended.
+        rows: that it wrote.
+        resumed_rows: that it began with tokens of an earlier run.
+        killed: seconds and rows of runs that `earlier` knows nothing of.
+    """
     cost = manifest.cost
     own = RunTaken(
         manifest.finished_at,
@@ -167,7 +180,21 @@ def after(earlier: Manifest | None, manifest: Manifest, rows: int, resumed_rows:
         cost.amount,
         cost.currency,
     )
-    return replace(manifest, runs=(*(earlier.runs if earlier else ()), own))
+    unsaid = [_like(own, makespan_s, rows) for makespan_s, rows in killed]
+    return replace(manifest, runs=(*(earlier.runs if earlier else ()), *unsaid, own))
+
+
+def _like(run: RunTaken, makespan_s: float, rows: int) -> RunTaken:
+    """A run that was killed, on the machine of another one."""
+    share = makespan_s / run.makespan_s if run.makespan_s else 0.0
+    return RunTaken(
+        rows=rows,
+        makespan_s=makespan_s,
+        gpu_hours=share * run.gpu_hours,
+        amount=None if run.amount is None else share * run.amount,
+        currency=run.currency,
+        killed=True,
+    )
 
 
 def now_utc() -> str:
@@ -225,6 +252,7 @@ def merge(shards: Sequence[Manifest]) -> Manifest:
         device=_of_all([shard.device for shard in shards]),
         cost=_total_cost([shard.cost for shard in shards]),
         runs=tuple(sorted((run for shard in shards for run in shard.runs), key=lambda run: run.finished_at)),
+        traced_runs=0,  # each shard has its own trace
         shard="",
     )
 

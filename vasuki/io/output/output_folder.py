@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vasuki.base.errors import JobFileError, OutputInUse, UnreadableError, one_line
@@ -32,8 +31,15 @@ from vasuki.io.output.doubles import without_doubles
 from vasuki.io.output.journal import Journal
 from vasuki.io.output.lock import FolderLock
 from vasuki.io.output.manifest import MANIFEST, Manifest, RowCounts, after, merge, read_manifest
-from vasuki.io.output.ownership import SUCCESS, is_own_journal, is_own_name, refuse_foreign
-from vasuki.io.output.parts import PART_NAME, PartLabel, PartWriter, Totals, read_label
+from vasuki.io.output.ownership import (
+    SUCCESS,
+    is_own_journal,
+    is_own_name,
+    labelled_parts,
+    refuse_foreign,
+    refuse_irregular,
+)
+from vasuki.io.output.parts import PART_NAME, PartLabel, PartWriter, Totals
 from vasuki.io.output.rewriting import without_failed
 from vasuki.io.selection import WHOLE, DoneRows, Selection, Shard
 
@@ -87,7 +93,7 @@ class OutputFolder:
         folder = cls(place, lock, shard, config_hash, input_fingerprint)
         try:
             with _refused(path):
-                refuse_foreign(place, replaces_parts=fresh)
+                refuse_foreign(place)
                 if fresh:
                     folder._delete_own_files()
                 folder._delete_temporary_files()
@@ -101,7 +107,6 @@ class OutputFolder:
     def check(cls, path: str, *, num_rows: int, config_hash: str, input_fingerprint: str) -> None:
         """Raise what `open` would for the whole input, and leave everything as it is."""
         place = usable_folder(path)
-        refuse_foreign(place, replaces_parts=False)
         folder = cls(place, FolderLock([]), WHOLE, config_hash, input_fingerprint)
         for part, label in folder._labels(with_pages=True):
             folder._done_rows([(part, label)], num_rows)
@@ -239,17 +244,7 @@ class OutputFolder:
 
     def _labels(self, with_pages: bool = False) -> Iterator[tuple[Location, PartLabel]]:
         """Every part in the folder now, whoever wrote it; all belong to this job and this input."""
-        for part in self.place.children():
-            if part.name.startswith((".", "_")) or not part.name.endswith(".parquet"):
-                continue
-            try:
-                label = read_label(part, with_pages)
-            except (OSError, ValueError, pa.ArrowException):
-                raise UnreadableError(f"{part} is damaged; delete it and run again to compute its rows anew") from None
-            if label is None:
-                raise OutputInUse(
-                    f"{self.place} already holds {part.name}, which is not ours; choose another output.path"
-                )
+        for part, label in labelled_parts(self.place, with_pages):
             if not label.config_hash:
                 raise OutputInUse(
                     f"{self.place} holds the output of another version of vasuki, which knows models and inputs in "
@@ -314,7 +309,7 @@ def simulated_folder(path: str) -> Iterator[Location]:
     """
     place, lock = _locked(path, WHOLE)
     try:
-        refuse_foreign(place, replaces_parts=False)
+        refuse_foreign(place)
         manifest = place / MANIFEST
         has_parts = any(PART_NAME.fullmatch(file.name) for file in place.children())
         if has_parts or (manifest.exists() and not read_manifest(manifest).simulated):
@@ -324,13 +319,21 @@ def simulated_folder(path: str) -> Iterator[Location]:
         lock.release()
 
 
-def usable_folder(path: str) -> Location:
-    """The folder at `path`, which is left as it is. Raises JobFileError if it cannot be written, OutputLocked if a run
-    holds it."""
+def writable_folder(path: str) -> Location:
+    """The folder at `path`, which is left as it is. Raises JobFileError if it cannot be written."""
     with _refused(path):
         place = _folder_at(path)
         place.refuse_unwritable()
+    return place
+
+
+def usable_folder(path: str) -> Location:
+    """The folder at `path`, which is left as it is. Raises what `OutputFolder.open` would, whatever the job."""
+    place = writable_folder(path)
+    with _refused(path):
+        refuse_irregular(place)
         FolderLock.refuse_held(place)
+        refuse_foreign(place)
     return place
 
 
@@ -339,6 +342,7 @@ def _locked(path: str, shard: Shard) -> tuple[Location, FolderLock]:
     with _refused(path):
         place = _folder_at(path)
         place.make_folder()
+        refuse_irregular(place)
         lock = FolderLock.take(place, shard)
     return place, lock
 

@@ -1,23 +1,22 @@
 """Which files of an output folder are ours. Names say little, since everybody writes a manifest.json; contents do.
 
-part-*.parquet     our key in the footer
+part-*.parquet     our key in the footer, which one that is damaged may have lost: it lies beside others of ours
 manifest*.json     a schema_version, and the hashes of a job and of its input
 trace*.jsonl       begins with a step, as much of it as a full disk took
 _SUCCESS           lies beside a part or a manifest of ours
 
-Names with a leading `.vasuki` are ours alone.
+Names with a leading `.vasuki` are ours alone. Whatever has a name that we use is a file, and no link, folder or pipe.
 """
 
 from __future__ import annotations
 
 import json
 import re
-
-import pyarrow as pa
+from collections.abc import Iterator
 
 from vasuki.base.errors import OutputInUse
 from vasuki.io.location import Location
-from vasuki.io.output.parts import PART_NAME, read_label
+from vasuki.io.output.parts import DAMAGES, PART_NAME, PartLabel, damaged, read_label
 
 SUCCESS = "_SUCCESS"
 _MANIFEST = re.compile(r"manifest(?P<label>|-\d+-of-\d+)\.json")
@@ -28,29 +27,65 @@ _FIRST_STEP = b'{"t_s":'
 _MANIFEST_KEYS = {"schema_version", "config_hash", "input_fingerprint"}
 
 
-def refuse_foreign(place: Location, replaces_parts: bool) -> None:
-    """Refuse a folder where a run would write over what is not ours.
-
-    Args:
-        place: the output folder.
-        replaces_parts: look into the parts too. A run that goes on with them does so anyway.
+def refuse_irregular(place: Location) -> None:
+    """Refuse a folder where something else than a file has a name that runs use: links are not followed, and a pipe
+    would be waited for. Nothing is opened, so that locks may be taken afterwards.
 
     Raises:
-        OutputInUse: a file has a name that a run uses, but not its mark, or is a link.
+        OutputInUse: names what is there.
+    """
+    for child, kind in place.irregular_children():
+        if _is_part(child.name) or child.name.startswith(".vasuki") or is_own_name(child.name, ""):
+            raise OutputInUse(f"{child} is {kind}, where a run has a file; remove it, or choose another output.path")
+
+
+def refuse_foreign(place: Location) -> None:
+    """Refuse a folder where a run would write over what is not ours.
+
+    Raises:
+        OutputInUse: a file has a name that a run uses, but not its mark.
+        UnreadableError: a part is damaged, and lies among files of ours.
     """
     children = place.children()
-    has_ours = any(PART_NAME.fullmatch(child.name) for child in children)
+    has_ours = False
+    damages = []
     for child in children:
         if _MANIFEST.fullmatch(child.name):
             _refuse(place, child, unless=_is_manifest(child))
             has_ours = True
         elif _TRACE.fullmatch(child.name):
             _refuse(place, child, unless=_is_trace(child))
-        elif replaces_parts and child.name.endswith(".parquet") and not child.name.startswith((".", "_")):
-            _refuse(place, child, unless=_is_part(child))
+        elif is_own_journal(child.name, ""):
+            has_ours = True
+        elif _is_part(child.name):
+            try:
+                _refuse(place, child, unless=read_label(child) is not None)
+                has_ours = True
+            except DAMAGES:
+                damages.append(child)
+    for part in damages:
+        _refuse(place, part, unless=has_ours)
+        raise damaged(part)
     for child in children:
         if child.name == SUCCESS:
-            _refuse(place, child, unless=child.is_file() and has_ours)
+            _refuse(place, child, unless=has_ours)
+
+
+def labelled_parts(place: Location, with_pages: bool = False) -> Iterator[tuple[Location, PartLabel]]:
+    """What readers of the folder take for parts, whoever wrote it, and their labels. See `read_label` for `with_pages`.
+
+    Raises:
+        OutputInUse: a part is not ours.
+        UnreadableError: a part is damaged.
+    """
+    for part in filter(lambda child: _is_part(child.name), place.children()):
+        try:
+            label = read_label(part, with_pages)
+        except DAMAGES:
+            raise damaged(part) from None
+        if label is None:
+            raise _not_ours(place, part)
+        yield part, label
 
 
 def is_own_name(name: str, label: str) -> bool:
@@ -67,11 +102,17 @@ def is_own_journal(name: str, label: str) -> bool:
     return match is not None and (not label or match["label"] == label)
 
 
+def _is_part(name: str) -> bool:
+    return name.endswith(".parquet") and not name.startswith((".", "_"))
+
+
 def _refuse(place: Location, file: Location, unless: bool) -> None:
-    if file.is_link():
-        raise OutputInUse(f"{file} is a link, and links are not followed; remove it, or choose another output.path")
     if not unless:
-        raise OutputInUse(f"{place} already holds {file.name}, which is not ours; choose another output.path")
+        raise _not_ours(place, file)
+
+
+def _not_ours(place: Location, file: Location) -> OutputInUse:
+    return OutputInUse(f"{place} already holds {file.name}, which is not ours; choose another output.path")
 
 
 def _is_manifest(file: Location) -> bool:
@@ -89,10 +130,3 @@ def _is_trace(file: Location) -> bool:
     except OSError:
         return False
     return _FIRST_STEP.startswith(start)
-
-
-def _is_part(file: Location) -> bool:
-    try:
-        return read_label(file) is not None
-    except (OSError, ValueError, pa.ArrowException):  # damaged, by whoever wrote it
-        return False

@@ -27,10 +27,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vasuki.base.commits import commit_interval_s
+from vasuki.base.errors import UnreadableError
 from vasuki.io.location import Location, writing
 from vasuki.io.output.answers import Answer, to_table
 
@@ -38,6 +40,7 @@ METADATA_KEY = b"vasuki"
 PART_NAME = re.compile(r"part-(?P<index>\d{5,})(?P<label>|-\d+-of-\d+)(-[0-9a-f]{8})?\.parquet")
 COMMIT_BYTES = 128 * 2**20
 LABEL_VERSION = 2  # 1 knew a model by its path alone
+DAMAGES = (OSError, ValueError, pa.ArrowException)  # what reading a part raises that is not whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +207,7 @@ def read_label(part: Location, with_pages: bool = False) -> PartLabel | None:
             lost with the power of a machine.
 
     Raises:
-        OSError, pyarrow.ArrowException, ValueError: the file is damaged.
+        any of `DAMAGES`: the file is damaged.
     """
     with part.open() as stream:
         metadata = pq.read_metadata(stream).metadata or {}
@@ -220,6 +223,11 @@ def read_label(part: Location, with_pages: bool = False) -> PartLabel | None:
             if _pages(stream.read(num_bytes)) != label.pages:
                 raise ValueError("its pages are damaged")
     return label
+
+
+def damaged(part: Location) -> UnreadableError:
+    """What to say of a part that is not whole."""
+    return UnreadableError(f"{part} is damaged; delete it and run again to compute its rows anew")
 
 
 def to_parquet(table: Any, label: PartLabel) -> bytes:

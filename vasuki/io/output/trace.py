@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import IO, Any
 
 from vasuki.base.errors import InputError
-from vasuki.io.location import Location, open_unlinked, writing
+from vasuki.io.location import Location, open_own, writing
 
 TRACE = "trace.jsonl"
 _FLUSH_BYTES = 2**20
@@ -60,7 +60,7 @@ class TraceWriter:
         self._num_bytes = 0
         with writing(place):
             if place.is_local:
-                self._file: IO[bytes] = open_unlinked(place.path, "a+b")
+                self._file: IO[bytes] = open_own(place.path, "a+b")
             else:
                 self._file = tempfile.TemporaryFile()  # noqa: SIM115
                 if place.exists():
