@@ -20,11 +20,12 @@ from rooms import MakeJob, WriteParquet, output, run
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import Interrupted, JobFileError, OutputInUse, UnreadableError
 from vasuki.io.location import Location
-from vasuki.io.output.manifest import Manifest, read_manifest
+from vasuki.io.output.manifest import Manifest, Timings, read_manifest
 from vasuki.io.output.output_folder import OutputFolder, simulated_folder
 from vasuki.io.output.parts import PartLabel, read_label, to_parquet
-from vasuki.io.output.trace import TraceWriter
+from vasuki.io.output.trace import StepRecord, TraceWriter
 from vasuki.io.selection import WHOLE, Shard
+from vasuki.machines.price import Cost
 
 
 def open_folder(path: Path | str, **options: Any) -> OutputFolder:
@@ -427,6 +428,41 @@ def test_each_run_in_a_folder_is_remembered(job: MakeJob, parquet: WriteParquet)
     assert [taken.rows for taken in read_manifest(Location.parse(config.output.path)).runs] == rows == [3, 9, 8]
     run(config, fresh=True)
     assert [taken.rows for taken in read_manifest(Location.parse(config.output.path)).runs] == [20]
+
+
+def test_a_run_that_was_killed_is_known_by_its_trace(tmp_path: Path) -> None:
+    manifest = Manifest(
+        job={}, config_hash="c", input_fingerprint="f", steps=1, timings=Timings(makespan_s=10.0), cost=Cost(2.0, 4.0)
+    )
+
+    def run_for(t_s: float, rows: int, is_killed: bool = False, shard: Shard = WHOLE) -> list[tuple[float, int, bool]]:
+        with open_folder(tmp_path, shard=shard) as folder:
+            with TraceWriter(folder.trace) as trace:
+                trace.record(StepRecord(t_s / 2, t_s / 2, 5, 3, 4, 2))
+                trace.record(StepRecord(t_s, t_s / 2, 5, 3, 4, 2))
+                trace.flush(rows)
+            if is_killed:
+                return []
+            runs = folder.finish(manifest, traces=[trace]).runs
+        assert [(run.gpu_hours, run.amount) for run in runs if run.killed and run.makespan_s == 5.0] in ([], [(1, 2)])
+        return [(run.makespan_s, run.rows, run.killed) for run in runs]
+
+    run_for(5.0, 7, is_killed=True)
+    run_for(6.0, 0, is_killed=True)
+    before = [(5.0, 7, True), (6.0, 0, True), (10.0, 0, False)]
+    assert run_for(8.0, 0) == before
+    run_for(9.0, 1, is_killed=True)
+    before += [(9.0, 1, True), (10.0, 0, False)]
+    assert run_for(8.0, 0) == before, "each once"
+    older = json.loads((tmp_path / "manifest.json").read_text())
+    del older["traced_runs"]
+    (tmp_path / "manifest.json").write_text(json.dumps(older))
+    assert run_for(8.0, 0) == [*before, (10.0, 0, False)], "of older manifests nobody knows"
+    (tmp_path / "trace.jsonl").write_bytes((tmp_path / "trace.jsonl").read_bytes() + b'{"t_s":half a step\n')
+    run_for(8.0, 0, is_killed=True)
+    assert run_for(8.0, 0) == [*before, *[(10.0, 0, False)] * 2], "a damaged trace costs that alone"
+    run_for(5.0, 2, is_killed=True, shard=Shard(1, 2))
+    assert run_for(8.0, 0, shard=Shard(1, 2)) == [(5.0, 2, True), (10.0, 0, False)]
 
 
 def test_a_folder_that_is_gone_interrupts(tmp_path: Path) -> None:

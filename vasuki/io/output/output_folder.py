@@ -16,6 +16,7 @@ them too, and rows that were answered twice all the same are left in one part.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from vasuki.base.errors import JobFileError, OutputInUse, UnreadableError, one_line
+from vasuki.base.errors import InputError, JobFileError, OutputInUse, UnreadableError, one_line
 from vasuki.io.location import Location, name_of_temporary, writing
 from vasuki.io.output.doubles import without_doubles
 from vasuki.io.output.journal import Journal
@@ -41,7 +42,10 @@ from vasuki.io.output.ownership import (
 )
 from vasuki.io.output.parts import PART_NAME, PartLabel, PartWriter, Totals
 from vasuki.io.output.rewriting import without_failed
+from vasuki.io.output.trace import TraceWriter, taken_by_runs
 from vasuki.io.selection import WHOLE, DoneRows, Selection, Shard
+
+log = logging.getLogger(__name__)
 
 _WAY_OUT = "run with --fresh to replace it, or choose another output.path"
 
@@ -183,11 +187,16 @@ class OutputFolder:
         self._next_index += 1
         return part
 
-    def finish(self, manifest: Manifest, resumed_rows: int = 0) -> Manifest:
+    def finish(self, manifest: Manifest, resumed_rows: int = 0, traces: Sequence[TraceWriter] = ()) -> Manifest:
         """Write the manifest, and `_SUCCESS` if every input row is there. Call it after the writer was closed.
 
         `rows` and the prompt and output `tokens` are counted from the parts, those of earlier runs included, and filled
         in here. Returns the manifest as written; that of a shard counts the shard's own parts.
+
+        Args:
+            manifest: of the run that has ended.
+            resumed_rows: that it began with tokens of an earlier run.
+            traces: that it wrote, closed.
 
         Raises:
             Interrupted: the disk is full or the store cannot be reached.
@@ -201,7 +210,11 @@ class OutputFolder:
             if not self.shard.is_whole:
                 manifest = replace(manifest, shard=str(self.shard))
             rows = done.count_in(self.shard) - self.done.count_in(self.shard)
-            manifest = after(self._earlier(), manifest, rows, resumed_rows)
+            earlier = self._earlier()
+            own_run = max((trace.run for trace in traces), default=0)
+            killed = _killed(earlier, traces, own_run)
+            manifest = after(earlier, manifest, rows, resumed_rows, killed)
+            manifest = replace(manifest, traced_runs=own_run + (manifest.steps > 0))
             manifest.write(self.manifest)
             if not self.shard.is_whole:
                 everything = [label for _, label in labels]
@@ -297,6 +310,18 @@ class OutputFolder:
             is_own_part = part and (self.shard.is_whole or part["label"] == self.shard.label)
             if is_own_part or is_own_journal(name, self.shard.label):
                 file.delete()
+
+
+def _killed(earlier: Manifest | None, traces: Sequence[TraceWriter], own_run: int) -> list[tuple[float, int]]:
+    """What runs took that are in the traces, and in no manifest since they were killed: seconds, and rows."""
+    known = earlier.traced_runs if earlier else 0
+    if known is None or known >= own_run:
+        return []
+    try:
+        return list(taken_by_runs([trace.place for trace in traces], range(known, own_run)).values())
+    except InputError as error:
+        log.warning("%s; the time of runs that were killed is left out", error)
+        return []
 
 
 @contextmanager

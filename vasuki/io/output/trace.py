@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import IO, Any
 
@@ -49,11 +49,15 @@ class StepRecord:
 class TraceWriter:
     """Appends steps to a trace. Close it, or use it in a `with` statement.
 
+    Attributes:
+        place: of the trace.
+        run: the number of this run in it.
+
     Raises Interrupted wherever it cannot be written.
     """
 
     def __init__(self, place: Location) -> None:
-        self._place = place
+        self.place = place
         self._lines: list[bytes] = []
         self._last: StepRecord | None = None  # which may still be followed by a commit
         self._durable_rows = 0
@@ -100,7 +104,7 @@ class TraceWriter:
         noted = b"".join(self._lines)
         self._lines.clear()
         self._num_bytes = 0
-        with writing(self._place):
+        with writing(self.place):
             self._file.write(noted)
             self._file.flush()
 
@@ -108,10 +112,10 @@ class TraceWriter:
         if self._file.closed:
             return
         self.flush()
-        with writing(self._place):
-            if not self._place.is_local:
+        with writing(self.place):
+            if not self.place.is_local:
                 self._file.seek(0)
-                with self._place.replaced() as whole:
+                with self.place.replaced() as whole:
                     shutil.copyfileobj(self._file, whole)
             self._file.close()
 
@@ -155,6 +159,22 @@ def read_trace(place: Location) -> Iterator[StepRecord]:
                     yield StepRecord(**{name: value for name, value in values.items() if name in names})
                 except (ValueError, TypeError, AttributeError):
                     raise InputError(f"{file} holds a line that is not a step: {line[:80]!r}") from None
+
+
+def taken_by_runs(files: Iterable[Location], runs: range) -> dict[int, tuple[float, int]]:
+    """What runs of these numbers took, one after another, by the traces that they left: seconds to the end of the last
+    step that was noted, and rows that became durable. Several files are of replicas, side by side.
+
+    Raises:
+        InputError: a line is not a step.
+    """
+    taken: dict[int, tuple[float, int]] = {}
+    for file in files:
+        for step in read_trace(file):
+            if step.run in runs:
+                longest_s, rows = taken.get(step.run, (0.0, 0))
+                taken[step.run] = max(longest_s, step.t_s), rows + step.committed_rows
+    return dict(sorted(taken.items()))
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:
