@@ -180,6 +180,7 @@ def run(order: Order) -> int:
     from vasuki.commands.cli import main
 
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, resource.RLIM_INFINITY))
+    os.chdir(Path(order.job).parent)  # an order may name any output
     for stream, name in ((1, "stdout"), (2, "stderr")):
         with open(Path(order.job).parent / name, "w") as said:
             os.dup2(said.fileno(), stream)

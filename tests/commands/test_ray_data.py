@@ -82,7 +82,7 @@ def test_rows_that_fail_say_so_and_the_others_go_on(job: Path) -> None:
     table = table.set_column(1, "text", pa.array(texts))
     answered = vasuki.ray.Answers(str(job))(table)
     assert answered["error"][0].as_py() == "prompt is empty"
-    assert set(answered["error"].to_pylist()[1:]) == {""}
+    assert answered["error"].null_count == answered.num_rows - 1
     assert answered["id"].to_pylist() == ["r0", "r1", "r1", "r2", "r2", "r3", "r3"]
 
 

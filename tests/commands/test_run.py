@@ -90,7 +90,7 @@ def test_greedy_output_equals_generate(job: Job, tiny_model: Path) -> None:
         assert got["output"] == tokenizer.decode(expected, skip_special_tokens=True)
         assert got["finish_reason"] == ("stop" if expected[-1] == 1 else "length")
         assert (got["prompt_tokens"], got["output_tokens"]) == (len(ids), len(expected))
-        assert got["error"] == ""
+        assert got["error"] is None
 
 
 def tokens(path: Path) -> dict[Any, list[int]]:
@@ -423,7 +423,7 @@ def test_rows_that_failed_are_run_once_more_where_there_is_room(job: Job) -> Non
     roomy = ("--set", "kv.device_memory=4MiB")
     assert run(path, *roomy).exit_code == 3, "without being asked, nothing is run again"
     assert run(path, *roomy, "--retry-errors").exit_code == 0
-    assert (by_id(path)["short"], by_id(path)["long"]["error"]) == (short, "")
+    assert (by_id(path)["short"], by_id(path)["long"]["error"]) == (short, None)
     assert by_id(path)["long"]["output_tokens"] > 0
 
 

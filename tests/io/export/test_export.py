@@ -63,7 +63,7 @@ def test_a_csv_file_says_the_same(done: JobConfig, tmp_path: Path) -> None:
 
 
 def _cell(value: object) -> str:
-    return json.dumps(value) if isinstance(value, list) else str(value)
+    return json.dumps(value) if isinstance(value, list) else "" if value is None else str(value)
 
 
 def test_hosted_batch_results(done: JobConfig, tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ def test_numbers_of_files_that_disagree_are_carried_as_they_are(
     run(config)
     values = output(config)["extra"].to_pylist()
     assert values == (expected or one.to_pylist() + other.to_pylist())
-    assert set(output(config)["error"].to_pylist()) == {""}
+    assert output(config)["error"].null_count == output(config).num_rows
 
 
 def test_integers_without_statistics_may_be_any(job: MakeJob, tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_a_value_that_its_column_cannot_hold_fails_its_row(job: MakeJob, parquet
     config = job(tmp_path / "in", output={"columns": ["when"]})
     assert run(config) == 3
     table = output(config)
-    assert table["error"].to_pylist() == ["column 'when' has a value that is no timestamp[ns]", "", ""]
+    assert table["error"].to_pylist() == ["column 'when' has a value that is no timestamp[ns]", None, None]
     assert table["when"].cast(pa.int64()).to_pylist() == [None, 10**9, 1]
 
 

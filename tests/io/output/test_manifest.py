@@ -49,7 +49,7 @@ def test_a_manifest_round_trips(tmp_path: Path) -> None:
 
 def test_the_fields_of_the_contract() -> None:
     tree = FULL.to_dict()
-    assert tree["schema_version"] == 1
+    assert tree["schema_version"] == 2
     assert tree["simulated"] is False
     expected = {
         "rows": "total succeeded failed",
@@ -69,8 +69,8 @@ def test_a_newer_field_is_ignored_and_a_newer_version_is_not(tmp_path: Path) -> 
     file = tmp_path / "manifest.json"
     file.write_text(json.dumps(FULL.to_dict() | {"later": 1}))
     assert read_manifest(Location.parse(str(tmp_path))) == FULL
-    file.write_text(json.dumps(FULL.to_dict() | {"schema_version": 2}))
-    with pytest.raises(InputError, match="schema_version 2; this version reads up to 1"):
+    file.write_text(json.dumps(FULL.to_dict() | {"schema_version": 3}))
+    with pytest.raises(InputError, match="schema_version 3; this version reads up to 2"):
         read_manifest(Location.parse(str(tmp_path)))
 
 

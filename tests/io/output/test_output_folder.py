@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
@@ -330,11 +331,56 @@ def test_failed_rows_alone_are_run_once_more(job: MakeJob, parquet: WriteParquet
     assert run(config, retries_errors=True) == 3
     after = output(config)
     assert after.num_rows == before.num_rows == 20 * n
-    assert set(after["error"].to_pylist()) == {""}
+    assert after["error"].null_count == 20 * n
     rows = read_manifest(Location.parse(config.output.path)).rows
     assert (rows.total, rows.succeeded, rows.failed) == (20, 20, 0)
     assert (folder / "_SUCCESS").exists()
     assert run(config, retries_errors=True) == 0
+
+
+def write_as_version(version: int, part: Path) -> None:
+    """As versions before wrote it, where a row without an error had an empty one."""
+    table, label = pq.read_table(part).replace_schema_metadata(), label_of(part)
+    errors = pc.fill_null(table["error"], "")
+    table = table.set_column(table.column_names.index("error"), "error", errors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vasuki.io.output.parts.LABEL_VERSION", version)
+        part.write_bytes(to_parquet(table, label))
+
+
+def test_parts_of_the_first_version_are_named(job: MakeJob, parquet: WriteParquet) -> None:
+    config = job(parquet(text=["a"] * 5))
+    run(config)
+    write_as_version(1, out(config) / "part-00000.parquet")
+    with pytest.raises(OutputInUse, match="the output of another version of vasuki"):
+        run(config)
+    assert run(config, fresh=True) == 5
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_parts_of_the_version_before_are_gone_on_with(
+    job: MakeJob, parquet: WriteParquet, caplog: pytest.LogCaptureFixture, n: int
+) -> None:
+    texts = [f"row {i}" for i in range(20)]
+    config = job(parquet(id=texts, text=texts), id="id", sampling={"n": n})
+    folder = out(config)
+    run(config, failing=(3, 4, 19), stop_after=15 * n)
+    for part in folder.glob("part-*"):
+        write_as_version(2, part)
+    assert run(config, failing=(3, 4, 19)) == 5
+    assert set(output(config)["error"].to_pylist()) == {"", None, "no room"}
+    OutputFolder.check(str(folder), **read_options(folder))
+    with OutputFolder.open(str(folder), **read_options(folder)) as opened:
+        assert {line["error"] for line in opened.stored(set(texts))} == {None, "no room"}
+    assert run(config, retries_errors=True) == 3
+    assert output(config).num_rows == 20 * n
+    assert not set(output(config)["error"].to_pylist()) - {"", None}
+    older = (folder / "part-00002.parquet").read_bytes()
+    write_as_version(3, folder / "part-00002.parquet")
+    (folder / "part-00009.parquet").write_bytes(older)
+    (folder / "_SUCCESS").unlink()
+    assert run(config) == 0
+    assert "rows are in other parts too, with equal answers" in caplog.text
 
 
 def raise_in_second_rewrite(config: JobConfig) -> None:
@@ -614,18 +660,6 @@ def test_an_object_store(job: MakeJob, parquet: WriteParquet, monkeypatch: pytes
         "_SUCCESS", "manifest.json", *(f"part-{i:05d}.parquet" for i in range(5))
     ]  # fmt: skip
     assert sum(pq.read_metadata(part).num_rows for part in folder.glob("part-*")) == 20
-
-
-def test_parts_of_another_version_are_named(
-    job: MakeJob, parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = job(parquet(text=["a"] * 5))
-    with monkeypatch.context() as patch:
-        patch.setattr("vasuki.io.output.parts.LABEL_VERSION", 1)
-        run(config)
-    with pytest.raises(OutputInUse, match="the output of another version of vasuki"):
-        run(config)
-    assert run(config, fresh=True) == 5
 
 
 def test_a_lease_keeps_a_second_run_out_while_it_is_renewed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_the_columns_of_the_contract(
     table = output(config)
     assert table.schema.equals(schema)
     first, last = table.slice(0, 1).to_pylist()[0], table.slice(table.num_rows - 1).to_pylist()[0]
-    assert (first["id"], first["output"], first["finish_reason"], first["error"]) == (0, "A", "stop", "")
+    assert (first["id"], first["output"], first["finish_reason"], first["error"]) == (0, "A", "stop", None)
     assert (last["output"], last["finish_reason"], last["error"], last["output_tokens"]) == (
         "", "error", "prompt is empty", 0
     )  # fmt: skip

@@ -61,6 +61,7 @@ def _lines(part: Location) -> Iterator[NumberedLine]:
                 columns = {name: python_values(batch.column(name)) for name in batch.schema.names}
                 for values in zip(*columns.values(), strict=True):
                     line = dict(zip(columns, values, strict=True))
+                    line["error"] = line["error"] or None
                     index += number == 0 or line["id"] != last  # lines of one row follow one another
                     last = line["id"]
                     yield int(label.rows[index]), number, line

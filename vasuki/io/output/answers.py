@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vasuki.base.config import Column, JobConfig
 from vasuki.io.input.columns import ANSWER_COLUMNS
@@ -23,7 +24,7 @@ class Answer:
     id: str | int
     output: str
     finish_reason: str
-    error: str = ""  # never null: a column of nulls alone has no type
+    error: str | None = None
     prompt_tokens: int = 0
     output_tokens: int = 0
     sample: int = 0
@@ -34,7 +35,7 @@ class Answer:
     @property
     def num_bytes(self) -> int:
         """About how much memory it takes."""
-        texts = len(self.output) + len(self.error) + sum(map(_value_bytes, self.carried.values()))
+        texts = len(self.output) + len(self.error or "") + sum(map(_value_bytes, self.carried.values()))
         return _ROW_OVERHEAD_BYTES + texts + 4 * len(self.output_token_ids)
 
 
@@ -72,6 +73,13 @@ def to_table(answers: Sequence[Answer], schema: Any) -> Any:
             values = [stored_text(value) for value in values]
         arrays.append(pa.array(values, type=column.type))
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def with_null_errors(table: Any) -> Any:
+    """The lines of a part, which has empty strings in place of no error if an older version wrote it."""
+    errors = table["error"]
+    nulled = pc.if_else(pc.equal(errors, ""), pa.scalar(None, pa.string()), errors)
+    return table.set_column(table.column_names.index("error"), "error", nulled)
 
 
 def answer_line(answer: Answer, schema: Any) -> dict[str, Any]:

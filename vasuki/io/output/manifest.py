@@ -20,7 +20,7 @@ from vasuki.io.location import Location
 from vasuki.machines.price import Cost
 
 MANIFEST = "manifest.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1 stood beside parts with an empty `error` where there was none, which may be there still
 
 
 @dataclass(frozen=True, slots=True)

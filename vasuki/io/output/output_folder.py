@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 
 from vasuki.base.errors import InputError, JobFileError, OutputInUse, UnreadableError, one_line
 from vasuki.io.location import Location, name_of_temporary, writing
+from vasuki.io.output.answers import with_null_errors
 from vasuki.io.output.doubles import without_doubles
 from vasuki.io.output.journal import Journal
 from vasuki.io.output.lock import FolderLock
@@ -227,7 +228,7 @@ class OutputFolder:
         """The answers in the parts to the rows of these ids, as lines of columns. Ids are text."""
         for part, _ in self._labels():
             with part.open() as stream:
-                yield from pq.read_table(stream, filters=[("id", "in", ids)]).to_pylist()
+                yield from with_null_errors(pq.read_table(stream, filters=[("id", "in", ids)])).to_pylist()
 
     def close(self) -> None:
         self._lock.release()

@@ -39,7 +39,8 @@ from vasuki.io.output.answers import Answer, to_table
 METADATA_KEY = b"vasuki"
 PART_NAME = re.compile(r"part-(?P<index>\d{5,})(?P<label>|-\d+-of-\d+)(-[0-9a-f]{8})?\.parquet")
 COMMIT_BYTES = 128 * 2**20
-LABEL_VERSION = 2  # 1 knew a model by its path alone
+LABEL_VERSION = 3
+_READABLE = (2, 3)  # 1 knew a model by its path alone; 2 has an empty `error` where there was none
 DAMAGES = (OSError, ValueError, pa.ArrowException)  # what reading a part raises that is not whole
 
 
@@ -97,7 +98,7 @@ class PartLabel:
     def from_json(cls, text: bytes) -> PartLabel:
         """Raises ValueError, KeyError or TypeError for anything that `to_json` did not write."""
         label = json.loads(text)
-        if label["version"] != LABEL_VERSION:
+        if label["version"] not in _READABLE:
             return cls("", "", np.empty(0, dtype=np.int64), Totals())
         gaps = np.frombuffer(zlib.decompress(base64.b64decode(label["rows"])), dtype="<i8")
         totals = Totals(**label["totals"])

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from vasuki.base.arrays import Ints
 from vasuki.io.location import Location
+from vasuki.io.output.answers import with_null_errors
 from vasuki.io.output.parts import PartLabel, Totals, to_parquet
 
 LabelledPart = tuple[Location, PartLabel]
@@ -52,7 +53,7 @@ def keep_rows(part: Location, label: PartLabel, rows: Ints) -> PartLabel:
 def read_part(part: Location, label: PartLabel) -> tuple[Any, Ints]:
     """A part's table, and the number of the row that each line answers: lines of one row follow one another."""
     with part.open() as stream:
-        table = pq.read_table(stream).replace_schema_metadata()
+        table = with_null_errors(pq.read_table(stream).replace_schema_metadata())
     ids = table["id"].to_pylist()
     begins = np.array([index > 0 and ids[index] != ids[index - 1] for index in range(len(ids))], dtype=np.int64)
     return table, label.rows[np.cumsum(begins)]
@@ -60,4 +61,4 @@ def read_part(part: Location, label: PartLabel) -> tuple[Any, Ints]:
 
 def _failed(table: Any) -> Any:
     """`[lines]` bool."""
-    return np.asarray(pc.not_equal(table["error"], "").combine_chunks())
+    return np.asarray(pc.is_valid(table["error"]).combine_chunks())
