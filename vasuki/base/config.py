@@ -152,7 +152,8 @@ class InputConfig(_Section):
     """Where the rows come from and which columns make the prompt."""
 
     path: Place
-    """File, folder or glob, or an s3:// or gs:// URL. Parquet, JSONL or CSV, by extension."""
+    """File, folder or glob, or an s3:// or gs:// URL, or `hf://datasets/OWNER/NAME/...` on the Hugging Face hub
+    (private ones with `HF_TOKEN`). Parquet, JSONL or CSV, by extension."""
     format: Literal["auto", "parquet", "jsonl", "csv", "openai-batch"] = "auto"
     """Needed where the extension doesn't say it; `openai-batch` always has to be named."""
     id: str = ""

@@ -24,6 +24,7 @@ from pyarrow import fs
 from vasuki.base.errors import Interrupted
 from vasuki.base.files import FILE, FOLDER, kind_of, refuse_special
 from vasuki.base.urls import without_keys
+from vasuki.io.fsspec_files import file_system_of
 
 _TEMPORARY = re.compile(r"\.vasuki-(.+)\.tmp")
 _MAGIC = re.compile(r"[*?\[]")
@@ -48,7 +49,8 @@ class Location:
         if "://" not in text:
             path = os.path.abspath(os.path.expanduser(text))
             return cls(fs.LocalFileSystem(), path, text)
-        filesystem, path = fs.FileSystem.from_uri(text)
+        is_of_others = text.startswith(("hf://", "fsspec+"))
+        filesystem, path = file_system_of(text) if is_of_others else fs.FileSystem.from_uri(text)
         return cls(filesystem, path, text)
 
     def __truediv__(self, name: str) -> Location:
