@@ -19,7 +19,7 @@ from vasuki.models.fingerprint import model_fingerprint
 Said = ToDriver | logging.LogRecord | None  # None: the last word
 
 
-class ReplicaActor:
+class ReplicaThread:
     """A replica, and letter boxes for both directions; to the replica it is the driver."""
 
     def __init__(self, setup: Setup, host: str) -> None:

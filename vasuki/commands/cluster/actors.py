@@ -9,21 +9,43 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from vasuki.commands.cluster.actor import ReplicaActor, Said
+from vasuki.commands.cluster.actor import ReplicaThread, Said
 from vasuki.commands.cluster.nodes import Nodes, Slot
 from vasuki.commands.fleet.messages import Failed, Ready, Setup, SetupOf, ToDriver, ToReplica
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0  # at who is there
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _aside(group: str) -> Callable[[F], F]:
+    """Let a method run beside those of other groups."""
+    decorate: Callable[[F], F] = ray.method(concurrency_group=group)
+    return decorate
+
+
+class ReplicaActor(ReplicaThread):
+    """Says itself which of its methods run side by side, since over `ray://` a call cannot."""
+
+    @_aside("tell")
+    def tell(self, message: ToReplica) -> None:
+        super().tell(message)
+
+    @_aside("hear")
+    def hear(self) -> list[Said]:
+        return super().hear()
+
 
 _Actor = ray.remote(concurrency_groups={"tell": 1, "hear": 1})(ReplicaActor)
 
@@ -69,7 +91,7 @@ class Actors:
 
     def send(self, index: int, message: ToReplica) -> None:
         """Tell a replica something. One that has died is heard of by `receive`."""
-        self._actors[index].tell.options(concurrency_group="tell").remote(message)
+        self._actors[index].tell.remote(message)
 
     def kill(self, index: int) -> None:
         """End a replica at once, which `receive` then tells of."""
@@ -167,7 +189,7 @@ class Actors:
         self._listen(index)
 
     def _listen(self, index: int) -> None:
-        self._hearing[self._actors[index].hear.options(concurrency_group="hear").remote()] = index
+        self._hearing[self._actors[index].hear.remote()] = index
 
 
 def _on_any_node(setup: Setup) -> Setup:
