@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,9 @@ def printed(*arguments: object) -> Any:
         {"model": {"dtype": "bfloat16"}, "engine": {"compile": "off"}},
         {"kv": {"offload": "park", "block_tokens": 4, "device_memory": "24KiB"}},
         {"plan": {"gpu": "cpu", "output_length": "max"}},
+        {"engine": {"replicas": 2}},
     ],
-    ids=["as it is", "all memory", "bfloat16", "parked", "by a profile"],
+    ids=["as it is", "all memory", "bfloat16", "parked", "by a profile", "on two replicas"],
 )
 def test_plan_and_run_predict_the_same(tmp_path: Path, tiny_model: Path, changes: dict[str, dict[str, object]]) -> None:
     job = written_job(tmp_path, tiny_model, **changes)
@@ -67,6 +69,45 @@ def test_plan_and_run_predict_the_same(tmp_path: Path, tiny_model: Path, changes
     manifest = printed("run", job, "--json", "--quiet")
     assert manifest["predicted"] == {name: plan[name] for name in manifest["predicted"]}
     assert manifest["device"]["profile"] == plan["gpu"]
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine on which a run takes two cores."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    at_hand.processor.cache_clear()
+    yield
+    at_hand.processor.cache_clear()
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("price", [{}, {"price_per_hour": 0.6}], ids=["of the profile", "of the job"])
+def test_replicas_on_a_cpu_cost_what_the_machine_does(
+    tmp_path: Path, tiny_model: Path, price: dict[str, object]
+) -> None:
+    job = written_job(tmp_path, tiny_model, cost=price)
+
+    def per_hour(found: Any, seconds: float) -> float:
+        return float(found["cost"]["amount"]) / seconds * 3600
+
+    (one,) = printed("plan", job, "--json")
+    (two,) = printed("plan", job, "--json", "--set", "engine.replicas=2")
+    (given,) = printed("plan", job, "--json", "--set", "engine.replicas=2", "--price", f"{two['gpu']}=0.6")
+    ran = printed("run", job, "--json", "--quiet", "--replicas", 2)
+    expected = per_hour(one, one["makespan_s"])
+    assert expected == pytest.approx(price.get("price_per_hour", find_profile("cpu").price.per_hour))
+    assert per_hour(two, two["makespan_s"]) == pytest.approx(expected)
+    assert per_hour(given, given["makespan_s"]) == pytest.approx(0.6)
+    assert per_hour(ran, ran["timings"]["makespan_s"]) == pytest.approx(expected)
+
+
+def test_replicas_of_a_card_are_as_many_as_the_job_says_unless_the_command_line_does(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    job = written_job(tmp_path, tiny_model, engine={"replicas": 3})
+    for command in ("plan", "simulate"):
+        found = printed(command, job, "--gpu", "a10", "--gpu", "a40:2", "--json")
+        assert [round(each["cost"]["gpu_hours"] * 3600 / each["makespan_s"]) for each in found] == [3, 2]
 
 
 def test_a_model_is_planned_in_the_type_that_it_runs_in(tmp_path: Path, tiny_model: Path) -> None:

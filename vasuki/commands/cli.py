@@ -244,18 +244,18 @@ def run(
     from vasuki.commands.cluster.run import run_on_ray
     from vasuki.commands.fleet.driver import run_on_replicas
     from vasuki.commands.run import run_job
-    from vasuki.machines.split import split
+    from vasuki.commands.this_machine import shares_here
     from vasuki.report import summary_lines
 
     if replicas is not None:
         overrides = (*overrides, f"engine.replicas={replicas}")
     job = load_job(job_file, _with_gpu(overrides, gpu), trusts_code)
-    shares = split(job.engine.device, job.engine.replicas) if job.engine.replicas != 1 and cluster is None else []
+    shares = shares_here(job) if cluster is None else []
     due_s = math.inf if deadline_s is None else deadline_s
     with _metrics(metrics_file, metrics_address) as metrics:
         if cluster is not None:
             outcome = run_on_ray(job, cluster, shard, fresh, quiet, retries_errors, max_time_s, due_s, metrics=metrics)
-        elif len(shares) > 1:
+        elif shares:
             outcome = run_on_replicas(
                 job, shares, shard, fresh, quiet, retries_errors, max_time_s, due_s, metrics=metrics
             )
@@ -391,15 +391,16 @@ def plan(
     from vasuki.base.errors import JobFileError
     from vasuki.commands.forecast import placements_of
     from vasuki.commands.planned_fleets import fleet_choices, market_of, parse_fleets
+    from vasuki.commands.this_machine import replicas_elsewhere
     from vasuki.commands.workload import workload_of
     from vasuki.models.layout import Layout
     from vasuki.planner.fleet import flip_of
     from vasuki.report.fleet_table import fleet_page
     from vasuki.report.plan_table import plan_table, plan_verdict, sorted_plans
 
-    fleets = parse_fleets(gpus, tensor)
     market = market_of(prices, on_spot, spot_prices, interruptions, boot_s)
     workload = workload_of(job_or_lengths, overrides, trusts_code)
+    fleets = parse_fleets(gpus, tensor, replicas_elsewhere(workload.config))
     if on_spot or deadline_s is not None or any(len(fleet) > 1 for fleet in fleets):
         if sort:
             raise JobFileError("fleets come with the best first; leave --sort out")
@@ -409,10 +410,8 @@ def plan(
         found[0]["fleet"]["flips"] = flip and flip.to_dict()
         click.echo(json.dumps(found) if as_json else fleet_page(choices))
         return
-    named = [next(iter(fleet.items())) for fleet in fleets]
-    layouts = [Layout(tensor, data_parallel=replicas) for _, replicas in named] or [Layout(tensor)]
-    placements = market.placed(placements_of([name for name, _ in named], workload))
-    made = [placement.plan(workload.lengths, layout) for placement, layout in zip(placements, layouts, strict=True)]
+    placements = market.placed(placements_of(fleets, workload))
+    made = [each.plan(workload.lengths, Layout(tensor, data_parallel=each.replicas)) for each in placements]
     plans = sorted_plans(made, sort)
     if as_json:
         click.echo(json.dumps([made.to_dict() for made in plans]))
@@ -430,7 +429,14 @@ def plan(
 @click.option(
     "--pipeline-parallel-size", "--pp", "pipeline", default=1, metavar="N", help="Stages that share the layers."
 )
-@click.option("--data-parallel-size", "--dp", "data", default=1, metavar="N", help="Replicas that share the job.")
+@click.option(
+    "--data-parallel-size",
+    "--dp",
+    "data",
+    type=int,
+    metavar="N",
+    help="Replicas that share the job. Default: engine.replicas.",
+)
 @click.option("--explain", is_flag=True, help="Show where the time of a typical step goes.")
 def simulate(
     job_or_lengths: str,
@@ -447,7 +453,7 @@ def simulate(
     policies: tuple[str, ...],
     tensor: int,
     pipeline: int,
-    data: int,
+    data: int | None,
     explain: bool,
 ) -> None:
     """Run a job in virtual time, also for machines you do not have.
@@ -465,28 +471,29 @@ def simulate(
     from vasuki.base.errors import JobFileError
     from vasuki.commands.forecast import explain_step, output_of, placements_of, simulate_workload
     from vasuki.commands.planned_fleets import market_of, parse_fleets, simulate_fleets
+    from vasuki.commands.this_machine import replicas_elsewhere
     from vasuki.commands.workload import workload_of
     from vasuki.models.layout import Layout
     from vasuki.report.fleet_table import fleet_runs
     from vasuki.report.plan_table import bubble_table, plan_table, waiting_table
 
-    fleets = parse_fleets(gpus, tensor * pipeline)
+    if data is not None:
+        overrides = (*overrides, f"engine.replicas={data}")
     market = market_of((), on_spot, (), interruptions, boot_s)
     workload = workload_of(job_or_lengths, overrides, trusts_code)
+    fleets = parse_fleets(gpus, tensor * pipeline, replicas_elsewhere(workload.config))
     if on_spot or any(len(fleet) > 1 for fleet in fleets):
-        if policies or pipeline > 1 or data > 1 or explain or output_of(overrides):
+        if policies or pipeline > 1 or data is not None or explain or output_of(overrides):
             raise JobFileError(
                 "--spot, or several kinds of cards: leave --policy, --pp, --dp, --explain and output.path out"
             )
         played = simulate_fleets(workload, fleets, tensor, market, seed)
         click.echo(json.dumps([each.to_dict() for each in played]) if as_json else fleet_runs(played))
         return
-    named = [next(iter(fleet.items())) for fleet in fleets]
-    if data > 1 and any(replicas > 1 for _, replicas in named):
+    if data is not None and any(number != data for fleet in fleets for number in fleet.values()):
         raise JobFileError("--dp and a number behind the card say the same; leave one of them out")
-    placements = placements_of([name for name, _ in named], workload)
-    numbers = [replicas if replicas > 1 else data for _, replicas in named] or [data]
-    layouts = [Layout(tensor, pipeline, number) for number in numbers]
+    placements = placements_of(fleets, workload)
+    layouts = [Layout(tensor, pipeline, placement.replicas) for placement in placements]
     results = [
         result
         for placement, layout in zip(placements, layouts, strict=True)

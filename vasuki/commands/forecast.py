@@ -10,7 +10,7 @@ from vasuki.base.errors import JobFileError, did_you_mean
 from vasuki.commands.foresight import tokens_of
 from vasuki.commands.manifests import simulated_manifest
 from vasuki.commands.step_tracer import StepTracer
-from vasuki.commands.this_machine import ONE_DEVICE, Placement, placed_here, placed_on
+from vasuki.commands.this_machine import ONE_DEVICE, Placement, placed_on, placed_on_shares
 from vasuki.commands.workload import Workload
 from vasuki.engine.loop import Observer
 from vasuki.engine.policy import find_policy
@@ -30,11 +30,16 @@ def output_of(overrides: tuple[str, ...]) -> str:
     return given[-1] if given else ""
 
 
-def placements_of(names: Iterable[str], workload: Workload) -> list[Placement]:
-    """The model on each of the machines that the command line names, or on the machine at hand if it names none."""
+def placements_of(fleets: Iterable[Mapping[str, int]], workload: Workload) -> list[Placement]:
+    """The model on each of the machines that the command line names, with as many replicas, or on the machine at hand
+    if it names none."""
     config, shape = workload.config, workload.shape
-    placements = [placed_on(config, shape, find_profile(name)) for name in names]
-    return placements or [placed_here(config, shape, tokens_of(workload.lengths))]
+    placements = [
+        replace(placed_on(config, shape, find_profile(name)), replicas=number)
+        for fleet in fleets
+        for name, number in fleet.items()
+    ]
+    return placements or [placed_on_shares(config, shape, tokens_of(workload.lengths))]
 
 
 def priced(placements: Iterable[Placement], prices: Mapping[str, float]) -> list[Placement]:
@@ -64,7 +69,7 @@ def _priced(placement: Placement, per_hour: float | None) -> Placement:
         return placement
     cost = placement.config.cost
     currency = placement.profile.price.currency if cost.price_per_hour is None else cost.currency
-    cost = cost.model_copy(update={"price_per_hour": per_hour, "currency": currency})
+    cost = cost.model_copy(update={"price_per_hour": per_hour / placement.on_one_device, "currency": currency})
     return replace(placement, config=placement.config.model_copy(update={"cost": cost}))
 
 

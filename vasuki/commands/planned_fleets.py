@@ -21,10 +21,16 @@ MOST_CARDS = 1024
 Counts = Mapping[str, int]  # replicas, by name of the card
 
 
-def parse_fleets(texts: Iterable[str], gpus: int = 1) -> list[Counts]:
-    """`["a10:4+a40:2", "h100"]` -> `[{"a10": 4, "a40": 2}, {"h100": 1}]`, in replicas of so many GPUs each.
+def parse_fleets(texts: Iterable[str], gpus: int = 1, unsaid: int = 1) -> list[Counts]:
+    """`["a10:4+a40:2", "h100"]` -> `[{"a10": 4, "a40": 2}, {"h100": 1}]`, in replicas.
 
-    Raises JobFileError for anything else.
+    Args:
+        texts: as given.
+        gpus: that each replica takes.
+        unsaid: replicas of a card without a number.
+
+    Raises:
+        JobFileError: any other text.
     """
     fleets: list[Counts] = []
     for text in texts:
@@ -32,7 +38,7 @@ def parse_fleets(texts: Iterable[str], gpus: int = 1) -> list[Counts]:
         for part in text.split("+"):
             name, colon, number = part.rpartition(":")
             if not colon:
-                name, number = part, str(gpus)
+                name, number = part, str(gpus * unsaid)
             if not name or not number.isdecimal() or not 1 <= int(number) <= MOST_CARDS:
                 raise JobFileError(f"--gpu {text}: write it like a10:4, or a10:4+a40:2, of each 1 to {MOST_CARDS:,}")
             if int(number) % gpus:
@@ -110,7 +116,7 @@ def fleet_choices(
 
     Args:
         workload: the job.
-        fleets: as `parse_fleets` reads them; none is this machine.
+        fleets: as `parse_fleets` reads them; none is this machine, with the replicas that the job wants.
         tensor: GPUs that share each layer.
         deadline_s: from now; None takes the fleets as they are.
         market: prices and interruptions.
@@ -156,8 +162,8 @@ def _groups(workload: Workload, fleets: Sequence[Counts], tensor: int, market: M
     if lengths.arrived_at_s is not None:
         raise JobFileError("arrived_at is not known to fleets; leave the column out")
     most = {name: max(fleet.get(name, 0) for fleet in fleets) for fleet in fleets for name in fleet}
-    placements = market.placed(placements_of(most, workload))
-    replicas = sum(most.values()) or 1
+    placements = market.placed(placements_of([most], workload))
+    replicas = sum(most.values()) or placements[0].replicas
     cards = {
         name: card_of(
             lengths,
@@ -170,7 +176,7 @@ def _groups(workload: Workload, fleets: Sequence[Counts], tensor: int, market: M
         )
         for name, placement in zip(most or [""], placements, strict=True)
     }
-    return [tuple((cards[name], number) for name, number in fleet.items()) for fleet in fleets or [{"": 1}]]
+    return [tuple((cards[name], number) for name, number in fleet.items()) for fleet in fleets or [{"": replicas}]]
 
 
 def _plan_part(placement: Placement, layout: Layout, part: Lengths, whole: Plan) -> Plan:

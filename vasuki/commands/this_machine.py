@@ -19,6 +19,7 @@ from vasuki.machines.memory_budget import room_bytes
 from vasuki.machines.paging import page_tokens
 from vasuki.machines.profile import HardwareProfile, Limits
 from vasuki.machines.profile_files import find_profile
+from vasuki.machines.split import Share, split
 from vasuki.machines.this_cpu import limits_of
 from vasuki.models.dtypes import computed_dtype
 from vasuki.models.layout import Layout
@@ -49,6 +50,8 @@ class Placement:
     machine: MachineProfile
     kv: KVConfig
     beside_weights_bytes: int | None = None  # see `memory_budget`
+    replicas: int = 1  # that share the job, each on as much as this,
+    on_one_device: int = 1  # and so many of them on a CPU, which is paid for once
 
     @property
     def profile(self) -> HardwareProfile:
@@ -127,10 +130,8 @@ def placed_here(config: JobConfig, shape: ModelShape, tokens: Tokens = NO_TOKENS
         JobFileError: see `within_host_memory`.
     """
     device = _device_at_hand(config)
-    if config.plan.gpu != "auto":
-        profile = find_profile(config.plan.gpu)
-        if (profile.kind == "cpu") != device.on_cpu:
-            return placed_on(config, shape, profile)
+    if profile := _profile_elsewhere(config, device):
+        return placed_on(config, shape, profile)
     shape = _computed(config, shape, device.on_cpu, _multiplies_bfloat16(config))
     weight_bytes = shape.weight_bytes
     waits = not device.on_cpu and weights_wait(config, weight_bytes, device.total_bytes, device.available_bytes)
@@ -139,6 +140,47 @@ def placed_here(config: JobConfig, shape: ModelShape, tokens: Tokens = NO_TOKENS
     kv = _kv(config, shape, device, free_bytes)
     machine = _machine(config, device, waits, lambda: profile_for_plan(config, shape, tokens, device.gpu, waits))
     return Placement(config, shape, machine, kv, beside_weights_bytes)
+
+
+def shares_here(config: JobConfig) -> list[Share]:
+    """What each replica of a job gets of the machine at hand; nothing if there is only one.
+
+    Raises JobFileError if there are fewer devices than the job asks for.
+    """
+    engine = config.engine
+    shares = split(engine.device, engine.replicas) if engine.replicas != 1 else []
+    return shares if len(shares) > 1 else []
+
+
+def job_of_replica(config: JobConfig, share: Share, here: int) -> JobConfig:
+    """The job as one of so many replicas on a machine runs it: with its share of the host's memory, and on a CPU of the
+    device's memory and price, too."""
+    kv, cost = config.kv, config.cost
+    changes: dict[str, float] = {"host_memory": max(1, kv.host_memory // here)}
+    if not share.gpu:
+        if isinstance(kv.device_memory, float):
+            changes["device_memory"] = kv.device_memory / here
+        if cost.price_per_hour is not None:
+            cost = cost.model_copy(update={"price_per_hour": cost.price_per_hour / here})
+    return config.model_copy(update={"kv": kv.model_copy(update=changes), "cost": cost})
+
+
+def placed_on_shares(config: JobConfig, shape: ModelShape, tokens: Tokens = NO_TOKENS) -> Placement:
+    """A model on each of the replicas that the job wants on the machine at hand. Raises as `placed_here`, and
+    JobFileError if there are fewer devices."""
+    if _profile_elsewhere(config, _device_at_hand(config)):
+        return replace(placed_here(config, shape, tokens), replicas=replicas_elsewhere(config))
+    if not (shares := shares_here(config)):
+        return placed_here(config, shape, tokens)
+    with shares[0].entered():
+        placement = placed_here(job_of_replica(config, shares[0], len(shares)), shape, tokens)
+    return replace(placement, replicas=len(shares), on_one_device=1 if shares[0].gpu else len(shares))
+
+
+def replicas_elsewhere(config: JobConfig) -> int:
+    """How many replicas a job wants on a machine whose devices nobody counts."""
+    replicas = config.engine.replicas
+    return 1 if replicas == "auto" else replicas
 
 
 def placed_as_loaded(config: JobConfig, loaded: LoadedModel, tokens: Tokens) -> Placement:
@@ -199,6 +241,12 @@ def _device_at_hand(config: JobConfig) -> _Device:
     if config.engine.device == "cuda":
         raise ModelError("engine.device is cuda, but there is no CUDA device here; name a card with --gpu")
     return _Device("", at_hand.total_bytes(), at_hand.available_bytes())
+
+
+def _profile_elsewhere(config: JobConfig, device: _Device) -> HardwareProfile | None:
+    """The profile that the job names, if that is another kind of machine than the one at hand."""
+    profile = None if config.plan.gpu == "auto" else find_profile(config.plan.gpu)
+    return profile if profile and (profile.kind == "cpu") != device.on_cpu else None
 
 
 def _multiplies_bfloat16(config: JobConfig) -> bool:

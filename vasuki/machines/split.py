@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +35,23 @@ class Share:
         """Keep this process to its share of the processors."""
         if self.processors:
             os.sched_setaffinity(0, self.processors)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """This process on the share, as a replica's is, and then as it was."""
+        environment, processors = dict(os.environ), os.sched_getaffinity(0) if self.processors else set()
+        os.environ.update(self.environment)
+        self.enter()
+        at_hand.processor.cache_clear()
+        try:
+            yield
+        finally:
+            for name in self.environment:
+                os.environ.pop(name)
+            os.environ.update(environment)
+            if processors:
+                os.sched_setaffinity(0, processors)
+            at_hand.processor.cache_clear()
 
 
 def split(device: str, replicas: int | Literal["auto"]) -> list[Share]:

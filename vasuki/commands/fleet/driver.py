@@ -12,6 +12,7 @@ import itertools
 import logging
 import math
 import os
+import statistics
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
@@ -45,6 +46,7 @@ from vasuki.commands.metrics import FleetMetrics, Metrics
 from vasuki.commands.progress import StatusLine, busy_with
 from vasuki.commands.run import PLANNED_REQUESTS, Outcome
 from vasuki.commands.signals import StopSignals
+from vasuki.commands.this_machine import job_of_replica
 from vasuki.commands.workload import first_rows, lengths_of
 from vasuki.engine.policy import runnable_policy
 from vasuki.engine.sequence import Request
@@ -114,7 +116,7 @@ def run_on_replicas(
                 return Outcome(read_manifest(folder.manifest), config.errors.max_fraction)
 
             def setup_of(share: Share, index: int, here: int) -> Setup:
-                own = _with_share_of_host(config, share, here)
+                own = job_of_replica(config, share, here)
                 return Setup(own, config_hash, table.fingerprint, fingerprint, share, index, len(shares), is_json())
 
             if start is None:
@@ -123,15 +125,6 @@ def run_on_replicas(
                 driver = Driver(config, table, folder, replicas, shares, quiet, started_s, deadline_s, metrics)
                 manifest = driver.to_end(signals, max_time_s)
         return Outcome(manifest, config.errors.max_fraction)
-
-
-def _with_share_of_host(config: JobConfig, share: Share, here: int) -> JobConfig:
-    """The job as a replica runs it: with its share of the host's memory, which on a CPU is that of the device, too."""
-    kv = config.kv
-    changes: dict[str, float] = {"host_memory": max(1, kv.host_memory // here)}
-    if not share.gpu and isinstance(kv.device_memory, float):
-        changes["device_memory"] = kv.device_memory / here
-    return config.model_copy(update={"kv": kv.model_copy(update=changes)})
 
 
 @dataclass(slots=True)
@@ -195,6 +188,7 @@ class Driver:
         self._texts: dict[Key, str] = {}  # of rows that have ended, other samples of which have not
         self._missed_deadlines = 0
         self._manifests: list[Manifest] = []
+        self._prices: dict[int, float | None] = {}  # of an hour of each replica that has begun
         self._tokens = 0
         self._journal = folder.journal()
         self._lengths: Lengths  # of the job, set once its first rows are read
@@ -351,7 +345,7 @@ class Driver:
             generate_s=now_s - generate_started_s,
             makespan_s=now_s - self.started_s,
         )
-        cost, devices = plan.cost, self.replicas.devices
+        devices, per_hour = self.replicas.devices, self._per_hour()
         predicted = Predicted(
             plan.makespan_s, plan.lower_bound_s, plan.schedule_bound_s, plan.source, plan.output_tokens_estimate
         )
@@ -362,8 +356,15 @@ class Driver:
             predicted=predicted,
             missed_deadlines=self._missed_deadlines,
             device=merged.device | {"count": devices, "replicas": len(self.shares)},
-            cost=Cost.of(timings.makespan_s, devices, cost.price_per_hour, cost.currency, num_tokens),
+            cost=Cost.of(timings.makespan_s, devices, per_hour and per_hour / devices, plan.cost.currency, num_tokens),
         )
+
+    def _per_hour(self) -> float | None:
+        """What all replicas cost; None where that is not known of one. Those that never began cost what others do."""
+        prices = [price for price in self._prices.values() if price is not None]
+        if len(prices) < len(self._prices):
+            return None
+        return statistics.mean(prices) * max(len(prices), len(self.shares))
 
     # --- what replicas say -------------------------------------------------------------------------------------------
 
@@ -458,6 +459,7 @@ class Driver:
             elif ready.kind in self._plans and self._may_begin:
                 self.replicas.send(index, Begin(self._plans[ready.kind]))
                 del self._ready[index]
+                self._prices[index] = self._plans[ready.kind].plan.cost.price_per_hour
                 for later in range(len(self._traces), index + 1):
                     self._traces.append(TraceWriter(self.folder.traces(later + 1)[later]))
                 work = _work(self._plans[ready.kind])
