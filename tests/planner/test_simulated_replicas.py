@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from vasuki.base.config import parse_job
 from vasuki.engine.sequence import Request
+from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape
-from vasuki.planner import plan_parallel, simulate_plan, simulated
-from vasuki.planner.leases import Leases
-from vasuki.planner.lengths import read_lengths
-from vasuki.simulator import ReplicasResult, simulate_replicas
+from vasuki.planner import make_plan, plan_parallel, simulate_plan, simulated
+from vasuki.planner.leases import Leases, Work
+from vasuki.planner.lengths import Lengths, read_lengths
+from vasuki.planner.ordering import order_requests
+from vasuki.simulator import Machine, ReplicasResult, simulate_replicas
 
 
 def test_replicas_take_leases_and_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,3 +44,26 @@ def test_replicas_take_leases_and_end_together(monkeypatch: pytest.MonkeyPatch) 
     (result,) = results
     assert max(result.ended_s) - min(result.ended_s) <= 0.03 * max(result.ended_s)
     assert played.result.makespan_s == pytest.approx(plan.makespan_s, rel=0.03)
+
+
+class LeavesLongRows(Leases):
+    """Has nothing for the second replica until the first has got two leases."""
+
+    leases = 0
+
+    def take(self, replica: int) -> list[Request]:
+        if replica and self.leases < 2:
+            return []
+        lease = super().take(replica)
+        self.leases += bool(lease)
+        return lease
+
+
+def test_a_replica_that_gets_nothing_at_first_asks_again() -> None:
+    lengths = Lengths(np.full(64, 50), np.full(64, 20))
+    cost = CostModel(named_shape("llama-3-8b"), find_profile("a10"), Layout())
+    plan = make_plan(lengths, cost.shape, cost.profile)
+    order = order_requests(lengths.requests(), plan.settings)
+    leases = LeavesLongRows(order, Work.of(cost, plan), len(lengths), plan.makespan_s)
+    result = simulate_replicas(leases, lengths.output_tokens.data, [Machine(plan.settings, cost)] * 2)
+    assert min(result.ended_s) > 0.5 * max(result.ended_s)

@@ -204,9 +204,10 @@ class _Simulation:
         heapq.heappush(self._turns, (executor.clock.now_s, index))
 
     def _fill(self, index: int, replica: _Replica) -> None:
-        """Give a replica what it may start."""
-        if len(replica.at_hand) < ASK_BELOW:
-            replica.at_hand.extend(self._leases.take(index))
+        """Give a replica what it may start. Those that got nothing ask again once another has got rows."""
+        if len(replica.at_hand) < ASK_BELOW and (lease := self._leases.take(index)):
+            replica.at_hand.extend(lease)
+            self._wake(replica.executor.clock.now_s)
         while replica.at_hand and replica.scheduler.wants_more():
             if (rejected := replica.scheduler.add(replica.at_hand.popleft())) is not None:
                 self._end(index, rejected)
@@ -237,16 +238,20 @@ class _Simulation:
         self._note_s = next_commit_s(now_s)
 
     def _take_away(self, index: int, replica: _Replica, now_s: float) -> None:
-        """A machine is gone in the midst of a step. Its rows are handed out anew, and whoever is idle asks again."""
+        """A machine is gone in the midst of a step, and its rows are handed out anew."""
         replica.end(self.result.counters)
         replica.is_there, replica.taken_s = False, math.inf
         self.result.interruptions += 1
         self._leases.give_back([self._as_noted(request) for request in self._leases.leave(index)])
         self._join(index)  # another one is on its way
+        self._wake(now_s)
+        heapq.heappush(self._turns, (now_s + replica.machine.boot_s, index))
+
+    def _wake(self, now_s: float) -> None:
+        """Let whoever is idle ask again."""
         for waiting in self._idle:
             heapq.heappush(self._turns, (now_s, waiting))
         self._idle.clear()
-        heapq.heappush(self._turns, (now_s + replica.machine.boot_s, index))
 
     def _as_noted(self, request: Request) -> Request:
         known = max(self._notes.get((request.row, request.sample_index), 0), len(request.progress.output_token_ids))
