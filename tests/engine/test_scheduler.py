@@ -25,6 +25,7 @@ from vasuki.engine.settings import EngineSettings, Limits
 BLOCK_TOKENS = 4
 EAGER = replace(POLICIES["vasuki"], admission=Admission.PROMPT)  # leaves decodes no room to grow
 AHEAD = replace(POLICIES["vasuki"], admission=Admission.PEAK)  # with prompts computed ahead, in these tests
+EXCLUSIVE = replace(POLICIES["vasuki"], mixing=Mixing.EXCLUSIVE)
 
 
 def scheduler_of(policy: Policy, limits: Limits, num_blocks: int, host_blocks: int = 0, least: int = 4) -> Scheduler:
@@ -99,7 +100,7 @@ row = st.tuples(st.integers(1, 30), st.integers(1, 25), st.integers(1, 25))
 
 @given(
     rows=st.lists(row, max_size=25),
-    policy=st.sampled_from([*POLICIES.values(), AHEAD]),
+    policy=st.sampled_from([*POLICIES.values(), AHEAD, EXCLUSIVE]),
     chunk_tokens=st.sampled_from([1, 3, 8, 64]),
     max_num_seqs=st.integers(1, 8),
     num_blocks=st.integers(6, 40),
@@ -273,15 +274,23 @@ def test_peak_admission_with_known_lengths_never_preempts() -> None:
 
 
 def test_an_exclusive_prefill_phase_starts_only_when_enough_memory_is_free() -> None:
-    exclusive = replace(POLICIES["vasuki"], mixing=Mixing.EXCLUSIVE)
     rows = [(8, 3 + index % 9, 12) for index in range(60)]
-    _, _, executor, _ = run(rows, exclusive, Limits(16, 16, prefill_threshold=0.5), 40)
+    _, _, executor, _ = run(rows, EXCLUSIVE, Limits(16, 16, prefill_threshold=0.5), 40)
     prefilling = [bool(batch.prefills) for batch in executor.batches]
     assert all(not (batch.prefills and batch.decodes) for batch in executor.batches)
     phases = sum(now and not before for before, now in zip([False, *prefilling], prefilling, strict=False))
-    _, _, executor, _ = run(rows, replace(exclusive, mixing=Mixing.PREFILL_FIRST), Limits(16, 16), 40)
+    _, _, executor, _ = run(rows, replace(EXCLUSIVE, mixing=Mixing.PREFILL_FIRST), Limits(16, 16), 40)
     prefilling = [bool(batch.prefills) for batch in executor.batches]
     assert phases < sum(now and not before for before, now in zip([False, *prefilling], prefilling, strict=False))
+
+
+def test_an_exclusive_prompt_goes_on_when_no_row_decodes_any_more() -> None:
+    """It was cut short by a row that ended since, and holds more than leaves room for another prefill phase."""
+    apart = replace(EXCLUSIVE, shares_prefixes=False)
+    _, _, executor, sink = run([(12, 2, 30), (60, 1, 1)], apart, Limits(16, 16, prefill_threshold=0.5), 18)
+    assert [row.request.row for row in sink.rows] == [0, 1]
+    kinds = [[len(batch.prefills), len(batch.decodes)] for batch in executor.batches]
+    assert kinds[-2:] == [[0, 1], [1, 0]]
 
 
 def test_a_batch_shows_decodes_as_chunks_of_one_token() -> None:
