@@ -23,9 +23,9 @@ from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape
 from vasuki.planner import make_plan
 from vasuki.planner.fleet.bound import fleet_bound_s, row_prices
+from vasuki.planner.job_sums import JobSums
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
-from vasuki.planner.schedule_bound import bound_of_any_plan_s
 from vasuki.planner.simulated import Member, simulate_fleet
 
 CARDS = ("a10", "a40", "a100", "h100", "l4", "rtx4090")
@@ -59,19 +59,20 @@ def fleet_gap(kinds: list[str], counts: list[int], rows_each: int, seed: int) ->
     cards = sum(counts)
     lengths = lengths_of(rows_each * cards, seed)
     plans = [planned(kind, rows_each) for kind in kinds]
-    costs = [CostModel(SHAPE, find_profile(kind), Layout()) for kind in kinds]
-    wholes_s = [bound_of_any_plan_s(lengths, [cost], KV.device_memory, offload=False) for cost in costs]
-    slowest = lengths.take(np.array([np.argmax(lengths.output_tokens)]))
-    alone_s = min(bound_of_any_plan_s(slowest, [cost], KV.device_memory, offload=False) for cost in costs)
+    schedules = [plan.any_schedule for plan in plans]
+    job = JobSums.of_lengths(SHAPE, lengths)
+    wholes_s = [each.least_s(job) for each in schedules]
+    alone_s = min(each.least_s(job.slowest(SHAPE)) for each in schedules)
     if len(kinds) == 1:
         bound_s = max(alone_s, wholes_s[0] / counts[0])
     else:
-        bound_s = fleet_bound_s(
-            [row_prices(lengths, cost, KV.device_memory, offload=False) for cost in costs], counts, alone_s
-        )
+        bound_s = fleet_bound_s([row_prices(lengths, each) for each in schedules], counts, alone_s)
     speeds = np.array(counts) / np.array(wholes_s)
     whole = replace(plans[0], requests=len(lengths), makespan_s=bound_s, layout=Layout(data_parallel=cards))
-    members = [Member(plan, cost, count) for plan, cost, count in zip(plans, costs, counts, strict=True)]
+    members = [
+        Member(plan, CostModel(SHAPE, find_profile(kind)), count)
+        for plan, kind, count in zip(plans, kinds, counts, strict=True)
+    ]
     played = simulate_fleet(whole, members, lengths, plan_config=PLAN)
     return played.plan.makespan_s / bound_s - 1, float(speeds @ [plan.gap for plan in plans] / speeds.sum())
 

@@ -113,6 +113,28 @@ def test_simulated_runs_can_be_reported(lengths: Path, tmp_path: Path) -> None:
     assert compared
 
 
+def test_what_unknown_lengths_cost_is_simulated_both_ways(lengths: Path, tmp_path: Path) -> None:
+    """On every row, and against the plan that known lengths would have got."""
+    arguments = ("simulate", lengths, *SHAPE, "--gpu", "a10", "--json")
+    out = tmp_path / "runs"
+    (learned,) = json.loads(vasuki(*arguments, "--set", f"output.path={out}").stdout)
+    (known,) = json.loads(vasuki(*arguments, "--set", "plan.output_length={column: recorded}").stdout)
+    assert learned["uncertainty"] == pytest.approx(learned["makespan_s"] / known["makespan_s"] - 1) != 0
+    assert known["uncertainty"] is None
+    (foreign,) = json.loads(vasuki(*arguments, "--policy", "vllm").stdout)
+    assert foreign["uncertainty"] is None
+    manifest = json.loads((out / "a10" / "manifest.json").read_text())
+    assert manifest["bounds"] == {
+        "schedule_s": learned["schedule_bound_s"],
+        "pace": 1.0,
+        "datasheet_s": learned["lower_bound_s"],
+        "uncertainty": learned["uncertainty"],
+    }
+    table = vasuki(*arguments[:-1]).stdout
+    assert re.search(r"unknown outputs add +[+-]\d", table)
+    assert re.search(r"datasheet bound +\d", table)
+
+
 def test_a_simulation_does_not_replace_a_real_run(lengths: Path, tmp_path: Path) -> None:
     arguments = ("simulate", lengths, *SHAPE, "--gpu", "a10", "--set", f"output.path={tmp_path}/out")
     manifest, trace = (tmp_path / "out" / "a10" / name for name in ("manifest.json", "trace.jsonl"))

@@ -28,6 +28,7 @@ from vasuki.commands.fleet.messages import Foreseen, Ready, ToDriver
 from vasuki.commands.fleet.processes import Processes
 from vasuki.commands.run import run_job
 from vasuki.io.location import Location
+from vasuki.io.output.manifest import Bounds
 from vasuki.io.output.trace import read_trace
 from vasuki.machines.split import Share
 from vasuki.planner.leases import Leases
@@ -161,6 +162,7 @@ def test_a_replica_that_is_killed_is_started_again(
     assert manifest.rows.succeeded == NUM_ROWS
     assert manifest.device["replicas"] == 2
     assert manifest.missed_deadlines == 2, "both samples of a row"
+    assert 0 < (manifest.bounds.datasheet_s or 0) < (manifest.bounds.schedule_s or 0) < manifest.timings.generate_s
     traces = sorted((job.parent / "out").glob("trace-*.jsonl"))
     assert [trace.name for trace in traces] == ["trace-0-of-2.jsonl", "trace-1-of-2.jsonl"]
     assert all(any(read_trace(Location.parse(str(trace)))) for trace in traces)  # both had rows to run
@@ -190,8 +192,9 @@ def test_a_slower_kind_of_card_is_expected_to_be_slower(
     monkeypatch.setattr(Leases, "join", noted)
     monkeypatch.setattr("vasuki.commands.fleet.driver.Processes", TwoKinds)
     job = job_into(tmp_path / "job", tiny_model)
-    run_on_replicas(load_job(str(job)), SHARES, quiet=True)
+    manifest = run_on_replicas(load_job(str(job)), SHARES, quiet=True).manifest
     assert answers(job).equals(expected)
+    assert manifest.bounds == Bounds(), "of two kinds none is known"
     assert speeds[1] / speeds[0] == pytest.approx(0.5, rel=0.1)
 
 

@@ -22,11 +22,15 @@ from click.testing import CliRunner, Result
 from tiny_job import WORDS, job_tree
 
 from vasuki.commands.cli import main
+from vasuki.commands.manifests import bounds_of
 from vasuki.io.input.tables import open_table
 from vasuki.io.location import Location
+from vasuki.io.output.manifest import Bounds
 from vasuki.io.output.trace import read_trace
 from vasuki.machines.profile_files import find_profile
 from vasuki.planner import make_plan
+from vasuki.planner.any_schedule import AnySchedule
+from vasuki.planner.job_sums import JobSums
 
 Job = Callable[..., Path]
 
@@ -291,6 +295,30 @@ def test_manifest_counts_and_success_marker(job: Job) -> None:
     assert manifest["steps"] == len((folder / "trace.jsonl").read_text().splitlines())
     assert manifest["input_fingerprint"]
     assert (folder / "_SUCCESS").exists()
+
+
+def test_the_bound_is_of_the_lengths_that_came(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of those that were planned for; and of a run that goes on, of what was left."""
+    monkeypatch.setattr("vasuki.commands.run.is_affordable", lambda *_: True)
+    done: list[JobSums] = []
+
+    def noted(schedules: AnySchedule, sums: JobSums, pace: float | None) -> Bounds:
+        done.append(sums)
+        return bounds_of(schedules, sums, pace)
+
+    monkeypatch.setattr("vasuki.commands.run.bounds_of", noted)
+    path = job(sampling={"max_tokens": 60})
+    manifest = json.loads(run(path, "--json").stdout)
+    (sums,), rows = done, output(path)
+    assert sums.sums.samples == sum(row["output_tokens"] for row in rows) < 12 * 60
+    assert sums.sums.pairs == sum(n * (n + 1) // 2 for n in (row["prompt_tokens"] for row in rows))
+    bounds = manifest["bounds"]
+    assert 0 < bounds["datasheet_s"] < bounds["schedule_s"] < manifest["timings"]["generate_s"]
+    assert bounds["uncertainty"] is not None
+    assert run(path, "--fresh", "--max-time", "0s", "--json").exit_code == 75
+    assert done[-1].sums.samples <= 12
+    assert run(path, "--json").exit_code == 0
+    assert done[-1].sums.samples + done[-2].sums.samples == sums.sums.samples
 
 
 @pytest.mark.parametrize("name", ["jsonl", "csv"])

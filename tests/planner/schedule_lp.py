@@ -1,4 +1,4 @@
-"""The schedule bound as a linear program: a little higher than the closed form, in a second instead of a tenth.
+"""The schedule bound as a linear program, to check the closed form: a little higher, in a second, not a tenth.
 
 It sees two things more. No step holds more than memory does, so that long contexts keep its batch small, and a step of
 S samples has S tokens or more. And the smaller a step, the more chunks a prompt passes in, each of which holds what is
@@ -25,7 +25,7 @@ before it. Of N steps of at most M tokens, with room for C tokens of KV, and hul
 A chunk of n tokens holds at its end more than the mean of its positions, which is an n-th of their sum, and no chunk of
 a step of T tokens has more than T.
 
-Needs highspy (`pip install 'vasuki[milp]'`), and holds up to its tolerance.
+Holds up to the solver's tolerance.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ import numpy as np
 
 from vasuki.base.arrays import Floats, Ints
 from vasuki.machines.cost_model import CostModel
+from vasuki.planner.job_sums import JobSums, Prompts
 from vasuki.planner.lengths import Lengths
-from vasuki.planner.schedule_bound import JobSums, RoomBound, StepRoom, link_tokens_per_s, room_bounds
+from vasuki.planner.schedule_bound import RoomBound, StepRoom, link_tokens_per_s, room_bounds
 from vasuki_solvers.convex import Hull
 
 CLASSES = 12  # of contexts, and of positions
@@ -47,6 +48,7 @@ RANGES_PER_OCTAVE = 6  # of samples
 MOST_SAMPLES = 2048.0  # in a range with an end
 
 Columns = Ints  # numbers of unknowns
+Classes = tuple[Floats, Floats]  # the least size of each, and how many are in it
 Terms = tuple[Columns, Floats | float]
 
 
@@ -58,11 +60,13 @@ def schedule_lp_s(lengths: Lengths, cost: CostModel, rooms: Sequence[StepRoom], 
     """
     if cost.layout.num_streams > 1:
         raise ValueError("stages and replicas have no linear program")
-    job = JobSums.of(lengths, cost)
+    job = JobSums.of_lengths(cost.shape, lengths)
     link = link_tokens_per_s(cost) if offload else 0.0
     bounds = [bound for bound in room_bounds(job, cost.terms(), rooms, link) if bound.fits]
     held, positions = _classes(*_held(lengths)), _classes(*_positions(lengths))
-    return min(_Program(bound, held, positions).seconds() for bound in bounds) + cost.first_touch_s(job.longest)
+    return min(_Program(bound, job.prompts, held, positions).seconds() for bound in bounds) + cost.first_touch_s(
+        job.longest
+    )
 
 
 def _held(lengths: Lengths) -> tuple[Ints, Ints]:
@@ -84,7 +88,7 @@ def _occurrences(first: Ints, end: Ints) -> tuple[Ints, Ints]:
     return np.arange(1, size), counts[1:]
 
 
-def _classes(sizes: Ints, counts: Ints) -> tuple[Floats, Floats]:
+def _classes(sizes: Ints, counts: Ints) -> Classes:
     """`[CLASSES]` the least size of each class, and how many are in it; classes come to about the same sum."""
     filled = np.cumsum(sizes * counts)
     ends = np.unique(np.searchsorted(filled, filled[-1] * np.arange(1, CLASSES + 1) / CLASSES)) + 1
@@ -97,22 +101,25 @@ def _classes(sizes: Ints, counts: Ints) -> tuple[Floats, Floats]:
 class _Program:
     """The program of one room, row by row."""
 
-    def __init__(self, bound: RoomBound, held: tuple[Floats, Floats], positions: tuple[Floats, Floats]) -> None:
+    def __init__(
+        self, bound: RoomBound, prompts: Prompts, held: tuple[Floats, Floats], positions: tuple[Floats, Floats]
+    ) -> None:
         self._costs: list[float] = []
         self._rows: list[tuple[Columns, Floats, float, float]] = []
-        job, terms, (step_tokens, kv_tokens), link = bound.job, bound.terms, bound.room, bound.link
+        job, sums, terms, link = bound.job, bound.job.sums, bound.terms, bound.link
+        step_tokens, kv_tokens = bound.room
         steps = self._columns(1, terms.overhead_s)
         again = self._columns(1)
         self._add([(steps, 1.0)], bound.fewest)
-        self._add([(again, 1.0)], 0.0, job.contexts)
+        self._add([(again, 1.0)], 0.0, sums.contexts)
 
         size, tokens, tokens_s = self._on_hull(bound.tokens, steps)
-        self._add([(tokens, size), (again, -job.again)], job.tokens)
+        self._add([(tokens, size), (again, -job.again)], sums.tokens)
         sampling, none = self._columns(1), self._columns(1)
         self._add([(steps, 1.0), (sampling, -1.0), (none, -1.0)], 0.0, 0.0)
         self._add([(sampling, 1.0)], bound.fewest_sampling)
         count, samples, samples_s = self._on_hull(bound.samples, sampling)
-        self._add([(samples, count)], job.samples)
+        self._add([(samples, count)], sums.samples)
         layers = bound.in_step * terms.full.layers, bound.in_step * terms.windowed.layers
         none_s = float(terms.samples_s[0])
         seconds: list[Terms] = [
@@ -120,12 +127,12 @@ class _Program:
             (samples, bound.in_step * samples_s),
             (none, bound.in_step * none_s),
         ]
-        for hull, contexts, of in (bound.full, job.contexts, 0), (bound.windowed, job.windowed_contexts, 1):
+        for hull, contexts, of in (bound.full, sums.contexts, 0), (bound.windowed, sums.windowed_contexts, 1):
             read, decodes, decodes_s = self._on_hull(hull, steps)
             self._add([(decodes, read), (again, 1.0)], contexts)
             seconds.append((decodes, layers[of] * decodes_s))
 
-        ranges = _ranges(step_tokens, job.samples)
+        ranges = _ranges(step_tokens, sums.samples)
         fewest, most = np.array(ranges).T
         of_range, time = self._columns(len(ranges)), self._columns(len(ranges), 1.0)
         self._add([(of_range, 1.0), (steps, -1.0)], 0.0, 0.0)
@@ -138,7 +145,7 @@ class _Program:
         for k, seconds_s in enumerate(by_range_s):
             self._add([(time[[k]], 1.0), (of_range[[k]], -seconds_s)], 0.0)
 
-        least, rows = held[0] + job.row_tokens, held[1]
+        least, rows = held[0] + prompts.row_tokens, held[1]
         rows_in = self._columns(len(ranges) * len(rows)).reshape(len(ranges), len(rows))
         for c, number in enumerate(rows):
             self._add([(rows_in[:, c], 1.0)], number, number)
@@ -156,10 +163,10 @@ class _Program:
         earlier: list[Terms] = [(prompts_in[j], position / max(1.0, size_j)) for j, size_j in enumerate(size)]
         if step_tokens == math.inf:  # the ray stands for steps of any size
             earlier = earlier[:-1]
-        begun = float(job.rows @ (job.own + job.row_tokens))
-        self._add([*earlier, (steps, -kv_tokens), (time, -link)], -math.inf, begun - job.held)
+        begun = float(prompts.rows @ prompts.sizes)
+        self._add([*earlier, (steps, -kv_tokens), (time, -link)], -math.inf, begun - sums.held)
         if link:
-            self._add([(time, 1.0), (steps, kv_tokens / link - terms.weights_s)], job.area(step_tokens) / link)
+            self._add([(time, 1.0), (steps, kv_tokens / link - terms.weights_s)], job.area / link)
 
     def _on_hull(self, hull: Hull, steps: Columns) -> tuple[Floats, Columns, Floats]:
         """Places, unknowns and seconds of a hull's vertices, on which all steps stand, and last of its ray."""

@@ -6,23 +6,22 @@ import numpy as np
 import pytest
 from fleets import fleet_gap, lengths_of
 
-from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape
+from vasuki.planner.any_schedule import AnySchedule
 from vasuki.planner.fleet.bound import row_prices
-from vasuki.planner.schedule_bound import bound_of_any_plan_s
 
 
 @pytest.mark.parametrize("card", ["a10", "a40", "l4", "h100"])
 @pytest.mark.parametrize("offload", [False, True])
 def test_prices_of_rows_add_up_to_the_bound(card: str, offload: bool) -> None:
     lengths = lengths_of(300, seed=1)
-    cost = CostModel(named_shape("llama-3-8b"), find_profile(card), Layout())
-    prices = row_prices(lengths, cost, 0.9, offload)
+    schedules = AnySchedule(named_shape("llama-3-8b"), find_profile(card), (Layout(),), 0.9, offload)
+    prices = row_prices(lengths, schedules)
 
     def bound_s(rows: np.ndarray) -> float:
-        return bound_of_any_plan_s(lengths.take(rows), [cost], 0.9, offload)
+        return schedules.least_of_lengths_s(lengths.take(rows))
 
     everything = np.arange(len(lengths))
     assert 0.85 * bound_s(everything) <= prices.sum() <= bound_s(everything) * (1 + 1e-6)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape
+from vasuki.planner.job_sums import JobSums
 from vasuki.planner.lower_bound import (
     compute_bound_s,
     job_lower_bound,
@@ -33,7 +33,7 @@ def test_no_schedule_beats_the_lower_bound(work: list[tuple[int, int]], card: st
     """A greedy schedule that never exceeds the capacity, timed by the cost model."""
     cost = CostModel(TINY, find_profile(card))
     prompts, outputs = zip(*work, strict=True)
-    bound = job_lower_bound(TINY, cost.profile, prompts, outputs, capacity)
+    bound = job_lower_bound(TINY, cost.profile, JobSums.of(TINY, prompts, outputs), capacity)
     waiting, elapsed_s = list(work), 0.0
     running: list[tuple[int, int, int]] = []
     while waiting or running:
@@ -54,7 +54,7 @@ def test_no_schedule_beats_the_lower_bound(work: list[tuple[int, int]], card: st
 
 def test_each_bound_by_hand() -> None:
     profile, layout = find_profile("a10"), Layout()
-    prompts, outputs = np.array([10, 20]), np.array([3, 1])
+    job = JobSums.of(LLAMA, [10, 20], [3, 1])
     weights = (LLAMA.layer_parameters + LLAMA.hidden_size * LLAMA.vocab_size) * 2
     reads = (11 + 12) * LLAMA.kv_bytes_per_token
     tokens, pairs = 12 + 20, 12 * 13 / 2 + 20 * 21 / 2
@@ -65,22 +65,19 @@ def test_each_bound_by_hand() -> None:
         + 4 * LLAMA.head_flops_per_sample
         + LLAMA.attention_flops(pairs)
     )
-    assert compute_bound_s(LLAMA, profile, prompts, outputs, layout) == pytest.approx(flops / 125e12)
-    assert memory_bound_s(LLAMA, profile, prompts, outputs, layout) == pytest.approx((3 * weights + reads) / 600e9)
+    assert compute_bound_s(LLAMA, profile, job, layout) == pytest.approx(flops / 125e12)
+    assert memory_bound_s(LLAMA, profile, job, layout) == pytest.approx((3 * weights + reads) / 600e9)
     area = 10 + 11 + 12 + 20
-    assert kv_area_bound_s(LLAMA, profile, prompts, outputs, area // 5, layout) == pytest.approx(
-        (6 * weights + reads) / 600e9
-    )
-    assert longest_request_bound_s(LLAMA, profile, prompts, outputs, layout) == pytest.approx(
-        (3 * weights + reads) / 600e9
-    )
+    assert kv_area_bound_s(LLAMA, profile, job, area // 5, layout) == pytest.approx((6 * weights + reads) / 600e9)
+    assert longest_request_bound_s(LLAMA, profile, job, layout) == pytest.approx((3 * weights + reads) / 600e9)
 
 
 def test_each_argument_can_bind() -> None:
     profile = find_profile("a100")
 
     def binding(prompt: int, output: int, requests: int, capacity: int) -> str:
-        return job_lower_bound(LLAMA, profile, [prompt] * requests, [output] * requests, capacity).binding
+        job = JobSums.of(LLAMA, [prompt] * requests, [output] * requests)
+        return job_lower_bound(LLAMA, profile, job, capacity).binding
 
     assert binding(2000, 1, 1000, 500_000) == "compute"
     assert binding(10, 1000, 100, 10_000_000) == "memory"
@@ -91,16 +88,17 @@ def test_each_argument_can_bind() -> None:
 def test_windowed_attention_lowers_the_bound() -> None:
     shape = named_shape("gemma-2-9b")
     full = replace(shape, sliding_window=0, num_windowed_layers=0)
-    profile, long = find_profile("a100"), ([8000], [500])
-    windowed_bound = job_lower_bound(shape, profile, *long, 500_000)
-    full_bound = job_lower_bound(full, profile, *long, 500_000)
+    profile = find_profile("a100")
+    windowed_bound, full_bound = (
+        job_lower_bound(each, profile, JobSums.of(each, [8000], [500]), 500_000) for each in (shape, full)
+    )
     assert windowed_bound.memory_s < full_bound.memory_s
     assert windowed_bound.compute_s < full_bound.compute_s
 
 
 def test_bounds_of_nothing_and_of_nonsense() -> None:
-    assert job_lower_bound(LLAMA, find_profile("a10"), [], [], 1000).seconds == 0
+    assert job_lower_bound(LLAMA, find_profile("a10"), JobSums.of(LLAMA, [], []), 1000).seconds == 0
     with pytest.raises(ValueError, match="at least one prompt token"):
-        job_lower_bound(LLAMA, find_profile("a10"), [1], [0], 1000)
+        JobSums.of(LLAMA, [1], [0])
     with pytest.raises(ValueError, match="differ in shape"):
-        job_lower_bound(LLAMA, find_profile("a10"), [1, 2], [1], 1000)
+        JobSums.of(LLAMA, [1, 2], [1])

@@ -15,6 +15,7 @@ import numpy as np
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import (
     BatchStats,
+    Bounds,
     KVStats,
     Manifest,
     Predicted,
@@ -44,6 +45,7 @@ def write_run(
     predicted_s: float | None = None,
     lower_bound_s: float | None = None,
     schedule_bound_s: float | None = None,
+    uncertainty: float | None = None,
     price_per_hour: float | None = None,
     currency: str = "USD",
     policy: str = "vasuki",
@@ -66,7 +68,8 @@ def write_run(
         rows=RowCounts(rows + left, rows - failed, failed),
         tokens=TokenCounts(prompt_tokens, output_tokens),
         timings=Timings(generate_s=makespan_s, makespan_s=makespan_s),
-        predicted=Predicted(predicted_s, lower_bound_s, schedule_bound_s),
+        predicted=Predicted(predicted_s),
+        bounds=Bounds(schedule_bound_s, 1.0, lower_bound_s, uncertainty),
         steps=len(steps) if steps is not None else 0,
         device={"type": "cuda", "profile": gpu} if device is None else device,
         cost=Cost(hours, None if price_per_hour is None else hours * price_per_hour, currency),

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from vasuki.base.errors import JobFileError, did_you_mean
 from vasuki.commands.foresight import tokens_of
+from vasuki.commands.hindsight import cost_of_uncertainty
 from vasuki.commands.manifests import simulated_manifest
 from vasuki.commands.step_tracer import StepTracer
 from vasuki.commands.this_machine import ONE_DEVICE, Placement, placed_on, placed_on_shares
@@ -122,11 +123,12 @@ def _simulate(workload: Workload, placement: Placement, policy: str, folder: str
         longest = int(workload.lengths.prompt_tokens.max())
         chosen["chunk_tokens"] = max(config.arrivals.batch_tokens, longest)
     config = config.model_copy(update={"engine": config.engine.model_copy(update=chosen)})
-    plan = replace(placement, config=config).plan(workload.lengths, layout)
+    placement = replace(placement, config=config)
+    plan = placement.plan(workload.lengths, layout)
     shape, profile = placement.shape, placement.profile
 
     def simulated_with(*observers: Observer) -> Simulated:
-        return simulate_plan(
+        simulated = simulate_plan(
             plan,
             workload.lengths,
             shape,
@@ -136,6 +138,9 @@ def _simulate(workload: Workload, placement: Placement, policy: str, folder: str
             observers=observers,
             one_by_one=bool(observers),
         )
+        makespan_s = simulated.plan.makespan_s
+        uncertainty = cost_of_uncertainty(placement, plan, workload.lengths, makespan_s, layout)
+        return replace(simulated, plan=replace(simulated.plan, uncertainty=uncertainty))
 
     if not folder:
         return simulated_with()

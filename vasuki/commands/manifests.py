@@ -12,6 +12,7 @@ from vasuki.engine.loop import RunStats
 from vasuki.engine.queues import Counters
 from vasuki.io.output.manifest import (
     BatchStats,
+    Bounds,
     KVStats,
     Manifest,
     Predicted,
@@ -24,6 +25,8 @@ from vasuki.io.output.manifest import (
 from vasuki.machines.memory_budget import footprint
 from vasuki.machines.price import Cost
 from vasuki.machines.profile import HardwareProfile
+from vasuki.planner.any_schedule import AnySchedule
+from vasuki.planner.job_sums import JobSums
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import Simulated
@@ -54,6 +57,7 @@ def simulated_manifest(
             simulated.result.counters.shared_tokens,
         ),
         timings=Timings(plan_s=plan.plan_s, generate_s=result["makespan_s"], makespan_s=result["makespan_s"]),
+        bounds=Bounds(plan.schedule_bound_s, 1.0, plan.lower_bound_s, simulated.plan.uncertainty),
         steps=result["steps"],
         batch=BatchStats(**result["batch"]),
         kv=KVStats(**result["kv"]),
@@ -87,6 +91,7 @@ def run_manifest(
     stats: RunStats,
     counters: Counters,
     timings: Timings,
+    bounds: Bounds,
     num_tokens: int,
     energy_j: float | None,
     stolen_share: float,
@@ -102,6 +107,7 @@ def run_manifest(
         stats: of its steps.
         counters: of its scheduler.
         timings: of the run.
+        bounds: of what it did.
         num_tokens: of the rows that it finished, prompts and outputs.
         energy_j: that the device drew; None where that is not known.
         stolen_share: of the processors' time that the host of a virtual machine gave to others.
@@ -129,6 +135,7 @@ def run_manifest(
         **_of_job(config, config_hash, fingerprint, plan),
         tokens=TokenCounts(recomputed=counters.recomputed_tokens, shared=counters.shared_tokens),
         timings=timings,
+        bounds=bounds,
         steps=stats.steps,
         batch=BatchStats(stats.mean_seqs, stats.max_seqs),
         kv=KVStats(
@@ -146,6 +153,19 @@ def run_manifest(
         finished_at=now_utc(),
         run_id=run_id(),
     )
+
+
+def bounds_of(schedules: AnySchedule, done: JobSums, pace: float | None) -> Bounds:
+    """What no schedule of rows that were done beats.
+
+    Args:
+        schedules: of the machine.
+        done: the rows.
+        pace: seconds of the steps that did them over what the cost model says of them; None if there was none.
+    """
+    if done.is_empty or pace is None:
+        return Bounds()
+    return Bounds(pace * schedules.least_s(done), pace, schedules.at_datasheet_rates(done).seconds)
 
 
 def _of_job(config: JobConfig, config_hash: str, fingerprint: str, plan: Plan) -> dict[str, Any]:

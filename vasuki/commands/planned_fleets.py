@@ -171,7 +171,6 @@ def _groups(workload: Workload, fleets: Sequence[Counts], tensor: int, market: M
             partial(_plan_part, placement, layout),
             placement.shape,
             placement.profile,
-            placement.kv,
             replicas,
         )
         for name, placement in zip(most or [""], placements, strict=True)

@@ -27,7 +27,8 @@ from vasuki.base.errors import InputError, Interrupted, ModelError, TooManyRowEr
 from vasuki.base.units import duration, percent_text
 from vasuki.commands.deadline import Deadline
 from vasuki.commands.foresight import MachineProfile, expected, look_back, rough_tokens
-from vasuki.commands.manifests import run_manifest
+from vasuki.commands.hindsight import cost_of_uncertainty, is_affordable
+from vasuki.commands.manifests import bounds_of, run_manifest
 from vasuki.commands.metrics import Metrics, RunMetrics
 from vasuki.commands.progress import Progress, busy_with
 from vasuki.commands.signals import StopSignals
@@ -43,7 +44,7 @@ from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import Rows, open_table
 from vasuki.io.output.answers import answer_schema
 from vasuki.io.output.journal import Journal
-from vasuki.io.output.manifest import Manifest, Timings, read_manifest
+from vasuki.io.output.manifest import Bounds, Manifest, Timings, read_manifest
 from vasuki.io.output.output_folder import OutputFolder
 from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.sink import RowSink
@@ -58,6 +59,7 @@ from vasuki.planner.lengths import Lengths
 from vasuki.planner.loss import commits_within_s
 from vasuki.planner.ordering.planned_order import order_requests
 from vasuki.planner.plan import Plan
+from vasuki.planner.rows_done import RowsDone
 
 if TYPE_CHECKING:
     from vasuki.hf.device.energy import EnergyMeter
@@ -289,7 +291,7 @@ class Run:
             writer = self.folder.writer(schema, max_loss_s=max_loss_s)
             with signals.deferred():
                 stop = partial(self.should_stop, signals, max_time_s)
-                return self._generate(loaded, plan, cost_model, first, requests, writer, journal, stop)
+                return self._generate(loaded, placement, plan, cost_model, first, requests, writer, journal, stop)
 
     def should_stop(self, signals: StopSignals, max_time_s: float) -> bool:
         """Whether to stop between two steps. Raises Interrupted if the time is over."""
@@ -342,6 +344,18 @@ class Run:
         """The manifest, with what else is known in the end."""
         return replace(manifest, missed_deadlines=self.waited.missed_deadlines)
 
+    def bounds(self, plan: Plan, done: RowsDone, pace: float | None) -> Bounds:
+        """What no schedule of the rows that were done beats."""
+        return bounds_of(plan.any_schedule, done.sums, pace)
+
+    def _look_back(self, placement: Placement, plan: Plan, done: RowsDone, bounds: Bounds, taken_s: float) -> Bounds:
+        """The bounds, and what knowing the lengths would have saved, where finding out takes little of that time."""
+        lengths = done.lengths
+        if bounds.schedule_s is None or lengths is None or not is_affordable(plan, len(lengths), taken_s):
+            return bounds
+        with busy_with("looking back", self.quiet):
+            return replace(bounds, uncertainty=cost_of_uncertainty(placement, plan, lengths))
+
     def _plan(self, placement: Placement, first: list[Request]) -> Plan:
         """Plan from the first rows, and take the others to go on like them."""
         lengths = lengths_of(first, self.rows_left)
@@ -362,6 +376,7 @@ class Run:
     def _generate(
         self,
         loaded: LoadedModel,
+        placement: Placement,
         plan: Plan,
         cost_model: CostModel,
         first: list[Request],
@@ -373,7 +388,7 @@ class Run:
         from vasuki.hf.loading.weights import place_weights
         from vasuki.hf.ragged_executor import build_executor
 
-        prediction = self.prediction(plan, cost_model)
+        prediction, done = self.prediction(plan, cost_model), RowsDone(placement.shape)
         loaded = place_weights(loaded, plan.layout.host_layers)
         generate_started_s = time.perf_counter()
         interrupted: Interrupted | None = None
@@ -394,7 +409,7 @@ class Run:
                 watchdog = Watchdog(prediction.step_s)
                 deadline = Deadline(self.deadline_s, self.started_s, lambda: prediction.left_s)
                 deadline.look(time.perf_counter())
-                observers += [prediction, tracer, progress, watchdog, deadline]
+                observers += [prediction, tracer, progress, watchdog, deadline, done]
                 counted = []
                 if self.metrics:
                     counted = [RunMetrics(self.metrics, self.rows_to_answer, sink, writer, prediction)]
@@ -417,7 +432,11 @@ class Run:
         except Interrupted as error:
             interrupted = error
         now_s = time.perf_counter()
+        done.count(scheduler.unfinished())
         look_back(self.machine, prediction.pace, self.stolen.share)
+        bounds = self.bounds(plan, done, prediction.whole_pace)
+        if interrupted is None:
+            bounds = self._look_back(placement, plan, done, bounds, now_s - generate_started_s)
         written = writer.committed
         manifest = run_manifest(
             self.config,
@@ -434,6 +453,7 @@ class Run:
                 generate_s=now_s - generate_started_s,
                 makespan_s=now_s - self.started_s,
             ),
+            bounds=bounds,
             num_tokens=written.prompt_tokens + written.output_tokens,
             energy_j=self.energy.energy_j,
             stolen_share=self.stolen.share,

@@ -35,7 +35,7 @@ from vasuki.io.input.prefetch import Prefetch
 from vasuki.io.input.tables import stored_text
 from vasuki.io.location import Location
 from vasuki.io.output.answers import Answer, answer_line
-from vasuki.io.output.manifest import Manifest
+from vasuki.io.output.manifest import Bounds, Manifest
 from vasuki.io.output.output_folder import OutputFolder, usable_folder
 from vasuki.io.output.ownership import ARRIVED
 from vasuki.io.output.parts import PartWriter
@@ -44,6 +44,7 @@ from vasuki.machines.cost_model import CostModel
 from vasuki.planner import RunningPrediction
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
+from vasuki.planner.rows_done import RowsDone
 from vasuki.planner.simulated import refuse_target, settings_for_batches
 
 ROWS_AHEAD = 4096  # read, tokenised, and not taken by the engine
@@ -270,6 +271,9 @@ class _Stream(Run):
         self._sink = _TimedSink(writer, decode, on_commit, tell)
         self._sink.now_s = self._now_s
         return self._sink
+
+    def bounds(self, plan: Plan, done: RowsDone, pace: float | None) -> Bounds:
+        return Bounds()  # of rows that are waited for
 
     def finished(self, manifest: Manifest) -> Manifest:
         self.folder.grow(self._rows.num_rows)

@@ -57,6 +57,7 @@ class Prefixes:
         self._pool.unwant(wanted)
         table.num_keyed = len(table.device)
         sequence.num_computed_tokens = len(table.device) * self._pool.block_tokens
+        sequence.num_shared_tokens = max(sequence.num_shared_tokens, sequence.num_computed_tokens)
 
     def register(self, sequence: Sequence, computed: int) -> None:
         """Let others share the blocks that are full with so many tokens computed."""

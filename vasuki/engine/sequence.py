@@ -121,6 +121,7 @@ class Sequence:
     error: str = ""  # set by Scheduler when it rejects
     logprob: float = 0.0  # sum over output tokens, if asked for; set by Scheduler.settle
     prefix_keys: list[bytes] = field(default_factory=list)  # of the prompt's full blocks, set by Prefixes
+    num_shared_tokens: int = 0  # of the prompt, found in memory when it started, at most; set by Prefixes
     expected_tokens: int = field(init=False)  # of output, in all; from the request, sharpened by PlannedOrder
 
     def __post_init__(self) -> None:

@@ -12,13 +12,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
-
-Tokens = npt.NDArray[np.int64]
+from vasuki.planner.job_sums import JobSums, Number, Sums, sums_of_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,118 +40,76 @@ class LowerBound:
 
 
 def job_lower_bound(
-    shape: ModelShape,
-    profile: HardwareProfile,
-    prompt_tokens: npt.ArrayLike,
-    output_tokens: npt.ArrayLike,
-    kv_capacity_tokens: int,
-    layout: Layout | None = None,
+    shape: ModelShape, profile: HardwareProfile, job: JobSums, kv_tokens: float, layout: Layout | None = None
 ) -> LowerBound:
     """Lower bounds of the makespan of a job whose lengths are known.
 
-    They hold for any engine that samples one token of a sequence a step and keeps its KV as heads attend to it. Where
-    rows share prefixes, give what each has of its own: what is shared then counts as computed, held and read for
-    nothing.
+    They hold for any engine that samples one token of a sequence a step and keeps its KV as heads attend to it. What
+    rows begin with in common is computed, held and read for nothing.
 
     Args:
         shape: the model.
         profile: the device.
-        prompt_tokens: `[requests]`.
-        output_tokens: `[requests]`, each at least 1.
-        kv_capacity_tokens: tokens of KV that can take part in one step of a replica: device memory, or device and host
-            memory together where KV may be streamed.
+        job: what there is to do.
+        kv_tokens: of KV that can take part in one step of a replica, at most; infinite where KV may be streamed.
         layout: rates add up over its GPUs.
     """
-    prompts, outputs = _lengths(prompt_tokens, output_tokens)
+    if job.is_empty:
+        return LowerBound(0.0, 0.0, 0.0, 0.0)
     layout = layout or Layout()
     return LowerBound(
-        compute_s=compute_bound_s(shape, profile, prompts, outputs, layout),
-        memory_s=memory_bound_s(shape, profile, prompts, outputs, layout),
-        kv_area_s=kv_area_bound_s(shape, profile, prompts, outputs, kv_capacity_tokens, layout),
-        longest_request_s=longest_request_bound_s(shape, profile, prompts, outputs, layout),
+        compute_s=compute_bound_s(shape, profile, job, layout),
+        memory_s=memory_bound_s(shape, profile, job, layout),
+        kv_area_s=kv_area_bound_s(shape, profile, job, kv_tokens, layout),
+        longest_request_s=longest_request_bound_s(shape, profile, job, layout),
     )
 
 
-def compute_bound_s(
-    shape: ModelShape, profile: HardwareProfile, prompts: Tokens, outputs: Tokens, layout: Layout
-) -> float:
+def compute_bound_s(shape: ModelShape, profile: HardwareProfile, job: JobSums, layout: Layout) -> float:
     """Every token but a request's last one passes all layers, but for the last MLP where nothing is sampled from it;
     every sampled one comes out of the head; at peak rate."""
-    if not len(prompts):
-        return 0.0
-    flops = float(np.sum(_request_flops(shape, prompts, outputs)))
-    return flops / (profile.most_flops(shape.dtype) * layout.num_gpus)
+    return float(_flops(shape, job.sums)) / (profile.most_flops(shape.dtype) * layout.num_gpus)
 
 
-def memory_bound_s(
-    shape: ModelShape, profile: HardwareProfile, prompts: Tokens, outputs: Tokens, layout: Layout
-) -> float:
+def memory_bound_s(shape: ModelShape, profile: HardwareProfile, job: JobSums, layout: Layout) -> float:
     """Weights are read once a step and there are at least as many steps as the longest output has tokens, all requests
     running beside it; each decode reads its sequence's KV once; at peak bandwidth."""
-    if not len(prompts):
-        return 0.0
-    weights = float(np.max(outputs)) * _step_weight_bytes(shape, profile)
-    return (weights + _kv_read_bytes(shape, profile, prompts, outputs)) / (profile.most_bytes_per_s * layout.num_gpus)
+    weights = float(job.prompts.outputs.max()) * _step_weight_bytes(shape, profile)
+    read = float(_kv_read_bytes(shape, profile, job.sums))
+    return (weights + read) / (profile.most_bytes_per_s * layout.num_gpus)
 
 
 def kv_area_bound_s(
-    shape: ModelShape,
-    profile: HardwareProfile,
-    prompts: Tokens,
-    outputs: Tokens,
-    kv_capacity_tokens: int,
-    layout: Layout,
+    shape: ModelShape, profile: HardwareProfile, job: JobSums, kv_tokens: float, layout: Layout
 ) -> float:
     """A request holds its prompt and what it has produced for one step an output token. The sum of that area over all
     requests, divided by the capacity, is a number of steps; each reads the weights, and all KV reads come on top."""
-    if not len(prompts):
-        return 0.0
-    area = float(np.sum(outputs * prompts + outputs * (outputs - 1) / 2))
-    steps = math.ceil(area / (kv_capacity_tokens * layout.data_parallel))
+    steps = math.ceil(job.sums.held / (kv_tokens * layout.data_parallel))
     weights = steps * _step_weight_bytes(shape, profile) * layout.data_parallel
-    return (weights + _kv_read_bytes(shape, profile, prompts, outputs)) / (profile.most_bytes_per_s * layout.num_gpus)
+    read = float(_kv_read_bytes(shape, profile, job.sums))
+    return (weights + read) / (profile.most_bytes_per_s * layout.num_gpus)
 
 
-def longest_request_bound_s(
-    shape: ModelShape, profile: HardwareProfile, prompts: Tokens, outputs: Tokens, layout: Layout
-) -> float:
+def longest_request_bound_s(shape: ModelShape, profile: HardwareProfile, job: JobSums, layout: Layout) -> float:
     """A request alone: its prompt at peak rate or one reading of the weights, whichever is longer, and then one step
     after the other that reads the weights and its KV. The longest request of the job."""
-    if not len(prompts):
-        return 0.0
+    prompts, outputs = job.prompts.own, job.prompts.outputs  # of requests whose prompts are alike, the longest
     bandwidth = profile.most_bytes_per_s * layout.gpus_per_replica
     peak = profile.most_flops(shape.dtype) * layout.gpus_per_replica
     weights_s = _step_weight_bytes(shape, profile) / bandwidth
-    prefill_s = np.maximum(_request_flops(shape, prompts, np.ones_like(outputs)) / peak, weights_s)
-    decode_s = (outputs - 1) * weights_s + _kv_read_bytes_each(shape, profile, prompts, outputs) / bandwidth
+    first, all_tokens = (sums_of_rows(shape, prompts, upto, prompts) for upto in (np.ones_like(outputs), outputs))
+    prefill_s = np.maximum(_flops(shape, first) / peak, weights_s)
+    decode_s = (outputs - 1) * weights_s + _kv_read_bytes(shape, profile, all_tokens) / bandwidth
     return float(np.max(prefill_s + decode_s))
 
 
-def _lengths(prompt_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> tuple[Tokens, Tokens]:
-    prompts, outputs = np.asarray(prompt_tokens, dtype=np.int64), np.asarray(output_tokens, dtype=np.int64)
-    if prompts.shape != outputs.shape or prompts.ndim != 1:
-        raise ValueError(f"prompt and output lengths differ in shape: {prompts.shape} and {outputs.shape}")
-    if len(prompts) and (prompts.min() < 1 or outputs.min() < 1):
-        raise ValueError("every request has at least one prompt token and one output token")
-    return prompts, outputs
-
-
-def _request_flops(shape: ModelShape, prompts: Tokens, outputs: Tokens) -> npt.NDArray[np.float64]:
-    computed = (prompts + outputs - 1).astype(np.float64)
-    pairs = computed * (computed + 1) / 2
-    if shape.sliding_window:
-        growing = np.minimum(computed, shape.sliding_window)
-        windowed = growing * (growing + 1) / 2 + (computed - growing) * shape.sliding_window
-    else:
-        windowed = pairs
-    attention = shape.attention_flops(pairs, windowed)
-    flops: npt.NDArray[np.float64] = (
-        computed * shape.linear_flops_per_token
-        - (computed - outputs) * shape.last_mlp_flops_per_token
-        + outputs * float(shape.head_flops_per_sample)
-        + attention
+def _flops(shape: ModelShape, sums: Sums[Number]) -> Number:
+    return (
+        sums.tokens * shape.linear_flops_per_token
+        - (sums.tokens - sums.samples) * shape.last_mlp_flops_per_token
+        + sums.samples * float(shape.head_flops_per_sample)
+        + shape.attention_flops(sums.pairs + sums.contexts, sums.windowed_pairs + sums.windowed_contexts)
     )
-    return flops
 
 
 def _step_weight_bytes(shape: ModelShape, profile: HardwareProfile) -> float:
@@ -161,10 +117,6 @@ def _step_weight_bytes(shape: ModelShape, profile: HardwareProfile) -> float:
     a cache may keep of them."""
     numbers = float(shape.active_layer_parameters + shape.hidden_size * shape.vocab_size)
     return max(0.0, numbers * _stored_bytes(profile, shape.dtype_bytes) - _cache_bytes(profile))
-
-
-def _kv_read_bytes(shape: ModelShape, profile: HardwareProfile, prompts: Tokens, outputs: Tokens) -> float:
-    return float(np.sum(_kv_read_bytes_each(shape, profile, prompts, outputs)))
 
 
 def _cache_bytes(profile: HardwareProfile) -> float:
@@ -177,20 +129,11 @@ def _stored_bytes(profile: HardwareProfile, item_bytes: int) -> int:
     return min(fewest or item_bytes, item_bytes)
 
 
-def _kv_read_bytes_each(
-    shape: ModelShape, profile: HardwareProfile, prompts: Tokens, outputs: Tokens
-) -> npt.NDArray[np.float64]:
-    """KV that each request's decodes read: contexts prompt + 1 to prompt + output - 1, cut at the window where there is
-    one. Nothing where a cache has room for more than the weights."""
-    if profile.limits and not _step_weight_bytes(shape, profile):
-        return np.zeros(len(outputs))
-    decodes = (outputs - 1).astype(np.float64)
-    contexts = decodes * prompts + decodes * (decodes + 1) / 2
+def _kv_read_bytes(shape: ModelShape, profile: HardwareProfile, sums: Sums[Number]) -> Number:
+    """KV that decodes read, cut at the window where there is one. Nothing where a cache has room for more than the
+    weights."""
     full_kv_heads, full_head_dim = shape.full_heads
-    total = shape.num_full_layers * full_kv_heads * full_head_dim * contexts
-    if shape.num_windowed_layers:
-        growing = np.clip(shape.sliding_window - prompts, 0, decodes)
-        windowed = growing * prompts + growing * (growing + 1) / 2 + (decodes - growing) * shape.sliding_window
-        total = total + shape.num_windowed_layers * shape.num_kv_heads * shape.head_dim * windowed
-    read: npt.NDArray[np.float64] = total * (2.0 * _stored_bytes(profile, shape.kv_dtype_bytes))
-    return read
+    read = shape.num_full_layers * full_kv_heads * full_head_dim * sums.own_contexts
+    read = read + shape.num_windowed_layers * shape.num_kv_heads * shape.head_dim * sums.windowed_own_contexts
+    in_cache = profile.limits is not None and not _step_weight_bytes(shape, profile)
+    return read * (0.0 if in_cache else 2.0 * _stored_bytes(profile, shape.kv_dtype_bytes))

@@ -22,27 +22,26 @@ from vasuki.base.errors import InputError
 from vasuki.engine.policy import Mixing
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.known_error import known_error
-from vasuki.machines.memory_budget import footprint, host_weight_bytes, kv_tokens_at_most
+from vasuki.machines.memory_budget import footprint, host_weight_bytes
 from vasuki.machines.price import Cost
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
+from vasuki.planner.any_schedule import AnySchedule
 from vasuki.planner.candidates import Candidate, Problem, ranked_candidates, with_fewer_rows
 from vasuki.planner.few_rows import with_best_order
+from vasuki.planner.job_sums import JobSums
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.loss import max_loss_s
-from vasuki.planner.lower_bound import job_lower_bound
 from vasuki.planner.offload.choice import choose_offload, may_offload
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import (
     Prediction,
     affordable_predictions,
-    cost_of_uncertainty,
     makespan_s,
     predict,
     preferred,
 )
-from vasuki.planner.schedule_bound import bound_of_any_plan_s
 from vasuki.planner.steady_state import price_split
 
 SHORTLIST = 3
@@ -92,12 +91,19 @@ def make_plan(
     candidate, job = chosen.candidate, problem.lengths
     settings, layout = candidate.settings, candidate.cost.layout
 
-    kv_tokens = kv_tokens_at_most(settings, shape)
-    bound = job_lower_bound(shape, profile, job.own_prompt_tokens, job.output_tokens, kv_tokens, layout)
-    schedule_bound_s = bound_of_any_plan_s(
-        job, problem.costs, kv.device_memory, may_offload(problem), beside_weights_bytes=beside_weights_bytes
+    any_schedule = AnySchedule(
+        shape,
+        profile,
+        tuple(each.layout for each in problem.costs),
+        kv.device_memory,
+        may_offload(problem),
+        beside_weights_bytes,
     )
-    makespan_s = max(chosen.makespan_s, schedule_bound_s)  # a sample may promise too much
+    bound = any_schedule.at_datasheet_rates(JobSums.of_lengths(shape, job))
+    schedule_bound_s = any_schedule.least_of_lengths_s(job)
+    makespan_s = chosen.makespan_s
+    if chosen.simulated_requests < len(job) or job.arrived_at_s is not None:  # less than happens was simulated
+        makespan_s = max(makespan_s, schedule_bound_s)
     price, currency, price_date = profile.price.per_hour, profile.price.currency, profile.price.date
     if cost.price_per_hour is not None:
         price, currency, price_date = cost.price_per_hour, cost.currency, ""
@@ -113,6 +119,7 @@ def make_plan(
         makespan_s=makespan_s,
         lower_bound_s=bound.seconds,
         schedule_bound_s=schedule_bound_s,
+        any_schedule=any_schedule,
         at_risk_s=chosen.loss.mean_s,
         at_risk_most_s=chosen.loss.most_s,
         max_loss_s=max_loss_s(plan, chosen.makespan_s),
@@ -134,7 +141,6 @@ def make_plan(
         shared_tokens=chosen.shared_tokens,
         source=profile.basis,
         outputs_at_most=not problem.known and bool((job.output_tokens >= job.limits).all()),
-        uncertainty=cost_of_uncertainty(problem, chosen),
         misfits=len(lengths) - len(job),
         misfit=misfit,
         error=known_error(profile),

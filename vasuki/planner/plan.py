@@ -10,6 +10,7 @@ from vasuki.engine.settings import EngineSettings
 from vasuki.machines.price import Cost
 from vasuki.models.layout import Layout
 from vasuki.models.shape import Way
+from vasuki.planner.any_schedule import AnySchedule
 
 Solver = Literal["greedy", "local_search", "milp", "fifo", "prompt_length"]
 
@@ -25,6 +26,7 @@ class Plan:
     makespan_s: float
     lower_bound_s: float  # at datasheet rates
     schedule_bound_s: float  # no schedule ends sooner under the cost model that says the makespan
+    any_schedule: AnySchedule  # what that speaks of
     at_risk_s: float  # work that a kill loses, on average over the moments of the job
     at_risk_most_s: float  # and at the worst of them
     max_loss_s: float  # so much of `at_risk_s` is allowed

@@ -135,15 +135,6 @@ def preferred(
     return best
 
 
-def cost_of_uncertainty(problem: Problem, prediction: Prediction) -> float | None:
-    """What rows of recorded outputs lose by being run as if these were not known: 0.02 is 2 %. None: not known."""
-    job = problem.lengths
-    if problem.known or not problem.policy.ordered or (job.output_tokens >= job.limits).all():
-        return None
-    told = predict(problem, prediction.candidate, known=True)
-    return prediction.result.makespan_s / told.result.makespan_s - 1
-
-
 def affordable_rows(problem: Problem, candidate: Candidate) -> int:
     """Rows that a simulation may have, so that planning stays a matter of a second or two."""
     sequences, output_tokens = candidate.state.sequences, problem.work.output_tokens

@@ -109,6 +109,12 @@ class RunningPrediction:
         return self._all.measured_s / self._all.predicted_s
 
     @property
+    def whole_pace(self) -> float | None:
+        """The same of all steps, the first ones included, however few; None before the first."""
+        predicted_s = sum(self._done_s.values())
+        return self._elapsed_s / predicted_s if predicted_s else None
+
+    @property
     def left_s(self) -> float:
         """Seconds to the last row: the plan's steps of either kind less those done, each at its pace so far.
 

@@ -1,16 +1,8 @@
 """Seconds that no schedule of a job can beat under the cost model: the gap to them is all that planning can save.
 
 A schedule is any sequence of steps in any order of rows, with prompts cut and mixed with decodes at will, preemption,
-and KV on the host if that is allowed. Of rows of prompt P and output O,
-
-    every position but the last sampled one passes a step           tokens   = sum(P + O - 1)
-    every output token is sampled in a step of its own              samples  = sum(O)
-    every one but the first by a decode, which reads its context    contexts = sum(P + 1, ..., P + O - 1)
-    the prompt passes in chunks, whose queries see these keys       pairs    = sum(P (P + 1) / 2)
-    whoever takes part in a step has its KV on the device           held     = sum(P, ..., P + O - 1) where they sample
-
-whatever the schedule, and steps of at most M tokens leave memory for C(M) tokens of KV. So N steps, of which K sample,
-can do it only if
+and KV on the host if that is allowed. With the sums of `job_sums`, and steps of at most M tokens that leave memory for
+C(M) tokens of KV, N steps, of which K sample, can do a job only if
 
     K C >= held      N C >= held + what chunks that sample nothing hold      K >= samples / most prompts side by side
     K >= O           N >= O + ceil(P / M) - 1                                N >= tokens / M, N >= K
@@ -21,8 +13,7 @@ and take, since the terms of a step (`cost_model.terms`) are nowhere below their
         + r layers [N decode^(contexts / N) + roofline(pairs, ends)]
 
 or more: a roofline is a norm, and so the sum of those of all steps is at least that of their sums. `ends` are the
-contexts that chunks end at, of which no chunks of at most M tokens have fewer than P, P - M, P - 2 M, ... The whole is
-convex in N and K. Its least value over both, and then over M, is the bound.
+contexts that chunks end at. The whole is convex in N and K. Its least value over both, and then over M, is the bound.
 
 *Computing again.* A row that lost its KV may sample its next token with the last chunk of what it computes again, and
 reads nothing in a decode then. It costs the tokens of its own prompt at least; where these are cheaper than the read,
@@ -35,28 +26,20 @@ held <= N C + z link / KV bytes of a token. That holds whether layers are stream
 stage's share of the memory; the least total of all replicas is divided by their number. Bubbles are not counted, but
 that no row is faster than alone is.
 
-What rows begin with in common is computed and held for nothing. Nothing that arrives after some moment can start before
-it: the bound is the greatest, over a few moments, of the moment and what those rows take that come from then on.
+*Models whose rows are not packed.* Those that fill rows up to rectangles, or run them one by one, take longer for their
+tokens than the terms say: they get the bound of packed steps, which holds for them too and is weaker.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
-from vasuki.base.arrays import Floats, Ints
-from vasuki.base.errors import ModelError
 from vasuki.machines.cost_model import TABLE, CostModel, StepTerms, roofline
-from vasuki.machines.memory_budget import memory_budget
-from vasuki.planner.lengths import Lengths
+from vasuki.planner.job_sums import InSteps, JobSums
 from vasuki_solvers.convex import Hull, least, lower_hull, lower_hulls
-
-_MOMENTS = 8  # at which rows arrive, and the rest of a job begins
 
 # Ends of the ranges of step sizes, up to which a bound is made: four to a doubling.
 MOST_STEP_TOKENS = (*(quarters << octave for octave in range(2, 10) for quarters in (4, 5, 6, 7)), TABLE)
@@ -82,183 +65,22 @@ def step_rooms(kv_tokens: Callable[[int], float]) -> list[StepRoom]:
     return [room for room in rooms if room.kv_tokens > 0]
 
 
-def bound_of_any_plan_s(
-    lengths: Lengths,
-    costs: Iterable[CostModel],
-    device_memory: float,
-    offload: bool,
-    micro_batches: int = 1,
-    beside_weights_bytes: int | None = None,
-) -> float:
-    """Seconds that no plan of a job beats, whatever its steps and wherever its weights are.
-
-    Args:
-        lengths: as below.
-        costs: the model with its weights in every place that a plan may choose.
-        device_memory: as in the job file.
-        offload: as below.
-        micro_batches: that share the KV memory of a device.
-    """
-    if lengths.arrived_at_s is not None:
-        limits = list(costs), device_memory, offload, micro_batches, beside_weights_bytes
-        return max(
-            float(lengths.arrived_at_s[first])
-            + bound_of_any_plan_s(lengths.take(np.arange(first, len(lengths))), *limits)
-            for first in _moments(lengths)
-        )
-    bounds = []
-    for cost in costs:
-        rooms = step_rooms(partial(kv_tokens_beside, cost, device_memory, beside_weights_bytes))
-        rooms = [StepRoom(room.step_tokens, room.kv_tokens / micro_batches) for room in rooms]
-        if rooms:
-            bounds.append(schedule_bound_s(lengths, cost, rooms, offload))
-    return min(bounds, default=0.0)
-
-
-def _moments(lengths: Lengths) -> list[int]:
-    """The first row from some moments on: the start, the last arrival, and some between."""
-    last = len(lengths) - 1
-    return sorted({round(last * part / _MOMENTS) for part in range(_MOMENTS + 1)})
-
-
-def kv_tokens_beside(
-    cost: CostModel, device_memory: float, beside_weights_bytes: int | None, step_tokens: int
-) -> float:
-    """The room for KV and for all else that rows keep, beside steps that sample a single token."""
-    shape, layout = cost.shape.without_states, cost.layout
-    try:
-        budget = memory_budget(
-            shape,
-            cost.profile,
-            device_memory=device_memory,
-            block_tokens=1,
-            max_step_tokens=step_tokens,
-            max_num_seqs=1,
-            layout=layout,
-            beside_weights_bytes=beside_weights_bytes,
-        )
-    except ModelError:
-        return 0.0
-    return budget.kv_bytes / budget.kv_bytes_per_token
-
-
-def schedule_bound_s(lengths: Lengths, cost: CostModel, rooms: Sequence[StepRoom], offload: bool = False) -> float:
+def schedule_bound_s(job: JobSums, cost: CostModel, rooms: Sequence[StepRoom], offload: bool = False) -> float:
     """Seconds that no schedule of a job of known lengths beats under a cost model.
 
     Args:
-        lengths: recorded or expected; every row fits into some of the rooms.
+        job: with recorded or expected lengths; every row fits into some of the rooms.
         cost: the model on its device or devices, with weights on the host where they are.
         rooms: of one micro-batch, by rising step sizes: any schedule is in one of them.
         offload: whether KV may pass over the link.
     """
-    if not len(lengths):
+    if job.is_empty:
         return 0.0
-    layout, job = cost.layout, JobSums.of(lengths, cost)
+    layout = cost.layout
     if layout.num_streams == 1:
         return _least_s(job, [cost.terms()], rooms, cost, offload) + cost.first_touch_s(job.longest)
     together_s = _least_s(job, cost.stage_terms(), rooms, cost, offload) / layout.data_parallel
-    slowest = lengths.take(np.array([np.argmax(lengths.output_tokens)]))
-    alone_s = _least_s(JobSums.of(slowest, cost), [cost.terms()], rooms, cost, offload)
-    return max(together_s, alone_s)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class JobSums:
-    """What any schedule of a job has to do, as sums over its rows.
-
-    Of prompts, only what a row does not share counts where something is computed or held. Sums by `own` prompt length:
-
-    Args:
-        own: `[lengths]` those that occur, rising.
-        rows: `[lengths]` rows of each.
-        prompts: `[lengths]` whole prompts of these rows, summed.
-        outputs: `[lengths]` the longest output among them.
-    """
-
-    tokens: float
-    samples: float
-    contexts: float
-    windowed_contexts: float
-    pairs: float
-    windowed_pairs: float
-    held: float  # in steps that sample
-    row_tokens: float  # KV memory of what a row keeps beside its KV, in tokens
-    longest: int  # tokens of the longest row at its end
-    largest: float  # that some row must find room for
-    again: float  # own tokens for each token of context that a decode reads, at least
-    longest_output: int
-    own: Ints
-    rows: Ints
-    prompts: Floats
-    outputs: Ints
-
-    @classmethod
-    def of(cls, lengths: Lengths, cost: CostModel) -> JobSums:
-        prompts, outputs = lengths.prompt_tokens, np.minimum(lengths.output_tokens, lengths.limits)
-        own = lengths.own_prompt_tokens
-        shared, last = prompts - own, prompts + outputs - 1
-        window, row_tokens = cost.shape.sliding_window, cost.shape.state_bytes / cost.shape.kv_bytes_per_token
-        every, group = np.unique(own, return_inverse=True)
-        longest_output = np.zeros(len(every), np.int64)
-        np.maximum.at(longest_output, group, outputs)
-        return cls(
-            tokens=float((own + outputs - 1).sum()),
-            samples=float(outputs.sum()),
-            contexts=float((pairs_of(last) - pairs_of(prompts)).sum()),
-            windowed_contexts=float((pairs_of(last, window) - pairs_of(prompts, window)).sum()),
-            pairs=float((pairs_of(prompts) - pairs_of(shared)).sum()),
-            windowed_pairs=float((pairs_of(prompts, window) - pairs_of(shared, window)).sum()),
-            held=float((outputs * own + outputs * (outputs - 1) // 2).sum() + row_tokens * outputs.sum()),
-            row_tokens=row_tokens,
-            longest=int(last.max()),
-            largest=float((own + outputs - 1).max()) + row_tokens,
-            again=float((own / (prompts + 1)).min()),
-            longest_output=int(outputs.max()),
-            own=every,
-            rows=np.bincount(group),
-            prompts=np.bincount(group, weights=prompts).astype(np.float64),
-            outputs=longest_output,
-        )
-
-    def chunks(self, step_tokens: float) -> Floats:
-        """`[lengths]` steps that a prompt of each own length takes at least."""
-        return np.ceil(self.own / step_tokens) if step_tokens < math.inf else np.ones(len(self.own))
-
-    def chain(self, step_tokens: float) -> float:
-        """Steps that the slowest row takes alone."""
-        return float((self.outputs + self.chunks(step_tokens) - 1).max())
-
-    def ends(self, step_tokens: float) -> float:
-        """Contexts that chunks of at most so many tokens end at, summed."""
-        chunks = self.chunks(step_tokens)
-        return float((chunks * self.prompts).sum()) - self._missing(chunks, step_tokens)
-
-    def area(self, step_tokens: float) -> float:
-        """Tokens of KV that rows hold in all steps that they take part in."""
-        earlier = self.chunks(step_tokens) - 1  # chunks, that sample nothing
-        begun = float((earlier * self.rows * (self.own + self.row_tokens)).sum())
-        return self.held + begun - self._missing(earlier + 1, step_tokens)
-
-    def _missing(self, chunks: Floats, step_tokens: float) -> float:
-        """What chunks before the last end short of their prompts."""
-        return float((chunks * (chunks - 1) / 2 * self.rows).sum()) * step_tokens if chunks.max() > 1 else 0.0
-
-    def most_prompts(self, kv_tokens: float) -> float:
-        """Rows whose prompts fit into memory side by side."""
-        sizes, rows = self.own + self.row_tokens, self.rows
-        filled = np.cumsum(sizes * rows)
-        full = int(np.searchsorted(filled, kv_tokens, side="right"))
-        if full == len(sizes):
-            return float(rows.sum())
-        left = kv_tokens - (filled[full - 1] if full else 0.0)
-        return float(rows[:full].sum()) + left / float(sizes[full])
-
-
-def pairs_of(tokens: Ints, window: int = 0) -> Ints:
-    """(query, key) pairs of so many leading positions, each of which sees itself and what is before it."""
-    growing = np.minimum(tokens, window) if window else tokens
-    pairs: Ints = growing * (growing + 1) // 2 + (tokens - growing) * window
-    return pairs
+    return max(together_s, _least_s(job.slowest(cost.shape), [cost.terms()], rooms, cost, offload))
 
 
 def _least_s(
@@ -290,7 +112,7 @@ def room_bounds(job: JobSums, terms: StepTerms, rooms: Sequence[StepRoom], link:
     hulls = lower_hulls(by_tokens, [min(room.step_tokens, beyond) for room in rooms])
     for room, hull in zip(rooms, hulls, strict=True):
         tokens = (hull.no_steeper(terms.token_s) if room.step_tokens > TABLE else hull).rising()
-        yield RoomBound(job, terms, room, link, tokens, samples, full, windowed)
+        yield RoomBound(job.in_steps(*room), terms, room, link, tokens, samples, full, windowed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -298,7 +120,7 @@ class RoomBound:
     """The bound of steps of one range of sizes, of one part of the model.
 
     Args:
-        job: what there is to do.
+        job: what there is to do in such steps.
         terms: of a step.
         room: most tokens of a step, and memory beside it.
         link: tokens of KV that come over it in a second; 0 if none may.
@@ -308,7 +130,7 @@ class RoomBound:
         windowed: the same of a layer with a window.
     """
 
-    job: JobSums
+    job: InSteps
     terms: StepTerms
     room: StepRoom
     link: float
@@ -330,15 +152,17 @@ class RoomBound:
     def fewest(self) -> float:
         """Steps that it takes at least."""
         job, (step_tokens, kv_tokens) = self.job, self.room
-        full = job.tokens / step_tokens * (1 + 1e-12)  # lest steps hold a token too many by rounding
-        fewest = max(self.fewest_sampling, job.chain(step_tokens), full)
-        return fewest if self.link else max(fewest, job.area(step_tokens) / kv_tokens)
+        full = job.sums.tokens / step_tokens * (1 + 1e-12)  # lest steps hold a token too many by rounding
+        fewest = max(self.fewest_sampling, job.chain, full)
+        return fewest if self.link else max(fewest, job.area / kv_tokens)
 
     @property
     def fewest_sampling(self) -> float:
         """The fewest steps that sample."""
-        job, longest, kv_tokens = self.job, float(self.job.longest_output), self.room.kv_tokens
-        return longest if self.link else max(longest, job.held / kv_tokens, job.samples / job.most_prompts(kv_tokens))
+        job = self.job
+        if self.link:
+            return job.longest_output
+        return max(job.longest_output, job.sums.held / self.room.kv_tokens, job.sums.samples / job.side_by_side)
 
     @property
     def context_s(self) -> float:
@@ -349,42 +173,43 @@ class RoomBound:
     @property
     def chunks_s(self) -> float:
         """What longer chunks take of attention, whatever the number of steps."""
-        job, full, windowed, most = self.job, self.terms.full, self.terms.windowed, self.room.step_tokens
-        full_s = roofline(job.pairs * full.pair_s, job.ends(most) * full.read_s)
+        sums, full, windowed = self.job.sums, self.terms.full, self.terms.windowed
+        full_s = roofline(sums.pairs * full.pair_s, self.job.ends * full.read_s)
         # A query sees no more than all those of its chunk together.
-        windowed_s = roofline(job.windowed_pairs * windowed.pair_s, job.windowed_pairs / most * windowed.read_s)
+        read_s = sums.windowed_pairs / self.room.step_tokens * windowed.read_s
+        windowed_s = roofline(sums.windowed_pairs * windowed.pair_s, read_s)
         return self.in_step * (full.layers * full_s + windowed.layers * windowed_s)
 
     def seconds(self) -> float:
         """The bound; infinite where not every row fits."""
         if not self.fits:
             return math.inf
-        job, terms, (step_tokens, kv_tokens) = self.job, self.terms, self.room
-        in_step, context_s, chunks_s, area = self.in_step, self.context_s, self.chunks_s, job.area(step_tokens)
+        job, sums, terms, kv_tokens = self.job, self.job.sums, self.terms, self.room.kv_tokens
+        in_step, context_s, chunks_s = self.in_step, self.context_s, self.chunks_s
         none_s, fewest, fewest_sampling = float(terms.samples_s[0]), self.fewest, self.fewest_sampling
-        sampling = job.samples / self.samples.cheapest(none_s)  # steps, if there may be any number
+        sampling = sums.samples / self.samples.cheapest(none_s)  # steps, if there may be any number
         full_layers, windowed_layers = in_step * terms.full.layers, in_step * terms.windowed.layers
 
         def tokens_and_reads_s(steps: float, again: float) -> float:
             """Where so many tokens of context are computed again instead of being read."""
             return (
-                self.tokens.of_steps(steps, job.tokens + job.again * again)
-                + full_layers * self.full.of_steps(steps, job.contexts - again)
-                + windowed_layers * self.windowed.of_steps(steps, max(0.0, job.windowed_contexts - again))
+                self.tokens.of_steps(steps, sums.tokens + job.again * again)
+                + full_layers * self.full.of_steps(steps, sums.contexts - again)
+                + windowed_layers * self.windowed.of_steps(steps, max(0.0, sums.windowed_contexts - again))
             )
 
         def total_s(steps: float) -> float:
             some = max(fewest_sampling, min(steps, sampling))
-            device_s = in_step * (self.samples.of_steps(some, job.samples) + (steps - some) * none_s) + chunks_s
-            if job.again * self.tokens.slope_after(job.tokens / steps) >= context_s:
+            device_s = in_step * (self.samples.of_steps(some, sums.samples) + (steps - some) * none_s) + chunks_s
+            if job.again * self.tokens.slope_after(sums.tokens / steps) >= context_s:
                 device_s += tokens_and_reads_s(steps, 0.0)
             else:
-                device_s += least(lambda again: tokens_and_reads_s(steps, again), 0.0, job.contexts)
+                device_s += least(lambda again: tokens_and_reads_s(steps, again), 0.0, sums.contexts)
             busy_s = max(device_s, steps * terms.floor_s)
             if self.link:
-                busy_s = max(busy_s, steps * terms.weights_s + (area - steps * kv_tokens) / self.link)
+                busy_s = max(busy_s, steps * terms.weights_s + (job.area - steps * kv_tokens) / self.link)
             return busy_s + steps * terms.overhead_s
 
         # More steps than these take longer by their first token alone.
-        most = max(job.tokens, total_s(fewest) / (self.tokens.y[0] + terms.overhead_s))
+        most = max(sums.tokens, total_s(fewest) / (self.tokens.y[0] + terms.overhead_s))
         return least(total_s, fewest, max(fewest, most))

@@ -18,19 +18,17 @@ from vasuki.base.arrays import Ints
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import JobFileError
 from vasuki.engine.policy import find_policy
-from vasuki.machines.cost_model import CostModel
-from vasuki.machines.memory_budget import kv_tokens_at_most, memory_budget
+from vasuki.machines.memory_budget import memory_budget
 from vasuki.machines.price import Cost
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
 from vasuki.planner.candidates import MOST_CHUNK_TOKENS, NUM_SEQS
+from vasuki.planner.job_sums import JobSums
 from vasuki.planner.lengths import Lengths
-from vasuki.planner.lower_bound import job_lower_bound
 from vasuki.planner.one_device import make_plan
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import sample_rows
-from vasuki.planner.schedule_bound import bound_of_any_plan_s
 
 
 def plan_parallel(
@@ -52,26 +50,19 @@ def plan_parallel(
     _refuse(lengths, config, layout)
     rows = math.ceil(len(lengths) / layout.num_streams)
     replica = replace(layout, data_parallel=1)
-    stream = _plan(
-        lengths.take(sample_rows(lengths, rows)),
-        shape,
-        profile,
-        _of_stream(lengths, shape, profile, config, replica),
-        replica,
-    )
+    shared = config if replica.num_streams == 1 else _of_stream(lengths, shape, profile, config, replica)
+    stream = _plan(lengths.take(sample_rows(lengths, rows)), shape, profile, shared, replica)
     needed = lengths.peak_tokens
     fits = needed <= stream.settings.kv_tokens
     job = lengths.take(np.flatnonzero(fits))
-    kv_tokens = kv_tokens_at_most(stream.settings, shape) * layout.pipeline_parallel
     layout = replace(layout, host_layers=stream.layout.host_layers)
-    bound = job_lower_bound(shape, profile, job.own_prompt_tokens, job.output_tokens, kv_tokens, layout)
-    schedule_bound_s = bound_of_any_plan_s(
-        job,
-        [CostModel(shape, profile, layout)],
-        config.kv.device_memory,
-        offload=config.kv.offload != "none" and not shape.recurrent,
-        micro_batches=layout.pipeline_parallel,
+    any_schedule = replace(
+        stream.any_schedule,
+        layouts=tuple(replace(each, data_parallel=layout.data_parallel) for each in stream.any_schedule.layouts),
+        device_memory=config.kv.device_memory,
     )
+    sums = JobSums.of_lengths(shape, job)
+    bound, schedule_bound_s = any_schedule.at_datasheet_rates(sums), any_schedule.least_s(sums)
     makespan_s = max(stream.makespan_s, schedule_bound_s)  # what one stream takes leaves out the longest row of another
     prompt_tokens, output_tokens = int(lengths.prompt_tokens.sum()), int(lengths.output_tokens.sum())
     tokens = int(job.prompt_tokens.sum() + job.output_tokens.sum())
@@ -84,6 +75,7 @@ def plan_parallel(
         makespan_s=makespan_s,
         lower_bound_s=bound.seconds,
         schedule_bound_s=schedule_bound_s,
+        any_schedule=any_schedule,
         bound_by=bound.binding,
         optimal=False,
         shared_tokens=stream.shared_tokens * layout.num_streams,

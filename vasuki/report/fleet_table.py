@@ -33,7 +33,8 @@ def fleet_runs(played: Sequence[Simulated], width: int | None = None) -> str:
         ("tokens computed again", [f"{run.recomputed_tokens:,}" for run in played]),
         ("cost", [money_text(run.plan.cost.amount, run.plan.cost.currency) for run in played]),
         ("GPUs", [str(run.plan.layout.num_gpus) for run in played]),
-        ("could be saved, at most", [percent_text(max(0.0, run.plan.could_save)) for run in played]),
+        ("could be saved, at most", [percent_text(run.plan.could_save) for run in played]),
+        ("datasheet bound", [duration(run.plan.lower_bound_s) for run in played]),
     ]
     names = [run.plan.gpu for run in played]
     return "\n".join([job_line(played[0].plan), *blocks(names, rows, width or terminal_width())])
@@ -76,7 +77,8 @@ def _figures(choices: Sequence[Choice]) -> Rows:
         ("  an hour", [money_text(choice.fleet.per_hour) for choice in choices]),
         ("interruptions, expected", [_interruptions(choice) for choice in choices]),
         ("  they cost", [_cost_of_interruptions(choice) for choice in choices]),
-        ("could be saved, at most", [percent_text(max(0.0, choice.plan.could_save)) for choice in choices]),
+        ("could be saved, at most", [percent_text(choice.plan.could_save) for choice in choices]),
+        ("datasheet bound", [duration(choice.plan.lower_bound_s) for choice in choices]),
     ]
 
 

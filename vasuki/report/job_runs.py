@@ -17,6 +17,7 @@ from typing import Any
 
 from vasuki.machines.price import Price
 from vasuki.report.runs import Run
+from vasuki.report.savings import could_save, knowing_saves
 
 SAME_WORK = 0.02  # tokens of two runs may differ by this share and count as the same work
 J_PER_KWH = 3.6e6
@@ -58,27 +59,23 @@ class Result:
         return self.run.manifest.predicted.makespan_s
 
     @property
-    def is_cpu(self) -> bool:
-        """Whether it ran on a CPU, whose bound at datasheet rates is too far from any run to say something."""
-        return self.run.manifest.device.get("type") == "cpu"
-
-    @property
     def lower_bound_s(self) -> float | None:
-        return self.run.manifest.predicted.lower_bound_s
+        """At datasheet rates. None, as the next, for a job in several runs: bounds are of the last one."""
+        return None if self.run.earlier_s else self.run.manifest.bounds.datasheet_s
 
     @property
     def schedule_bound_s(self) -> float | None:
-        return self.run.manifest.predicted.schedule_bound_s
+        return None if self.run.earlier_s else self.run.manifest.bounds.schedule_s
 
     @property
     def could_save(self) -> float | None:
-        """The share of the makespan after loading that another schedule could save at most, under the cost model.
+        """See `savings`."""
+        return None if self.run.earlier_s else could_save(self.run.manifest)
 
-        Negative where the run was faster than its plan's lengths and the cost model allow.
-        """
-        if not self.schedule_bound_s or self.run.earlier_s:
-            return None
-        return 1 - self.schedule_bound_s / self.foreseen_s
+    @property
+    def knowing_saves(self) -> float | None:
+        """See `savings`."""
+        return None if self.run.earlier_s else knowing_saves(self.run.manifest)
 
     @property
     def prediction_error(self) -> float | None:
@@ -92,9 +89,7 @@ class Result:
 
     @property
     def times_lower_bound(self) -> float | None:
-        if not self.lower_bound_s or self.run.earlier_s:
-            return None
-        return self.foreseen_s / self.lower_bound_s
+        return self.foreseen_s / self.lower_bound_s if self.lower_bound_s else None
 
     def in_all_s(self, seconds: float | None) -> float | None:
         """What was predicted, or a bound, and what the run took beside that; to be compared with the makespan."""
@@ -175,6 +170,7 @@ class Result:
             "times_lower_bound": self.times_lower_bound,
             "schedule_bound_s": self.schedule_bound_s,
             "could_save": self.could_save,
+            "knowing_saves": self.knowing_saves,
             "rows_per_s": self.rows_per_s,
             "tokens_per_s": self.tokens_per_s,
             "tail_s": run.timeline.tail_s if run.timeline is not None else None,

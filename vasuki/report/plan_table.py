@@ -51,8 +51,9 @@ def _figures(plans: Sequence[Plan]) -> Rows:
     cells: list[tuple[str, Callable[[Plan], str]]] = [
         ("makespan", lambda p: time_text(p.makespan_s)),
         ("  may be", lambda p: time_range(*p.range_s) if p.range_s else UNKNOWN),
-        ("  could be saved, at most", lambda p: percent_text(max(0.0, p.could_save))),
+        ("  could be saved, at most", lambda p: percent_text(p.could_save)),
         ("  unknown outputs add", lambda p: percent_text(p.uncertainty, signed=True)),
+        ("  datasheet bound", lambda p: time_text(p.lower_bound_s)),
         ("  predicted from", lambda p: plural(p.simulated_requests, "row")),
         ("cost", lambda p: money_text(p.cost.amount, p.cost.currency)),
         ("  may be", lambda p: _money_range(*p.cost_range) if p.cost_range else UNKNOWN),

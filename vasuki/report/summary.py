@@ -1,16 +1,17 @@
-"""The picture of a run in at most nine lines, printed when it is over."""
+"""The picture of a run in at most ten lines, printed when it is over."""
 
 from __future__ import annotations
 
 from vasuki.base.units import bytes_text, count_text, money_text, percent_text, time_text
 from vasuki.io.output.manifest import Manifest
 from vasuki.machines.stolen_time import NOISE
+from vasuki.report.savings import could_save, knowing_saves
 
-MUCH_LATER = 0.25  # than predicted: the machine was slower, not the schedule
+WORTH_A_WORD = 0.005  # share of the time
 
 
 def summary_lines(manifest: Manifest) -> list[str]:
-    """Rows, tokens, time against prediction, what the host took, both bounds, batch, KV memory, cost.
+    """Rows, tokens, time against prediction, what the host took, what could be saved, batch, KV memory, cost.
 
     What is not known is left out.
     """
@@ -20,7 +21,8 @@ def summary_lines(manifest: Manifest) -> list[str]:
         "time": _time(manifest),
         "host": host_text(manifest),
         "bound": _schedule_bound(manifest),
-        "card": _lower_bound(manifest),
+        "known": _known_lengths(manifest),
+        "card": _datasheet_bound(manifest),
         "batch": _batch(manifest),
         "KV": _kv(manifest),
         "cost": _cost(manifest),
@@ -78,24 +80,23 @@ def host_text(manifest: Manifest) -> str:
 
 
 def _schedule_bound(manifest: Manifest) -> str:
-    timings, predicted = manifest.timings, manifest.predicted
-    bound_s, reference_s = predicted.schedule_bound_s, timings.foreseen_s or predicted.makespan_s
-    if not bound_s or not reference_s:
+    saved = could_save(manifest)
+    if saved is None:
         return ""
-    if reference_s < bound_s:
-        return f"below the {time_text(bound_s)} that no schedule beats if lengths and steps are as planned"
-    if predicted.makespan_s and reference_s > (1 + MUCH_LATER) * predicted.makespan_s:  # which no schedule makes up for
-        return f"no schedule beats {time_text(bound_s)}{_after_loading(manifest)} at the predicted pace"
-    saved = percent_text(1 - bound_s / reference_s)
-    return f"at most {saved} could still be saved: no schedule beats {time_text(bound_s)}{_after_loading(manifest)}"
+    least = f"no schedule beats {time_text(manifest.bounds.schedule_s)}{_after_loading(manifest)}"
+    return f"at most {percent_text(saved)} could still be saved: {least}"
 
 
-def _lower_bound(manifest: Manifest) -> str:
-    """What the card cannot do faster. Of a CPU that is too far from any run to say something."""
-    bound_s = manifest.predicted.lower_bound_s
-    if not bound_s or manifest.device.get("type") == "cpu":
+def _known_lengths(manifest: Manifest) -> str:
+    saved = knowing_saves(manifest)
+    if saved is None or saved < WORTH_A_WORD:
         return ""
-    return f"at datasheet rates none beats {time_text(bound_s)}{_after_loading(manifest)}"
+    return f"lengths beforehand would have saved about {percent_text(saved)}"
+
+
+def _datasheet_bound(manifest: Manifest) -> str:
+    bound_s = manifest.bounds.datasheet_s
+    return f"at datasheet rates none beats {time_text(bound_s)}{_after_loading(manifest)}" if bound_s else ""
 
 
 def _after_loading(manifest: Manifest) -> str:

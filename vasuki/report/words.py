@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vasuki.base.units import count_text, listing, money_text, percent_text, plural, significant, time_text
 from vasuki.report.job_runs import JobRuns, Result
+from vasuki.report.summary import WORTH_A_WORD
 
 _TOGETHER = 1.02  # closer than this is called a draw, whatever the reason
 _LOADING_COUNTS = 0.05  # a larger share of the makespan is told
@@ -80,13 +81,8 @@ def _caveats_of(result: Result) -> list[str]:
             f"{label}: the job was stopped and went on; {time_text(result.run.earlier_s)} in steps of earlier runs are "
             "counted, their loading is not."
         )
-    if (saved := result.could_save) is not None and saved < 0:
-        found.append(
-            f"{label}: it took less than the least that its plan allowed, so outputs were shorter than planned or the "
-            "cost model's steps are too slow."
-        )
     if (times := result.times_lower_bound) is not None and times < 1:
-        found.append(f"{label}: it beat the lower bound, so the hardware profile understates this card.")
+        found.append(f"{label}: it beat the datasheet bound, so the hardware profile understates this card.")
     if result.run.timeline is None:
         found.append(f"{label}: there is no trace, so some figures leave it out.")
     return found
@@ -160,11 +156,16 @@ def _to_save(workload: JobRuns) -> str:
     """What other schedules could save at most."""
     names = workload.names
     most = [
-        f"{percent_text(result.could_save)} on {names[result]}"
+        f"{percent_text(result.could_save)} on {names[result]}{_by_knowing(result)}"
         for result in workload.finalists
-        if result.could_save is not None and result.could_save >= 0
+        if result.could_save is not None
     ]
     return f"Better planning could still save at most {listing(most)}." if most else ""
+
+
+def _by_knowing(result: Result) -> str:
+    saves = result.knowing_saves
+    return f" ({percent_text(saves)} by knowing the lengths)" if saves and saves >= WORTH_A_WORD else ""
 
 
 def _certainty(workload: JobRuns) -> str:

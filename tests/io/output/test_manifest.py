@@ -10,6 +10,7 @@ from vasuki.base.errors import InputError
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import (
     BatchStats,
+    Bounds,
     KVStats,
     Manifest,
     Predicted,
@@ -56,6 +57,7 @@ def test_the_fields_of_the_contract() -> None:
         "tokens": "prompt output recomputed shared",
         "timings": "load_s plan_s compile_s generate_s makespan_s",
         "predicted": "makespan_s lower_bound_s schedule_bound_s source output_tokens_estimate",
+        "bounds": "schedule_s pace datasheet_s uncertainty",
         "batch": "mean_seqs max_seqs",
         "kv": "peak_device_bytes peak_host_bytes offloaded_bytes exposed_copy_s hidden_copy_s prefilled_ahead",
         "preemptions": "swap recompute",
@@ -112,4 +114,6 @@ def test_shards_add_up() -> None:
     assert merge([measured[0], other]).device == {"name": "A10"}
     shared = [replace(shard, device={"stolen_share": share}) for shard, share in ((FULL, 0.1), (other, 0.3))]
     assert merge(shared).device == {"stolen_share": 0.3}
+    bounded = [replace(FULL, bounds=each) for each in (Bounds(3.0, 0.9, 2.0, 0.1), Bounds(4.0, 1.1, 1.0))]
+    assert merge(bounded).bounds == Bounds(4.0, 1.1, 2.0, None), "of the slowest; what is not known of one is not known"
     assert merge([FULL, replace(other, cost=Cost(1.0), predicted=Predicted())]).cost == Cost(1.5, None, "USD", None)

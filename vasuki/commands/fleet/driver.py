@@ -16,6 +16,7 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import Interrupted
@@ -42,6 +43,7 @@ from vasuki.commands.fleet.messages import (
 from vasuki.commands.fleet.processes import Processes
 from vasuki.commands.foresight import expected
 from vasuki.commands.logs import is_json
+from vasuki.commands.manifests import bounds_of
 from vasuki.commands.metrics import FleetMetrics, Metrics
 from vasuki.commands.progress import StatusLine, busy_with
 from vasuki.commands.run import PLANNED_REQUESTS, Outcome
@@ -54,7 +56,7 @@ from vasuki.engine.sequence import Sequence as Row
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import InputTable, open_table
 from vasuki.io.output.answers import answer_schema
-from vasuki.io.output.manifest import Manifest, Predicted, Timings, merge, read_manifest
+from vasuki.io.output.manifest import Bounds, Manifest, Predicted, Timings, merge, read_manifest
 from vasuki.io.output.output_folder import OutputFolder
 from vasuki.io.output.sink import RowSink
 from vasuki.io.output.trace import TraceWriter
@@ -63,6 +65,7 @@ from vasuki.machines.cost_model import CostModel
 from vasuki.machines.price import Cost
 from vasuki.machines.split import Share
 from vasuki.models.fingerprint import model_fingerprint
+from vasuki.planner.job_sums import JobSums
 from vasuki.planner.leases import Key, Leases, Work
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.loss import commits_within_s
@@ -187,7 +190,7 @@ class Driver:
         self._rows: dict[Key, Row] = {}  # that were handed out, as far as is known
         self._texts: dict[Key, str] = {}  # of rows that have ended, other samples of which have not
         self._missed_deadlines = 0
-        self._manifests: list[Manifest] = []
+        self._over: list[Over] = []  # of replicas that have ended
         self._prices: dict[int, float | None] = {}  # of an hour of each replica that has begun
         self._tokens = 0
         self._journal = folder.journal()
@@ -322,7 +325,7 @@ class Driver:
                 for trace in self._traces:
                     trace.close()
         left = self.folder.rows_left - self._sink.written.rows
-        if self._manifests:
+        if self._over:
             written = writer.committed
             manifest = self.folder.finish(
                 self._manifest(plan, generate_started_s, written.prompt_tokens + written.output_tokens),
@@ -337,7 +340,7 @@ class Driver:
 
     def _manifest(self, plan: Plan, generate_started_s: float, num_tokens: int) -> Manifest:
         """One for all: work adds up, and time is the driver's."""
-        merged, now_s = merge(self._manifests), time.perf_counter()
+        merged, now_s = merge([over.manifest for over in self._over]), time.perf_counter()
         timings = Timings(
             load_s=merged.timings.load_s,
             plan_s=plan.plan_s,
@@ -354,6 +357,7 @@ class Driver:
             job=self.config.model_dump(mode="json"),
             timings=timings,
             predicted=predicted,
+            bounds=self._bounds(plan),
             missed_deadlines=self._missed_deadlines,
             device=merged.device | {"count": devices, "replicas": len(self.shares)},
             cost=Cost.of(timings.makespan_s, devices, per_hour and per_hour / devices, plan.cost.currency, num_tokens),
@@ -365,6 +369,16 @@ class Driver:
         if len(prices) < len(self._prices):
             return None
         return statistics.mean(prices) * max(len(prices), len(self.shares))
+
+    def _bounds(self, plan: Plan) -> Bounds:
+        """What no schedule beats on as many replicas as fast as the fastest. None is known where they are of several
+        kinds."""
+        paces = [over.pace for over in self._over if over.pace is not None]
+        if len(self._plans) > 1 or not paces:
+            return Bounds()
+        layouts = tuple(replace(layout, data_parallel=len(self._over)) for layout in plan.any_schedule.layouts)
+        done = reduce(JobSums.__add__, (over.done for over in self._over))
+        return bounds_of(replace(plan.any_schedule, layouts=layouts), done, min(paces))
 
     # --- what replicas say -------------------------------------------------------------------------------------------
 
@@ -397,8 +411,8 @@ class Driver:
                 self._begin_those_ready()
             case Report() as report:
                 self._take(index, report)
-            case Over(manifest):
-                self._manifests.append(manifest)
+            case Over() as over:
+                self._over.append(over)
                 self._leave(index)
             case Failed(error) if not (self._is_ending or isinstance(error, Interrupted)):
                 raise error

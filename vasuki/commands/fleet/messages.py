@@ -28,6 +28,7 @@ from vasuki.io.output.trace import StepRecord
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.split import Share
 from vasuki.models.shape import ModelShape
+from vasuki.planner.job_sums import JobSums
 from vasuki.planner.leases import Key
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
@@ -128,6 +129,8 @@ class Over:
     """A replica has ended, and what it measured: rows and tokens are for the driver to count."""
 
     manifest: Manifest
+    done: JobSums  # of the rows that it ran, as far as they came
+    pace: float | None  # of its steps, see `RunningPrediction.whole_pace`
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,12 +37,13 @@ from vasuki.commands.this_machine import placed_as_loaded, stays_on_host
 from vasuki.commands.watchdog import Watchdog
 from vasuki.engine.loop import Observer, RunStats, drain
 from vasuki.engine.scheduler import Scheduler
-from vasuki.io.output.manifest import Timings
+from vasuki.io.output.manifest import Bounds, Timings
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.stolen_time import StolenTime
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.layout import Layout
 from vasuki.planner import RunningPrediction
+from vasuki.planner.rows_done import RowsDone
 
 if TYPE_CHECKING:
     from vasuki.hf.loading.load_model import LoadedModel
@@ -160,7 +161,7 @@ class Replica:
 
         plan = foreseen.plan
         cost_model = CostModel(foreseen.shape, foreseen.profile, plan.layout)
-        prediction = RunningPrediction(plan, cost_model)
+        prediction, done = RunningPrediction(plan, cost_model), RowsDone(foreseen.shape)
         loaded = place_weights(loaded, plan.layout.host_layers)
         energy, stats = EnergyMeter(loaded.device), RunStats()
         scheduler = Scheduler(plan.settings)
@@ -169,7 +170,7 @@ class Replica:
         kv = loaded.kv_layout
         tracer = StepTracer(rows.steps.append, plan.settings, kv.bytes_per_token, kv.num_layers, prediction)
         watchdog = Watchdog(prediction.step_s)
-        observers: list[Observer] = [prediction, tracer, watchdog]
+        observers: list[Observer] = [prediction, tracer, watchdog, done]
         generate_started_s = time.perf_counter()
         gc.freeze()
         try:
@@ -180,6 +181,7 @@ class Replica:
         finally:
             watchdog.close()
         rows.last_words()
+        done.count(scheduler.unfinished())
         if self.machine is not None:
             look_back(self.machine, prediction.pace, self.stolen.share)
         now_s = time.perf_counter()
@@ -198,11 +200,12 @@ class Replica:
                 generate_s=now_s - generate_started_s,
                 makespan_s=now_s - self.started_s,
             ),
+            bounds=Bounds(),  # are for all replicas together
             num_tokens=rows.num_tokens,
             energy_j=energy.energy_j,
             stolen_share=self.stolen.share,
         )
-        self.driver.send(Over(manifest))
+        self.driver.send(Over(manifest, done.sums, prediction.whole_pace))
 
 
 if __name__ == "__main__":

@@ -18,131 +18,55 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import cast
+from dataclasses import replace
 
 import numpy as np
 
 from vasuki.base.arrays import Floats
 from vasuki.machines.cost_model import CostModel
+from vasuki.planner.any_schedule import AnySchedule
+from vasuki.planner.job_sums import JobSums, Prompts, Sums, sums_of_rows
 from vasuki.planner.lengths import Lengths
-from vasuki.planner.schedule_bound import (
-    JobSums,
-    kv_tokens_beside,
-    link_tokens_per_s,
-    pairs_of,
-    room_bounds,
-    step_rooms,
-)
+from vasuki.planner.schedule_bound import RoomBound, link_tokens_per_s, room_bounds
 from vasuki_solvers import makespan_bound
 
 _STEP = 0.01  # of an amount, that a secant reaches back
 
 
-@dataclass(frozen=True, slots=True)
-class _Amounts:
-    """What a job has to do, in place of `JobSums`, without what belongs to single rows.
-
-    Args:
-        sums: tokens, samples, contexts, those with a window, pairs, those with a window, tokens held in steps that
-            sample, tokens held in the others, contexts that chunks end at.
-        again: as in `JobSums`.
-        prompts: that fit into memory side by side.
-    """
-
-    sums: Sequence[float]
-    again: float
-    prompts: float
-    largest: float = 0.0
-    longest_output: int = 0
-
-    @property
-    def tokens(self) -> float:
-        return self.sums[0]
-
-    @property
-    def samples(self) -> float:
-        return self.sums[1]
-
-    @property
-    def contexts(self) -> float:
-        return self.sums[2]
-
-    @property
-    def windowed_contexts(self) -> float:
-        return self.sums[3]
-
-    @property
-    def pairs(self) -> float:
-        return self.sums[4]
-
-    @property
-    def windowed_pairs(self) -> float:
-        return self.sums[5]
-
-    @property
-    def held(self) -> float:
-        return self.sums[6]
-
-    def chain(self, step_tokens: float) -> float:
-        return 1e-9  # no row asks for any steps of its own, but some there are
-
-    def ends(self, step_tokens: float) -> float:
-        return self.sums[8]
-
-    def area(self, step_tokens: float) -> float:
-        return self.sums[6] + self.sums[7]
-
-    def most_prompts(self, kv_tokens: float) -> float:
-        return self.prompts
-
-
-def _job(sums: Floats, again: float, prompts: float) -> JobSums:
-    """Amounts as a `RoomBound` takes them, which asks for nothing that they lack."""
-    return cast(JobSums, _Amounts(sums.tolist(), again, prompts))
-
-
-def row_prices(lengths: Lengths, cost: CostModel, device_memory: float, offload: bool) -> Floats:
-    """`[rows]` seconds of a card that each row takes at least, whatever rows run beside it."""
-    job = JobSums.of(lengths, cost)
-    rooms = step_rooms(partial(kv_tokens_beside, cost, device_memory, None))
-    link = link_tokens_per_s(cost) if offload else 0.0
+def row_prices(lengths: Lengths, schedules: AnySchedule) -> Floats:
+    """`[rows]` seconds of a card that each row takes at least, whatever rows run beside it and wherever weights are."""
+    prompts, own = lengths.prompt_tokens, lengths.own_prompt_tokens
+    outputs = np.minimum(lengths.output_tokens, lengths.limits)
+    job = JobSums.of(schedules.shape, prompts, outputs, own)
+    of_rows = sums_of_rows(schedules.shape, prompts, outputs, own)
+    row_tokens = job.prompts.row_tokens
+    of_rows = of_rows._replace(held=of_rows.held + row_tokens * of_rows.samples)
+    each = Prompts(own, np.ones(len(own)), prompts.astype(np.float64), outputs, row_tokens)
     prices = np.full(len(lengths), math.inf)
-    for room, bound in zip(rooms, room_bounds(job, cost.terms(), rooms, link), strict=True):
-        rows = _amounts(lengths, cost, room.step_tokens)
-        sums = rows.sum(axis=1)
-        prompts, slopes = job.most_prompts(room.kv_tokens), np.zeros(len(sums))
-        whole_s = replace(bound, job=_job(sums, job.again, prompts)).seconds()
-        for index in np.flatnonzero(sums):
-            less = sums.copy()
-            less[index] *= 1 - _STEP
-            less_s = replace(bound, job=_job(less, job.again, prompts)).seconds()
-            slopes[index] = (whole_s - less_s) / (_STEP * sums[index])
-        prices = np.minimum(prices, np.maximum(0.0, slopes) @ rows)
-    return prices if rooms else np.zeros(len(lengths))
+    for layout in schedules.layouts:
+        cost, rooms = CostModel(schedules.shape, schedules.profile, layout), schedules.rooms(layout)
+        link = link_tokens_per_s(cost) if schedules.offload else 0.0
+        for room, bound in zip(rooms, room_bounds(job, cost.terms(), rooms, link), strict=True):
+            amounts = np.stack([*of_rows, each.begun(room.step_tokens), each.ends(room.step_tokens)])
+            prices = np.minimum(prices, _slopes(bound, amounts.sum(axis=1)) @ amounts)
+    return prices if np.isfinite(prices).all() else np.zeros(len(lengths))
 
 
-def _amounts(lengths: Lengths, cost: CostModel, step_tokens: float) -> Floats:
-    """`[amounts, rows]` what each row adds to the sums of `_Amounts`, as `JobSums` has it."""
-    prompts, outputs = lengths.prompt_tokens, np.minimum(lengths.output_tokens, lengths.limits)
-    own = lengths.own_prompt_tokens
-    last, shared = prompts + outputs - 1, prompts - own
-    window, row_tokens = cost.shape.sliding_window, cost.shape.state_bytes / cost.shape.kv_bytes_per_token
-    chunks = np.maximum(1, np.ceil(own / step_tokens))
-    missing = chunks * (chunks - 1) / 2 * step_tokens if step_tokens < math.inf else np.zeros(len(own))
-    amounts = [
-        own + outputs - 1,
-        outputs,
-        pairs_of(last) - pairs_of(prompts),
-        pairs_of(last, window) - pairs_of(prompts, window),
-        pairs_of(prompts) - pairs_of(shared),
-        pairs_of(prompts, window) - pairs_of(shared, window),
-        outputs * own + outputs * (outputs - 1) // 2 + row_tokens * outputs,
-        (chunks - 1) * (own + row_tokens) - missing,
-        chunks * prompts - missing,
-    ]
-    return np.array(amounts, np.float64)
+def _slopes(bound: RoomBound, amounts: Floats) -> Floats:
+    """`[amounts]` what each adds to the bound. No row asks for any steps of its own, but some there are."""
+    job = bound.job._replace(chain=1e-9, longest_output=0.0, largest=0.0)
+
+    def total_s(amounts: Floats) -> float:
+        *sums, begun, ends = amounts.tolist()
+        all_rows = Sums(*sums)
+        return replace(bound, job=job._replace(sums=all_rows, area=all_rows.held + begun, ends=ends)).seconds()
+
+    whole_s, slopes = total_s(amounts), np.zeros(len(amounts))
+    for index in np.flatnonzero(amounts):
+        less = amounts.copy()
+        less[index] *= 1 - _STEP
+        slopes[index] = max(0.0, (whole_s - total_s(less)) / (_STEP * amounts[index]))
+    return slopes
 
 
 def fleet_bound_s(prices: Sequence[Floats], counts: Sequence[int], alone_s: float) -> float:

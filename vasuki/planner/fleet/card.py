@@ -15,17 +15,16 @@ import numpy as np
 
 from vasuki.base.arrays import Floats
 from vasuki.base.commits import next_commit_s
-from vasuki.base.config import KVConfig
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.price import Price
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.shape import ModelShape
 from vasuki.planner.fleet.bound import row_prices
+from vasuki.planner.job_sums import JobSums
 from vasuki.planner.leases import Work
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import sample_rows
-from vasuki.planner.schedule_bound import bound_of_any_plan_s
 
 _BELOW = 1 / 1024  # shares below the least that was planned take time in proportion
 
@@ -75,27 +74,23 @@ class Card:
         shape: of the model.
         profile: of the card, with its prices.
         lengths: of the requests.
-        kv: memory and offload, as the job has them.
     """
 
     pace: Pace
     shape: ModelShape
     profile: HardwareProfile
     lengths: Lengths
-    kv: KVConfig
 
     @cached_property
     def row_s(self) -> Floats:
         """`[rows]` seconds of a replica that each row takes at least, see `row_prices`."""
-        offload = self.kv.offload != "none" and not self.shape.recurrent
-        return row_prices(self.lengths, self.cost_model(self.whole), self.kv.device_memory, offload)
+        return row_prices(self.lengths, self.whole.any_schedule)
 
     @cached_property
     def alone_s(self) -> float:
         """What the slowest row takes alone, at least."""
-        slowest = self.lengths.take(np.array([np.argmax(self.lengths.output_tokens)]))
-        offload = self.kv.offload != "none" and not self.shape.recurrent
-        return bound_of_any_plan_s(slowest, [self.cost_model(self.whole)], self.kv.device_memory, offload)
+        schedules = self.whole.any_schedule
+        return schedules.least_s(JobSums.of_lengths(self.shape, self.lengths).slowest(self.shape))
 
     @property
     def name(self) -> str:
@@ -155,7 +150,6 @@ def card_of(
     plan_part: Callable[[Lengths, Plan], Plan],
     shape: ModelShape,
     profile: HardwareProfile,
-    kv: KVConfig,
     replicas: int,
 ) -> Card:
     """Plan a job, and parts of it, on replicas of a kind.
@@ -166,7 +160,6 @@ def card_of(
         plan_part: plans some of them to run as the whole.
         shape: of the model.
         profile: of the card.
-        kv: memory and offload, as the job has them.
         replicas: that may share the job, of all kinds together.
     """
     parts = [lengths]
@@ -175,7 +168,7 @@ def card_of(
     longest = lengths.take(np.array([np.argmax(lengths.output_tokens)]))
     whole = plan(lengths)
     plans = [whole, *(plan_part(part, whole) for part in parts[1:])]
-    return Card(Pace(plans, plan_part(longest, whole).makespan_s), shape, profile, lengths, kv)
+    return Card(Pace(plans, plan_part(longest, whole).makespan_s), shape, profile, lengths)
 
 
 def _since_note_s(job_s: float) -> float:
