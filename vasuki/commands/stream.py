@@ -248,7 +248,7 @@ class _Stream(Run):
     def planned(self, placement: Placement, lengths: Lengths) -> Plan:
         if lengths is NOTHING_TO_RUN:  # nobody knows what will come
             lengths = lengths.take(np.zeros(PLANNED_REQUESTS, np.int64))
-        plan = placement.plan(lengths)
+        plan = placement.plan(replace(lengths, arrived_at_s=np.zeros(len(lengths))))
         if plan.settings.policy.gathers:
             gathering = self.config.arrivals
             refuse_target(gathering, lengths, CostModel(placement.shape, placement.profile, plan.layout))

@@ -6,7 +6,6 @@ weights stay on the host: the more of them, the longer a step, and the more room
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ SPARE_ROWS = 1.1  # times the rows that run while the longest does: rows start a
 LAYOUTS = 12  # numbers of layers on the host that are compared, where the weights do not fit
 USUAL_ROW = 1.5  # times what rows hold on average is the room from which on steps are full ones
 PREFILL_THRESHOLD = 0.1  # share of memory that starts a prefill phase: small ones keep the batch large
+FULL_SPEED = 0.95  # of the prompt tokens a second that the best step size computes
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +48,7 @@ class Problem:
     kv: KVConfig
     beside_weights_bytes: int | None
     layout: Layout
+    rows_arrive: bool = False  # rather than being there from the start
 
     @cached_property
     def work(self) -> MeanRow:
@@ -146,15 +147,14 @@ def ranked_candidates(problem: Problem) -> list[Candidate]:
 def _candidates(problem: Problem) -> Iterator[Candidate]:
     misfit: ModelError | None = None
     found = False
-    sizes = _chunk_sizes(problem)
-    for cost, (short, chunk_tokens) in itertools.product(problem.costs, zip([0, *sizes], sizes, strict=False)):
+    for cost, short, chunk_tokens in _steps(problem):
         try:
             settings = _settings(problem, chunk_tokens, cost.layout)
         except ModelError as error:
             misfit = error
             continue
         found = True
-        for mixing in (Mixing.MIXED, Mixing.EXCLUSIVE) if problem.policy.ordered else (problem.policy.mixing,):
+        for mixing in _mixings(problem):
             mixed = replace(settings, policy=replace(problem.policy, mixing=mixing))
             if mixing is Mixing.MIXED and short:
                 usual = int(USUAL_ROW * problem.work.held_tokens)
@@ -164,18 +164,39 @@ def _candidates(problem: Problem) -> Iterator[Candidate]:
         raise misfit
 
 
+def _steps(problem: Problem) -> Iterator[tuple[CostModel, int, int]]:
+    """Places for the weights, and tokens of a step: when memory is tight, and usually."""
+    for cost in problem.costs:
+        sizes = _chunk_sizes(problem)
+        if problem.rows_arrive:
+            sizes = [_at_full_speed(cost, sizes)]
+        for short, chunk_tokens in zip([0, *sizes], sizes, strict=False):
+            yield cost, short, chunk_tokens
+
+
 def with_fewer_rows(problem: Problem, candidate: Candidate) -> Candidate | None:
     """The same with only as many rows side by side as it takes for all of them to end with the longest; None if memory
-    holds no more anyway.
+    holds no more anyway, or rows go on arriving.
 
     More would end sooner, and leave the longest rows to small steps.
     """
     outputs, limits = problem.lengths.output_tokens, candidate.settings.limits
     enough = 8 * math.ceil(SPARE_ROWS * float(outputs.sum()) / float(outputs.max()) / 8)
-    if problem.engine.max_num_seqs != "auto" or enough >= min(limits.max_num_seqs, candidate.state.sequences):
+    if (
+        problem.rows_arrive
+        or problem.engine.max_num_seqs != "auto"
+        or enough >= min(limits.max_num_seqs, candidate.state.sequences)
+    ):
         return None
     settings = replace(candidate.settings, limits=replace(limits, max_num_seqs=enough))
     return Candidate.of(problem, settings, candidate.cost)
+
+
+def _mixings(problem: Problem) -> tuple[Mixing, ...]:
+    """Rows that arrive should not stand still while the prompts of others are computed."""
+    if problem.policy.ordered and not problem.rows_arrive:
+        return (Mixing.MIXED, Mixing.EXCLUSIVE)
+    return (problem.policy.mixing,)
 
 
 def _chunk_sizes(problem: Problem) -> list[int]:
@@ -189,6 +210,13 @@ def _chunk_sizes(problem: Problem) -> list[int]:
     tile *= math.ceil(LEAST_CHUNK_TOKENS / tile)  # a CPU's tiles are single rows
     sizes = [int(tile * tiles) for tiles in CHUNK_TILES]
     return [size for size in sizes if LEAST_CHUNK_TOKENS <= size <= MOST_CHUNK_TOKENS]
+
+
+def _at_full_speed(cost: CostModel, sizes: list[int]) -> int:
+    """The smallest step that computes prompts at nearly full speed: in larger ones each token of whoever decodes takes
+    longer, in smaller ones all rows wait longer that have not started."""
+    speeds = [size / cost.step_time_s(cost.work([size], [size])) for size in sizes]
+    return next(size for size, speed in zip(sizes, speeds, strict=True) if speed >= FULL_SPEED * max(speeds))
 
 
 def _settings(problem: Problem, chunk_tokens: int, layout: Layout) -> EngineSettings:

@@ -81,7 +81,8 @@ def make_plan(
     plan, engine, kv, cost = plan or PlanConfig(), engine or EngineConfig(), kv or KVConfig(), cost or CostConfig()
     if not shape.in_blocks:
         lengths = replace(lengths, prefixes=None)
-    problem = Problem(lengths, shape, profile, plan, engine, kv, beside_weights_bytes, layout or Layout())
+    rows_arrive = lengths.arrived_at_s is not None
+    problem = Problem(lengths, shape, profile, plan, engine, kv, beside_weights_bytes, layout or Layout(), rows_arrive)
 
     problem, candidates, misfit = _that_fit(problem)
     predictions = _predictions(problem, candidates)
