@@ -29,7 +29,7 @@ def epoch(controller: Controller, ttft_s: float | None, busy: float = 1.0, arriv
 
 
 def test_equation_1() -> None:
-    controller = controller_of(smoothing=1.0, min_rows=2, max_rows=5)
+    controller = controller_of(controller="aimd", smoothing=1.0, min_rows=2, max_rows=5)
     assert [epoch(controller, 0.8, busy=0.5) for _ in range(4)] == [3, 4, 5, 5], "more by one, up to N_max"
     assert epoch(controller, 0.9, busy=0.5) == 5, "within the band"
     assert [epoch(controller, 1.0) for _ in range(3)] == [3, 2, 2], "half of it, rounded up, down to N_min"

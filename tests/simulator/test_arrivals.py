@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -118,8 +120,8 @@ def test_nobody_waits_beyond_the_timeout_for_a_device_that_has_time(gaps_s: list
 
 def test_a_lone_row_waits_for_the_timeout_with_the_papers_controller_alone() -> None:
     (at_once,) = waits(run([0.0], None))
-    (aimd,) = waits(run([0.0], gathering(min_rows=8)))
-    (load,) = waits(run([0.0], gathering(min_rows=8, controller="load")))
+    (aimd,) = waits(run([0.0], gathering(min_rows=8, controller="aimd")))
+    (load,) = waits(run([0.0], gathering(min_rows=8)))
     assert aimd == pytest.approx(at_once + TARGET_S / 2)
     assert load == pytest.approx(at_once)
 
@@ -140,16 +142,32 @@ def test_the_queue_of_a_burst_passes(law: str) -> None:
     assert max(waiting for at_s, waiting in queued if at_s > 7.0) <= 8
 
 
-@pytest.mark.parametrize("law", ["aimd", "load"])
-@pytest.mark.parametrize("rows_per_s", [5, 20, 60])
-def test_steady_load_ends_in_a_steady_n(law: str, rows_per_s: float) -> None:
-    """In the last third N stays where it is or climbs on; it does not swing."""
+SLOWLY = {"target_s": 2.0, "epoch_s": 1.0, "max_rows": 32, "batch_rows": 32, "burst_rows": 32}
+
+
+@pytest.mark.parametrize(
+    ("law", "arrived_at_s", "config", "ends_at"),
+    [
+        ("aimd", steady(160, 2), SLOWLY, 32),
+        ("aimd", steady(160, 2), {**SLOWLY, "timeout": 1.5}, 5),
+        ("aimd", steady(240, 3), {**SLOWLY, "timeout": 1.5}, 7),
+        ("aimd", steady(400, 5), {**SLOWLY, "timeout": 1.5}, 11),
+        ("load", steady(900, 150), {"target_s": 0.5, "epoch_s": 0.5}, 8),
+        ("load", sorted([1.0] * 200 + steady(60, 4)), {"target_s": 0.5, "epoch_s": 0.5}, 1),
+    ],
+)
+def test_n_moves_step_by_step_and_rests_under_steady_load(
+    law: str, arrived_at_s: list[float], config: dict[str, float], ends_at: int
+) -> None:
+    """An epoch is longer than a row runs, so that it sees what the last move did. In the last third of the steps N
+    rests: at a bound, or where the timeout lets rows wait no longer than the target allows."""
     watcher = Watcher()
-    run(steady(400, rows_per_s), gathering(controller=law), one_by_one=True, observers=[watcher])
+    run(arrived_at_s, gathering(controller=law, **config), (300, 20), one_by_one=True, observers=[watcher])
     gathers = [gathers for _, _, gathers in watcher.seen]
-    late = gathers[2 * len(gathers) // 3 :]
-    assert max(late) - min(late) <= 1
-    assert late == sorted(late)
+    moves = [(before, after) for before, after in pairwise(gathers) if after != before]
+    assert (1, 2) in moves
+    assert all(after in (before + 1, max(1, math.ceil(before / 2))) for before, after in moves)
+    assert set(gathers[2 * len(gathers) // 3 :]) == {ends_at}
 
 
 def test_overload_turns_the_papers_controller_down_and_the_mended_one_up() -> None:

@@ -300,12 +300,12 @@ class KVConfig(_Section):
 
 
 class ArrivalsConfig(_Section):
-    """How rows that arrive over time are gathered and packed into batches. For `simulate` and `watch --stdin` with
-    `engine.policy: prefill-packing` alone; symbols are those of the paper Dynamic Prefill Packing."""
+    """How rows that arrive over time are gathered and packed into batches. For `engine.policy: prefill-packing` alone,
+    in `simulate` and where `watch` answers rows; symbols are those of the paper Dynamic Prefill Packing."""
 
-    controller: Literal["aimd", "load"] = "aimd"
-    """How N, the rows to gather, follows the time to first token: `aimd` is the paper's equation 1; `load` gathers more
-    where the device has no time left and less where it has, and packs only what the engine can take at once."""
+    controller: Literal["load", "aimd"] = "load"
+    """How N, the rows to gather, follows the time to first token: `load` gathers more where the device has no time left
+    and less where it has, and packs only what the engine can take at once; `aimd` is the paper's equation 1."""
     packing: Literal["greedy", "exact"] = "greedy"
     """How gathered rows are packed: `greedy` takes the first batch with room, `exact` finds the fewest batches."""
     target_s: Annotated[float, Field(gt=0)] = 2.0
