@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,6 +65,15 @@ def test_means_follow_the_newest_epoch_by_its_weight() -> None:
     epoch(controller, 2.0, arrivals=20)
     assert controller.ttft_s == pytest.approx(1.3)
     assert controller.rows_per_s == pytest.approx(0.7 * 3 + 0.3 * 20)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=60))
+def test_the_95th_percentile_is_numpys(ttfts_s: list[float]) -> None:
+    controller = controller_of(smoothing=1.0)
+    for ttft_s in ttfts_s:
+        controller.first_token(0.5, ttft_s)
+    controller.pass_time(1.0)
+    assert controller.ttft_s == pytest.approx(np.percentile(ttfts_s, 95), abs=1e-12)
 
 
 @given(

@@ -17,8 +17,6 @@ from __future__ import annotations
 import math
 from collections import deque
 
-import numpy as np
-
 from vasuki.base.config import ArrivalsConfig
 
 
@@ -79,7 +77,7 @@ class Controller:
         self.rows_per_s = self._smoothed(self.rows_per_s, arrivals / config.epoch_s)
         if not ttfts:  # nothing is known of such an epoch; by an old S a quiet night would move N to a bound
             return
-        p95_s = float(np.percentile(ttfts, 95))
+        p95_s = _percentile_95(ttfts)
         self.ttft_s = p95_s if self.ttft_s is None else self._smoothed(self.ttft_s, p95_s)
         busy = 1 - idle_s / config.epoch_s >= config.busy
         low = self.ttft_s <= config.low * config.target_s
@@ -100,3 +98,10 @@ class Controller:
 
     def _smoothed(self, before: float, newest: float) -> float:
         return before + self._config.smoothing * (newest - before)
+
+
+def _percentile_95(values: list[float]) -> float:
+    """As numpy's, which takes 50 us between two steps."""
+    ordered, place = sorted(values), 0.95 * (len(values) - 1)
+    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return low + (place - math.floor(place)) * (high - low)
