@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,15 +13,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_replicas import answers, job_into
+import test_replicas
+from test_replicas import answers, children, count_parts, job_into
 
 from vasuki.base.config import load_job
+from vasuki.base.errors import Interrupted
 from vasuki.commands.run import run_job
 
 pytest.importorskip("ray")
 
 RAY = str(Path(sys.executable).with_name("ray"))
-ENVIRONMENT = os.environ | {"RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "120"}  # a busy machine takes its time
+ENVIRONMENT = os.environ | {
+    "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "120",  # a busy machine takes its time
+    "RAY_CLIENT_RECONNECT_GRACE_PERIOD": "1",
+}
 
 
 def free_port() -> int:
@@ -29,9 +35,9 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-@pytest.fixture(scope="module")
-def head() -> Iterator[str]:
-    """Address of a head of two processors, for those that are no part of the cluster."""
+@contextlib.contextmanager
+def started_head() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A head of two processors, and its address for those that are no part of the cluster."""
     port = free_port()
     options = [f"--port={free_port()}", f"--ray-client-server-port={port}", "--num-cpus=2", "--include-dashboard=false"]
     head = subprocess.Popen(
@@ -43,7 +49,7 @@ def head() -> Iterator[str]:
     while not answers_at(port):  # until the test times out
         assert head.poll() is None
         time.sleep(0.1)
-    yield f"ray://127.0.0.1:{port}"
+    yield head, f"ray://127.0.0.1:{port}"
     head.terminate()
     head.wait()
 
@@ -59,9 +65,30 @@ def run(job: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 
-def test_answers_are_those_of_one_device(head: str, tmp_path: Path, tiny_model: Path) -> None:
+def test_answers_are_those_of_one_device(tmp_path: Path, tiny_model: Path) -> None:
     one, job = job_into(tmp_path / "one", tiny_model), job_into(tmp_path / "job", tiny_model)
     run_job(load_job(str(one)), quiet=True)
-    ended = run(job, "--on", head, "--replicas", "2")
+    with started_head() as (_, address):
+        ended = run(job, "--on", address, "--replicas", "2")
     assert ended.returncode == 0, ended.stderr
     assert answers(job).equals(answers(one))
+
+
+def test_a_server_that_goes_away_is_one_line_and_the_rows_stay(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(test_replicas, "NUM_ROWS", 6000)
+    job = job_into(tmp_path / "job", tiny_model)
+    with started_head() as (head, address):
+        command = [sys.executable, "-m", "vasuki", "run", str(job), "--quiet", "--set", "engine.device=cpu"]
+        driver = subprocess.Popen([*command, "--on", address], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+        while not count_parts(job):  # until the test times out
+            assert driver.poll() is None
+            time.sleep(0.01)
+        for pid in [*children(head.pid), head.pid]:
+            os.kill(pid, signal.SIGKILL)
+        said = driver.communicate()[1]
+    assert driver.returncode == Interrupted.exit_code
+    (line,) = [line for line in said.splitlines() if "vasuki" in line]
+    assert "the Ray cluster is gone" in line
+    assert answers(job).num_rows

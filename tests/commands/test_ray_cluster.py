@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -19,9 +21,12 @@ from test_replicas import NUM_ROWS, answers, job_into
 
 from vasuki.base import commits
 from vasuki.base.config import load_job
-from vasuki.base.errors import JobFileError
+from vasuki.base.errors import Interrupted, JobFileError
 from vasuki.commands.cli import main
+from vasuki.commands.cluster import run as cluster_run
+from vasuki.commands.cluster.nodes import Nodes
 from vasuki.commands.cluster.run import run_on_ray
+from vasuki.commands.fleet.driver import MOST_STARTS
 from vasuki.commands.fleet.messages import Setup, ToDriver
 from vasuki.commands.run import run_job
 from vasuki.io.output.output_folder import OutputFolder
@@ -30,6 +35,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from vasuki.commands.cluster import actors
     from vasuki.commands.cluster.actors import Actors
@@ -144,7 +150,9 @@ def test_a_job_whose_only_node_leaves_goes_on_with_one_that_joins(
 
 
 def run(job: Path, cluster: Any, *arguments: str) -> Result:
-    return CliRunner().invoke(main, ["run", str(job), "--quiet", "--on", cluster.address, *arguments])
+    return CliRunner().invoke(
+        main, ["run", str(job), "--quiet", "--set", "engine.device=cpu", "--on", cluster.address, *arguments]
+    )
 
 
 def assert_one_line(result: Result, exit_code: int, words: str) -> None:
@@ -200,3 +208,82 @@ def test_one_replica_is_one_and_what_is_unsaid_is_all(cluster: Any, job: Path, e
 def test_no_cluster_there(job: Path) -> None:
     with pytest.raises(JobFileError, match="no Ray cluster there"):
         run_on_ray(load_job(str(job)), "ray://127.0.0.1:9", quiet=True)
+
+
+def test_no_cluster_where_the_environment_says(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    with pytest.raises(JobFileError, match=r"--on ray \(RAY_ADDRESS=127.0.0.1:9\): no Ray cluster there"):
+        run_on_ray(load_job(str(job)), "ray", quiet=True)
+
+
+@contextmanager
+def taken(cluster: Any, *nodes: Any) -> Iterator[Callable[[], None]]:
+    """Nodes whose processors others use. Gives what makes those leave."""
+
+    class Other:
+        def begin(self) -> None:
+            """Be there."""
+
+    ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    where = [NodeAffinitySchedulingStrategy(node.node_id, soft=False) for node in nodes]
+    others = [ray.remote(num_cpus=1, scheduling_strategy=each)(Other).remote() for each in where]
+    ray.get([other.begin.remote() for other in others])
+
+    def leave() -> None:
+        while others:
+            ray.kill(others.pop())
+
+    yield leave
+    ray.shutdown()
+
+
+def test_replicas_wait_for_room_and_say_so(
+    cluster: Any, job: Path, expected: pa.Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(actors, "PATIENCE_S", 1.0)
+    with taken(cluster, *cluster.workers) as leave:
+        receive = Actors.receive
+
+        def received(self: Actors, timeout_s: float) -> list[tuple[int, ToDriver | None]]:
+            if "not started" in caplog.text:
+                leave()
+            return receive(self, timeout_s)
+
+        monkeypatch.setattr(Actors, "receive", received)
+        run_on_ray(load_job(str(job), ["engine.device=auto"]), cluster.address, quiet=True)
+    assert "2 of 2 replicas have not started after 1.0 s: each needs 1 CPU, and of 2 in the Ray cluster 0 are free" in (
+        caplog.text
+    )
+    assert "the Ray cluster has no GPU, so replicas take CPUs" in caplog.text
+    assert answers(job).equals(expected)
+
+
+def test_a_replica_whose_node_is_taken_moves_to_a_spare_one(
+    cluster: Any, job: Path, expected: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actors, "PATIENCE_S", 1.0)
+    busy = cluster.workers[0]
+
+    class BusyFirst(Nodes):
+        def __init__(self, device: str, replicas: int | Literal["auto"]) -> None:
+            super().__init__(device, replicas)
+            self.slots.sort(key=lambda slot: bool(slot.node != busy.node_id))
+
+    monkeypatch.setattr(cluster_run, "Nodes", BusyFirst)
+    with taken(cluster, busy):
+        run_on_ray(load_job(str(job), ["engine.replicas=1"]), cluster.address, quiet=True)
+    assert answers(job).equals(expected)
+
+
+class Unknown:
+    """What only this process knows."""
+
+
+def test_an_actor_that_dies_of_an_error_says_which_and_is_not_started_for_ever(
+    cluster: Any, job: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(actors, "_on_any_node", lambda setup: Unknown())
+    with pytest.raises(Interrupted, match=f"every replica has died {MOST_STARTS} times"):
+        run_on_ray(load_job(str(job), ["engine.replicas=1"]), cluster.address, quiet=True)
+    said = re.findall("replica 0: .*No module named 'test_ray_cluster'\n", caplog.text)
+    assert len(said) == MOST_STARTS

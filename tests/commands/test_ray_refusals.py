@@ -11,6 +11,8 @@ import pytest
 from click.testing import CliRunner
 from test_replicas import job_into
 
+import vasuki.ray
+from vasuki.base.errors import JobFileError
 from vasuki.commands.cli import main
 from vasuki.commands.cluster.nodes import _survey, shares_of_node
 from vasuki.machines.split import Share
@@ -22,6 +24,12 @@ def test_without_ray_the_extra_is_named(tmp_path: Path, tiny_model: Path, monkey
     assert result.exit_code == 2
     assert "pip install 'vasuki[ray]'" in result.output
     assert "Traceback" not in result.output
+
+
+def test_a_pipeline_without_ray_is_told_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(JobFileError, match=r"map_batches needs Ray, .* pip install 'vasuki\[ray\]'"):
+        vasuki.ray.map_batches(None, "job.yaml")
 
 
 @pytest.mark.parametrize("address", ["", "kubernetes", "ray://", "ray://host", "http://host:1"])

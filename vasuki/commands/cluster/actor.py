@@ -25,6 +25,7 @@ class ReplicaThread:
     def __init__(self, setup: Setup, host: str) -> None:
         self._told: queue.SimpleQueue[ToReplica] = queue.SimpleQueue()
         self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()
+        self._is_placed = False
         os.environ.pop("OMP_NUM_THREADS", None)  # of Ray: 1 beside a GPU
         if not setup.share.gpu:  # which GPU it is has been said by Ray
             os.environ.update(setup.share.environment)
@@ -35,7 +36,10 @@ class ReplicaThread:
         self._told.put(message)
 
     def hear(self) -> list[Said]:
-        """What the replica and its log said since, when there is something."""
+        """What the replica and its log said since, when there is something; at first that it is there, by nothing."""
+        if not self._is_placed:
+            self._is_placed = True
+            return []
         said = [self._said.get()]
         while not self._said.empty():
             said.append(self._said.get())

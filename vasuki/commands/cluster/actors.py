@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from vasuki.base.errors import Interrupted, one_line
+from vasuki.base.units import duration, plural
 from vasuki.commands.cluster.actor import ReplicaThread, Said
 from vasuki.commands.cluster.nodes import Nodes, Slot
 from vasuki.commands.fleet.messages import Failed, Ready, Setup, SetupOf, ToDriver, ToReplica
@@ -25,6 +28,7 @@ from vasuki.commands.fleet.messages import Failed, Ready, Setup, SetupOf, ToDriv
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0  # at who is there
+PATIENCE_S = 10.0  # with replicas that wait until others leave a node
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,8 +71,11 @@ class Actors:
         self._actors: dict[int, Any] = {}
         self._hearing: dict[Any, int] = {}
         self._on_trial: set[int] = set()  # that joined, and are not ready yet
+        self._unplaced_s: dict[int, float] = {}  # replicas that have said nothing yet, and since when
+        self._patience_s = PATIENCE_S
         self._looked_s = time.perf_counter()
         self._devices = 0
+        self._is_out_of_reach = False  # the whole cluster, for good
         for slot in nodes.slots:
             self._settle(slot)
 
@@ -78,9 +85,13 @@ class Actors:
         return self._devices
 
     def start(self, index: int) -> bool:
-        """Start a replica again: on its node, or in spare room; False if there is neither."""
-        there = self._nodes.alive()
-        self._spare = [slot for slot in self._spare if slot.node in there]
+        """Start a replica again: on its node, or in spare room; False if there is neither. Raises Interrupted if the
+        cluster is gone."""
+        with self._reaching():
+            return self._start(index)
+
+    def _start(self, index: int) -> bool:
+        there = self._forget_spare()
         if self._slots[index].node not in there:
             if not self._spare:
                 self._free(index)
@@ -91,18 +102,30 @@ class Actors:
 
     def send(self, index: int, message: ToReplica) -> None:
         """Tell a replica something. One that has died is heard of by `receive`."""
-        self._actors[index].tell.remote(message)
+        if not self._is_out_of_reach:
+            with self._reaching():
+                self._actors[index].tell.remote(message)
 
     def kill(self, index: int) -> None:
         """End a replica at once, which `receive` then tells of."""
-        ray.kill(self._actors[index])
+        if not self._is_out_of_reach:
+            with self._reaching():
+                ray.kill(self._actors[index])
 
     def receive(self, timeout_s: float) -> list[tuple[int, ToDriver | None]]:
-        """What replicas say, after `timeout_s` at the latest; None from one that has ended."""
+        """What replicas say, after `timeout_s` at the latest; None from one that has ended. Raises Interrupted once if
+        the cluster is gone, and all replicas have ended with it."""
+        if self._is_out_of_reach:
+            return [(index, None) for index in self._actors]
+        with self._reaching():
+            return self._receive(timeout_s)
+
+    def _receive(self, timeout_s: float) -> list[tuple[int, ToDriver | None]]:
         now_s = time.perf_counter()
         if now_s - self._looked_s >= LOOK_EVERY_S:
             self._looked_s = now_s
             self._nodes.ask()
+            self._look_for_room(now_s)
         waiting = [*self._hearing, *self._nodes.asking]
         if not waiting:
             time.sleep(timeout_s)
@@ -121,14 +144,26 @@ class Actors:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for index in self._actors:
-            self.kill(index)
+        with suppress(Interrupted):
+            for index in self._actors:
+                self.kill(index)
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Raises Interrupted if the cluster turns out to be gone."""
+        try:
+            yield
+        except (ConnectionError, Interrupted) as error:
+            self._is_out_of_reach = True
+            raise Interrupted(f"the Ray cluster is gone: {one_line(error).removesuffix('.')}") from None
 
     def _heard(self, index: int, answer: Any) -> list[tuple[int, ToDriver | None]]:
         said: list[Said]
+        self._unplaced_s.pop(index, None)
         try:
             said = ray.get(answer)
-        except RayError:  # it has died, or is out of reach; what it says from now on is lost
+        except RayError as error:  # it has died, or is out of reach; what it says from now on is lost
+            log.warning("replica %d: %s", index, _reason(error))
             said = [None]
         heard: list[tuple[int, ToDriver | None]] = []
         for message in said:
@@ -143,11 +178,36 @@ class Actors:
                 if isinstance(message, Ready):
                     self._on_trial.discard(index)
                 heard.append((index, message))
-        if said[-1] is None:
+        if said and said[-1] is None:
             self.kill(index)
         else:
             self._listen(index)
         return heard
+
+    def _look_for_room(self, now_s: float) -> None:
+        """Say what replicas wait for that have not started, ever less often, and move them to room that is spare."""
+        waiting = [index for index, since_s in self._unplaced_s.items() if now_s - since_s >= self._patience_s]
+        if not waiting:
+            self._patience_s = self._patience_s if self._unplaced_s else PATIENCE_S
+            return
+        free, there = self._nodes.free()
+        log.warning(
+            "%d of %s not started after %s: each needs %s, and of %d in the Ray cluster %d are free",
+            len(waiting),
+            "1 replica has" if len(self._slots) == 1 else f"{len(self._slots)} replicas have",
+            duration(self._patience_s),
+            plural(max(self._slots[index].cpus for index in waiting) or 1, "GPU" if self._nodes.on_gpus else "CPU"),
+            there,
+            free,
+        )
+        self._patience_s *= 2
+        self._forget_spare()
+        for index in waiting[: len(self._spare)]:
+            self._hearing = {answer: other for answer, other in self._hearing.items() if other != index}
+            self.kill(index)
+            self._spare.append(self._slots[index])
+            self._slots[index] = self._spare.pop(0)
+            self._begin(index)
 
     def _welcome(self, answer: Any) -> None:
         """A node that has joined gets replicas, as long as more are wanted."""
@@ -172,8 +232,15 @@ class Actors:
         self._devices = max(self._devices, len(held) if self._nodes.on_gpus else len({slot.node for slot in held}))
         return index
 
+    def _forget_spare(self) -> set[str]:
+        """Forget spare room of nodes that are gone. Returns those that are there."""
+        there = self._nodes.alive()
+        self._spare = [slot for slot in self._spare if slot.node in there]
+        return there
+
     def _free(self, index: int) -> None:
         del self._slots[index], self._actors[index]
+        self._unplaced_s.pop(index, None)
         self._on_trial.discard(index)
         self._lost.add(index)
 
@@ -186,10 +253,18 @@ class Actors:
             scheduling_strategy=NodeAffinitySchedulingStrategy(slot.node, soft=False),
         )
         self._actors[index] = actor.remote(setup, slot.host)
+        self._unplaced_s[index] = time.perf_counter()
         self._listen(index)
 
     def _listen(self, index: int) -> None:
         self._hearing[self._actors[index].hear.remote()] = index
+
+
+def _reason(error: RayError) -> str:
+    """What has happened, of the page that Ray makes of it: neither its head, nor calls, nor guesses at causes."""
+    told = [line for line in str(error).splitlines()[1:] if not line.startswith((" ", "\t"))]
+    lines = [line for line in told if "Traceback (most recent" not in line]
+    return " ".join(lines or [one_line(error)]).removeprefix("The actor is dead because ").partition(" Some common")[0]
 
 
 def _on_any_node(setup: Setup) -> Setup:

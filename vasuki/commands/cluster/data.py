@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vasuki.base.config import JobConfig, load_job
+from vasuki.commands.cluster.nodes import import_ray
 from vasuki.commands.run import Runner
 from vasuki.commands.signals import StopSignals
 from vasuki.io.batch import batch_job, with_answers
@@ -32,9 +33,9 @@ def map_batches(dataset: Any, job: str, *, actors: int = 1, batch_size: int = BA
         `error`; `errors.max_fraction` plays no part.
 
     Raises:
-        JobFileError: as `load_job`.
+        JobFileError: as `load_job`, or Ray is not installed.
     """
-    import ray
+    ray = import_ray("vasuki.ray.map_batches")
     from ray.data import ActorPoolStrategy
 
     config = _job(job)

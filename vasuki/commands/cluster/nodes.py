@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _ADDRESS = re.compile(r"(?:ray://)?(?P<host>[^/:]+|\[[^/\]]+\]):(?P<port>\d+)")
 _HERE = ("ray", "auto")  # the cluster that this machine, or the Ray job around this process, belongs to
+_VARIABLE = "RAY_ADDRESS"
 _CONNECT_S = 5.0
 _SURVEY_S = 60.0
 
@@ -33,7 +35,7 @@ class Slot:
     host: str
     share: Share
     here: int  # replicas that share the node
-    cpus: float  # that are asked of Ray, beside a GPU none
+    cpus: int  # that are asked of Ray, beside a GPU none
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +56,56 @@ def connected(address: str) -> Iterator[None]:
     Raises:
         JobFileError: Ray is not installed, or there is no cluster.
     """
-    match = _ADDRESS.fullmatch(address)
-    if address not in _HERE and match is None:
-        raise JobFileError(f"--on {address}: write ray, auto or ray://HOST:PORT")
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise JobFileError(
-            f"--on {address} needs Ray, and {error.name} is not installed: pip install 'vasuki[ray]'"
-        ) from None
+    asked = f"--on {address}"
+    if address not in _HERE and _ADDRESS.fullmatch(address) is None:
+        raise JobFileError(f"{asked}: write ray, auto or ray://HOST:PORT")
+    ray = import_ray(asked)
     if ray.is_initialized():
         yield
         return
     handler = signal.getsignal(signal.SIGTERM)
+    if address in _HERE and (said := os.environ.get(_VARIABLE)):
+        address, asked = said, f"{asked} ({_VARIABLE}={said})"
     try:
-        if match is not None:
+        where = _found(address)
+        if match := _ADDRESS.fullmatch(where):  # Ray itself would knock for minutes, and fill the log meanwhile
             socket.create_connection((match["host"].strip("[]"), int(match["port"])), _CONNECT_S).close()
-        ray.init("auto" if match is None else address, log_to_driver=False, logging_level=logging.ERROR)
+        with warnings.catch_warnings(action="ignore"):
+            ray.init(where, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ImportError, ValueError, OverflowError) as error:
-        message = one_line(error).split(". ")[0]
-        raise JobFileError(f"--on {address}: no Ray cluster there, or not one of this Ray: {message}") from None
+        message = getattr(error, "strerror", None) or one_line(error).split(". ")[0]
+        if "timeout" in message:  # of a server that takes the connection and says nothing
+            message += "; one that wants a token gets it with RAY_AUTH_MODE=token"
+        raise JobFileError(f"{asked}: no Ray cluster there, or not one of this Ray: {message}") from None
     signal.signal(signal.SIGTERM, handler)  # Ray has one of its own
     try:
         with redirect_stdout(_Unheard()):
             yield
     finally:
         ray.shutdown()
+
+
+def import_ray(asked: str) -> Any:
+    """The package. Raises JobFileError if whoever asked for it cannot have it."""
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise JobFileError(f"{asked} needs Ray, and {error.name} is not installed: pip install 'vasuki[ray]'") from None
+    return ray
+
+
+def _found(address: str) -> str:
+    """An address as Ray reads it on this machine, which for `auto` looks for a cluster.
+
+    Raises:
+        ConnectionError: there is none around.
+        ValueError: this is no address.
+    """
+    if address.startswith("ray://"):
+        return address
+    from ray._private.services import canonicalize_bootstrap_address
+
+    return str(canonicalize_bootstrap_address("auto" if address in _HERE else address))
 
 
 class _Unheard(io.TextIOBase):
@@ -129,6 +155,15 @@ class Nodes:
             self.slots += slots
         if not self.slots:
             raise Interrupted("no node of the Ray cluster answers; run the same command again")
+        if device == "auto" and not self.on_gpus:
+            log.warning("the Ray cluster has no GPU, so replicas take CPUs; engine.device: cuda would not")
+
+    def free(self) -> tuple[int, int]:
+        """GPUs, or CPUs where replicas take those, that nobody in the cluster uses, and all that there are."""
+        import ray
+
+        what = "GPU" if self.on_gpus else "CPU"
+        return int(ray.available_resources().get(what, 0)), int(ray.cluster_resources().get(what, 0))
 
     def alive(self) -> set[str]:
         """Ids of the nodes that are there. Raises Interrupted if the cluster is gone."""
@@ -177,7 +212,7 @@ class Nodes:
         try:
             listed = ray.nodes()
         except Exception as error:  # of gRPC, of Ray, of sockets
-            raise Interrupted(f"the Ray cluster is gone ({one_line(error)})") from None
+            raise Interrupted(f"the Ray cluster names no nodes: {one_line(error)}") from None
         nodes = [node for node in listed if node["Alive"]]
         return [
             _Node(
