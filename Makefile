@@ -90,7 +90,7 @@ test-ray: .venvs/ray/.installed
 
 .venvs/ray/.installed: pyproject.toml constraints.txt
 	test -x .venvs/ray/bin/python || $(PYTHON) -m venv .venvs/ray
-	.venvs/ray/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray,test]'
+	.venvs/ray/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray,test]' 'ray[default]'
 	touch $@
 
 test-airflow: $(SETUP) .venvs/airflow/.installed
