@@ -37,16 +37,19 @@ def test_threads_spin_only_where_nobody_waits(monkeypatch: pytest.MonkeyPatch, p
     assert os.environ["GOMP_SPINCOUNT"] == "7"
 
 
+_EXPANDABLE = "expandable_segments:True"
+
+
 @pytest.mark.parametrize(
     ("torch_version", "said", "added"),
     [
-        ("2.13.0+cpu", {}, {"PYTORCH_ALLOC_CONF": f"pinned_max_cached_size_mb:{host.KEPT_MIB}"}),
-        ("2.12.1", {}, {}),  # does not know it
-        ("2.13.0", {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, {}),
-        ("2.13.0", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {}),  # would not count beside the other
+        ("2.13.0+cpu", {}, {"PYTORCH_ALLOC_CONF": f"{_EXPANDABLE},pinned_max_cached_size_mb:{host.KEPT_MIB}"}),
+        ("2.12.1", {}, {"PYTORCH_ALLOC_CONF": _EXPANDABLE}),  # does not know the other
+        ("2.13.0", {"PYTORCH_ALLOC_CONF": "backend:native"}, {}),
+        ("2.13.0", {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, {}),  # would not count beside the other
     ],
 )
-def test_large_pinned_memory_is_not_rounded(
+def test_allocators_are_set_up_unless_somebody_has(
     monkeypatch: pytest.MonkeyPatch, torch_version: str, said: dict[str, str], added: dict[str, str]
 ) -> None:
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -56,7 +59,7 @@ def test_large_pinned_memory_is_not_rounded(
         monkeypatch.delenv(name)
     for name, value in said.items():
         monkeypatch.setenv(name, value)
-    host.pin_exact_sizes()
+    host.set_up_allocators()
     assert {name: os.environ[name] for name in names if name in os.environ} == said | added
 
 

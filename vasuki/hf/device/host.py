@@ -1,5 +1,5 @@
-"""Settings of the process before torch is loaded: how threads wait for work, that freed memory is kept, and
-that pinned memory is not rounded up."""
+"""Settings of the process before torch is loaded: how threads wait for work, that freed memory is kept, that a GPU's
+is not lost in pieces, and that pinned memory is not rounded up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def prepare() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "0" if cpu_pressure() > BUSY else str(SPINS))
     keep_freed_memory()
-    pin_exact_sizes()
+    set_up_allocators()
 
 
 def cpu_pressure(path: Path = Path("/proc/pressure/cpu")) -> float:
@@ -46,12 +46,16 @@ def keep_freed_memory() -> None:
         mallopt(parameter, value)
 
 
-def pin_exact_sizes() -> None:
-    """Let torch pin as much as is asked for where that is much."""
+def set_up_allocators() -> None:
+    """Let torch take of a GPU what steps need and no more, and pin as much as is asked for where that is much."""
+    if any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+        return
+    # Steps differ in size, and pieces that one frees may be too small for the next: plans leave no room for them.
+    settings = ["expandable_segments:True"]
     # Torch rounds pinned memory up to powers of two, for reuse: a pool takes up to twice what kv.host_memory says. What
     # it does not keep for reuse it does not round. That can be said from torch 2.13 on; before, the name is an error.
     # (`pinned_max_round_threshold_mb` alone makes it hand out kept blocks that are smaller than what is asked for.)
-    said = any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
     major, minor = metadata.version("torch").split(".")[:2]
-    if not said and (int(major), int(minor)) >= (2, 13):
-        os.environ["PYTORCH_ALLOC_CONF"] = f"pinned_max_cached_size_mb:{KEPT_MIB}"
+    if (int(major), int(minor)) >= (2, 13):
+        settings.append(f"pinned_max_cached_size_mb:{KEPT_MIB}")
+    os.environ["PYTORCH_ALLOC_CONF"] = ",".join(settings)
