@@ -1,15 +1,20 @@
 """Everything that only an accelerator can show, in one command and a few minutes.
 
-    gpu_check.py --out DIR [--budget-s 450] [--only SECTION ...]
+    gpu_check.py --out DIR [--budget-s 540] [--only SECTION ...]
     gpu_check.py --out DIR --device cpu --toy          every path at toy size, in less than a minute
 
 Nothing is downloaded: models have random weights, of Llama-3.2-1B's and Llama-3-8B's shape and tiny ones of many
-architectures. DIR gets gpu_check.json, gpu_check.md and the measured hardware profile. Nothing goes on
-after a preflight that fails; of the other sections, one that fails is reported, and the others go on. The exit code is
-1 if a check did not hold.
+architectures. DIR gets gpu_check.json, gpu_check.md and the measured hardware profile, which later calls with the same
+DIR predict with. The report begins with the figures that a card is to reach, beside those that it reached. Nothing goes
+on after a preflight that fails; of the other sections, one that fails is reported, and the others go on. The exit code
+is 1 if a check did not hold; a figure that is not reached is none.
 
-Every section measures as much as its share of the time allows. `--only contest` gives the comparison all of it: more
-rows, and rounds that take turns.
+Every section measures as much as its share of the time allows, and is ended where it takes twice that. All of them fit
+one call of ten minutes in brief; these three give each what it needs:
+
+    gpu_check.py --out DIR --only preflight checkpoint tests golden cases offload attention sanitizer
+    gpu_check.py --out DIR --only ceilings profile overlap steps kernels capped
+    gpu_check.py --out DIR --only contest vllm --vllm PYTHON
 """
 
 from __future__ import annotations
@@ -18,10 +23,13 @@ import argparse
 import itertools
 import json
 import platform
+import shutil
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -31,7 +39,7 @@ import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "gpu"))  # where the sections lie
-from gpu_sections import contest, golden, kernel_table, kernels, preflight, steps
+from gpu_sections import capped, cases, contest, golden, kernel_table, kernels, preflight, steps, subprocesses
 from gpu_sections.setting import Finding, Record, Setting
 
 from vasuki.base.errors import ModelError
@@ -44,28 +52,34 @@ Section = Callable[[Setting, float], Finding]
 def sections(setting: Setting) -> dict[str, tuple[float, Section]]:
     """List sections by name with their share of the time: whether it works at all, whether it is right, how fast it is.
     Those that others predict with come before them."""
-    found: dict[str, tuple[float, Section]] = {
+    names = dict.fromkeys((setting.large, setting.small))
+    return {
         "preflight": (0.03, preflight.preflight),
-        "golden": (0.10, golden.golden),
         **({"checkpoint": (0.03, golden.checkpoint)} if setting.checkpoint else {}),
+        "tests": (0.05, subprocesses.tests),
+        "golden": (0.10, golden.golden),
+        "cases": (0.05, cases.cases),
         "offload": (0.05, golden.offload),
-        "attention": (0.04, kernels.attention),
+        "attention": (0.03, kernels.attention),
+        "sanitizer": (0.06, subprocesses.sanitizer),
         "ceilings": (0.02, kernels.ceilings),
         "profile": (0.09, kernels.profile),
-        "overlap": (0.06, steps.overlap),
-        "steps": (0.10, steps.steps),
+        "overlap": (0.04, steps.overlap),
+        "steps": (0.08, steps.steps),
         "kernels": (0.02, kernel_table.kernel_table),
+        "capped": (0.08, capped.capped),
+        **{f"contest {name}": (0.27 / len(names), partial(contest.contest, name=name)) for name in names},
+        **({"vllm": (0.30, subprocesses.vllm)} if setting.vllm else {}),
     }
-    names = dict.fromkeys((setting.large, setting.small))
-    return found | {f"contest {name}": (0.49 / len(names), partial(contest.contest, name=name)) for name in names}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the report")
-    parser.add_argument("--budget-s", type=float, default=450, help="seconds that all sections together should take")
+    parser.add_argument("--budget-s", type=float, default=540, help="seconds that all sections together should take")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--checkpoint", default="", help="folder of a small trained model that is checked too")
+    parser.add_argument("--vllm", default="", metavar="PYTHON", help="of an environment that has vLLM")
     parser.add_argument("--toy", action="store_true", help="small everything, to see that every path works")
     parser.add_argument(
         "--only",
@@ -81,9 +95,13 @@ def main() -> None:
         parser.error(str(error))
     if device.type == "cpu" and not options.toy:
         parser.error("there is no CUDA device here; --toy runs every path on the CPU")
+    if options.checkpoint and (missing := _missing(Path(options.checkpoint))):
+        parser.error(f"--checkpoint {options.checkpoint}: {missing}")
+    if options.vllm and shutil.which(options.vllm) is None:
+        parser.error(f"--vllm {options.vllm}: there is no such program")
     options.out.mkdir(parents=True, exist_ok=True)
-    setting = Setting(device, options.toy, options.out, options.checkpoint)
-    report: Record = {"machine": _machine(device), "sections": {}}
+    setting = Setting(device, options.toy, options.out, options.checkpoint, options.vllm)
+    report: Record = {"machine": _machine(device), "toy": options.toy, "figures": [], "sections": {}}
     started_s = time.perf_counter()
     known = sections(setting)
     chosen = {name: known[name] for name in known if not options.only or name.startswith(tuple(options.only))}
@@ -92,7 +110,9 @@ def main() -> None:
     unit_s = options.budget_s / sum(share for share, _ in chosen.values())
     for name, (share, section) in chosen.items():
         spent_s = time.perf_counter() - started_s
-        report["sections"][name] = _run(setting, name, section, share * unit_s, options.budget_s - spent_s)
+        found = _run(setting, name, section, share * unit_s, options.budget_s - spent_s)
+        report["figures"] += found.pop("figures")
+        report["sections"][name] = found
         report["seconds"] = round(time.perf_counter() - started_s, 1)
         _write(options.out, report)  # after each section, so that a run that is cut off leaves what it has
         if name == "preflight" and report["sections"][name]["failures"]:
@@ -100,7 +120,8 @@ def main() -> None:
     failures = [f"{name}: {each}" for name, part in report["sections"].items() for each in part["failures"]]
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)
-    print(json.dumps({"out": str(options.out), "seconds": report["seconds"], "failures": failures}))
+    missed = [figure["figure"] for figure in report["figures"] if figure["reached"] == "no"]
+    print(json.dumps({"out": str(options.out), "seconds": report["seconds"], "failures": failures, "missed": missed}))
     sys.exit(bool(failures))
 
 
@@ -111,7 +132,8 @@ def _run(setting: Setting, name: str, section: Section, share_s: float, left_s: 
         finding = Finding(notes=["left out: the time was spent; give --budget-s more, or name it with --only"])
     else:
         try:
-            finding = section(setting, min(share_s, left_s))
+            with _ended_after(min(2 * share_s, left_s)):
+                finding = section(setting, min(share_s, left_s))
         except Exception as error:
             traceback.print_exc()
             finding = Finding(failures=[f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"])
@@ -119,6 +141,29 @@ def _run(setting: Setting, name: str, section: Section, share_s: float, left_s: 
     seconds = time.perf_counter() - started_s
     print(f"{name}: {seconds:.1f} s" + (f", {len(finding.failures)} failures" if finding.failures else ""), flush=True)
     return {"seconds": round(seconds, 1), **asdict(finding)}
+
+
+@contextmanager
+def _ended_after(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in what takes longer."""
+
+    def ring(number: int, frame: object) -> None:
+        raise TimeoutError(f"not done within {seconds:.0f} s; name it with --only, or give --budget-s more")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _missing(folder: Path) -> str:
+    """What a folder lacks to be a checkpoint; empty if nothing."""
+    if not (folder / "config.json").is_file():
+        return "there is no config.json"
+    return "" if any(folder.glob("*.safetensors")) else "there are no weights (*.safetensors)"
 
 
 def _machine(device: torch.device) -> Record:
@@ -142,6 +187,8 @@ def markdown(report: Record) -> str:
     """The report as tables."""
     machine = report["machine"]
     lines = [f"# {machine['device']}", "", ", ".join(f"{key} {value}" for key, value in machine.items()), ""]
+    title = "Figures to reach" + " on a card, at toy size of no meaning" * report["toy"]
+    lines += [f"## {title}", "", *_table(report["figures"])] if report["figures"] else []
     for name, part in report["sections"].items():
         lines += [f"## {name} ({part['seconds']} s)", ""]
         lines += _table(part["rows"])

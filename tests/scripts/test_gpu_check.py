@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,32 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+# What `gpu_check.py` asks of vLLM, answered as vLLM would.
+FAKE_VLLM = """
+from pathlib import Path
+from types import SimpleNamespace as Answer
+
+SamplingParams = Answer
+
+class LLM:
+    def __init__(self, model, max_model_len, load_format, dtype, skip_tokenizer_init):
+        assert Path(model, "config.json").is_file() and (load_format, skip_tokenizer_init) == ("dummy", True)
+        self.longest = max_model_len
+
+    def generate(self, prompts, how, use_tqdm):
+        sizes = [(len(prompt["prompt_token_ids"]), each.max_tokens) for prompt, each in zip(prompts, how, strict=True)]
+        assert max(map(sum, sizes)) <= self.longest
+        return [Answer(outputs=[Answer(token_ids=[7] * most)]) for _, most in sizes]
+"""
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[str, Any]:
-    out = tmp_path_factory.mktemp("check")
+    out, vllm = tmp_path_factory.mktemp("check"), tmp_path_factory.mktemp("vllm")
+    (vllm / "vllm.py").write_text(FAKE_VLLM)
     command = [sys.executable, "scripts/gpu/gpu_check.py", "--toy", "--device", "cpu", "--out", str(out)]
-    command += ["--checkpoint", str(tiny_model)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'solvers'}"}
+    command += ["--checkpoint", str(tiny_model), "--vllm", sys.executable]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'solvers'}:{vllm}"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     last = json.loads(done.stdout.splitlines()[-1])
@@ -32,8 +54,8 @@ def report(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[s
 
 def test_every_section_ran(report: dict[str, Any]) -> None:
     assert list(report["sections"]) == [
-        *("preflight", "golden", "checkpoint", "offload", "attention", "ceilings"),
-        *("profile", "overlap", "steps", "kernels", "contest toy"),
+        *("preflight", "checkpoint", "tests", "golden", "cases", "offload", "attention", "sanitizer", "ceilings"),
+        *("profile", "overlap", "steps", "kernels", "capped", "contest toy", "vllm"),
     ]
     for name, section in report["sections"].items():
         assert section["rows"], name
@@ -59,6 +81,48 @@ def test_nothing_goes_on_after_a_preflight_that_fails(tmp_path: Path, monkeypatc
     }
 
 
+def test_figures_stand_beside_their_targets(report: dict[str, Any]) -> None:
+    """But for the idle share, which a CPU has not."""
+    targets = {figure["figure"]: figure["target"] for figure in report["figures"]}
+    assert sorted(targets.values()) == [
+        *("at least 0.7", "at least 0.9", "at least 1", "at least 3", "at least 6", "at least 6"),
+        *("at most 0.02", "at most 0.09"),
+    ]
+    assert report["figures"][0] == {
+        "figure": "KV bytes as planned without the card, share that they are off",
+        "measured": 0.0, "target": "at most 0.02", "reached": "yes",
+    }  # fmt: skip
+    assert report["markdown"].index("## Figures to reach") < report["markdown"].index("## preflight")
+
+
+@pytest.mark.parametrize(
+    ("folder", "lacks"), [("nonexistent", "config.json"), ("empty", "config.json"), ("half", "safetensors")]
+)
+def test_a_checkpoint_is_looked_for_first(
+    folder: str, lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "gpu"))
+    import gpu_check
+
+    for name in ("empty", "half"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "half" / "config.json").write_text("{}")
+    options = ["--toy", "--device", "cpu", "--out", str(tmp_path / "out"), "--checkpoint", str(tmp_path / folder)]
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", *options])
+    with pytest.raises(SystemExit, match="2"):
+        gpu_check.main()
+    assert lacks in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_section_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "gpu"))
+    import gpu_check
+
+    with pytest.raises(TimeoutError, match="not done within 0 s"), gpu_check._ended_after(0.01):
+        time.sleep(60)
+
+
 def test_golden_tokens_were_compared(report: dict[str, Any]) -> None:
     golden = report["sections"]["golden"]["rows"]
     assert {row["dtype"] for row in golden} == {"float32", "bfloat16"}
@@ -82,10 +146,30 @@ def test_copies_were_made_and_timed(report: dict[str, Any]) -> None:
 def test_all_ways_ran_the_same_rows(report: dict[str, Any]) -> None:
     rows = report["sections"]["contest toy"]["rows"]
     ways = {row["way"]: row for row in rows if "way" in row}
-    assert list(ways) == ["vasuki", "generate, padded and sorted", "generate_batch"]
+    assert list(ways) == ["vasuki", "generate, padded and sorted", "generate, padded", "generate_batch"]
     assert len({row["rows"] for row in ways.values()}) == 1
     (alone,) = (row for row in rows if "job" in row)
+    assert alone["predicted_s"] >= alone["schedule_bound_s"] > 0
     assert alone["predicted_s"] >= alone["lower_bound_s"] > 0
+    (beside,) = report["sections"]["vllm"]["rows"]
+    assert beside["ratio"] == pytest.approx(beside["vasuki, tokens/s"] / beside["vLLM, tokens/s"], rel=1e-3)
+
+
+def test_half_the_memory_halves_the_batch(report: dict[str, Any]) -> None:
+    rows = {row["run"]: row for row in report["sections"]["capped"]["rows"]}
+    assert list(rows) == ["uncapped", "capped, none", "capped, auto"]
+    assert rows["capped, none"]["KV_MB"] == pytest.approx(rows["uncapped"]["used_MB"] / 2, rel=0.2)
+    assert rows["capped, none"]["mean_seqs"] < rows["uncapped"]["mean_seqs"]
+
+
+def test_what_golden_models_never_ask_for(report: dict[str, Any]) -> None:
+    cases = {row["case"]: row["found"] for row in report["sections"]["cases"]["rows"]}
+    assert list(cases) == [
+        *("top-p of many rows", "log probabilities", "a long context", "parked and replayed"),
+        "memory that runs out",
+    ]
+    assert cases["memory that runs out"] == "step 32, computed at once 16"
+    assert "swaps 0" not in cases["parked and replayed"]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +180,17 @@ def test_overlapping_kernels_count_once(spans: list[tuple[float, float]], length
     from gpu_sections.steps import union_length
 
     assert union_length(spans) == length
+
+
+@pytest.mark.parametrize("steps", [1, 5, 30, 1000])
+def test_windows_lie_all_over_a_job(steps: int) -> None:
+    from gpu_sections.steps import windows
+
+    found = windows(steps)
+    assert all(1 <= first < last <= steps for first, last in found)
+    assert all(last <= first for (_, last), (first, _) in itertools.pairwise(found))
+    assert len(found) == min(12, max(0, steps - 1))
+    assert steps < 1000 or (found[0], found[-1]) == ((1, 9), (916, 924))
 
 
 def test_workloads_are_drawn_as_described(tmp_path: Path) -> None:

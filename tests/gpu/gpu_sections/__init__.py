@@ -2,8 +2,11 @@
 
 preflight      what everything else needs; kernel_table: what a step launches
 setting        device, models with random weights, workloads, and one planned run
-kernels        ceilings of the card, attention kernels, hardware profile
+subprocesses   tests that need a card, compute-sanitizer, vLLM
 golden         greedy tokens against `model.generate`, with and without offload; copies byte for byte
+cases          what the golden models are too small for
+kernels        ceilings of the card, attention kernels, hardware profile
 steps          step times against the roofline, the device's idle share, copies beside compute
+capped         half of the memory for KV, without and with offload
 contest        whole workloads against transformers' own ways, predicted and measured
 """

@@ -8,7 +8,7 @@ import importlib
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,8 @@ from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.loading.weights import WeightStream, decoder_layers
 from vasuki.hf.ragged_executor import build_executor
 
-_TINY_MODELS = Path(__file__).resolve().parents[2] / "hf"  # the random models of the golden tests
-_MAX_TOKENS = 14
+_FOLDER = Path(__file__).resolve().parents[2] / "hf"  # the random models of the golden tests
+MAX_TOKENS = 14
 _SENTENCES = (
     "The capital of France is",
     "def area(width, height):",
@@ -46,7 +46,7 @@ _SLACK = 2.0  # our worst choice may lie this much further below the best logit 
 
 def golden(setting: Setting, share_s: float) -> Finding:
     """Tiny random models of many architectures: float32 must give the same tokens, bfloat16 must choose as well."""
-    tiny = _tiny_models()
+    tiny = tiny_models()
     names = ["llama", "gemma2", "qwen3_5"] if setting.toy else [*tiny.ARCHITECTURES, *tiny.RECURRENT]
     finding = Finding()
     until_s = time.perf_counter() + share_s
@@ -74,14 +74,14 @@ def _compare(setting: Setting, name: str, plain: Any, prompts: list[list[int]], 
     sizes = [(torch.float32, 4), (torch.bfloat16, 4)]
     sizes += [(torch.bfloat16, PAGE_TOKENS)] if setting.on_gpu else []  # blocks that the packed kernel pages
     for dtype, block_tokens in sizes:
-        model = _Tiny(setting, name, plain, dtype, prompts)
+        model = Tiny(setting, name, plain, dtype, prompts)
         try:
             expected = model.generate()
         except RuntimeError as error:  # such as kernels that this card lacks
             finding.notes.append(f"{name} in {dtype}: transformers' generate fails: {str(error).splitlines()[0]}")
             continue
         try:
-            finding.rows.append(_golden_row(model, dtype, block_tokens, expected, finding))
+            finding.rows.append(golden_row(model, dtype, block_tokens, expected, finding))
         except Exception as error:
             finding.failures.append(f"{name} in {dtype}: {type(error).__name__}: {error}")
 
@@ -95,7 +95,7 @@ def _explain(finding: Finding) -> None:
 
 def offload(setting: Setting, share_s: float) -> Finding:
     """Parked sequences, streamed layers and streamed weights change no token, and copies no byte."""
-    tiny, finding = _tiny_models(), Finding()
+    tiny, finding = tiny_models(), Finding()
     for layers, block_tokens in ((3, 5), (8, 32)):
         exact, moved = _round_trip(setting, layers, block_tokens)
         finding.rows.append({"check": f"round trip, {layers} layers, blocks of {block_tokens}", "exact": exact,
@@ -103,7 +103,7 @@ def offload(setting: Setting, share_s: float) -> Finding:
         if not exact:
             finding.failures.append(f"blocks of {block_tokens} came back changed")
     for name in ["llama"] if setting.toy else ["llama", "mistral", "gemma2", "gpt_oss"]:
-        model = _Tiny(setting, name, tiny.random_model(name), torch.float32, tiny.prompts())
+        model = Tiny(setting, name, tiny.random_model(name), torch.float32, tiny.prompts())
         expected = model.generate()
         for mode, run in _offload_runs(setting, model).items():
             found = run()
@@ -117,22 +117,23 @@ def offload(setting: Setting, share_s: float) -> Finding:
     return finding
 
 
-def _tiny_models() -> Any:
-    sys.path.insert(0, str(_TINY_MODELS))
+def tiny_models() -> Any:
+    sys.path.insert(0, str(_FOLDER))
     try:
         return importlib.import_module("tiny_models")
     finally:
-        sys.path.remove(str(_TINY_MODELS))
+        sys.path.remove(str(_FOLDER))
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class Outcome:
     outputs: list[list[int]]
+    logprobs: list[float | None]  # of each row's tokens together, where asked for
     counters: Counters
     replayed_steps: int  # by graphs
 
 
-class _Tiny:
+class Tiny:
     """One small model on the device."""
 
     def __init__(self, setting: Setting, name: str, model: Any, dtype: torch.dtype, prompts: list[list[int]]) -> None:
@@ -148,55 +149,64 @@ class _Tiny:
         for prompt in self.prompts:
             ids = torch.tensor([prompt], device=self.setting.device)
             output = self.model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=_MAX_TOKENS, do_sample=False
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=MAX_TOKENS, do_sample=False
             )
             rows.append(output[0, len(prompt) :].tolist())
         return rows
 
     def loaded(self) -> LoadedModel:
-        no_text: Any = _tiny_models().NoTokenizer()
+        no_text: Any = tiny_models().NoTokenizer()
         return prepare(fused_twin(self.model), no_text, self.model.generation_config, self.name)
 
-    def run(self, loaded: LoadedModel | None = None, estimate: int = 0, **changes: Any) -> _Outcome:
+    def run(
+        self, loaded: LoadedModel | None = None, estimate: int = 0, want_logprobs: bool = False, **changes: Any
+    ) -> Outcome:
         """Through scheduler and executor, in memory full of poison. `changes` are of EngineSettings."""
         limits, loaded = Limits(16, 16), loaded or self.loaded()
         policy = dataclasses.replace(find_policy("vasuki"), shares_prefixes=loaded.recurrent is None)
         settings = EngineSettings(policy, limits, num_blocks=200, block_tokens=4)
         settings = dataclasses.replace(settings, **changes)
-        executor = build_executor(loaded, settings, record_after=1)
+        executor = build_executor(loaded, settings, want_logprobs, record_after=1)
         host = executor.offload.host if executor.offload is not None else None
         states = itertools.chain(*executor.states.tensors) if executor.states is not None else ()
         for tensor in [*executor.cache.layers, *(host.layers if host is not None else ()), *states]:
             tensor.fill_(_POISON)
-        sampling = SamplingParams(max_tokens=_MAX_TOKENS)
+        sampling = SamplingParams(max_tokens=MAX_TOKENS)
         requests = [
-            Request(row, row, len(ids), _MAX_TOKENS, torch.tensor(ids, dtype=torch.int32).numpy(), sampling,
+            Request(row, row, len(ids), MAX_TOKENS, torch.tensor(ids, dtype=torch.int32).numpy(), sampling,
                     estimated_tokens=estimate)
             for row, ids in enumerate(self.prompts)
         ]  # fmt: skip
         scheduler, rows = Scheduler(settings), Rows()
         drain(requests, scheduler, executor, rows)
-        return _Outcome(rows.outputs, scheduler.queues.counters, executor.replayed_steps)
+        logprobs: list[float | None] = [rows.sequences[row].logprob for row in sorted(rows.sequences)]
+        return Outcome(rows.outputs, logprobs, scheduler.queues.counters, executor.replayed_steps)
 
     def regret(self, outputs: list[list[int]]) -> float:
         """The worst choice among the outputs' tokens, judged in float32."""
+        worst = 0.0
+        for logits, tokens in self.judged(outputs):
+            chosen = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
+            worst = max(worst, float(((logits.amax(1) - chosen) / logits.std(1)).max()))
+        return worst
+
+    def judged(self, outputs: list[list[int]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each row's logits in float32 `[tokens, vocab_size]`, and the tokens that were chosen."""
         judge = copy.deepcopy(self.model).float()
         judge.set_attn_implementation("eager")
-        worst = 0.0
         for prompt, output in zip(self.prompts, outputs, strict=True):
             ids = torch.tensor([prompt + output], device=self.setting.device)
             with torch.inference_mode():
                 logits = judge(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-            chosen = logits.gather(1, ids[0, len(prompt) :].unsqueeze(1)).squeeze(1)
-            worst = max(worst, float(((logits.amax(1) - chosen) / logits.std(1)).max()))
-        return worst
+            yield logits, ids[0, len(prompt) :]
 
 
-def _golden_row(
-    model: _Tiny, dtype: torch.dtype, block_tokens: int, expected: list[list[int]], finding: Finding
+def golden_row(
+    model: Tiny, dtype: torch.dtype, block_tokens: int, expected: list[list[int]], finding: Finding, **changes: Any
 ) -> Record:
+    """Compare a run with what `generate` says of the same model; `changes` are those of `Tiny.run`."""
     kind = str(dtype).removeprefix("torch.")
-    outcome = model.run(block_tokens=block_tokens)
+    outcome = model.run(block_tokens=block_tokens, **changes)
     found = outcome.outputs
     same = sum(ours == theirs for ours, theirs in zip(found, expected, strict=True))
     ours, theirs = model.regret(found), model.regret(expected)
@@ -209,13 +219,14 @@ def _golden_row(
         "block": block_tokens,
         "rows_equal": f"{same}/{len(expected)}",
         "replayed_steps": outcome.replayed_steps,
+        "swaps": outcome.counters.preemptions_swap,
         "regret": float(f"{ours:.2g}"),
         "regret_of_generate": float(f"{theirs:.2g}"),
         "holds": holds,
     }
 
 
-def _offload_runs(setting: Setting, model: _Tiny) -> dict[str, Callable[[], _Outcome]]:
+def _offload_runs(setting: Setting, model: Tiny) -> dict[str, Callable[[], Outcome]]:
     """Every way of moving things between the tiers. Rows that hope for one token overflow the memory and are parked."""
     streamed = StreamedLayers.spread(3, 2)
     parked = OffloadPlan("park", host_blocks=60)
@@ -223,7 +234,7 @@ def _offload_runs(setting: Setting, model: _Tiny) -> dict[str, Callable[[], _Out
     ahead = dataclasses.replace(parked, prefills_ahead=True)
     careful = dataclasses.replace(find_policy("vasuki"), admission=Admission.PEAK)
 
-    def weights() -> _Outcome:
+    def weights() -> Outcome:
         loaded = model.loaded()
         streaming = dataclasses.replace(loaded, model=copy.deepcopy(loaded.model))
         WeightStream(decoder_layers(streaming.model, 3), streamed, setting.device, copy_engine(setting.device))

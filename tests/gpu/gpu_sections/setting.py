@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -21,16 +21,19 @@ from vasuki.engine.loop import Observer, RunStats, drain
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.hf.attention import ragged_attention
+from vasuki.hf.device.device import describe
 from vasuki.hf.device.memory import available_bytes, total_bytes
 from vasuki.hf.fused.by_torch import fuse_modules
-from vasuki.hf.kernels.varlen import preferred_block_tokens
 from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.loading.triton_kernels import small_kernels
 from vasuki.hf.ragged_executor import build_executor
+from vasuki.machines.at_hand import torch_pages
+from vasuki.machines.gpus import profile_of_gpu
 from vasuki.machines.memory_budget import activation_bytes, room_bytes
+from vasuki.machines.paging import page_tokens
 from vasuki.machines.profile import HardwareProfile
-from vasuki.machines.profile_files import find_profile, profile_for_device
+from vasuki.machines.profile_files import find_profile, load_profile
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.named import NAMED_CONFIGS
 from vasuki.models.shape import ModelShape
@@ -39,6 +42,7 @@ from vasuki.planner.ordering.planned_order import order_requests
 from vasuki.planner.plan import Plan
 
 Record = dict[str, Any]
+MEASURED = "this-machine.yaml"
 
 _TOY_CONFIG = dict(
     model_type="llama",
@@ -51,6 +55,7 @@ _TOY_CONFIG = dict(
     max_position_embeddings=4096,
 )
 _TOY_KV_BYTES = 2**24
+FEWEST_ROWS = 16  # of a job that is cut to fit its time
 _DEVICE_MEMORY = 0.9  # share of the device, as jobs have it by default
 _TOY_SHRINKS = 16  # lengths of toy workloads are divided by it
 
@@ -62,6 +67,19 @@ class Finding:
     rows: list[Record] = field(default_factory=list)  # a table; every row has the keys that it needs
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # checks that did not hold
+    figures: list[Record] = field(default_factory=list)  # what a card is to reach, beside what it reached
+
+    def at_least(self, figure: str, measured: float, target: float) -> None:
+        """A figure that is good where it is large."""
+        self._figure(figure, measured, f"at least {target:g}", measured >= target)
+
+    def at_most(self, figure: str, measured: float, target: float) -> None:
+        """A figure that is good where it is small."""
+        self._figure(figure, measured, f"at most {target:g}", measured <= target)
+
+    def _figure(self, figure: str, measured: float, target: str, is_reached: bool) -> None:
+        reached = "yes" if is_reached else "no"
+        self.figures.append({"figure": figure, "measured": digits(measured), "target": target, "reached": reached})
 
 
 class NoText:
@@ -71,6 +89,11 @@ class NoText:
 
     def meets_stop_string(self, sequence: Sequence, token_id: int) -> bool:
         return False
+
+
+def digits(value: float) -> float:
+    """Four of them, however small it is."""
+    return float(f"{value:.4g}")
 
 
 @dataclass(slots=True)
@@ -89,26 +112,33 @@ class Setting:
         toy: small everything, to see that every path works.
         out: folder for what sections leave behind.
         checkpoint: folder of a small trained model, if there is one.
+        vllm: Python of an environment that has vLLM, if there is one.
         seed: of weights and workloads.
     """
 
-    def __init__(self, device: torch.device, toy: bool, out: Path, checkpoint: str = "", seed: int = 0) -> None:
+    def __init__(
+        self, device: torch.device, toy: bool, out: Path, checkpoint: str = "", vllm: str = "", seed: int = 0
+    ) -> None:
         self.device = device
         self.toy = toy
         self.out = out
         self.checkpoint = checkpoint
+        self.vllm = vllm
         self.seed = seed
         self.on_gpu = device.type == "cuda"
         self.dtype = torch.bfloat16 if self.on_gpu else torch.float32
         self.small, self.large = ("toy", "toy") if toy else ("llama-3.2-1b", "llama-3-8b")
-        self.profile = self._known_profile()
+        self.known = profile_of_gpu(torch.cuda.get_device_name(device)) if self.on_gpu else find_profile("cpu")
+        self.profile = self._measured_before() or self.known  # until kernels.profile measures the card
         self.ceilings: Ceilings | None = None  # set by kernels.ceilings
-        self._models: tuple[str, Any, Any] | None = None  # a name, the model as it is, and fused
+        self._plain: tuple[str, Any] | None = None  # a name, and the model as transformers has it,
+        self._fused: tuple[str, Any] | None = None  # and as the engine has it
 
-    def _known_profile(self) -> HardwareProfile:
-        """Until the card is measured. Predictions are those of an A100 if it is an unknown one."""
-        known = profile_for_device(torch.cuda.get_device_name(self.device)) if self.on_gpu else None
-        return known or find_profile("a100" if self.on_gpu else "cpu")
+    def _measured_before(self) -> HardwareProfile | None:
+        """What an earlier call has left of this device, where one did."""
+        file = self.out / MEASURED
+        profile = load_profile(file) if file.exists() else None
+        return profile if profile and describe(self.device).name in profile.device_names else None
 
     def config(self, name: str) -> Any:
         """Of a model: transformers' own class."""
@@ -122,22 +152,35 @@ class Setting:
 
     def model(self, name: str) -> Any:
         """A model with random weights, built on the device. Only the last one is kept."""
-        return self._built(name)[1]
-
-    def _built(self, name: str) -> tuple[str, Any, Any]:
-        if self._models is None or self._models[0] != name:
-            self._models = None
+        if self._plain is None or self._plain[0] != name:
+            if self._fused is not None and self._fused[0] != name:
+                self._fused = None
+            self._plain = None
             self.free()
             torch.manual_seed(self.seed)
             with torch.device(self.device):
                 model = AutoModelForCausalLM.from_config(self.config(name), dtype=self.dtype).eval()
             model.set_attn_implementation("sdpa")
-            self._models = (name, model, fused_twin(model))
-        return self._models
+            self._plain = (name, model)
+        return self._plain[1]
 
     def loaded(self, name: str) -> LoadedModel:
-        """The same, ready for the engine."""
-        return prepare(self._built(name)[2], cast(Tokenizer, NoText()), GenerationConfig(eos_token_id=0), name)
+        """The same, ready for the engine. Matrices that are joined for it are there twice, as long as both are kept."""
+        if self._fused is None or self._fused[0] != name:
+            self._fused = (name, fused_twin(self.model(name)))
+        return prepare(self._fused[1], cast(Tokenizer, NoText()), GenerationConfig(eos_token_id=0), name)
+
+    def loaded_alone(self, name: str) -> LoadedModel:
+        """The same with nothing beside it on the device, as in a run."""
+        loaded = self.loaded(name)
+        self._plain = None
+        self.free()
+        return loaded
+
+    def forget(self) -> None:
+        """Drop the models, and give their memory back."""
+        self._plain = self._fused = None
+        self.free()
 
     def free(self) -> None:
         """Give memory back that nobody refers to."""
@@ -263,31 +306,59 @@ class PlannedRun:
     rows: Rows
     stats: RunStats
     log: StepLog
+    kv_bytes: int  # of its blocks
     peak_bytes: int  # of device memory that torch held; 0 on a CPU
     planned_bytes: int  # weights, KV and activations
     replayed_steps: int  # by graphs
     waited_s: float  # in which the host had nothing to do but wait for the device
 
 
-def plan_for(setting: Setting, name: str, requests: list[Request]) -> Plan:
-    """The plan of `vasuki run` for these requests on this device."""
+def plan_for(
+    setting: Setting,
+    name: str,
+    requests: list[Request],
+    device_memory: float | int | None = None,
+    offload: Literal["auto", "none", "park", "stream"] = "auto",
+) -> Plan:
+    """The plan of `vasuki run` for these requests on this device; `device_memory` as in the job file."""
     profile = setting.profile.model_copy(update={"memory_mib": total_bytes(setting.device) // 2**20})
-    shape = setting.shape(name)
-    block_tokens = preferred_block_tokens(setting.dtype, setting.device, shape.head_dim)
     setting.loaded(name)  # which leaves this room
     room = room_bytes(_DEVICE_MEMORY, total_bytes(setting.device), available_bytes(setting.device))
-    return make_plan(
-        lengths_of(requests),
-        shape,
-        profile,
-        plan=PlanConfig(output_length="max"),
-        kv=KVConfig(
-            block_tokens=block_tokens or "auto",
-            offload="auto" if setting.on_gpu else "none",
-            device_memory=_TOY_KV_BYTES if setting.toy else _DEVICE_MEMORY,
-        ),
-        beside_weights_bytes=None if setting.toy else room,
+    kv = _kv(setting, name, device_memory, offload)
+    beside_weights_bytes = room if kv.device_memory <= 1 else None
+    return _plan(setting, name, requests, profile, kv, beside_weights_bytes)
+
+
+def plan_elsewhere(setting: Setting, name: str, requests: list[Request]) -> Plan:
+    """The plan of `vasuki plan --gpu NAME` where there is no such card."""
+    return _plan(setting, name, requests, setting.known, _kv(setting, name, None, "auto"), None)
+
+
+def _kv(
+    setting: Setting,
+    name: str,
+    device_memory: float | int | None,
+    offload: Literal["auto", "none", "park", "stream"],
+) -> KVConfig:
+    generation = describe(setting.device).compute_capability if torch_pages() else None
+    return KVConfig(
+        block_tokens=(generation and page_tokens(setting.shape(name), generation)) or "auto",
+        offload=offload if setting.on_gpu else "none",
+        device_memory=device_memory or (_TOY_KV_BYTES if setting.toy else _DEVICE_MEMORY),
     )
+
+
+def _plan(
+    setting: Setting,
+    name: str,
+    requests: list[Request],
+    profile: HardwareProfile,
+    kv: KVConfig,
+    beside_weights_bytes: int | None,
+) -> Plan:
+    how = PlanConfig(output_length="max")
+    lengths, shape = lengths_of(requests), setting.shape(name)
+    return make_plan(lengths, shape, profile, plan=how, kv=kv, beside_weights_bytes=beside_weights_bytes)
 
 
 def run_planned(
@@ -297,11 +368,12 @@ def run_planned(
     observers: Iterable[Observer] = (),
     compiles: bool = True,
     steps_ahead: int | None = None,
+    plan: Plan | None = None,
 ) -> PlannedRun:
     """Plan and run, as the command does, without files; `compiles` as in `LoadedModel`, `steps_ahead` as in
-    `RaggedExecutor`."""
+    `RaggedExecutor`, and another plan than that of the command where one is given."""
     loaded = replace(setting.loaded(name), compiles=compiles)
-    plan = plan_for(setting, name, requests)
+    plan = plan or plan_for(setting, name, requests)
     if setting.on_gpu:
         torch.cuda.reset_peak_memory_stats(setting.device)
     executor = build_executor(loaded, plan.settings)
@@ -312,7 +384,17 @@ def run_planned(
     seconds = setting.seconds(lambda: drain(order, scheduler, executor, rows, [order, log, *observers], stats=stats))
     limits = plan.settings.limits
     activations = activation_bytes(setting.shape(name), limits.chunk_tokens, limits.max_num_seqs)
-    kv = plan.settings.num_blocks * plan.settings.block_tokens * loaded.kv_layout.bytes_per_token
+    kv = plan.settings.kv_tokens * loaded.kv_layout.bytes_per_token
     peak = torch.cuda.max_memory_allocated(setting.device) if setting.on_gpu else 0
     planned = loaded.weight_bytes + kv + activations
-    return PlannedRun(plan, seconds, rows, stats, log, peak, planned, executor.replayed_steps, executor.waited_s)
+    return PlannedRun(plan, seconds, rows, stats, log, kv, peak, planned, executor.replayed_steps, executor.waited_s)
+
+
+def fitting(setting: Setting, name: str, workload: str, most: int, share_s: float) -> list[Request]:
+    """As many rows of a workload, up to `most`, as are foreseen to take no longer than that."""
+    num_rows = most
+    requests = setting.workload(workload, num_rows)
+    while num_rows > FEWEST_ROWS and plan_for(setting, name, requests).makespan_s > share_s:
+        num_rows //= 2
+        requests = setting.workload(workload, num_rows)
+    return requests

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
-from gpu_sections.setting import Finding, Record, Rows, Setting, StepLog, run_planned
+from gpu_sections.setting import FEWEST_ROWS, Finding, Record, Rows, Setting, StepLog, fitting, run_planned
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.loop import drain
 from vasuki.engine.offload import OffloadPlan
@@ -26,21 +26,25 @@ from vasuki.hf.ragged_executor import build_executor
 from vasuki.machines.cost_model import CostModel, StepWork
 from vasuki.models.shape import ModelShape
 
-_WATCHED_STEPS = 24  # whose kernels are counted
+_WINDOWS, _WINDOW_STEPS = 12, 8  # of a job, in which its kernels are watched
 _ROWS = 256
+_RUNS = 6  # of the job or of a part of it, the watched one counted twice
 
 
 def steps(setting: Setting, share_s: float) -> Finding:
     """A job of mixed rows, run twice: undisturbed for step times, and with some of its steps watched for kernels."""
     finding = Finding()
-    for name in dict.fromkeys((setting.small, setting.large)):
-        requests = setting.workload("mixed", 16 if setting.toy else _ROWS)
+    names = dict.fromkeys((setting.small, setting.large))
+    for name in names:
+        setting.loaded_alone(name)
+        share = share_s / len(names) / _RUNS
+        requests = fitting(setting, name, "mixed", FEWEST_ROWS if setting.toy else _ROWS, share)
         run_planned(setting, name, requests[: len(requests) // 8])  # loads kernels
         run = run_planned(setting, name, requests)
-        first = len(run.log.batches) // 3
-        watcher = _KernelWatcher(setting, first, first + _WATCHED_STEPS)
-        run_planned(setting, name, requests, [watcher])
-        wall_s = sum(run.log.elapsed_s[first : first + _WATCHED_STEPS])
+        watcher = _KernelWatcher(setting, windows(len(run.log.batches)))
+        # One step after another, so that a window holds the kernels of its own steps, and of no other.
+        run_planned(setting, name, requests, [watcher], steps_ahead=0)
+        wall_s = sum(sum(run.log.elapsed_s[first:last]) for first, last in watcher.windows)
         if name == setting.small:  # whose kernels are the shortest
             launched = run_planned(setting, name, requests, compiles=False)
             finding.notes.append(f"{name}: {launched.seconds:.3g} s with every kernel launched by itself")
@@ -58,12 +62,16 @@ def steps(setting: Setting, share_s: float) -> Finding:
             finding.notes.append(f"{name}: no idle share, the device is the host" if not setting.on_gpu else
                                  f"{name}: no idle share, the profiler saw no kernel")  # fmt: skip
         else:
-            idle = max(0.0, 1 - watcher.busy_s / wall_s)
+            idle, watched = max(0.0, 1 - watcher.busy_s / wall_s), sum(last - first for first, last in watcher.windows)
             finding.notes.append(
-                f"{name}: kernels take {watcher.busy_s / _WATCHED_STEPS * 1e3:.3g} ms of a step of "
-                f"{wall_s / _WATCHED_STEPS * 1e3:.3g} ms in steps {first} to {first + _WATCHED_STEPS}: "
+                f"{name}: kernels take {watcher.busy_s / watched * 1e3:.3g} ms of a step of "
+                f"{wall_s / watched * 1e3:.3g} ms in {watched} steps from all over the job: "
                 f"the device idles {idle:.1%}, waiting for the host"
             )
+            if name == setting.large:
+                finding.at_most(
+                    f"{name}, {len(requests)} mixed rows: share of the job that the device idles", idle, 0.05
+                )
             places = "; ".join(f"{count} times at {place}" for place, count in watcher.waits.most_common(5))
             finding.notes.append(f"{name}: meanwhile the host waited for it {places or 'for nothing but tokens'}")
     return finding
@@ -106,18 +114,27 @@ def _floor_s(setting: Setting, shape: ModelShape, work: StepWork) -> float:
     return max(flops / setting.ceilings.flops_per_s, traffic / setting.ceilings.bytes_per_s)
 
 
-class _KernelWatcher:
-    """An engine observer that has torch's profiler running between two steps, and notes what makes the host wait."""
+def windows(num_steps: int) -> list[tuple[int, int]]:
+    """Steps `[first, last)` from all over a job, but for the first, which loads what others find."""
+    starts = {1 + (num_steps - 1) * window // _WINDOWS for window in range(_WINDOWS)}
+    ends = [*sorted(starts)[1:], num_steps]
+    found = [(first, min(first + _WINDOW_STEPS, end)) for first, end in zip(sorted(starts), ends, strict=True)]
+    return [(first, last) for first, last in found if last > first]
 
-    def __init__(self, setting: Setting, first: int, last: int) -> None:
-        self.busy_s: float | None = None  # the device was at work; None where nothing was seen
+
+class _KernelWatcher:
+    """An engine observer that has torch's profiler running in some windows, and notes what makes the host wait."""
+
+    def __init__(self, setting: Setting, windows: list[tuple[int, int]]) -> None:
+        self.windows = windows
+        self.busy_s: float | None = None  # the device was at work in them; None where nothing was seen
         self.waits: Counter[str] = Counter()  # for the device, by line of code; fetched tokens are not among them
         self._setting = setting
-        self._first, self._last = first, last
+        self._firsts, self._lasts = ({window[end] for window in windows} for end in (0, 1))
         self._step = 0
         self._profiler: Any = None
-        self._catcher = warnings.catch_warnings(record=True)
-        self._caught: list[warnings.WarningMessage] | None = None
+        self._catcher: Any = None
+        self._caught: list[warnings.WarningMessage] = []
 
     def record(
         self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
@@ -125,26 +142,33 @@ class _KernelWatcher:
         self._step += 1
         if not self._setting.on_gpu:
             return
-        if self._step == self._first:
-            self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-            self._profiler.start()
-            self._caught = self._catcher.__enter__()
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-        elif self._step == self._last:
-            torch.cuda.set_sync_debug_mode("default")
-            self._catcher.__exit__(None, None, None)
-            said = [warning for warning in self._caught or () if "synchroniz" in str(warning.message)]
-            self.waits.update(f"{Path(warning.filename).name}:{warning.lineno}" for warning in said)
-            self._setting.synchronize()
-            self._profiler.stop()
-            spans = [
-                (event.time_range.start, event.time_range.end)
-                for event in self._profiler.events()
-                if event.device_type == DeviceType.CUDA
-            ]
-            if spans:
-                self.busy_s = union_length(spans) * 1e-6
+        if self._step in self._lasts:
+            self._close()
+        if self._step in self._firsts:
+            self._open()
+
+    def _open(self) -> None:
+        self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        self._profiler.start()
+        self._catcher = warnings.catch_warnings(record=True)
+        self._caught = self._catcher.__enter__()
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+
+    def _close(self) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+        self._catcher.__exit__(None, None, None)
+        said = [warning for warning in self._caught if "synchroniz" in str(warning.message)]
+        self.waits.update(f"{Path(warning.filename).name}:{warning.lineno}" for warning in said)
+        self._setting.synchronize()
+        self._profiler.stop()
+        spans = [
+            (event.time_range.start, event.time_range.end)
+            for event in self._profiler.events()
+            if event.device_type == DeviceType.CUDA
+        ]
+        if spans:
+            self.busy_s = (self.busy_s or 0.0) + union_length(spans) * 1e-6
 
 
 def union_length(spans: Iterable[tuple[float, float]]) -> float:
@@ -162,7 +186,7 @@ def union_length(spans: Iterable[tuple[float, float]]) -> float:
 def overlap(setting: Setting, share_s: float) -> Finding:
     """The same job in memory that is too small, without and with each kind of offload."""
     name = setting.small
-    loaded, layers = setting.loaded(name), setting.shape(name).num_layers
+    loaded, layers = setting.loaded_alone(name), setting.shape(name).num_layers
     requests = setting.workload("trans", 24 if setting.toy else 64)
     hopeful = [dataclasses.replace(request, estimated_tokens=1) for request in requests]
     longest = max(request.num_prompt_tokens + request.max_tokens for request in requests)
