@@ -170,6 +170,13 @@ def test_requests_that_are_lost(store: ObjectStore, job: Path, expected: dict[st
     assert answers(store) == expected
 
 
+def test_answers_that_are_slow(store: ObjectStore, job: Path, expected: dict[str, list[int]]) -> None:
+    store.proxy.delay_s = 0.1
+    code, words = run(store, job, "--quiet")
+    assert code == 0, words
+    assert answers(store) == expected
+
+
 def test_uploads_that_end_half_way(store: ObjectStore, job: Path, expected: dict[str, list[int]]) -> None:
     store.proxy.cut_uploads = 2
     code, words = run(store, job, "--quiet")

@@ -100,3 +100,25 @@ def test_traces_of_shards_and_no_trace(tmp_path: Path) -> None:
     (tmp_path / "trace.jsonl").write_text("[]\n")
     with pytest.raises(InputError, match="a line that is not a step"):
         list(read_trace(place))
+
+
+def test_a_trace_in_an_object_store_has_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("vasuki.io.output.trace.STORED_BYTES", 2000)
+    sizes = []
+    for name, file_system in (
+        ("local", fs.LocalFileSystem()),
+        ("stored", fs.SubTreeFileSystem("/", fs.LocalFileSystem())),
+    ):
+        place = Location(file_system, str(tmp_path / name), name)
+        for _ in range(3):
+            with TraceWriter(place) as trace:
+                for index in range(5):
+                    trace.record(step(index / 2))
+                    trace.flush()
+        sizes.append(len(list(read_trace(place))))
+        assert [record.t_s for record in read_trace(place)][:5] == [0, 0.5, 1, 1.5, 2]
+    assert sizes[0] == 15 > sizes[1] >= 5
+    assert (tmp_path / "stored").stat().st_size <= 2000
+    assert caplog.messages == ["stored is full: of a trace in an object store 2.0 KiB are kept"] * 2

@@ -1,12 +1,15 @@
 """trace.jsonl: one line for each step. A resumed run goes on in the same file, under the next `run` number.
 
 Lines reach the disk when parts are committed, so a trace knows no more than the output does. Object stores cannot
-append: there the trace is kept in a local temporary file and put when the run ends, and a killed run leaves none.
+append: there the trace is kept in a local temporary file and put when the run ends, and a killed run leaves none. Since
+each run that goes on fetches and puts it whole, it has an end there (`STORED_BYTES`).
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
 import shutil
 import tempfile
@@ -15,10 +18,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import IO, Any
 
 from vasuki.base.errors import InputError
+from vasuki.base.units import bytes_text
 from vasuki.io.location import Location, open_own, writing
 
 TRACE = "trace.jsonl"
+STORED_BYTES = 256 * 2**20  # most of a trace in an object store: some 700,000 steps, of all runs
 _FLUSH_BYTES = 2**20
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +75,10 @@ class TraceWriter:
             else:
                 self._file = tempfile.TemporaryFile()  # noqa: SIM115
                 if place.exists():
-                    self._file.write(place.read_bytes())
+                    with place.open_stream() as earlier:
+                        shutil.copyfileobj(earlier, self._file)
             self.run = _last_run(self._file) + 1
+        self._room_bytes = math.inf if place.is_local else STORED_BYTES - self._file.tell()
 
     def record(self, step: StepRecord) -> None:
         """Note a step."""
@@ -104,6 +113,14 @@ class TraceWriter:
         noted = b"".join(self._lines)
         self._lines.clear()
         self._num_bytes = 0
+        if len(noted) > self._room_bytes:
+            if self._room_bytes:
+                log.warning(
+                    "%s is full: of a trace in an object store %s are kept", self.place, bytes_text(STORED_BYTES)
+                )
+            self._room_bytes = 0
+            return
+        self._room_bytes -= len(noted)
         with writing(self.place):
             self._file.write(noted)
             self._file.flush()
