@@ -17,6 +17,7 @@ from vasuki.base.commits import commit_interval_s, next_commit_s
 from vasuki.base.config import EngineConfig, KVConfig, PlanConfig
 from vasuki.base.units import time_text
 from vasuki.engine.batch import Batch, ScheduledChunk, StepResult
+from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import Mixing, find_policy
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence
@@ -29,6 +30,7 @@ from vasuki.planner import make_plan, one_device
 from vasuki.planner.candidates import Candidate, Problem, ranked_candidates
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.loss import Loss, RowWork, max_loss_s
+from vasuki.planner.offload import choice
 from vasuki.planner.prediction import predict, preferred
 from vasuki.report.plan_table import plan_table
 from vasuki.simulator import simulate
@@ -257,8 +259,35 @@ def test_a_bound_out_of_reach_is_missed_by_the_least() -> None:
     safe = make_plan(lengths, LLAMA, A10, kv=kv, plan=PlanConfig(max_loss=0.5))
     assert (fast.offload.mode, safe.offload.mode) == ("stream", "none")
     assert 0.5 < safe.at_risk_s < fast.at_risk_s
-    assert "with stream a kill would lose no less" in safe.offload.reason
-    assert "nothing else that was tried loses less" in " ".join(plan_table([safe]).split())
+    assert "with stream a kill would lose more" in safe.offload.reason
+    assert "nothing that was tried loses less" in " ".join(plan_table([safe]).split())
+
+
+@pytest.mark.parametrize(
+    ("longer", "lost_s", "mode"),
+    [(1.006, 90, "none"), (0.99, 90, "none"), (0.97, 90, "park"), (0.97, 110, "park"), (1.006, 25, "park")],
+)
+def test_nothing_is_parked_for_a_limit_that_it_does_not_reach(
+    monkeypatch: pytest.MonkeyPatch, longer: float, lost_s: float, mode: str
+) -> None:
+    """Within 30 s it may take time; else it has to end clearly sooner, after a kill too."""
+    problem = problem_of(lengths_of(40, 800, 120))
+    plain = predict(problem, ranked_candidates(problem)[0])
+    plain = replace(plain, makespan_s=1000.0, loss=Loss(100.0, 200.0))
+    offload = OffloadPlan("park", "rows are parked", host_blocks=10)
+    settings = replace(plain.candidate.settings, offload=offload)
+    option = replace(
+        plain,
+        candidate=replace(plain.candidate, settings=settings),
+        makespan_s=1000.0 * longer,
+        loss=Loss(lost_s, 200.0),
+    )
+    monkeypatch.setattr(choice, "parked", lambda *_: option)
+    monkeypatch.setattr(choice, "streamed", lambda *_, **__: "nothing is streamed")
+    monkeypatch.setattr(choice, "_without_preemption", lambda problem, base: base)
+    chosen = choice.choose_offload(problem, plain).candidate.settings.offload
+    assert chosen.mode == mode
+    assert f"makespan {longer - 1:+.1%}" in chosen.reason or f"the makespan by {longer - 1:+.1%}" in chosen.reason
 
 
 def test_a_plan_without_others_is_compared_with_none() -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from vasuki.base.config import CostConfig, EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import InputError
+from vasuki.base.units import time_text
 from vasuki.engine.policy import Mixing
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.known_error import known_error
@@ -123,8 +124,7 @@ def make_plan(
         any_schedule=any_schedule,
         at_risk_s=chosen.loss.mean_s,
         at_risk_most_s=chosen.loss.most_s,
-        max_loss_s=max_loss_s(plan, chosen.makespan_s),
-        loses_least=len(predictions) > 1 and chosen.loss.mean_s <= min(each.loss.mean_s for each in predictions),
+        risks_too_much=_risk_reason(problem, chosen, predictions),
         solver=chosen.solved.solver,
         order=chosen.order,
         optimal=chosen.optimal,
@@ -206,6 +206,20 @@ def _padding(problem: Problem, chosen: Prediction) -> float:
     packed = CostModel(replace(problem.shape, way="ragged"), problem.profile, cost.layout)
     packed_s = predict(problem, replace(chosen.candidate, cost=packed)).result.makespan_s
     return max(0.0, 1 - packed_s / chosen.result.makespan_s)
+
+
+def _risk_reason(problem: Problem, chosen: Prediction, predictions: list[Prediction]) -> str:
+    """Why a kill loses more than the job allows. Empty if it does not, and where that is a limit that nobody asked for
+    and nothing that was tried loses less."""
+    if not chosen.loses_too_much(problem):
+        return ""
+    max_loss = problem.plan.max_loss
+    allowed = f"a kill loses more than plan.max_loss, {time_text(max_loss_s(problem.plan, chosen.makespan_s))}"
+    if min(each.loss.mean_s for each in predictions) < chosen.loss.mean_s:
+        return f"{allowed}: what loses less takes longer"
+    if max_loss == "auto":
+        return ""
+    return allowed + ", and nothing that was tried loses less" * (len(predictions) > 1)
 
 
 def _mixing_reason(chosen: Candidate, candidates: list[Candidate]) -> str:

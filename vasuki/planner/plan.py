@@ -29,8 +29,7 @@ class Plan:
     any_schedule: AnySchedule  # what that speaks of
     at_risk_s: float  # work that a kill loses, on average over the moments of the job
     at_risk_most_s: float  # and at the worst of them
-    max_loss_s: float  # so much of `at_risk_s` is allowed
-    loses_least: bool  # no other of the ways that were tried has less at risk, and there were some
+    risks_too_much: str  # why more is at risk than plan.max_loss; empty if it is not, or nobody asked and none has less
     solver: Solver
     optimal: bool  # proved: no order takes fewer steps, and the plan takes as many
     policy: str

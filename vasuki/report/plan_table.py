@@ -42,8 +42,8 @@ def _names(plans: Sequence[Plan]) -> list[str]:
 def job_line(plan: Plan) -> str:
     """What there is to do."""
     about = "at most" if plan.outputs_at_most else "about"
-    outputs = f"{about} {plan.output_tokens_estimate:,} output tokens"
-    return f"{plural(plan.requests, 'request')}: {plan.prompt_tokens:,} prompt tokens, {outputs}"
+    outputs = f"{about} {plural(plan.output_tokens_estimate, 'output token')}"
+    return f"{plural(plan.requests, 'request')}: {plural(plan.prompt_tokens, 'prompt token')}, {outputs}"
 
 
 def _figures(plans: Sequence[Plan]) -> Rows:
@@ -206,8 +206,5 @@ def _notes(plan: Plan) -> Iterable[str]:
     if plan.layout.num_streams > 1:
         yield "steps, rows and KV memory are those of one micro-batch, of which every stage of a replica has one"
     yield f"offload: {plan.offload.reason}"
-    if plan.at_risk_s > plan.max_loss_s:
-        others = (
-            ", but nothing else that was tried loses less" if plan.loses_least else ", since less would take longer"
-        )
-        yield f"a kill loses more than plan.max_loss, {time_text(plan.max_loss_s)}{others}"
+    if plan.risks_too_much:
+        yield plan.risks_too_much

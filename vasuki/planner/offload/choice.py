@@ -16,7 +16,7 @@ from vasuki.planner.candidates import Candidate, Problem
 from vasuki.planner.offload.options import NOISE, because
 from vasuki.planner.offload.parking import parked, prefilled_ahead
 from vasuki.planner.offload.streaming import streamed
-from vasuki.planner.prediction import Prediction, loss_s, makespan_s, predict_like, preferred
+from vasuki.planner.prediction import Prediction, end_after_a_kill_s, loss_s, makespan_s, predict_like, preferred
 
 _STATES_STAY = "rows carry states of their own, which stay on the device"
 
@@ -72,25 +72,18 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
     def change(option: Prediction) -> str:
         return f"{option.makespan_s / plain.makespan_s - 1:+.1%}"
 
-    if asked == "auto" and plain.loses_too_much(problem):
-        safest = preferred(problem, [plain, *options], otherwise=loss_s)
-        if loss_s(safest) < (1 - NOISE) * loss_s(plain):
-            offload = safest.candidate.settings.offload
-            why = f"a kill loses {safest.loss.mean_s / plain.loss.mean_s - 1:+.1%}"
-            return because(safest, replace(offload, reason=f"{offload.reason}; {why}, makespan {change(safest)}"))
+    if asked == "auto":
+        otherwise = end_after_a_kill_s if problem.plan.max_loss == "auto" else loss_s
+        best = preferred(problem, [plain, *options], otherwise)
+        keeps = best.loss.mean_s < (1 - NOISE) * plain.loss.mean_s and not best.loses_too_much(problem)
+        if plain.loses_too_much(problem) and keeps:
+            offload = best.candidate.settings.offload
+            why = f"a kill loses {best.loss.mean_s / plain.loss.mean_s - 1:+.1%}"
+            return because(best, replace(offload, reason=f"{offload.reason}; {why}, makespan {change(best)}"))
         for each in options:
-            mode = each.candidate.settings.offload.mode
-            if loss_s(each) < (1 - NOISE) * loss_s(plain):
-                why_not.append(f"{mode}, by which a kill would lose less, would change the makespan by {change(each)}")
-            else:
-                why_not.append(f"with {mode} a kill would lose no less")
-        options = []
-    elif asked == "auto":
-        best = preferred(problem, [plain, *options])
-        for each in options:
-            if each.loses_too_much(problem) and each is not best:
-                why_not.append(f"with {each.candidate.settings.offload.mode} a kill would lose more than plan.max_loss")
-        options = [each for each in options if each is best or not each.loses_too_much(problem)]
+            if _risks_more(problem, each, plain) and each is not best:
+                why_not.append(f"with {each.candidate.settings.offload.mode} a kill would lose more")
+        options = [each for each in options if each is best or not _risks_more(problem, each, plain)]
     if options:
         fastest = min(options, key=makespan_s)
         offload = fastest.candidate.settings.offload
@@ -100,6 +93,11 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
     for option in options:
         why_not.append(f"{option.candidate.settings.offload.mode} would change the makespan by {change(option)}")
     return because(plain, OffloadPlan("none", "; ".join(why_not) or why))
+
+
+def _risks_more(problem: Problem, option: Prediction, plain: Prediction) -> bool:
+    """Whether a kill loses more than the job allows, and more than where nothing moves."""
+    return option.loses_too_much(problem) and option.loss.mean_s > plain.loss.mean_s
 
 
 def _without_preemption(problem: Problem, base: Prediction) -> Prediction:
