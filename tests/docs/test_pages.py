@@ -56,6 +56,17 @@ def test_the_template_is_a_profile_with_every_key() -> None:
         assert set(tree[section]) == set(kind.model_fields), section
 
 
+def test_older_drivers_get_the_torch_that_was_tested() -> None:
+    """Built for another CUDA, from an index of its own."""
+    pins = [
+        re.search(r"^torch==([\d.]+)(\+cu12\d)?$", (ROOT / name).read_text(), re.MULTILINE)
+        for name in ("constraints.txt", "constraints-cuda12.txt")
+    ]
+    (tested, none), (older, build) = (pin.groups() for pin in pins if pin is not None)
+    assert (tested, none) == (older, None)
+    assert f"/whl/{build[1:]}\n" in (ROOT / "constraints-cuda12.txt").read_text()
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "data").glob("*.json")), ids=lambda path: path.name)
 def test_data_files_are_linked_and_read(path: Path) -> None:
     assert json.loads(path.read_text(encoding="utf-8"))
