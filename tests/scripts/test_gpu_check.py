@@ -182,6 +182,24 @@ def test_overlapping_kernels_count_once(spans: list[tuple[float, float]], length
     assert union_length(spans) == length
 
 
+def test_what_a_card_should_show_is_foreseen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "gpu"))
+    import foreseen
+
+    monkeypatch.setattr(sys, "argv", ["foreseen.py", "--gpu", "a10", "--gpu", "h100", "--rows", "48"])
+    foreseen.main()
+    cells = {line.split(" | ")[0]: line.strip("| ").split(" | ")[1:] for line in capsys.readouterr().out.splitlines()}
+    for slower, faster in (cells[f"| {name}"] for name in foreseen.STEPS):
+        assert float(slower) > float(faster) > 0
+    one, launched = (float(cells[f"| {name}"][1]) for name in ("1 decode", "1 decode, engine.compile: off"))
+    assert launched == pytest.approx((32 * 45 + 23) * 10e-3 + 0.3, abs=0.1)
+    assert one < launched
+    for workload in ("sum", "trans", "mixed"):
+        assert all(1 <= int(cells[f"| {workload}"][place].split()[0]) <= 100 for place in (2, 6)), "of the bound"
+
+
 @pytest.mark.parametrize("steps", [1, 5, 30, 1000])
 def test_windows_lie_all_over_a_job(steps: int) -> None:
     from gpu_sections.steps import windows
