@@ -45,7 +45,7 @@ from vasuki.models.shape import ModelShape
 _LAYERS = (2, 6)
 _PROMPT_TOKENS = 24
 _MOST_STEPS = 400
-# Bounds of what is plausible, in eager operators: a layer has some twenty to fifty, which on a CPU count as twelve.
+# Bounds of what is plausible, in eager operators: a layer has some twenty to fifty, which on a CPU count as eleven.
 _LAUNCH_DISPATCHES = (1.0, 20.0)
 _STEP_DISPATCHES = (50.0, 2000.0)
 _NARROW = dict(hidden_size=64, num_heads=4, num_kv_heads=2, vocab_size=512)
