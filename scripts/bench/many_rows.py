@@ -23,6 +23,7 @@ import yaml
 
 from vasuki.base.config import load_job
 from vasuki.engine.batch import Batch, StepResult
+from vasuki.engine.settings import EngineSettings
 
 MODEL = Path(__file__).parents[2] / "models" / "dates"
 SAMPLES = 20  # of the memory, over a run
@@ -32,6 +33,7 @@ class IdleExecutor:
     """An executor that computes nothing, and looks now and then what the process holds."""
 
     steps_ahead = 0
+    settings: EngineSettings  # as a run is told
 
     def __init__(self, every_rows: int) -> None:
         self._every_rows = every_rows
@@ -84,7 +86,12 @@ def measure(rows: int, tokens: int, seqs: int) -> dict[str, Any]:
     from vasuki.hf import ragged_executor
 
     executor = IdleExecutor(max(1, rows // SAMPLES))
-    ragged_executor.build_executor = lambda *_, **__: executor  # type: ignore[assignment]
+
+    def build(loaded: Any, settings: EngineSettings, *_: Any, **__: Any) -> Any:
+        executor.settings = settings
+        return executor
+
+    ragged_executor.build_executor = build
     with tempfile.TemporaryDirectory() as folder:
         job = load_job(str(write_job(Path(folder), rows, tokens, seqs)))
         before = held_now()

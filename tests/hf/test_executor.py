@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import load, prompts, requests_of, run
+from tiny_models import Rows, load, prompts, requests_of, run
 
 from vasuki.base.errors import JobFileError, OutOfMemory
 from vasuki.engine.batch import Batch
-from vasuki.hf.kv.kv_cache import KVCache, KVLayout
+from vasuki.engine.loop import drain
+from vasuki.engine.policy import POLICIES
+from vasuki.engine.scheduler import Scheduler
+from vasuki.engine.sequence import Request
+from vasuki.engine.settings import EngineSettings, Limits
+from vasuki.hf.kv import kv_cache
+from vasuki.hf.kv.kv_cache import KVCache, KVLayout, PoolTooLarge
 from vasuki.hf.kv.kv_mover import KVMover
-from vasuki.hf.ragged_executor import RaggedExecutor
+from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
 from vasuki.hf.sampler import sample
 
 
@@ -80,6 +88,44 @@ def test_a_pool_that_the_system_does_not_give_is_named() -> None:
     layout = KVLayout.uniform(num_layers=1, num_kv_heads=2, head_dim=8, dtype=torch.float32)
     with pytest.raises(JobFileError, match=r"kv\.device_memory"):
         KVCache(layout, 2**50, 16, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_a_pool_shrinks_to_the_memory_there_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """Half of the memory went to somebody else since the plan was made."""
+    loaded, requests = load(name), requests_of(prompts())
+    policy = dataclasses.replace(POLICIES["vasuki"], shares_prefixes=not loaded.recurrent)
+    settings = EngineSettings(policy, Limits(16, 8), 100, 4)
+    layer_bytes = 30 * 4 * loaded.kv_layout.bytes_per_token // sum(heads > 0 for heads, _ in loaded.kv_layout.heads)
+    whole = kv_cache._lazy_zeros
+
+    def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if math.prod(shape) * dtype.itemsize > layer_bytes:
+            raise PoolTooLarge("the system does not give as much")
+        return whole(shape, dtype)
+
+    outputs = []
+    for limit in (whole, zeros):
+        monkeypatch.setattr(kv_cache, "_lazy_zeros", limit)
+        executor = build_executor(loaded, settings)
+        scheduler, rows = Scheduler(executor.settings), Rows()
+        drain(iter(requests), scheduler, executor, rows)
+        outputs.append(rows.outputs)
+        assert scheduler.queues.pool.num_blocks == executor.settings.num_blocks
+    assert outputs[0] == outputs[1]
+    assert (executor.settings.num_blocks, executor.settings.lost_blocks) == (25, 75)
+    assert "room for the KV of 100 tokens is tried instead of 200" in caplog.text
+    needs_more = Request(0, "long", 120, 8)
+    with pytest.raises(OutOfMemory, match=r"row 'long' needs KV .* room for 100 instead of 400, since memory"):
+        scheduler.add(needs_more)
+    needs_most = scheduler.add(Request(0, "longer", 500, 8))
+    assert needs_most is not None
+    assert "the device has room for 100" in needs_most.error
+    monkeypatch.setattr(kv_cache, "_lazy_zeros", lambda shape, dtype: torch.zeros(2**60))
+    with pytest.raises(OutOfMemory, match="there is none for any KV"):
+        build_executor(loaded, settings)
 
 
 def test_memory_that_runs_out_while_blocks_move(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -388,12 +388,13 @@ class Run:
         from vasuki.hf.loading.weights import place_weights
         from vasuki.hf.ragged_executor import build_executor
 
-        prediction, done = self.prediction(plan, cost_model), RowsDone(placement.shape)
+        done = RowsDone(placement.shape)
         loaded = place_weights(loaded, plan.layout.host_layers)
         generate_started_s = time.perf_counter()
         interrupted: Interrupted | None = None
-        scheduler = Scheduler(plan.settings)
         executor = build_executor(loaded, plan.settings, self.config.output.logprobs, price=cost_model.rectangle_s)
+        plan = replace(plan, settings=executor.settings)
+        prediction, scheduler = self.prediction(plan, cost_model), Scheduler(plan.settings)
         requests, observers = self.source(first, others, plan, scheduler)
         try:
             with TraceWriter(self.folder.trace) as trace:

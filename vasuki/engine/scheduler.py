@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from itertools import islice, repeat
 
+from vasuki.base.errors import OutOfMemory
 from vasuki.engine.admission import AdmissionControl
 from vasuki.engine.batch import Batch, ScheduledChunk, StepResult
 from vasuki.engine.policy import Admission, Mixing
@@ -37,6 +38,7 @@ class Scheduler:
     def __init__(self, settings: EngineSettings) -> None:
         self.policy = settings.policy
         self.limits = settings.limits
+        self._lost_blocks = settings.lost_blocks
         self.queues = Queues(settings)
         self.admission = AdmissionControl(settings, self.queues)
         self.step_tokens = 0  # budget of the step that was formed last; a static batch starts as a whole
@@ -56,7 +58,10 @@ class Scheduler:
 
     def add(self, request: Request) -> Sequence | None:
         """Queue a request. Returns a finished sequence instead if the request can never run, or has ended in an earlier
-        run. One that an earlier run has begun waits like a preempted one: its tokens are known, nothing is computed."""
+        run. One that an earlier run has begun waits like a preempted one: its tokens are known, nothing is computed.
+
+        Raises OutOfMemory for one that could run in as much memory as was planned, and there is less.
+        """
         progress = request.progress
         sequence = Sequence(request, list(progress.output_token_ids), logprob=progress.logprob)
         reason = request.error
@@ -68,6 +73,9 @@ class Scheduler:
                     f"needs KV memory for {needed * bt} tokens (prompt {request.num_prompt_tokens}, max_tokens "
                     f"{request.max_tokens}), the device has room for {pool.num_blocks * bt}"
                 )
+                if needed <= pool.num_blocks + self._lost_blocks:
+                    planned = (pool.num_blocks + self._lost_blocks) * bt
+                    raise OutOfMemory(f"row {request.id!r} {reason} instead of {planned}, since memory ran out")
         if reason:
             sequence.error, sequence.finish_reason, sequence.status = reason, FinishReason.ERROR, Status.FINISHED
             return sequence

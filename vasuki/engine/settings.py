@@ -29,6 +29,7 @@ class EngineSettings:
     num_blocks: int
     block_tokens: int
     offload: OffloadPlan = NO_OFFLOAD
+    lost_blocks: int = 0  # that were planned, and found no memory
 
     @property
     def kv_tokens(self) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,7 +21,7 @@ from vasuki.hf.cuda import decode_graphs
 from vasuki.hf.cuda.decode_graphs import RECORD_AFTER, DecodeGraphs
 from vasuki.hf.device.memory import give_back
 from vasuki.hf.kernels.transfer import ToHost
-from vasuki.hf.kv.kv_cache import KVCache, KVLayout
+from vasuki.hf.kv.kv_cache import KVCache, KVLayout, PoolTooLarge
 from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, copy_engine
 from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.loading.load_model import LoadedModel
@@ -61,7 +62,10 @@ class RaggedExecutor:
 
     Attributes:
         steps_ahead: see `engine.Executor`.
+        settings: that it has memory for.
     """
+
+    settings: EngineSettings  # set by build_executor
 
     def __init__(
         self,
@@ -247,32 +251,67 @@ def build_executor(
     record_after: int = RECORD_AFTER,
     price: Price | None = None,
 ) -> RaggedExecutor:
-    """An executor with the memory that the settings ask for, on the device that the model is on. Where steps of decodes
-    can be recorded, those of a size are after so many. `price` says whether prompts share padded rows."""
+    """An executor with the memory that the settings ask for, or with less where it runs out, on the device that the
+    model is on. Where steps of decodes can be recorded, those of a size are after so many. `price` says whether prompts
+    share padded rows.
+
+    Raises OutOfMemory where there is no memory for a single block, JobFileError where the host pins no more.
+    """
     layout, device, block_tokens = loaded.kv_layout, loaded.device, settings.block_tokens
     on_gpu = device.type == "cuda"
     host_blocks, streamed_layers = settings.offload.host_blocks, settings.offload.streamed_layers
     offloads = host_blocks > 0 or streamed_layers > 0
     records = not streamed_layers and decode_graphs.can_record(loaded, block_tokens)
-    num_blocks = settings.num_blocks + records  # a block for padding
     # A state is of a row as it stands: it is at one place, and of no other row.
     assert not (loaded.recurrent and (offloads or settings.policy.shares_prefixes))
     streamed = StreamedLayers.spread(layout.num_layers, streamed_layers)
     if loaded.way == "alone":  # its rows keep what they keep by themselves
         layout = KVLayout.uniform(layout.num_layers, 0, 0, layout.dtype)
-    cache = KVCache(layout, num_blocks, block_tokens, device, buffer_of=streamed.buffer_of)
+    cache, states, settings = _device_memory(loaded, layout, settings, int(records), streamed.buffer_of)
     offload = None
     if offloads:
         host = None
         if host_blocks:
             host = KVCache(layout, host_blocks, block_tokens, torch.device("cpu"), pinned=on_gpu)
         offload = KVMover(cache, loaded.copies or copy_engine(device), host)
-    states = StateCache(loaded.recurrent, settings.limits.max_num_seqs, device) if loaded.recurrent else None
     kernel = loaded.kernel
     if on_gpu and decode_graphs.attends_by_varlen(loaded, block_tokens):
         kernel = None
     executor = RaggedExecutor(loaded, cache, want_logprobs, kernel, offload, states, price)
+    executor.settings = settings
     if records:
         record = decode_graphs.record_on_device()
         executor.graphs = DecodeGraphs(executor.forward, cache, loaded.max_context, record, record_after, kernel=kernel)
     return executor
+
+
+def _device_memory(
+    loaded: LoadedModel, layout: KVLayout, settings: EngineSettings, spare_blocks: int, buffer_of: Mapping[int, int]
+) -> tuple[KVCache, StateCache | None, EngineSettings]:
+    """KV and states on the device, and the settings with the blocks that there is memory for: half as many wherever it
+    runs out, and half of those. Some may have been taken since the plan was made.
+
+    Raises OutOfMemory where there is no memory for a single block.
+    """
+    device, recurrent = loaded.device, loaded.recurrent
+    while True:
+        try:
+            num_blocks = settings.num_blocks + spare_blocks
+            cache = KVCache(layout, num_blocks, settings.block_tokens, device, buffer_of=buffer_of)
+            states = StateCache(recurrent, settings.limits.max_num_seqs, device) if recurrent else None
+            return cache, states, settings
+        except (PoolTooLarge, RuntimeError, MemoryError) as error:
+            if not (isinstance(error, PoolTooLarge) or is_out_of_memory(error)):
+                raise
+            if settings.num_blocks == 1:
+                raise OutOfMemory(f"{device.type} memory ran out: there is none for any KV beside the model") from None
+        give_back()  # not before the exception is gone, which holds on to tensors
+        fewer = settings.num_blocks // 2
+        log.warning(
+            "%s memory ran out: room for the KV of %s tokens is tried instead of %s",
+            device.type,
+            f"{fewer * settings.block_tokens:,}",
+            f"{settings.kv_tokens:,}",
+        )
+        lost = settings.lost_blocks + settings.num_blocks - fewer
+        settings = replace(settings, num_blocks=fewer, lost_blocks=lost)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -161,11 +162,12 @@ class Replica:
 
         plan = foreseen.plan
         cost_model = CostModel(foreseen.shape, foreseen.profile, plan.layout)
-        prediction, done = RunningPrediction(plan, cost_model), RowsDone(foreseen.shape)
+        done = RowsDone(foreseen.shape)
         loaded = place_weights(loaded, plan.layout.host_layers)
         energy, stats = EnergyMeter(loaded.device), RunStats()
-        scheduler = Scheduler(plan.settings)
         executor = build_executor(loaded, plan.settings, self.config.output.logprobs, price=cost_model.rectangle_s)
+        plan = replace(plan, settings=executor.settings)
+        prediction, scheduler = RunningPrediction(plan, cost_model), Scheduler(plan.settings)
         rows = RowsOnLoan(self.driver, scheduler, loaded.tokenizer.decode)
         kv = loaded.kv_layout
         tracer = StepTracer(rows.steps.append, plan.settings, kv.bytes_per_token, kv.num_layers, prediction)

@@ -20,6 +20,10 @@ import torch
 from vasuki.base.errors import JobFileError
 
 
+class PoolTooLarge(JobFileError):
+    """The device has no memory for as many blocks."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVLayout:
     """Shape of what one token leaves in the KV cache."""
@@ -49,6 +53,8 @@ class KVLayout:
 
 class KVCache:
     """Keys and values of every layer in one tier of memory.
+
+    Raises PoolTooLarge, and JobFileError where the host does not pin as much.
 
     Args:
         buffer_of: layers that only visit this tier, and the buffer that each shares with others.
@@ -122,19 +128,19 @@ def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _device_zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Raises JobFileError where the device does not have as much."""
+    """Raises PoolTooLarge where the device does not have as much."""
     try:
         return torch.zeros(shape, dtype=dtype, device=device)
     except torch.OutOfMemoryError as error:
         reason = str(error).splitlines()[0]
-        raise JobFileError(f"kv.device_memory: that much is not there ({reason}); lower it") from None
+        raise PoolTooLarge(f"kv.device_memory: that much is not there ({reason}); lower it") from None
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros that take memory page by page, as they are written. `torch.zeros` would touch a large pool at once.
 
     NumPy's zeros would ask for huge pages: the system then gathers free memory for each, several times as slowly.
-    Raises JobFileError where the system does not promise as much.
+    Raises PoolTooLarge where the system does not promise as much.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     if not num_bytes:  # which the system refuses
@@ -142,5 +148,5 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise JobFileError(f"kv.device_memory: that much is not there ({error.strerror}); lower it") from None
+        raise PoolTooLarge(f"kv.device_memory: that much is not there ({error.strerror}); lower it") from None
     return torch.frombuffer(memory, dtype=dtype).view(shape)
