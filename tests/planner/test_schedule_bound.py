@@ -23,7 +23,7 @@ from vasuki.machines.profile import AttentionPoint, AttentionPoints, HardwarePro
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout, spread_buffers
 from vasuki.models.named import named_shape
-from vasuki.models.shape import ModelShape
+from vasuki.models.shape import ModelShape, Way
 from vasuki.planner.job_sums import JobSums
 from vasuki.planner.lengths import Lengths, Prefixes
 from vasuki.planner.one_device import make_plan
@@ -246,6 +246,22 @@ def test_a_link_makes_room() -> None:
     assert 1 < slow < fast
 
 
+@pytest.mark.parametrize(("card", "rows", "prompt", "output"), [("a10", 4, 1000, 200), ("h100", 1, 2000, 300)])
+def test_half_a_link_would_be_beaten(card: str, rows: int, prompt: int, output: int) -> None:
+    """Nearly all KV passes over the link in every step, behind about as much computing."""
+    profile, shape = find_profile(card), named_shape("llama-3-8b")
+    held = rows * (prompt + output) + 100
+    run = run_of(job(rows, prompt, output), CostModel(shape, profile), held, chunk_tokens=4096)
+    streams = OffloadPlan("stream", streamed_layers=shape.num_layers)
+    run = replace(run, settings=replace(run.settings, num_blocks=-(-held // 64), block_tokens=64, offload=streams))
+    curve = tuple(
+        point.model_copy(update={way: getattr(point, way) / 2 for way in ("h2d", "d2h", "both")})
+        for point in profile.link.curve
+    )
+    slow = profile.model_copy(update={"link": profile.link.model_copy(update={"curve": curve})})
+    assert run.bound_s() <= run.makespan_s() < replace(run, cost=CostModel(shape, slow)).bound_s()
+
+
 def test_shared_prefixes_are_free() -> None:
     """Rows are counted as if each had its own text alone, but for what it attends to."""
     cost, room = CostModel(LLAMA, A10), [StepRoom(512, 20_000)]
@@ -256,6 +272,20 @@ def test_shared_prefixes_are_free() -> None:
     assert short_s < shared_s < 0.6 * plain_s
     run = replace(run_of(shared, cost, 20_000), settings=EngineSettings(POLICIES["vasuki"], Limits(512, 512), 1250, 16))
     assert shared_s <= run.makespan_s() < plain_s
+
+
+@pytest.mark.parametrize("way", ["ragged", "padded", "alone"])
+def test_plans_of_any_backend_end_behind_their_bound(way: Way) -> None:
+    """Where rows run one by one, prompts are computed with their last chunk, in no more steps for being cut."""
+    lengths, a10 = job(6, 900, 5), find_profile("a10")
+    engine = EngineConfig(chunk_tokens=64, max_num_seqs=1)
+    plan = make_plan(lengths, replace(LLAMA, way=way), a10, engine=engine)
+    simulated = simulate_plan(plan, lengths, replace(LLAMA, way=way), a10).plan
+    assert simulated.makespan_s == plan.makespan_s
+    assert 0 <= simulated.gap < 4
+    rooms = plan.any_schedule.rooms(Layout())
+    roomiest = max(room.kv_tokens for room in rooms)
+    assert len(rooms) > 30 if way != "alone" else rooms == [(math.inf, roomiest)]
 
 
 def test_every_step_size_has_a_room() -> None:
