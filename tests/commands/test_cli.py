@@ -201,6 +201,7 @@ def test_explain_splits_a_step(lengths: Path) -> None:
 
 MISTAKES = {
     "unknown gpu": (("plan", "LENGTHS", *SHAPE, "--gpu", "a11"), 4, "a10"),
+    "cards of a run": (("run", "job.yaml", "--gpu", "a10:4"), 2, "--gpu a10 --replicas 4"),
     "unknown shape": (("plan", "LENGTHS", "--set", "model.shape=llama-3-8c"), 4, "llama-3-8b"),
     "unknown policy": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a10", "--policy", "vllmm"), 2, "vllm"),
     "too large": (("plan", "LENGTHS", "--set", "model.shape=llama-3-70b", "--gpu", "a10"), 4, "llama-3-70b"),

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
-from test_replicas import NUM_ROWS, answers, job_into
+from test_replicas import NUM_ROWS, QUIET, answers, job_into
 
 from vasuki.base import commits
 from vasuki.base.config import load_job
@@ -29,6 +29,7 @@ from vasuki.commands.cluster.run import run_on_ray
 from vasuki.commands.fleet.driver import MOST_STARTS
 from vasuki.commands.fleet.messages import Setup, ToDriver
 from vasuki.commands.run import run_job
+from vasuki.commands.run_options import RunOptions
 from vasuki.io.output.output_folder import OutputFolder
 
 with warnings.catch_warnings():
@@ -83,7 +84,7 @@ def strike_at(monkeypatch: pytest.MonkeyPatch, messages: int, strike: Callable[[
 
 
 def test_answers_are_those_of_one_device(cluster: Any, job: Path, expected: pa.Table) -> None:
-    manifest = run_on_ray(load_job(str(job)), cluster.address, quiet=True).manifest
+    manifest = run_on_ray(load_job(str(job)), cluster.address, QUIET).manifest
     assert answers(job).equals(expected)
     assert manifest.rows.succeeded == NUM_ROWS
     assert manifest.device["replicas"] == 2
@@ -93,7 +94,7 @@ def test_an_actor_that_is_killed_is_started_again(
     cluster: Any, job: Path, expected: pa.Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     strike_at(monkeypatch, 8, lambda there: there.kill(0))
-    run_on_ray(load_job(str(job)), cluster.address, quiet=True)
+    run_on_ray(load_job(str(job)), cluster.address, QUIET)
     assert "replica 0 has died and is started again" in caplog.text
     assert answers(job).equals(expected)
 
@@ -121,7 +122,7 @@ def test_a_node_that_leaves_costs_no_row_and_prints_nothing(
         remove(cluster, node, replicas)
 
     strike_at(monkeypatch, 4, strike)
-    run_on_ray(load_job(str(job)), cluster.address, quiet=True)
+    run_on_ray(load_job(str(job)), cluster.address, QUIET)
     assert "replica 0 has gone with its machine" in caplog.text
     assert "Ray: " in caplog.text
     assert capsys.readouterr().out == ""
@@ -141,7 +142,7 @@ def test_a_job_whose_only_node_leaves_goes_on_with_one_that_joins(
 
     strike_at(monkeypatch, 4, strike)
     try:
-        run_on_ray(load_job(str(job)), cluster.address, quiet=True)
+        run_on_ray(load_job(str(job)), cluster.address, QUIET)
     finally:
         cluster.shutdown()
     assert "replica 0 has gone with its machine" in caplog.text
@@ -200,20 +201,28 @@ def another_model(job: Path, folder: Path) -> Path:
 
 
 def test_one_replica_is_one_and_what_is_unsaid_is_all(cluster: Any, job: Path, expected: pa.Table) -> None:
-    manifest = run_on_ray(load_job(str(job), ["engine.replicas=1"]), cluster.address, quiet=True).manifest
+    manifest = run_on_ray(load_job(str(job), ["engine.replicas=1"]), cluster.address, QUIET).manifest
     assert manifest.device["replicas"] == 1
     assert answers(job).equals(expected)
 
 
+def test_a_deadline_that_will_not_hold_is_told(
+    cluster: Any, job: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("vasuki.commands.deadline.LOOK_EVERY_S", 0.0)
+    run_on_ray(load_job(str(job)), cluster.address, RunOptions(quiet=True, deadline_s=1.0))
+    assert caplog.text.count("--deadline 1.0 s will be missed") == 1
+
+
 def test_no_cluster_there(job: Path) -> None:
     with pytest.raises(JobFileError, match="no Ray cluster there"):
-        run_on_ray(load_job(str(job)), "ray://127.0.0.1:9", quiet=True)
+        run_on_ray(load_job(str(job)), "ray://127.0.0.1:9", QUIET)
 
 
 def test_no_cluster_where_the_environment_says(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     with pytest.raises(JobFileError, match=r"--on ray \(RAY_ADDRESS=127.0.0.1:9\): no Ray cluster there"):
-        run_on_ray(load_job(str(job)), "ray", quiet=True)
+        run_on_ray(load_job(str(job)), "ray", QUIET)
 
 
 @contextmanager
@@ -250,7 +259,7 @@ def test_replicas_wait_for_room_and_say_so(
             return receive(self, timeout_s)
 
         monkeypatch.setattr(Actors, "receive", received)
-        run_on_ray(load_job(str(job), ["engine.device=auto"]), cluster.address, quiet=True)
+        run_on_ray(load_job(str(job), ["engine.device=auto"]), cluster.address, QUIET)
     assert "2 of 2 replicas have not started after 1.0 s: each needs 1 CPU, and of 2 in the Ray cluster 0 are free" in (
         caplog.text
     )
@@ -271,7 +280,7 @@ def test_a_replica_whose_node_is_taken_moves_to_a_spare_one(
 
     monkeypatch.setattr(cluster_run, "Nodes", BusyFirst)
     with taken(cluster, busy):
-        run_on_ray(load_job(str(job), ["engine.replicas=1"]), cluster.address, quiet=True)
+        run_on_ray(load_job(str(job), ["engine.replicas=1"]), cluster.address, QUIET)
     assert answers(job).equals(expected)
 
 
@@ -284,6 +293,6 @@ def test_an_actor_that_dies_of_an_error_says_which_and_is_not_started_for_ever(
 ) -> None:
     monkeypatch.setattr(actors, "_on_any_node", lambda setup: Unknown())
     with pytest.raises(Interrupted, match=f"every replica has died {MOST_STARTS} times"):
-        run_on_ray(load_job(str(job), ["engine.replicas=1"]), cluster.address, quiet=True)
+        run_on_ray(load_job(str(job), ["engine.replicas=1"]), cluster.address, QUIET)
     said = re.findall("replica 0: .*No module named 'test_ray_cluster'\n", caplog.text)
     assert len(said) == MOST_STARTS

@@ -38,8 +38,9 @@ import sys
 from vasuki.base import commits
 from vasuki.base.config import load_job
 from vasuki.commands.cluster.run import run_on_ray
+from vasuki.commands.run_options import RunOptions
 commits.COMMIT_S = 0.02
-run_on_ray(load_job(sys.argv[1]), sys.argv[2], quiet=True)
+run_on_ray(load_job(sys.argv[1]), sys.argv[2], RunOptions(quiet=True))
 """
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray's

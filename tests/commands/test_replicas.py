@@ -27,6 +27,7 @@ from vasuki.commands.fleet.driver import run_on_replicas
 from vasuki.commands.fleet.messages import Foreseen, Ready, ToDriver
 from vasuki.commands.fleet.processes import Processes
 from vasuki.commands.run import run_job
+from vasuki.commands.run_options import RunOptions
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import Bounds
 from vasuki.io.output.trace import read_trace
@@ -35,6 +36,7 @@ from vasuki.planner.leases import Leases
 
 NUM_ROWS = 60
 KILLS = int(os.environ.get("VASUKI_KILLS", "0")) // 10
+QUIET = RunOptions(quiet=True)
 HERE = tuple(os.sched_getaffinity(0))
 SHARES = [Share(processors=HERE[:1], threads=1), Share(processors=HERE[-1:], threads=1)]
 
@@ -141,7 +143,7 @@ def test_a_replica_that_is_killed_at_any_moment_costs_no_row(
     monkeypatch.setattr(KillsReplicas, "kills_at", kills_at)
     monkeypatch.setattr(commits, "COMMIT_S", 0.02)
     job = job_into(tmp_path / "job", tiny_model)
-    assert run_on_replicas(load_job(str(job)), SHARES, quiet=True).manifest.rows.succeeded == NUM_ROWS
+    assert run_on_replicas(load_job(str(job)), SHARES, QUIET).manifest.rows.succeeded == NUM_ROWS
     assert answers(job).equals(expected)
 
 
@@ -155,7 +157,7 @@ def test_a_replica_that_is_killed_is_started_again(
     monkeypatch.setattr("vasuki.commands.fleet.driver.Processes", KillsReplicas)
     monkeypatch.setattr(commits, "COMMIT_S", 0.02)
     job = job_into(tmp_path / "job", tiny_model)
-    manifest = run_on_replicas(load_job(str(job)), SHARES, quiet=True).manifest
+    manifest = run_on_replicas(load_job(str(job)), SHARES, QUIET).manifest
     assert "replica 0 has died and is started again" in caplog.text
     assert answers(job).equals(expected)
     assert (job.parent / "out" / "_SUCCESS").exists()
@@ -175,7 +177,7 @@ def test_a_replica_that_hangs_keeps_nobody_waiting(
     monkeypatch.setattr("vasuki.commands.fleet.driver.Processes", kind)
     monkeypatch.setattr("vasuki.commands.fleet.driver.SILENT_S", 2.0)
     job = job_into(tmp_path / "job", tiny_model)
-    run_on_replicas(load_job(str(job)), SHARES, quiet=True)
+    run_on_replicas(load_job(str(job)), SHARES, QUIET)
     assert answers(job).equals(expected)
 
 
@@ -192,7 +194,7 @@ def test_a_slower_kind_of_card_is_expected_to_be_slower(
     monkeypatch.setattr(Leases, "join", noted)
     monkeypatch.setattr("vasuki.commands.fleet.driver.Processes", TwoKinds)
     job = job_into(tmp_path / "job", tiny_model)
-    manifest = run_on_replicas(load_job(str(job)), SHARES, quiet=True).manifest
+    manifest = run_on_replicas(load_job(str(job)), SHARES, QUIET).manifest
     assert answers(job).equals(expected)
     assert manifest.bounds == Bounds(), "of two kinds none is known"
     assert speeds[1] / speeds[0] == pytest.approx(0.5, rel=0.1)
@@ -223,7 +225,7 @@ def test_the_last_figures_are_those_of_the_manifest(tmp_path: Path, tiny_model: 
 def test_rows_that_no_replica_can_run_are_error_rows(tmp_path: Path, tiny_model: Path) -> None:
     job = job_into(tmp_path / "job", tiny_model)
     config = load_job(str(job), ["input.prompt=" + "{text} " * 500, "errors.max_fraction=1"])
-    manifest = run_on_replicas(config, SHARES, quiet=True).manifest
+    manifest = run_on_replicas(config, SHARES, QUIET).manifest
     assert manifest.rows.failed == NUM_ROWS
 
 
@@ -271,7 +273,8 @@ def start_driver(job: Path) -> subprocess.Popen[bytes]:
         "import sys, vasuki.base.commits as c; c.COMMIT_S = 0.02\n"
         "from vasuki.base.config import load_job; from vasuki.machines.split import Share\n"
         "from vasuki.commands.fleet.driver import run_on_replicas\n"
-        f"run_on_replicas(load_job({str(job)!r}), {SHARES!r}, quiet=True)"
+        "from vasuki.commands.run_options import RunOptions\n"
+        f"run_on_replicas(load_job({str(job)!r}), {SHARES!r}, RunOptions(quiet=True))"
     )
     return subprocess.Popen([sys.executable, "-c", script])
 
@@ -291,7 +294,7 @@ def test_a_driver_that_is_killed_takes_its_replicas_with_it_and_is_gone_on_with(
     while any(is_alive(pid) for pid in replicas):  # until the test times out
         time.sleep(0.01)
     assert 0 < answers(job).num_rows < expected.num_rows
-    outcome = run_on_replicas(load_job(str(job)), SHARES, quiet=True)
+    outcome = run_on_replicas(load_job(str(job)), SHARES, QUIET)
     assert answers(job).equals(expected)
     assert outcome.manifest.runs[-1].resumed_rows > 0
 

@@ -2,6 +2,7 @@
 
 cli            the command line
 run            `vasuki run`; watch: the same for each file that arrives; stream: for each row
+run_options    what its command line says beside the job
 fleet/         the same on several devices
 forecast       `vasuki plan` and `simulate`, without a model
 check          `vasuki check`

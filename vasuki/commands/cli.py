@@ -241,24 +241,28 @@ def run(
     """
     set_up_logs(quiet, log_format)
     from vasuki.base.config import load_job
+    from vasuki.base.errors import JobFileError
     from vasuki.commands.cluster.run import run_on_ray
     from vasuki.commands.fleet.driver import run_on_replicas
     from vasuki.commands.run import run_job
+    from vasuki.commands.run_options import RunOptions
     from vasuki.commands.this_machine import shares_here
     from vasuki.report import summary_lines
 
+    card, colon, number = (gpu or "").rpartition(":")
+    if colon and number.isdecimal():
+        raise JobFileError(f"--gpu {gpu}: a run takes cards that are here; write --gpu {card} --replicas {number}")
     if replicas is not None:
         overrides = (*overrides, f"engine.replicas={replicas}")
     job = load_job(job_file, _with_gpu(overrides, gpu), trusts_code)
     shares = shares_here(job) if cluster is None else []
     due_s = math.inf if deadline_s is None else deadline_s
     with _metrics(metrics_file, metrics_address) as metrics:
+        options = RunOptions(shard, fresh, retries_errors, quiet, max_time_s, due_s, metrics)
         if cluster is not None:
-            outcome = run_on_ray(job, cluster, shard, fresh, quiet, retries_errors, max_time_s, due_s, metrics=metrics)
+            outcome = run_on_ray(job, cluster, options)
         elif shares:
-            outcome = run_on_replicas(
-                job, shares, shard, fresh, quiet, retries_errors, max_time_s, due_s, metrics=metrics
-            )
+            outcome = run_on_replicas(job, shares, options)
         else:
             outcome = run_job(job, shard, fresh, quiet, retries_errors, max_time_s, metrics, due_s)
     if as_json:

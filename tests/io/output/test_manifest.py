@@ -55,7 +55,7 @@ def test_the_fields_of_the_contract() -> None:
     expected = {
         "rows": "total succeeded failed",
         "tokens": "prompt output recomputed shared",
-        "timings": "load_s plan_s compile_s generate_s makespan_s",
+        "timings": "load_s plan_s compile_s generate_s makespan_s tail_s",
         "predicted": "makespan_s lower_bound_s schedule_bound_s source output_tokens_estimate",
         "bounds": "schedule_s pace datasheet_s uncertainty",
         "batch": "mean_seqs max_seqs",

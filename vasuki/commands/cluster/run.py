@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 from vasuki.base.config import JobConfig
 from vasuki.commands.cluster.nodes import Nodes, connected
 from vasuki.commands.fleet.driver import run_on_replicas
-from vasuki.commands.metrics import Metrics
 from vasuki.commands.run import Outcome
+from vasuki.commands.run_options import AS_USUAL, RunOptions
 
 
-def run_on_ray(
-    config: JobConfig,
-    address: str,
-    shard: str = "0/1",
-    fresh: bool = False,
-    quiet: bool = False,
-    retries_errors: bool = False,
-    max_time_s: float = math.inf,
-    deadline_s: float = math.inf,
-    metrics: Metrics | None = None,
-) -> Outcome:
+def run_on_ray(config: JobConfig, address: str, options: RunOptions = AS_USUAL) -> Outcome:
     """Run what is left of a job on `engine.replicas` replicas of a cluster; as for `auto` if the job does not say.
 
     Raises:
@@ -36,7 +25,4 @@ def run_on_ray(
         from vasuki.commands.cluster.actors import Actors  # which needs Ray
 
         shares = [slot.share for slot in nodes.slots][: None if nodes.most == "auto" else nodes.most]
-        start = partial(Actors, nodes)
-        return run_on_replicas(
-            config, shares, shard, fresh, quiet, retries_errors, max_time_s, deadline_s, start, metrics
-        )
+        return run_on_replicas(config, shares, options, partial(Actors, nodes))

@@ -44,9 +44,10 @@ from vasuki.commands.fleet.processes import Processes
 from vasuki.commands.foresight import expected
 from vasuki.commands.logs import is_json
 from vasuki.commands.manifests import bounds_of
-from vasuki.commands.metrics import FleetMetrics, Metrics
+from vasuki.commands.metrics import FleetMetrics
 from vasuki.commands.progress import StatusLine, busy_with
 from vasuki.commands.run import PLANNED_REQUESTS, Outcome
+from vasuki.commands.run_options import AS_USUAL, RunOptions
 from vasuki.commands.signals import StopSignals
 from vasuki.commands.this_machine import job_of_replica
 from vasuki.commands.workload import first_rows, lengths_of
@@ -83,14 +84,8 @@ LOOK_EVERY_S = 0.2  # at signals, and whether a part is due
 def run_on_replicas(
     config: JobConfig,
     shares: list[Share],
-    shard: str = "0/1",
-    fresh: bool = False,
-    quiet: bool = False,
-    retries_errors: bool = False,
-    max_time_s: float = math.inf,
-    deadline_s: float = math.inf,
+    options: RunOptions = AS_USUAL,
     start: Start | None = None,
-    metrics: Metrics | None = None,
 ) -> Outcome:
     """Run what is left of a job on a replica for each share of the machine, or wherever `start` starts them.
 
@@ -101,7 +96,7 @@ def run_on_replicas(
     started_s = time.perf_counter()
     with StopSignals() as signals:
         runnable_policy(config.engine.policy)
-        own_shard = Shard.parse(shard)
+        own_shard = Shard.parse(options.shard)
         table = open_table(config)
         fingerprint = model_fingerprint(config.model)
         config_hash = config.config_hash(fingerprint)
@@ -111,8 +106,8 @@ def run_on_replicas(
             config_hash=config_hash,
             input_fingerprint=table.fingerprint,
             shard=own_shard,
-            fresh=fresh,
-            retries_errors=retries_errors,
+            fresh=options.fresh,
+            retries_errors=options.retries_errors,
         ) as folder:
             if folder.is_finished:
                 log.info("nothing to do: %s is complete", config.output.path)
@@ -125,8 +120,7 @@ def run_on_replicas(
             if start is None:
                 setups = [setup_of(share, index, len(shares)) for index, share in enumerate(shares)]
             with start(setup_of) if start else Processes(setups) as replicas:
-                driver = Driver(config, table, folder, replicas, shares, quiet, started_s, deadline_s, metrics)
-                manifest = driver.to_end(signals, max_time_s)
+                manifest = Driver(config, table, folder, replicas, shares, options, started_s).to_end(signals)
         return Outcome(manifest, config.errors.max_fraction)
 
 
@@ -134,6 +128,7 @@ def run_on_replicas(
 class _Pulse:
     """What a replica said of itself last."""
 
+    worked_s: float  # when its last step was heard of
     running: int = 0
     kv_share: float = 0.0
 
@@ -147,10 +142,8 @@ class Driver:
         folder: its output.
         replicas: started.
         shares: what those compute on that are there at the start.
-        quiet: without a progress bar.
+        options: how to run it.
         started_s: when the run began.
-        deadline_s: after that; a warning says when it will not hold.
-        metrics: to count into.
     """
 
     def __init__(
@@ -160,20 +153,17 @@ class Driver:
         folder: OutputFolder,
         replicas: Replicas,
         shares: list[Share],
-        quiet: bool,
+        options: RunOptions,
         started_s: float,
-        deadline_s: float = math.inf,
-        metrics: Metrics | None = None,
     ) -> None:
         self.config = config
-        self.metrics = metrics
+        self.options = options
         self.table = table
         self.folder = folder
         self.replicas = replicas
-        self._deadline = Deadline(deadline_s, started_s, lambda: self._leases.time_left_s)
         self.shares = shares
-        self.quiet = quiet
         self.started_s = started_s
+        self._deadline = Deadline(options.deadline_s, started_s, lambda: self._leases.time_left_s)
         self._starts = Counter(range(len(shares)))
         self._ready: dict[int, Ready] = {}  # replicas that wait for a plan
         self._plans: dict[str, Foreseen] = {}  # by kind of device
@@ -193,6 +183,7 @@ class Driver:
         self._over: list[Over] = []  # of replicas that have ended
         self._prices: dict[int, float | None] = {}  # of an hour of each replica that has begun
         self._tokens = 0
+        self._tail_s = 0.0
         self._journal = folder.journal()
         self._lengths: Lengths  # of the job, set once its first rows are read
         self._work: Work  # what tokens take on the kind of device that was planned for first
@@ -206,13 +197,14 @@ class Driver:
         self._line: StatusLine
         self._figures: FleetMetrics | None = None
 
-    def to_end(self, signals: StopSignals, max_time_s: float) -> Manifest:
+    def to_end(self, signals: StopSignals) -> Manifest:
         """Plan, generate, and write the manifest, also when interrupted."""
         from vasuki.hf.loading.tokenizer import Tokenizer  # transformers takes seconds to import
 
         model = self.config.model
-        with busy_with(f"loading {model.path} on {plural(len(self.shares), 'replica')}", self.quiet):
+        with busy_with(f"loading {model.path} on {plural(len(self.shares), 'replica')}", self.options.quiet):
             while not self._are_enough_ready():
+                self._stop_when_over()
                 self._listen()
         ready = next(iter(self._ready.values()))
         stream = RequestStream(
@@ -227,7 +219,7 @@ class Driver:
             requests = self._journal.resume(stream)
             first = list(first_rows(requests, PLANNED_REQUESTS))
             self._lengths = lengths_of(first, self.folder.rows_left)
-            with busy_with("measuring the machine and planning", self.quiet):
+            with busy_with("measuring the machine and planning", self.options.quiet):
                 plan = self._plan()
             self.folder.begin()
             with signals.deferred():
@@ -243,7 +235,7 @@ class Driver:
                 self._leases = Leases(
                     self._order, self._work, len(first) * self.folder.rows_left // rows, plan.makespan_s
                 )
-                return self._generate(plan, signals, max_time_s)
+                return self._generate(plan, signals)
 
     def _are_enough_ready(self) -> bool:
         """Whether all are, or some, and those had time that are late: they may hang, and join when they don't.
@@ -274,7 +266,13 @@ class Driver:
         self._work = _work(foreseen)
         return plan
 
-    def _generate(self, plan: Plan, signals: StopSignals, max_time_s: float) -> Manifest:
+    def _stop_when_over(self) -> None:
+        """Raises Interrupted when the time is over that the run may take."""
+        most_s = self.options.max_time_s
+        if time.perf_counter() - self.started_s >= most_s:
+            raise Interrupted(f"the {duration(most_s)} of --max-time are over")
+
+    def _generate(self, plan: Plan, signals: StopSignals) -> Manifest:
         generate_started_s = time.perf_counter()
         interrupted: Interrupted | None = None
         writer = self.folder.writer(
@@ -282,9 +280,9 @@ class Driver:
         )
         self._traces = [TraceWriter(place) for place in self.folder.traces(len(self.shares))]
         self._sink = RowSink(writer, self._text, on_commit=self._note)
-        self._line = StatusLine("prompts", self.quiet)
-        if self.metrics:
-            self._figures = FleetMetrics(self.metrics, lambda: self.folder.rows_left, self._sink)
+        self._line = StatusLine("prompts", self.options.quiet)
+        if self.options.metrics:
+            self._figures = FleetMetrics(self.options.metrics, lambda: self.folder.rows_left, self._sink)
         try:
             try:
                 self._may_begin = True
@@ -302,8 +300,9 @@ class Driver:
                         self._figures.look(*self._pulse(), at_risk_s, self._leases.time_left_s)
                     if signals.asked():
                         raise Interrupted("stopped by a signal")
-                    if now_s - self.started_s >= max_time_s:
-                        raise Interrupted(f"the {duration(max_time_s)} of --max-time are over")
+                    self._stop_when_over()
+                ends_s = [pulse.worked_s for pulse in self._running.values()]
+                self._tail_s = max(ends_s, default=0.0) - min(ends_s, default=0.0)
                 self._end_all(Finish())
             except Interrupted as error:
                 interrupted = error
@@ -318,7 +317,7 @@ class Driver:
                 rows >= self.folder.rows_left, [f"{rows:,} rows", f"{self._tokens / elapsed_s:,.0f} tokens/s"]
             )
             self._running.clear()
-            with busy_with("writing the last rows", self.quiet):
+            with busy_with("writing the last rows", self.options.quiet):
                 self._sink.close()
                 if self._figures:
                     self._figures.close()
@@ -347,6 +346,7 @@ class Driver:
             compile_s=merged.timings.compile_s,
             generate_s=now_s - generate_started_s,
             makespan_s=now_s - self.started_s,
+            tail_s=self._tail_s,
         )
         devices, per_hour = self.replicas.devices, self._per_hour()
         predicted = Predicted(
@@ -422,7 +422,8 @@ class Driver:
                 self._lose(index)
 
     def _take(self, index: int, report: Report) -> None:
-        self._running[index] = _Pulse(report.running, report.kv_share)
+        worked_s = time.perf_counter() if report.steps else self._running[index].worked_s
+        self._running[index] = _Pulse(worked_s, report.running, report.kv_share)
         for step in report.steps:
             self._tokens += step.prefill_tokens + step.decode_tokens
             self._longest_step_s = max(self._longest_step_s, step.elapsed_s)
@@ -478,7 +479,7 @@ class Driver:
                     self._traces.append(TraceWriter(self.folder.traces(later + 1)[later]))
                 work = _work(self._plans[ready.kind])
                 self._leases.join(index, work.speed(self._work, self._lengths), work.row_token_s)
-                self._running[index] = _Pulse()
+                self._running[index] = _Pulse(time.perf_counter())
 
     def _hand_out(self) -> None:
         for index in list(self._wanting):

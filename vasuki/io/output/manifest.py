@@ -45,13 +45,15 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds by part of the run. `makespan_s` is from first row read to last row durable."""
+    """Seconds by part of the run. `makespan_s` is from first row read to last row durable; `tail_s` from the end of the
+    replica that had nothing more to do first to that of the last one."""
 
     load_s: float = 0.0
     plan_s: float = 0.0
     compile_s: float = 0.0
     generate_s: float = 0.0
     makespan_s: float = 0.0
+    tail_s: float = 0.0
 
     @property
     def foreseen_s(self) -> float:
