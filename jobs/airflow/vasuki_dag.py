@@ -1,50 +1,17 @@
 """A job every night: check and plan it, run it until it is done, and report.
 
-Put this file into Airflow's DAG folder, and `vasuki` into an environment of its own, since their dependencies differ;
-the variable VASUKI names the command if it is not on the PATH. The run's manifest goes through XCom, rows never do.
+Put this file and `vasuki_operator.py` into Airflow's DAG folder, and `vasuki` into an environment of its own, since
+their dependencies differ; the variable VASUKI names the command if it is not on the PATH. The run's manifest goes
+through XCom, rows never do.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from datetime import timedelta
-from typing import Any
 
-from airflow.providers.standard.hooks.subprocess import SubprocessHook
-from airflow.sdk import DAG, BaseOperator, Param
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
-
-RETRIES_DO_NOT_HELP = (1, 2, 3, 4, 6)  # docs/operations.md
-
-
-class VasukiOperator(BaseOperator):
-    """Runs a command of vasuki, and returns what it prints as JSON.
-
-    An end that another try may mend (75: interrupted; 5: the output is locked; a kill) is retried as the DAG says, and
-    goes on from the rows that are done. Every other failure is final.
-    """
-
-    template_fields = ("arguments",)
-
-    def __init__(self, *, arguments: list[str], **settings: Any) -> None:
-        super().__init__(**settings)
-        self.arguments = arguments
-        self.process = SubprocessHook()
-
-    def execute(self, context: Any) -> Any:
-        command = [os.environ.get("VASUKI", "vasuki"), *self.arguments, "--json"]
-        ended = self.process.run_command(command, env={**os.environ, "VASUKI_RUN_ID": context["run_id"]})
-        if ended.exit_code in RETRIES_DO_NOT_HELP:
-            raise AirflowFailException(f"exit code {ended.exit_code}: {ended.output}")
-        if ended.exit_code:
-            raise AirflowException(f"exit code {ended.exit_code}: {ended.output}")
-        return json.loads(ended.output)  # the last line
-
-    def on_kill(self) -> None:
-        """Let a run that Airflow stops commit what has ended."""
-        self.process.send_sigterm()
-
+from airflow.sdk import DAG, Param
+from vasuki_operator import VasukiOperator
 
 with DAG(
     "vasuki",

@@ -38,6 +38,11 @@ def test_the_command_is_one_that_vasuki_takes(tmp_path: Path, kind: str) -> None
     assert "in.jsonl" in last["message"]
 
 
+def test_the_docs_show_the_line_of_the_crontab() -> None:
+    (line,) = [line for line in (CRON / "crontab").read_text().splitlines() if not line.startswith("#")]
+    assert f"\n    {line}\n" in (ROOT / "docs" / "operations.md").read_text()
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd")
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
     for unit in ("vasuki.service", "vasuki.timer"):
