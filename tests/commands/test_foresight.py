@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,9 +20,10 @@ from tiny_job import WORDS, job_tree
 
 from vasuki.commands import foresight
 from vasuki.commands.cli import main
-from vasuki.commands.foresight import DATASHEET, MEASURE_VARIABLE, MachineProfile, _ago, _budget_s, look_back
+from vasuki.commands.foresight import DATASHEET, MEASURE_VARIABLE, MachineProfile, _ago, _budget_s, expected, look_back
 from vasuki.machines import at_hand, profile_cache
 from vasuki.machines.this_cpu import typical_of
+from vasuki.planner.plan import Plan
 
 
 @pytest.fixture
@@ -171,3 +173,18 @@ def test_a_job_of_two_seconds_is_not_measured_for_five() -> None:
     assert _budget_s(10.0) == 2.0
     assert _budget_s(60.0) == 5.0
     assert _budget_s(600.0) == 18.0
+
+
+@pytest.mark.parametrize(
+    ("makespan_s", "spread", "words"),
+    [
+        (0.04, 0.0, "less than a second"),
+        (0.04, 3.0, "less than a second"),
+        (0.4, 3.0, "0.4 s (0.1 to 1.6 s)"),
+        (300.0, 0.0, "5 min 00 s"),
+        (300.0, 0.5, "5 min 00 s (3.3 to 7.5 min)"),
+    ],
+)
+def test_what_is_expected_of_a_run(makespan_s: float, spread: float, words: str) -> None:
+    range_s = (makespan_s / (1 + spread), makespan_s * (1 + spread))
+    assert expected(cast(Plan, SimpleNamespace(makespan_s=makespan_s, spread=spread, range_s=range_s))) == words

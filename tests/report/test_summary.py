@@ -62,6 +62,12 @@ def test_what_the_host_took_is_said_if_it_matters(tmp_path: Path, share: float, 
     assert [line for line in found if line.startswith("host")] == lines
 
 
+def test_a_run_of_a_moment_is_not_held_against_its_prediction(tmp_path: Path) -> None:
+    write_run(tmp_path, makespan_s=0.3, predicted_s=0.04)
+    (time,) = [line for line in summary_lines(read_manifest(Location.parse(str(tmp_path)))) if "time" in line]
+    assert time == "time   0.3 s, predicted 0.04 s"
+
+
 def test_nothing_is_claimed_of_what_is_not_known(tmp_path: Path) -> None:
     """Of rows that arrived, or of a folder that an earlier version wrote."""
     write_run(tmp_path, makespan_s=3000, predicted_s=3000)

@@ -19,7 +19,10 @@ A message is one line that says what is wrong and what to do; it is printed as i
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_NUMBER = re.compile(r"\[errno -?\d+\] ", re.IGNORECASE)
 
 
 class VasukiError(Exception):
@@ -87,8 +90,8 @@ class SchedulerStalled(VasukiError):
 
 
 def one_line(error: Exception) -> str:
-    """What an error of somebody else's says, fit for a message of ours."""
-    return " ".join(str(error).split())
+    """What an error of somebody else's says, fit for a message of ours: a number means nothing beside its words."""
+    return _NUMBER.sub("", " ".join(str(error).split()))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -171,7 +171,7 @@ class Location:
             folder = os.path.dirname(folder)
         if not os.path.isdir(folder):
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
-        with tempfile.TemporaryFile(dir=folder) as file:
+        with _naming(folder), tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0" * 4096)
 
     def delete(self) -> None:
@@ -209,12 +209,15 @@ class Location:
     def replaced(self) -> Iterator[IO[bytes]]:
         """A file to write to, which takes the place of this one when it is whole. Raises OSError."""
         folder = os.path.dirname(self.path) if self.is_local else None
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".vasuki-") as file:
+        with contextlib.ExitStack() as stack:
+            with _naming(self.path):
+                file = stack.enter_context(tempfile.NamedTemporaryFile(dir=folder, prefix=".vasuki-"))
             yield cast(IO[bytes], file)
             if self.is_local:
                 file.flush()
                 os.chmod(file.name, 0o666 & ~_umask())
-                os.replace(file.name, self.path)
+                with _naming(self.path):
+                    os.replace(file.name, self.path)
                 open(file.name, "xb").close()  # which is deleted in its stead
             else:
                 file.seek(0)
@@ -230,18 +233,28 @@ class Location:
         folder, name = os.path.split(self.path)
         temporary = os.path.join(folder, f".vasuki-{name}.tmp")
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)  # of a killed run, or a link
-            with open(temporary, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
+            with _naming(self.path):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary)  # of a killed run, or a link
+                with open(temporary, "xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, self.path)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
             raise
         _fsync_folder(folder)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Lets an error name what people know of, in place of a temporary file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
 
 
 def _umask() -> int:

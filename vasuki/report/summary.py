@@ -8,6 +8,7 @@ from vasuki.machines.stolen_time import NOISE
 from vasuki.report.savings import could_save, knowing_saves
 
 WORTH_A_WORD = 0.005  # share of the time
+SHORTEST_S = 1.0  # of a run whose prediction is held against it
 
 
 def summary_lines(manifest: Manifest) -> list[str]:
@@ -54,7 +55,7 @@ def _time(manifest: Manifest) -> str:
     taken = time_text(timings.makespan_s)
     if timings.load_s:
         taken += f": loading {time_text(timings.load_s)}, then {time_text(timings.foreseen_s)}"
-    if predicted_s:
+    if predicted_s and max(predicted_s, timings.foreseen_s) >= SHORTEST_S:
         predicted += f" ({percent_text(timings.foreseen_s / predicted_s - 1, signed=True)})"
     several = ""
     if len(manifest.runs) > 1:

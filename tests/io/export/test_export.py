@@ -94,6 +94,19 @@ def test_hosted_batch_results(done: JobConfig, tmp_path: Path) -> None:
     assert (len(lines_of(target)), errors.exists()) == (NUM_ROWS, False)
 
 
+def test_openais_own_package_reads_them(done: JobConfig, tmp_path: Path) -> None:
+    chat = pytest.importorskip("openai.types.chat")
+    target = tmp_path / "results.jsonl"
+    assert export(done, "--to", str(target), "--format", "openai").exit_code == 0
+    for line in lines_of(target):
+        completion = chat.ChatCompletion.model_validate(line["response"]["body"], strict=True)
+        assert completion.model_dump(exclude_unset=True) == line["response"]["body"]
+        assert completion.choices[0].message.content.startswith("ROW ")
+    batch = pytest.importorskip("openai.types")
+    for line in lines_of(tmp_path / "results.errors.jsonl"):
+        assert batch.BatchError.model_validate(line["error"], strict=True).message == "no room"
+
+
 def test_mistakes_get_a_line(done: JobConfig, tmp_path: Path) -> None:
     for code, words, arguments in [
         (2, "end it in .jsonl or .csv", (done.output.path, "--to", "answers.xlsx")),
@@ -103,6 +116,8 @@ def test_mistakes_get_a_line(done: JobConfig, tmp_path: Path) -> None:
     ]:
         result = CliRunner().invoke(main, ["export", *arguments])
         assert (result.exit_code, words in result.stderr) == (code, True), result.stderr
+        assert ".vasuki-" not in result.stderr, "nobody knows of temporary files"
+        assert "Errno" not in result.stderr
     part = next(Path(done.output.path).glob("part-*"))
     part.write_bytes(part.read_bytes()[:-100])
     before = set(tmp_path.iterdir())
