@@ -10,7 +10,7 @@ from airflow.providers.standard.hooks.subprocess import SubprocessHook
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-RETRIES_DO_NOT_HELP = (1, 2, 3, 4, 6)  # docs/operations.md
+RETRIES_DO_NOT_HELP = (1, 2, 3, 4)  # docs/operations.md
 
 
 class VasukiOperator(BaseOperator):

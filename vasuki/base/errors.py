@@ -10,7 +10,7 @@
     ├── OutputInUse             5   the output folder is another's
     │   └── OutputLocked            a run holds it
     ├── Interrupted            75   stopped early, state kept: run the same command again
-    │   └── OutOfMemory         6       which would end there again
+    │   └── OutOfMemory         2       the job asks for more memory than there is
     └── SchedulerStalled        1   nothing can run although work is left: a bug of ours
 
 A message is one line that says what is wrong and what to do; it is printed as it stands, without a traceback.
@@ -81,7 +81,7 @@ class Interrupted(VasukiError):
 class OutOfMemory(Interrupted):
     """Memory ran out in the smallest step too; finished rows are kept."""
 
-    exit_code = 6
+    exit_code = JobFileError.exit_code
     goes_on = "they go on once the job takes less memory"
 
 

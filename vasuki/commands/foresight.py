@@ -176,7 +176,7 @@ def rough_tokens(first: list[Request], num_rows: int) -> Tokens:
 def expected(plan: Plan) -> str:
     """The makespan for a log line; with its range where the machine was too busy to tell."""
     range_s = plan.range_s if plan.spread else None
-    if max(plan.makespan_s, *(range_s or ())) < 1:
+    if max((plan.makespan_s, *(range_s or ()))) < 1:
         return "less than a second"
     text = duration(plan.makespan_s)
     return f"{text} ({time_range(*range_s)})" if range_s else text
