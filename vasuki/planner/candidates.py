@@ -174,22 +174,27 @@ def _steps(problem: Problem) -> Iterator[tuple[CostModel, int, int]]:
             yield cost, short, chunk_tokens
 
 
-def with_fewer_rows(problem: Problem, candidate: Candidate) -> Candidate | None:
-    """The same with only as many rows side by side as it takes for all of them to end with the longest; None if memory
-    holds no more anyway, or rows go on arriving.
+def with_fewer_rows(problem: Problem, candidates: list[Candidate]) -> list[Candidate]:
+    """The same with only as many rows side by side as it takes for all of them to end with the longest, the fastest
+    steady state first. None of those whose memory holds no more anyway, nor where rows go on
+    arriving.
 
-    More would end sooner, and leave the longest rows to small steps.
+    More would end sooner, and leave the longest rows to small steps. With fewer, smaller steps may be better, too.
     """
-    outputs, limits = problem.lengths.output_tokens, candidate.settings.limits
+    outputs = problem.lengths.output_tokens
     enough = 8 * math.ceil(SPARE_ROWS * float(outputs.sum()) / float(outputs.max()) / 8)
-    if (
-        problem.rows_arrive
-        or problem.engine.max_num_seqs != "auto"
-        or enough >= min(limits.max_num_seqs, candidate.state.sequences)
-    ):
-        return None
-    settings = replace(candidate.settings, limits=replace(limits, max_num_seqs=enough))
-    return Candidate.of(problem, settings, candidate.cost)
+    if problem.rows_arrive or problem.engine.max_num_seqs != "auto":
+        return []
+    fewer = [
+        Candidate.of(
+            problem,
+            replace(each.settings, limits=replace(each.settings.limits, max_num_seqs=enough)),
+            each.cost,
+        )
+        for each in candidates
+        if enough < min(each.settings.limits.max_num_seqs, each.state.sequences)
+    ]
+    return sorted(fewer, key=lambda candidate: candidate.state.request_s)
 
 
 def _mixings(problem: Problem) -> tuple[Mixing, ...]:

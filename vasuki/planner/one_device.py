@@ -39,7 +39,6 @@ from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import (
     Prediction,
     affordable_predictions,
-    makespan_s,
     predict,
     preferred,
 )
@@ -191,11 +190,9 @@ def _predictions(problem: Problem, candidates: list[Candidate]) -> list[Predicti
     mixings = {candidate.mixing for candidate in shortlist}
     shortlist += [candidate for candidate in candidates if candidate.mixing not in mixings][:1]
     affordable = affordable_predictions(problem, best)
-    predictions = [predict(problem, candidate) for candidate in shortlist[:affordable]]
     if len(shortlist) < affordable:
-        fewer = with_fewer_rows(problem, min(predictions, key=makespan_s).candidate)
-        predictions += [predict(problem, candidate) for candidate in [fewer] if candidate]
-    return predictions
+        shortlist += with_fewer_rows(problem, candidates)[:SHORTLIST]
+    return [predict(problem, candidate) for candidate in shortlist[:affordable]]
 
 
 def _padding(problem: Problem, chosen: Prediction) -> float:
