@@ -392,7 +392,7 @@ class Run:
         loaded = place_weights(loaded, plan.layout.host_layers)
         generate_started_s = time.perf_counter()
         interrupted: Interrupted | None = None
-        executor = build_executor(loaded, plan.settings, self.config.output.logprobs, price=cost_model.rectangle_s)
+        executor = build_executor(loaded, plan.settings, self.config.output.logprobs, cost_model=cost_model)
         plan = replace(plan, settings=executor.settings)
         prediction, scheduler = self.prediction(plan, cost_model), Scheduler(plan.settings)
         requests, observers = self.source(first, others, plan, scheduler)

@@ -16,9 +16,10 @@ from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.rectangles import Price
 from vasuki.engine.sequence import Sequence
 from vasuki.engine.settings import EngineSettings
-from vasuki.hf.attention.inputs import LastTokens, StepInputs, TileKernel, build_inputs
-from vasuki.hf.cuda import decode_graphs
-from vasuki.hf.cuda.decode_graphs import RECORD_AFTER, DecodeGraphs
+from vasuki.hf.attention.chunks import AttentionKernels
+from vasuki.hf.attention.inputs import LastTokens, StepInputs, build_inputs
+from vasuki.hf.cuda.choice import attention_kernels, can_record
+from vasuki.hf.cuda.decode_graphs import RECORD_AFTER, DecodeGraphs, record_on_device
 from vasuki.hf.device.memory import give_back
 from vasuki.hf.kernels.transfer import ToHost
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout, PoolTooLarge
@@ -28,6 +29,7 @@ from vasuki.hf.loading.load_model import LoadedModel
 from vasuki.hf.padded.forward import Alone, Forward, Padded
 from vasuki.hf.recurrent.states import StateCache
 from vasuki.hf.sampler import Sampled, sample
+from vasuki.machines.cost_model import CostModel
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ class RaggedExecutor:
         loaded: the model.
         cache: its KV memory.
         want_logprobs: also say how likely each token was.
-        kernel: attention of ours, for what torch has none for.
+        attention: the kernels that attend.
         offload: moves KV beside the compute.
         states: what recurrent layers keep of the rows, where there are such.
         price: of padded rectangles; says whether prompts share rows.
@@ -72,7 +74,7 @@ class RaggedExecutor:
         loaded: LoadedModel,
         cache: KVCache,
         want_logprobs: bool = False,
-        kernel: TileKernel | None = None,
+        attention: AttentionKernels | None = None,
         offload: KVMover | None = None,
         states: StateCache | None = None,
         price: Price | None = None,
@@ -80,7 +82,7 @@ class RaggedExecutor:
         self.loaded = loaded
         self.cache = cache
         self.want_logprobs = want_logprobs
-        self.kernel = kernel
+        self.attention = attention or AttentionKernels()
         self.offload = offload
         self.states = states
         self.unpacked = _unpacked(loaded, cache, offload, price)
@@ -187,7 +189,7 @@ class RaggedExecutor:
         """`[num_samples, vocab_size]`."""
         if self.unpacked is not None:
             return self.unpacked(batch)
-        step = build_inputs(batch, self.cache, self.loaded.device, self.kernel, self.offload, self._last_tokens)
+        step = build_inputs(batch, self.cache, self.attention, self.offload, self._last_tokens)
         if self.graphs is not None and not batch.prefills:
             return self.graphs(step)
         with self.states.step(batch) if self.states else nullcontext():
@@ -249,11 +251,17 @@ def build_executor(
     settings: EngineSettings,
     want_logprobs: bool = False,
     record_after: int = RECORD_AFTER,
-    price: Price | None = None,
+    cost_model: CostModel | None = None,
 ) -> RaggedExecutor:
     """An executor with the memory that the settings ask for, or with less where it runs out, on the device that the
-    model is on. Where steps of decodes can be recorded, those of a size are after so many. `price` says whether prompts
-    share padded rows.
+    model is on.
+
+    Args:
+        loaded: the model.
+        settings: memory, and what moves.
+        want_logprobs: see `RaggedExecutor`.
+        record_after: steps of decodes of a size before it is recorded, where they can be.
+        cost_model: of the model on this device; says which kernels attend, and whether prompts share padded rows.
 
     Raises OutOfMemory where there is no memory for a single block, JobFileError where the host pins no more.
     """
@@ -261,7 +269,7 @@ def build_executor(
     on_gpu = device.type == "cuda"
     host_blocks, streamed_layers = settings.offload.host_blocks, settings.offload.streamed_layers
     offloads = host_blocks > 0 or streamed_layers > 0
-    records = not streamed_layers and decode_graphs.can_record(loaded, block_tokens)
+    records = not streamed_layers and can_record(loaded, block_tokens)
     # A state is of a row as it stands: it is at one place, and of no other row.
     assert not (loaded.recurrent and (offloads or settings.policy.shares_prefixes))
     streamed = StreamedLayers.spread(layout.num_layers, streamed_layers)
@@ -274,14 +282,16 @@ def build_executor(
         if host_blocks:
             host = KVCache(layout, host_blocks, block_tokens, torch.device("cpu"), pinned=on_gpu)
         offload = KVMover(cache, loaded.copies or copy_engine(device), host)
-    kernel = loaded.kernel
-    if on_gpu and decode_graphs.attends_by_varlen(loaded, block_tokens):
-        kernel = None
-    executor = RaggedExecutor(loaded, cache, want_logprobs, kernel, offload, states, price)
+    attention, price = AttentionKernels(loaded.kernel), None
+    if cost_model is not None:
+        profile, price = cost_model.profile, cost_model.rectangle_s
+        attention = attention_kernels(loaded.kernel, loaded.kv_layout, profile.attention, profile.processors)
+    executor = RaggedExecutor(loaded, cache, want_logprobs, attention, offload, states, price)
     executor.settings = settings
     if records:
-        record = decode_graphs.record_on_device()
-        executor.graphs = DecodeGraphs(executor.forward, cache, loaded.max_context, record, record_after, kernel=kernel)
+        executor.graphs = DecodeGraphs(
+            executor.forward, cache, attention, loaded.max_context, record_on_device(), record_after
+        )
     return executor
 
 

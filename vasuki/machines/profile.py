@@ -19,6 +19,7 @@ from vasuki.base.errors import ProfileError
 from vasuki.machines.price import Price
 
 Direction = Literal["h2d", "d2h", "both"]
+AttentionChoice = Literal["auto", "packed", "paged"]
 ElementwiseOperator = Literal["norm", "rope", "activation", "residual", "embedding"]  # "rope" with the KV write
 
 Positive = Annotated[float, Field(gt=0)]
@@ -362,6 +363,9 @@ class HardwareProfile(_Section):
     A100's."""
     tile_rows: Count = 128
     """Rows of the matmul tile. Tokens in a step are padded to it."""
+    attention: AttentionChoice = "auto"
+    """Which kernel attends on a GPU: torch's packed one wherever it can, the paged one of this package, or for each
+    step the one that is expected to be faster."""
     efficiency: Efficiency
     overheads: Overheads
     link: Link

@@ -8,6 +8,7 @@ from torch.profiler import ProfilerActivity
 
 from gpu_sections.kernels import batch_of
 from gpu_sections.setting import Finding, Setting
+from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.kernels.varlen import preferred_block_tokens
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.ragged_executor import RaggedExecutor
@@ -23,7 +24,8 @@ def kernel_table(setting: Setting, share_s: float) -> Finding:
     decodes, context, chunk = (4, 48, 16) if setting.toy else (64, 1024, 512)
     width = -(-context // block_tokens)
     blocks = np.arange((decodes + 1) * width).reshape(decodes + 1, width)
-    executor = RaggedExecutor(loaded, KVCache(layout, blocks.size, block_tokens, device), kernel=loaded.kernel)
+    cache = KVCache(layout, blocks.size, block_tokens, device)
+    executor = RaggedExecutor(loaded, cache, attention=AttentionKernels(loaded.kernel))
     for title, lengths in {"decodes": [1] * decodes, "mixed": [1] * decodes + [chunk]}.items():
         batch = batch_of(lengths, [context] * len(lengths), blocks)
         executor.execute(batch)  # loads kernels

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 
@@ -13,7 +12,8 @@ from gpu_sections.setting import Ceilings, Finding, Setting
 from vasuki.engine.batch import Batch, ScheduledChunk
 from vasuki.engine.blocks import BlockTable
 from vasuki.engine.sequence import Request, Sequence
-from vasuki.hf.attention.inputs import TileKernel, build_inputs
+from vasuki.hf.attention.chunks import AttentionKernels, TileKernel
+from vasuki.hf.attention.inputs import build_inputs
 from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
 from vasuki.hf.attention.ragged_attention import attend
 from vasuki.hf.kernels.paged_attention import load_kernel
@@ -24,6 +24,7 @@ from vasuki.hf.profiler import profile_machine
 from vasuki.hf.profiler.timing import QUICK, clock_for, measure
 from vasuki.machines.profile_writing import write_profile
 
+_TORCH = AttentionKernels(None, "paged")  # neither of the kernels
 _TOLERANCE = 2e-2  # of bfloat16 against float64, by norms
 
 
@@ -114,14 +115,13 @@ def compare(
         kernel = tile_attention(layout, shape.num_heads // shape.num_kv_heads, setting.dtype, device)
     else:
         kernel = load_kernel((shape.head_dim,), setting.dtype)
-    step = build_inputs(batch, cache, device, kernel)
-    plain = dataclasses.replace(build_inputs(batch, cache, device), varlen=None)
+    step, plain = build_inputs(batch, cache, AttentionKernels(kernel)), build_inputs(batch, cache, _TORCH)
     ways: dict[str, Callable[[], torch.Tensor]] = {
         "engine": lambda: attend(query, key, value, 0, step, variant),
         "torch operators": lambda: attend(query, key, value, 0, plain, variant),
     }
     if setting.on_gpu and kernel is not None:
-        ours = dataclasses.replace(step, varlen=None)
+        ours = build_inputs(batch, cache, AttentionKernels(kernel, "paged"))
         ways["Triton's kernel"] = lambda: attend(query, key, value, 0, ours, variant)
     if not why_unavailable(setting.dtype, device, shape.head_dim):
         for paged in (False, True) if can_page(block_tokens) else (False,):

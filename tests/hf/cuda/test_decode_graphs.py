@@ -4,7 +4,6 @@ graph of a device does the same by itself."""
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,14 +15,18 @@ import torch
 from plain_varlen import plain_varlen
 from tiny_models import Rows, hopeful, load, prompts, reference, requests_of
 
+from vasuki.base.arrays import Ints
 from vasuki.engine.loop import drain
 from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import POLICIES
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf import ragged_executor
-from vasuki.hf.attention import inputs
+from vasuki.hf.attention import chunks, inputs
+from vasuki.hf.attention.chunks import AttentionKernels
+from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.cuda import decode_graphs
+from vasuki.hf.cuda.choice import can_record
 from vasuki.hf.cuda.decode_graphs import SIZES, DecodeGraphs, Replay
 from vasuki.hf.kernels import varlen
 from vasuki.hf.kernels.varlen import PAGE_TOKENS, PagedVarlen
@@ -36,13 +39,15 @@ from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
 def _paged_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps on a CPU attend as on CUDA."""
 
-    def varlen(lengths: Any, ends: Any, tables: Any, cache: KVCache, device: torch.device) -> PagedVarlen:
-        return PagedVarlen(lengths, ends, tables, cache.block_tokens, device, True, plain_varlen)
+    def varlen(lengths: Ints, ends: Ints, seen: Ints, tables: Ints, cache: KVCache) -> PagedVarlen:
+        return PagedVarlen(lengths, ends, tables, cache.block_tokens, cache.device, True, plain_varlen, seen)
 
-    monkeypatch.setattr(inputs, "_varlen", varlen)
+    monkeypatch.setattr(chunks, "_varlen", varlen)
 
 
-def _run(name: str, record: Any, max_num_seqs: int = 9, record_after: int = 1) -> tuple[list[list[int]], DecodeGraphs]:
+def _run(
+    name: str, record: Any, max_num_seqs: int = 9, record_after: int = 1, kernels: AttentionKernels | None = None
+) -> tuple[list[list[int]], DecodeGraphs]:
     """In memory full of poison, but for the block of padding, whose first tokens are written before they are read."""
     loaded, num_blocks = load(name), 12
     scheduler = Scheduler(EngineSettings(POLICIES["vasuki"], Limits(64, max_num_seqs), num_blocks, PAGE_TOKENS))
@@ -51,7 +56,7 @@ def _run(name: str, record: Any, max_num_seqs: int = 9, record_after: int = 1) -
         layer.fill_(1e4)
     executor = RaggedExecutor(loaded, cache)
     executor.graphs = DecodeGraphs(
-        executor.forward, cache, loaded.max_context, record, record_after, varlen=plain_varlen
+        executor.forward, cache, executor.attention, loaded.max_context, record, record_after
     )
     rows = Rows()
     drain(requests_of(prompts()), scheduler, executor, rows)
@@ -73,6 +78,15 @@ def test_greedy_equals_generate(name: str, max_num_seqs: int) -> None:
     assert graphs.replayed_steps
     assert len(set(recorded)) == len(recorded)
     assert set(recorded) <= set(SIZES)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_steps_of_both_kernels_equal_generate(name: str, kernels: CPUKernels) -> None:
+    """Ours attends for a row alone, and where windows do not cover the longest context; else torch's packed one."""
+    chosen = AttentionKernels(load(name).kernel, "auto", most_split=1)
+    outputs, graphs = _run(name, lambda compute: compute, kernels=chosen)
+    assert outputs == reference(name)
+    assert {1, 8} <= graphs._recorded.keys()
 
 
 def test_a_size_is_recorded_once_it_has_come_up_often_enough() -> None:
@@ -156,18 +170,20 @@ def test_a_capture_that_fails_gives_the_stream_back(monkeypatch: pytest.MonkeyPa
     assert current == [own]
 
 
-def test_padding_reads_and_writes_its_own_block_alone() -> None:
+def test_padding_reads_and_writes_its_own_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load("llama")
     cache = KVCache(loaded.kv_layout, 5, PAGE_TOKENS, loaded.device)
     seen: list[list[list[int]]] = []
 
-    @functools.wraps(plain_varlen)
-    def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
-        seen.append([kwargs["seqused_k"].tolist(), kwargs["block_table"].flatten().tolist()])
-        return plain_varlen(*args, **kwargs)
+    own = PagedVarlen._attend
 
+    def watched(self: PagedVarlen, call: Any, *args: Any) -> torch.Tensor:
+        seen.append([call.used_k.tolist(), call.table.flatten().tolist()])
+        return own(self, call, *args)
+
+    monkeypatch.setattr(PagedVarlen, "_attend", watched)
     executor = RaggedExecutor(loaded, cache)
-    graphs = DecodeGraphs(executor.forward, cache, loaded.max_context, lambda compute: compute, 1, watched)
+    graphs = DecodeGraphs(executor.forward, cache, executor.attention, loaded.max_context, lambda compute: compute, 1)
     with torch.inference_mode():
         graphs(_step(cache, np.array([5, 200, 7, 99]), np.array([[2], [1], [2], [0]])))  # is recorded beside
         for layer in cache.layers:
@@ -185,7 +201,7 @@ def _step(cache: KVCache, positions: np.ndarray, tables: np.ndarray) -> inputs.S
     count = len(positions)
     blocks = tables[np.arange(count), positions // cache.block_tokens]
     slots = torch.from_numpy(blocks * cache.block_tokens + positions % cache.block_tokens)
-    ones, device = np.ones(count, np.int64), torch.device("cpu")
+    ones = np.ones(count, np.int64)
     return inputs.StepInputs(
         input_ids=torch.arange(3, 3 + count).unsqueeze(0),
         position_ids=torch.from_numpy(positions).unsqueeze(0),
@@ -193,9 +209,7 @@ def _step(cache: KVCache, positions: np.ndarray, tables: np.ndarray) -> inputs.S
         sample_positions=torch.arange(count),
         cache=cache,
         offload=None,
-        tiles=None,
-        varlen=PagedVarlen(ones, positions + 1, tables, cache.block_tokens, device, True, plain_varlen),
-        gathered=inputs.Gathered(np.arange(count), ones, positions, tables, cache.block_tokens, device),
+        chunks=chunks.Chunks(np.arange(count), ones, positions, ones > 0, tables, cache, AttentionKernels()),
     )
 
 
@@ -238,8 +252,8 @@ def test_parked_rows_are_waited_for_before_a_replay(streamed_layers: int, monkey
     """Parked rows keep graphs, streamed layers do not: their copies wait between layers."""
     monkeypatch.setattr("plain_varlen.PAGE_TOKENS", 4)
     monkeypatch.setattr(varlen, "_torch_varlen", lambda: plain_varlen)
-    monkeypatch.setattr(decode_graphs, "can_record", lambda *model: True)
-    monkeypatch.setattr(decode_graphs, "record_on_device", lambda: lambda compute: compute)
+    monkeypatch.setattr(ragged_executor, "can_record", lambda *model: True)
+    monkeypatch.setattr(ragged_executor, "record_on_device", lambda: lambda compute: compute)
     monkeypatch.setattr(ragged_executor, "copy_engine", lambda device: LatestCopies())
     offload = OffloadPlan(host_blocks=60, streamed_layers=streamed_layers)
     settings = EngineSettings(POLICIES["vasuki"], Limits(16, 9), 24, 4, offload)
@@ -251,4 +265,4 @@ def test_parked_rows_are_waited_for_before_a_replay(streamed_layers: int, monkey
 
 
 def test_a_model_on_a_cpu_is_not_recorded() -> None:
-    assert not decode_graphs.can_record(load("llama"), PAGE_TOKENS)
+    assert not can_record(load("llama"), PAGE_TOKENS)

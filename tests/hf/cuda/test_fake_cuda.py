@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,20 +22,31 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 
-from vasuki.engine.batch import Batch, ScheduledChunk
+from vasuki.engine.batch import Batch, ScheduledChunk, StepResult
 from vasuki.engine.blocks import BlockTable
+from vasuki.engine.policy import find_policy
 from vasuki.engine.sequence import Request, Sequence
-from vasuki.hf.attention import inputs
+from vasuki.engine.settings import EngineSettings, Limits
+from vasuki.hf import ragged_executor
+from vasuki.hf.attention import chunks, inputs
+from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.attention.inputs import build_inputs
-from vasuki.hf.cuda.decode_graphs import Replay, _Recorded, attends_by_varlen, can_record
+from vasuki.hf.cuda import decode_graphs
+from vasuki.hf.cuda.choice import can_record
+from vasuki.hf.cuda.decode_graphs import Replay, _Recorded
 from vasuki.hf.fused.by_torch import SmallKernels, fuse_modules
 from vasuki.hf.kernels import experts, varlen
+from vasuki.hf.kernels.varlen import PagedVarlen
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import LoadedModel, prepare
-from vasuki.hf.ragged_executor import RaggedExecutor
-from vasuki.machines.cost_model import launches_of
+from vasuki.hf.profiler import first_measure
+from vasuki.hf.ragged_executor import LaunchedStep, RaggedExecutor, build_executor
+from vasuki.machines.cost_model import CostModel, launches_of
 from vasuki.machines.cost_model.stages import MOST_ROWS_OF_ALL_EXPERTS
+from vasuki.machines.profile import HardwareProfile
+from vasuki.machines.profile_files import find_profile
 from vasuki.models.config_json import shape_from_config
+from vasuki.models.named import named_shape
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")  # a sigmoid far out
 
@@ -52,7 +65,7 @@ def _card(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
         on_host = torch.empty(len(together), dtype=torch.from_numpy(together[:0]).dtype)
         return list(torch.split(on_host.to(device), [len(array) for array in arrays]))
 
-    for module in (inputs, varlen):
+    for module in (chunks, inputs, varlen):
         monkeypatch.setattr(module, "to_device", on_the_card)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
 
@@ -100,23 +113,24 @@ def _model(name: str, kernels: SmallKernels | None = None, **changed: Any) -> Lo
     return dataclasses.replace(loaded, kernel=TileAttention(4, torch.bfloat16))
 
 
-def _batches() -> dict[str, Batch]:
+def _batches(rows: int = 2) -> dict[str, Batch]:
     def sequence(row: int, tokens: int, computed: int) -> Sequence:
         request = Request(row, row, tokens, 8, np.arange(tokens, dtype=np.int32) + 3)
         return Sequence(request, num_computed_tokens=computed, block_table=BlockTable(device=[row]))
 
-    decodes, prompts = [sequence(row, 40, 39) for row in (0, 1)], [sequence(row, 20, 0) for row in (2, 3)]
+    decodes, prompts = [sequence(row, 40, 39) for row in range(rows)], [sequence(rows + row, 20, 0) for row in (0, 1)]
     chunks = [ScheduledChunk(prompts[0], 0, 20, True), ScheduledChunk(prompts[1], 0, 7, False)]
-    return {"decodes": Batch(decodes, [39, 39], [], []), "mixed": Batch(decodes, [39, 39], chunks, [])}
+    starts = [39] * rows
+    return {"decodes": Batch(decodes, starts, [], []), "mixed": Batch(decodes, starts, chunks, [])}
 
 
 def _steps(loaded: LoadedModel) -> dict[str, Kernels]:
     cache = KVCache(loaded.kv_layout, 4, 256, CUDA)
-    kernel = None if attends_by_varlen(loaded, 256) else loaded.kernel
-    executor, counted = RaggedExecutor(loaded, cache, kernel=kernel), {}
+    kernels = AttentionKernels(loaded.kernel)
+    executor, counted = RaggedExecutor(loaded, cache, attention=kernels), {}
     for title, batch in _batches().items():
         with Kernels() as counted[title], torch.inference_mode():
-            logits = executor.forward(build_inputs(batch, cache, CUDA, kernel))
+            logits = executor.forward(build_inputs(batch, cache, kernels))
         assert logits.shape == (len(batch.decodes) + (title == "mixed"), loaded.vocab_size)
         assert (logits.device, logits.dtype) == (CUDA, torch.bfloat16)
     return counted
@@ -172,8 +186,8 @@ def test_the_cost_model_counts_what_a_step_launches(name: str, ours: SmallKernel
 def _recorded(loaded: LoadedModel) -> torch.Tensor:
     """Logits of decodes in a graph of four rows, which is recorded for them."""
     cache = KVCache(loaded.kv_layout, 5, 256, CUDA)
-    kernel = None if attends_by_varlen(loaded, 256) else loaded.kernel
-    forward = RaggedExecutor(loaded, cache, kernel=kernel).forward
+    kernels = AttentionKernels(loaded.kernel)
+    forward = RaggedExecutor(loaded, cache, attention=kernels).forward
 
     def record(compute: Replay) -> Replay:
         with Recording():
@@ -181,9 +195,7 @@ def _recorded(loaded: LoadedModel) -> torch.Tensor:
         return lambda: logits
 
     with torch.inference_mode():
-        return _Recorded(4, 1, cache, forward, record, None, kernel)(
-            build_inputs(_batches()["decodes"], cache, CUDA, kernel)
-        )
+        return _Recorded(4, 1, cache, kernels, forward, record)(build_inputs(_batches()["decodes"], cache, kernels))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -209,6 +221,94 @@ def test_a_layer_that_brings_something_from_the_host_is_not_recorded(fake: None)
     loaded.model.model.layers[1].mlp.act_fn = Brings()
     with pytest.raises(RuntimeError, match="capturing"):
         _recorded(loaded)
+
+
+def _attends_by(loaded: LoadedModel, profile: HardwareProfile, batch: Batch, records: bool) -> Counter[str]:
+    """Calls of either kernel, layer by layer, in an executor that is built as for a run."""
+    settings = EngineSettings(find_policy("sarathi"), Limits(64, 9), 20, 256)
+    shape = dataclasses.replace(named_shape("llama-3-8b"), num_layers=3)
+    executor = build_executor(loaded, settings, record_after=1, cost_model=CostModel(shape, profile))
+    assert executor.graphs is not None
+    called: Counter[str] = Counter()
+
+    def watched(kind: type, name: str) -> Any:
+        own = kind.__call__
+
+        def call(*arguments: Any) -> Any:
+            called[name] += 1
+            return own(*arguments)
+
+        return mock.patch.object(kind, "__call__", call)
+
+    with watched(PagedVarlen, "packed"), watched(type(loaded.kernel), "paged"), torch.inference_mode():
+        if records:
+            executor.graphs(build_inputs(batch, executor.cache, executor.attention))
+            assert executor.graphs._recorded
+        else:
+            executor.forward(build_inputs(batch, executor.cache, executor.attention))
+    return called
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records without a card, where nothing can be compared."""
+
+    def record(compute: Replay) -> Replay:
+        with Recording():
+            logits = compute()
+        return lambda: logits
+
+    monkeypatch.setattr(ragged_executor, "record_on_device", lambda: record)
+    monkeypatch.setattr(decode_graphs, "_apart", lambda answer, expected: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("choice", "rows", "kernel"),
+    [("auto", 2, "paged"), ("auto", 9, "packed"), ("packed", 2, "packed"), ("paged", 9, "paged")],
+)
+@pytest.mark.parametrize("records", [False, True])
+def test_few_rows_are_attended_by_the_kernel_that_splits_keys(
+    choice: Any, rows: int, kernel: str, records: bool, ours: SmallKernels, recorder: None, fake: None
+) -> None:
+    """Ten processors, of which 0.8 are more than four rows of two KV heads keep busy."""
+    profile = find_profile("a10").model_copy(update={"processors": 10, "attention": choice})
+    loaded, batch = _model("llama", ours), _batches(rows)["decodes"]
+    assert set(_attends_by(loaded, profile, batch, records)) == {kernel}
+    assert set(_attends_by(loaded, profile, _batches(rows)["mixed"], False)) == {
+        "paged" if choice == "paged" else "packed"
+    }
+
+
+@pytest.mark.parametrize(("choice", "kernel"), [("auto", "paged"), ("packed", "packed")])
+def test_windows_of_recorded_decodes_read_each_key_once(
+    choice: Any, kernel: str, ours: SmallKernels, recorder: None, fake: None
+) -> None:
+    """A graph expects the longest contexts, which its windows do not cover."""
+    profile = find_profile("a10").model_copy(update={"processors": 1, "attention": choice})
+    assert set(_attends_by(_model("mistral", ours), profile, _batches()["decodes"], True)) == {kernel}
+
+
+def test_a_first_measure_replays_what_a_run_replays(
+    ours: SmallKernels, recorder: None, fake: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model that torch has no kernel for."""
+    loaded, built = _model("gemma2", ours), []
+
+    class Timed(RaggedExecutor):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            built.append(self)
+
+        def collect(self, step: LaunchedStep) -> StepResult:
+            return StepResult([], [], 0.0)
+
+    monkeypatch.setattr(ragged_executor, "RaggedExecutor", Timed)
+    monkeypatch.setattr(torch.cuda, "Event", mock.Mock)
+    monkeypatch.setattr(first_measure, "available_bytes", lambda device: 2**30)
+    shape = dataclasses.replace(named_shape("llama-3-8b"), vocab_size=loaded.vocab_size, max_context_tokens=64)
+    first_measure.time_steps(loaded, CostModel(shape, find_profile("a10")), lambda slower: 60.0)
+    [executor] = built
+    assert executor.replayed_steps
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "gpt_oss"])

@@ -27,6 +27,7 @@ from vasuki.engine.loop import drain
 from vasuki.engine.policy import POLICIES
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.settings import EngineSettings, Limits
+from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
 from vasuki.hf.cuda.decode_graphs import DecodeGraphs
 from vasuki.hf.fused import by_torch
@@ -163,8 +164,9 @@ def test_what_torch_has_no_kernel_for_is_recorded() -> None:
 
     scheduler = Scheduler(EngineSettings(POLICIES["vasuki"], Limits(64, 3), num_blocks, 16))
     cache = KVCache(loaded.kv_layout, num_blocks + 1, 16, CPU)
-    executor = RaggedExecutor(loaded, cache, kernel=loaded.kernel)
-    executor.graphs = DecodeGraphs(executor.forward, cache, 96, record, 1, kernel=loaded.kernel)
+    kernels = AttentionKernels(loaded.kernel)
+    executor = RaggedExecutor(loaded, cache, attention=kernels)
+    executor.graphs = DecodeGraphs(executor.forward, cache, kernels, 96, record, 1)
     rows = Rows()
     drain(requests_of(prompts()[2:6], 5), scheduler, executor, rows)
     assert rows.outputs == [tokens[:5] for tokens in reference("gemma2")[2:6]]

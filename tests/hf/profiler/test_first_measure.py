@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from vasuki.base.config import ModelConfig
+from vasuki.hf import ragged_executor
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import load_model
 from vasuki.hf.profiler import first_measure
@@ -55,11 +56,11 @@ def test_steps_are_measured_in_the_blocks_of_a_run(
     built: list[int] = []
 
     class Watched(KVCache):
-        def __init__(self, layout: Any, num_blocks: int, block_tokens: int, device: Any) -> None:
-            super().__init__(layout, num_blocks, block_tokens, device)
+        def __init__(self, layout: Any, num_blocks: int, block_tokens: int, *others: Any, **more: Any) -> None:
+            super().__init__(layout, num_blocks, block_tokens, *others, **more)
             built.append(block_tokens)
 
-    monkeypatch.setattr(first_measure, "KVCache", Watched)
+    monkeypatch.setattr(ragged_executor, "KVCache", Watched)
     loaded = load_model(ModelConfig(path=str(tiny_model)), "cpu")
     shape = shape_from_config(tiny_model).with_dtype("float32", "auto")
     assert time_steps(loaded, CostModel(shape, find_profile("cpu")), lambda slower: 0.1, asked).seconds

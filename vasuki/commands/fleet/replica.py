@@ -165,7 +165,7 @@ class Replica:
         done = RowsDone(foreseen.shape)
         loaded = place_weights(loaded, plan.layout.host_layers)
         energy, stats = EnergyMeter(loaded.device), RunStats()
-        executor = build_executor(loaded, plan.settings, self.config.output.logprobs, price=cost_model.rectangle_s)
+        executor = build_executor(loaded, plan.settings, self.config.output.logprobs, cost_model=cost_model)
         plan = replace(plan, settings=executor.settings)
         prediction, scheduler = RunningPrediction(plan, cost_model), Scheduler(plan.settings)
         rows = RowsOnLoan(self.driver, scheduler, loaded.tokenizer.decode)

@@ -37,10 +37,10 @@ class Variant:
 def attend_gathered(query: torch.Tensor, layer: int, step: StepInputs, variant: Variant) -> torch.Tensor:
     """Attention of one layer for all tokens of a step: query `[num_tokens, num_heads, head_dim]`, and so the output."""
     output = query.new_empty(query.shape)
-    for group in step.gathered.decode_groups:
+    for group in step.chunks.decode_groups:
         keys, values = step.cache.gather(layer, group.blocks, query.dtype)
         output[group.tokens] = _decode(query[group.tokens], keys, values, group.positions, variant)
-    for chunk in step.gathered.long_chunks:
+    for chunk in step.chunks.long_chunks:
         start = chunk.end - (chunk.last - chunk.first)
         unseen_blocks = _first_seen(start, variant.window) // step.cache.block_tokens
         keys, values = step.cache.gather(layer, chunk.blocks[unseen_blocks:], query.dtype)

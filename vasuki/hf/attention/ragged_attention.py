@@ -15,9 +15,11 @@ import torch
 from torch.nn.functional import pad
 from transformers import AttentionInterface
 
-from vasuki.hf.attention.inputs import PagedTiles, StepInputs
+from vasuki.hf.attention.chunks import AttentionKernels, PagedTiles
+from vasuki.hf.attention.inputs import StepInputs
 from vasuki.hf.attention.plain_attention import Variant, attend_gathered
 from vasuki.hf.kernels import varlen
+from vasuki.hf.kernels.varlen import PagedVarlen
 
 NAME = "vasuki_ragged"
 
@@ -119,33 +121,39 @@ def attend(
 
 def attend_stored(query: torch.Tensor, layer: int, step: StepInputs, variant: Variant) -> torch.Tensor:
     """The same where the step's keys and values are in their blocks already."""
-    if step.varlen is not None and _is_for_varlen(query, step, variant):
-        return step.varlen(query.contiguous(), step.cache.layers[layer], variant.scaling, variant.window)
-    if step.tiles is not None:
-        return _attend_tiles(query, layer, step, step.tiles, variant)
+    packed, cache_layer = step.chunks.packed, step.cache.layers[layer]
+    if packed is not None and _packs(query, cache_layer, packed, step.chunks.kernels, variant):
+        return packed(query.contiguous(), cache_layer, variant.scaling, variant.window)
+    if step.chunks.tiles is not None:
+        return _attend_tiles(query, cache_layer, step.chunks.tiles, variant)
     return attend_gathered(query, layer, step, variant)
 
 
-def _is_for_varlen(query: torch.Tensor, step: StepInputs, variant: Variant) -> bool:
-    return variant.is_plain and query.dtype is step.cache.layout.dtype and varlen.takes(query.shape[-1])
+def _packs(
+    query: torch.Tensor, cache_layer: torch.Tensor, packed: PagedVarlen, kernels: AttentionKernels, variant: Variant
+) -> bool:
+    """Whether torch's kernel serves a layer, and ours would not do so with fewer reads."""
+    if not (variant.is_plain and query.dtype is cache_layer.dtype and varlen.takes(query.shape[-1])):
+        return False
+    if kernels.ours is None or kernels.choice == "packed":
+        return True
+    return query.shape[1] == cache_layer.shape[3] or not packed.reads_each_head(variant.window)
 
 
 def store(key: torch.Tensor, value: torch.Tensor, layer: int, step: StepInputs) -> None:
     """Put a step's keys and values `[num_tokens, num_kv_heads, head_dim]` into their blocks."""
-    if step.tiles is not None:
-        step.tiles.kernel.write(key, value, step.rows, step.cache.layers[layer])
+    if (kernel := step.chunks.kernels.ours) is not None:
+        kernel.write(key, value, step.rows, step.cache.layers[layer])
     else:
         step.cache.write(layer, key, value, step.rows)
 
 
-def _attend_tiles(
-    query: torch.Tensor, layer: int, step: StepInputs, tiles: PagedTiles, variant: Variant
-) -> torch.Tensor:
+def _attend_tiles(query: torch.Tensor, cache_layer: torch.Tensor, tiles: PagedTiles, variant: Variant) -> torch.Tensor:
     """Attend by a compiled kernel."""
     output = query.new_empty(query.shape)
     tiles.kernel(
         query,
-        step.cache.layers[layer],
+        cache_layer,
         tiles.tiles,
         tiles.longest,
         tiles.tables,

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from vasuki.hf.attention.inputs import PagedTiles, StepInputs
+from vasuki.hf.attention.chunks import PagedTiles
+from vasuki.hf.attention.inputs import StepInputs
 from vasuki.hf.attention.ragged_attention import AttentionProbe
 from vasuki.hf.cpu.fused_layer import Angles, FusedLayer, Layer
 from vasuki.hf.cpu.rms_norm import FusedNorm
@@ -109,8 +110,8 @@ class FusedDecoder(torch.nn.Module):
         """`[1, num_tokens]` of both -> `[1, num_tokens, hidden_size]`."""
         x = self.embed_tokens(input_ids)
         angles = self.rotary_emb(x, position_ids)
-        if isinstance(step, StepInputs) and step.tiles is not None and self._in_one_call(step):
-            sampled = self._kernel(self._pointers(), x[0], angles, step, step.tiles)
+        if isinstance(step, StepInputs) and self._in_one_call(step) and (tiles := step.chunks.tiles) is not None:
+            sampled = self._kernel(self._pointers(), x[0], angles, step, tiles)
             x.index_copy_(1, step.sample_positions, self.norm(sampled).unsqueeze(0))  # its memory is free by now
             return BaseModelOutputWithPast(last_hidden_state=x)
         for layer in self.layers:

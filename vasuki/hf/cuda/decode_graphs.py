@@ -23,12 +23,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from vasuki.hf.attention.inputs import Gathered, PagedTiles, StepInputs, TileKernel
-from vasuki.hf.attention.probe import observe
-from vasuki.hf.kernels import varlen
-from vasuki.hf.kernels.varlen import PagedVarlen, Varlen, can_page
+from vasuki.hf.attention.chunks import AttentionKernels, Chunks
+from vasuki.hf.attention.inputs import StepInputs
 from vasuki.hf.kv.kv_cache import KVCache
-from vasuki.hf.loading.load_model import LoadedModel
 from vasuki.machines.cost_model import MOST_RECORDED_ROWS
 
 log = logging.getLogger(__name__)
@@ -64,25 +61,23 @@ class DecodeGraphs:
     Args:
         forward: a step's logits `[num_samples, vocab_size]`.
         cache: its last block is for padding.
+        kernels: those that attend.
         max_context: most tokens of a sequence.
         record: how a computation is recorded; `record_on_device` on CUDA.
         record_after: steps of a size before it is recorded.
-        varlen: torch's attention kernel, unless another is given.
-        kernel: ours, for layers that torch has none for.
     """
 
     def __init__(
         self,
         forward: Forward,
         cache: KVCache,
+        kernels: AttentionKernels,
         max_context: int,
         record: Record,
         record_after: int = RECORD_AFTER,
-        varlen: Varlen | None = None,
-        kernel: TileKernel | None = None,
     ) -> None:
         self._forward, self._record, self._record_after = forward, record, record_after
-        self._cache, self._varlen, self._kernel = cache, varlen, kernel
+        self._cache, self._kernels = cache, kernels
         self._width = min(-(-max_context // cache.block_tokens), cache.num_blocks)
         self._seen: Counter[int] = Counter()
         self._recorded: dict[int, _Recorded] = {}
@@ -109,12 +104,10 @@ class DecodeGraphs:
     def _try(self, size: int, step: StepInputs) -> None:
         """Record a size, and use it if it answers a step as the same rows are answered without a graph."""
         try:
-            recorded = _Recorded(
-                size, self._width, self._cache, self._forward, self._record, self._varlen, self._kernel
-            )
+            recorded = _Recorded(size, self._width, self._cache, self._kernels, self._forward, self._record)
             answer = recorded(step).clone()
             expected = recorded.launched(step)
-            worst = float((answer - expected).abs().max() / expected.float().std())
+            worst = _apart(answer, expected)
         except RuntimeError as error:  # such as a layer that looks at what the device has computed
             reason = str(error).strip().splitlines() or [type(error).__name__]
             log.warning(
@@ -133,33 +126,25 @@ class DecodeGraphs:
         self._recorded[size] = recorded
 
 
+def _apart(answer: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference of logits, in standard deviations."""
+    return float((answer - expected).abs().max() / expected.float().std())
+
+
 class _Recorded:
     """Steps of up to `size` rows, each with a table of up to `width` blocks."""
 
     def __init__(
-        self,
-        size: int,
-        width: int,
-        cache: KVCache,
-        forward: Forward,
-        record: Record,
-        varlen: Varlen | None,
-        kernel: TileKernel | None = None,
+        self, size: int, width: int, cache: KVCache, kernels: AttentionKernels, forward: Forward, record: Record
     ) -> None:
-        device, block_tokens = cache.layers[0].device, cache.block_tokens
+        device, block_tokens = cache.device, cache.block_tokens
         self._padding_block = cache.num_blocks - 1
         first = torch.full((1,), self._padding_block * block_tokens, device=device)
         self._padding_rows = cache.rows_of_slots(first)  # where the key and value of its first token go
         rows, ones = np.arange(size), np.ones(size, np.int64)
         tables = np.full((size, width), self._padding_block)
-        # Sizes that the kernel is told, not what it reads: the longest contexts that can come.
-        self._varlen = None
-        if can_page(block_tokens) or varlen is not None:
-            self._varlen = PagedVarlen(ones, ones * width * block_tokens, tables, block_tokens, device, True, varlen)
-            self._varlen.see_one_token()  # recording computes too, and need not read the longest contexts
-        self._tiles = None
-        if kernel is not None:
-            self._tiles = PagedTiles(kernel, rows, ones, 0 * ones, ones > 0, tables, device)
+        # Recording computes too: each row sees a token, though kernels are told of the longest contexts that can come.
+        chunks = Chunks(rows, ones, 0 * ones, ones > 0, tables, cache, kernels, width * block_tokens)
         self._step = StepInputs(
             input_ids=torch.zeros(1, size, dtype=torch.int64, device=device),
             position_ids=torch.zeros(1, size, dtype=torch.int64, device=device),
@@ -167,11 +152,10 @@ class _Recorded:
             sample_positions=torch.arange(size, device=device),
             cache=cache,
             offload=None,
-            varlen=self._varlen,
-            tiles=self._tiles,
-            gathered=Gathered(rows, ones, 0 * ones, tables, block_tokens, device),
+            chunks=chunks,
         )
         self._forward = forward
+        forward(self._step)  # which lays the chunks out for those kernels that attend
         self._replay = record(lambda: forward(self._step))
 
     def __call__(self, step: StepInputs) -> torch.Tensor:
@@ -191,30 +175,7 @@ class _Recorded:
             mine[count:].zero_()
         own.rows[:, :count].copy_(step.rows)
         own.rows[:, count:].copy_(self._padding_rows)
-        if self._varlen is not None:
-            assert step.varlen is not None
-            self._varlen.load_contexts(step.varlen, self._padding_block)
-        if self._tiles is not None:
-            assert step.tiles is not None
-            self._tiles.load_contexts(step.tiles, self._padding_block)
-
-
-def can_record(loaded: LoadedModel, block_tokens: int) -> bool:
-    """Whether a model's steps of single tokens can be recorded: not where the size of some tensor depends on contexts,
-    nor where copies wait between layers, nor where layers carry a state. Parked sequences are waited for beforehand."""
-    if loaded.recurrent or not loaded.compiles or loaded.copies is not None:
-        return False
-    return (loaded.device.type == "cuda" and loaded.kernel is not None) or attends_by_varlen(loaded, block_tokens)
-
-
-def attends_by_varlen(loaded: LoadedModel, block_tokens: int) -> bool:
-    """Whether torch's packed kernel serves all layers of a model, from the blocks as they lie."""
-    layout = loaded.kv_layout
-    if any(varlen.why_unavailable(layout.dtype, loaded.device, head_dim) for head_dim in layout.head_dims):
-        return False
-    if not can_page(block_tokens) or layout.dtype is not loaded.dtype:
-        return False
-    return all(seen.variant.is_plain for seen in observe(loaded.model).values())
+        own.chunks.load_contexts(step.chunks, self._padding_block)
 
 
 def record_on_device() -> Record:

@@ -73,7 +73,7 @@ class _Call:
     last: int
     cu_seq_q: torch.Tensor  # int32 [chunks + 1]
     cu_seq_k: torch.Tensor  # int32 [chunks + 1]
-    used_k: torch.Tensor  # int32 [chunks], context after each chunk
+    used_k: torch.Tensor  # int32 [chunks], context that each sees
     table: torch.Tensor  # int32 [chunks, width]
     max_q: int
     max_k: int
@@ -85,12 +85,13 @@ class PagedVarlen:
 
     Args:
         lengths: `[chunks]` tokens of each chunk, in the order of the packed batch.
-        ends: `[chunks]` context of each after the chunk.
+        ends: `[chunks]` context of each after the chunk, or of the longest that may take its place.
         tables: `[chunks, width]` blocks of each, padded with any block.
         block_tokens: tokens of a block.
         device: where query and cache are.
         paged: let the kernel walk the tables; by default wherever it can.
         varlen: the kernel, `torch.nn.attention.varlen.varlen_attn` unless given.
+        seen: `[chunks]` context that each sees until `load_contexts`, where that is not all.
     """
 
     def __init__(
@@ -102,22 +103,24 @@ class PagedVarlen:
         device: torch.device,
         paged: bool | None = None,
         varlen: Varlen | None = None,
+        seen: np.ndarray | None = None,
     ) -> None:
         self.paged = can_page(block_tokens) if paged is None else paged
         self._block_tokens = block_tokens
         self._varlen = varlen or _torch_varlen()
         self._device = device
         singles = int(np.argmax(lengths != 1)) if (lengths != 1).any() else len(lengths)
+        arrays = lengths, ends, ends if seen is None else seen, tables
         self._calls = [
-            self._call(int(lengths[:first].sum()), lengths[first:last], ends[first:last], tables[first:last])
+            self._call(int(lengths[:first].sum()), *(array[first:last] for array in arrays))
             for first, last in ((0, singles), (singles, len(lengths)))
             if last > first
         ]
 
-    def see_one_token(self) -> None:
-        """Let every chunk see the first token of its table alone, until `load_contexts`."""
-        for call in self._calls:
-            call.used_k.fill_(1)
+    def reads_each_head(self, window: int | None) -> bool:
+        """Whether single tokens read their keys anew for each query head: the kernel serves heads together only where
+        it has nothing to mask."""
+        return all(call.max_q == 1 and window is not None and window < call.max_k for call in self._calls)
 
     def load_contexts(self, other: PagedVarlen, padding_block: int) -> None:
         """Attend from now on to another step's contexts, from the same memory as before. Both steps are of single
@@ -171,10 +174,10 @@ class PagedVarlen:
         )
         return output
 
-    def _call(self, first: int, lengths: np.ndarray, ends: np.ndarray, tables: np.ndarray) -> _Call:
+    def _call(self, first: int, lengths: np.ndarray, ends: np.ndarray, seen: np.ndarray, tables: np.ndarray) -> _Call:
         cu_seq_q, cu_seq_k = _cumulative(lengths), _cumulative(ends)
         on_device_q, on_device_k, used_k, table = to_device(
-            self._device, cu_seq_q, cu_seq_k, ends.astype(np.int32), tables.astype(np.int32).reshape(-1)
+            self._device, cu_seq_q, cu_seq_k, seen.astype(np.int32), tables.astype(np.int32).reshape(-1)
         )
         table = table.view(tables.shape)
         return _Call(

@@ -86,6 +86,10 @@ class KVCache:
         ]
 
     @property
+    def device(self) -> torch.device:
+        return self.layers[0].device
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers."""
         return self.block_tokens * self.layout.bytes_per_token

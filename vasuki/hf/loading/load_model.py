@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from vasuki.base.config import ModelConfig
 from vasuki.base.errors import ModelError
 from vasuki.hf.attention import ragged_attention
-from vasuki.hf.attention.inputs import TileKernel
+from vasuki.hf.attention.chunks import TileKernel
 from vasuki.hf.attention.probe import NOT_ON_INTERFACE, probe
 from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.device.board import why_no_cuda

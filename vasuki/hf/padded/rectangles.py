@@ -75,7 +75,7 @@ class Rectangle:
             slots[:, width - new :][is_new],
             slots,
         )
-        flat = to_device(cache.layers[0].device, *(array.ravel() for array in arrays))
+        flat = to_device(cache.device, *(array.ravel() for array in arrays))
         input_ids, position_ids, mask = (part.view(len(rows), -1) for part in flat[:3])
         written, read = map(cache.rows_of_slots, flat[5:])
         if not shared:

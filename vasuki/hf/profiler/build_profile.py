@@ -24,12 +24,16 @@ from transformers import AutoConfig
 
 from vasuki.base.errors import ProfileError, one_line
 from vasuki.base.units import percent_text
+from vasuki.hf.attention.chunks import AttentionKernels, TileKernel
 from vasuki.hf.attention.ragged_attention import Unsupported
 from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
+from vasuki.hf.cuda.choice import attention_kernels
 from vasuki.hf.device.board import Board
 from vasuki.hf.device.device import Machine, describe
-from vasuki.hf.kernels.paged_attention import PagedKernel, load_kernel
+from vasuki.hf.kernels.paged_attention import load_kernel
+from vasuki.hf.kv.kv_cache import KVLayout
 from vasuki.hf.loading.load_model import resolve_device, resolve_dtype
+from vasuki.hf.loading.triton_kernels import tile_attention
 from vasuki.hf.profiler import links, operator_times, step_overheads
 from vasuki.hf.profiler.in_step import WholeSteps
 from vasuki.hf.profiler.operator_times import Bench
@@ -39,6 +43,7 @@ from vasuki.machines import at_hand
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.price import Price
 from vasuki.machines.profile import (
+    AttentionChoice,
     AttentionPoints,
     Efficiency,
     HardwareProfile,
@@ -165,9 +170,10 @@ class _Profiler:
         self.machine: Machine = describe(device)
         self.kind: Literal["gpu", "cpu"] = "gpu" if device.type == "cuda" else "cpu"
         self.known = profile_for_device(self.machine.name)
+        self.attention: AttentionChoice = self.known.attention if self.known else "auto"
         self.stolen = StolenTime()
         versions = f"torch {torch.__version__.partition('+')[0]}, {self.machine.driver}"
-        self.whole_steps = WholeSteps(bench, self._kernel()) if self.kind == "cpu" else None
+        self.whole_steps = WholeSteps(bench) if self.kind == "cpu" else None
         self.source = f"measured by `vasuki profile`, {datetime.date.today().isoformat()}, {versions}"
 
     def profile(self, name: str | None) -> HardwareProfile:
@@ -189,6 +195,7 @@ class _Profiler:
             processors=self.machine.processors,
             compute_capability=self.machine.compute_capability,
             tile_rows=self._tile_rows(),
+            attention=self.attention,
             efficiency=self._efficiency(rates, measured),
             overheads=overheads,
             link=self._link(),
@@ -268,7 +275,7 @@ class _Profiler:
         attention = []
         for kv_dtype in dict.fromkeys((self.bench.dtype, self.bench.saved)):
             self._begin(f"attention over {operator_times.dtype_name(kv_dtype)}")
-            attention.append(operator_times.measure_attention(self.bench, self._kernel(kv_dtype), kv_dtype))
+            attention.append(operator_times.measure_attention(self.bench, self._attention_kernels(kv_dtype), kv_dtype))
         return Measured(
             source=f"{self.source}, sizes of {self.shape.name}",
             matmul=tuple(matmul),
@@ -288,11 +295,18 @@ class _Profiler:
             log.warning("recurrent layers are not measured, since none runs by itself: %s", one_line(error))
             return None
 
-    def _kernel(self, kv_dtype: torch.dtype | None = None) -> PagedKernel | None:
-        if self.kind != "cpu":
-            return None
-        bench, rounds = self.bench, self.bench.dtype is torch.bfloat16
-        return load_kernel((self.shape.head_dim,), bench.between, kv_dtype or bench.dtype, rounds)
+    def _kernel(self, kv_dtype: torch.dtype | None = None) -> TileKernel | None:
+        """Attention of ours, as a model of this shape is given it here."""
+        bench, shape = self.bench, self.shape
+        kv_dtype = kv_dtype or bench.dtype
+        if self.kind == "cpu":
+            return load_kernel((shape.head_dim,), bench.between, kv_dtype, bench.dtype is torch.bfloat16)
+        layout = KVLayout.uniform(1, shape.num_kv_heads, shape.head_dim, kv_dtype)
+        return tile_attention(layout, -(-shape.num_heads // shape.num_kv_heads), bench.dtype, self.device)
+
+    def _attention_kernels(self, kv_dtype: torch.dtype) -> AttentionKernels:
+        layout = KVLayout.uniform(1, self.shape.num_kv_heads, self.shape.head_dim, kv_dtype)
+        return attention_kernels(self._kernel(kv_dtype), layout, self.attention, self.machine.processors)
 
     def _floor(self) -> Overheads:
         """Overheads without the parts that come from whole steps."""
@@ -306,7 +320,7 @@ class _Profiler:
             return CostModel(shape, profile)
 
         dispatch_s = operator_times.dispatch_s(self.bench)
-        found = step_overheads.measure_overheads(self.bench, self._kernel(), cost_model_of, dispatch_s)
+        found = step_overheads.measure_overheads(self.bench, cost_model_of, dispatch_s)
         how = step_overheads.describe(self.bench, dispatch_s)
         return Overheads(
             step_us=_us(found.step_s),

@@ -24,19 +24,17 @@ import torch
 
 from vasuki.engine.batch import Batch, ScheduledChunk
 from vasuki.engine.blocks import BlockTable
+from vasuki.engine.policy import find_policy
 from vasuki.engine.sequence import Request, Sequence
-from vasuki.hf.cuda import decode_graphs
-from vasuki.hf.cuda.decode_graphs import DecodeGraphs
+from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.device.device import describe
 from vasuki.hf.device.host import BUSY, cpu_pressure
 from vasuki.hf.device.memory import available_bytes
 from vasuki.hf.kernels.varlen import preferred_block_tokens
-from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import LoadedModel
 from vasuki.hf.profiler import links
 from vasuki.hf.profiler.timing import QUICK
-from vasuki.hf.ragged_executor import RaggedExecutor
-from vasuki.hf.recurrent.states import StateCache
+from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
 from vasuki.machines.cost_model import CostModel, OperatorModel, StepWork
 from vasuki.machines.profile import (
     AttentionPoint,
@@ -207,7 +205,7 @@ def time_steps(
         preferred = preferred_block_tokens(layout.dtype, loaded.device, min(layout.head_dims, default=0))
         block_tokens = preferred or _BLOCK_TOKENS
     sizes = [size for size in sizes if size.num_blocks(block_tokens) * block_tokens <= room] or sizes[:1]
-    executor = _executor(loaded, sizes, block_tokens)
+    executor = _executor(loaded, cost_model, sizes, block_tokens)
     timings, batches, slower = Timings(), {}, 1.0
     for size in sizes:
         budget_s = budget_of(slower)
@@ -236,17 +234,14 @@ def _timed(executor: RaggedExecutor, batch: Batch) -> tuple[float, float]:
     return time.perf_counter() - started_s, time.process_time() - busy_s
 
 
-def _executor(loaded: LoadedModel, sizes: list[Size], block_tokens: int) -> RaggedExecutor:
-    num_blocks = max(size.num_blocks(block_tokens) for size in sizes) + 1
-    cache = KVCache(loaded.kv_layout, num_blocks, block_tokens, loaded.device)
-    for layer in cache.layers:
+def _executor(loaded: LoadedModel, cost_model: CostModel, sizes: list[Size], block_tokens: int) -> RaggedExecutor:
+    """That of a run, which records a step of decodes as soon as it has been timed once."""
+    limits = Limits(max(size.tokens for size in sizes), max(1, *(size.decodes for size in sizes)))
+    num_blocks = max(size.num_blocks(block_tokens) for size in sizes)
+    settings = EngineSettings(find_policy("sarathi"), limits, num_blocks, block_tokens)
+    executor = build_executor(loaded, settings, record_after=1, cost_model=cost_model)
+    for layer in executor.cache.layers:
         layer.fill_(0.01)  # pages that nobody wrote to are all the same one, and lie in the nearest cache
-    rows = max(1, *(size.decodes for size in sizes))
-    states = StateCache(loaded.recurrent, rows + 1, loaded.device) if loaded.recurrent else None
-    executor = RaggedExecutor(loaded, cache, kernel=loaded.kernel, states=states)
-    if decode_graphs.can_record(loaded, block_tokens):
-        record = decode_graphs.record_on_device()
-        executor.graphs = DecodeGraphs(executor.forward, cache, loaded.max_context, record, 1)
     return executor
 
 

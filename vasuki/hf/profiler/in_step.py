@@ -17,14 +17,14 @@ import numpy as np
 
 from vasuki.engine.batch import Batch, ScheduledChunk
 from vasuki.engine.blocks import BlockTable
+from vasuki.engine.policy import find_policy
 from vasuki.engine.sequence import Request, Sequence
+from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.device.memory import available_bytes
-from vasuki.hf.kernels.paged_attention import PagedKernel
-from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.profiler.operator_times import BLOCK_TOKENS, MEMORY_SHARE, Bench, cold_bytes
 from vasuki.hf.profiler.step_overheads import cut, stand_in
 from vasuki.hf.profiler.timing import HostClock, affordable
-from vasuki.hf.ragged_executor import RaggedExecutor
+from vasuki.hf.ragged_executor import build_executor
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile import InStep
 from vasuki.models.shape import ModelShape
@@ -42,10 +42,9 @@ class WholeSteps:
 
     Args:
         bench: the device, and the shape to imitate.
-        kernel: the compiled attention kernel, where there is one.
     """
 
-    def __init__(self, bench: Bench, kernel: PagedKernel | None) -> None:
+    def __init__(self, bench: Bench) -> None:
         self.shape = cut(bench.shape, _num_layers(bench.shape, cold_bytes(bench.device)))
         self._batches: list[Batch] = []
         self._timings: list[list[float]] = []
@@ -56,8 +55,8 @@ class WholeSteps:
         context = min(_CONTEXT, shape.max_context_tokens)
         sizes = [(rows, min(chunk, shape.max_context_tokens)) for rows, chunk in bench.effort.steps]
         num_blocks = max(rows * _blocks(context) + _blocks(chunk) for rows, chunk in sizes)
-        cache = KVCache(loaded.kv_layout, num_blocks, BLOCK_TOKENS, bench.device)
-        self._executor = RaggedExecutor(loaded, cache, kernel=kernel)
+        limits = Limits(max(rows + chunk for rows, chunk in sizes), max(rows + 1 for rows, _ in sizes))
+        self._executor = build_executor(loaded, EngineSettings(find_policy("vasuki"), limits, num_blocks, BLOCK_TOKENS))
         batches = [_batch(rows, context, chunk, shape.vocab_size) for rows, chunk in sizes]
         effort = replace(bench.effort, max_call_s=bench.effort.max_step_s)
         count = len(affordable([partial(self._executor.execute, batch) for batch in batches], HostClock(), effort))

@@ -24,6 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 from vasuki.engine.batch import Batch, ScheduledChunk
 from vasuki.engine.blocks import BlockTable
 from vasuki.engine.sequence import Request, Sequence
+from vasuki.hf.attention.chunks import AttentionKernels, TileKernel
 from vasuki.hf.attention.inputs import StepInputs, build_inputs
 from vasuki.hf.attention.plain_attention import Variant
 from vasuki.hf.attention.ragged_attention import attend, store
@@ -32,7 +33,6 @@ from vasuki.hf.cpu.packed_linear import DTYPES, Format, LinearKernel, PackedLine
 from vasuki.hf.device.device import cache_bytes
 from vasuki.hf.device.memory import available_bytes
 from vasuki.hf.fused import by_torch
-from vasuki.hf.kernels.paged_attention import PagedKernel
 from vasuki.hf.kernels.varlen import preferred_block_tokens
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.loading.triton_kernels import small_kernels
@@ -248,7 +248,7 @@ def tile_of(tokens: list[int], seconds: list[float], default: int) -> int:
 # --- elementwise operators -------------------------------------------------------------------------------------------
 
 
-def measure_elementwise(bench: Bench, paged: PagedKernel | None) -> list[ElementwisePoints]:
+def measure_elementwise(bench: Bench, paged: TileKernel | None) -> list[ElementwisePoints]:
     """Memory-bound operators as models run them, each by its number of tokens."""
     shape, item = bench.shape, bench.dtype.itemsize
     hidden, head_dim = shape.hidden_size, shape.head_dim
@@ -357,7 +357,7 @@ def mlp_width(shape: ModelShape) -> int:
 # --- attention -------------------------------------------------------------------------------------------------------
 
 
-def measure_attention(bench: Bench, kernel: PagedKernel | None, kv_dtype: torch.dtype) -> AttentionPoints:
+def measure_attention(bench: Bench, kernels: AttentionKernels, kv_dtype: torch.dtype) -> AttentionPoints:
     """Measure one layer of attention as the engine runs it, less the KV write, which is an operator of its own."""
     shape = bench.shape
     layout = KVLayout.uniform(_KV_LAYERS, shape.num_kv_heads, shape.head_dim, kv_dtype)
@@ -374,7 +374,7 @@ def measure_attention(bench: Bench, kernel: PagedKernel | None, kv_dtype: torch.
     for count, tokens, context in wanted:
         if count * _padded(bench, context) > most_tokens:
             continue
-        attention, write = _attention_calls(bench, cache, kernel, count, tokens, context)
+        attention, write = _attention_calls(bench, cache, kernels, count, tokens, context)
         attention()
         if bench.clock.seconds(attention, 1) <= bench.effort.max_call_s:
             points.append((count, tokens, context))
@@ -399,7 +399,7 @@ def _padded(bench: Bench, context: int) -> int:
 
 
 def _attention_calls(
-    bench: Bench, cache: KVCache, kernel: PagedKernel | None, count: int, tokens: int, context: int
+    bench: Bench, cache: KVCache, kernels: AttentionKernels, count: int, tokens: int, context: int
 ) -> tuple[Call, Call]:
     """`attend`, and its KV write alone, for `count` sequences that compute `tokens` positions up to `context`."""
     shape = bench.shape
@@ -408,7 +408,7 @@ def _attention_calls(
     order = np.random.default_rng(0).permutation(cache.num_blocks)
     blocks = iter(order[: num_variants * count * blocks_each].tolist())
     # Different blocks and layers in turn, as in a step, so that keys and values are not in a cache from the last call.
-    steps = [_step(bench, cache, kernel, count, tokens, context, blocks, blocks_each) for _ in range(num_variants)]
+    steps = [_step(cache, kernels, count, tokens, context, blocks, blocks_each) for _ in range(num_variants)]
     turns = itertools.cycle([(layer, step) for step in steps for layer in range(len(cache.layers))])
     total = count * tokens
     query = bench.tensor(total, shape.num_heads, shape.head_dim)
@@ -427,9 +427,8 @@ def _attention_calls(
 
 
 def _step(
-    bench: Bench,
     cache: KVCache,
-    kernel: PagedKernel | None,
+    kernels: AttentionKernels,
     count: int,
     tokens: int,
     context: int,
@@ -449,7 +448,7 @@ def _step(
     else:
         chunks = [ScheduledChunk(sequence, context - tokens, tokens, True) for sequence in sequences]
         batch = Batch(decodes=[], starts=[], prefills=chunks, swaps=[])
-    return build_inputs(batch, cache, bench.device, kernel)
+    return build_inputs(batch, cache, kernels)
 
 
 # --- single calls ----------------------------------------------------------------------------------------------------

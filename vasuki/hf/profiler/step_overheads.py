@@ -28,16 +28,14 @@ from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.attention.ragged_attention import NAME
 from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
 from vasuki.hf.cpu.fused_decoder import FusedDecoder
-from vasuki.hf.cuda.decode_graphs import DecodeGraphs, can_record, record_on_device
+from vasuki.hf.cuda.choice import can_record
 from vasuki.hf.fused.by_torch import fuse_modules
-from vasuki.hf.kernels.paged_attention import PagedKernel
-from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.loading.triton_kernels import small_kernels
 from vasuki.hf.profiler.operator_times import Bench, dtype_name
 from vasuki.hf.profiler.timing import measure_timed
-from vasuki.hf.ragged_executor import RaggedExecutor
+from vasuki.hf.ragged_executor import build_executor
 from vasuki.machines.cost_model import CostModel, Launches, launches_of
 from vasuki.models.launches import LAUNCHES
 from vasuki.models.shape import ModelShape
@@ -60,13 +58,12 @@ class StepOverheads:
 
 
 def measure_overheads(
-    bench: Bench, kernel: PagedKernel | None, cost_model_of: Callable[[ModelShape], CostModel], dispatch_s: float
+    bench: Bench, cost_model_of: Callable[[ModelShape], CostModel], dispatch_s: float
 ) -> StepOverheads:
     """Run steps, and fit what their operators do not explain.
 
     Args:
         bench: the device, and the shape to imitate.
-        kernel: the compiled attention kernel, on a CPU that has it.
         cost_model_of: the cost model of a shape on this device, with measured operators and without overheads.
         dispatch_s: host time of one eager operator.
     """
@@ -75,7 +72,9 @@ def measure_overheads(
     # As a run has them, and with every kernel launched by itself, as in steps with prompts.
     ways = [False, True] if all(can_record(each, bench.block_tokens) for each in models.values()) else [False]
     runs = [
-        _Decoding(models[layers], kernel, rows, cost_model_of(cut(shape, layers)), bench.block_tokens, records)
+        _Decoding(
+            replace(models[layers], compiles=records), rows, cost_model_of(cut(shape, layers)), bench.block_tokens
+        )
         for records in ways
         for layers in _LAYERS
         for rows in bench.effort.decode_rows
@@ -85,7 +84,7 @@ def measure_overheads(
         function()
     rests = np.array(measure_timed(timed, replace(bench.effort, group_s=3 * bench.effort.group_s)))
     launched, *replayed = rests.reshape(len(ways), len(_LAYERS), -1).mean(axis=2).tolist()
-    in_one_call = kernel is not None and all(map(_has_fused_decoder, models.values()))
+    in_one_call = all(map(_has_fused_decoder, models.values()))
     found = fit_overheads(_LAYERS, launched, dispatch_s, _launches(bench), in_one_call)
     for rests_s in replayed:  # whose host does nothing but the step itself
         _, intercept = np.polyfit(_LAYERS, rests_s, 1)
@@ -94,7 +93,7 @@ def measure_overheads(
 
 
 def _has_fused_decoder(loaded: LoadedModel) -> bool:
-    return any(isinstance(module, FusedDecoder) for module in loaded.model.modules())
+    return loaded.kernel is not None and any(isinstance(module, FusedDecoder) for module in loaded.model.modules())
 
 
 def _launches(bench: Bench) -> Launches:
@@ -210,23 +209,11 @@ class _NoText:
 class _Decoding:
     """A model that decodes so many rows for ever: each call is one step of the loop."""
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        kernel: PagedKernel | None,
-        rows: int,
-        cost_model: CostModel,
-        block_tokens: int,
-        records: bool,
-    ) -> None:
+    def __init__(self, loaded: LoadedModel, rows: int, cost_model: CostModel, block_tokens: int) -> None:
         blocks_each = -(-(_PROMPT_TOKENS + _MOST_STEPS + 1) // block_tokens)
         limits = Limits(_PROMPT_TOKENS * rows, rows)
         settings = EngineSettings(find_policy("vasuki"), limits, rows * blocks_each, block_tokens)
-        cache = KVCache(loaded.kv_layout, settings.num_blocks + records, block_tokens, loaded.device)
-        self._executor = RaggedExecutor(loaded, cache, kernel=kernel)
-        if records:
-            graphs = DecodeGraphs(self._executor.forward, cache, loaded.max_context, record_on_device(), 1)
-            self._executor.graphs = graphs
+        self._executor = build_executor(loaded, settings, record_after=1, cost_model=cost_model)
         self._scheduler = Scheduler(settings)
         self._rows = rows
         self._rng = np.random.default_rng(0)

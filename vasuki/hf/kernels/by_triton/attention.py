@@ -60,7 +60,6 @@ class TileAttention:
         scaling: float,
         softcap: float | None,
         out: torch.Tensor,
-        context: int = 0,
     ) -> None:
         """Serve `tiles` of the packed `query`, writing their rows of `out`.
 
@@ -75,11 +74,10 @@ class TileAttention:
             scaling: of the scores.
             softcap: scores are squashed to (-softcap, softcap).
             out: contiguous.
-            context: most keys of a tile; by default what the tables have room for.
         """
         _, _, block_tokens, num_kv_heads, head_dim = cache.shape
         group = query.shape[1] // num_kv_heads
-        context = context or tables.shape[1] * block_tokens
+        context = tables.shape[1] * block_tokens  # of a tile at most
         if window is not None:
             context = min(context, window + longest)
         splits = num_splits(len(tiles) * num_kv_heads, context)

@@ -1,0 +1,233 @@
+"""A step's chunks, as each way of computing attention wants them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from vasuki.base.arrays import Bools, Ints
+from vasuki.hf.kernels import varlen
+from vasuki.hf.kernels.transfer import to_device
+from vasuki.hf.kernels.varlen import PagedVarlen
+from vasuki.hf.kv.kv_cache import KVCache
+from vasuki.machines.profile import AttentionChoice
+
+# Rows of a decode group are padded to the longest; a group is closed when that would cost more than this factor.
+_GROUP_PADDING = 1.3
+
+
+@dataclass(frozen=True, slots=True)
+class LongChunk:
+    """A chunk whose attention is one fused call of its own."""
+
+    first: int  # its tokens are [first, last) of the packed batch
+    last: int
+    end: int  # context length after the chunk
+    blocks: torch.Tensor  # int64 [blocks_for(end)]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Chunks of one token with contexts of nearly equal length, padded to the longest of them."""
+
+    tokens: torch.Tensor  # int64 [rows], their places in the packed batch
+    positions: torch.Tensor  # int64 [rows]
+    blocks: torch.Tensor  # int64 [rows, blocks_per_row]; padded with what the mask hides
+
+
+class TileKernel(Protocol):
+    """Attention that is compiled for a device. Shapes as in `kernels.paged_attention`."""
+
+    tile_tokens: int  # of a tile at most
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor, /) -> None: ...
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        cache: torch.Tensor,
+        tiles: torch.Tensor,
+        longest: int,
+        tables: torch.Tensor,
+        sinks: torch.Tensor | None,
+        window: int | None,
+        scaling: float,
+        softcap: float | None,
+        out: torch.Tensor,
+        /,
+    ) -> None: ...
+
+
+class PagedTiles:
+    """Chunks for a compiled kernel: cut into tiles that walk their sequences' blocks, those with most work first.
+
+    Attributes:
+        tiles: int64 `[count, 4]`: first token in the packed batch, tokens, position of the first, row of `tables`.
+        longest: most tokens of a tile.
+        sampled: tiles of those tokens alone whose logits are wanted.
+        tables: int64 `[num_chunks, width]`, padded with anything.
+    """
+
+    def __init__(
+        self,
+        kernel: TileKernel,
+        firsts: Ints,
+        lengths: Ints,
+        starts: Ints,
+        samples: Bools,
+        tables: Ints,
+        device: torch.device,
+    ) -> None:
+        self.kernel = kernel
+        size = kernel.tile_tokens
+        counts = -(-lengths // size)
+        chunk_of = np.repeat(np.arange(len(lengths)), counts)  # [count]
+        skipped = (np.arange(len(chunk_of)) - (np.cumsum(counts) - counts)[chunk_of]) * size
+        tokens = np.minimum(lengths[chunk_of] - skipped, size)
+        lasts = lengths - 1
+        every = np.stack([firsts[chunk_of] + skipped, tokens, starts[chunk_of] + skipped, chunk_of], axis=1)
+        last = np.stack([firsts + lasts, np.ones_like(lasts), starts + lasts, np.arange(len(lasts))], axis=1)
+        self.longest = int(tokens.max())
+        on_device = to_device(
+            device, *(each.reshape(-1) for each in (_most_work_first(every), _most_work_first(last[samples]), tables))
+        )
+        self.tiles, self.sampled = (each.view(-1, 4) for each in on_device[:2])
+        self.tables = on_device[2].view(tables.shape)
+
+    def load_contexts(self, other: PagedTiles, padding_block: int) -> None:
+        """Attend from now on to another step's contexts, from the same memory as before. Both steps are of single
+        tokens. Tokens beyond those of `other` see the first token of `padding_block`."""
+        count, width = other.tables.shape
+        self.tiles[:count].copy_(other.tiles)
+        self.tiles[count:].copy_(self._padding[count:])
+        self.tables[:count, :width].copy_(other.tables)
+        self.tables[count:].fill_(padding_block)
+
+    @cached_property
+    def _padding(self) -> torch.Tensor:
+        """Tiles of single tokens, each at the beginning of its own table."""
+        rows = torch.arange(len(self.tables), device=self.tables.device)
+        return torch.stack([rows, torch.ones_like(rows), torch.zeros_like(rows), rows], dim=1)
+
+
+def _most_work_first(tiles: Ints) -> Ints:
+    _, tokens, positions, _ = tiles.T
+    return tiles[np.argsort(-tokens * (positions + tokens), kind="stable")]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKernels:
+    """The kernels that attend in an executor's steps. What none of them serves, torch's operators do."""
+
+    ours: TileKernel | None = None
+    choice: AttentionChoice = "packed"  # torch's wherever it can, ours, or the one that is expected to be faster
+    most_split: int = 0  # decodes of a step up to which that is ours
+
+    def packs(self, lengths: Ints, block_tokens: int) -> bool:
+        """Whether torch's kernel attends in a step of such chunks, where it can."""
+        if self.ours is None:
+            return self.choice != "paged"
+        if self.choice == "paged" or not varlen.can_page(block_tokens):  # contexts would be copied for it
+            return False
+        return len(lengths) > self.most_split or bool((lengths > 1).any())
+
+
+class Chunks:
+    """Chunks of a step, laid out for each way of computing attention when it is first asked for.
+
+    Args:
+        firsts: `[num_chunks]` first token of each in the packed batch.
+        lengths: `[num_chunks]` tokens.
+        starts: `[num_chunks]` position of the first token.
+        samples: `[num_chunks]` whether logits of the last token are wanted.
+        tables: `[num_chunks, width]` blocks of each, padded with any block.
+        cache: what the blocks are of.
+        kernels: those that attend.
+        longest: context that kernels are to expect of each chunk, if more than these have may be loaded later.
+    """
+
+    def __init__(
+        self,
+        firsts: Ints,
+        lengths: Ints,
+        starts: Ints,
+        samples: Bools,
+        tables: Ints,
+        cache: KVCache,
+        kernels: AttentionKernels,
+        longest: int = 0,
+    ) -> None:
+        self._firsts, self._lengths, self._starts, self._samples = firsts, lengths, starts, samples
+        self._tables, self._cache, self.kernels, self._longest = tables, cache, kernels, longest
+
+    # --- for kernels -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def packed(self) -> PagedVarlen | None:
+        """For torch's packed kernel; None in a step in which it does not attend."""
+        if not self.kernels.packs(self._lengths, self._cache.block_tokens):
+            return None
+        ends = self._starts + self._lengths
+        return _varlen(self._lengths, np.maximum(ends, self._longest), ends, self._tables, self._cache)
+
+    @cached_property
+    def tiles(self) -> PagedTiles | None:
+        """For a kernel of ours; None where there is none."""
+        if self.kernels.ours is None:
+            return None
+        parts = self._firsts, self._lengths, self._starts, self._samples, self._tables
+        return PagedTiles(self.kernels.ours, *parts, self._cache.device)
+
+    def load_contexts(self, other: Chunks, padding_block: int) -> None:
+        """Attend from now on to another step's contexts, from the same memory as before. Both steps are of single
+        tokens. Tokens beyond those of `other` see the first token of `padding_block`."""
+        for view in ("packed", "tiles"):
+            if (own := vars(self).get(view)) is not None:  # it has been asked for
+                own.load_contexts(getattr(other, view), padding_block)
+
+    # --- for torch operators, which want each context in one piece ---------------------------------------------------
+
+    @cached_property
+    def long_chunks(self) -> list[LongChunk]:
+        """Chunks of two tokens or more."""
+        block_tokens, device = self._cache.block_tokens, self._cache.device
+        ends = self._starts + self._lengths
+        return [
+            LongChunk(
+                int(self._firsts[i]),
+                int(self._firsts[i] + self._lengths[i]),
+                int(ends[i]),
+                to_device(device, self._tables[i, : -(-ends[i] // block_tokens)])[0],
+            )
+            for i in np.flatnonzero(self._lengths > 1)
+        ]
+
+    @cached_property
+    def decode_groups(self) -> list[DecodeGroup]:
+        """Single tokens, longest context first, in groups whose padding stays small."""
+        block_tokens, device = self._cache.block_tokens, self._cache.device
+        single = np.flatnonzero(self._lengths == 1)
+        order = single[np.argsort(-self._starts[single], kind="stable")]
+        tokens, positions, tables = self._firsts[order], self._starts[order], self._tables[order]
+        widths = positions // block_tokens + 1
+        groups, first = [], 0
+        while first < len(tokens):
+            sizes = np.arange(1, len(tokens) - first + 1)
+            padded = widths[first] * sizes <= _GROUP_PADDING * np.cumsum(widths[first:])
+            size = int(np.argmin(padded)) or len(padded)
+            rows = slice(first, first + size)
+            table = tables[rows, : widths[first]]
+            on_device = to_device(device, tokens[rows], positions[rows], table.reshape(-1))
+            groups.append(DecodeGroup(on_device[0], on_device[1], on_device[2].view(table.shape)))
+            first += size
+        return groups
+
+
+def _varlen(lengths: Ints, ends: Ints, seen: Ints, tables: Ints, cache: KVCache) -> PagedVarlen | None:
+    if all(varlen.why_unavailable(cache.layout.dtype, cache.device, head_dim) for head_dim in cache.layout.head_dims):
+        return None
+    return PagedVarlen(lengths, ends, tables, cache.block_tokens, cache.device, seen=seen)
