@@ -149,9 +149,9 @@ def test_other_failures_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) ->
 def test_only_tokens_that_need_a_logit_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
 
-    def watch(logits: torch.Tensor, sequences: list[Any], want_logprobs: bool = False) -> Any:
+    def watch(logits: torch.Tensor, sequences: list[Any], *others: Any) -> Any:
         sizes.append((logits.shape[0], len(sequences)))
-        return sample(logits, sequences, want_logprobs)
+        return sample(logits, sequences, *others)
 
     monkeypatch.setattr("vasuki.hf.ragged_executor.sample", watch)
     rows, _, stats = run(load("llama"), requests_of(prompts()), chunk_tokens=7)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.hf import sampler
 from vasuki.hf.sampler import sample, uniform
+from vasuki.machines.memory_budget import DRAWING_BYTES
 
 
 def sequence(row: int, sample_index: int = 0, output: int = 0, **sampling: Any) -> Sequence:
@@ -133,11 +137,68 @@ def test_drawing_holds_no_more_than_a_slice(monkeypatch: pytest.MonkeyPatch) -> 
     seen: list[int] = []
     draw = sampler._draw
 
-    def watched(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+    def watched(logits: torch.Tensor, *others: Any) -> torch.Tensor:
         seen.append(logits.numel())
-        return draw(logits, sequences)
+        return draw(logits, *others)
 
     monkeypatch.setattr(sampler, "_draw", watched)
     monkeypatch.setattr(sampler, "DRAWN_LOGITS", 150)
     sample(torch.randn(12, 50), [sequence(row, temperature=1.0) for row in range(12)])
     assert seen == [150] * 4
+
+
+class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the tensors that operators return, while they live.
+
+    Args:
+        given: a tensor that is there already.
+    """
+
+    def __init__(self, given: torch.Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._bytes = {given.untyped_storage()._cdata: 0}
+        self.most_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for each in output if isinstance(output, (tuple, list)) else [output]:
+            storage = each.untyped_storage()
+            if storage._cdata not in self._bytes:
+                self._bytes[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self._bytes.pop, storage._cdata)
+        self.most_bytes = max(self.most_bytes, sum(self._bytes.values()))
+        return output
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("setting", [{}, {"top_p": 0.9}, {"top_k": 5}, {"top_k": 4000, "top_p": 0.9}, {"top_k": 15000}])
+def test_drawing_holds_no_more_than_plans_set_aside(setting: dict[str, Any], dtype: torch.dtype) -> None:
+    logits = torch.randn(4, 20_000).to(dtype)
+    with _Live(logits) as live:
+        sample(logits, [sequence(row, temperature=0.7, **setting) for row in range(4)])
+    small = 4 * sampler._SLICE * 32
+    assert 4 * logits.numel() < live.most_bytes <= DRAWING_BYTES * logits.numel() + small
+
+
+@given(
+    units=st.lists(st.sampled_from([0, 0, 1, 3, 64]), min_size=1, max_size=40),
+    number=st.integers(0, 2**20 - 1).map(lambda part: part / 2**20),
+    size=st.sampled_from([4, 512]),
+)
+def test_a_token_is_drawn_where_the_sum_exceeds_its_number(units: list[int], number: float, size: int) -> None:
+    """As by one sum over the whole vocabulary, which is exact for these."""
+    shares = torch.tensor([units], dtype=torch.float32) / 64
+    shares[0, len(units) // 2] = 1.0
+    sums = shares.double().cumsum(-1)
+    expected = int((sums[0] > number * sums[0, -1]).nonzero()[0])
+    with mock.patch.object(sampler, "_SLICE", size):
+        drawn = int(sampler._inverse(shares, torch.tensor([number], dtype=torch.float64)))
+    assert drawn == expected
+
+
+def test_rounding_draws_no_token_without_a_share() -> None:
+    shares = torch.zeros(1, 2000)
+    shares[0, 100:1700:7] = torch.rand(229, generator=torch.Generator().manual_seed(3))
+    for number in (0.0, 0.5, 1 - 2.0**-53):
+        drawn = int(sampler._inverse(shares, torch.tensor([number], dtype=torch.float64)))
+        assert shares[0, drawn] > 0

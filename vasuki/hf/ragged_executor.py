@@ -21,11 +21,13 @@ from vasuki.hf.attention.inputs import LastTokens, StepInputs, build_inputs
 from vasuki.hf.cuda.choice import attention_kernels, can_record
 from vasuki.hf.cuda.decode_graphs import RECORD_AFTER, DecodeGraphs, record_on_device
 from vasuki.hf.device.memory import give_back
+from vasuki.hf.kernels.top_tokens import KeepTopP
 from vasuki.hf.kernels.transfer import ToHost
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout, PoolTooLarge
 from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, copy_engine
 from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.loading.load_model import LoadedModel
+from vasuki.hf.loading.triton_kernels import top_p_kernel
 from vasuki.hf.padded.forward import Alone, Forward, Padded
 from vasuki.hf.recurrent.states import StateCache
 from vasuki.hf.sampler import Sampled, sample
@@ -61,6 +63,7 @@ class RaggedExecutor:
         offload: moves KV beside the compute.
         states: what recurrent layers keep of the rows, where there are such.
         price: of padded rectangles; says whether prompts share rows.
+        keep: top-p by a kernel, where there is one.
 
     Attributes:
         steps_ahead: see `engine.Executor`.
@@ -78,6 +81,7 @@ class RaggedExecutor:
         offload: KVMover | None = None,
         states: StateCache | None = None,
         price: Price | None = None,
+        keep: KeepTopP | None = None,
     ) -> None:
         self.loaded = loaded
         self.cache = cache
@@ -85,6 +89,7 @@ class RaggedExecutor:
         self.attention = attention or AttentionKernels()
         self.offload = offload
         self.states = states
+        self.keep = keep
         self.unpacked = _unpacked(loaded, cache, offload, price)
         # Launching returns before the device is done. Tokens that are not known yet are filled into packed steps alone.
         self.steps_ahead = int(loaded.device.type == "cuda" and self.unpacked is None)
@@ -157,9 +162,8 @@ class RaggedExecutor:
     def _try(self, batch: Batch) -> Sampled | None:
         """Compute a batch at once; None where memory runs out."""
         try:
-            return sample(
-                self._logits(batch), [chunk.sequence for chunk in batch.chunks if chunk.samples], self.want_logprobs
-            )
+            sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
+            return sample(self._logits(batch), sequences, self.want_logprobs, self.keep)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -286,7 +290,8 @@ def build_executor(
     if cost_model is not None:
         profile, price = cost_model.profile, cost_model.rectangle_s
         attention = attention_kernels(loaded.kernel, loaded.kv_layout, profile.attention, profile.processors)
-    executor = RaggedExecutor(loaded, cache, want_logprobs, attention, offload, states, price)
+    keep = top_p_kernel(device) if on_gpu and loaded.compiles else None
+    executor = RaggedExecutor(loaded, cache, want_logprobs, attention, offload, states, price, keep)
     executor.settings = settings
     if records:
         executor.graphs = DecodeGraphs(

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 
 from vasuki.engine.sequence import Sequence
+from vasuki.hf.kernels.top_tokens import KeepTopP, keep_top_k, keep_top_p
 from vasuki.hf.kernels.transfer import to_device
 from vasuki.machines.memory_budget import DRAWN_LOGITS
 
+_SLICE = 512  # tokens of the vocabulary
 _COLDEST = 1e-30  # temperature up to which a row is greedy: logits divided by less overflow in float32
 
 
@@ -43,16 +45,22 @@ class Sampled:
         return cls(torch.cat([piece.token_ids for piece in pieces]), torch.cat([piece.logprobs for piece in pieces]))
 
 
-def sample(logits: torch.Tensor, sequences: list[Sequence], want_logprobs: bool = False) -> Sampled:
+def sample(
+    logits: torch.Tensor, sequences: list[Sequence], want_logprobs: bool = False, keep: KeepTopP | None = None
+) -> Sampled:
     """Choose the next token of each sequence.
 
-    Shapes: logits `[num_sequences, vocab_size]`.
+    Args:
+        logits: `[num_sequences, vocab_size]`.
+        sequences: whose settings count.
+        want_logprobs: also say how likely each token was.
+        keep: a kernel in the place of `keep_top_p`.
     """
     token_ids = _argmax(logits)
     drawn = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.temperature > _COLDEST]
     for some in _slices(drawn, logits.shape[-1]):
         [rows] = to_device(logits.device, np.array(some))
-        token_ids[rows] = _draw(logits[rows].float(), [sequences[row] for row in some])
+        token_ids[rows] = _draw(logits[rows].float(), [sequences[row] for row in some], keep or keep_top_p)
     logprobs = torch.empty(0)
     if want_logprobs and len(logits):
         every = _slices(list(range(len(logits))), logits.shape[-1])
@@ -87,16 +95,18 @@ def uniform(sequence: Sequence) -> float:
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 
 
-def _draw(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+def _draw(logits: torch.Tensor, sequences: list[Sequence], keep: KeepTopP) -> torch.Tensor:
+    """Draw each row's token; the logits `[rows, vocab_size]` in float32 are overwritten."""
     params = [sequence.request.sampling for sequence in sequences]
     device, vocab_size = logits.device, logits.shape[-1]
-    temperature, top_p, targets = to_device(
+    temperature, top_p, numbers = to_device(
         device,
         np.array([p.temperature for p in params]),
         np.array([p.top_p for p in params]),
         np.array([uniform(sequence) for sequence in sequences]),
     )
-    probabilities = torch.softmax(logits / temperature.float().unsqueeze(-1), dim=-1)
+    # Shares of no particular sum, the largest of a row 1.
+    shares = logits.sub_(logits.amax(-1, keepdim=True)).div_(temperature.float().unsqueeze(-1)).exp_()
     # By their own k, so that a row's tokens do not depend on its neighbours' settings.
     filtered: dict[int, list[int]] = defaultdict(list)
     for row, p in enumerate(params):
@@ -104,27 +114,34 @@ def _draw(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
             filtered[min(p.top_k or vocab_size, vocab_size)].append(row)
     for top_k, some in filtered.items():
         [rows] = to_device(device, np.array(some))
-        probabilities[rows] = _keep_top(probabilities[rows], top_k, top_p[rows].float())
-    cumulative = probabilities.double().cumsum(dim=-1)
-    # Scaled by the total instead of normalised; the last token with any probability absorbs rounding.
-    targets = targets.unsqueeze(-1) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, targets, right=True).squeeze(-1).clamp_(max=vocab_size - 1)
+        if top_k == vocab_size:
+            shares[rows] = keep(shares[rows], top_p[rows].float())
+        else:
+            shares[rows] = keep_top_k(shares[rows], top_k, top_p[rows].float())
+    return _inverse(shares, numbers)
 
 
-def _keep_top(probabilities: torch.Tensor, top_k: int, top_p: torch.Tensor) -> torch.Tensor:
-    """Zero all but the k likeliest tokens, and of those all behind the smallest set that reaches p.
+def _inverse(shares: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """The token at which a row's sum first exceeds a number of its total: `[rows, vocab_size]`, `[rows]` float64 from 0
+    to 1, without it -> int64 `[rows]`.
 
-    Args:
-        probabilities: `[rows, vocab_size]`.
-        top_k: at least 1. Up to a quarter of the vocabulary those tokens alone are put in order.
-        top_p: `[rows]`; one of next to nothing keeps the likeliest token.
+    In two steps, so that no row is summed up token by token: first the slice of the vocabulary, then the token in it.
     """
-    if top_k <= probabilities.shape[-1] // 4:
-        ordered, order = probabilities.topk(top_k, dim=-1)
-    else:
-        ordered, order = (each[:, :top_k] for each in probabilities.sort(dim=-1, descending=True, stable=True))
-    before = ordered.cumsum(dim=-1) - ordered
-    threshold = top_p.unsqueeze(-1) * ordered.sum(dim=-1, keepdim=True)
-    ranks = torch.arange(top_k, device=ordered.device)
-    ordered = ordered.masked_fill((before >= threshold) & (ranks > 0), 0.0)
-    return torch.zeros_like(probabilities).scatter_(-1, order, ordered)
+    vocab_size = shares.shape[-1]
+    whole = vocab_size // _SLICE * _SLICE
+    slices = shares[:, :whole].view(len(shares), whole // _SLICE, _SLICE)
+    sums = [part.sum(dim=-1, dtype=torch.float64) for part in (slices, shares[:, whole:].unsqueeze(1))]
+    of_slices = torch.cat(sums, dim=-1).cumsum(dim=-1)
+    numbers = numbers.unsqueeze(-1) * of_slices[:, -1:]
+    place = _first_beyond(of_slices, numbers)
+    places = place * _SLICE + torch.arange(_SLICE, device=shares.device)
+    within = shares.gather(-1, places.clamp(max=vocab_size - 1)).double().masked_fill_(places >= vocab_size, 0.0)
+    before = torch.nn.functional.pad(of_slices, (1, 0)).gather(-1, place)
+    return (place * _SLICE + _first_beyond(within.cumsum_(dim=-1), (numbers - before).clamp_(min=0))).squeeze(-1)
+
+
+def _first_beyond(sums: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """The place of the first of rising sums that exceeds a number, `[rows, count]` and `[rows, 1]`; a number that
+    rounding has brought to the last sum is just below it."""
+    below = torch.nextafter(sums[:, -1:], torch.zeros_like(sums[:, -1:]))
+    return torch.searchsorted(sums, torch.minimum(numbers, below), right=True)

@@ -14,7 +14,7 @@ from vasuki.models.shape import ModelShape
 _MOST_ROWS = 2048  # that any plan runs side by side
 
 DRAWN_LOGITS = 2**23  # that tokens are drawn from at a time, by `hf.sampler`
-DRAWING_BYTES = 32  # held meanwhile for each: its probability, their sums, their order
+DRAWING_BYTES = 25  # held meanwhile for each: its share twice, and all in their order, with sums and a mask
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from torch._subclasses.fake_tensor import (
 from vasuki.engine.batch import Batch, ScheduledChunk, StepResult
 from vasuki.engine.blocks import BlockTable
 from vasuki.engine.policy import find_policy
-from vasuki.engine.sequence import Request, Sequence
+from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
-from vasuki.hf import ragged_executor
+from vasuki.hf import ragged_executor, sampler
 from vasuki.hf.attention import chunks, inputs
 from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.attention.inputs import build_inputs
@@ -65,7 +65,7 @@ def _card(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
         on_host = torch.empty(len(together), dtype=torch.from_numpy(together[:0]).dtype)
         return list(torch.split(on_host.to(device), [len(array) for array in arrays]))
 
-    for module in (chunks, inputs, varlen):
+    for module in (chunks, inputs, sampler, varlen):
         monkeypatch.setattr(module, "to_device", on_the_card)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
 
@@ -80,7 +80,7 @@ def fake() -> Iterator[None]:
 def ours(monkeypatch: pytest.MonkeyPatch) -> SmallKernels:
     """Triton's kernels, of which a launch is counted, and computes nothing."""
     pytest.importorskip("triton")
-    from vasuki.hf.kernels.by_triton import attention, layer
+    from vasuki.hf.kernels.by_triton import attention, layer, sampling
 
     def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **sizes: Any) -> None:
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
@@ -91,7 +91,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> SmallKernels:
         assert all(size > 0 for size in grid)
         tensors[0].neg()
 
-    for module in (attention, layer):
+    for module in (attention, layer, sampling):
         monkeypatch.setattr(module, "launch", launch)
     return SmallKernels(layer.turn_and_store, layer.gated)
 
@@ -309,6 +309,27 @@ def test_a_first_measure_replays_what_a_run_replays(
     first_measure.time_steps(loaded, CostModel(shape, find_profile("a10")), lambda slower: 60.0)
     [executor] = built
     assert executor.replayed_steps
+
+
+@pytest.mark.parametrize("by_ours", [False, True])
+@pytest.mark.parametrize("setting", [{"temperature": 0}, {}, {"top_p": 0.9}, {"top_k": 5}, {"top_k": 90, "top_p": 0.9}])
+def test_tokens_are_drawn_on_the_card(
+    setting: dict[str, Any], by_ours: bool, ours: SmallKernels, fake: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With log probabilities, in slices, and beside rows that take the likeliest token."""
+    from vasuki.hf.kernels.by_triton.sampling import keep_top_p
+
+    monkeypatch.setattr(sampler, "DRAWN_LOGITS", 3 * 97)
+    logits = torch.empty(8, 97, dtype=torch.bfloat16, device=CUDA)
+    settings = [SamplingParams(), SamplingParams(**{"temperature": 0.7, **setting})]
+    rows = [Sequence(Request(row, row, 1, 9, sampling=settings[row % 2])) for row in range(8)]
+    with Kernels() as kernels, torch.inference_mode():
+        sampled = sampler.sample(logits, rows, True, keep_top_p if by_ours else None)
+    assert (sampled.token_ids.shape, sampled.token_ids.dtype, sampled.token_ids.device) == ((8,), torch.int64, CUDA)
+    assert (sampled.logprobs.shape, sampled.logprobs.dtype, sampled.logprobs.device) == ((8,), torch.float32, CUDA)
+    assert bool(kernels.counts["sort.stable"]) == (
+        setting.get("top_k") == 90 or (setting == {"top_p": 0.9} and not by_ours)
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "gpt_oss"])

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -33,8 +34,9 @@ from vasuki.hf.cuda.decode_graphs import DecodeGraphs
 from vasuki.hf.fused import by_torch
 from vasuki.hf.fused.attention import FusedAttention
 from vasuki.hf.fused.by_torch import JoinedMLP, SmallKernels, fuse_modules
-from vasuki.hf.kernels.by_triton import attention, layer
+from vasuki.hf.kernels.by_triton import attention, layer, sampling
 from vasuki.hf.kernels.by_triton.attention import TileAttention, num_splits
+from vasuki.hf.kernels.top_tokens import keep_top_p
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.loading import triton_kernels
 from vasuki.hf.ragged_executor import RaggedExecutor
@@ -178,7 +180,38 @@ def test_a_kernel_that_answers_otherwise_is_not_used(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(attention, "num_splits", lambda programs, context: 0)
     layout = KVLayout.uniform(1, 2, 16, torch.float32)
     assert triton_kernels.tile_attention(layout, 2, torch.float32, CPU) is None
-    assert "attention run by torch's operators" in caplog.text
+    assert "torch's operators compute attention" in caplog.text
+
+
+@given(
+    units=st.lists(st.integers(0, 16), min_size=1, max_size=90),
+    top_p=st.integers(0, 16).map(lambda sixteenths: sixteenths / 16),
+    columns=st.sampled_from([16, 128]),
+)
+def test_keeps_what_a_sort_keeps(units: list[int], top_p: float, columns: int) -> None:
+    """Of many equals too. Sums of these numbers are exact in any order."""
+    shares = torch.tensor([[unit / 16 for unit in units], [1.0] * len(units)])
+    shares[0, len(units) // 2] = 1.0
+    asked = torch.tensor([top_p, 0.5])
+    with mock.patch.object(sampling, "_COLUMNS", columns):
+        kept = sampling.keep_top_p(shares.clone(), asked)
+    assert torch.equal(kept, keep_top_p(shares.clone(), asked))
+
+
+def test_of_a_whole_vocabulary_is_kept_what_a_sort_keeps() -> None:
+    """But for a token or two at the edge, whose sums are rounded otherwise."""
+    shares = torch.randn(3, 50_000, generator=torch.Generator().manual_seed(4)).mul(3).softmax(-1)
+    shares /= shares.amax(-1, keepdim=True)
+    top_p = torch.tensor([0.3, 0.9, 0.999])
+    kept, expected = sampling.keep_top_p(shares.clone(), top_p), keep_top_p(shares.clone(), top_p)
+    assert ((kept > 0) != (expected > 0)).sum(-1).max() <= 2
+    assert (expected > 0).sum(-1).tolist()[-1] > 20_000
+
+
+def test_top_p_that_keeps_other_tokens_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert triton_kernels.top_p_kernel(CPU) is sampling.keep_top_p
+    monkeypatch.setattr(sampling, "keep_top_p", lambda shares, top_p: shares)
+    assert triton_kernels.top_p_kernel(CPU) is None
 
 
 def test_layers_are_fused_where_the_kernel_answers_alike_alone() -> None:
@@ -197,7 +230,7 @@ import json, sys
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from vasuki.hf.kernels.by_triton import attention, layer
+from vasuki.hf.kernels.by_triton import attention, layer, sampling
 
 kernels = []
 
@@ -212,7 +245,7 @@ def launch(kernel, grid, *arguments, **sizes):
     built = compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 86, 32))
     kernels.append((kernel.__name__, len(built.asm["cubin"]), built.metadata.shared))
 
-attention.launch = layer.launch = launch
+attention.launch = layer.launch = sampling.launch = launch
 import torch
 
 def attend(dtype, group, head_dim, window=None):
@@ -230,6 +263,7 @@ rows, cache = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(1, 2, 16, 8, 128
 layer.turn_and_store(heads, 32, angles, angles, rows, cache)
 for activation in layer.ACTIVATIONS:
     layer.gated(angles, activation)
+sampling.keep_top_p(torch.zeros(4, 128), torch.zeros(4))
 print(json.dumps(kernels))
 """
 
@@ -241,6 +275,6 @@ def test_kernels_are_compiled_for_the_smallest_card() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, done.stderr
     kernels = json.loads(done.stdout)
-    assert {name for name, *_ in kernels} == {"_write", "_attend", "_merge", "_turn_and_store", "_gated"}
+    assert {name for name, *_ in kernels} == {"_write", "_attend", "_merge", "_turn_and_store", "_gated", "_keep_top_p"}
     assert all(code for _, code, _ in kernels)
     assert max(shared for *_, shared in kernels) <= 99 * 2**10

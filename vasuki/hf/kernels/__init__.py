@@ -6,5 +6,6 @@ levels                 the instruction sets that there are, and which of them a 
 native                 compiles the C++ in `cpp/` once for such a level and keeps the library
 paged_attention        attention over paged blocks on a CPU; varlen: torch's packed attention on a GPU
 recurrent_functions    the functions by which transformers computes recurrent layers, and what stands in for them
+top_tokens             which tokens may be drawn
 transfer               small arrays to the device without making the host wait
 """

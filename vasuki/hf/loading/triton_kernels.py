@@ -13,6 +13,7 @@ import torch
 from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
 from vasuki.hf.fused.by_torch import SmallKernels
 from vasuki.hf.fused.replace import close
+from vasuki.hf.kernels.top_tokens import KeepTopP, keep_top_p
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 
 if TYPE_CHECKING:
@@ -36,6 +37,22 @@ def small_kernels(device: torch.device) -> SmallKernels | None:
         _without("layers", error)
         return None
     return SmallKernels(layer.turn_and_store, layer.gated)
+
+
+def top_p_kernel(device: torch.device) -> KeepTopP | None:
+    """Top-p without a sort; None where it does not compile, or keeps something else."""
+    try:
+        from vasuki.hf.kernels.by_triton import sampling
+
+        # Sums of these are exact in any order.
+        shares, top_p = (torch.arange(5000) % 65 / 64).repeat(3, 1), torch.tensor([0.0, 0.5, 1.0])
+        kept = sampling.keep_top_p(shares.clone().to(device), top_p.to(device))
+        if not torch.equal(kept.cpu(), keep_top_p(shares, top_p)):
+            raise ValueError("it keeps other tokens than a sort does")
+    except Exception as error:
+        _without("top-p", error)
+        return None
+    return sampling.keep_top_p
 
 
 def tile_attention(
@@ -66,7 +83,7 @@ def tile_attention(
 
 def _without(what: str, error: Exception) -> None:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    log.warning("%s run by torch's operators, since Triton's kernels cannot be used: %s", what, reason)
+    log.warning("torch's operators compute %s, since Triton's kernels cannot be used: %s", what, reason)
 
 
 def _variants(num_heads: int, head_dim: int, device: torch.device) -> list[Variant]:

@@ -2,5 +2,6 @@
 
 attention    over paged blocks, for whatever a layer wants
 layer        rotation with the write into the cache, and the gate of an MLP
+sampling     top-p without a sort
 launch       how they are launched
 """
