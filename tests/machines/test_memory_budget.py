@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from vasuki.base.config import KVConfig
 from vasuki.base.errors import JobFileError, ModelError
 from vasuki.commands.this_machine import within_host_memory
-from vasuki.machines.memory_budget import memory_budget
+from vasuki.machines.memory_budget import memory_budget, recorded_bytes
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape
@@ -23,6 +25,18 @@ def test_memory_budget_adds_up() -> None:
     assert budget.kv_tokens == 16 * budget.num_blocks
     assert budget.kv_tokens * LLAMA.kv_bytes_per_token <= budget.kv_bytes
     assert 35_000 < budget.kv_tokens < 45_000
+
+
+def test_what_recorded_steps_hold_is_set_aside() -> None:
+    """On a GPU, for models whose steps are recorded, and as much for more rows than those of the largest."""
+    card = find_profile("h100")
+    few, many, most = (recorded_bytes(LLAMA, card, rows, 1) for rows in (64, 2048, 4096))
+    assert 2 * 64 * LLAMA.vocab_size * 2 < few < many == most
+    assert not recorded_bytes(LLAMA, find_profile("cpu"), 64, 1)
+    assert not recorded_bytes(replace(LLAMA, way="padded"), card, 64, 1)
+    budgets = [memory_budget(LLAMA, card, max_num_seqs=rows) for rows in (64, 2048)]
+    logits = (2048 - 64) * LLAMA.vocab_size
+    assert budgets[0].kv_bytes - budgets[1].kv_bytes > logits * (2 * 2 + 4)
 
 
 def test_memory_budget_of_a_given_pool() -> None:

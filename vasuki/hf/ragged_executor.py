@@ -19,7 +19,7 @@ from vasuki.engine.settings import EngineSettings
 from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.attention.inputs import LastTokens, StepInputs, build_inputs
 from vasuki.hf.cuda.choice import attention_kernels, can_record
-from vasuki.hf.cuda.decode_graphs import RECORD_AFTER, DecodeGraphs, record_on_device
+from vasuki.hf.cuda.step_graphs import RECORD_AFTER, Answers, StepGraphs, record_on_device
 from vasuki.hf.device.memory import give_back
 from vasuki.hf.kernels.top_tokens import KeepTopP
 from vasuki.hf.kernels.transfer import ToHost
@@ -30,7 +30,7 @@ from vasuki.hf.loading.load_model import LoadedModel
 from vasuki.hf.loading.triton_kernels import top_p_kernel
 from vasuki.hf.padded.forward import Alone, Forward, Padded
 from vasuki.hf.recurrent.states import StateCache
-from vasuki.hf.sampler import Sampled, sample
+from vasuki.hf.sampler import Sampled, argmax, draws, logprobs_of, sample
 from vasuki.machines.cost_model import CostModel
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class RaggedExecutor:
         # Launching returns before the device is done. Tokens that are not known yet are filled into packed steps alone.
         self.steps_ahead = int(loaded.device.type == "cuda" and self.unpacked is None)
         self.most_tokens = sys.maxsize  # that are computed at once: fewer after memory has run out
-        self.graphs: DecodeGraphs | None = None  # recorded steps of decodes
+        self.graphs: StepGraphs | None = None  # recorded steps
         self.waited_s = 0.0  # in which the host had nothing to do but wait for the device
         self._last_mlp = None if self.unpacked else sampled_mlp(loaded.model, loaded.kv_layout.num_layers)
         self._last_tokens: LastTokens | None = None
@@ -162,8 +162,7 @@ class RaggedExecutor:
     def _try(self, batch: Batch) -> Sampled | None:
         """Compute a batch at once; None where memory runs out."""
         try:
-            sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
-            return sample(self._logits(batch), sequences, self.want_logprobs, self.keep)
+            return self._sampled(batch)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -189,15 +188,37 @@ class RaggedExecutor:
         self._ended_s = now_s
         return StepResult(token_ids, stopped, elapsed_s, logprobs, exposed_s, hidden_s, moved)
 
+    def _sampled(self, batch: Batch) -> Sampled:
+        sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
+        if self.graphs is None:
+            logits = self._logits(batch)
+        elif any(map(draws, sequences)):
+            [logits] = self.graphs(self._inputs(batch), self._all_logits)
+        else:
+            _, *sampled = self.graphs(self._inputs(batch), self._likeliest)
+            return Sampled(*(each.clone() for each in sampled))  # what a graph leaves is overwritten by the next
+        return sample(logits, sequences, self.want_logprobs, self.keep)
+
     def _logits(self, batch: Batch) -> torch.Tensor:
         """`[num_samples, vocab_size]`."""
         if self.unpacked is not None:
             return self.unpacked(batch)
-        step = build_inputs(batch, self.cache, self.attention, self.offload, self._last_tokens)
-        if self.graphs is not None and not batch.prefills:
-            return self.graphs(step)
         with self.states.step(batch) if self.states else nullcontext():
-            return self.forward(step)
+            return self.forward(self._inputs(batch))
+
+    def _inputs(self, batch: Batch) -> StepInputs:
+        return build_inputs(batch, self.cache, self.attention, self.offload, self._last_tokens)
+
+    def _all_logits(self, step: StepInputs) -> Answers:
+        return (self.forward(step),)
+
+    def _likeliest(self, step: StepInputs) -> Answers:
+        """The largest logit of each sample, its token, and, if asked for, how likely that was: so a graph need not
+        leave all logits."""
+        logits = self.forward(step)
+        token_ids = argmax(logits)
+        largest = logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+        return (largest, token_ids, logprobs_of(logits, token_ids)) if self.want_logprobs else (largest, token_ids)
 
     def forward(self, step: StepInputs) -> torch.Tensor:
         """One packed forward: `[num_samples, vocab_size]`."""
@@ -264,7 +285,7 @@ def build_executor(
         loaded: the model.
         settings: memory, and what moves.
         want_logprobs: see `RaggedExecutor`.
-        record_after: steps of decodes of a size before it is recorded, where they can be.
+        record_after: steps of a size before it is recorded, where they can be.
         cost_model: of the model on this device; says which kernels attend, and whether prompts share padded rows.
 
     Raises OutOfMemory where there is no memory for a single block, JobFileError where the host pins no more.
@@ -294,9 +315,8 @@ def build_executor(
     executor = RaggedExecutor(loaded, cache, want_logprobs, attention, offload, states, price, keep)
     executor.settings = settings
     if records:
-        executor.graphs = DecodeGraphs(
-            executor.forward, cache, attention, loaded.max_context, record_on_device(), record_after
-        )
+        most_rows = settings.limits.max_num_seqs
+        executor.graphs = StepGraphs(cache, attention, loaded.max_context, most_rows, record_on_device(), record_after)
     return executor
 
 

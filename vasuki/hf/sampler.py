@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -29,12 +29,12 @@ class Sampled:
     """One entry for each row of logits, where the logits are."""
 
     token_ids: torch.Tensor  # int64
-    logprobs: torch.Tensor  # float32; empty unless asked for
+    logprobs: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # float32; empty unless asked for
 
     @classmethod
     def nothing(cls) -> Sampled:
         """The result of a step that only copies."""
-        return cls(torch.empty(0, dtype=torch.int64), torch.empty(0))
+        return cls(torch.empty(0, dtype=torch.int64))
 
     @classmethod
     def together(cls, pieces: list[Sampled]) -> Sampled:
@@ -56,16 +56,17 @@ def sample(
         want_logprobs: also say how likely each token was.
         keep: a kernel in the place of `keep_top_p`.
     """
-    token_ids = _argmax(logits)
-    drawn = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.temperature > _COLDEST]
+    token_ids = argmax(logits)
+    drawn = [row for row, sequence in enumerate(sequences) if draws(sequence)]
     for some in _slices(drawn, logits.shape[-1]):
         [rows] = to_device(logits.device, np.array(some))
         token_ids[rows] = _draw(logits[rows].float(), [sequences[row] for row in some], keep or keep_top_p)
-    logprobs = torch.empty(0)
-    if want_logprobs and len(logits):
-        every = _slices(list(range(len(logits))), logits.shape[-1])
-        logprobs = torch.cat([_logprobs(logits[s[0] : s[-1] + 1], token_ids[s[0] : s[-1] + 1]) for s in every])
-    return Sampled(token_ids, logprobs)
+    return Sampled(token_ids, logprobs_of(logits, token_ids)) if want_logprobs else Sampled(token_ids)
+
+
+def draws(sequence: Sequence) -> bool:
+    """Whether a sequence's next token is drawn; otherwise it is the likeliest."""
+    return sequence.request.sampling.temperature > _COLDEST
 
 
 def _slices(rows: list[int], vocab_size: int) -> Iterator[list[int]]:
@@ -75,13 +76,16 @@ def _slices(rows: list[int], vocab_size: int) -> Iterator[list[int]]:
         yield rows[first : first + at_a_time]
 
 
-def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Return the log-probability of each row's token: `[rows, vocab_size]`, `[rows]` -> `[rows]`."""
-    return torch.log_softmax(logits.float(), dim=-1).gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+def logprobs_of(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """The log-probability of each row's token: `[rows, vocab_size]`, `[rows]` -> float32 `[rows]`."""
+    at_a_time = max(1, DRAWN_LOGITS // logits.shape[-1])
+    slices = [slice(first, first + at_a_time) for first in range(0, max(1, len(logits)), at_a_time)]
+    chosen = [logits[rows].float().log_softmax(-1).gather(-1, token_ids[rows].unsqueeze(-1)) for rows in slices]
+    return torch.cat(chosen).squeeze(-1)
 
 
-def _argmax(logits: torch.Tensor) -> torch.Tensor:
-    """Find each row's largest. On a CPU NumPy takes a tenth of torch's time."""
+def argmax(logits: torch.Tensor) -> torch.Tensor:
+    """Each row's largest. On a CPU NumPy takes a tenth of torch's time."""
     if logits.device.type == "cpu" and logits.dtype is torch.float32:
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)

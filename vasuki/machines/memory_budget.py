@@ -11,7 +11,9 @@ from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout, spread_buffers
 from vasuki.models.shape import ModelShape
 
-_MOST_ROWS = 2048  # that any plan runs side by side
+_MOST_ROWS = 2048  # that any plan runs side by side, or a GPU replays
+_RECORDED_TOKENS = 256  # of steps with prompts that a GPU replays
+_TABLE_BYTES = 12  # of a block in a table that either attention kernel walks
 
 DRAWN_LOGITS = 2**23  # that tokens are drawn from at a time, by `hf.sampler`
 DRAWING_BYTES = 25  # held meanwhile for each: its share twice, and all in their order, with sums and a mask
@@ -23,7 +25,7 @@ class MemoryBudget:
 
     total_bytes: int
     weight_bytes: int
-    activation_bytes: int
+    activation_bytes: int  # what steps work in, recorded ones too
     kv_bytes: int  # for blocks
     state_bytes: int  # for what recurrent layers keep of each row
     kv_bytes_per_token: float
@@ -42,16 +44,30 @@ class MemoryBudget:
 def activation_bytes(shape: ModelShape, max_step_tokens: int, max_num_seqs: int, tensor_parallel: int = 1) -> int:
     """Most bytes that live at once beside weights and KV: the larger of the MLP's and the head's moments.
 
-    MLP: two hidden states, the product of `up` and the activation for every token. Head: float32 logits of every
+    MLP: see `_mlp_token_bytes`. Head: float32 logits of every
     sampled token, and what drawing tokens holds for a slice of them.
     """
-    item, hidden = shape.dtype_bytes, shape.hidden_size
+    mlp = max_step_tokens * _mlp_token_bytes(shape, tensor_parallel)
+    logits, hidden = max_num_seqs * shape.vocab_size, 2 * max_step_tokens * shape.hidden_size * shape.dtype_bytes
+    return math.ceil(max(mlp, logits * 4 + min(logits, DRAWN_LOGITS) * DRAWING_BYTES + hidden))
+
+
+def recorded_bytes(shape: ModelShape, profile: HardwareProfile, max_num_seqs: int, width: int) -> int:
+    """Bytes that a GPU's recorded steps hold beside what other steps work in: what the largest of them works in, the
+    logits that it leaves, and block tables of `width` for each of its sizes, which are four times as many rows."""
+    if profile.kind == "cpu" or shape.way != "ragged" or shape.recurrent is not None:
+        return 0
+    rows = min(max_num_seqs, _MOST_ROWS)
+    logits = rows * shape.vocab_size * shape.dtype_bytes
+    mlp = max(rows, _RECORDED_TOKENS) * _mlp_token_bytes(shape)
+    return math.ceil(max(logits, mlp) + logits + 4 * rows * width * _TABLE_BYTES)
+
+
+def _mlp_token_bytes(shape: ModelShape, tensor_parallel: int = 1) -> float:
+    """Two hidden states, the product of `up` and the activation."""
     experts = shape.experts_per_token * shape.expert_intermediate_size + shape.shared_intermediate_size
     width = max(shape.intermediate_size, experts) / tensor_parallel
-    mlp = max_step_tokens * item * (2 * hidden + ((2 if shape.gated_mlp else 1) + 1) * width)
-    logits = max_num_seqs * shape.vocab_size
-    head = logits * 4 + min(logits, DRAWN_LOGITS) * DRAWING_BYTES + 2 * max_step_tokens * hidden * item
-    return math.ceil(max(mlp, head))
+    return shape.dtype_bytes * (2 * shape.hidden_size + ((2 if shape.gated_mlp else 1) + 1) * width)
 
 
 def device_weight_bytes(shape: ModelShape, layout: Layout) -> int:
@@ -111,6 +127,11 @@ def memory_budget(
         kv = usable - weights - activations
     else:
         usable, kv = profile.memory_bytes, int(device_memory)
+    width = min(-(-shape.max_context_tokens // block_tokens), max(0, int(kv / (per_token * block_tokens))))
+    recorded = recorded_bytes(shape, profile, max_num_seqs, width)
+    activations += recorded
+    if device_memory <= 1:
+        kv -= recorded
     kv = min(kv, most_kv_bytes(shape))
     pool, kv = kv, kv - states
     if states and pool >= per_token * block_tokens > kv:

@@ -8,7 +8,7 @@ import torch
 
 from gpu_sections.kernels import compare
 from gpu_sections.setting import Finding, Setting
-from vasuki.hf.cuda.decode_graphs import record_on_device
+from vasuki.hf.cuda.step_graphs import record_on_device
 from vasuki.hf.device.board import Board
 from vasuki.hf.kernels.varlen import PAGE_TOKENS, can_page, why_unavailable
 
@@ -65,8 +65,9 @@ def _pinned(setting: Setting) -> str:
 def _graph(setting: Setting) -> str:
     if not setting.on_gpu:
         return "a CPU has none"
-    number = torch.ones(4, device=setting.device)
-    replay = record_on_device()(lambda: 2 * number)
+    number, double = torch.ones(2, 4, device=setting.device)
+    replay = record_on_device()(lambda: torch.mul(number, 2, out=double))
     number.fill_(3)
-    assert replay().tolist() == [6.0] * 4, "a replay does not see what its inputs hold"
+    replay()
+    assert double.tolist() == [6.0] * 4, "a replay does not see what its inputs hold"
     return "recorded and replayed"

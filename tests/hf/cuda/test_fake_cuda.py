@@ -31,9 +31,8 @@ from vasuki.hf import ragged_executor, sampler
 from vasuki.hf.attention import chunks, inputs
 from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.attention.inputs import build_inputs
-from vasuki.hf.cuda import decode_graphs
 from vasuki.hf.cuda.choice import can_record
-from vasuki.hf.cuda.decode_graphs import Replay, _Recorded
+from vasuki.hf.cuda.step_graphs import Answers, Replay, Size, _Recorded
 from vasuki.hf.fused.by_torch import SmallKernels, fuse_modules
 from vasuki.hf.kernels import experts, varlen
 from vasuki.hf.kernels.varlen import PagedVarlen
@@ -183,26 +182,33 @@ def test_the_cost_model_counts_what_a_step_launches(name: str, ours: SmallKernel
     assert abs(_steps(loaded)["mixed"].total - foreseen) <= shape.num_layers / 2
 
 
-def _recorded(loaded: LoadedModel) -> torch.Tensor:
-    """Logits of decodes in a graph of four rows, which is recorded for them."""
+def _record(compute: Replay) -> Replay:
+    """Record without a card: nothing may be copied from or to the host."""
+    with Recording():
+        compute()
+    return lambda: None
+
+
+def _recorded(loaded: LoadedModel, title: str = "decodes", draws: bool = False) -> Answers:
+    """What a step is answered by a graph that is recorded for it."""
     cache = KVCache(loaded.kv_layout, 5, 256, CUDA)
-    kernels = AttentionKernels(loaded.kernel)
-    forward = RaggedExecutor(loaded, cache, attention=kernels).forward
-
-    def record(compute: Replay) -> Replay:
-        with Recording():
-            logits = compute()
-        return lambda: logits
-
+    kernels = AttentionKernels(loaded.kernel, "auto")
+    executor = RaggedExecutor(loaded, cache, want_logprobs=True, attention=kernels)
+    size = {"decodes": Size(4, 4, True), "mixed": Size(32, 4, False)}[title]
+    compute = executor._all_logits if draws else executor._likeliest
     with torch.inference_mode():
-        return _Recorded(4, 1, cache, kernels, forward, record)(build_inputs(_batches()["decodes"], cache, kernels))
+        recorded = _Recorded(size, 1, cache, kernels, compute, _record, None)
+        return recorded(build_inputs(_batches()[title], cache, kernels))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_decodes_are_recorded_without_a_copy(name: str, ours: SmallKernels, fake: None) -> None:
+@pytest.mark.parametrize(("title", "samples"), [("decodes", 2), ("mixed", 3)])
+def test_steps_are_recorded_without_a_copy(title: str, samples: int, name: str, ours: SmallKernels, fake: None) -> None:
+    """Greedy ones leave numbers of their rows alone, with log probabilities; where tokens are drawn, all logits."""
     loaded = _model(name, ours)
     assert can_record(loaded, 256)
-    assert _recorded(loaded).shape == (2, loaded.vocab_size)
+    assert {answer.shape for answer in _recorded(loaded, title)} == {(samples,)}
+    assert [answer.shape for answer in _recorded(loaded, title, draws=True)] == [(samples, loaded.vocab_size)]
 
 
 def test_without_ours_soft_caps_are_not_recorded(fake: None) -> None:
@@ -224,7 +230,7 @@ def test_a_layer_that_brings_something_from_the_host_is_not_recorded(fake: None)
 
 
 def _attends_by(loaded: LoadedModel, profile: HardwareProfile, batch: Batch, records: bool) -> Counter[str]:
-    """Calls of either kernel, layer by layer, in an executor that is built as for a run."""
+    """How often either kernel attends, in an executor that is built as for a run."""
     settings = EngineSettings(find_policy("sarathi"), Limits(64, 9), 20, 256)
     shape = dataclasses.replace(named_shape("llama-3-8b"), num_layers=3)
     executor = build_executor(loaded, settings, record_after=1, cost_model=CostModel(shape, profile))
@@ -240,26 +246,23 @@ def _attends_by(loaded: LoadedModel, profile: HardwareProfile, batch: Batch, rec
 
         return mock.patch.object(kind, "__call__", call)
 
-    with watched(PagedVarlen, "packed"), watched(type(loaded.kernel), "paged"), torch.inference_mode():
+    step = build_inputs(batch, executor.cache, executor.attention)
+    with torch.inference_mode():
         if records:
-            executor.graphs(build_inputs(batch, executor.cache, executor.attention))
-            assert executor.graphs._recorded
-        else:
-            executor.forward(build_inputs(batch, executor.cache, executor.attention))
+            executor.graphs(step, executor._likeliest)
+            size = executor.graphs._size_of(step)
+            assert size is not None
+            step = executor.graphs._recorded[executor._likeliest, size]._step
+        with watched(PagedVarlen, "packed"), watched(type(loaded.kernel), "paged"):
+            executor.forward(step)
     return called
 
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records without a card, where nothing can be compared."""
-
-    def record(compute: Replay) -> Replay:
-        with Recording():
-            logits = compute()
-        return lambda: logits
-
-    monkeypatch.setattr(ragged_executor, "record_on_device", lambda: record)
-    monkeypatch.setattr(decode_graphs, "_apart", lambda answer, expected: 0.0)
+    monkeypatch.setattr(ragged_executor, "record_on_device", lambda: _record)
+    monkeypatch.setattr(_Recorded, "apart", lambda self, step: 0.0)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
-from vasuki.hf.cuda.decode_graphs import DecodeGraphs
+from vasuki.hf.cuda.step_graphs import StepGraphs
 from vasuki.hf.fused import by_torch
 from vasuki.hf.fused.attention import FusedAttention
 from vasuki.hf.fused.by_torch import JoinedMLP, SmallKernels, fuse_modules
@@ -157,23 +157,19 @@ def test_greedy_equals_generate(name: str) -> None:
 
 
 def test_what_torch_has_no_kernel_for_is_recorded() -> None:
-    """Soft caps and windows, in blocks of 16 tokens: a replay reads contexts that have grown since."""
-    loaded, num_blocks, replays = _model("gemma2"), 24, []
-
-    def record(compute: Any) -> Any:
-        replays.append(compute)
-        return compute
-
-    scheduler = Scheduler(EngineSettings(POLICIES["vasuki"], Limits(64, 3), num_blocks, 16))
+    """Soft caps and windows, in blocks of 16 tokens, prompts too: a replay reads contexts that have grown since."""
+    loaded, num_blocks = _model("gemma2"), 24
+    scheduler = Scheduler(EngineSettings(POLICIES["vasuki"], Limits(24, 3), num_blocks, 16))
     cache = KVCache(loaded.kv_layout, num_blocks + 1, 16, CPU)
-    kernels = AttentionKernels(loaded.kernel)
+    kernels = AttentionKernels(loaded.kernel, "auto")
     executor = RaggedExecutor(loaded, cache, attention=kernels)
-    executor.graphs = DecodeGraphs(executor.forward, cache, kernels, 96, record, 1)
+    executor.graphs = StepGraphs(cache, kernels, 96, 3, lambda compute: compute, 1)
     rows = Rows()
     drain(requests_of(prompts()[2:6], 5), scheduler, executor, rows)
+    kinds = {size.single for _, size in executor.graphs._recorded}
     assert rows.outputs == [tokens[:5] for tokens in reference("gemma2")[2:6]]
     assert executor.replayed_steps
-    assert replays
+    assert kinds == {False, True}
 
 
 def test_a_kernel_that_answers_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:

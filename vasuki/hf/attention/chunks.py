@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -67,7 +67,8 @@ class PagedTiles:
 
     Attributes:
         tiles: int64 `[count, 4]`: first token in the packed batch, tokens, position of the first, row of `tables`.
-        longest: most tokens of a tile.
+        num_tokens: of all tiles.
+        longest: most tokens of a tile, or of one that may be loaded later.
         sampled: tiles of those tokens alone whose logits are wanted.
         tables: int64 `[num_chunks, width]`, padded with anything.
     """
@@ -81,6 +82,7 @@ class PagedTiles:
         samples: Bools,
         tables: Ints,
         device: torch.device,
+        longest: int = 1,
     ) -> None:
         self.kernel = kernel
         size = kernel.tile_tokens
@@ -91,7 +93,8 @@ class PagedTiles:
         lasts = lengths - 1
         every = np.stack([firsts[chunk_of] + skipped, tokens, starts[chunk_of] + skipped, chunk_of], axis=1)
         last = np.stack([firsts + lasts, np.ones_like(lasts), starts + lasts, np.arange(len(lasts))], axis=1)
-        self.longest = int(tokens.max())
+        self.num_tokens = int(lengths.sum())
+        self.longest = max(longest, int(tokens.max()))
         on_device = to_device(
             device, *(each.reshape(-1) for each in (_most_work_first(every), _most_work_first(last[samples]), tables))
         )
@@ -99,13 +102,15 @@ class PagedTiles:
         self.tables = on_device[2].view(tables.shape)
 
     def load_contexts(self, other: PagedTiles, padding_block: int) -> None:
-        """Attend from now on to another step's contexts, from the same memory as before. Both steps are of single
-        tokens. Tokens beyond those of `other` see the first token of `padding_block`."""
-        count, width = other.tables.shape
+        """Attend from now on in another step's tiles, from the same memory as before, where each was of one token.
+        Tokens beyond those of `other` see the first token of `padding_block`."""
+        count, (num_chunks, width) = len(other.tiles), other.tables.shape
+        padded = count + self.num_tokens - other.num_tokens
         self.tiles[:count].copy_(other.tiles)
-        self.tiles[count:].copy_(self._padding[count:])
-        self.tables[:count, :width].copy_(other.tables)
-        self.tables[count:].fill_(padding_block)
+        self.tiles[count:padded].copy_(self._padding[other.num_tokens :])
+        self.tiles[padded:].zero_()  # of no tokens: tiles of several leave fewer
+        self.tables[:num_chunks, :width].copy_(other.tables)
+        self.tables[num_chunks:].fill_(padding_block)
 
     @cached_property
     def _padding(self) -> torch.Tensor:
@@ -136,6 +141,13 @@ class AttentionKernels:
         return len(lengths) > self.most_split or bool((lengths > 1).any())
 
 
+class Reserve(NamedTuple):
+    """The most that is loaded into a step's chunks later."""
+
+    context: int = 1  # of a chunk
+    tile: int = 1  # tokens of a tile
+
+
 class Chunks:
     """Chunks of a step, laid out for each way of computing attention when it is first asked for.
 
@@ -147,7 +159,7 @@ class Chunks:
         tables: `[num_chunks, width]` blocks of each, padded with any block.
         cache: what the blocks are of.
         kernels: those that attend.
-        longest: context that kernels are to expect of each chunk, if more than these have may be loaded later.
+        reserve: what kernels are to expect, if larger chunks may be loaded later.
     """
 
     def __init__(
@@ -159,20 +171,28 @@ class Chunks:
         tables: Ints,
         cache: KVCache,
         kernels: AttentionKernels,
-        longest: int = 0,
+        reserve: Reserve | None = None,
     ) -> None:
         self._firsts, self._lengths, self._starts, self._samples = firsts, lengths, starts, samples
-        self._tables, self._cache, self.kernels, self._longest = tables, cache, kernels, longest
+        self._tables, self._cache, self.kernels, self._reserve = tables, cache, kernels, reserve or Reserve()
+
+    @property
+    def are_single(self) -> bool:
+        """Whether each is of one token that samples."""
+        return bool((self._lengths == 1).all() and self._samples.all())
 
     # --- for kernels -------------------------------------------------------------------------------------------------
 
+    @property
+    def packs(self) -> bool:
+        """Whether torch's packed kernel attends in this step, where it can."""
+        return self.kernels.packs(self._lengths, self._cache.block_tokens)
+
     @cached_property
     def packed(self) -> PagedVarlen | None:
-        """For torch's packed kernel; None in a step in which it does not attend."""
-        if not self.kernels.packs(self._lengths, self._cache.block_tokens):
-            return None
+        """For torch's packed kernel; None where there is none."""
         ends = self._starts + self._lengths
-        return _varlen(self._lengths, np.maximum(ends, self._longest), ends, self._tables, self._cache)
+        return _varlen(self._lengths, np.maximum(ends, self._reserve.context), ends, self._tables, self._cache)
 
     @cached_property
     def tiles(self) -> PagedTiles | None:
@@ -180,11 +200,11 @@ class Chunks:
         if self.kernels.ours is None:
             return None
         parts = self._firsts, self._lengths, self._starts, self._samples, self._tables
-        return PagedTiles(self.kernels.ours, *parts, self._cache.device)
+        return PagedTiles(self.kernels.ours, *parts, self._cache.device, self._reserve.tile)
 
     def load_contexts(self, other: Chunks, padding_block: int) -> None:
-        """Attend from now on to another step's contexts, from the same memory as before. Both steps are of single
-        tokens. Tokens beyond those of `other` see the first token of `padding_block`."""
+        """Attend from now on as another step does, from the same memory as before, where each chunk was of one token.
+        Tokens beyond those of `other` see the first token of `padding_block`."""
         for view in ("packed", "tiles"):
             if (own := vars(self).get(view)) is not None:  # it has been asked for
                 own.load_contexts(getattr(other, view), padding_block)

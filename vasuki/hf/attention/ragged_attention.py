@@ -121,11 +121,12 @@ def attend(
 
 def attend_stored(query: torch.Tensor, layer: int, step: StepInputs, variant: Variant) -> torch.Tensor:
     """The same where the step's keys and values are in their blocks already."""
-    packed, cache_layer = step.chunks.packed, step.cache.layers[layer]
-    if packed is not None and _packs(query, cache_layer, packed, step.chunks.kernels, variant):
+    chunks, cache_layer = step.chunks, step.cache.layers[layer]
+    packed = chunks.packed if chunks.packs else None
+    if packed is not None and _packs(query, cache_layer, packed, chunks.kernels, variant):
         return packed(query.contiguous(), cache_layer, variant.scaling, variant.window)
-    if step.chunks.tiles is not None:
-        return _attend_tiles(query, cache_layer, step.chunks.tiles, variant)
+    if chunks.tiles is not None:
+        return _attend_tiles(query, cache_layer, chunks.tiles, variant)
     return attend_gathered(query, layer, step, variant)
 
 

@@ -1,1 +1,5 @@
-"""On a GPU: torch's packed attention kernel (varlen), and steps of decodes that are recorded and replayed."""
+"""On a GPU.
+
+choice        which kernels attend in a model's steps, and whether these can be recorded
+step_graphs   steps that are recorded and replayed
+"""

@@ -6,7 +6,7 @@ from bisect import bisect_right
 
 from vasuki.hf.attention.chunks import AttentionKernels, TileKernel
 from vasuki.hf.attention.probe import observe
-from vasuki.hf.cuda.decode_graphs import SIZES
+from vasuki.hf.cuda.step_graphs import SIZES
 from vasuki.hf.kernels import varlen
 from vasuki.hf.kv.kv_cache import KVLayout
 from vasuki.hf.loading.load_model import LoadedModel
@@ -33,7 +33,7 @@ def attention_kernels(
 
 
 def can_record(loaded: LoadedModel, block_tokens: int) -> bool:
-    """Whether a model's steps of single tokens can be recorded: not where the size of some tensor depends on contexts,
+    """Whether a model's steps can be recorded: not where the size of some tensor depends on contexts,
     nor where copies wait between layers, nor where layers carry a state. Parked sequences are waited for beforehand."""
     if loaded.device.type != "cuda" or not loaded.compiles or loaded.recurrent or loaded.copies is not None:
         return False

@@ -30,7 +30,7 @@ from vasuki.machines.cost_model.curves import TABLE
 from vasuki.machines.cost_model.model import CostModel
 from vasuki.machines.cost_model.operators import OperatorModel
 from vasuki.machines.cost_model.rooflines import roofline
-from vasuki.machines.cost_model.stages import MOST_RECORDED_ROWS, Launches, launches_of
+from vasuki.machines.cost_model.stages import MOST_RECORDED_ROWS, MOST_RECORDED_TOKENS, Launches, launches_of
 from vasuki.machines.cost_model.step_cost import StepCost
 from vasuki.machines.cost_model.terms import StepTerms
 from vasuki.machines.cost_model.times import StepTime
@@ -38,6 +38,7 @@ from vasuki.machines.cost_model.work import StepWork, causal_pairs, windowed_cau
 
 __all__ = [
     "MOST_RECORDED_ROWS",
+    "MOST_RECORDED_TOKENS",
     "TABLE",
     "Copies",
     "CostModel",

@@ -18,8 +18,10 @@ KERNELS_PER_STEP = 6
 LAUNCHED_UNJOINED = 45
 LAUNCHED_PER_STEP = 23
 
-# Rows of the largest step of decodes that a GPU replays, instead of launching its kernels one by one.
-MOST_RECORDED_ROWS = 512
+# Of steps that a GPU replays, instead of launching their kernels one by one: rows that decode, as many as any plan has
+# side by side; and tokens of steps with prompts, below which a step waits for memory and padding costs it nothing.
+MOST_RECORDED_ROWS = 2048
+MOST_RECORDED_TOKENS = 256
 # Before Hopper, up to so many rows pass all experts of a mixture. More rows go to those chosen, and the host waits to
 # learn which: see `hf.kernels.experts`.
 MOST_ROWS_OF_ALL_EXPERTS = 128

@@ -1,0 +1,359 @@
+"""Recorded steps. What is replayed here is the recorded computation itself, with torch's own operators: a
+graph of a device does the same by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from plain_varlen import plain_varlen
+from tiny_models import Rows, hopeful, load, prompts, reference, requests_of
+
+from vasuki.base.arrays import Ints
+from vasuki.engine.loop import drain
+from vasuki.engine.offload import OffloadPlan
+from vasuki.engine.policy import POLICIES
+from vasuki.engine.scheduler import Scheduler
+from vasuki.engine.settings import EngineSettings, Limits
+from vasuki.hf import ragged_executor
+from vasuki.hf.attention import chunks, inputs
+from vasuki.hf.attention.chunks import AttentionKernels, PagedTiles
+from vasuki.hf.cpu.cpu_kernels import CPUKernels
+from vasuki.hf.cuda import step_graphs
+from vasuki.hf.cuda.choice import can_record
+from vasuki.hf.cuda.step_graphs import SIZES, Answers, Record, Replay, Size, StepGraphs, _Recorded
+from vasuki.hf.kernels import varlen
+from vasuki.hf.kernels.varlen import PAGE_TOKENS, PagedVarlen
+from vasuki.hf.kv.kv_cache import KVCache
+from vasuki.hf.kv.kv_mover import Done
+from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
+from vasuki.machines.cost_model import MOST_RECORDED_TOKENS
+from vasuki.machines.memory_budget import recorded_bytes
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.config_json import shape_from_config
+
+
+@pytest.fixture(autouse=True)
+def _paged_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps on a CPU attend as on CUDA."""
+
+    def varlen(lengths: Ints, ends: Ints, seen: Ints, tables: Ints, cache: KVCache) -> PagedVarlen:
+        return PagedVarlen(lengths, ends, tables, cache.block_tokens, cache.device, True, plain_varlen, seen)
+
+    monkeypatch.setattr(chunks, "_varlen", varlen)
+
+
+def _run(
+    name: str,
+    record: Record,
+    max_num_seqs: int = 9,
+    record_after: int = 1,
+    kernels: AttentionKernels | None = None,
+    chunk_tokens: int = 64,
+    **sampling: Any,
+) -> tuple[Rows, StepGraphs]:
+    """In memory full of poison, but for the block of padding, whose first tokens are written before they are read."""
+    loaded, num_blocks = load(name), 12
+    limits = Limits(chunk_tokens, max_num_seqs)
+    scheduler = Scheduler(EngineSettings(POLICIES["vasuki"], limits, num_blocks, PAGE_TOKENS))
+    cache = KVCache(loaded.kv_layout, num_blocks + 1, PAGE_TOKENS, loaded.device)
+    for layer in cache.layers:
+        layer.fill_(1e4)
+    executor = RaggedExecutor(loaded, cache, want_logprobs=True, attention=kernels)
+    executor.graphs = StepGraphs(cache, executor.attention, loaded.max_context, max_num_seqs, record, record_after)
+    rows = Rows()
+    drain(requests_of(prompts(), **sampling), scheduler, executor, rows)
+    return rows, executor.graphs
+
+
+def _as_it_is(compute: Replay) -> Replay:
+    return compute
+
+
+class Watched:
+    """Records as it is, and keeps what was recorded."""
+
+    def __init__(self) -> None:
+        self.recorded: list[Replay] = []
+
+    def __call__(self, compute: Replay) -> Replay:
+        compute()
+        self.recorded.append(compute)
+        return compute
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("max_num_seqs", [3, 9])
+def test_greedy_equals_generate(name: str, max_num_seqs: int) -> None:
+    """Rows come and go, so every size sees steps of fewer rows after steps of more."""
+    watched = Watched()
+    rows, graphs = _run(name, watched, max_num_seqs)
+    assert rows.outputs == reference(name)
+    assert graphs.replayed_steps
+    sizes = [size.tokens for _, size in graphs._recorded]
+    assert len(watched.recorded) == len(sizes) == len(set(sizes))
+    assert sizes[0] == max_num_seqs, "the largest comes first"
+    assert set(sizes) <= {*SIZES, max_num_seqs}
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_steps_of_both_kernels_equal_generate(name: str, kernels: CPUKernels) -> None:
+    """Ours attends for a row alone, and where windows do not cover the longest context; else torch's packed one."""
+    chosen = AttentionKernels(load(name).kernel, "auto", most_split=1)
+    rows, graphs = _run(name, _as_it_is, kernels=chosen)
+    assert rows.outputs == reference(name)
+    assert {1, 9} <= {size.tokens for _, size in graphs._recorded if size.single}
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "gemma4"])
+@pytest.mark.parametrize("chunk_tokens", [7, 40])
+def test_recorded_prompts_equal_generate(
+    name: str, chunk_tokens: int, kernels: CPUKernels, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beside decodes, and cut into chunks: many tokens that few of them sample, tiles of several and of one."""
+    chosen = AttentionKernels(load(name).kernel, "auto")
+    rows, graphs = _run(name, _as_it_is, chunk_tokens=chunk_tokens, kernels=chosen)
+    assert rows.outputs == reference(name)
+    sizes = {size for _, size in graphs._recorded if not size.single}
+    assert any(size.samples < size.tokens for size in sizes)
+    assert max(size.tokens for size in sizes) == MOST_RECORDED_TOKENS, "the largest comes first"
+    assert not caplog.messages
+
+
+def test_drawn_tokens_and_log_probabilities_are_those_of_launched_steps(kernels: CPUKernels) -> None:
+    """Logits are left by graphs of steps that draw, and by no others."""
+    chosen = AttentionKernels(load("llama").kernel, "auto")
+    settings: list[dict[str, Any]] = [{"temperature": 0.8, "top_p": 0.9}, {}]
+    for sampling in settings:
+        launched, _ = _run("llama", _as_it_is, record_after=10**6, kernels=chosen, **sampling)
+        rows, graphs = _run("llama", _as_it_is, kernels=chosen, **sampling)
+        assert graphs.replayed_steps
+        assert rows.outputs == launched.outputs
+        for row, sequence in rows.sequences.items():
+            assert sequence.logprob == pytest.approx(launched.sequences[row].logprob, abs=1e-4)
+        left = [answer for kept in graphs._kept.values() for answer in kept]
+        assert any(answer.dim() == 2 for answer in left) == bool(sampling)
+
+
+def test_a_piece_of_a_step_keeps_what_the_next_one_overwrites(
+    kernels: CPUKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where memory has run out once, a step's tokens are sampled by several replays."""
+    own = RaggedExecutor.__init__
+
+    def small(self: RaggedExecutor, *arguments: Any, **others: Any) -> None:
+        own(self, *arguments, **others)
+        self.most_tokens = 2
+
+    monkeypatch.setattr(RaggedExecutor, "__init__", small)
+    rows, graphs = _run("llama", _as_it_is)
+    assert rows.outputs == reference("llama")
+    assert graphs.replayed_steps
+
+
+def test_graphs_hold_on_to_no_more_than_plans_set_aside(kernels: CPUKernels) -> None:
+    """Beside what they work in: answers of the largest, and each size's inputs."""
+    loaded = load("llama")
+    _, graphs = _run("llama", _as_it_is, kernels=AttentionKernels(loaded.kernel, "auto"), temperature=0.8)
+    held: dict[int, int] = {}
+    steps = [recorded._step for recorded in graphs._recorded.values() if recorded._step.chunks.are_single]
+    views = [vars(step.chunks).get(view) for step in steps for view in ("packed", "tiles")]
+    tables = [view.tables if isinstance(view, PagedTiles) else view._calls[0].table for view in views if view]
+    for tensor in itertools.chain(*graphs._kept.values(), tables):
+        held[tensor.data_ptr()] = tensor.nbytes
+    shape = shape_from_config(loaded.config.to_dict(), "llama").with_dtype("float32", "auto")
+    assert len(steps) > 1
+    assert max(held.values()) == 9 * loaded.vocab_size * 4
+    assert sum(held.values()) <= recorded_bytes(shape, find_profile("a10"), 9, 1)
+
+
+def test_a_profile_that_names_torchs_kernel_records_no_prompts(kernels: CPUKernels) -> None:
+    rows, graphs = _run("llama", _as_it_is, kernels=AttentionKernels(load("llama").kernel, "packed"))
+    assert rows.outputs == reference("llama")
+    assert {size.single for _, size in graphs._recorded} == {True}
+
+
+def test_a_size_is_recorded_once_it_has_come_up_often_enough() -> None:
+    watched = Watched()
+    rows, graphs = _run("llama", watched, record_after=10**6)
+    assert rows.outputs == reference("llama")
+    assert not watched.recorded
+    assert not graphs.replayed_steps
+
+
+@pytest.mark.parametrize("fails", ["to be recorded", "to answer the same", "to answer a number"])
+def test_what_cannot_be_replayed_is_computed(
+    fails: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = _Recorded.__call__
+
+    def answer(self: _Recorded, step: inputs.StepInputs) -> Answers:
+        answers = own(self, step)
+        self._own[0].mul_({"to answer a number": float("nan"), "to answer the same": 1.1}.get(fails, 1.0))
+        return answers
+
+    def record(compute: Replay) -> Replay:
+        if fails == "to be recorded":
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        return compute
+
+    monkeypatch.setattr(_Recorded, "__call__", answer)
+    rows, graphs = _run("llama", record)
+    assert rows.outputs == reference("llama")
+    assert not graphs.replayed_steps
+    assert len(caplog.messages) == len({said.split(" tokens")[0] for said in caplog.messages}) > 1  # once for a size
+    assert not any("\n" in said for said in caplog.messages)
+
+
+@pytest.mark.parametrize("fails", [{9}, {4}])
+def test_a_size_that_cannot_be_recorded_keeps_no_other_from_being_replayed(
+    fails: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the largest, of more rows than the experts of some cards compute without waiting for them."""
+
+    class Some(_Recorded):
+        def __init__(self, size: Size, *others: Any) -> None:
+            if size.tokens in fails:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            super().__init__(size, *others)
+
+    monkeypatch.setattr(step_graphs, "_Recorded", Some)
+    rows, graphs = _run("llama", _as_it_is, max_num_seqs=9, record_after=2)
+    assert rows.outputs == reference("llama")
+    assert graphs.replayed_steps
+    recorded = {size.tokens for _, size in graphs._recorded}
+    assert recorded
+    assert not recorded & fails
+
+
+def test_a_capture_that_fails_gives_the_stream_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch itself does not where the end of the capture raises."""
+    own = mock.Mock()
+    current = [own]
+
+    @contextlib.contextmanager
+    def stream(other: Any) -> Iterator[None]:
+        before, current[0] = current[0], other
+        try:
+            yield
+        finally:
+            current[0] = before
+
+    @contextlib.contextmanager
+    def graph(graph: Any, pool: Any) -> Iterator[None]:
+        current[0] = mock.Mock()
+        yield
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    stand_ins: dict[str, Any] = dict(stream=stream, graph=graph, current_stream=lambda: current[0])
+    stand_ins |= dict.fromkeys(["Stream", "CUDAGraph", "graph_pool_handle"], mock.Mock)
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    with pytest.raises(RuntimeError, match="during capture"):
+        step_graphs.record_on_device()(lambda: None)
+    assert current == [own]
+
+
+def test_padding_reads_and_writes_its_own_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load("llama")
+    cache = KVCache(loaded.kv_layout, 5, PAGE_TOKENS, loaded.device)
+    seen: list[list[list[int]]] = []
+
+    own = PagedVarlen._attend
+
+    def watched(self: PagedVarlen, call: Any, *args: Any) -> torch.Tensor:
+        seen.append([call.used_k.tolist(), call.table.flatten().tolist()])
+        return own(self, call, *args)
+
+    monkeypatch.setattr(PagedVarlen, "_attend", watched)
+    executor = RaggedExecutor(loaded, cache)
+    graphs, compute = StepGraphs(cache, executor.attention, loaded.max_context, 4, _as_it_is, 1), executor._likeliest
+    with torch.inference_mode():
+        graphs(_step(cache, np.array([5, 200, 7, 99]), np.array([[2], [1], [2], [0]])), compute)  # is recorded beside
+        for layer in cache.layers:
+            layer.fill_(7.0)
+        graphs(_step(cache, np.array([5, 200, 7]), np.array([[2], [1], [2]])), compute)
+    assert graphs.replayed_steps == 1
+    assert seen[-1] == [[6, 201, 8, 1], [2, 1, 2, 4]]
+    for layer in cache.layers:
+        written = (layer[:, 0] != 7.0).any(dim=-1).any(dim=-1)  # [num_blocks, block_tokens]
+        assert torch.equal(written.nonzero(), torch.tensor([[1, 200], [2, 5], [2, 7], [4, 0]]))
+
+
+def _step(cache: KVCache, positions: np.ndarray, tables: np.ndarray) -> inputs.StepInputs:
+    """Single tokens at these positions."""
+    count = len(positions)
+    blocks = tables[np.arange(count), positions // cache.block_tokens]
+    slots = torch.from_numpy(blocks * cache.block_tokens + positions % cache.block_tokens)
+    ones = np.ones(count, np.int64)
+    return inputs.StepInputs(
+        input_ids=torch.arange(3, 3 + count).unsqueeze(0),
+        position_ids=torch.from_numpy(positions).unsqueeze(0),
+        rows=cache.rows_of_slots(slots),
+        sample_positions=torch.arange(count),
+        cache=cache,
+        offload=None,
+        chunks=chunks.Chunks(np.arange(count), ones, positions, ones > 0, tables, cache, AttentionKernels()),
+    )
+
+
+class LatestCopies:
+    """Copies as late as they may be: each runs when something waits for it, after those that it waits for itself."""
+
+    exposed_s = busy_s = 0.0
+
+    def __init__(self) -> None:
+        self._queues: tuple[deque[Any], deque[Any]] = (deque(), deque())
+
+    def computed(self) -> Done:
+        return None  # compute on a CPU is over when it is issued
+
+    def submit(self, to_host: bool, copy: Callable[[], int], after: list[Done]) -> Done:
+        queue = self._queues[to_host]
+        queue.append((copy, after))
+        submitted = queue[-1]
+        return lambda: self._run_to(queue, submitted)
+
+    def _run_to(self, queue: deque[Any], last: Any) -> None:
+        while any(each is last for each in queue):
+            copy, after = queue[0]
+            for done in after:
+                self.require(done)
+            queue.popleft()
+            copy()
+
+    def require(self, done: Done) -> None:
+        if done is not None:
+            done()
+
+    wait = require
+
+    def settle(self) -> None: ...
+
+
+@pytest.mark.parametrize("streamed_layers", [0, 1])
+def test_parked_rows_are_waited_for_before_a_replay(streamed_layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parked rows keep graphs, streamed layers do not: their copies wait between layers."""
+    monkeypatch.setattr("plain_varlen.PAGE_TOKENS", 4)
+    monkeypatch.setattr(varlen, "_torch_varlen", lambda: plain_varlen)
+    monkeypatch.setattr(ragged_executor, "can_record", lambda *model: True)
+    monkeypatch.setattr(ragged_executor, "record_on_device", lambda: lambda compute: compute)
+    monkeypatch.setattr(ragged_executor, "copy_engine", lambda device: LatestCopies())
+    offload = OffloadPlan(host_blocks=60, streamed_layers=streamed_layers)
+    settings = EngineSettings(POLICIES["vasuki"], Limits(16, 9), 24, 4, offload)
+    executor, scheduler, rows = build_executor(load("llama"), settings, record_after=1), Scheduler(settings), Rows()
+    drain(hopeful(requests_of(prompts())), scheduler, executor, rows)
+    assert rows.outputs == reference("llama")
+    assert scheduler.queues.counters.preemptions_swap
+    assert bool(executor.replayed_steps) == (not streamed_layers)
+
+
+def test_a_model_on_a_cpu_is_not_recorded() -> None:
+    assert not can_record(load("llama"), PAGE_TOKENS)

@@ -1,0 +1,249 @@
+"""Steps on a GPU, recorded once for each of a few sizes, and replayed.
+
+A step is some hundred kernels, and launching them one by one takes the host longer than few tokens take the device. A
+CUDA graph launches all of them at once. It reads and writes where it did when it was recorded, so what a step brings is
+copied into buffers that stay, and its tokens are padded to the next size:
+
+    5 decodes                            a7 | b12 | c3 | d9 | e1
+    in a graph of 8                      a7 | b12 | c3 | d9 | e1 | - | - | -
+
+    2 decodes and a prompt               a7 | b12 | c0 c1 c2 c3
+    in a graph of 8 tokens, 4 sampled    a7 | b12 | c0 c1 c2 c3 | - | -
+
+A token of padding is at position 0 and sees itself alone, in a block that belongs to nobody.
+
+A size is recorded once it has come up a few times, and used if it then answers what the same padded tokens are answered
+without a graph. The largest one comes before all others, whose kernels then find room in its memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from vasuki.hf.attention.chunks import AttentionKernels, Chunks, Reserve
+from vasuki.hf.attention.inputs import StepInputs
+from vasuki.hf.kv.kv_cache import KVCache
+from vasuki.machines.cost_model import MOST_RECORDED_ROWS, MOST_RECORDED_TOKENS
+
+log = logging.getLogger(__name__)
+
+Answers = tuple[torch.Tensor, ...]  # each `[num_samples, ...]`; the first are logits, or some of them
+Compute = Callable[[StepInputs], Answers]
+Replay = Callable[[], object]
+Record = Callable[[Replay], Replay]  # something that computes -> what computes it again, from and to the same memory
+
+# Tokens; padding is at most half of them. The most rows that decode side by side are one more size.
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+RECORD_AFTER = 8  # steps of a size: recording takes longer than a step, and does not pay for one that comes up rarely
+# Of the largest number that is answered: the same kernels may add in another order, and round to 16 bits in between.
+_CLOSE = {torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+
+
+class Size(NamedTuple):
+    """What a graph has room for."""
+
+    tokens: int
+    samples: int
+    single: bool  # each token is of a row of its own, and samples
+
+
+class StepGraphs:
+    """Recorded steps of one model and one cache.
+
+    Args:
+        cache: its last block is for padding.
+        kernels: those that attend.
+        max_context: most tokens of a sequence.
+        most_rows: that decode side by side.
+        record: how a computation is recorded; `record_on_device` on CUDA.
+        record_after: steps of a size before it is recorded.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        kernels: AttentionKernels,
+        max_context: int,
+        most_rows: int,
+        record: Record,
+        record_after: int = RECORD_AFTER,
+    ) -> None:
+        self._cache, self._kernels, self._record, self._record_after = cache, kernels, record, record_after
+        self._width = min(-(-max_context // cache.block_tokens), cache.num_blocks)
+        self._rows = _sizes(min(most_rows, MOST_RECORDED_ROWS))
+        # Steps with prompts are padded for ours alone.
+        self._tokens = _sizes(MOST_RECORDED_TOKENS) if kernels.ours and kernels.choice != "packed" else []
+        self._seen: Counter[tuple[Compute, Size]] = Counter()
+        self._recorded: dict[tuple[Compute, Size], _Recorded] = {}
+        self._tried: set[tuple[Compute, Size]] = set()
+        self._kept: dict[Compute, Answers] = {}  # where graphs of any size leave what they answer
+        self.replayed_steps = 0
+
+    def __call__(self, step: StepInputs, compute: Compute) -> Answers:
+        """What `compute` answers a step; valid until the next call."""
+        size = self._size_of(step)
+        if size is None:
+            return compute(step)
+        if recorded := self._recorded.get((compute, size)):
+            self.replayed_steps += 1
+            if step.offload is not None:
+                step.offload.before_all_layers()
+            return recorded(step)
+        answers = compute(step)
+        self._seen[compute, size] += 1
+        if self._seen[compute, size] == self._record_after:
+            self._record_for(step, compute, size)
+        return answers
+
+    def _size_of(self, step: StepInputs) -> Size | None:
+        """The smallest that has room for a step; None if none has."""
+        single = step.chunks.are_single
+        tokens, samples = step.input_ids.shape[1], max(1, len(step.sample_positions))
+        sizes = self._rows if single else self._tokens
+        if not sizes or tokens > sizes[-1] or samples > self._rows[-1]:
+            return None
+        return Size(_room(sizes, tokens), _room(self._rows, samples), single)
+
+    def _record_for(self, step: StepInputs, compute: Compute, size: Size) -> None:
+        most = (self._rows if size.single else self._tokens)[-1]
+        largest = Size(most, _room(self._rows, min(most, self._rows[-1])), size.single)
+        for each in dict.fromkeys((largest, size)):
+            if (compute, each) not in self._tried:
+                self._tried.add((compute, each))
+                self._try(step, compute, each)
+
+    def _try(self, step: StepInputs, compute: Compute, size: Size) -> None:
+        """Record a size, and use it if it answers a step as the same tokens are answered without a graph."""
+        try:
+            kept = self._kept.get(compute)
+            recorded = _Recorded(size, self._width, self._cache, self._kernels, compute, self._record, kept)
+            apart = recorded.apart(step)
+        except RuntimeError as error:  # such as a layer that looks at what the device has computed
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            log.warning("steps of %d tokens are launched kernel by kernel: %s", size.tokens, reason[0])
+            return
+        if not apart <= 1:  # nor is what is no number
+            log.warning(
+                "steps of %d tokens are launched kernel by kernel: a recorded one answers something else, by %.2g "
+                "times what rounding explains",
+                size.tokens,
+                apart,
+            )
+            return
+        self._kept[compute], self._recorded[compute, size] = recorded.kept, recorded
+
+
+def _sizes(most: int) -> list[int]:
+    """Sizes up to that one, which is the last of them."""
+    return [*(size for size in SIZES if size < most), most]
+
+
+def _room(sizes: list[int], count: int) -> int:
+    """The smallest size that has room."""
+    return sizes[bisect_left(sizes, count)]
+
+
+class _Recorded:
+    """Steps of up to a size, each of whose sequences has a table of up to `width` blocks.
+
+    Attributes:
+        kept: where it leaves its answers: those that were given, if they have room.
+    """
+
+    def __init__(
+        self,
+        size: Size,
+        width: int,
+        cache: KVCache,
+        kernels: AttentionKernels,
+        compute: Compute,
+        record: Record,
+        kept: Answers | None,
+    ) -> None:
+        device, block_tokens = cache.device, cache.block_tokens
+        self._padding_block = cache.num_blocks - 1
+        first = torch.full((1,), self._padding_block * block_tokens, device=device)
+        self._padding_rows = cache.rows_of_slots(first)  # where the key and value of its first token go
+        tokens, ones = np.arange(size.tokens), np.ones(size.tokens, np.int64)
+        tables = np.full((size.tokens, width), self._padding_block)
+        tile_tokens = 1
+        if not size.single and kernels.ours is not None:
+            tile_tokens = kernels.ours.tile_tokens
+            kernels = replace(kernels, choice="paged")
+        # Recording computes too: each token sees itself, though kernels are told of the longest contexts that can come.
+        room = Reserve(width * block_tokens, tile_tokens)
+        chunks = Chunks(tokens, ones, 0 * ones, ones > 0, tables, cache, kernels, room)
+        self._step = StepInputs(
+            input_ids=torch.zeros(1, size.tokens, dtype=torch.int64, device=device),
+            position_ids=torch.zeros(1, size.tokens, dtype=torch.int64, device=device),
+            rows=self._padding_rows.repeat(1, size.tokens),
+            sample_positions=torch.arange(size.samples, device=device),
+            cache=cache,
+            offload=None,
+            chunks=chunks,
+        )
+        self._compute = compute
+        answers = compute(self._step)  # which lays the chunks out for those kernels that attend
+        if kept is None or len(kept[0]) < size.samples:
+            kept = tuple(torch.empty_like(answer) for answer in answers)
+        self.kept = kept
+        self._own = tuple(each[: size.samples] for each in kept)
+
+        def leave() -> None:
+            for mine, answer in zip(self._own, compute(self._step), strict=True):
+                mine.copy_(answer)
+
+        del answers
+        self._replay = record(leave)
+
+    def __call__(self, step: StepInputs) -> Answers:
+        """What a step is answered, valid until the next call."""
+        self._take_over(step)
+        self._replay()
+        return tuple(each[: len(step.sample_positions)] for each in self._own)
+
+    def apart(self, step: StepInputs) -> float:
+        """How far a step's logits are from those of the same padded tokens without the graph, as a multiple of what
+        sums in another order explain."""
+        self(step)
+        answer, expected = self._own[0].clone(), self._compute(self._step)[0]
+        return float((answer - expected).abs().max() / (_CLOSE[answer.dtype] * expected.abs().max()))
+
+    def _take_over(self, step: StepInputs) -> None:
+        own, tokens, samples = self._step, step.input_ids.shape[1], len(step.sample_positions)
+        for mine, theirs in ((own.input_ids[0], step.input_ids[0]), (own.position_ids[0], step.position_ids[0])):
+            mine[:tokens].copy_(theirs)
+            mine[tokens:].zero_()
+        own.rows[:, :tokens].copy_(step.rows)
+        own.rows[:, tokens:].copy_(self._padding_rows)
+        own.sample_positions[:samples].copy_(step.sample_positions)
+        own.sample_positions[samples:].zero_()
+        own.chunks.load_contexts(step.chunks, self._padding_block)
+
+
+def record_on_device() -> Record:
+    """Record by CUDA graphs that share a pool of memory."""
+    pool = torch.cuda.graph_pool_handle()
+
+    def record(compute: Replay) -> Replay:
+        # What kernels set up when they are first called cannot be recorded.
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            compute()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        # A capture that fails does not always give the stream back by itself.
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=pool):
+            compute()
+        return graph.replay
+
+    return record
