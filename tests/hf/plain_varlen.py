@@ -44,8 +44,8 @@ def plain_varlen(
             assert block_table.dtype == seqused_k.dtype == torch.int32
             assert key.stride(-1) == 1
             assert key.shape[1] % PAGE_TOKENS == 0
-            blocks = block_table[row].long()
-            keys, values = (tensor[blocks].flatten(0, 1)[: seqused_k[row]] for tensor in (key, value))
+            blocks = block_table[row, : -(-int(seqused_k[row]) // key.shape[1])].long()  # what lies beyond is not read
+            keys, values = (each.index_select(0, blocks).flatten(0, 1)[: seqused_k[row]] for each in (key, value))
         variant = Variant(scaling=scale, window=None if left < 0 else left + 1)
         outputs.append(attend_eagerly(query[cu_seq_q[row] : cu_seq_q[row + 1]], keys, values, variant))
     return torch.cat(outputs)

@@ -137,6 +137,34 @@ def test_memory_that_runs_out_while_blocks_move(monkeypatch: pytest.MonkeyPatch)
         run(load("llama"), requests_of(prompts()), host_blocks=8)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:116] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: out of memory"),  # by a kernel's own allocation, an accelerator error of torch's
+    ],
+    ids=str,
+)
+def test_a_lack_of_memory_is_known_by_any_of_its_names(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's libraries allocate beside torch. Half of the step goes on."""
+    whole, failed = RaggedExecutor._logits, list[int]()
+
+    def logits(self: Any, batch: Batch) -> torch.Tensor:
+        if not failed:
+            failed.append(batch.num_tokens)
+            raise error
+        return whole(self, batch)
+
+    undisturbed, _, _ = run(load("llama"), requests_of(prompts()))
+    monkeypatch.setattr(RaggedExecutor, "_logits", logits)
+    rows, _, _ = run(load("llama"), requests_of(prompts()))
+    assert failed
+    assert rows.outputs == undisturbed.outputs
+
+
 def test_other_failures_are_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Any, batch: Any) -> torch.Tensor:
         return torch.ones(2, 3) @ torch.ones(2, 3)

@@ -10,15 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from plain_varlen import plain_varlen
 from tiny_models import Rows, hopeful, load, prompts, reference, requests_of
 from vector_clocks import Stream, Streams
 
+from vasuki.base.arrays import Ints
 from vasuki.engine.loop import drain
 from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import POLICIES
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf import ragged_executor
+from vasuki.hf.attention import chunks
+from vasuki.hf.kernels.varlen import PagedVarlen
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.kv.kv_mover import CudaCopyEngine, KVMover, StreamedLayers
 from vasuki.hf.loading.weights import WeightStream, decoder_layers
@@ -65,7 +69,7 @@ def _races(streams: Streams, name: str, offload: OffloadPlan, weights_visit: boo
         streams.watch((flat.host for flat in weights._flat.values()), on_host=True)
     policy = dataclasses.replace(POLICIES["vasuki"], shares_prefixes=loaded.recurrent is None)
     settings = EngineSettings(policy, Limits(16, 9), 24 if offload.host_blocks else 200, 4, offload)
-    executor, scheduler, rows = build_executor(loaded, settings), Scheduler(settings), Rows()
+    executor, scheduler, rows = build_executor(loaded, settings, record_after=1), Scheduler(settings), Rows()
     executor.steps_ahead = 1
     streams.watch(executor.cache.layers)
     streams.watch(itertools.chain(*executor.states.tensors) if executor.states else ())
@@ -75,6 +79,7 @@ def _races(streams: Streams, name: str, offload: OffloadPlan, weights_visit: boo
     requests = requests_of(prompts())
     with streams:
         drain(hopeful(requests) if offload.host_blocks else requests, scheduler, executor, rows)
+    assert executor.replayed_steps or executor.graphs is None
     assert rows.outputs == reference(name)  # whatever is missing: everything is computed at once here
     assert bool(scheduler.queues.counters.preemptions_swap) == bool(offload.host_blocks)
     return streams.races
@@ -93,6 +98,31 @@ def test_weights_are_in_order(streams: Streams) -> None:
 @pytest.mark.parametrize("name", ["qwen3_5", "lfm2"])
 def test_states_are_in_order(name: str, streams: Streams) -> None:
     assert not _races(streams, name, OffloadPlan())
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of decodes are replayed, as soon as a size has come up."""
+
+    def packed(lengths: Ints, ends: Ints, seen: Ints, tables: Ints, cache: KVCache) -> PagedVarlen:
+        return PagedVarlen(lengths, ends, tables, cache.block_tokens, cache.device, True, plain_varlen, seen)
+
+    monkeypatch.setattr("plain_varlen.PAGE_TOKENS", 4)
+    monkeypatch.setattr(chunks, "_varlen", packed)
+    monkeypatch.setattr(ragged_executor, "can_record", lambda *model: True)
+    monkeypatch.setattr(ragged_executor, "record_on_device", lambda: lambda compute: compute)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_replays_among_parked_rows_are_in_order(name: str, streams: Streams, replays: None) -> None:
+    assert not _races(streams, name, MODES["park"])
+
+
+def test_a_replay_that_waits_for_no_parked_row_is_found(
+    streams: Streams, replays: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KVMover, "before_all_layers", lambda *_: None)
+    assert _races(streams, "llama", MODES["park"])
 
 
 def _forget(monkeypatch: pytest.MonkeyPatch, wait: str) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from vasuki.base.errors import ModelError
+from vasuki.hf.device import board as board_of_gpu
 from vasuki.hf.device.board import Board
 from vasuki.hf.device.energy import EnergyMeter
 from vasuki.hf.loading.load_model import resolve_device
@@ -77,3 +79,28 @@ def test_a_gpu_that_torch_cannot_use_is_said(monkeypatch: pytest.MonkeyPatch) ->
     assert resolve_device("cpu").type == "cpu"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert resolve_device("auto").type == "cpu"
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_gpu_without_the_drivers_libraries_is_said(
+    is_given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the driver writes is to be read in containers too that were given no GPU, and run on their CPU."""
+    files = {
+        "nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n",
+        "nvidia/gpus/0000:65:00.0/information": "Model: \t\t NVIDIA A10\nIRQ:   \t\t 183\n",
+        "dev/nvidiactl": "",
+    }
+    for path, text in (files | ({"dev/nvidia0": ""} if is_given else {})).items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.setattr(board_of_gpu, "_DRIVER", tmp_path / "nvidia")
+    monkeypatch.setattr(board_of_gpu, "_DEVICES", tmp_path / "dev")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    if is_given:
+        with pytest.raises(ModelError, match=r"there is a GPU \(NVIDIA A10, driver 535\.104\.05\), but"):
+            resolve_device("auto")
+    else:
+        assert resolve_device("auto").type == "cpu"

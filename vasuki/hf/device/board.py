@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 _POWER_EVERY_S = 0.02
+_DRIVER, _DEVICES = Path("/proc/driver/nvidia"), Path("/dev")
+_DRIVER_VERSION = re.compile(r"Kernel Module.*?\s(\d+\.[\d.]+)")
+_CARD = re.compile(r"Model:\s*(\S.*)")
 
 
 class Board:
@@ -108,6 +113,23 @@ def why_no_cuda() -> str:
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return ""
+    gpu = _gpu_by_nvml()
+    if gpu is None:
+        gpu = _gpu_by_files()
+    if not gpu:
+        return ""
+    found = f"there is a GPU ({gpu})"
+    if torch.version.cuda is None:
+        return f"{found}, but this torch is built for CPUs; install its CUDA build, or set engine.device: cpu"
+    return (
+        f"{found}, but torch {torch.__version__} is built for CUDA {torch.version.cuda} and cannot use it; "
+        "update the driver, install a torch built for an older CUDA (pip install -c constraints-cuda12.txt), or set "
+        "engine.device: cpu"
+    )
+
+
+def _gpu_by_nvml() -> str | None:
+    """The first GPU and its driver; empty where the driver shows none, None where it cannot be asked."""
     try:
         import pynvml
 
@@ -118,15 +140,22 @@ def why_no_cuda() -> str:
         driver = _text(pynvml.nvmlSystemGetDriverVersion())
         supports = int(pynvml.nvmlSystemGetCudaDriverVersion())
     except Exception:  # no library, no driver, no permission: each has an exception of its own
+        return None
+    return f"{name}, driver {driver}, for CUDA up to {supports // 1000}.{supports % 1000 // 10}"
+
+
+def _gpu_by_files() -> str:
+    """The same by what the driver writes of itself, for a container that has a GPU without the driver's libraries. That
+    is to be read in every container of a machine; the GPU's own file is in those alone that were given it."""
+    if not any(_DEVICES.glob("nvidia[0-9]*")):
         return ""
-    found = f"there is a GPU ({name}, driver {driver}, for CUDA up to {supports // 1000}.{supports % 1000 // 10})"
-    if torch.version.cuda is None:
-        return f"{found}, but this torch is built for CPUs; install its CUDA build, or set engine.device: cpu"
-    return (
-        f"{found}, but torch {torch.__version__} is built for CUDA {torch.version.cuda} and cannot use it; "
-        "update the driver, install a torch built for an older CUDA (pip install -c constraints-cuda12.txt), or set "
-        "engine.device: cpu"
-    )
+    try:
+        driver = _DRIVER_VERSION.search((_DRIVER / "version").read_text())
+        cards = [_CARD.search(file.read_text()) for file in sorted(_DRIVER.glob("gpus/*/information"))]
+    except OSError:
+        return ""
+    name = next((card[1] for card in cards if card), "by NVIDIA")
+    return f"{name}, driver {driver[1]}" if driver else ""
 
 
 def _text(value: bytes | str) -> str:
