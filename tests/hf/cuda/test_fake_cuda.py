@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 import transformers
 from fake_cuda import CUDA, Kernels, Recording, fake_cuda, install_guard
-from tiny_models import ARCHITECTURES, NoTokenizer, random_config, random_model
+from tiny_models import ARCHITECTURES, RECURRENT, NoTokenizer, random_config, random_model
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -40,6 +41,8 @@ from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.profiler import first_measure
 from vasuki.hf.ragged_executor import LaunchedStep, RaggedExecutor, build_executor
+from vasuki.hf.recurrent import states
+from vasuki.hf.recurrent.states import StateCache
 from vasuki.machines.cost_model import CostModel, launches_of
 from vasuki.machines.cost_model.stages import MOST_ROWS_OF_ALL_EXPERTS
 from vasuki.machines.profile import HardwareProfile
@@ -64,7 +67,7 @@ def _card(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
         on_host = torch.empty(len(together), dtype=torch.from_numpy(together[:0]).dtype)
         return list(torch.split(on_host.to(device), [len(array) for array in arrays]))
 
-    for module in (chunks, inputs, sampler, varlen):
+    for module in (chunks, inputs, sampler, states, varlen):
         monkeypatch.setattr(module, "to_device", on_the_card)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
 
@@ -95,21 +98,27 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> SmallKernels:
     return SmallKernels(layer.turn_and_store, layer.gated)
 
 
-def _model(name: str, kernels: SmallKernels | None = None, **changed: Any) -> LoadedModel:
+def _model(
+    name: str, kernels: SmallKernels | None = None, dtype: torch.dtype = torch.bfloat16, **changed: Any
+) -> LoadedModel:
+    def ready() -> LoadedModel:
+        return prepare(model, NoTokenizer(), transformers.GenerationConfig(eos_token_id=2), name, uses_kernels=False)
+
     with unset_fake_temporarily():  # modules are compared by what they answer, and fake ones answer nothing
         config = random_config(name, **changed)
         model = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16, attn_implementation="vasuki_ragged"
+            config, dtype=dtype, attn_implementation="vasuki_ragged"
         ).eval()
         fuse_modules(model, kernels)
+        recurrent = ready() if name in RECURRENT else None  # layers that carry a state are looked at likewise
     model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=CUDA))
     experts.install_experts(model, CUDA)
-    loaded = prepare(model, NoTokenizer(), transformers.GenerationConfig(eos_token_id=2), name, uses_kernels=False)
+    loaded = dataclasses.replace(recurrent, device=CUDA) if recurrent else ready()
     if kernels is None:
         return loaded
     from vasuki.hf.kernels.by_triton.attention import TileAttention
 
-    return dataclasses.replace(loaded, kernel=TileAttention(4, torch.bfloat16))
+    return dataclasses.replace(loaded, kernel=TileAttention(4, dtype))
 
 
 def _batches(rows: int = 2) -> dict[str, Batch]:
@@ -126,18 +135,20 @@ def _batches(rows: int = 2) -> dict[str, Batch]:
 def _steps(loaded: LoadedModel) -> dict[str, Kernels]:
     cache = KVCache(loaded.kv_layout, 4, 256, CUDA)
     kernels = AttentionKernels(loaded.kernel)
-    executor, counted = RaggedExecutor(loaded, cache, attention=kernels), {}
+    kept = StateCache(loaded.recurrent, 4, CUDA) if loaded.recurrent else None
+    executor, counted = RaggedExecutor(loaded, cache, attention=kernels, states=kept), {}
     for title, batch in _batches().items():
-        with Kernels() as counted[title], torch.inference_mode():
+        with Kernels() as counted[title], torch.inference_mode(), kept.step(batch) if kept else nullcontext():
             logits = executor.forward(build_inputs(batch, cache, kernels))
         assert logits.shape == (len(batch.decodes) + (title == "mixed"), loaded.vocab_size)
-        assert (logits.device, logits.dtype) == (CUDA, torch.bfloat16)
+        assert (logits.device, logits.dtype) == (CUDA, loaded.dtype)
     return counted
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_steps_of_every_architecture_stay_on_the_card(name: str, fake: None) -> None:
-    _steps(_model(name))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *RECURRENT])
+def test_steps_of_every_architecture_stay_on_the_card(name: str, dtype: torch.dtype, fake: None) -> None:
+    _steps(_model(name, dtype=dtype))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt_oss"])
