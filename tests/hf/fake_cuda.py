@@ -78,6 +78,7 @@ _FREE = {
     "empty_strided",
     "new_empty",
     "detach",
+    "dropout",  # of models that are not trained: what it is given
     "_unsafe_view",
     "lift_fresh",
     "_reshape_alias",

@@ -17,8 +17,8 @@ from vasuki.hf.fused.attention import FusedAttention
 from vasuki.hf.fused.by_torch import JoinedMLP, TorchNorm, fuse_modules, rotate
 
 # Layers of other parts, or that do more with them.
-OWN_ATTENTION = {"phi3", "olmo2", "gpt_neox", "gpt_oss", "ministral3", "deepseek_v3", "gemma4"}
-OWN_MLP = {"phi3", "gpt_neox", "gpt_oss", "qwen3_moe"}
+OWN_ATTENTION = {"gpt_neox", "ministral3", "deepseek_v3", "gemma4"}
+OWN_MLP = {"gpt_neox", "gpt_oss", "qwen3_moe"}
 
 
 def _count(model: Any, kind: type) -> int:

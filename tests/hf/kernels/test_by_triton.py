@@ -19,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import Rows, load, prompts, reference, requests_of, run
+from torch.nn.functional import rms_norm
 
 pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -46,7 +47,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:Runt
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-SMALL = SmallKernels(layer.turn_and_store, layer.gated)
+SMALL = SmallKernels(layer.turn_and_store, layer.gated, layer.normed)
 
 
 def _attended(
@@ -110,20 +111,43 @@ def test_splits_are_few_and_large(programs: int, context: int) -> None:
 
 
 @DTYPES
+@pytest.mark.parametrize("offset", [None, 0.0, 1.0])
+@pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.parametrize(("head_dim", "rotated"), [(16, 16), (20, 12), (6, 6)])
-def test_turns_and_stores_like_torch(head_dim: int, rotated: int, dtype: torch.dtype) -> None:
+def test_norms_turns_and_stores_like_torch(
+    head_dim: int, rotated: int, repeats: bool, offset: float | None, dtype: torch.dtype
+) -> None:
+    """Norms that add something to their weights or nothing, or none."""
     torch.manual_seed(2)
     heads = torch.randn(7, 3 + 2 * 2, head_dim).to(dtype)
-    angles = torch.randn(7, rotated // 2).repeat(1, 2)
+    angles = torch.randn(7, rotated // 2).repeat(1, 1 if repeats else 2)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    query_weight, key_weight = (torch.rand(head_dim).to(dtype) for _ in range(2))
     ours, plain = (KVCache(KVLayout.uniform(1, 2, head_dim, dtype), 3, 4, CPU) for _ in range(2))
     rows = plain.rows_of_slots(torch.randperm(12)[:7])
-    query = layer.turn_and_store(heads.clone(), 3, cos, sin, rows, ours.layers[0])
+    norms = None if offset is None else (query_weight, key_weight, 1e-5, offset)
+    query = layer.turn_and_store(heads.clone(), 3, cos, sin, rows, ours.layers[0], rotated, norms)
     values = heads[:, 5:].clone()
+    if offset is not None:
+        parts = ((heads[:, :3], query_weight), (heads[:, 3:5], key_weight))
+        normed = [rms_norm(part.float(), (head_dim,), weight.float() + offset, 1e-5) for part, weight in parts]
+        heads = torch.cat([*normed, heads[:, 5:].float()], dim=1).to(dtype)
+    if repeats:
+        cos, sin = (torch.cat([each, each], dim=-1) for each in (cos, sin))
     turned = by_torch.rotate(heads, 5, cos, sin)
     plain.write(0, turned[:, 3:], values, rows)
     torch.testing.assert_close(query, turned[:, :3], rtol=0, atol=TOLERANCE[dtype])
     torch.testing.assert_close(ours.layers[0], plain.layers[0], rtol=0, atol=TOLERANCE[dtype])
+
+
+@DTYPES
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("width", [8, 100])
+def test_norms_like_torch(width: int, offset: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(5)
+    x, weight = torch.randn(2, 5, width).to(dtype), torch.randn(width).to(dtype)
+    expected = rms_norm(x.float(), (width,), weight.float() + offset, 1e-6).to(dtype)
+    torch.testing.assert_close(layer.normed(x, weight, 1e-6, offset), expected, rtol=1e-3, atol=TOLERANCE[dtype])
 
 
 @DTYPES
@@ -143,15 +167,15 @@ def _model(name: str) -> Any:
     fuse_modules(model, SMALL)
     fused = [module for module in model.modules() if isinstance(module, FusedAttention)]
     assert all(module.stores for module in fused)
-    assert len(fused) == (0 if name == "gpt_oss" else loaded.kv_layout.num_layers)
+    assert len(fused) == loaded.kv_layout.num_layers
     kernel = triton_kernels.tile_attention(loaded.kv_layout, 4, loaded.dtype, CPU)
     assert kernel is not None
     return dataclasses.replace(loaded, model=model, kernel=kernel)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3", "gpt_oss", "phi3"])
 def test_greedy_equals_generate(name: str) -> None:
-    """With norms of heads, with soft caps and windows, with sinks."""
+    """With norms of heads, with soft caps and windows, with sinks and angles by halves, with one projection."""
     rows, _, _ = run(_model(name), requests_of(prompts()[:5], 6), chunk_tokens=20)
     assert rows.outputs == [tokens[:6] for tokens in reference(name)[:5]]
 
@@ -213,11 +237,12 @@ def test_top_p_that_keeps_other_tokens_is_not_used(monkeypatch: pytest.MonkeyPat
 def test_layers_are_fused_where_the_kernel_answers_alike_alone() -> None:
     def forgets_values(*arguments: Any) -> torch.Tensor:
         query = layer.turn_and_store(*arguments)
-        arguments[-1][:, 1].zero_()
+        arguments[5][:, 1].zero_()
         return query
 
     model = copy.deepcopy(load("llama").model)
-    fuse_modules(model, SmallKernels(forgets_values, lambda gate_up, activation: gate_up.chunk(2, dim=-1)[0]))
+    forgets_up = SmallKernels(forgets_values, lambda gate_up, activation: gate_up.chunk(2, dim=-1)[0], layer.normed)
+    fuse_modules(model, forgets_up)
     assert not any(isinstance(module, (FusedAttention, JoinedMLP)) for module in model.modules())
 
 
@@ -256,7 +281,9 @@ attend(torch.bfloat16, 4, 512, 50)
 attend(torch.float32, 4, 256, 50)
 heads, angles = torch.zeros(4, 48, 128, dtype=torch.bfloat16), torch.zeros(4, 128, dtype=torch.bfloat16)
 rows, cache = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(1, 2, 16, 8, 128, dtype=torch.bfloat16)
-layer.turn_and_store(heads, 32, angles, angles, rows, cache)
+layer.turn_and_store(heads, 32, angles, angles, rows, cache, 128)
+layer.turn_and_store(heads, 32, angles[:, :48], angles[:, :48], rows, cache, 96, (angles[0], angles[1], 1e-6, 1.0))
+layer.normed(heads.flatten(1), heads.flatten(1)[0], 1e-6, 1.0)
 for activation in layer.ACTIVATIONS:
     layer.gated(angles, activation)
 sampling.keep_top_p(torch.zeros(4, 128), torch.zeros(4))
@@ -271,6 +298,14 @@ def test_kernels_are_compiled_for_the_smallest_card() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, done.stderr
     kernels = json.loads(done.stdout)
-    assert {name for name, *_ in kernels} == {"_write", "_attend", "_merge", "_turn_and_store", "_gated", "_keep_top_p"}
+    assert {name for name, *_ in kernels} == {
+        "_write",
+        "_attend",
+        "_merge",
+        "_turn_and_store",
+        "_gated",
+        "_keep_top_p",
+        "_normed",
+    }
     assert all(code for _, code, _ in kernels)
     assert max(shared for *_, shared in kernels) <= 99 * 2**10

@@ -158,7 +158,7 @@ def _attend_tiles(query: torch.Tensor, cache_layer: torch.Tensor, tiles: PagedTi
         tiles.tiles,
         tiles.longest,
         tiles.tables,
-        None if variant.sinks is None else variant.sinks.float().contiguous(),
+        variant.sinks,
         variant.window,
         variant.scaling,
         variant.softcap,

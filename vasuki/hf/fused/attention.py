@@ -5,7 +5,8 @@ layer's own dozens of small operators take as long as its products.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -21,65 +22,118 @@ Join = Callable[[list[Any]], torch.nn.Module]  # linear layers -> one with the o
 # Heads `[num_tokens, num_heads, head_dim]`, which may be overwritten, how many of them turn, and cosines and sines of
 # their angles `[num_tokens, rotated]` -> those heads, turned. The plain twin is transformers' `apply_rotary_pos_emb`.
 Rotate = Callable[[torch.Tensor, int, torch.Tensor, torch.Tensor], torch.Tensor]
-# The same heads, how many of them are queries, cosines and sines, rows of the cache `[2, num_tokens]`, and one layer of
-# it -> turned queries. Turned keys, and values, are in the cache then.
-TurnAndStore = Callable[[torch.Tensor, int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _LARGE = 1e3  # times what a norm gives: some layers clip what they project
-_PARTS = ({*PROJECTIONS, "o_proj"}, {*PROJECTIONS, "o_proj", "q_norm", "k_norm"})
+_PARTS = (
+    {*PROJECTIONS, "o_proj"},
+    {*PROJECTIONS, "o_proj", "q_norm", "k_norm"},
+    {"qkv_proj", "o_proj"},  # in this order
+)
+
+
+class HeadNorms(NamedTuple):
+    """RMS norms of each head of queries and of keys."""
+
+    query: torch.Tensor  # weights [head_dim]
+    key: torch.Tensor
+    eps: float
+    offset: float  # what is added to the weights
+
+
+class TurnAndStore(Protocol):
+    """Norms and turns heads while it writes the cache: see `kernels.by_triton.layer`."""
+
+    def __call__(
+        self,
+        heads: torch.Tensor,
+        num_heads: int,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        rows: torch.Tensor,
+        cache: torch.Tensor,
+        rotated: int,
+        norms: HeadNorms | None,
+        /,
+    ) -> torch.Tensor: ...
 
 
 class FusedAttention(torch.nn.Module):
     """What takes the place of a layer `o(attend(rotate(q(x)), rotate(k(x)), v(x)))`, which is its plain twin.
 
     Args:
-        layer: the twin; it may norm the heads of queries and keys.
-        head_dim: numbers of a head.
-        variant: what it asks of its attention.
+        layer: the twin; it may norm queries and keys, head by head or all together.
+        seen: what it asks of its attention.
         join: makes one layer of its projections.
         rotate: turns heads.
         turn_and_store: does it while it writes the cache, if there is such a kernel.
+        repeats_angles: whether both halves of a head turn by the angles that the layer is given, not each by a half.
     """
 
     def __init__(
         self,
         layer: Any,
-        head_dim: int,
-        variant: Variant,
+        seen: Observation,
         join: Join,
         rotate: Rotate,
         turn_and_store: TurnAndStore | None = None,
+        repeats_angles: bool = False,
     ) -> None:
         super().__init__()
-        self.qkv_proj = join([getattr(layer, name) for name in PROJECTIONS])
+        joined = hasattr(layer, "qkv_proj")
+        self.qkv_proj = layer.qkv_proj if joined else join([getattr(layer, name) for name in PROJECTIONS])
         self.o_proj = layer.o_proj
         self.norms = torch.nn.ModuleList([layer.q_norm, layer.k_norm] if hasattr(layer, "q_norm") else [])
         self.layer_idx = layer.layer_idx
-        self.variant = variant
-        self.head_dim = head_dim
-        self.splits = [getattr(layer, name).out_features // head_dim for name in PROJECTIONS]
+        self.sinks = seen.variant.sinks  # a parameter, as a rule, which moves with the others
+        self.head_dim = seen.query.shape[-1]
+        self.splits = [states.shape[1] for states in (seen.query, seen.key, seen.value)]
+        self._variant, self._repeats_angles = seen.variant, repeats_angles
         self._rotate, self._turn_and_store = rotate, turn_and_store
+
+    @property
+    def variant(self) -> Variant:
+        """What it asks of its attention."""
+        return self._variant if self.sinks is None else replace(self._variant, sinks=self.sinks)
 
     @property
     def stores(self) -> bool:
         """Whether it writes the cache itself."""
         return self._turn_and_store is not None
 
+    @property
+    def head_norms(self) -> HeadNorms | None:
+        """Its norms, where they are of single heads and alike."""
+        parts: list[Any] = [norm for norm in self.norms if hasattr(norm, "offset")]
+        if len(parts) < 2:
+            return None
+        query, key = parts
+        norms = HeadNorms(query.weight, key.weight, query.eps, query.offset)
+        alike = (query.eps, query.offset) == (key.eps, key.offset)
+        return norms if alike and len(norms.query) == len(norms.key) == self.head_dim else None
+
     def heads(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """`[1, num_tokens, hidden_size]` -> queries, keys and values `[num_tokens, heads of all, head_dim]`, normed."""
+        """`[1, num_tokens, hidden_size]` -> queries, keys and values `[num_tokens, heads of all, head_dim]`."""
         heads: torch.Tensor = self.qkv_proj(hidden_states)[0].unflatten(-1, (-1, self.head_dim))
-        for norm, states in zip(self.norms, heads.split_with_sizes(self.splits, dim=1), strict=False):
-            states.copy_(norm(states))
+        return heads
+
+    def norm(self, heads: torch.Tensor) -> torch.Tensor:
+        """Norm the queries and keys among such heads, in place."""
+        norms: list[Any] = list(self.norms)
+        for norm, states in zip(norms, heads.split_with_sizes(self.splits, dim=1), strict=False):
+            whole = states if len(norm.weight) == self.head_dim else states.flatten(1)
+            states.copy_(norm(whole).view_as(states))
         return heads
 
     def project(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, ...]:
         """`[1, num_tokens, hidden_size]` -> queries, keys and values `[num_tokens, num_(kv_)heads, head_dim]`."""
-        heads = self.heads(hidden_states)
-        cos, sin = position_embeddings
-        query, key = self._rotate(heads, sum(self.splits[:2]), cos[0], sin[0]).split_with_sizes(self.splits[:2], dim=1)
+        heads = self.norm(self.heads(hidden_states))
+        cos, sin = (angles[0] for angles in position_embeddings)
+        if self._repeats_angles:
+            cos, sin = (torch.cat([angles, angles], dim=-1) for angles in (cos, sin))
+        query, key = self._rotate(heads, sum(self.splits[:2]), cos, sin).split_with_sizes(self.splits[:2], dim=1)
         return query, key, heads[:, sum(self.splits[:2]) :]
 
     def project_into(
@@ -91,9 +145,12 @@ class FusedAttention(torch.nn.Module):
     ) -> torch.Tensor:
         """Return queries alone; keys and values are in the cache then, see `TurnAndStore`."""
         assert self._turn_and_store is not None
-        cos, sin = position_embeddings
-        heads = self.heads(hidden_states)
-        return self._turn_and_store(heads, self.splits[0], cos[0], sin[0], rows, cache_layer)
+        heads, norms = self.heads(hidden_states), self.head_norms
+        if norms is None:
+            heads = self.norm(heads)
+        cos, sin = (angles[0] for angles in position_embeddings)
+        rotated = cos.shape[-1] * (1 + self._repeats_angles)
+        return self._turn_and_store(heads, self.splits[0], cos, sin, rows, cache_layer, rotated, norms)
 
     def forward(
         self,
@@ -136,12 +193,13 @@ def fuse_attention(
         if call is None or seen is None:
             return None
         arguments, output = call
-        fused = FusedAttention(layer, seen.query.shape[-1], seen.variant, join, rotate, turn_and_store)
-        if not _agree(fused, seen, arguments, output):
-            return None
         large = {**arguments, "hidden_states": _LARGE * arguments["hidden_states"]}
-        seen, output = observe_layer(layer, large)
-        return fused if _agree(fused, seen, large, output, _LARGE) else None
+        for repeats_angles in (False, True):
+            fused = FusedAttention(layer, seen, join, rotate, turn_and_store, repeats_angles)
+            if _agree(fused, seen, arguments, output):
+                seen, output = observe_layer(layer, large)
+                return fused if _agree(fused, seen, large, output, _LARGE) else None
+        return None
 
     replace_modules(model, twin)
 
@@ -150,9 +208,10 @@ def _is_candidate(module: torch.nn.Module, linear: type[torch.nn.Module]) -> boo
     parts: dict[str, Any] = dict(module.named_children())
     if set(parts) not in _PARTS or not hasattr(module, "layer_idx"):
         return False
-    if any(type(parts[name]) is not linear for name in (*PROJECTIONS, "o_proj")):
+    projections = [part for name, part in parts.items() if name.endswith("_proj")]
+    if any(type(part) is not linear for part in projections):
         return False
-    return len({parts[name].bias is None for name in PROJECTIONS}) == 1
+    return len({part.bias is None for part in projections if part is not parts["o_proj"]}) == 1
 
 
 def _agree(

@@ -28,6 +28,7 @@ class SmallKernels:
 
     turn_and_store: TurnAndStore
     gated: Callable[[torch.Tensor, str], torch.Tensor]  # `[..., 2 width]`, gate and up -> activation(gate) * up
+    norm: Callable[[torch.Tensor, torch.Tensor, float, float], torch.Tensor]  # rows, weight, eps, offset -> rows
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -40,6 +41,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class TorchNorm(torch.nn.Module):
     """What takes the place of a model's own RMS norm, which is its plain twin, and rounds once more in 16 bits."""
 
+    offset = 0.0
+
     def __init__(self, weight: torch.nn.Parameter, eps: float) -> None:
         super().__init__()
         self.weight = weight
@@ -50,14 +53,37 @@ class TorchNorm(torch.nn.Module):
         return rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-class JoinedMLP(torch.nn.Module):
-    """What takes the place of an MLP `down(act(gate(x)) * up(x))`, which is its plain twin."""
+class OffsetNorm(torch.nn.Module):
+    """What takes the place of an RMS norm that stores what its weight exceeds 1 by, a sum that has no place in 16 bits.
+    Its plain twin is the norm itself, or, where there is a kernel, what it does without."""
 
-    def __init__(self, mlp: Any, kernels: SmallKernels | None = None) -> None:
+    offset = 1.0
+
+    def __init__(self, weight: torch.nn.Parameter, eps: float, kernels: SmallKernels | None) -> None:
         super().__init__()
-        self.gate_up_proj = join([mlp.gate_proj, mlp.up_proj])
-        self.down_proj, self.act_fn = mlp.down_proj, mlp.act_fn
-        self._kernels, self._activation = kernels, _activation(mlp.act_fn, mlp.gate_proj.weight) if kernels else None
+        self.weight, self.eps, self._kernels = weight, eps, kernels
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[..., width]` -> the same."""
+        if self._kernels is not None:
+            return self._kernels.norm(x, self.weight, self.eps, self.offset)
+        return rms_norm(x.float(), self.weight.shape, self.offset + self.weight.float(), self.eps).type_as(x)
+
+
+class JoinedMLP(torch.nn.Module):
+    """What takes the place of an MLP `down(act(gate(x)) * up(x))`, which is its plain twin.
+
+    Args:
+        gate_up: both of its first products in one.
+        down: its last one.
+        function: its activation.
+        kernels: ours, where there are such.
+    """
+
+    def __init__(self, gate_up: Linear, down: Linear, function: Any, kernels: SmallKernels | None = None) -> None:
+        super().__init__()
+        self.gate_up_proj, self.down_proj, self.act_fn = gate_up, down, function
+        self._kernels, self._activation = kernels, _activation(function, gate_up.weight) if kernels else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[..., hidden_size]` -> the same. It takes three widths of memory, as plans have it."""
@@ -86,7 +112,7 @@ def join(layers: list[Linear]) -> Linear:
 
 
 def rotate(heads: torch.Tensor, count: int, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """`Rotate` of `fused.attention`, in three kernels where whole heads turn."""
+    """`Rotate` of `fused.attention`, in three kernels where whole heads turn by angles of their own type."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     width, half = cos.shape[-1], cos.shape[-1] // 2
     before = heads[:, :count, :width]
@@ -94,7 +120,7 @@ def rotate(heads: torch.Tensor, count: int, cos: torch.Tensor, sin: torch.Tensor
     turned[..., :half].addcmul_(before[..., half:], sin[..., :half], value=-1)
     turned[..., half:].addcmul_(before[..., :half], sin[..., half:])
     if width == heads.shape[-1]:
-        return turned
+        return turned.to(heads.dtype)
     before.copy_(turned)
     return heads[:, :count]
 
@@ -102,44 +128,45 @@ def rotate(heads: torch.Tensor, count: int, cos: torch.Tensor, sin: torch.Tensor
 @torch.inference_mode()
 def fuse_modules(model: torch.nn.Module, kernels: SmallKernels | None = None) -> None:
     """Replace a model's norms, attention layers and MLPs: those that answer a few tokens as their twins do."""
-    replace_modules(model, lambda module: _norm(module) if type(module).__name__.endswith("RMSNorm") else None)
+    replace_modules(model, partial(_norm, kernels=kernels))
     fuse_attention(model, Linear, join, rotate, kernels.turn_and_store if kernels else None)
     replace_modules(model, partial(_mlp, kernels=kernels))
 
 
-def _norm(module: Any) -> TorchNorm | None:
+def _norm(module: Any, kernels: SmallKernels | None) -> TorchNorm | OffsetNorm | None:
     """The norm that answers like a module; None if its weight, of either convention, does not explain its answers."""
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(weight, torch.nn.Parameter) or weight.dim() != 1 or not isinstance(eps, float):
         return None
+    if not type(module).__name__.endswith("RMSNorm"):
+        return None
     rows = torch.linspace(-3, 3, 3 * len(weight)).view(3, -1) ** 3 * torch.tensor([[1.0], [1e-3], [0.0]])
     rows = rows.to(weight.device, weight.dtype)
     answers = module(rows)
-    scales = [weight]
-    if weight.dtype is torch.float32:  # some store what the weight exceeds 1 by; the sum has no place in 16 bits
-        with torch.inference_mode(False), torch.no_grad():
-            scales.append(_fixed(1 + weight))
-    twins = (TorchNorm(scale, eps) for scale in scales)
+    twins: list[TorchNorm | OffsetNorm] = [TorchNorm(weight, eps), OffsetNorm(weight, eps, kernels)]
     return next((twin for twin in twins if all(map(close, twin(rows), answers))), None)
 
 
 def _mlp(module: Any, kernels: SmallKernels | None) -> JoinedMLP | None:
     """The twin of an MLP of such parts that answers like it."""
     parts: dict[str, Any] = dict(module.named_children())
-    if parts.keys() != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
+    products = [part for part in parts.values() if type(part) is Linear]
+    if parts.keys() == {"gate_proj", "up_proj", "down_proj", "act_fn"} and len(products) == 3:
+        gate, up, function = parts["gate_proj"], parts["up_proj"], parts["act_fn"]
+        if gate.weight.shape != up.weight.shape or (gate.bias is None) is not (up.bias is None):
+            return None
+    elif parts.keys() != {"gate_up_proj", "down_proj", "activation_fn"} or len(products) != 2:
         return None
-    gate, up = parts["gate_proj"], parts["up_proj"]
-    if any(type(each) is not Linear for each in (gate, up, parts["down_proj"])):
-        return None
-    if gate.weight.shape != up.weight.shape or (gate.bias is None) is not (up.bias is None):
-        return None
-    x = torch.linspace(-3, 3, gate.in_features)
-    x = torch.stack([x, 1e3 * x]).unsqueeze(0).to(gate.weight.device, gate.weight.dtype)  # some clip what is large
-    twin = JoinedMLP(module, kernels)
+    else:
+        function = parts["activation_fn"]
+    first = products[0]
+    x = torch.linspace(-3, 3, first.in_features)
+    x = torch.stack([x, 1e3 * x]).unsqueeze(0).to(first.weight.device, first.weight.dtype)  # some clip what is large
     try:
         answers = module(x)
     except (TypeError, RuntimeError):  # it wants something else than rows
         return None
+    twin = JoinedMLP(join(products[:2]) if len(products) == 3 else first, parts["down_proj"], function, kernels)
     alike = isinstance(answers, torch.Tensor) and answers.shape == x.shape
     return twin if alike and all(map(close, twin(x)[0], answers[0])) else None
 

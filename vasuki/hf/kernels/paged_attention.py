@@ -76,8 +76,9 @@ class PagedKernel:
     ) -> None:
         """Serve `tiles` of the packed `query`, writing their rows of `out`. Shapes as in paged_attention.cpp.
 
-        All tensors are contiguous, but for the query, whose tokens may lie apart; sinks are float32, indices int64.
+        All tensors are contiguous, but for the query, whose tokens may lie apart; indices are int64.
         """
+        sinks = None if sinks is None else sinks.float()
         query = query.flatten(1)  # without a copy, unless heads lie apart
         _, _, block_tokens, num_kv_heads, head_dim = cache.shape
         self._attend[head_dim](

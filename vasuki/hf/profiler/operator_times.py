@@ -281,7 +281,7 @@ def measure_elementwise(bench: Bench, paged: TileKernel | None) -> list[Elementw
         if small is not None:
             joined, angles = bench.tensor(tokens, heads + 2 * kv_heads, head_dim), bench.tensor(tokens, head_dim)
             turn, rows = small.turn_and_store, rows_of(tokens)
-            return lambda: turn(joined, heads, angles, angles, rows, cache.layers[next(layers)])
+            return lambda: turn(joined, heads, angles, angles, rows, cache.layers[next(layers)], head_dim, None)
         rotate, write = rotate_call(tokens), kv_write_call(tokens)
         return lambda: (rotate(), write())
 

@@ -69,7 +69,7 @@ class TileAttention:
             tiles: int64 `[count, 4]`: first token in the packed batch, tokens, position of the first, row of `tables`.
             longest: most tokens of a tile.
             tables: int64 `[num_chunks, width]`, blocks in the order of positions.
-            sinks: float32 `[num_heads]`, one more logit in each softmax, which takes weight and gives no value.
+            sinks: `[num_heads]`, one more logit in each softmax, which takes weight and gives no value.
             window: a token sees itself and the window - 1 tokens before it; None for all of them.
             scaling: of the scores.
             softcap: scores are squashed to (-softcap, softcap).
@@ -163,7 +163,7 @@ def _attend(
     most = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     if SINKS:  # of the first split
-        most = tl.where(split == 0, tl.load(sinks + head, mask=is_row, other=0.0), most)
+        most = tl.where(split == 0, tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32), most)
         total = tl.where(split == 0, 1.0, total)
     summed = tl.zeros([ROWS, DIM_PADDED], tl.float32)
     for from_key in range(own, end, SPAN):

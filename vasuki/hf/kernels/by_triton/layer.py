@@ -1,5 +1,5 @@
-"""A layer's small operators as Triton kernels, each for several of torch's: rotation with the write into the KV cache,
-and the gate of an MLP.
+"""A layer's small operators as Triton kernels, each for several of torch's: norms of heads and rotation with the write
+into the KV cache, the gate of an MLP, and norms that torch has none for.
 
 On a GPU a small kernel takes as long as its launch, however little it computes. Products stay torch's.
 """
@@ -24,33 +24,61 @@ def turn_and_store(
     sin: torch.Tensor,
     rows: torch.Tensor,
     cache: torch.Tensor,
+    rotated: int,
+    norms: tuple[torch.Tensor, torch.Tensor, float, float] | None = None,
 ) -> torch.Tensor:
-    """Rotate queries and keys, and put keys and values into the cache.
+    """Norm and rotate queries and keys, and put keys and values into the cache.
 
-    Its plain twins are `fused.by_torch.rotate` and `KVCache.write`.
+    Its plain twins are `fused.attention.FusedAttention.norm`, `fused.by_torch.rotate` and `KVCache.write`.
 
     Args:
         heads: `[num_tokens, num_heads + 2 num_kv_heads, head_dim]`, contiguous: queries, keys, values.
         num_heads: of queries.
-        cos: `[num_tokens, rotated]` of the angles; what lies beyond them in a head stays.
+        cos: `[num_tokens, rotated]` of the angles, or half as many, by which both halves of a head turn.
         sin: likewise.
         rows: int64 `[2, num_tokens]`, see `KVCache.rows_of_slots`.
         cache: `[num_blocks, 2, block_tokens, num_kv_heads, head_dim]`.
+        rotated: numbers of a head that turn; those behind them stay.
+        norms: of heads before they turn: weights `[head_dim]` for queries and for keys, what is added to the mean
+            square, and what to the weights.
 
     Returns:
         The queries, `[num_tokens, num_heads, head_dim]`.
     """
     tokens, all_heads, head_dim = heads.shape
     query = torch.empty((tokens, num_heads, head_dim), dtype=heads.dtype, device=heads.device)
-    half = cos.shape[-1] // 2
+    half, rest = rotated // 2, head_dim - rotated
+    query_norm, key_norm, eps, offset = norms or (heads, heads, 0.0, 0.0)
     launch(
         _turn_and_store, (tokens,),
-        heads, cos, sin, rows, cache, query, cos.stride(0), sin.stride(0), rows.stride(0),
-        HEADS=num_heads, KV_HEADS=(all_heads - num_heads) // 2, DIM=head_dim, HALF=half, REST=head_dim - 2 * half,
+        heads, cos, sin, rows, cache, query, query_norm, key_norm, eps, offset,
+        cos.stride(0), sin.stride(0), rows.stride(0),
+        HEADS=num_heads, KV_HEADS=(all_heads - num_heads) // 2, DIM=head_dim, HALF=half, REST=rest,
+        OTHER_HALF=cos.shape[-1] - half, NORMS=norms is not None,
         HEADS_PADDED=triton.next_power_of_2(all_heads), HALF_PADDED=triton.next_power_of_2(half),
-        REST_PADDED=triton.next_power_of_2(max(1, head_dim - 2 * half)),
+        REST_PADDED=triton.next_power_of_2(max(1, rest)),
     )  # fmt: skip
     return query
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
+    """Return `x / rms(x) * (weight + offset)`, computed in float32 and rounded once.
+
+    Its plain twin is in `fused.by_torch.OffsetNorm`.
+
+    Args:
+        x: `[..., width]`.
+        weight: `[width]`.
+        eps: added to the mean square.
+        offset: added to the weight.
+    """
+    x = x.contiguous()
+    width, output = x.shape[-1], torch.empty_like(x)
+    launch(
+        _normed, (output.numel() // width,),
+        x, weight, output, eps, offset, WIDTH=width, WIDTH_PADDED=triton.next_power_of_2(width),
+    )  # fmt: skip
+    return output
 
 
 def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
@@ -72,8 +100,9 @@ def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
 
 @triton.jit
 def _turn_and_store(
-    heads, cos, sin, rows, cache, query, cos_token, sin_token, values_after,
+    heads, cos, sin, rows, cache, query, query_norm, key_norm, eps, offset, cos_token, sin_token, values_after,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+    OTHER_HALF: tl.constexpr, NORMS: tl.constexpr,
     HEADS_PADDED: tl.constexpr, HALF_PADDED: tl.constexpr, REST_PADDED: tl.constexpr,
 ):  # fmt: skip
     """One token, all its heads."""
@@ -87,15 +116,24 @@ def _turn_and_store(
     to_key = cache + (tl.load(rows + token) * KV_HEADS + head - HEADS) * DIM
     to_value = cache + (tl.load(rows + values_after + token) * KV_HEADS + head - HEADS - KV_HEADS) * DIM
 
-    dim = tl.arange(0, HALF_PADDED)[None, :]
-    is_dim = dim < HALF
-    there = (turns | is_value) & is_dim
+    dim, rest = tl.arange(0, HALF_PADDED)[None, :], tl.arange(0, REST_PADDED)[None, :]
+    is_dim, is_rest = dim < HALF, rest < REST
+    there, left = (turns | is_value) & is_dim, (turns | is_value) & is_rest
     first = tl.load(from_head + dim, mask=there, other=0.0).to(tl.float32)
     second = tl.load(from_head + HALF + dim, mask=there, other=0.0).to(tl.float32)
+    same = tl.load(from_head + 2 * HALF + rest, mask=left, other=0.0).to(tl.float32)
+    if NORMS:
+        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1) + tl.sum(same * same, 1)
+        scale = 1 / tl.sqrt(squares / DIM + eps)[:, None]
+        first = _scaled(first, scale, query_norm + dim, key_norm + dim, offset, is_dim, is_query, is_key, heads)
+        behind = HALF + dim
+        second = _scaled(second, scale, query_norm + behind, key_norm + behind, offset, is_dim, is_query, is_key, heads)
+        behind = 2 * HALF + rest
+        same = _scaled(same, scale, query_norm + behind, key_norm + behind, offset, is_rest, is_query, is_key, heads)
     cos_1 = tl.load(cos + token * cos_token + dim, mask=is_dim, other=0.0).to(tl.float32)
     sin_1 = tl.load(sin + token * sin_token + dim, mask=is_dim, other=0.0).to(tl.float32)
-    cos_2 = tl.load(cos + token * cos_token + HALF + dim, mask=is_dim, other=0.0).to(tl.float32)
-    sin_2 = tl.load(sin + token * sin_token + HALF + dim, mask=is_dim, other=0.0).to(tl.float32)
+    cos_2 = tl.load(cos + token * cos_token + OTHER_HALF + dim, mask=is_dim, other=0.0).to(tl.float32)
+    sin_2 = tl.load(sin + token * sin_token + OTHER_HALF + dim, mask=is_dim, other=0.0).to(tl.float32)
     turned_1 = tl.where(turns, first * cos_1 - second * sin_1, first)
     turned_2 = tl.where(turns, second * cos_2 + first * sin_2, second)
     tl.store(to_query + dim, turned_1.to(query.dtype.element_ty), mask=is_query & is_dim)
@@ -106,14 +144,31 @@ def _turn_and_store(
     tl.store(to_key + HALF + dim, kept_2.to(cache.dtype.element_ty), mask=is_key & is_dim)
     tl.store(to_value + dim, kept_1.to(cache.dtype.element_ty), mask=is_value & is_dim)
     tl.store(to_value + HALF + dim, kept_2.to(cache.dtype.element_ty), mask=is_value & is_dim)
-
     if REST:
-        left = 2 * HALF + tl.arange(0, REST_PADDED)[None, :]
-        is_left = left < DIM
-        same = tl.load(from_head + left, mask=(turns | is_value) & is_left, other=0.0)
-        tl.store(to_query + left, same, mask=is_query & is_left)
-        tl.store(to_key + left, same.to(cache.dtype.element_ty), mask=is_key & is_left)
-        tl.store(to_value + left, same.to(cache.dtype.element_ty), mask=is_value & is_left)
+        tl.store(to_query + 2 * HALF + rest, same.to(query.dtype.element_ty), mask=is_query & is_rest)
+        tl.store(to_key + 2 * HALF + rest, same.to(cache.dtype.element_ty), mask=is_key & is_rest)
+        tl.store(to_value + 2 * HALF + rest, same.to(cache.dtype.element_ty), mask=is_value & is_rest)
+
+
+@triton.jit
+def _scaled(x, scale, query_norm, key_norm, offset, there, is_query, is_key, heads):
+    """Some numbers of heads, those of queries and keys normed and rounded as the model rounds them."""
+    of_query, of_key = tl.load(query_norm, mask=there, other=0.0), tl.load(key_norm, mask=there, other=0.0)
+    y = x * scale * (tl.where(is_query, of_query, of_key).to(tl.float32) + offset)
+    return tl.where(is_query | is_key, y.to(heads.dtype.element_ty).to(tl.float32), x)
+
+
+@triton.jit
+def _normed(x, weight, output, eps, offset, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr):
+    """One row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH_PADDED)
+    there = column < WIDTH
+    numbers = tl.load(x + row * WIDTH + column, mask=there, other=0.0).to(tl.float32)
+    scale = tl.load(weight + column, mask=there, other=0.0).to(tl.float32) + offset
+    mean = tl.sum(numbers * numbers, 0) / WIDTH
+    y = numbers / tl.sqrt(mean + eps) * scale
+    tl.store(output + row * WIDTH + column, y.to(output.dtype.element_ty), mask=there)
 
 
 @triton.jit
