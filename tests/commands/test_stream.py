@@ -23,6 +23,7 @@ from vasuki.base.errors import JobFileError, OutputInUse, TooManyRowErrors
 from vasuki.commands.metrics import Metrics
 from vasuki.commands.run import Outcome, run_job
 from vasuki.commands.stream import answer_rows
+from vasuki.io.output.manifest import Predicted
 from vasuki.io.output.ownership import ARRIVED
 
 Job = Callable[..., Path]
@@ -103,6 +104,7 @@ def test_each_line_is_answered_as_by_a_run(job: Job, tmp_path: Path, policy: str
     assert manifest.ttft is not None
     assert manifest.latency is not None
     assert 0 < manifest.ttft.mean_s < manifest.latency.mean_s
+    assert manifest.predicted == Predicted(source=manifest.predicted.source), "nobody knows what will come"
 
 
 def test_rows_join_those_that_run(job: Job) -> None:

@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 from run_folders import write_run
 
+from vasuki.arrivals import Percentiles
 from vasuki.base.errors import InputError, JobFileError
-from vasuki.report import history, history_table
+from vasuki.io.output.manifest import Predicted
+from vasuki.report import compare, history, history_table
 from vasuki.report.history import MIN_PAST, Series
+from vasuki.report.runs import load_runs
+from vasuki.report.words import caveats
 
 DAY_S = 86_400
 
@@ -25,6 +29,7 @@ def write_day(
     tokens_per_row: int = 2000,
     gpu: str = "a10",
     device: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> None:
     run = write_run(
         folder / f"2026-10-{day + 1:02d}",
@@ -35,6 +40,7 @@ def write_day(
         rows=rows,
         prompt_tokens=rows * tokens_per_row * 3 // 4,
         output_tokens=rows * tokens_per_row // 4,
+        **changes,
     )
     ended = 1_790_000_000 + day * DAY_S
     os.utime(run / "manifest.json", (ended, ended))
@@ -78,6 +84,23 @@ def test_nothing_is_slow_before_there_is_a_past(tmp_path: Path) -> None:
         write_day(tmp_path, day, seconds_per_row=0.6 * (1 + day))
     assert slow_days(tmp_path) == []
     assert only(tmp_path).drift is None
+
+
+def test_a_run_that_waits_for_rows_is_neither_slow_nor_anybodys_past(tmp_path: Path) -> None:
+    """It lasts as long as rows go on arriving."""
+    for day in range(12):
+        waits = day % 2 == 1
+        changes = {"latency": Percentiles(1, 1, 2, 3), "predicted": Predicted()} if waits else {}
+        write_day(tmp_path, day, seconds_per_row=20.0 + day if waits else 0.6, **changes)
+    entries = only(tmp_path).entries
+    assert not [flag for entry in entries for flag in entry.flags]
+    assert only(tmp_path).drift == 0
+    assert entries[-2].per_token is not None
+    assert entries[-2].per_token.median == entries[0].s_per_million_tokens
+    (note,) = {
+        note for note in caveats(compare(load_runs([str(tmp_path / "2026-10-02")])).workloads[0]) if "arrived" in note
+    }
+    assert "its makespan says when they came" in note
 
 
 def test_late_is_against_the_prediction_alone(tmp_path: Path) -> None:

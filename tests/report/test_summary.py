@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from run_folders import simulate_run, write_run
 
+from vasuki.arrivals import Percentiles
 from vasuki.base.units import bytes_text, count_text, listing, money_text, percent_text, plural, time_text
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import Manifest, RowCounts, RunTaken, Timings, TokenCounts, read_manifest
@@ -134,3 +135,19 @@ def test_other_units() -> None:
     ]
     assert [listing(list(words)) for words in ("", "a", "ab", "abc")] == ["", "a", "a and b", "a, b and c"]
     assert [plural(n, "row") for n in (1, 2000)] == ["1 row", "2,000 rows"]
+
+
+def test_a_run_whose_rows_arrive_says_how_long_they_waited(tmp_path: Path) -> None:
+    waited = {"ttft": Percentiles(0.1234, 0.1, 0.5, 0.9), "latency": Percentiles(1.5, 1.0, 2.0, 3.0)}
+    write_run(tmp_path, makespan_s=100, **waited, urgent_latency=Percentiles(0.5, 0.4, 0.6, 0.7), missed_deadlines=2)
+    manifest = read_manifest(Location.parse(str(tmp_path)))
+    job = {**manifest.job, "input": {"deadline": "within"}}
+    for missed, late in ((2, "late   2 rows ended after the deadline"), (0, "late   no row ended after its deadline")):
+        assert summary_lines(replace(manifest, job=job, missed_deadlines=missed))[2:] == [
+            "time   1 min 40 s",
+            "first  token after 0.123 s on average; 50/95/99 % within 0.1/0.5/0.9 s",
+            "answer after 1.50 s on average; 50/95/99 % within 1/2/3 s",
+            "urgent rows after 0.500 s on average; 50/95/99 % within 0.4/0.6/0.7 s",
+            late,
+        ]
+    assert not [line for line in summary_lines(manifest) if line.startswith("late")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vasuki.base.config import JobConfig
@@ -47,7 +48,7 @@ def simulated_manifest(
     """The manifest of a simulated run, which `vasuki report` reads like a real one."""
     result = simulated.to_dict()
     rows, failed = len(lengths), plan.misfits
-    return Manifest(
+    manifest = Manifest(
         **_of_job(config, config_hash, fingerprint, plan),
         rows=RowCounts(rows, rows - failed, failed),
         tokens=TokenCounts(
@@ -80,6 +81,9 @@ def simulated_manifest(
         finished_at=now_utc(),
         run_id=run_id(),
     )
+    if simulated.latency is None:
+        return manifest
+    return replace(manifest, predicted=replace(manifest.predicted, makespan_s=None))  # which knows of no arrivals
 
 
 def run_manifest(

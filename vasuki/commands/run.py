@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vasuki.arrivals import WaitingTimes
+from vasuki.arrivals import Percentiles, WaitingTimes
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import InputError, Interrupted, ModelError, TooManyRowErrors
 from vasuki.base.units import duration, percent_text
@@ -330,7 +330,8 @@ class Run:
         )
         waited = WaitingTimes(lambda request: 0.0, lambda: time.perf_counter() - self.started_s)
         self.waited = waited
-        return order, [order, waited] if self.config.input.deadline else [order]
+        says_what_is_urgent = self.config.input.priority or self.config.input.deadline
+        return order, [order, waited] if says_what_is_urgent else [order]
 
     def sink(self, writer: PartWriter, decode: Callable[[Sequence], str], on_commit: Callable[[], None]) -> RowSink:
         """Where rows go that end."""
@@ -342,7 +343,9 @@ class Run:
 
     def finished(self, manifest: Manifest) -> Manifest:
         """The manifest, with what else is known in the end."""
-        return replace(manifest, missed_deadlines=self.waited.missed_deadlines)
+        waited = self.waited
+        urgent_latency = Percentiles.of(waited.urgent_latency_s)
+        return replace(manifest, urgent_latency=urgent_latency, missed_deadlines=waited.missed_deadlines)
 
     def bounds(self, plan: Plan, done: RowsDone, pace: float | None) -> Bounds:
         """What no schedule of the rows that were done beats."""
@@ -357,9 +360,17 @@ class Run:
             return replace(bounds, uncertainty=cost_of_uncertainty(placement, plan, lengths))
 
     def _plan(self, placement: Placement, first: list[Request]) -> Plan:
-        """Plan from the first rows, and take the others to go on like them."""
-        lengths = lengths_of(first, self.rows_left)
-        plan = plan_for(lengths, partial(self.planned, placement))
+        """Plan from the first rows."""
+        plan = plan_for(self.lengths(first), partial(self.planned, placement))
+        self.announce(plan)
+        return plan
+
+    def lengths(self, first: list[Request]) -> Lengths:
+        """What is planned for: the first rows, and the others as if they went on like them."""
+        return lengths_of(first, self.rows_left)
+
+    def announce(self, plan: Plan) -> None:
+        """Log what was planned."""
         log.info(
             "planned: %d requests in %s, of which a better schedule could save at most %s; steps of %d tokens, "
             "offload %s%s; rates: %s",
@@ -371,7 +382,6 @@ class Run:
             f", weights of {plan.layout.host_layers} layers on the host" if plan.layout.host_layers else "",
             plan.source,
         )
-        return plan
 
     def _generate(
         self,
@@ -461,6 +471,6 @@ class Run:
         )
         manifest = self.folder.finish(self.finished(manifest), journal.resumed_rows, [trace])
         if interrupted is not None:
-            left = self.rows_left - written.rows
+            left = self.rows_to_answer() - written.rows
             raise type(interrupted)(f"{interrupted}; {left} rows are left, {interrupted.goes_on}")
         return manifest

@@ -23,9 +23,10 @@ from vasuki.arrivals import ArrivingRows, Percentiles, WaitingTimes, admission_f
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import Interrupted, JobFileError
 from vasuki.commands.metrics import Metrics
-from vasuki.commands.run import NOTHING_TO_RUN, PLANNED_REQUESTS, Outcome, Run, Runner
+from vasuki.commands.run import PLANNED_REQUESTS, Outcome, Run, Runner
 from vasuki.commands.signals import StopSignals
 from vasuki.commands.this_machine import Placement
+from vasuki.commands.workload import lengths_of
 from vasuki.engine.loop import Observer
 from vasuki.engine.policy import runnable_policy
 from vasuki.engine.scheduler import Scheduler
@@ -35,7 +36,7 @@ from vasuki.io.input.prefetch import Prefetch
 from vasuki.io.input.tables import stored_text
 from vasuki.io.location import Location
 from vasuki.io.output.answers import Answer, answer_line
-from vasuki.io.output.manifest import Bounds, Manifest
+from vasuki.io.output.manifest import Bounds, Manifest, Predicted
 from vasuki.io.output.output_folder import OutputFolder, usable_folder
 from vasuki.io.output.ownership import ARRIVED
 from vasuki.io.output.parts import PartWriter
@@ -245,15 +246,27 @@ class _Stream(Run):
             self._feed.wait_until(math.inf)
             return self._feed.take_ready(PLANNED_REQUESTS)
 
+    def lengths(self, first: list[Request]) -> Lengths:
+        return lengths_of(first)
+
     def planned(self, placement: Placement, lengths: Lengths) -> Plan:
-        if lengths is NOTHING_TO_RUN:  # nobody knows what will come
-            lengths = lengths.take(np.zeros(PLANNED_REQUESTS, np.int64))
-        plan = placement.plan(replace(lengths, arrived_at_s=np.zeros(len(lengths))))
+        many = lengths.take(np.arange(PLANNED_REQUESTS) % len(lengths))  # nobody knows what will come
+        plan = placement.plan(replace(many, arrived_at_s=np.zeros(len(many))))
         if plan.settings.policy.gathers:
             gathering = self.config.arrivals
             refuse_target(gathering, lengths, CostModel(placement.shape, placement.profile, plan.layout))
             plan = replace(plan, settings=settings_for_batches(plan.settings, gathering))
         return plan
+
+    def announce(self, plan: Plan) -> None:
+        """No makespan: rows go on arriving."""
+        log.info(
+            "planned: steps of %d tokens for at most %d rows side by side, offload %s; rates: %s",
+            plan.chunk_tokens,
+            plan.max_num_seqs,
+            plan.offload.mode,
+            plan.source,
+        )
 
     def source(
         self, first: list[Request], others: Iterator[Request], plan: Plan, scheduler: Scheduler
@@ -278,12 +291,11 @@ class _Stream(Run):
     def finished(self, manifest: Manifest) -> Manifest:
         self.folder.grow(self._rows.num_rows)
         waited = self.waited
-        manifest = super().finished(manifest)
         return replace(
-            manifest,
+            super().finished(manifest),
+            predicted=Predicted(source=manifest.predicted.source),
             ttft=Percentiles.of(waited.ttft_s),
             latency=Percentiles.of(waited.latency_s),
-            urgent_latency=Percentiles.of(waited.urgent_latency_s),
         )
 
     def _meanwhile(self) -> None:

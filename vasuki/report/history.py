@@ -111,9 +111,10 @@ class Series:
         Theil and Sen: the median slope over all pairs of runs, which single slow runs do not move. None below
         `MIN_PAST` + 1 runs.
         """
-        if len(self.entries) <= MIN_PAST:
+        entries = _comparable(self.entries)
+        if len(entries) <= MIN_PAST:
             return None
-        rates = np.array([entry.s_per_million_tokens for entry in self.entries[-_SHOWN:]])
+        rates = np.array([entry.s_per_million_tokens for entry in entries[-_SHOWN:]])
         first, second = np.triu_indices(rates.size, 1)
         slope = float(np.median((rates[second] - rates[first]) / (second - first)))
         return slope * (rates.size - 1) / float(np.median(rates))
@@ -168,7 +169,7 @@ def history(path: str, prices: Mapping[str, float] | None = None) -> History:
     for run in runs:
         how = "simulated" if run.manifest.simulated else ""
         entries = groups.setdefault((run.job, run.gpu, run.model, run.policy, how), [])
-        past = entries[-PAST:]
+        past = [] if run.waits_for_rows else _comparable(entries)[-PAST:]
         per_token = _usual(entry.s_per_million_tokens for entry in past)
         per_row = _usual(entry.s_per_thousand_rows for entry in past)
         label = str(run.place).removeprefix(root).strip("/") or run.name
@@ -183,6 +184,11 @@ def _series_name(key: tuple[str, ...], keys: Collection[tuple[str, ...]]) -> str
     if others[-1] and others[-1] not in telling:
         telling.append(others[-1])  # that a run is simulated is always said
     return f"{job} on {card}" + f" ({', '.join(telling)})" * bool(telling)
+
+
+def _comparable(entries: Sequence[Entry]) -> list[Entry]:
+    """Those whose makespan says how fast they were."""
+    return [entry for entry in entries if not entry.result.run.waits_for_rows]
 
 
 def _usual(past: Iterable[float]) -> Usual | None:

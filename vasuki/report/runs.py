@@ -55,6 +55,11 @@ class Run:
         return self.manifest.tokens.prompt + self.manifest.tokens.output
 
     @property
+    def waits_for_rows(self) -> bool:
+        """Whether rows arrived while it ran: its makespan says when they came, and not how fast it was."""
+        return self.manifest.latency is not None
+
+    @property
     def earlier_s(self) -> float:
         """Step time of runs that were stopped before this one ended the job, which the manifest leaves out."""
         if self.timeline is None:

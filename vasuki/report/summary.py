@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vasuki.base.units import bytes_text, count_text, money_text, percent_text, time_text
+from vasuki.arrivals.percentiles import Percentiles
+from vasuki.base.units import bytes_text, count_text, money_text, percent_text, plural, significant, time_text
 from vasuki.io.output.manifest import Manifest
 from vasuki.machines.stolen_time import NOISE
 from vasuki.report.savings import could_save, knowing_saves
@@ -12,7 +13,8 @@ SHORTEST_S = 1.0  # of a run whose prediction is held against it
 
 
 def summary_lines(manifest: Manifest) -> list[str]:
-    """Rows, tokens, time against prediction, what the host took, what could be saved, batch, KV memory, cost.
+    """Rows, tokens, time against prediction, what the host took, how long rows that arrived or are urgent waited, what
+    could be saved, batch, KV memory, cost.
 
     What is not known is left out.
     """
@@ -21,6 +23,10 @@ def summary_lines(manifest: Manifest) -> list[str]:
         "tokens": _tokens(manifest),
         "time": _time(manifest),
         "host": host_text(manifest),
+        "first": _waited("token after", manifest.ttft),
+        "answer": _waited("after", manifest.latency),
+        "urgent": _waited("rows after", manifest.urgent_latency),
+        "late": _late(manifest),
         "bound": _schedule_bound(manifest),
         "known": _known_lengths(manifest),
         "card": _datasheet_bound(manifest),
@@ -78,6 +84,21 @@ def host_text(manifest: Manifest) -> str:
     """Say what the host of a virtual machine took from a run; empty if it is not worth a word."""
     stolen = float(manifest.device.get("stolen_share", 0))
     return f"gave {percent_text(stolen)} of the processors' time to others" if stolen > NOISE else ""
+
+
+def _waited(what: str, waited: Percentiles | None) -> str:
+    if waited is None:
+        return ""
+    within = "/".join(f"{seconds:.3g}" for seconds in (waited.p50_s, waited.p95_s, waited.p99_s))
+    return f"{what} {significant(waited.mean_s)} s on average; 50/95/99 % within {within} s"
+
+
+def _late(manifest: Manifest) -> str:
+    """Rows that missed their deadline, of a job that names one."""
+    if not manifest.job.get("input", {}).get("deadline"):
+        return ""
+    missed = manifest.missed_deadlines
+    return f"{plural(missed, 'row')} ended after the deadline" if missed else "no row ended after its deadline"
 
 
 def _schedule_bound(manifest: Manifest) -> str:

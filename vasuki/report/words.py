@@ -81,6 +81,10 @@ def _caveats_of(result: Result) -> list[str]:
             f"{label}: the job was stopped and went on; {time_text(result.run.earlier_s)} in steps of earlier runs are "
             "counted, their loading is not."
         )
+    if result.run.waits_for_rows:
+        found.append(
+            f"{label}: rows arrived while it ran, so its makespan says when they came, and not how fast it was."
+        )
     if (times := result.times_lower_bound) is not None and times < 1:
         found.append(f"{label}: it beat the datasheet bound, so the hardware profile understates this card.")
     if result.run.timeline is None:
