@@ -107,6 +107,14 @@ def test_each_line_is_answered_as_by_a_run(job: Job, tmp_path: Path, policy: str
     assert manifest.predicted == Predicted(source=manifest.predicted.source), "nobody knows what will come"
 
 
+def test_rows_wait_for_the_model_too(job: Job) -> None:
+    """They are noted while it loads, and as old as that."""
+    _, outcome = piped(job(), [lines(0, 5)])
+    manifest = outcome.manifest
+    assert manifest.ttft is not None
+    assert manifest.ttft.p50_s > manifest.timings.load_s > 0
+
+
 def test_rows_join_those_that_run(job: Job) -> None:
     """A short row that comes second ends first."""
     long = {"id": "long", "text": "the", "most": 100}
@@ -212,6 +220,8 @@ def test_what_cannot_be_streamed_is_refused(job: Job) -> None:
         ({"input": {"id": ""}}, "--stdin needs input.id"),
         ({"input": {"format": "csv"}}, "jsonl, not csv"),
         ({"output": {"path": "mock://bucket/out"}}, "output.path"),
+        ({"engine": {"replicas": 2}}, "engine.replicas: rows that arrive are answered by one"),
+        ({"engine": {"policy": "static"}}, "pads its batches"),
     ):
         with pytest.raises(JobFileError, match=problem):
             piped(job(**changes), [])

@@ -173,6 +173,7 @@ def test_what_cannot_be_watched_is_refused(job: Job, tmp_path: Path) -> None:
     assert "cannot write to output.path" in refusal(output={"path": "bogus://bucket/answers"})
     for seconds in ("nan", "inf", "-1"):
         assert CliRunner().invoke(main, ["watch", str(job()), "--every", seconds]).exit_code == 2
+    assert "in `watch --stdin`, and in `watch` on one JSONL file" in refusal(engine={"policy": "prefill-packing"})
     assert "no-such-model" in refusal(model={"path": str(tmp_path / "no-such-model")}), "before a file comes"
 
 

@@ -90,7 +90,7 @@ def test_a_run_that_waits_for_rows_is_neither_slow_nor_anybodys_past(tmp_path: P
     """It lasts as long as rows go on arriving."""
     for day in range(12):
         waits = day % 2 == 1
-        changes = {"latency": Percentiles(1, 1, 2, 3), "predicted": Predicted()} if waits else {}
+        changes: dict[str, Any] = {"latency": Percentiles(1, 1, 2, 3), "predicted": Predicted()} if waits else {}
         write_day(tmp_path, day, seconds_per_row=20.0 + day if waits else 0.6, **changes)
     entries = only(tmp_path).entries
     assert not [flag for entry in entries for flag in entry.flags]

@@ -138,7 +138,7 @@ def test_other_units() -> None:
 
 
 def test_a_run_whose_rows_arrive_says_how_long_they_waited(tmp_path: Path) -> None:
-    waited = {"ttft": Percentiles(0.1234, 0.1, 0.5, 0.9), "latency": Percentiles(1.5, 1.0, 2.0, 3.0)}
+    waited: dict[str, Any] = {"ttft": Percentiles(0.1234, 0.1, 0.5, 0.9), "latency": Percentiles(1.5, 1.0, 2.0, 3.0)}
     write_run(tmp_path, makespan_s=100, **waited, urgent_latency=Percentiles(0.5, 0.4, 0.6, 0.7), missed_deadlines=2)
     manifest = read_manifest(Location.parse(str(tmp_path)))
     job = {**manifest.job, "input": {"deadline": "within"}}

@@ -177,11 +177,11 @@ class Runner:
         self._loaded = None if run.weights_on_host else loaded  # which would have to be put together again
         return Outcome(manifest, config.errors.max_fraction)
 
-    def model(self, config: JobConfig) -> tuple[LoadedModel, str, float]:
-        """The model of a job, its fingerprint, and the seconds that it took to load. Raises ModelError."""
-        self.load(config)
-        assert self._loaded is not None
-        return self._loaded, self._fingerprint, self._load_s
+    def model(self, config: JobConfig, fingerprint: str) -> tuple[LoadedModel, float]:
+        """The model of a job, and the seconds that it took to load. Raises ModelError, also if it has another
+        fingerprint by now."""
+        self._fingerprint = fingerprint
+        return self._load(config), self._load_s
 
     def load(self, config: JobConfig) -> None:
         """Load the model that the jobs share now; the first run does otherwise. Raises ModelError."""

@@ -13,7 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +42,7 @@ from vasuki.io.output.ownership import ARRIVED
 from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.sink import RowSink
 from vasuki.machines.cost_model import CostModel
+from vasuki.models.fingerprint import model_fingerprint
 from vasuki.planner import RunningPrediction
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
@@ -78,20 +79,22 @@ def answer_rows(
     Raises:
         VasukiError: as a run does; Interrupted also where a signal left rows to be started.
     """
-    started_s = time.perf_counter()
+    started_s, arrivals_from_s = time.perf_counter(), time.monotonic()
     runnable_policy(config.engine.policy, rows_arrive=True)
+    if config.engine.replicas != 1:
+        raise JobFileError("engine.replicas: rows that arrive are answered by one; set it to 1")
     place = usable_folder(config.output.path)
     if pipe is not None and not place.is_local:
         raise JobFileError("output.path: --stdin needs a local folder, where rows are noted as they come")
     file = (place / ARRIVED).path if pipe is not None else Location.parse(config.input.path).path
-    with StopSignals() as signals:
-        rows = FollowedRows(config, file, pipe, time.monotonic())
-        runner = Runner(signals, quiet)
-        loaded, fingerprint, load_s = runner.model(config)
+    with StopSignals() as signals, closing(FollowedRows(config, file, pipe, arrivals_from_s)) as rows:
+        fingerprint = model_fingerprint(config.model)
         config_hash = config.config_hash(fingerprint)
         with OutputFolder.open(
             config.output.path, num_rows=rows.num_rows, config_hash=config_hash, input_fingerprint=rows.fingerprint
         ) as folder:
+            rows.begin(folder.selection)  # they wait from now on, also for the model
+            loaded, load_s = Runner(signals, quiet).model(config, fingerprint)
             log.info("waiting for rows from %s", "standard input" if pipe is not None else config.input.path)
             stream = _Stream(config, config_hash, rows, folder, PLANNED_REQUESTS, True, started_s, load_s, metrics)
             stream.listen(rows, signals, emit, until_idle_s)
@@ -213,7 +216,7 @@ class _Stream(Run):
         """Say where rows come from, and their answers go."""
         self._rows, self._signals, self._emit, self._until_idle_s = rows, signals, emit, until_idle_s
         self._sink: _TimedSink | None = None
-        self._answered_before = rows.num_rows - self.folder.rows_left
+        self._answered_before = self.folder.done.count
 
     def should_stop(self, signals: StopSignals, max_time_s: float) -> bool:
         return False  # no row starts after a signal, and those that run may end

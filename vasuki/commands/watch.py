@@ -33,6 +33,7 @@ from vasuki.base.urls import without_keys
 from vasuki.commands.metrics import Metrics
 from vasuki.commands.run import Runner
 from vasuki.commands.signals import StopSignals
+from vasuki.engine.policy import runnable_policy
 from vasuki.io.input.followed import half_line
 from vasuki.io.input.tables import stem
 from vasuki.io.location import Location, find_files, folder_of
@@ -95,12 +96,13 @@ def watch_job(
         metrics: to count into.
 
     Raises:
-        JobFileError: the job asks for replicas, the input is a single file, the output cannot be written, or one of
-            both lies in the other.
+        JobFileError: the job asks for replicas or for a policy that no run has, the input is a single file, the output
+            cannot be written, or one of both lies in the other.
         InputError: the input could not be looked into when it was time to end.
         VasukiError: that the next file would meet as well. What concerns one file alone is logged and noted.
         KeyboardInterrupt: a signal while the model is loaded, or between a file's first look and its first step.
     """
+    runnable_policy(config.engine.policy)
     if config.engine.replicas != 1:
         raise JobFileError("engine.replicas: a watch has one; start one watch for each device, all on the same folder")
     inbox = _Inbox(config)

@@ -98,7 +98,8 @@ def runnable_policy(name: str, rows_arrive: bool = False) -> Policy:
     policy = find_policy(name)
     if policy.gathers and not rows_arrive:
         raise JobFileError(
-            f"engine.policy: {name} gathers rows that arrive one by one, in `simulate` and in `watch --stdin`"
+            f"engine.policy: {name} gathers rows that arrive one by one: in `simulate`, in `watch --stdin`, and in "
+            "`watch` on one JSONL file"
         )
     if policy.padded:
         raise JobFileError(f"engine.policy: {name} pads its batches; `vasuki simulate` prices that, no run does it")

@@ -3,7 +3,8 @@
     pipe --> whole lines --> noted in the file, on disk --> rows        (a killed run's successor reads the file first)
     file that grows ------------------------------------> rows
 
-A row is as old as its line, and its number is its place in the file. Half a line waits for its rest.
+A row is as old as its line, and its number is its place in the file. Half a line waits for its rest. A thread reads
+them, so that they are noted, and their waiting counts, while nobody asks for rows yet.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from typing import IO, Any
 
@@ -26,11 +27,13 @@ from vasuki.io.formats.jsonl import parse_line
 from vasuki.io.formats.sources import BLOCK_BYTES, BLOCK_ROWS, Block
 from vasuki.io.formats.text import Malformed
 from vasuki.io.input.columns import BATCH_URL, carried_columns, id_column, needed_columns
+from vasuki.io.input.prefetch import Prefetch
 from vasuki.io.input.tables import stored_text
 from vasuki.io.location import Location
 from vasuki.io.selection import EVERY_ROW, Selection
 
 LOOK_S = 0.05  # between two looks at a file that has not grown
+BLOCKS_AHEAD = 16  # read, and not asked for
 _PIPE_BYTES = 2**16
 
 log = logging.getLogger(__name__)
@@ -73,10 +76,21 @@ class FollowedRows:
         self._stopped = threading.Event()
         self.repeated: deque[Any] = deque()
         self.num_rows = self._noted_rows()
+        self._ahead: Prefetch[Block] | None = None  # once reading has begun
+
+    def begin(self, selection: Selection = EVERY_ROW) -> None:
+        """Read the wanted rows from now on."""
+        self._ahead = Prefetch(self._read(selection), BLOCKS_AHEAD)
 
     def stop(self) -> None:
         """Read no more."""
         self._stopped.set()
+
+    def close(self) -> None:
+        """Stop, and forget what was read. Nobody may be asking for rows."""
+        self.stop()
+        if self._ahead is not None:
+            self._ahead.close()
 
     def blocks(self, selection: Selection = EVERY_ROW) -> Iterator[Block]:
         """The wanted rows, as they arrive, until the pipe ends or somebody stops it.
@@ -84,6 +98,12 @@ class FollowedRows:
         Raises:
             InputError: the file has become unreadable or shorter.
         """
+        if self._ahead is None:
+            self.begin(selection)
+        assert self._ahead is not None
+        yield from self._ahead
+
+    def _read(self, selection: Selection) -> Generator[Block, None, None]:
         self.num_rows = number = 0
         with ExitStack() as files:
             try:

@@ -63,7 +63,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the plan said of `Timings.generate_s`: loading is not in it. None where there was no plan, or rows arrive."""
+    """What the plan said of `Timings.generate_s`: loading is not in it. None where there was none, or rows arrive."""
 
     makespan_s: float | None = None
     lower_bound_s: float | None = None  # at datasheet rates
