@@ -1,11 +1,13 @@
-"""A trickle of urgent rows into a long job, on this machine: how soon they are answered, and what the job loses.
+"""What urgent rows wait for in the midst of a long job, whether they keep to a target, and what the job loses.
 
-    python scripts/bench/urgent_rows.py MODEL [--rows 200] [--urgent 20] [--repeats 3]
+    python scripts/bench/urgent_rows.py MODEL [--target 1] [--rows 64] [--urgent 20] [--repeats 3]
 
-The rows of the job come at once through `vasuki watch --stdin`, in process; the urgent ones, a tenth as long, one after
-another while it lasts. Runs alternate between three: without urgent rows, with them as usual rows, and with
-`input.priority`. Each is simulated as well. The last line is one JSON object: of each kind the seconds of the whole,
-and the 95th percentile of those from a short row's arrival to its answer, as measured (medians) and as simulated.
+The rows of the job come at once through `vasuki watch --stdin`, in process, eight times as many as have a place in a
+step; the urgent ones, a tenth as long, one after another while it lasts. Runs alternate between three: without urgent
+rows, with them as usual rows, and with `input.priority`. Each is simulated as well. The target is kept if 95 of 100
+short rows have their answer within so many seconds. The last line is one JSON object: of each kind the seconds until
+the job's own rows have ended, the 95th percentile of what short rows waited, and the share of them that missed the
+target, as measured (medians) and as simulated.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import statistics
 import tempfile
 import threading
 import time
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -32,44 +35,74 @@ from vasuki.planner.lengths import Lengths
 from vasuki.planner.simulated import simulate_plan
 
 KINDS = ("alone", "as usual rows", "urgent")
-PROMPT_TOKENS, OUTPUT_TOKENS, TENTH = 160, 80, 0.1
-Figures = tuple[float, float]  # seconds of the whole, and 95th percentile of what short rows waited
+PROMPT_TOKENS, OUTPUT_TOKENS, TENTH, PLACES = 160, 80, 0.1, 8
 
 
-class ShortRows:
-    """An observer: when each row from this one on has ended."""
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A run, or the medians of several."""
 
-    def __init__(self, first: int) -> None:
-        self.ended_s: dict[int, float] = {}
-        self._first = first
+    job_s: float  # until the last row of the job itself has ended
+    p95_s: float = 0.0  # of what short rows waited
+    missed: float = 0.0  # share of them that waited longer than the target
+
+    @classmethod
+    def of(cls, job_s: float, waited_s: list[float], target_s: float) -> Figures:
+        """Those of a run whose short rows waited so long."""
+        if not waited_s:
+            return cls(job_s)
+        return cls(job_s, float(np.percentile(waited_s, 95)), float(np.mean(np.array(waited_s) > target_s)))
+
+    def words(self, alone: Figures, target_s: float) -> str:
+        """In a line."""
+        if self is alone:
+            return f"{self.job_s:.1f} s"
+        kept = "keep" if self.p95_s <= target_s else "miss"
+        return (
+            f"{self.job_s:.1f} s, {self.job_s / alone.job_s - 1:+.1%}; short rows, within {self.p95_s:.2f} s (p95), "
+            f"{kept} the target of {target_s:g} s, {self.missed:.0%} of them late"
+        )
+
+
+class Ends:
+    """An observer: when each row has ended."""
+
+    def __init__(self) -> None:
+        self.at_s: dict[int, float] = {}
 
     def record(
         self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
     ) -> None:
-        self.ended_s |= {row.request.row: now_s for row in finished if row.request.row >= self._first}
+        self.at_s |= {row.request.row: now_s for row in finished}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--rows", type=int, default=200)
+    parser.add_argument("--target", type=float, default=1.0, metavar="SECONDS")
+    parser.add_argument("--rows", type=int, default=8 * PLACES)
     parser.add_argument("--urgent", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    every_s = _measured(options.model, _lengths(options.rows, 0, 0.0, "alone"), "alone")[0] / (options.urgent + 2)
+    model, target_s = options.model, options.target
+    every_s = _measured(model, _lengths(options.rows, 0, 0.0, "alone"), "alone", target_s).job_s / (options.urgent + 2)
     found: dict[str, list[Figures]] = {kind: [] for kind in KINDS}
     lengths = {kind: _lengths(options.rows, 0 if kind == "alone" else options.urgent, every_s, kind) for kind in KINDS}
     for _ in range(options.repeats):
         for kind in KINDS:
-            found[kind].append(_measured(options.model, lengths[kind], kind))
-            print(f"{kind}: {found[kind][-1][0]:.1f} s, p95 {found[kind][-1][1]:.2f} s", flush=True)
-    measured = {kind: [statistics.median(column) for column in zip(*runs, strict=True)] for kind, runs in found.items()}
-    simulated = {kind: _simulated(options.model, lengths[kind], kind) for kind in KINDS}
+            found[kind].append(run := _measured(model, lengths[kind], kind, target_s))
+            print(f"{kind}: {run.job_s:.1f} s, p95 {run.p95_s:.2f} s", flush=True)
+    measured = {
+        kind: Figures(*(statistics.median(column) for column in zip(*map(astuple, runs), strict=True)))
+        for kind, runs in found.items()
+    }
+    simulated = {kind: _simulated(model, lengths[kind], kind, target_s) for kind in KINDS}
     for how, figures in (("measured", measured), ("simulated", simulated)):
-        for kind, (whole_s, p95_s) in figures.items():
-            short = "" if kind == "alone" else f", short rows within {p95_s:.2f} s (p95)"
-            print(f"{how}, {kind}: {whole_s:.1f} s, {whole_s / figures['alone'][0] - 1:+.1%}{short}")
-    print(json.dumps({"measured": measured, "simulated": simulated}))
+        for kind, each in figures.items():
+            print(f"{how}, {kind}: {each.words(figures['alone'], target_s)}")
+    everything = {"measured": measured, "simulated": simulated}
+    plain = {how: {kind: asdict(each) for kind, each in kinds.items()} for how, kinds in everything.items()}
+    print(json.dumps({"target_s": target_s, **plain}))
 
 
 def _lengths(rows: int, short: int, every_s: float, kind: str) -> Lengths:
@@ -94,7 +127,7 @@ def _job(model: str, output: str, kind: str) -> JobConfig:
             "output": {"path": output},
             "sampling": {"max_tokens": {"column": "most"}, "ignore_eos": True},
             "plan": {"output_length": {"column": "most"}},
-            "engine": {"max_num_seqs": 32},
+            "engine": {"max_num_seqs": PLACES},
         }
     )
 
@@ -104,23 +137,23 @@ def _first_short(lengths: Lengths) -> int:
     return int((lengths.arrived_at_s == 0).sum())
 
 
-def _simulated(model: str, lengths: Lengths, kind: str) -> Figures:
+def _simulated(model: str, lengths: Lengths, kind: str, target_s: float) -> Figures:
     """By the cost model, as measured on this machine."""
     config = _job(model, "-", kind)
     (placement,) = placements_of((), Workload(config, shape_of(config), lengths))
     first, arrived_at_s = _first_short(lengths), lengths.arrived_at_s
     assert arrived_at_s is not None
-    seen = ShortRows(first)
+    ends = Ends()
     plan = placement.plan(lengths)
-    result = simulate_plan(
-        plan, lengths, placement.shape, placement.profile, plan_config=config.plan, observers=[seen], one_by_one=True
+    simulate_plan(
+        plan, lengths, placement.shape, placement.profile, plan_config=config.plan, observers=[ends], one_by_one=True
     )
-    waited_s = [at_s - float(arrived_at_s[row]) for row, at_s in seen.ended_s.items()]
-    return result.plan.makespan_s, float(np.percentile(waited_s, 95)) if waited_s else 0.0
+    waited_s = [ends.at_s[row] - float(arrived_at_s[row]) for row in range(first, len(lengths))]
+    return Figures.of(max(ends.at_s[row] for row in range(first)), waited_s, target_s)
 
 
-def _measured(model: str, lengths: Lengths, kind: str) -> Figures:
-    """From the first answer to the last one."""
+def _measured(model: str, lengths: Lengths, kind: str, target_s: float) -> Figures:
+    """From the first answer to the last of the job itself."""
     random, (read, write) = np.random.default_rng(0), os.pipe()
     first, arrived_at_s = _first_short(lengths), lengths.arrived_at_s
     assert arrived_at_s is not None
@@ -159,7 +192,8 @@ def _measured(model: str, lengths: Lengths, kind: str) -> Figures:
         os.close(read)
     assert len(answered_s) == len(lengths)
     waited_s = [answered_s[row] - at_s for row, at_s in sent_s.items()]
-    return max(answered_s.values()) - min(answered_s.values()), float(np.percentile(waited_s, 95)) if sent_s else 0.0
+    job_s = max(answered_s[row] for row in range(first)) - min(answered_s.values())
+    return Figures.of(job_s, waited_s, target_s)
 
 
 if __name__ == "__main__":

@@ -412,7 +412,9 @@ def test_rows_that_are_there_are_late_too(tmp_path: Path) -> None:
     for layout in ((), ("--dp", 2), ("--pp", 2)):
         result = vasuki("simulate", tmp_path / "job.yaml", "--gpu", "a10", *layout, "--json")
         assert result.exit_code == 0, result.stderr
-        assert json.loads(result.stdout)[0]["missed_deadlines"] == 2
+        (found,) = json.loads(result.stdout)
+        assert found["missed_deadlines"] == 2
+        assert 0 < found["urgent_latency"]["mean_s"] < found["makespan_s"]
 
 
 def test_rows_that_are_there_have_no_waiting_times(lengths: Path) -> None:

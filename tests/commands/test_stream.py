@@ -149,8 +149,12 @@ def test_urgent_rows_pass_those_that_wait_and_change_no_token(job: Job, tmp_path
     assert manifest.preemptions.swap > 0
     rows = [row for row in usual + urgent if row["id"] != 200]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    plain = job(sampling=changes["sampling"], output={"path": str(tmp_path / "plain")})
-    run_job(load_job(str(plain)), quiet=True)
+    plain = job(input=changes["input"], sampling=changes["sampling"], output={"path": str(tmp_path / "plain")})
+    manifest = run_job(load_job(str(plain)), quiet=True).manifest
+    assert manifest.ttft is None
+    assert manifest.missed_deadlines == 1
+    assert manifest.urgent_latency is not None, "from the start of the run"
+    assert 0 < manifest.urgent_latency.p50_s < manifest.timings.makespan_s
     alone = {row["id"]: row["output_token_ids"] for row in stored(tmp_path / "plain")}
     assert {answer["id"]: answer["output_token_ids"] for answer in answers if not answer["error"]} == alone
 

@@ -171,8 +171,8 @@ class InputConfig(_Section):
     prompt_token_ids: str = ""
     """Column of token ids, used as they are."""
     priority: str = ""
-    """Column of numbers, 0 where it is null. Rows above 0 are urgent: the highest goes first, and others make room for
-    it and go on later."""
+    """Column of numbers, 0 where it is null. Rows above 0 are urgent: the highest goes first, and with the policies
+    `vasuki` and `prefill-packing` others make room for it and go on later."""
     deadline: str = ""
     """Column of seconds, from a row's arrival or the start of the run, by which it should have ended. Rows that have
     one are urgent too, the earliest first. The manifest counts those that miss theirs."""

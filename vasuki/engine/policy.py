@@ -79,7 +79,14 @@ POLICIES = {
         Policy("vllm", Admission.CHUNK, shares_prefixes=True, chunk_tokens=8192),
         _STATIC,
         replace(_STATIC, name="static-sorted", sorted_prompts=True),
-        replace(_WHOLE_PROMPTS, name="prefill-packing", admission=Admission.PROMPT, gathers=True, chunk_tokens=20_000),
+        replace(
+            _WHOLE_PROMPTS,
+            name="prefill-packing",
+            admission=Admission.PROMPT,
+            gathers=True,
+            urgent_first=True,
+            chunk_tokens=20_000,
+        ),
     )
 }
 

@@ -79,6 +79,7 @@ class Simulated:
     num_layers: int
     bubbles: Bubbles = Bubbles()
     interruptions: int = 0  # by which machines were taken away
+    urgent_latency: Percentiles | None = None  # from an urgent row's arrival, or the start, to its end
     missed_deadlines: int | None = None  # rows that ended later than they were due; None where no row has a deadline
 
     @property
@@ -92,12 +93,6 @@ class Simulated:
         """From a row's arrival to its end; None unless rows arrive."""
         waited = self.result.waited
         return Percentiles.of(waited.latency_s) if waited else None
-
-    @property
-    def urgent_latency(self) -> Percentiles | None:
-        """The same of urgent rows alone."""
-        waited = self.result.waited
-        return Percentiles.of(waited.urgent_latency_s) if waited else None
 
     @property
     def recomputed_tokens(self) -> int:
@@ -191,7 +186,7 @@ def simulate_plan(
     bubbles = Bubbles()
     waited = WaitingTimes(lambda request: 0.0)
     if arrivals is None:
-        observers = [*observers, order] if lengths.deadline_s is None else [*observers, order, waited]
+        observers = [*observers, order, *_watching(waited, lengths)]
     if leased:
         machines = [Machine(settings, cost_model)] * layout.data_parallel
         leases = Leases(order, Work.of(cost_model, plan), len(lengths), plan.makespan_s)
@@ -217,8 +212,16 @@ def simulate_plan(
         shared_tokens=result.counters.shared_tokens,
     )
     block_bytes = shape.kv_bytes_per_token * settings.block_tokens
-    missed = None if lengths.deadline_s is None else (result.waited or waited).missed_deadlines
-    return Simulated(simulated, result, block_bytes, shape.num_layers, bubbles, missed_deadlines=missed)
+    waited = result.waited or waited
+    return Simulated(
+        simulated,
+        result,
+        block_bytes,
+        shape.num_layers,
+        bubbles,
+        urgent_latency=Percentiles.of(waited.urgent_latency_s),
+        missed_deadlines=None if lengths.deadline_s is None else waited.missed_deadlines,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +282,7 @@ def simulate_fleet(
     outputs = np.minimum(lengths.output_tokens, lengths.limits).data
     leases = Leases(order, works[0], len(lengths), whole.makespan_s)
     waited = WaitingTimes(lambda request: 0.0)
-    observers = [*observers, order] if lengths.deadline_s is None else [*observers, order, waited]
+    observers = [*observers, order, *_watching(waited, lengths)]
     result, played = _on_replicas(leases, outputs, machines, observers, seed)
     tokens = result.written.prompt_tokens + result.written.output_tokens
     cost = whole.cost
@@ -297,8 +300,14 @@ def simulate_fleet(
         block_bytes,
         shape.num_layers,
         interruptions=played.interruptions,
+        urgent_latency=Percentiles.of(waited.urgent_latency_s),
         missed_deadlines=None if lengths.deadline_s is None else waited.missed_deadlines,
     )
+
+
+def _watching(waited: WaitingTimes, lengths: Lengths) -> list[Observer]:
+    """The observer, where it has something to see."""
+    return [] if lengths.deadline_s is None and lengths.priority is None else [waited]
 
 
 def settings_for_batches(settings: EngineSettings, gathering: ArrivalsConfig) -> EngineSettings:
