@@ -61,6 +61,18 @@ def test_layers_on_the_host_leave_their_room_less_the_buffers() -> None:
         assert all_here.weight_bytes - some_away.weight_bytes == some_away.kv_bytes - all_here.kv_bytes == freed
 
 
+def test_too_large_steps_say_what_would_fit() -> None:
+    """No number of cards makes activations smaller."""
+    card = find_profile("a10")
+    with pytest.raises(
+        ModelError, match=r"steps of 1,000,000 tokens are too large for it, [\d,]+ would fit"
+    ) as refused:
+        memory_budget(LLAMA, card, max_step_tokens=1_000_000)
+    assert "such GPUs" not in str(refused.value)
+    most = int(str(refused.value).partition("too large for it, ")[2].split()[0].replace(",", ""))
+    assert memory_budget(LLAMA, card, max_step_tokens=most).num_blocks > 0
+
+
 def test_too_large_a_model_says_what_would_fit() -> None:
     with pytest.raises(
         ModelError,

@@ -50,13 +50,13 @@ def test_priorities_and_deadlines_are_read_from_the_columns_that_the_job_names(t
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
-        ("very,1", "row 2: the priority is not a number"),
-        ("1,soon", "row 2: the deadline must be seconds from 0 on"),
+        ("very,1", "line 3: the priority is not a number"),
+        ("1,soon", "line 3: the deadline must be seconds from 0 on"),
         ("1", "line 3: not a row of lengths: 5,2,1"),
-        ("nan,1", "row 2: the priority is not a number"),
-        ("inf,1", "row 2: the priority is not a number"),
-        ("1,-1", "row 2: the deadline must be seconds from 0 on"),
-        ("1,nan", "row 2: the deadline must be seconds from 0 on"),
+        ("nan,1", "line 3: the priority is not a number"),
+        ("inf,1", "line 3: the priority is not a number"),
+        ("1,-1", "line 3: the deadline must be seconds from 0 on"),
+        ("1,nan", "line 3: the deadline must be seconds from 0 on"),
     ],
 )
 def test_an_urgency_that_is_none_is_named(tmp_path: Path, cells: str, message: str) -> None:
@@ -79,10 +79,11 @@ def test_a_column_that_the_job_names_and_is_not_there_is_named(tmp_path: Path) -
         ("num_prefill_tokens,num_decode_tokens\n", "has no rows"),
         ("num_prefill_tokens,num_decode_tokens\n1,2\n1,x\n", "line 3: not a row of lengths: 1,x"),
         ("num_prefill_tokens,num_decode_tokens\n1\n", "line 2: not a row of lengths: 1"),
-        ("num_prefill_tokens,num_decode_tokens\n1,2\n0,2\n", "row 2: num_prefill_tokens must be at least 1"),
-        ("num_prefill_tokens,num_decode_tokens\n1,-2\n", "row 1: num_decode_tokens must be at least 1"),
-        ("num_prefill_tokens,num_decode_tokens,arrived_at\n1,2,5\n1,2,4\n", "row 2: arrived_at falls"),
-        ("num_prefill_tokens,num_decode_tokens,arrived_at\n1,2,nan\n", "must be seconds from 0 on"),
+        ("num_prefill_tokens,num_decode_tokens\n1,2\n0,2\n", "line 3: num_prefill_tokens must be at least 1"),
+        ("num_prefill_tokens,num_decode_tokens\n1,-2\n", "line 2: num_decode_tokens must be at least 1"),
+        ("num_prefill_tokens,num_decode_tokens,arrived_at\n1,2,5\n1,2,4\n", "line 3: arrived_at falls"),
+        ("num_prefill_tokens,num_decode_tokens,arrived_at\n1,2,0\n\n1,2,-3\n", "line 4: arrived_at must be seconds"),
+        ("num_prefill_tokens,num_decode_tokens,arrived_at\n1,2,nan\n", "line 2: arrived_at must be seconds from 0 on"),
     ],
 )
 def test_mistakes_are_named_in_one_line(tmp_path: Path, text: str, message: str) -> None:

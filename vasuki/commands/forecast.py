@@ -117,14 +117,11 @@ def _folder_of(output: str, placement: Placement, layout: Layout, policy: str, n
 
 
 def _simulate(workload: Workload, placement: Placement, policy: str, folder: str, layout: Layout) -> Simulated:
-    config = placement.config
-    chosen: dict[str, str | int] = {"policy": policy}
+    placement = placement.with_engine(policy=policy)
     if find_policy(policy).gathers:  # a step holds a packed batch, or a longer prompt alone
-        longest = int(workload.lengths.prompt_tokens.max())
-        chosen["chunk_tokens"] = max(config.arrivals.batch_tokens, longest)
-    config = config.model_copy(update={"engine": config.engine.model_copy(update=chosen)})
-    placement = replace(placement, config=config)
-    plan = placement.plan(workload.lengths, layout)
+        batch_tokens, prompts = placement.config.arrivals.batch_tokens, workload.lengths.prompt_tokens
+        placement = placement.with_engine(chunk_tokens=max(min(batch_tokens, int(prompts.sum())), int(prompts.max())))
+    config, plan = placement.config, placement.plan(workload.lengths, layout)
     shape, profile = placement.shape, placement.profile
 
     def simulated_with(*observers: Observer) -> Simulated:

@@ -28,7 +28,7 @@ from vasuki.commands.signals import StopSignals
 from vasuki.commands.this_machine import Placement
 from vasuki.commands.workload import lengths_of
 from vasuki.engine.loop import Observer
-from vasuki.engine.policy import runnable_policy
+from vasuki.engine.policy import find_policy, runnable_policy
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.io.input.followed import FollowedRows
@@ -187,12 +187,19 @@ class LiveFeed:
 
 
 class _TimedSink(RowSink):
-    """Commits by the clock, which goes on while no step does."""
+    """Commits by a clock that goes on while no step does."""
 
-    now_s: Callable[[], float]
+    def __init__(self, now_s: Callable[[], float], *args: Any) -> None:
+        super().__init__(*args)
+        self._now_s = now_s
+
+    def commit_in_time(self) -> None:
+        """Make rows durable if it is time."""
+        super().commit_if_due(self._now_s())
 
     def commit_if_due(self, now_s: float) -> None:
-        super().commit_if_due(self.now_s())
+        """Whatever the time of the loop, which counts steps alone."""
+        self.commit_in_time()
 
 
 class _StreamPrediction(RunningPrediction):
@@ -254,9 +261,11 @@ class _Stream(Run):
 
     def planned(self, placement: Placement, lengths: Lengths) -> Plan:
         many = lengths.take(np.arange(PLANNED_REQUESTS) % len(lengths))  # nobody knows what will come
+        gathering = self.config.arrivals
+        if find_policy(self.config.engine.policy).gathers:  # steps of a batch have to fit
+            placement = placement.with_engine(chunk_tokens=gathering.batch_tokens)
         plan = placement.plan(replace(many, arrived_at_s=np.zeros(len(many))))
         if plan.settings.policy.gathers:
-            gathering = self.config.arrivals
             refuse_target(gathering, lengths, CostModel(placement.shape, placement.profile, plan.layout))
             plan = replace(plan, settings=settings_for_batches(plan.settings, gathering))
         return plan
@@ -284,8 +293,7 @@ class _Stream(Run):
             for answer in answers:
                 self._emit(answer_line(answer, writer.schema))
 
-        self._sink = _TimedSink(writer, decode, on_commit, tell)
-        self._sink.now_s = self._now_s
+        self._sink = _TimedSink(self._now_s, writer, decode, on_commit, tell)
         return self._sink
 
     def bounds(self, plan: Plan, done: RowsDone, pace: float | None) -> Bounds:
@@ -305,7 +313,7 @@ class _Stream(Run):
         """Commit rows in time, and answer once more those that were sent again."""
         if self._sink is None:  # not begun
             return
-        self._sink.commit_if_due(0.0)
+        self._sink.commit_in_time()
         ids: dict[str, Any] = {}
         while self._rows.repeated:
             value = self._rows.repeated.popleft()

@@ -58,6 +58,11 @@ class Placement:
         """The machine's rates."""
         return self.machine.profile
 
+    def with_engine(self, **changes: str | int) -> Placement:
+        """The same with other settings of `engine`."""
+        engine = self.config.engine.model_copy(update=changes)
+        return replace(self, config=self.config.model_copy(update={"engine": engine}))
+
     def plan(self, lengths: Lengths, layout: Layout = ONE_DEVICE) -> Plan:
         """Plan the job, or some of its requests. Raises as `make_plan` and `plan_parallel` do."""
         plan = replace(self._plan(lengths, layout), source=self.machine.source, spread=self.machine.spread)

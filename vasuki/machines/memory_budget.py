@@ -141,12 +141,19 @@ def memory_budget(
             f"{profile.name} has {_gib(pool)} for them and KV; engine.max_num_seqs may be {most} there"
         )
     if kv < per_token * block_tokens or weights + activations + states + kv > usable:
-        raise ModelError(_too_large(shape, profile, usable, weights, activations, kv, layout))
+        raise ModelError(_too_large(shape, profile, usable, weights, activations, kv, layout, max_step_tokens))
     return MemoryBudget(profile.memory_bytes, weights, activations, kv, states, per_token, block_tokens)
 
 
 def _too_large(
-    shape: ModelShape, profile: HardwareProfile, usable: int, weights: int, activations: int, kv: int, layout: Layout
+    shape: ModelShape,
+    profile: HardwareProfile,
+    usable: int,
+    weights: int,
+    activations: int,
+    kv: int,
+    layout: Layout,
+    max_step_tokens: int,
 ) -> str:
     need = (
         f"{shape.name} in {shape.dtype} needs {_gib(weights)} for weights and {_gib(activations)} for activations "
@@ -154,6 +161,12 @@ def _too_large(
     )
     if weights + activations < usable:
         return f"{need}; {_gib(max(0, kv))} of KV is too much beside it or too little for a block"
+    if weights < 0.9 * usable < activations:  # which no number of GPUs makes smaller
+        most = int(0.9 * (usable - weights) / activations * max_step_tokens)
+        return (
+            f"{need}; steps of {max_step_tokens:,} tokens are too large for it, {most:,} would fit: lower "
+            "engine.chunk_tokens or arrivals.batch_tokens"
+        )
     ways = []
     gpus = layout.gpus_per_replica
     while gpus < 1024 and shape.weight_bytes / gpus + activations > 0.9 * usable:

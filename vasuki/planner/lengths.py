@@ -143,7 +143,7 @@ def read_lengths(path: str | Path, priority: str = "", deadline: str = "") -> Le
     Raises:
         InputError: it cannot be read, lacks a column or has no rows, or a value is not a length or a time.
     """
-    prompts, outputs, arrivals = array("q"), array("q"), array("d")
+    prompts, outputs, arrivals, lines = array("q"), array("q"), array("d"), array("q")
     urgency = {name: array("d") for name in (priority, deadline) if name}
     try:
         refuse_special(path)
@@ -164,6 +164,7 @@ def read_lengths(path: str | Path, priority: str = "", deadline: str = "") -> Le
             for cells in reader:
                 if not cells:
                     continue
+                lines.append(reader.line_num)
                 try:
                     prompts.append(int(cells[prompt]))
                     outputs.append(int(cells[output]))
@@ -188,26 +189,26 @@ def read_lengths(path: str | Path, priority: str = "", deadline: str = "") -> Le
         priority=np.array(urgency[priority]) if priority else None,
         deadline_s=np.array(urgency[deadline]) if deadline else None,
     )
-    return _checked(path, lengths)
+    return _checked(path, lines, lengths)
 
 
-def _checked(path: str | Path, lengths: Lengths) -> Lengths:
-    """Raises InputError for a length below 1, times that fall or are no times, or a priority that is no number. Rows
-    are counted from 1, without the header."""
+def _checked(path: str | Path, lines: array[int], lengths: Lengths) -> Lengths:
+    """Raises InputError for a length below 1, times that fall or are no times, or a priority that is no number."""
+
+    def refuse(wrong: npt.NDArray[np.bool_], what: str) -> None:
+        if wrong.any():
+            raise InputError(f"{path}, line {lines[int(np.argmax(wrong))]}: {what}")
+
     for name, values in ((PROMPT_COLUMN, lengths.prompt_tokens), (OUTPUT_COLUMN, lengths.output_tokens)):
-        if values.min() < 1:
-            raise InputError(f"{path}, row {int(np.argmax(values < 1)) + 1}: {name} must be at least 1")
+        refuse(values < 1, f"{name} must be at least 1")
     priorities, deadlines, arrivals = lengths.priority, lengths.deadline_s, lengths.arrived_at_s
-    if priorities is not None and not np.isfinite(priorities).all():
-        raise InputError(f"{path}, row {int(np.argmin(np.isfinite(priorities))) + 1}: the priority is not a number")
-    if deadlines is not None and not (deadlines >= 0).all():
-        raise InputError(f"{path}, row {int(np.argmin(deadlines >= 0)) + 1}: the deadline must be seconds from 0 on")
+    if priorities is not None:
+        refuse(~np.isfinite(priorities), "the priority is not a number")
+    if deadlines is not None:
+        refuse(~(deadlines >= 0), "the deadline must be seconds from 0 on")
     if arrivals is not None:
-        if not np.isfinite(arrivals).all() or arrivals[0] < 0:
-            raise InputError(f"{path}: {ARRIVAL_COLUMN} must be seconds from 0 on")
-        falls = np.diff(arrivals) < 0
-        if falls.any():
-            raise InputError(f"{path}, row {int(np.argmax(falls)) + 2}: {ARRIVAL_COLUMN} falls; sort the file by it")
+        refuse(~(np.isfinite(arrivals) & (arrivals >= 0)), f"{ARRIVAL_COLUMN} must be seconds from 0 on")
+        refuse(np.diff(arrivals, prepend=0.0) < 0, f"{ARRIVAL_COLUMN} falls; sort the file by it")
     return lengths
 
 

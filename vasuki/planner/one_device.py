@@ -134,7 +134,7 @@ def make_plan(
         settings=settings,
         layout=layout,
         state_bytes=shape.state_bytes,
-        mixing=_mixing_reason(candidate, candidates),
+        mixing=_mixing_reason(candidate, candidates, rows_arrive),
         bound_by=bound.binding,
         prompt_steps_share=chosen.prompt_steps_share,
         simulated_requests=chosen.simulated_requests,
@@ -219,12 +219,14 @@ def _risk_reason(problem: Problem, chosen: Prediction, predictions: list[Predict
     return allowed + ", and nothing that was tried loses less" * (len(predictions) > 1)
 
 
-def _mixing_reason(chosen: Candidate, candidates: list[Candidate]) -> str:
+def _mixing_reason(chosen: Candidate, candidates: list[Candidate], rows_arrive: bool) -> str:
+    tokens = chosen.settings.limits.chunk_tokens
+    if rows_arrive and chosen.settings.policy.ordered:
+        return f"mixed, {tokens} tokens each: prompts need as many, and in larger ones whoever decodes waits longer"
     others = [each.state.request_s for each in candidates if each.mixing is not chosen.mixing]
     if not others:
         return f"{chosen.mixing.value}, as the policy says"
     ratio = min(others) / chosen.state.request_s
-    tokens = chosen.settings.limits.chunk_tokens
     by_arithmetic = (
         f"{ratio - 1:.0%} slower by arithmetic" if ratio >= 1 else "slower in the simulation, or lose more by a kill"
     )
