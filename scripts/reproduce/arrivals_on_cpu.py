@@ -1,20 +1,21 @@
 """The systems of `reproduce_arrivals.py` for real, on this machine: time to first token as measured and as simulated.
 
-    python scripts/reproduce/arrivals_on_cpu.py MODEL --data DIR [--trace coding] [--load 1] [--rows 30] [--write]
+    python scripts/reproduce/arrivals_on_cpu.py MODEL --data DIR [--trace coding] [--load 1] [--window 0] [--write]
 
 The first rows of a window of a trace arrive as fast as the machine finishes them when all are there, times the load.
-Prompts, outputs and T_max are divided by `--shrink`. The systems take turns in the engine of `vasuki watch`, on one
-thread. The clock is that of the thread's processor, and is put forward while nothing is there to do: what other
-programs take from the machine does not count. Each run is simulated twice: by the rates that were measured before, and
-by those times the pace of the run's own steps, which a queue multiplies.
+Prompts, outputs and T_max are divided by `--shrink`. The systems take turns on one thread, with the admission,
+scheduler and kernels of `vasuki watch`, but rows come from a list, not through a pipe. The clock is that of the
+thread's processor, and is put forward while nothing is there to do: what other programs take from the machine does not
+count. Each run is simulated twice: as foreseen, at the pace of a run before it in which all rows are there, and at the
+pace of its own steps. With --write the figures of a trace, load and window are kept as soon as they are there.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,14 +27,13 @@ import write_page
 from reproduce_arrivals import BEST_FIXED, FIXED, LOADS, SYSTEMS, TRACES, at_times
 from reproduce_table import Options, Table
 
-from vasuki.arrivals import ArrivalAdmission, ArrivingRows, FirstCome, Percentiles, WaitingTimes
+from vasuki.arrivals import ArrivalAdmission, ArrivingRows, Percentiles, WaitingTimes, admission_for
 from vasuki.arrivals.admission import Pack
 from vasuki.base.config import ArrivalsConfig, JobConfig, parse_job
 from vasuki.commands.foresight import tokens_of
 from vasuki.commands.this_machine import Placement, placed_as_loaded
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.loop import drain
-from vasuki.engine.policy import find_policy
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams
 from vasuki.engine.sequence import Sequence as Row
@@ -47,16 +47,18 @@ from vasuki.simulator import CountingSink, VirtualFeed, simulate
 from vasuki.simulator.simulated_executor import VirtualClock
 
 CLAIM = "packing-on-cpu"
-COMPARED = ("padding", "Prepacking", "greedy", "exact", "mended", BEST_FIXED, "continuous, 20K")
-ROWS, SHRINK, MOST_RUNNING = 30, 16, 64
+WINDOWS = (0, 1)
+COMPARED = ("padding", "Prepacking", "greedy", "exact", "mended", "continuous", "watch")
+FIXED_ROWS = tuple(f"N = {n}" for n in FIXED)
+ROWS, SHRINK, MOST_RUNNING = 30, 4, 64
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class Prepared:
     """One of `reproduce_arrivals.SYSTEMS`, as it runs here."""
 
     plan: Plan
-    config: ArrivalsConfig  # of the admission
+    gathering: ArrivalsConfig
     pack: Pack | None  # None: nothing is held back
 
 
@@ -65,6 +67,7 @@ class Measured:
     """A run."""
 
     ttft: Percentiles
+    answer_s: float  # mean from arrival to last token
     pace: float  # time worked over what was predicted of its steps
     steps: int
     busy_s: float
@@ -118,15 +121,22 @@ class TimedAdmission(ArrivalAdmission):
         start_s = time.thread_time()
         batch = super().take(now_s, engine_waits, engine_idle)
         self.spent_s += time.thread_time() - start_s
-        return batch
+        return [filled(row) for row in batch]
 
     def first_token(self, at_s: float, ttft_s: float) -> None:
         start_s = time.thread_time()
-        self.controller.first_token(at_s, ttft_s)
+        super().first_token(at_s, ttft_s)
         self.spent_s += time.thread_time() - start_s
 
 
-def job(model: str, chunk_tokens: int) -> JobConfig:
+def filled(row: Request) -> Request:
+    """A row with as many token ids as its prompt is padded to."""
+    if len(row.prompt_token_ids) == row.num_prompt_tokens:
+        return row
+    return replace(row, prompt_token_ids=np.resize(row.prompt_token_ids, row.num_prompt_tokens))
+
+
+def job(model: str) -> JobConfig:
     """A job over rows of token ids."""
     return parse_job(
         {
@@ -134,25 +144,27 @@ def job(model: str, chunk_tokens: int) -> JobConfig:
             "input": {"path": "-", "prompt_token_ids": "tokens"},
             "output": {"path": "-"},
             "plan": {"output_length": {"column": "most"}},
-            "engine": {"policy": "vllm", "max_num_seqs": MOST_RUNNING, "chunk_tokens": chunk_tokens},
+            "engine": {"max_num_seqs": MOST_RUNNING},
         }
     )
 
 
-def system_of(name: str, plan: Plan, batch_tokens: int) -> System:
-    """The settings of a system, whose steps have room for a batch beside all decodes."""
-    gathered = SYSTEMS[name]
-    if gathered is None:
-        return System(plan, ArrivalsConfig(), None)
-    config = gathered[0].model_copy(update={"batch_tokens": batch_tokens})
-    limits = replace(plan.settings.limits, lookahead=config.batch_rows + 1)
-    settings = replace(plan.settings, policy=find_policy("prefill-packing"), limits=limits)
-    return System(replace(plan, settings=settings), config, gathered[1])
+def prepared(name: str, placement: Placement, rows: Lengths, batch_tokens: int) -> Prepared:
+    """The settings of a system. Unless they are those of `watch`, steps have room for a batch beside all decodes."""
+    system = SYSTEMS[name]
+    chunk_tokens = "auto" if system.step_tokens is None else batch_tokens + MOST_RUNNING
+    placement = placement.with_engine(policy=system.policy, chunk_tokens=chunk_tokens)
+    plan = placement.plan(Lengths(rows.prompt_tokens, rows.output_tokens, np.zeros(len(rows)), rows.max_tokens))
+    gathering = system.gathering.model_copy(update={"batch_tokens": batch_tokens})
+    if system.gathers:
+        limits = replace(plan.settings.limits, lookahead=gathering.batch_rows + 1)
+        plan = replace(plan, settings=replace(plan.settings, limits=limits))
+    return Prepared(plan, gathering, system.pack if system.gathers else None)
 
 
-def simulated(system: System, cost_model: CostModel, lengths: Lengths, pace: float = 1.0) -> Percentiles:
+def simulated(system: Prepared, cost_model: CostModel, lengths: Lengths, pace: float = 1.0) -> Percentiles:
     """Time to first token where each step takes `pace` times as long: all other times are that much shorter."""
-    config = system.config
+    config = system.gathering
     config = config.model_copy(
         update={
             "target_s": config.target_s / pace,
@@ -175,9 +187,9 @@ def simulated(system: System, cost_model: CostModel, lengths: Lengths, pace: flo
     return found
 
 
-def measured(system: System, loaded: LoadedModel, cost_model: CostModel, lengths: Lengths) -> Measured:
+def measured(system: Prepared, loaded: LoadedModel, cost_model: CostModel, lengths: Lengths) -> Measured:
     """The same for real."""
-    random, arrived_at_s, pack = np.random.default_rng(0), lengths.arrived_at_s, system.pack
+    random, arrived_at_s = np.random.default_rng(0), lengths.arrived_at_s
     assert arrived_at_s is not None
     rows = [
         replace(
@@ -189,18 +201,11 @@ def measured(system: System, loaded: LoadedModel, cost_model: CostModel, lengths
         for request in lengths.requests(known=True)
     ]
 
-    def filled(requests: Sequence[Request], config: ArrivalsConfig) -> list[list[Request]]:
-        """Batches, whose prompts have as many token ids as they are padded to."""
-        assert pack is not None
-        return [
-            [replace(row, prompt_token_ids=np.resize(row.prompt_token_ids, row.num_prompt_tokens)) for row in batch]
-            for batch in pack(requests, config)
-        ]
-
     settings = system.plan.settings
     executor, scheduler = build_executor(loaded, settings), Scheduler(settings)
     priced = Priced(RunningPrediction(system.plan, cost_model))
-    admission = TimedAdmission(system.config, filled) if pack else FirstCome()
+    timed = TimedAdmission(system.gathering, system.pack) if system.pack else None
+    admission = admission_for(settings.policy) if timed is None else timed
     clock = ProcessorClock()
     waited = WaitingTimes(lambda request: request.arrived_s, lambda: clock.now_s)
     waited.on_first_token = admission.first_token
@@ -210,6 +215,7 @@ def measured(system: System, loaded: LoadedModel, cost_model: CostModel, lengths
     assert ttft is not None
     return Measured(
         ttft,
+        float(np.mean(waited.latency_s)),
         busy_s / priced.seconds,
         stats.steps,
         busy_s,
@@ -225,45 +231,53 @@ def window(data: Path, trace: str, number: int, rows: int, shrink: int) -> Lengt
     return Lengths(prompts, outputs, found.arrived_at_s[:rows] - found.arrived_at_s[0], outputs)
 
 
-def best_fixed(plan: Plan, cost_model: CostModel, lengths: Lengths, batch_tokens: int, pace: float) -> str:
-    """The fixed N that is simulated to be best."""
-    names = [f"N = {n}" for n in FIXED]
-    return min(names, key=lambda name: simulated(system_of(name, plan, batch_tokens), cost_model, lengths, pace).mean_s)
-
-
 def compare(placement: Placement, loaded: LoadedModel, rows: Lengths, shrink: int, load: float, more: Any) -> Table:
     """Run all systems on the same arrivals."""
-    batch_tokens = 20_000 // shrink
-    plan = placement.plan(Lengths(rows.prompt_tokens, rows.output_tokens, None, rows.max_tokens))
+    systems = {name: prepared(name, placement, rows, 20_000 // shrink) for name in (*COMPARED, *FIXED_ROWS)}
+    plan = systems["continuous"].plan
     cost_model = CostModel(placement.shape, placement.profile, plan.layout)
     assert rows.arrived_at_s is not None
     at_once = at_times(rows, 0 * rows.arrived_at_s)
     for _ in range(2):  # the first is slower
-        pace = measured(system_of("continuous, 20K", plan, batch_tokens), loaded, cost_model, at_once).pace
+        pace = measured(systems["continuous"], loaded, cost_model, at_once).pace
     lengths = at_times(rows, rows.arrived_at_s * pace * plan.makespan_s / load / rows.arrived_at_s[-1])
     assert lengths.arrived_at_s is not None
     table = Table(
         f"{more['trace']}, load {load:g}: {len(rows)} rows in {lengths.arrived_at_s[-1]:.0f} s; mean TTFT, s",
-        ("system", "measured", "simulated", "at its pace", "over measured", "pace", "controller, µs a step", "of it"),
+        (
+            "system",
+            "measured",
+            "foreseen",
+            "at its pace",
+            "over measured",
+            "pace",
+            "controller, µs a step",
+            "of it",
+            "answer",
+        ),
     )
-    for name in COMPARED:
-        chosen = best_fixed(plan, cost_model, lengths, batch_tokens, pace) if name == BEST_FIXED else name
-        system = system_of(chosen, plan, batch_tokens)
-        foreseen, seen = simulated(system, cost_model, lengths), measured(system, loaded, cost_model, lengths)
+    for name in (*COMPARED, BEST_FIXED):
+        chosen = name
+        if name == BEST_FIXED:  # as foreseen
+            chosen = min(FIXED_ROWS, key=lambda n: simulated(systems[n], cost_model, lengths, pace).mean_s)
+        system = systems[chosen]
+        foreseen, seen = simulated(system, cost_model, lengths, pace), measured(system, loaded, cost_model, lengths)
         paced = simulated(system, cost_model, lengths, seen.pace)
         step_us, share = seen.control_s / seen.steps * 1e6, seen.control_s / seen.busy_s
         table.add(
             name if chosen == name else f"{name}: {chosen}",
             *(f"{found.mean_s:.2f}" for found in (seen.ttft, foreseen, paced)),
-            f"{paced.mean_s / seen.ttft.mean_s:.2f}",
+            f"{foreseen.mean_s / seen.ttft.mean_s:.2f}, {paced.mean_s / seen.ttft.mean_s:.2f}",
             f"{seen.pace:.2f}",
             f"{step_us:.0f}",
             f"{share:.3%}",
+            f"{seen.answer_s:.2f}",
             **more,
             system=name,
             chosen=chosen,
             measured_s=seen.ttft.mean_s,
             measured_p95_s=seen.ttft.p95_s,
+            answer_s=seen.answer_s,
             simulated_s=foreseen.mean_s,
             paced_s=paced.mean_s,
             over_measured=paced.mean_s / seen.ttft.mean_s,
@@ -281,26 +295,26 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with the traces")
     parser.add_argument("--trace", choices=TRACES, action="append", help="repeatable; all if not given")
     parser.add_argument("--load", type=float, action="append", help="repeatable; 0.5, 1 and 1.5 if not given")
-    parser.add_argument("--window", type=int, default=0, help="which of the windows of `packing-ttft`")
+    parser.add_argument(
+        "--window", type=int, action="append", help="of those of `packing-ttft`; repeatable; else 0 and 1"
+    )
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--shrink", type=int, default=SHRINK)
     parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page anew")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    config = job(options.model, 20_000 // options.shrink + MOST_RUNNING)
+    config = job(options.model)
     loaded = load_model(config.model, "cpu")
-    stored = write_page.read().get(CLAIM, [])
-    for trace in options.trace or TRACES:
-        rows = window(options.data, trace, options.window, options.rows, options.shrink)
+    for trace, number in itertools.product(options.trace or TRACES, options.window or WINDOWS):
+        rows = window(options.data, trace, number, options.rows, options.shrink)
         placement = placed_as_loaded(config, loaded, tokens_of(rows))
         for load in options.load or LOADS:
-            where = {"trace": trace, "load": load, "window": options.window}
+            where = {"trace": trace, "load": load, "window": number}
             table = compare(placement, loaded, rows, options.shrink, load, where)
             print(f"{table.markdown()}\n\nload average of the machine: {os.getloadavg()[0]:.1f}\n", flush=True)
-            stored = [row for row in stored if any(row[name] != value for name, value in where.items())]
-            stored += table.figures
-    if options.write:
-        write_page.update({CLAIM: stored})
+            if options.write:
+                others = [row for row in write_page.read()[CLAIM] if any(row[name] != where[name] for name in where)]
+                write_page.update({CLAIM: others + table.figures})
 
 
 if __name__ == "__main__":

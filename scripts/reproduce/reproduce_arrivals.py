@@ -10,8 +10,10 @@ the same engine, in which decodes go on in every step:
     mended               the controller `load`, greedy
     best fixed N         the controller switched off, at the N that is best for this trace and load
     padding at once      the first for whoever is there when the engine can take a batch (`packing-quiet` alone)
-    continuous           nothing held back: vLLM's present scheduler, with 8,192 tokens a step
-    continuous, 20K      the same with as many tokens a step as the others have
+    continuous           nothing held back, first come, first served: prompts in chunks, as many tokens a step as above
+    rounds               the same, but rows that wait start in rounds, the short prompts first
+    watch                rounds, in the smaller steps that `vasuki watch` plans
+    vLLM                 vLLM's present scheduler, with 8,192 tokens a step: what the card can take is measured with it
 
 Prompts are computed without padding in all but the first, also Prepacking's, whose rows of equal length cost more where
 attention works under a mask. Without --data, made-up rows stand in for the traces.
@@ -23,13 +25,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from reproduce_prepacking import SHEARED_LLAMA
 from reproduce_table import Options, Table
 
-from vasuki.arrivals import ArrivalAdmission, Percentiles, pack_requests
+from vasuki.arrivals import ArrivalAdmission, Percentiles, WaitingTimes, pack_requests
 from vasuki.arrivals.admission import Pack
 from vasuki.base.config import ArrivalsConfig
 from vasuki.engine.batch import Batch, StepResult
@@ -43,6 +46,7 @@ from vasuki.machines.cost_model import CostModel
 from vasuki.machines.memory_budget import memory_budget
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.config_json import shape_from_config
+from vasuki.planner import make_plan
 from vasuki.planner.lengths import Lengths, read_lengths
 from vasuki.simulator import SimulationResult, simulate
 from vasuki_solvers import first_fit_decreasing
@@ -62,9 +66,28 @@ PAPER = {
 COST = CostModel(
     shape_from_config(SHEARED_LLAMA, "sheared-llama-1.3b").with_dtype("float16", "auto"), find_profile("a40")
 )
-USUAL = ArrivalsConfig()
+USUAL = ArrivalsConfig(controller="aimd")
 NEVER = 10**9
-BY_THE_CLOCK = ArrivalsConfig(min_rows=NEVER, max_rows=NEVER, burst_rows=NEVER, burst_rows_per_s=NEVER)
+BY_THE_CLOCK = USUAL.model_copy(
+    update={"min_rows": NEVER, "max_rows": NEVER, "burst_rows": NEVER, "burst_rows_per_s": NEVER}
+)
+MOST_RUNNING = 256
+STEP_TOKENS = USUAL.batch_tokens + MOST_RUNNING  # a batch of prompts beside all decodes
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """How rows that arrive are started."""
+
+    policy: str = "prefill-packing"
+    gathering: ArrivalsConfig = USUAL  # of that policy, like the packer
+    pack: Pack = pack_requests
+    step_tokens: int | None = STEP_TOKENS  # None: as `watch` plans
+
+    @property
+    def gathers(self) -> bool:
+        """Whether rows are held back to be packed."""
+        return find_policy(self.policy).gathers
 
 
 def padded(requests: Sequence[Request], config: ArrivalsConfig) -> list[list[Request]]:
@@ -90,48 +113,56 @@ def prepacked(requests: Sequence[Request], config: ArrivalsConfig) -> list[list[
     return [[requests[i] for i in content] for content in packing.bins]
 
 
-SYSTEMS: dict[str, tuple[ArrivalsConfig, Pack] | None] = {
-    "padding": (BY_THE_CLOCK, padded),
-    "Prepacking": (BY_THE_CLOCK, prepacked),
-    "greedy": (USUAL, pack_requests),
-    "exact": (USUAL.model_copy(update={"packing": "exact"}), pack_requests),
-    "mended": (USUAL.model_copy(update={"controller": "load"}), pack_requests),
-    **{f"N = {n}": (USUAL.model_copy(update={"min_rows": n, "max_rows": n}), pack_requests) for n in FIXED},
-    "continuous": None,
-    "continuous, 20K": None,
-    "padding at once": (USUAL.model_copy(update={"controller": "load", "max_rows": 1}), padded),
+SYSTEMS = {
+    "padding": System(gathering=BY_THE_CLOCK, pack=padded),
+    "Prepacking": System(gathering=BY_THE_CLOCK, pack=prepacked),
+    "greedy": System(),
+    "exact": System(gathering=USUAL.model_copy(update={"packing": "exact"})),
+    "mended": System(gathering=ArrivalsConfig()),
+    **{f"N = {n}": System(gathering=USUAL.model_copy(update={"min_rows": n, "max_rows": n})) for n in FIXED},
+    "continuous": System("sarathi"),
+    "rounds": System("vasuki"),
+    "watch": System("vasuki", step_tokens=None),
+    "vLLM": System("vllm", step_tokens=8192),
+    "padding at once": System(gathering=ArrivalsConfig(max_rows=1), pack=padded),
 }
 BEST_FIXED = "best fixed N"
-COMPARED = ("padding", "Prepacking", "greedy", "exact", "mended", BEST_FIXED, "continuous", "continuous, 20K")
+COMPARED = (
+    "padding", "Prepacking", "greedy", "exact", "mended", BEST_FIXED, "continuous", "rounds", "watch"
+)  # fmt: skip
 
 
-def run(lengths: Lengths, system: str, observers: Sequence[Observer] = ()) -> SimulationResult:
+@cache
+def step_tokens(name: str) -> int:
+    """Tokens of a step; those that `watch` plans don't depend on the rows."""
+    some = Lengths(np.array([1000]), np.array([100]), np.zeros(1))
+    return SYSTEMS[name].step_tokens or make_plan(some, COST.shape, COST.profile).chunk_tokens
+
+
+def run(lengths: Lengths, name: str, observers: Sequence[Observer] = ()) -> SimulationResult:
     """Replay the arrivals of some rows."""
-    gathered = SYSTEMS[system]
-    policy = find_policy("prefill-packing" if gathered else "vllm")
-    limits = Limits(USUAL.batch_tokens if system == "continuous, 20K" else policy.chunk_tokens, 256)
-    budget = memory_budget(COST.shape, COST.profile, block_tokens=32, max_step_tokens=20_000, max_num_seqs=256)
-    admission = None
-    if gathered:
-        limits = Limits(USUAL.batch_tokens + 256, 256, lookahead=USUAL.batch_rows + 1)
-        admission = ArrivalAdmission(*gathered)
+    system = SYSTEMS[name]
+    budget = memory_budget(COST.shape, COST.profile, block_tokens=32, max_step_tokens=20_000, max_num_seqs=MOST_RUNNING)
+    limits = Limits(step_tokens(name), MOST_RUNNING)
+    if system.gathers:
+        limits = replace(limits, lookahead=USUAL.batch_rows + 1)
     assert lengths.arrived_at_s is not None
     return simulate(
         lengths.requests(),
         lengths.output_tokens.tolist(),
-        EngineSettings(policy, limits, budget.num_blocks, 32),
+        EngineSettings(find_policy(system.policy), limits, budget.num_blocks, 32),
         COST,
         arrived_at_s=lengths.arrived_at_s.tolist(),
-        admission=admission,
+        admission=ArrivalAdmission(system.gathering, system.pack) if system.gathers else None,
         observers=observers,
         one_by_one=bool(observers),
     )
 
 
-def ttfts(result: SimulationResult) -> list[float]:
-    """Seconds from arrival to first token."""
+def waited(result: SimulationResult) -> WaitingTimes:
+    """How long rows waited."""
     assert result.waited is not None
-    return result.waited.ttft_s.tolist()
+    return result.waited
 
 
 def at_times(lengths: Lengths, arrived_at_s: Times) -> Lengths:
@@ -167,64 +198,79 @@ def _at_load_1(trace: Lengths, part: slice) -> Lengths:
 
 def rows_per_s(rows: Lengths) -> float:
     """What the card can take of such rows, without start and end."""
-    waited = run(rows, "continuous").waited
-    assert waited is not None
+    latency_s = waited(run(rows, "vLLM")).latency_s
     first, last = len(rows) // 4, 3 * len(rows) // 4
-    return (last - first) / (waited.latency_s[last] - waited.latency_s[first])
+    return (last - first) / (latency_s[last] - latency_s[first])
+
+
+class Waits(NamedTuple):
+    """Means over the windows."""
+
+    ttft_s: float  # time to first token, its mean
+    ttft_p95_s: float
+    answer_s: float  # from arrival to the last token, its mean
 
 
 @cache
-def waits(options: Options, trace: str, load: float, system: str) -> tuple[float, float]:
-    """Mean over the windows of the mean and the 95th percentile of the time to first token."""
+def waits(options: Options, trace: str, load: float, system: str) -> Waits:
+    """What a system makes of a trace."""
     if system == BEST_FIXED:
         return min(waits(options, trace, load, f"N = {n}") for n in FIXED)
     each = []
     for rows in windows(options)[trace]:
         assert rows.arrived_at_s is not None
-        waited = Percentiles.of(ttfts(run(at_times(rows, rows.arrived_at_s / load), system)))
-        assert waited is not None
-        each.append((waited.mean_s, waited.p95_s))
-    mean_s, p95_s = np.mean(each, axis=0).tolist()
-    return mean_s, p95_s
+        times = waited(run(at_times(rows, rows.arrived_at_s / load), system))
+        each.append((np.mean(times.ttft_s), np.percentile(times.ttft_s, 95), np.mean(times.latency_s)))
+    return Waits(*np.mean(each, axis=0).tolist())
 
 
 def table_1(options: Options) -> Table:
-    """Mean time to first token by system."""
+    """Time to first token by system, and to the whole answer."""
     sizes = next(iter(windows(options).values()))
     where = f"{len(sizes)} windows of {len(sizes[0])} rows" + ("" if options.data else ", made up")
     table = Table(
         f"Dynamic Prefill Packing, table 1: time to first token, {where}; in brackets over padding's",
-        ("trace", "system", "paper, s", *(f"load {load:g}: mean, s" for load in LOADS), "95 %, s, at 1"),
+        (
+            "trace",
+            "system",
+            "paper, s",
+            *(f"load {load:g}: mean, s" for load in LOADS),
+            "95 %, s, at 1",
+            "answer, s, at 1",
+        ),
     )
     for trace, paper in PAPER.items():
         for system in COMPARED:
             found = {load: waits(options, trace, load, system) for load in LOADS}
-            over = {load: mean / waits(options, trace, load, "padding")[0] for load, (mean, _) in found.items()}
+            over = {load: each.ttft_s / waits(options, trace, load, "padding").ttft_s for load, each in found.items()}
             theirs = f"{paper[system]:.2f} ({paper[system] / paper['padding']:.2f})" if system in paper else "-"
             table.add(
                 trace,
                 system,
                 theirs,
-                *[f"{found[load][0]:.2f} ({over[load]:.2f})" for load in LOADS],
-                f"{found[1.0][1]:.2f}",
+                *[f"{found[load].ttft_s:.2f} ({over[load]:.2f})" for load in LOADS],
+                f"{found[1.0].ttft_p95_s:.2f}",
+                f"{found[1.0].answer_s:.2f}",
                 trace=trace,
                 system=system,
-                **{f"mean_s_{load:g}": found[load][0] for load in LOADS},
-                **{f"p95_s_{load:g}": found[load][1] for load in LOADS},
+                step_tokens=STEP_TOKENS if system == BEST_FIXED else step_tokens(system),
+                **{f"mean_s_{load:g}": found[load].ttft_s for load in LOADS},
+                **{f"p95_s_{load:g}": found[load].ttft_p95_s for load in LOADS},
+                **{f"answer_s_{load:g}": found[load].answer_s for load in LOADS},
             )
     return table
 
 
 def each_window(options: Options) -> Table:
     """The order of the systems in each window, at load 1."""
-    systems = ("padding", "Prepacking", "greedy", "exact", "continuous, 20K")
+    systems = ("padding", "Prepacking", "greedy", "exact", "continuous", "rounds")
     table = Table(
         "Dynamic Prefill Packing, table 1: time to first token by window, mean, s, load 1",
         ("trace", "window", *systems, "greedy < Prepacking < padding"),
     )
     for trace in PAPER:
         for number, rows in enumerate(windows(options)[trace]):
-            found = {system: float(np.mean(ttfts(run(rows, system)))) for system in systems}
+            found = {system: float(np.mean(waited(run(rows, system)).ttft_s)) for system in systems}
             in_order = found["greedy"] < found["Prepacking"] < found["padding"]
             table.add(
                 trace,
@@ -246,7 +292,7 @@ def quiet(options: Options) -> Table:
         f"Time to first token, mean, s, at a load of {QUIET:g}", ("trace", *(systems := (*COMPARED, "padding at once")))
     )
     for trace in PAPER:
-        found = {system: waits(options, trace, QUIET, system)[0] for system in systems}
+        found = {system: waits(options, trace, QUIET, system).ttft_s for system in systems}
         table.add(trace, *(f"{seconds:.3f}" for seconds in found.values()), trace=trace, **found)
     return table
 
@@ -254,8 +300,15 @@ def quiet(options: Options) -> Table:
 def verdicts(options: Options) -> Table:
     """Which of the paper's claims hold."""
     table = Table(
-        "Dynamic Prefill Packing: shares of the mean time to first token that are saved",
-        ("trace", "claim", "paper", *(f"load {load:g}" for load in LOADS), "verdict"),
+        "Dynamic Prefill Packing: shares of the mean time to first token that are saved, and of that to the answer",
+        (
+            "trace",
+            "claim",
+            "paper",
+            *(f"load {load:g}" for load in LOADS),
+            "verdict",
+            *(f"answer, load {load:g}" for load in LOADS),
+        ),
     )
     for trace, paper in PAPER.items():
         for better, worse in (
@@ -265,10 +318,14 @@ def verdicts(options: Options) -> Table:
             ("exact", "greedy"),
             ("mended", "greedy"),
             (BEST_FIXED, "greedy"),
-            ("continuous, 20K", "greedy"),
-            ("continuous, 20K", "mended"),
+            ("continuous", "greedy"),
+            ("continuous", "mended"),
+            ("rounds", "mended"),
+            ("watch", "mended"),
         ):
-            saved = [1 - waits(options, trace, x, better)[0] / waits(options, trace, x, worse)[0] for x in LOADS]
+            pairs = [(waits(options, trace, load, better), waits(options, trace, load, worse)) for load in LOADS]
+            saved = [1 - one.ttft_s / other.ttft_s for one, other in pairs]
+            answers = [1 - one.answer_s / other.answer_s for one, other in pairs]
             theirs = 1 - paper[better] / paper[worse] if better in paper else None
             table.add(
                 trace,
@@ -276,11 +333,13 @@ def verdicts(options: Options) -> Table:
                 "-" if theirs is None else f"{theirs:+.0%}",
                 *[f"{share:+.1%}" for share in saved],
                 verdict(theirs, saved),
+                *[f"{share:+.1%}" for share in answers],
                 trace=trace,
                 better=better,
                 worse=worse,
                 verdict=verdict(theirs, saved),
                 **{f"saved_{load:g}": share for load, share in zip(LOADS, saved, strict=True)},
+                **{f"answer_saved_{load:g}": share for load, share in zip(LOADS, answers, strict=True)},
             )
     return table
 
@@ -351,28 +410,31 @@ def control(options: Options) -> Table:
     lengths = Lengths(prompts, random.integers(10, 60, rows), np.zeros(rows))
     most_rows_per_s = rows_per_s(lengths)
     for shape in ("steady", "step", "ramp", "burst", "diurnal"):
-        for system in ("greedy", "mended", "continuous"):
+        for system in ("greedy", "mended", "continuous", "rounds"):
             queue, arrived_at_s = Queue([], [], []), shaped(shape, rows, 0.8 * most_rows_per_s)
-            waited = Percentiles.of(ttfts(run(at_times(lengths, arrived_at_s), system, [queue])))
-            assert waited is not None
-            gathers, queued = queue.gathers, np.array(queue.waiting) > max(4, rows // 40)
-            after_s = float(np.array(queue.at_s)[queued].max(initial=arrived_at_s[rows // 4]) - arrived_at_s[rows // 4])
-            falls = sum(b < a for a, b in pairwise(gathers))
+            ttft = Percentiles.of(waited(run(at_times(lengths, arrived_at_s), system, [queue])).ttft_s)
+            assert ttft is not None
+            gathers, falls = queue.gathers, sum(after < before for before, after in pairwise(queue.gathers))
+            n_cells, figures = ["-", "-", "-"], dict[str, float]()
+            if SYSTEMS[system].gathers:
+                n_cells = [f"{np.mean(gathers):.1f}", f"{min(gathers)} to {max(gathers)}", str(falls)]
+                figures = {"mean_n": float(np.mean(gathers)), "falls": falls}
+            after = "-"
+            if shape == "burst":  # until the queue is as short again as without it
+                start_s, queued = arrived_at_s[rows // 4], np.array(queue.waiting) > max(4, rows // 40)
+                figures["after_s"] = float(np.array(queue.at_s)[queued].max(initial=start_s) - start_s)
+                after = f"{figures['after_s']:.1f}"
             table.add(
                 shape,
                 system,
-                f"{waited.mean_s:.2f}",
-                f"{waited.p95_s:.2f}",
-                f"{np.mean(gathers):.1f}" if system != "continuous" else "-",
-                f"{min(gathers)} to {max(gathers)}" if system != "continuous" else "-",
-                str(falls) if system != "continuous" else "-",
-                f"{after_s:.1f}" if shape == "burst" else "-",
+                f"{ttft.mean_s:.2f}",
+                f"{ttft.p95_s:.2f}",
+                *n_cells,
+                after,
                 arrivals=shape,
                 system=system,
-                mean_s=waited.mean_s,
-                p95_s=waited.p95_s,
-                mean_n=float(np.mean(gathers)),
-                falls=falls,
-                after_s=after_s,
+                mean_s=ttft.mean_s,
+                p95_s=ttft.p95_s,
+                **figures,
             )
     return table
