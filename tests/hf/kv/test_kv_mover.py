@@ -118,7 +118,9 @@ def test_memory_that_cannot_be_pinned_is_refused_in_one_line(monkeypatch: pytest
         raise RuntimeError("CUDA error: out of memory\nand a long explanation")
 
     monkeypatch.setattr(torch, "zeros", refuse)
-    with pytest.raises(JobFileError, match=r"^kv.host_memory: .* pin as much \(CUDA error: out of memory\); lower it$"):
+    with pytest.raises(
+        JobFileError, match=r"^kv.host_memory: .* pin that much memory \(CUDA error: out of memory\); lower it$"
+    ):
         KVCache(LAYOUT, 4, 5, CPU, pinned=True)
 
 
@@ -228,7 +230,9 @@ def test_memory_that_the_device_does_not_have_is_refused_in_one_line(monkeypatch
         raise torch.OutOfMemoryError("CUDA out of memory.\nand a long explanation")
 
     monkeypatch.setattr(torch, "zeros", refuse)
-    with pytest.raises(JobFileError, match=r"^kv.device_memory: .* give as much \(CUDA out of memory.\); lower it$"):
+    with pytest.raises(
+        JobFileError, match=r"^kv.device_memory: that much is not there \(CUDA out of memory.\); lower it$"
+    ):
         KVCache(LAYOUT, 4, 5, torch.device("cuda"))
 
 
