@@ -116,7 +116,9 @@ _OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": dict(num_layers=4, attention_types=[[["global", "local"], 2]], window_size=7),
     "dots1": dict(n_shared_experts=1),
     "mamba2": dict(num_heads=8, head_dim=8, state_size=16, n_groups=2, chunk_size=8),
-    "reformer": dict(is_decoder=True, axial_pos_shape=[16, 16], axial_pos_embds_dim=[16, 16], feed_forward_size=48),
+    "reformer": dict(
+        is_decoder=True, hash_seed=0, axial_pos_shape=[16, 16], axial_pos_embds_dim=[16, 16], feed_forward_size=48
+    ),
     "xlnet": dict(d_model=32, n_layer=2, n_head=4, d_head=8, d_inner=48),
     "xmod": dict(languages=["en_XX"], default_language="en_XX", is_decoder=True),
     "zaya": dict(num_experts_per_tok=1),
@@ -215,7 +217,7 @@ def _run(name: str) -> Finding:
             by_itself = [_without_a_cache(model, prompt) for prompt in prompts]
             who = "`generate` changes its tokens by its cache" if rows.outputs == by_itself else "tokens differ"
             raise ValueError(f"{who}, {ready.way}, form {forms.index(ready)}, chunks of {chunk_tokens}")
-    stored, shape = ready.kv_layout.bytes_per_token, shape_from_config(ready.config.to_dict(), name)
+    stored, shape = ready.token_bytes, shape_from_config(ready.config.to_dict(), name)
     planned = shape.with_dtype("float32").kv_bytes_per_token
     is_foreseen = ready.way == shape.way and stored <= planned < stored + 8 * shape.num_layers  # each layer rounded up
     return Finding(name, ready.way, _kernels_of(ready.model), is_foreseen)

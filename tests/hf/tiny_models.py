@@ -174,6 +174,25 @@ ALONE: dict[str, tuple[str, dict[str, Any]]] = {
         "MiniMaxConfig",
         dict(head_dim=8, num_local_experts=2, layer_types=["full_attention", "linear_attention", "full_attention"]),
     ),
+    "mamba": ("MambaConfig", {}),
+    "mamba2": ("Mamba2Config", dict(num_heads=8, head_dim=8, state_size=16, n_groups=2, chunk_size=8)),
+    "rwkv": ("RwkvConfig", {}),
+    "zamba2": (  # attention of one set of weights, in layers that carry a state as well
+        "Zamba2Config",
+        dict(
+            layers_block_type=["linear_attention", "hybrid", "linear_attention"],
+            num_key_value_heads=4,
+            mamba_d_state=16,
+            n_mamba_heads=8,
+            chunk_size=8,
+        ),
+    ),
+    "zaya": ("ZayaConfig", dict(head_dim=8, num_experts=2, num_experts_per_tok=1)),
+}
+# Those that keep nothing of a row that they could be called with again.
+UNCACHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "openai_gpt": ("OpenAIGPTConfig", dict(n_embd=32, n_layer=2, n_head=4, n_positions=256)),
+    "recurrent_gemma": ("RecurrentGemmaConfig", dict(attention_window_size=9, conv1d_width=3)),
 }
 # Those whose layers a CPU's kernels compute from end to end.
 FUSED = ("llama", "mistral", "qwen2", "qwen3")
@@ -193,7 +212,7 @@ class NoTokenizer(Tokenizer):
 
 
 def random_config(name: str, **changes: Any) -> Any:
-    class_name, own = {**ARCHITECTURES, **RECURRENT, **PADDED, **ALONE}[name]
+    class_name, own = {**ARCHITECTURES, **RECURRENT, **PADDED, **ALONE, **UNCACHED}[name]
     return getattr(transformers, class_name)(**{**COMMON, **own, **changes})
 
 

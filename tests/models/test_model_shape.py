@@ -6,12 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from vasuki.base.errors import ModelError
+from vasuki.machines.profile_files import find_profile
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.layout import Layout
 from vasuki.models.named import NAMED_CONFIGS, named_shape
+from vasuki.planner import make_plan
+from vasuki.planner.lengths import Lengths
 
 # As the models' own pages and checkpoints count them.
 PARAMETERS = {
@@ -285,6 +289,62 @@ def test_layers_that_carry_a_state_are_told_from_those_that_attend(name: str) ->
     assert shape.state_bytes == state_bytes
     heads = attending * shape.num_kv_heads * shape.head_dim
     assert shape.kv_bytes_per_token == pytest.approx(2 * 2 * heads, abs=shape.num_layers)
+
+
+# The same of models whose rows are computed one by one, for which rough sizes do.
+ALONE: dict[str, tuple[dict[str, Any], int, int, int]] = {
+    "mamba": (
+        dict(vocab_size=50280, hidden_size=2560, state_size=16, num_hidden_layers=64, conv_kernel=4, expand=2),
+        2_768_345_600, 0, 64 * 5120 * (4 * 2 + 16 * 4),
+    ),
+    "mamba2": (
+        dict(vocab_size=32768, hidden_size=4096, num_heads=128, head_dim=64, state_size=128, num_hidden_layers=64,
+             expand=2, conv_kernel=4, n_groups=8, tie_word_embeddings=False),
+        7_285_403_648, 0, 64 * (10240 * 4 * 2 + 8192 * 128 * 4),
+    ),
+    "rwkv": (
+        dict(vocab_size=50277, hidden_size=4096, num_hidden_layers=32),
+        7_392_649_216, 0, 32 * (2 * 4096 * 2 + 3 * 4096 * 4),
+    ),
+    "xlstm": (
+        dict(vocab_size=50304, hidden_size=4096, num_heads=8, num_hidden_layers=32, qk_dim_factor=0.5,
+             v_dim_factor=1.0, ffn_proj_factor=2.667),
+        6_865_424_896, 0, 32 * 8 * 256 * 512 * 4,
+    ),
+    "zamba": (
+        dict(vocab_size=32000, hidden_size=3712, intermediate_size=14848, num_attention_heads=16, num_hidden_layers=76,
+             layers_block_type=(["linear_attention"] * 5 + ["hybrid"]) * 12 + ["linear_attention"] * 4, n_mamba_heads=2,
+             mamba_d_state=16, mamba_d_conv=4, mamba_expand=2),
+        7_232_490_496, 12, 76 * ((7424 + 2 * 16) * 4 * 2 + 7424 * 16 * 4),
+    ),
+    "minimax": (
+        dict(vocab_size=32000, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+             num_key_value_heads=8, num_local_experts=8, num_experts_per_tok=2,
+             layer_types=["linear_attention", "full_attention"] * 16),
+        47_373_783_040, 32, 0,
+    ),
+    "openai-gpt": (dict(vocab_size=40478, n_embd=768, n_layer=12, n_head=12, n_positions=512), 116_534_784, 12, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_rows_that_are_computed_alone_have_a_rough_cost(name: str) -> None:
+    sizes, parameters, attending, state_bytes = ALONE[name]
+    shape = shape_from_config({"model_type": name, **sizes})
+    assert not shape.in_blocks
+    assert shape.num_parameters == pytest.approx(parameters, rel=0.35)
+    assert (shape.num_attention_layers, shape.state_bytes) == (attending, state_bytes)
+    lengths = Lengths(np.array([100, 900] * 8), np.array([50, 20] * 8))
+    plan = make_plan(lengths, shape, find_profile("h200"))
+    assert plan.schedule_bound_s <= plan.makespan_s
+    assert plan.state_bytes == state_bytes
+
+
+def test_how_rows_are_computed_may_be_known_better_than_from_the_type() -> None:
+    unknown = config(model_type="new", layer_types=["linear_attention"] * 4)
+    with pytest.raises(ModelError, match="none of its layers attend"):
+        shape_from_config(unknown)
+    assert shape_from_config(unknown, way="alone").in_blocks is False
 
 
 def test_a_mixture_of_one_expert_is_none() -> None:

@@ -31,7 +31,9 @@ class OneSecondATokenOnEachStage:
 
     layout: Layout
     shape: SimpleNamespace = field(
-        default_factory=lambda: SimpleNamespace(num_layers=12, num_windowed_layers=0, kv_bytes_per_token_per_layer=1)
+        default_factory=lambda: SimpleNamespace(
+            num_layers=12, num_windowed_layers=0, kv_bytes_per_token_per_layer=1, way="ragged"
+        )
     )
 
     def batch_work(self, batch: Batch, copies: tuple[()] = ()) -> StepWork:

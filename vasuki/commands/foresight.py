@@ -148,12 +148,11 @@ def profile_for_plan(
 
 def shape_in_use(loaded: LoadedModel, config: JobConfig) -> ModelShape:
     """The model's shape, in the type that it really runs in."""
-    shape = shape_from_config(loaded.config.to_dict(), config.model.path)
-    shape = replace(shape, way=loaded.way, longest_packed_tokens=loaded.longest_packed_tokens, compiles=loaded.compiles)
+    shape = shape_from_config(loaded.config.to_dict(), config.model.path, loaded.way)
+    shape = replace(shape, longest_packed_tokens=loaded.longest_packed_tokens, compiles=loaded.compiles)
     shape = shape.with_dtype(str(loaded.dtype).removeprefix("torch."), config.kv.dtype)
-    stored = loaded.kv_layout.bytes_per_token  # which a configuration does not always tell
-    if shape.recurrent and loaded.recurrent:
-        shape = replace(shape, recurrent=replace(shape.recurrent, kept_bytes=loaded.recurrent.bytes_per_row))
+    shape = replace(shape, kept_bytes=loaded.state_bytes)
+    stored = loaded.token_bytes  # which a configuration does not always tell
     return shape if stored == shape.kv_bytes_per_token else replace(shape, stored_bytes=stored)
 
 

@@ -116,11 +116,10 @@ def run_manifest(
         energy_j: that the device drew; None where that is not known.
         stolen_share: of the processors' time that the host of a virtual machine gave to others.
     """
-    kv = loaded.kv_layout
     device_bytes, host_bytes = footprint(
         plan.settings,
-        plan.settings.block_tokens * kv.bytes_per_token,
-        kv.num_layers,
+        plan.settings.block_tokens * loaded.token_bytes,
+        loaded.kv_layout.num_layers,
         stats.peak_device_blocks,
         stats.peak_host_blocks,
     )

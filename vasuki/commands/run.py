@@ -415,8 +415,8 @@ class Run:
 
                 sink = self.sink(writer, loaded.tokenizer.decode, note)
                 progress = Progress(self.rows_to_answer, lambda: sink.written.rows, prediction, self.quiet)
-                kv = loaded.kv_layout
-                tracer = StepTracer(trace.record, plan.settings, kv.bytes_per_token, kv.num_layers, prediction)
+                num_layers = loaded.kv_layout.num_layers
+                tracer = StepTracer(trace.record, plan.settings, loaded.token_bytes, num_layers, prediction)
                 watchdog = Watchdog(prediction.step_s)
                 deadline = Deadline(self.deadline_s, self.started_s, lambda: prediction.left_s)
                 deadline.look(time.perf_counter())

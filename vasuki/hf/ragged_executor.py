@@ -258,9 +258,9 @@ def _unpacked(loaded: LoadedModel, cache: KVCache, offload: KVMover | None, pric
     """How a model is computed that no packed step can be."""
     if loaded.way == "ragged":
         return None
-    if loaded.way == "alone":
-        return Alone(loaded.model)
-    return Padded(loaded.model, cache, offload, loaded.longest_packed_tokens, price)
+    if loaded.way == "padded":
+        return Padded(loaded.model, cache, offload, loaded.longest_packed_tokens, price)
+    return Alone(loaded.model, loaded.way)
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -298,8 +298,6 @@ def build_executor(
     # A state is of a row as it stands: it is at one place, and of no other row.
     assert not (loaded.recurrent and (offloads or settings.policy.shares_prefixes))
     streamed = StreamedLayers.spread(layout.num_layers, streamed_layers)
-    if loaded.way == "alone":  # its rows keep what they keep by themselves
-        layout = KVLayout.uniform(layout.num_layers, 0, 0, layout.dtype)
     cache, states, settings = _device_memory(loaded, layout, settings, int(records), streamed.buffer_of)
     offload = None
     if offloads:

@@ -10,19 +10,31 @@ from typing import Any
 
 from vasuki.base.errors import ModelError
 from vasuki.models.launches import LAUNCHES, UNKNOWN_LAUNCHES
-from vasuki.models.recurrent_config import MLP_ALONE, RECURRENT, SILENT, layer_kinds, recurrent_layers
-from vasuki.models.shape import DTYPE_BYTES, Latent, ModelShape, Way
+from vasuki.models.recurrent_config import (
+    MLP_ALONE,
+    RECURRENT,
+    SILENT,
+    layer_kinds,
+    layers_with_mlp,
+    recurrent_layers,
+)
+from vasuki.models.shape import DTYPE_BYTES, TOKEN_ID_BYTES, Latent, ModelShape, Way
 
 
-def shape_from_config(source: str | Path | Mapping[str, Any], name: str = "") -> ModelShape:
+def shape_from_config(source: str | Path | Mapping[str, Any], name: str = "", way: Way | None = None) -> ModelShape:
     """Read a `config.json`, a folder that holds one, or its parsed content.
+
+    Args:
+        source: of these.
+        name: the model's; by default where it comes from.
+        way: how its rows are computed, where that is known better than from its type.
 
     Raises:
         ModelError: the file cannot be read, lacks sizes, or describes a model whose cost this cannot state
-            (state-space layers alone, encoder-decoder).
+            (encoder-decoder; layers of unknown kinds that all rows pass together).
     """
     if isinstance(source, Mapping):
-        return _from_config(source, name or str(source.get("_name_or_path") or source.get("model_type", "model")))
+        return _from_config(source, name or str(source.get("_name_or_path") or source.get("model_type", "model")), way)
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
     try:
@@ -33,7 +45,7 @@ def shape_from_config(source: str | Path | Mapping[str, Any], name: str = "") ->
         raise ModelError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(tree, dict):
         raise ModelError(f"{path} does not describe a model")
-    shape = _from_config(tree, name or path.resolve().parent.name)
+    shape = _from_config(tree, name or path.resolve().parent.name, way)
     text = tree.get("text_config")
     said = any(each.get(key) for each in (tree, text or {}) for key in _SPELLINGS["dtype"])
     return shape if said else shape.with_dtype("float32")  # as transformers loads weights of which nothing is said
@@ -67,10 +79,13 @@ _PLAIN_MLP = {
     "gpt_bigcode",
     "mpt",
     "nemotron_h",
+    "openai-gpt",
+    "rwkv",
 }
 # Architectures that share embedding and head unless the config says otherwise (their configs often leave the key out).
 _TIED = {"gpt2", "opt", "gemma", "gemma2", "gemma3", "gemma3_text", "bloom", "mpt", "gpt_bigcode", "cohere", "cohere2"}
 _GEMMA_4 = {"gemma4_text", "gemma4_unified_text"}
+_TIED |= {"mamba", "falcon_mamba", "recurrent_gemma", "openai-gpt"}
 _TIED |= {"lfm2", "lfm2_moe", "lfm3", "starcoder2", "smollm3", "gpt_neo", "falcon", "gemma3n_text", *_GEMMA_4}
 # Architectures with norms around both the attention and the MLP.
 _SANDWICH_NORMS = {"gemma2", "gemma3", "gemma3_text", "gemma3n_text", *_GEMMA_4, "glm4"}
@@ -95,26 +110,29 @@ _WAYS: dict[str, Way] = dict.fromkeys(
     "padded",
 )
 _WAYS |= dict.fromkeys(
-    "axk2 bart bigbird_pegasus blenderbot blenderbot-small deepseek_v32 deepseek_v4 doge git glm_moe_dsa "
-    "gpt_neox_japanese hy_v4 marian mbart mllama mvp pegasus plbart prophetnet qwen4_exp qwen4_exp_text trocr "
-    "whisper".split(),
+    "axk2 bart bigbird_pegasus blenderbot blenderbot-small deepseek_v32 deepseek_v4 doge falcon_mamba git glm_moe_dsa "
+    "gpt_neox_japanese hy_v4 inkling2_text inkling_text mamba mamba2 marian mbart minimax mllama mvp pegasus plbart "
+    "prophetnet qwen4_exp qwen4_exp_text rwkv trocr whisper xlstm zamba zamba2 zaya".split(),
     "alone",
 )
+_WAYS |= dict.fromkeys(("openai-gpt", "recurrent_gemma", "reformer"), "uncached")
 
 
-def _from_config(config: Mapping[str, Any], name: str) -> ModelShape:
+def _from_config(config: Mapping[str, Any], name: str, way: Way | None) -> ModelShape:
     try:
-        return _read(config, name)
+        return _read(config, name, way)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise ModelError(f"{name}: its config has sizes that are not understood: {what}") from None
 
 
-def _read(config: Mapping[str, Any], name: str) -> ModelShape:
+def _read(config: Mapping[str, Any], name: str, way: Way | None) -> ModelShape:
     text = config.get("text_config")
     if isinstance(text, Mapping):  # a multimodal wrapper: the language model decides
         config = {**{key: value for key, value in config.items() if key in ("tie_word_embeddings", "dtype")}, **text}
     family = str(config.get("model_type", "llama"))
+    way = way or _WAYS.get(family, "ragged")
+    by_itself = way in ("alone", "uncached")  # each row, so that rough sizes do
     for key, feature in _UNSUPPORTED_KEYS.items():
         if config.get(key):
             raise ModelError(f"{name}: {feature} (config key {key}) is not supported by the cost model")
@@ -131,7 +149,8 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
         return default
 
     named = config.get("layers_block_type") or config.get("hybrid_override_pattern") or ()  # where it is not counted
-    layers, hidden, heads = size("layers", len(named) or None), size("hidden"), size("heads")
+    layers, hidden = size("layers", len(named) or None), size("hidden")
+    heads = size("heads", 1 if by_itself else None)
     kinds = layer_kinds(config, layers)
     kv_heads = 1 if config.get("multi_query") else size("kv_heads", heads)
     latent = _latent(config)
@@ -148,14 +167,15 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
     expert_size = int(config.get("moe_intermediate_size") or size("intermediate", 4 * hidden)) if experts else 0
     expert_layers = _num_expert_layers(config, kinds, layers) if experts else 0
     experts = experts if expert_layers else 0
-    intermediate = size("intermediate", 4 * hidden) if expert_layers < layers else 0
+    with_mlp = layers_with_mlp(config, kinds)
+    wider = config.get("ffn_proj_factor") or 4
+    intermediate = size("intermediate", round(wider * hidden)) if expert_layers < layers and with_mlp != 0 else 0
     intermediate, shared_size = _mlp_sizes(config, family, layers, intermediate, expert_size)
     gated = family not in _PLAIN_MLP
     window, windowed_layers = _windows(config, family, kinds, layers)
     full_kv_heads, full_head_dim = _full_heads(config, family, name)
-    recurrent = recurrent_layers(config, name, kinds, hidden)
-    attending = sum(kind not in SILENT for kind in kinds)
-    with_mlp = sum(kind in MLP_ALONE for kind in kinds)
+    recurrent = recurrent_layers(config, name, kinds, hidden, rough=by_itself)
+    attending = sum(kind not in SILENT for kind in kinds) if recurrent else None
     lookup = int(config.get("hidden_size_per_layer_input") or 0)  # numbers of a token that a layer looks up
 
     qkv_bias, o_bias, mlp_bias = _BIASES.get(family, (False, False, False))
@@ -198,8 +218,9 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
         full_head_dim=full_head_dim,
         latent=latent,
         recurrent=recurrent,
-        attention_layers=attending if recurrent else None,
-        mlp_layers=with_mlp or None,
+        stored_bytes=TOKEN_ID_BYTES if way == "uncached" or attending == 0 else 0,
+        attention_layers=attending,
+        mlp_layers=with_mlp,
         gated_attention=family in _GATED_ATTENTION,
         max_context_tokens=context,
         norms_per_layer=norms,
@@ -207,7 +228,7 @@ def _read(config: Mapping[str, Any], name: str) -> ModelShape:
         extra_parameters=norm_width + positions * hidden + lookup * layers * (hidden + lookups),
         dtype=_dtype(config),
         launched_per_layer=LAUNCHES.get(family, UNKNOWN_LAUNCHES),
-        way=_WAYS.get(family, "ragged"),
+        way=way,
         longest_packed_tokens=longest_packed(config),
     )
 

@@ -17,12 +17,19 @@ from typing import Any, Literal, TypeVar, cast
 from vasuki.base.errors import ModelError, did_you_mean
 from vasuki.models.launches import UNKNOWN_LAUNCHES
 
-# How rows share a forward: packed end to end, padded to rectangles, or not at all.
-Way = Literal["ragged", "padded", "alone"]
-BACKENDS: dict[Way, str] = {"ragged": "ragged", "padded": "padded", "alone": "padded, row by row"}
+# How rows share a forward: packed end to end, padded to rectangles, or not at all; and where a model keeps nothing of a
+# row, each of its tokens takes all tokens before it along.
+Way = Literal["ragged", "padded", "alone", "uncached"]
+BACKENDS: dict[Way, str] = {
+    "ragged": "ragged",
+    "padded": "padded",
+    "alone": "padded, row by row",
+    "uncached": "padded, row by row, from the first token each time",
+}
 Pairs = TypeVar("Pairs", bound=Any)  # a number or a NumPy array
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1}
+TOKEN_ID_BYTES = 8  # all that is kept of a token where no layer keeps anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,6 @@ class Recurrent:
     conv_size: int
     state_size: int
     kernels: int  # that a step of decodes launches for each, by torch's operators
-    kept_bytes: int = 0  # of a row over all of them, where it is known better
 
     @property
     def flops_per_token(self) -> int:
@@ -98,7 +104,8 @@ class ModelShape:
     num_windowed_layers: int = 0
     full_kv_heads: int = 0  # of layers without a window, and the size of their heads,
     full_head_dim: int = 0  # where they are others than those of layers with one
-    stored_bytes: int = 0  # of a token's KV over all layers, where it is known better than from the heads
+    stored_bytes: int = 0  # of a token's KV over all layers, where it is known better than from the heads,
+    kept_bytes: int = 0  # and of what a row keeps beside that, better than from the recurrent layers
     latent: Latent | None = None
     recurrent: Recurrent | None = None
     attention_layers: int | None = None  # that keep keys and values; None: all
@@ -139,10 +146,10 @@ class ModelShape:
     @property
     def state_bytes(self) -> int:
         """Bytes that a row keeps beside its KV, however long it is."""
-        if (recurrent := self.recurrent) is None:
-            return 0
+        if self.kept_bytes or (recurrent := self.recurrent) is None:
+            return self.kept_bytes
         each = recurrent.conv_size * self.dtype_bytes + recurrent.state_size * DTYPE_BYTES["float32"]
-        return recurrent.kept_bytes or recurrent.layers * each
+        return recurrent.layers * each
 
     @property
     def full_heads(self) -> tuple[int, int]:
@@ -152,14 +159,13 @@ class ModelShape:
     @property
     def in_blocks(self) -> bool:
         """Return whether blocks hold all that a row keeps, so that rows can share them and move to the host."""
-        return self.recurrent is None and self.way != "alone"
+        return self.recurrent is None and self.way in ("ragged", "padded")
 
     @property
     def without_states(self) -> ModelShape:
-        """Return the shape with recurrent layers that keep nothing of a row."""
-        if self.recurrent is None:
-            return self
-        return replace(self, recurrent=replace(self.recurrent, conv_size=0, state_size=0, kept_bytes=0))
+        """Return the shape of a model that keeps nothing of a row but its KV."""
+        stateless = self.recurrent and replace(self.recurrent, conv_size=0, state_size=0)
+        return replace(self, recurrent=stateless, kept_bytes=0)
 
     @property
     def stores_evenly(self) -> bool:
@@ -198,11 +204,13 @@ class ModelShape:
         full, windowed = self.kv_heads_on(devices)
         held = self.num_full_layers * full * full_head_dim + self.num_windowed_layers * windowed * self.head_dim
         whole = self.num_full_layers * full_kv_heads * full_head_dim
-        return held / (whole + self.num_windowed_layers * self.num_kv_heads * self.head_dim)
+        whole += self.num_windowed_layers * self.num_kv_heads * self.head_dim
+        return held / whole if whole else 1.0
 
     def _mean(self, full: int, windowed: int) -> int:
-        """Average over layers that attend, rounded up."""
-        return -(-(self.num_full_layers * full + self.num_windowed_layers * windowed) // self.num_attention_layers)
+        """Average over layers that attend, rounded up; 0 if none do."""
+        layers = max(1, self.num_attention_layers)
+        return -(-(self.num_full_layers * full + self.num_windowed_layers * windowed) // layers)
 
     @property
     def attention_matrices(self) -> tuple[Matrix, ...]:

@@ -55,7 +55,8 @@ class SimulatedExecutor:
         self.cost_model = cost_model
         self.clock = VirtualClock()  # moved on by every batch
         self._output_tokens = output_tokens
-        self._fast_forward = fast_forward
+        # Where tokens are computed anew in each step, no step is the one before with a token more.
+        self._fast_forward = None if cost_model.shape.way == "uncached" else fast_forward
         self._padded = settings.policy.padded
         self._block_tokens = settings.block_tokens
         self._streamed_layers = settings.offload.streamed_layers

@@ -45,11 +45,21 @@ def test_what_neither_backend_serves_is_refused_with_both_reasons(tmp_path: Path
     ("config", "words"),
     [
         (transformers.BertConfig(**SMALL, intermediate_size=32), "attend to those behind them"),
-        (transformers.OpenAIGPTConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=4), "keeps no keys and values"),
-        (transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2), "keeps no keys and values"),
+        (
+            transformers.ReformerConfig(
+                vocab_size=64, hidden_size=32, is_decoder=True, axial_pos_embds_dim=[16, 16], axial_pos_shape=[16, 16]
+            ),
+            "hashes tokens at random",
+        ),
+        (
+            transformers.CpmAntConfig(
+                vocab_size=64, hidden_size=32, num_attention_heads=4, dim_head=8, dim_ff=32, num_hidden_layers=2
+            ),
+            "without it its tokens are others",
+        ),
     ],
 )
-def test_a_model_without_a_cache_is_refused(config: Any, words: str) -> None:
+def test_a_model_that_no_call_serves_is_refused(config: Any, words: str) -> None:
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(ModelError, match=words):
         prepare_padded(model, NoTokenizer(), model.generation_config, "it")

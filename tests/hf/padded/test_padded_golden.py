@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import ALONE, PADDED, hopeful, load_padded, prompts, reference, requests_of, run
+from tiny_models import ALONE, PADDED, UNCACHED, hopeful, load_padded, prompts, reference, requests_of, run
 
 from vasuki.engine.policy import POLICIES
 from vasuki.hf.padded.probe import fewest_rows
 
 
 @pytest.mark.parametrize("chunk_tokens", [7, 10_000])
-@pytest.mark.parametrize("name", [*PADDED, *ALONE, "llama", "gemma2"])
+@pytest.mark.parametrize("name", [*PADDED, *ALONE, *UNCACHED, "llama", "gemma2"])
 def test_greedy_equals_generate(name: str, chunk_tokens: int) -> None:
     expected = reference(name)
     loaded = load_padded(name)
-    assert loaded.way == ("alone" if name in ALONE else "padded")
+    assert loaded.way == ("alone" if name in ALONE else "uncached" if name in UNCACHED else "padded")
     rows, _, _ = run(loaded, requests_of(prompts()), chunk_tokens)
     assert rows.outputs == expected
 
@@ -27,7 +27,7 @@ def test_transformers_fast_attention_takes_the_same_masks(name: str) -> None:
     assert rows.outputs == reference(name)
 
 
-@pytest.mark.parametrize("name", ["bloom", "gpt_neo", "llama4", "minimax"])
+@pytest.mark.parametrize("name", ["bloom", "gpt_neo", "llama4", "minimax", "mamba", "recurrent_gemma"])
 @given(st.data())
 @settings(max_examples=5, deadline=None)
 def test_rows_may_join_leave_and_come_back_at_any_moment(name: str, data: st.DataObject) -> None:
@@ -44,7 +44,7 @@ def test_rows_may_join_leave_and_come_back_at_any_moment(name: str, data: st.Dat
     assert rows.outputs == reference(name)
 
 
-@pytest.mark.parametrize("name", ["bloom", "minimax"])
+@pytest.mark.parametrize("name", ["bloom", "minimax", "rwkv"])
 def test_preempted_rows_are_computed_again(name: str) -> None:
     rows, scheduler, _ = run(load_padded(name), hopeful(requests_of(prompts())), chunk_tokens=16, num_blocks=24)
     assert scheduler.queues.counters.preemptions_recompute > 0

@@ -12,16 +12,19 @@ from hypothesis import strategies as st
 from vasuki.base.config import EngineConfig, JobConfig
 from vasuki.commands.this_machine import placed_on
 from vasuki.engine.batch import Batch, ScheduledChunk
+from vasuki.engine.policy import POLICIES
 from vasuki.engine.rectangles import MOST_PADDING, Rows, rectangles
-from vasuki.engine.sequence import Request, Sequence
+from vasuki.engine.sequence import Request, SamplingParams, Sequence
+from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.named import named_shape
-from vasuki.models.shape import Way
+from vasuki.models.shape import BACKENDS, Way
 from vasuki.planner import make_plan
 from vasuki.planner.lengths import Lengths
 from vasuki.report.plan_table import plan_table
+from vasuki.simulator import simulate
 
 SHAPE = replace(named_shape("llama-3-8b"), num_layers=4)
 CARD = find_profile("a10")
@@ -99,7 +102,22 @@ def test_rows_alone_are_calls_alone_and_prompts_start_over() -> None:
     assert work.decode_context_tokens == 10 + 100
 
 
-@pytest.mark.parametrize("way", ["padded", "alone"])
+def test_rows_of_which_nothing_is_kept_are_computed_anew() -> None:
+    work = cost_of("uncached").batch_work(batch_of([9, 99], [(30, 10)]))
+    assert (work.num_tokens, work.num_samples, work.num_decodes, work.calls) == (10 + 100 + 40, 3, 0, 3)
+    assert work.chunk_pairs == 10 * 10 + 100 * 100 + 40 * 40
+
+
+@pytest.mark.parametrize("way", ["alone", "uncached"])
+def test_simulated_steps_of_such_rows_take_what_each_costs(way: Way) -> None:
+    """Steps may be taken many at a time only where they follow from the first."""
+    cost, settings = cost_of(way), EngineSettings(POLICIES["vasuki"], Limits(64, 2), 40, 16)
+    requests = [Request(row, row, 40, 20, np.zeros(40, np.int32), SamplingParams(max_tokens=20)) for row in range(3)]
+    one, many = (simulate(requests, [20] * 3, settings, cost, one_by_one=each) for each in (True, False))
+    assert many.makespan_s == pytest.approx(one.makespan_s)
+
+
+@pytest.mark.parametrize("way", ["padded", "alone", "uncached"])
 @given(decodes=st.lists(st.integers(0, 900), max_size=9), prompts=st.lists(st.integers(2, 900), max_size=4))
 def test_no_way_is_cheaper_than_packed(way: Way, decodes: list[int], prompts: list[int]) -> None:
     batch = batch_of(decodes, [(0, count) for count in prompts])
@@ -114,16 +132,16 @@ def test_rows_of_one_length_are_a_rectangle_anyway() -> None:
 
 
 def test_plans_say_which_backend_and_what_it_costs() -> None:
-    ragged, padded, alone = (
-        make_plan(SKEWED, replace(SHAPE, way=way), CARD, engine=EngineConfig(max_num_seqs=16))
-        for way in ("ragged", "padded", "alone")
+    ragged, padded, alone, uncached = (
+        make_plan(SKEWED, replace(SHAPE, way=way), CARD, engine=EngineConfig(max_num_seqs=16)) for way in BACKENDS
     )
     assert ragged.padding == 0.0
-    assert 0.1 < padded.padding < alone.padding < 1.0
+    assert 0.1 < padded.padding < alone.padding < uncached.padding < 1.0
     assert padded.makespan_s > 1.1 * ragged.makespan_s
     assert "backend:" not in plan_table([ragged])
     assert "backend: padded; rows are filled up to rectangles" in plan_table([padded])
-    assert "backend: padded, row by row" in plan_table([alone])
+    assert "backend: padded, row by row; rows share no step" in plan_table([alone])
+    assert "from the first token each time" in plan_table([uncached])
     assert padded.to_dict()["backend"] == {"way": "padded", "padding": padded.padding}
 
 

@@ -169,8 +169,8 @@ class Replica:
         plan = replace(plan, settings=executor.settings)
         prediction, scheduler = RunningPrediction(plan, cost_model), Scheduler(plan.settings)
         rows = RowsOnLoan(self.driver, scheduler, loaded.tokenizer.decode)
-        kv = loaded.kv_layout
-        tracer = StepTracer(rows.steps.append, plan.settings, kv.bytes_per_token, kv.num_layers, prediction)
+        num_layers = loaded.kv_layout.num_layers
+        tracer = StepTracer(rows.steps.append, plan.settings, loaded.token_bytes, num_layers, prediction)
         watchdog = Watchdog(prediction.step_s)
         observers: list[Observer] = [prediction, tracer, watchdog, done]
         generate_started_s = time.perf_counter()

@@ -37,6 +37,7 @@ from vasuki.hf.kv.kv_cache import KVLayout
 from vasuki.hf.kv.kv_mover import CopyEngine
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.loading.triton_kernels import small_kernels, tile_attention
+from vasuki.hf.padded.held_memory import ALL_IN_BLOCKS, HeldBytes
 from vasuki.hf.padded.probe import probe as probe_padded
 from vasuki.hf.recurrent.discovery import wrap_layers
 from vasuki.hf.recurrent.recurrent_layer import RecurrentLayers
@@ -91,6 +92,7 @@ class LoadedModel:
     compile_s: float = 0.0  # that the kernels took to compile, or to be found on disk
     way: Way = "ragged"
     longest_packed_tokens: int = 0  # of a prompt that may share a padded row with others; 0: none may
+    held: HeldBytes = ALL_IN_BLOCKS  # by each row that is computed alone
 
     @property
     def is_on_device(self) -> bool:
@@ -117,6 +119,21 @@ class LoadedModel:
     def threads(self) -> int | None:
         """Threads that compute on a CPU."""
         return torch.get_num_threads() if self.device.type == "cpu" else None
+
+    @property
+    def in_blocks(self) -> bool:
+        """Return whether keys and values are in blocks; else each row has a cache of the model's own."""
+        return self.way in ("ragged", "padded")
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that a token leaves in memory."""
+        return self.held.token or self.kv_layout.bytes_per_token
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that a row keeps beside its tokens'."""
+        return self.recurrent.bytes_per_row if self.recurrent else self.held.row
 
     @property
     def weight_bytes(self) -> int:
@@ -337,6 +354,7 @@ def prepare_padded(model: Any, tokenizer: Tokenizer, generation: Any, name: str,
         _described(model, tokenizer, generation, name, found.layout, kv_dtype),
         way=found.way,
         longest_packed_tokens=found.longest_packed_tokens,
+        held=found.held,
         compiles=False,
     )
 
@@ -355,7 +373,9 @@ def _described(
     layout = replace(layout, dtype=dtype if kv_dtype == "auto" else getattr(torch, kv_dtype))
     _warn_of_context(name, config)
     _warn_of_penalties(generation)
-    eos = generation.eos_token_id if generation.eos_token_id is not None else config.eos_token_id
+    eos = generation.eos_token_id
+    if eos is None:
+        eos = getattr(config, "eos_token_id", None)
     if eos is None:
         eos = tokenizer.eos_token_id
     eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())

@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from vasuki.hf.attention.ragged_attention import Unsupported
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.kv.kv_mover import KVMover
 from vasuki.hf.padded.rectangles import Rectangle
+
+_PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]
@@ -68,10 +70,12 @@ def block_cache(cache: KVCache, rectangle: Rectangle, offload: KVMover | None = 
 
 
 def layout_of(cache: Any, dtype: torch.dtype) -> KVLayout:
-    """What a model's layers store, from a cache of transformers that it has filled. Keys and values are stored alike,
-    as wide as the wider of both. Raises Unsupported by name."""
+    """What blocks store of a model's layers, from a cache of transformers that it has filled. Keys and values are
+    stored alike, as wide as the wider of both. Raises Unsupported where blocks would not hold all that a row keeps."""
+    if not all(type(layer) in _PLAIN_LAYERS for layer in getattr(cache, "layers", (None,))):
+        raise Unsupported("it keeps more of a row than keys and values")
     heads = []
-    for layer in getattr(cache, "layers", ()):
+    for layer in cache.layers:
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is None or values is None or not keys.numel():
             heads.append((0, 0))
@@ -79,8 +83,6 @@ def layout_of(cache: Any, dtype: torch.dtype) -> KVLayout:
             raise Unsupported("its keys and values are not stored head by head")
         else:
             heads.append((keys.shape[1], max(keys.shape[-1], values.shape[-1])))
-    if not any(head_dim for _, head_dim in heads):
-        raise Unsupported("it keeps no keys and values")
     return KVLayout(tuple(heads), dtype)
 
 

@@ -17,10 +17,11 @@ class ModelCall:
 
     Args:
         model: a causal LM of transformers.
+        use_cache: whether it is asked to keep anything. Where it keeps that to itself, rows would see each other's.
     """
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, use_cache: bool = True) -> None:
+        self.model, self._use_cache = model, use_cache
         self._knows = set(inspect.signature(model.forward).parameters)
         self._cache_name = next((name for name in CACHES if name in self._knows), CACHES[0])
 
@@ -29,7 +30,7 @@ class ModelCall:
         self,
         input_ids: torch.Tensor,
         position_ids: torch.Tensor,
-        mask: torch.Tensor,
+        mask: torch.Tensor | None,
         cache: Any,
         ends: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, Any]:
@@ -37,21 +38,22 @@ class ModelCall:
 
         Args:
             input_ids, position_ids: `[rows, new]`.
-            mask: `[rows, past + new]`, 0 for padding; or bool `[rows, 1, new, new]`, which token sees which.
+            mask: `[rows, past + new]`, 0 for padding; or bool `[rows, 1, new, new]`, which token sees which; None where
+                there is no padding. Recurrences of transformers take a mask for that of the new tokens.
             cache: as the model keeps it; None for an empty one of its own kind.
             ends: int64, places in the flat `[rows * new]` of the tokens whose logits are wanted; None: each row's last.
 
         Returns:
             Their logits, `[rows or ends, vocab_size]`, and the cache with the new tokens.
         """
-        given = {"position_ids": position_ids, "attention_mask": mask, self._cache_name: cache}
-        if mask.dim() == 4:  # added to the scores, as every attention of transformers can
+        given: dict[str, Any] = {"position_ids": position_ids, "attention_mask": mask, self._cache_name: cache}
+        if mask is not None and mask.dim() == 4:  # added to the scores, as every attention of transformers can
             dtype = self.model.dtype
             given["attention_mask"] = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
         given["logits_to_keep"] = 1 if ends is None else 0
         arguments = {name: value for name, value in given.items() if name in self._knows}
         with nullcontext() if ends is None else _before(self.model.get_output_embeddings(), ends):
-            output = self.model(input_ids=input_ids, use_cache=True, return_dict=True, **arguments)
+            output = self.model(input_ids=input_ids, use_cache=self._use_cache, return_dict=True, **arguments)
         logits = output.logits[:, -1] if ends is None else output.logits[0]
         return logits, getattr(output, self._cache_name, None)
 

@@ -22,6 +22,7 @@ from vasuki.hf.kv.kv_mover import KVMover
 from vasuki.hf.padded.block_cache import block_cache
 from vasuki.hf.padded.calls import ModelCall
 from vasuki.hf.padded.rectangles import Rectangle
+from vasuki.models.shape import Way
 
 
 class Forward(Protocol):
@@ -72,11 +73,16 @@ class Alone:
     """One row after another, each with a cache of its own.
 
     Most models can't go on with several tokens at once from such a state: a prompt that comes in chunks is computed
-    with its last one. A row that was preempted, and one that shares a prefix, is computed from its first token.
+    with its last one. A row that was preempted is computed from its first token, and so is each of a model that keeps
+    nothing.
+
+    Args:
+        model: a causal LM of transformers.
+        way: `alone`, or `uncached`.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._call = ModelCall(model)
+    def __init__(self, model: Any, way: Way) -> None:
+        self._call = ModelCall(model, use_cache=way != "uncached")
         self._device = model.device
         self._kept: dict[Sequence, tuple[int, Any]] = {}  # tokens of each running row, and its cache
 
@@ -92,9 +98,9 @@ class Alone:
         tokens = np.asarray(tokens_of(chunk.sequence, start, chunk.end), np.int64)
         input_ids = torch.from_numpy(tokens).to(self._device).unsqueeze(0)
         positions = torch.arange(start, chunk.end, device=self._device).unsqueeze(0)
-        mask = torch.ones(1, chunk.end, dtype=torch.int64, device=self._device)
-        logits, cache = self._call(input_ids, positions, mask, cache)
-        self._kept[chunk.sequence] = chunk.end, cache
+        logits, cache = self._call(input_ids, positions, None, cache)
+        if cache is not None:
+            self._kept[chunk.sequence] = chunk.end, cache
         return logits[0]
 
 

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from transformers import GenerationConfig
-from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from vasuki.base.errors import one_line
 from vasuki.engine.batch import Batch, ScheduledChunk
@@ -30,12 +29,12 @@ from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.padded.block_cache import layout_of
 from vasuki.hf.padded.calls import ModelCall
 from vasuki.hf.padded.forward import Alone, Forward, Padded
+from vasuki.hf.padded.held_memory import ALL_IN_BLOCKS, HeldBytes, held_bytes
 from vasuki.models.config_json import longest_packed
 from vasuki.models.shape import Way
 
 log = logging.getLogger(__name__)
 
-_PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 _PROMPTS = ((7, 7), (3, 3), (2, 2), (5, 3))  # tokens of each prompt, and those of its first chunk
 _JOINS = (0, 0, 0, 1)  # step of each
 _NEW_TOKENS = 4
@@ -48,8 +47,9 @@ class Served(NamedTuple):
     """How a model's rows can be computed, and what its layers store."""
 
     way: Way
-    layout: KVLayout
+    layout: KVLayout  # of blocks; without heads where rows are computed alone
     longest_packed_tokens: int = 0  # of a prompt that may share a row with others; 0: none may
+    held: HeldBytes = ALL_IN_BLOCKS  # by each row that is computed alone
 
 
 def fewest_rows(rows: int, new: int, width: int) -> float:
@@ -62,46 +62,65 @@ def probe(model: Any) -> Served:
     vocab_size = int(model.config.get_text_config().vocab_size)
     prompts = [(np.arange(count) * (row + 2) + 3) % vocab_size for row, (count, _) in enumerate(_PROMPTS)]
     own = _own_cache(model, prompts[0])
-    layout = layout_of(own, model.dtype)
+    if own is None and _looks_ahead(model, prompts[0]):
+        raise Unsupported("its tokens attend to those behind them")
+    if getattr(model.config, "hash_seed", 0) is None:  # Reformer
+        raise Unsupported("it hashes tokens at random, so that no two runs agree, unless its config has a hash_seed")
     try:
         expected = [_generated(model, prompt) for prompt in prompts]
     except Exception as error:
         raise Unsupported(f"`generate` does not run it: {one_line(error)}") from None
-    if not all(type(layer) in _PLAIN_LAYERS for layer in own.layers):
-        why = "it keeps more of a row than keys and values"
-    elif hasattr(model.config, "keep_window_size"):  # Doge; equal weights are common where a token is repeated
-        why = "it attends to the tokens of the largest weights, and tells equal ones apart by their column"
-    else:
-        blocks = KVCache(layout, 3 * len(prompts), _BLOCK_TOKENS, model.device)
-        for layer in blocks.layers:
-            layer.fill_(7.0)  # finite, and ruinous where a stale value is read
-        why = _difference(model, Padded(model, blocks), prompts, expected)
-        if not why:
-            longest = longest_packed(model.config.get_text_config().to_dict())
-            packed = Padded(model, blocks, None, longest, fewest_rows)
-            mixed = _difference(model, packed, prompts, expected)
-            return Served("padded", layout, 0 if mixed else longest)
-    if alone := _difference(model, Alone(model), prompts, expected):
-        raise Unsupported(alone)
+    try:
+        return _probe_padded(model, own, prompts, expected)
+    except Unsupported as error:
+        why = error
+    ways: tuple[Way, ...] = ("uncached",) if own is None else ("alone", "uncached")
+    way = next((way for way in ways if not _difference(model, Alone(model, way), prompts, expected)), None)
+    if way is None:
+        raise Unsupported("what it keeps of a row is of use to `generate` alone, and without it its tokens are others")
     log.info("%s is computed row by row: %s", type(model).__name__, why)
-    return Served("alone", layout)
+    num_layers = len(getattr(own, "layers", ())) or int(model.config.get_text_config().num_hidden_layers)
+    held = held_bytes(lambda tokens: way == "alone" and _own_cache(model, np.arange(tokens) % vocab_size))
+    return Served(way, KVLayout.uniform(num_layers, 0, 0, model.dtype), held=held)
+
+
+def _probe_padded(
+    model: Any, own: Any, prompts: list[np.ndarray], expected: list[tuple[list[int], torch.Tensor]]
+) -> Served:
+    """See whether rectangles give its tokens. Raises Unsupported by name."""
+    if own is None:
+        raise Unsupported("it keeps nothing of a row")
+    layout = layout_of(own, model.dtype)
+    if hasattr(model.config, "keep_window_size"):  # Doge; equal weights are common where a token is repeated
+        raise Unsupported("it attends to the tokens of the largest weights, and tells equal ones apart by their column")
+    blocks = KVCache(layout, 3 * len(prompts), _BLOCK_TOKENS, model.device)
+    for layer in blocks.layers:
+        layer.fill_(7.0)  # finite, and ruinous where a stale value is read
+    if why := _difference(model, Padded(model, blocks), prompts, expected):
+        raise Unsupported(why)
+    longest = longest_packed(model.config.get_text_config().to_dict())
+    mixed = _difference(model, Padded(model, blocks, None, longest, fewest_rows), prompts, expected)
+    return Served("padded", layout, 0 if mixed else longest)
+
+
+def _looks_ahead(model: Any, prompt: np.ndarray) -> bool:
+    """Whether a prompt's last token changes what is said of its first."""
+    ids = torch.from_numpy(prompt).to(model.device).unsqueeze(0)
+    others = ids.clone()
+    others[:, -1] = 0
+    with torch.inference_mode():
+        first, second = (model(input_ids=each).logits[:, 0] for each in (ids, others))
+    return not torch.equal(first, second)
 
 
 def _own_cache(model: Any, prompt: np.ndarray) -> Any:
-    """What a model keeps of a prompt. Raises Unsupported if that is nothing."""
+    """What a model keeps of a prompt; None if that is nothing."""
     ids = torch.from_numpy(prompt).to(model.device).unsqueeze(0)
+    positions = torch.arange(len(prompt)).to(ids).unsqueeze(0)
     try:
-        _, cache = ModelCall(model)(ids, torch.arange(len(prompt)).to(ids).unsqueeze(0), torch.ones_like(ids), None)
-        if cache is None:
-            others = ids.clone()
-            others[:, -1] = 0
-            with torch.inference_mode():
-                first, second = (model(input_ids=each).logits[:, 0] for each in (ids, others))
+        _, cache = ModelCall(model)(ids, positions, None, None)
     except Exception as error:
         raise Unsupported(f"it does not run as a causal model does: {one_line(error)}") from None
-    if cache is None:
-        causal = torch.equal(first, second)
-        raise Unsupported("it keeps no keys and values" if causal else "its tokens attend to those behind them")
     return getattr(cache, "self_attention_cache", cache)  # of a decoder that could have an encoder
 
 

@@ -198,8 +198,8 @@ def time_steps(
     """
     started_s, shape = time.perf_counter(), cost_model.shape
     most = min(loaded.max_context, shape.max_context_tokens)
-    sizes = list(dict.fromkeys(size.within(most) for size in (SIZES_ALONE if loaded.way == "alone" else SIZES)))
-    room = _MEMORY_SHARE * available_bytes(loaded.device) / max(1, loaded.kv_layout.bytes_per_token)
+    sizes = list(dict.fromkeys(size.within(most) for size in (SIZES if loaded.in_blocks else SIZES_ALONE)))
+    room = _MEMORY_SHARE * available_bytes(loaded.device) / loaded.token_bytes
     if block_tokens == "auto":
         layout = loaded.kv_layout
         preferred = preferred_block_tokens(layout.dtype, loaded.device, min(layout.head_dims, default=0))

@@ -73,9 +73,9 @@ class CostModel:
         return StepWork.from_batch(batch, self.shape.sliding_window, copies)
 
     def _unpacked(self, pieces: Sequence[Piece], num_decodes: int, copies: tuple[Copies, ...]) -> StepWork:
-        if self.shape.way == "alone":
-            return work_alone(pieces, copies)
-        return padded_work(pieces, self.groups(pieces, num_decodes), copies)
+        if self.shape.way == "padded":
+            return padded_work(pieces, self.groups(pieces, num_decodes), copies)
+        return work_alone(pieces, copies, cached=self.shape.way == "alone")
 
     def groups(self, pieces: Sequence[Piece], num_decodes: int) -> Iterable[Rows]:
         """Chunks that share a rectangle, by their place; those of decodes come first."""

@@ -39,6 +39,8 @@ class OperatorModel:
 
     def elementwise(self, operator: ElementwiseOperator, tokens: float, bytes_per_token: float) -> OperatorCost:
         """A memory-bound operator."""
+        if not bytes_per_token:
+            return OperatorCost()
         alone = self._rooflines.elementwise(operator, tokens, bytes_per_token)
         return self._corrected(alone, self._ratios.elementwise.get(operator), alone.memory_bytes)
 

@@ -3,6 +3,7 @@
     padded    a call for each rectangle; every row has as many new tokens and as long a context as the longest, whose
               pairs are computed all, prompts that share a row or not
     alone     a call for each row; a prompt is computed with its last chunk, from its first token
+    uncached  the same, and each token after it is computed with all tokens before it
 
 Windows are masks there: what they hide is computed all the same.
 """
@@ -48,10 +49,11 @@ def rectangle_work(rows: int, new: int, width: int) -> StepWork:
     return _work([_Call(rows, new, width)], rows, ())
 
 
-def work_alone(pieces: Sequence[Piece], copies: tuple[Copies, ...] = ()) -> StepWork:
+def work_alone(pieces: Sequence[Piece], copies: tuple[Copies, ...] = (), cached: bool = True) -> StepWork:
     """The work of rows that are computed one after another."""
     ends = [(piece.num_tokens, piece.start + piece.num_tokens) for piece in pieces if piece.samples]
-    return _work([_Call(1, end if count > 1 else 1, end) for count, end in ends], len(ends), copies)
+    calls = [_Call(1, 1 if cached and count == 1 else end, end) for count, end in ends]
+    return _work(calls, len(ends), copies)
 
 
 def _work(calls: Sequence[_Call], num_samples: int, copies: tuple[Copies, ...]) -> StepWork:
