@@ -2,9 +2,10 @@
 
     model_survey.py [NAME ...] [--write docs/models.md]
 
-A model is served when its greedy tokens are those of `generate`, in float32, with prompts whole and in chunks: by the
-ragged backend, with torch's operators and with the kernels that a CPU would be given, or else by the padded one.
-Weights are random, layers few, windows short.
+A model is served when its greedy tokens are those of `generate`, in float32, with prompts whole and in chunks, and with
+rows that wait for slots and memory, make room for others and come back, at random: by the ragged backend, with torch's
+operators and with the kernels that a CPU would be given, or else by the padded one, where prompts share rows if they
+may. Weights are random, layers few, windows short.
 """
 
 from __future__ import annotations
@@ -25,25 +26,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from vasuki.base.errors import ModelError, one_line
 from vasuki.hf.attention.ragged_attention import NAME
 from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
 from vasuki.hf.loading.load_model import LoadedModel, prepare, prepare_padded
-from vasuki.models.config_json import shape_from_config
-from vasuki.models.shape import Way
+from vasuki.hf.padded.probe import fewest_rows
+from vasuki.models.config_json import ENCODERS, shape_from_config
+from vasuki.models.shape import BACKENDS, Way
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "hf"))
 tiny: Any = importlib.import_module("tiny_models")  # the random models of the golden tests, and how they are run
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
-_SECONDS = 120  # for one model; more means that no tiny form was found
+_SECONDS = 900  # for one model; more means that no tiny form was found
+_BATCH_SECONDS = 300  # for `generate_batch`
 _PARAMETERS = 30_000_000
 _TOKENS = 10
+_BLOCK_TOKENS = 4
+_DRAWS = 3  # of runs that are random
 _SIZES: dict[str, Any] = dict(
     tiny.COMMON,
     num_hidden_layers=4,
@@ -108,6 +114,7 @@ _INDEXED = dict(
 )
 _SHARED_BLOCKS = ["linear_attention", "linear_attention", "hybrid", "linear_attention", "hybrid", "linear_attention"]
 _OWN: dict[str, dict[str, Any]] = {
+    **{name: dict(is_decoder=True) for name in ENCODERS},
     **dict.fromkeys(
         "bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp pegasus plbart whisper".split(), _DECODER
     ),
@@ -115,11 +122,36 @@ _OWN: dict[str, dict[str, Any]] = {
     "gptj": _ROTARY_GPT,
     "gpt_neo": dict(num_layers=4, attention_types=[[["global", "local"], 2]], window_size=7),
     "dots1": dict(n_shared_experts=1),
+    "dots3_note_text": dict(
+        _LATENT,
+        n_shared_experts=1,
+        head_dim=16,
+        index_topk=8,
+        index_head_dim=16,
+        index_n_heads=2,
+        shared_experts_intermediate_size=24,
+        swa_num_attention_heads=4,
+        swa_num_key_value_heads=4,
+        swa_q_lora_rank=16,
+        swa_kv_lora_rank=16,
+        swa_head_dim=16,
+        swa_qk_nope_head_dim=8,
+        swa_v_head_dim=8,
+    ),
+    "dbrx": dict(
+        d_model=32,
+        n_heads=4,
+        n_layers=2,
+        max_seq_len=256,
+        attn_config=dict(kv_n_heads=2, clip_qkv=8.0, rope_theta=1e4),
+        ffn_config=dict(hidden_size=32, ffn_hidden_size=48, moe_num_experts=4, moe_top_k=2),
+    ),
     "mamba2": dict(num_heads=8, head_dim=8, state_size=16, n_groups=2, chunk_size=8),
     "reformer": dict(
         is_decoder=True, hash_seed=0, axial_pos_shape=[16, 16], axial_pos_embds_dim=[16, 16], feed_forward_size=48
     ),
     "xlnet": dict(d_model=32, n_layer=2, n_head=4, d_head=8, d_inner=48),
+    "xlstm": dict(hidden_size=64, qk_dim_factor=1.0, num_heads=4),
     "xmod": dict(languages=["en_XX"], default_language="en_XX", is_decoder=True),
     "zaya": dict(num_experts_per_tok=1),
     "lfm2": dict(layer_types=["conv", "full_attention"] * 2),
@@ -160,17 +192,14 @@ _OWN: dict[str, dict[str, Any]] = {
 
 # Why there is no tiny form, where what transformers says of it explains little.
 _NO_FORM = {
-    "dbrx": "its class asks its config for what the config has not",
+    "blt": "`generate` asks its config for a number of layers that is not in it",
     "gemma3n": "its image tower needs the package timm; its language model is gemma3n_text",
     "gemma4_assistant": "it drafts tokens for another model, whose keys and values it reads",
     "gemma4_unified_assistant": "it drafts tokens for another model, whose keys and values it reads",
     "moshi": "`generate` changes its tokens by its cache",
     "musicgen": "its class takes a part of its config only",
     "musicgen_melody": "its class takes a part of its config only",
-    "xlstm": "its own kernels take no tiny sizes; it keeps no keys and values",
     "dots3_note": "its config names layers that only its large form has",
-    "dots3_note_text": "its smallest form is too large for the survey",
-    "blt": "its smallest form is too large for the survey",
 }
 
 
@@ -182,6 +211,7 @@ class Finding:
     way: Way | None = None  # in which it is served
     kernels: str = ""  # that a CPU computes it by, beside attention and products
     is_foreseen: bool = True  # whether its config tells how much KV it stores, and which backend it takes
+    in_batches: bool = False  # whether transformers' `generate_batch` gives the tokens of `generate`, too
     refusal: str = ""
     trouble: str = ""  # why there is no tiny form of it, or how its tokens differ
 
@@ -189,7 +219,7 @@ class Finding:
 def survey(name: str) -> Finding:
     """Build, generate, run."""
     try:
-        with _time_limit():
+        with _time_limit(_SECONDS):
             return _run(name)
     except ModelError as error:
         return Finding(name, refusal=str(error).removeprefix(f"{name}: "))
@@ -204,23 +234,65 @@ def _run(name: str) -> Finding:
     building it raises.
     """
     model = _tiny_model(name)
-    prompts = tiny.prompts(count=3, longest=40)
-    expected = [_generated(model, prompt) for prompt in prompts]
+    prompts = tiny.prompts(count=5, longest=40)
+    # By a model for each: RecurrentGemma begins a prompt of one token with what its layers keep of the row before.
+    expected = [_generated(copy.deepcopy(model), prompt) for prompt in prompts]
     try:
         forms = [_ragged(model, name, kernels) for kernels in (None, load_cpu_kernels())]
     except ModelError:
         forms = [prepare_padded(model, tiny.NoTokenizer(), GenerationConfig(eos_token_id=0), name)]
-    for ready, chunk_tokens in itertools.product(forms, (64, 7)):
+    for ready, how in itertools.product(forms, _ways_to_run(prompts)):
         endless = dataclasses.replace(ready, eos_token_ids=frozenset())
-        rows, *_ = tiny.run(endless, tiny.requests_of(prompts, _TOKENS), chunk_tokens)
+        requests = tiny.hopeful(tiny.requests_of(prompts, _TOKENS))
+        order, options = how
+        rows, *_ = tiny.run(endless, [requests[i] for i in order], **options)
         if rows.outputs != expected:
             by_itself = [_without_a_cache(model, prompt) for prompt in prompts]
             who = "`generate` changes its tokens by its cache" if rows.outputs == by_itself else "tokens differ"
-            raise ValueError(f"{who}, {ready.way}, form {forms.index(ready)}, chunks of {chunk_tokens}")
+            raise ValueError(f"{who}, {ready.way}, form {forms.index(ready)}, {how}")
     stored, shape = ready.token_bytes, shape_from_config(ready.config.to_dict(), name)
     planned = shape.with_dtype("float32").kv_bytes_per_token
     is_foreseen = ready.way == shape.way and stored <= planned < stored + 8 * shape.num_layers  # each layer rounded up
-    return Finding(name, ready.way, _kernels_of(ready.model), is_foreseen)
+    return Finding(name, ready.way, _kernels_of(ready.model), is_foreseen, _serves_batches(model, prompts, expected))
+
+
+def _ways_to_run(prompts: list[list[int]]) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    """The order of rows, and what else there is to choose: whole prompts and short chunks, all at once with ample
+    memory; then late rows, few blocks, steps of any size, and rows that are shared wherever they may be."""
+    for chunk_tokens in (64, 7):
+        yield list(range(len(prompts))), dict(chunk_tokens=chunk_tokens)
+    random = np.random.default_rng(0)
+    least = -(-(max(map(len, prompts)) + _TOKENS) // _BLOCK_TOKENS)
+    for _ in range(_DRAWS):
+        yield (
+            random.permutation(len(prompts)).tolist(),
+            dict(
+                chunk_tokens=int(random.integers(1, 60)),
+                num_blocks=int(random.integers(least, 2 * least)),
+                block_tokens=_BLOCK_TOKENS,
+                max_num_seqs=int(random.integers(2, len(prompts))),
+                price=fewest_rows,
+            ),
+        )
+
+
+def _serves_batches(model: Any, prompts: list[list[int]], expected: list[list[int]]) -> bool:
+    """Whether transformers' own continuous batching gives these tokens, too."""
+    generation = GenerationConfig(max_new_tokens=_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    memory = ContinuousBatchingConfig(block_size=32, num_blocks=16, max_batch_tokens=64, use_cuda_graph=False)
+    for attention in ("eager", "sdpa"):
+        try:
+            with _time_limit(_BATCH_SECONDS):
+                ours = copy.deepcopy(model)
+                ours.set_attn_implementation(attention)
+                found = ours.generate_batch(
+                    prompts, generation_config=generation, continuous_batching_config=memory, warmup=False
+                )
+        except Exception:
+            continue
+        if sorted(each.generated_tokens for each in found.values()) == sorted(expected):
+            return True
+    return False
 
 
 def _ragged(model: Any, name: str, kernels: Any) -> LoadedModel:
@@ -237,7 +309,7 @@ def _tiny_model(name: str) -> Any:
     trouble: Exception = LookupError()
     for sizes in _ATTEMPTS:
         try:
-            config = _tiny_config(type(AutoConfig.for_model(name)), {**sizes, **_OWN.get(name, {})})
+            config = _tiny_config(type(AutoConfig.for_model(name)), sizes, _OWN.get(name, {}))
             with torch.device("meta"):
                 count = AutoModelForCausalLM.from_config(config).num_parameters()
             if count > _PARAMETERS:
@@ -253,12 +325,13 @@ def _tiny_model(name: str) -> Any:
     raise trouble
 
 
-def _tiny_config(kind: Any, sizes: dict[str, Any]) -> Any:
-    """A configuration of that class, and of those inside it, with all sizes that it knows."""
+def _tiny_config(kind: Any, sizes: dict[str, Any], own: dict[str, Any]) -> Any:
+    """A configuration of that class with all sizes that it knows and all of its own, and with those inside it."""
     known = {field for base in kind.__mro__ for field in getattr(base, "__annotations__", {})} | set(kind.attribute_map)
-    parts = {field: getattr(kind(), field) for field in kind.sub_configs}
-    inner = {field: _tiny_config(type(part), sizes) for field, part in parts.items() if part is not None}
-    return kind(**{key: value for key, value in sizes.items() if key in known}, **inner)
+    parts = {field: getattr(kind(), field) for field in kind.sub_configs if field not in own}
+    both = {**sizes, **own}
+    inner = {field: _tiny_config(type(part), both, {}) for field, part in parts.items() if part is not None}
+    return kind(**{key: value for key, value in sizes.items() if key in known} | own | inner)
 
 
 def _generated(model: Any, prompt: list[int]) -> list[int]:
@@ -290,16 +363,18 @@ def _kernels_of(model: Any) -> str:
 
 
 @contextmanager
-def _time_limit() -> Iterator[None]:
+def _time_limit(seconds: int) -> Iterator[None]:
+    """Raises TimeoutError after so long. One may lie within another, which then starts anew."""
+
     def stop(number: int, frame: Any) -> None:
-        raise TimeoutError(f"no tiny form within {_SECONDS} s")
+        raise TimeoutError(f"no tiny form within {seconds} s")
 
     signal.signal(signal.SIGALRM, stop)
-    signal.alarm(_SECONDS)
+    outer = signal.alarm(seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.alarm(outer)
 
 
 def page(findings: list[Finding]) -> str:
@@ -307,21 +382,27 @@ def page(findings: list[Finding]) -> str:
     served: dict[Way | None, list[str]] = {}
     for finding in findings:
         served.setdefault(finding.way, []).append(finding.name)
-    packed, padded, alone = (served.get(way, []) for way in ("ragged", "padded", "alone"))
+    packed, padded, alone, uncached = (served.get(way, []) for way in BACKENDS)
     refused = [finding for finding in findings if finding.refusal]
     fused = _grouped((finding.kernels, finding.name) for finding in findings if finding.kernels)
     reasons = _grouped((_reason(finding.refusal), finding.name) for finding in refused)
     unknown = _grouped((finding.trouble, finding.name) for finding in findings if finding.trouble)
+    in_ours = [finding for finding in findings if finding.way]
+    in_theirs = [finding.name for finding in in_ours if finding.in_batches]
+    not_in_theirs = [finding.name for finding in in_ours if not finding.in_batches]
     return f"""# Models
 
-vasuki runs causal language models of transformers that keep keys and values. `engine.attention: auto` takes the
-ragged backend for those that use transformers' attention interface (some of their layers may carry a state from token
-to token instead: Qwen 3.5, Jamba, LFM2), and the padded one for the others. Models that neither can run correctly are
-refused by name before a row is read (exit code 4). Six things to know:
+vasuki runs the causal language models of transformers. `engine.attention: auto` takes the ragged backend for those that
+use transformers' attention interface (some of their layers may carry a state from token to token instead: Qwen 3.5,
+Jamba, LFM2), and the padded one for the others. What neither can run correctly is refused by name before a row is read
+(exit code 4). Seven things to know:
 
-- Padded rows are computed by the model's own attention, under its own mask, and read as many columns as the longest.
-  `vasuki plan` says what that costs. Where no mask keeps a model from padding, rows are computed one by one.
-- Of models with an encoder (Bart, Whisper), only decoders are served that were saved alone.
+- Padded rows are computed by the model's own attention, under its own mask, and read as many columns as the longest;
+  prompts share rows where the model lets them. `vasuki plan` says what that costs.
+- Where a row keeps what no block holds (a state, a compressed cache), rows are computed one by one, each with a cache
+  of the model's own. Of a model that keeps nothing, each token is computed with all tokens before it.
+- Encoders are served as decoders, where their config says `is_decoder: true`. Of models with both (Bart, Whisper), only
+  decoders are served that were saved alone.
 - Latent attention (DeepSeek) stores expanded keys and values, both as wide as keys.
 - Layers that share another layer's keys and values (Gemma 4) store copies. Where layers store different amounts, none
   is streamed.
@@ -333,9 +414,9 @@ On CUDA, transformers takes faster kernels for recurrences from flash-linear-att
 they are installed; a run names the missing ones.
 
 `scripts/docs/model_survey.py --write` makes this page: it builds every causal model of transformers in a tiny form
-with random weights and compares greedy tokens in float32 with those of `generate`, prompts whole and in chunks, with
-and without vasuki's CPU kernels. Names are those of `model_type` in config.json, findings those with transformers
-{transformers.__version__}.
+with random weights and compares greedy tokens in float32 with those of `generate`: prompts whole and in chunks, rows
+that wait, make room for others and come back, prompts that share rows, with and without vasuki's CPU kernels. Names are
+those of `model_type` in config.json, findings those with transformers {transformers.__version__}.
 
 ## Ragged: {len(packed)}
 
@@ -355,6 +436,10 @@ On a CPU, vasuki's own kernels do the matrix products and the attention of all o
 
 {", ".join(alone)}
 
+## Row by row, from the first token each time: {len(uncached)}
+
+{", ".join(uncached)}
+
 Runs look at the model that they load. From config.json alone, `vasuki plan` counts KV memory differently for these, or
 expects another backend: {", ".join(finding.name for finding in findings if not finding.is_foreseen)}.
 
@@ -371,6 +456,11 @@ A run serves or refuses these when it loads one; the survey can't tell:
 | why | models |
 |---|---|
 {unknown}
+
+## Beside transformers' own continuous batching
+
+`generate_batch` gives the tokens of `generate` for {len(in_theirs)} of the {len(in_ours)} that are served here, with
+eager attention or torch's own. Not for: {", ".join(not_in_theirs)}.
 """
 
 
@@ -393,7 +483,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {_PAGE.name}")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)  # two that wait for each other take several times as long on a busy machine
     transformers.logging.set_verbosity_error()
     findings = []
     for name in options.names or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):

@@ -166,6 +166,8 @@ PADDED: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron": ("NemotronConfig", {}),
     "diffllama": ("DiffLlamaConfig", {}),
     "xglm": ("XGLMConfig", dict(d_model=32, num_layers=2, attention_heads=4, ffn_dim=48)),
+    "hrm_text": ("HrmTextConfig", dict(head_dim=8)),
+    "rembert": ("RemBertConfig", dict(is_decoder=True)),
 }
 # Those that the padded backend computes row by row.
 ALONE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -174,6 +176,20 @@ ALONE: dict[str, tuple[str, dict[str, Any]]] = {
         "MiniMaxConfig",
         dict(head_dim=8, num_local_experts=2, layer_types=["full_attention", "linear_attention", "full_attention"]),
     ),
+    "bart": (
+        "BartConfig",
+        dict(
+            d_model=32,
+            decoder_layers=2,
+            decoder_attention_heads=4,
+            decoder_ffn_dim=48,
+            is_encoder_decoder=False,
+            is_decoder=True,
+            forced_eos_token_id=None,
+        ),
+    ),
+    "gpt_neox_japanese": ("GPTNeoXJapaneseConfig", dict(intermediate_multiple_size=2)),
+    "roformer": ("RoFormerConfig", dict(is_decoder=True)),
     "mamba": ("MambaConfig", {}),
     "mamba2": ("Mamba2Config", dict(num_heads=8, head_dim=8, state_size=16, n_groups=2, chunk_size=8)),
     "rwkv": ("RwkvConfig", {}),

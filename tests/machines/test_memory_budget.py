@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from vasuki.base.config import KVConfig
+from vasuki.base.config import EngineConfig, KVConfig
 from vasuki.base.errors import JobFileError, ModelError
 from vasuki.commands.this_machine import within_host_memory
-from vasuki.machines.memory_budget import memory_budget, recorded_bytes
+from vasuki.machines.memory_budget import activation_bytes, attention_bytes, memory_budget, recorded_bytes
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape
+from vasuki.planner import make_plan
+from vasuki.planner.lengths import Lengths
 
 LLAMA = named_shape("llama-3-8b")
 GIB = 2**30
@@ -41,8 +44,13 @@ def test_what_recorded_steps_hold_is_set_aside() -> None:
 
 def test_memory_budget_of_a_given_pool() -> None:
     assert memory_budget(LLAMA, find_profile("a10"), device_memory=2**30).kv_tokens == 8192
-    with pytest.raises(ModelError, match=r"10\.0 GiB of KV is too much"):
+    with pytest.raises(ModelError, match=r"10\.0 GiB of KV \(kv\.device_memory\) is too much"):
         memory_budget(LLAMA, find_profile("a10"), device_memory=10 * 2**30)
+
+
+def test_a_pool_without_a_block_says_what_a_block_takes() -> None:
+    with pytest.raises(ModelError, match=r"1\.0 KiB of KV \(kv\.device_memory\) is too little: a block takes 2\.0 MiB"):
+        memory_budget(LLAMA, find_profile("a10"), device_memory=1024)
 
 
 def test_memory_budget_of_layouts() -> None:
@@ -73,10 +81,34 @@ def test_too_large_steps_say_what_would_fit() -> None:
     assert memory_budget(LLAMA, card, max_step_tokens=most).num_blocks > 0
 
 
+def test_rectangles_hold_what_a_layer_gathers_beside_all_kv() -> None:
+    """Llama-3-8B: 8 KV heads of 128 numbers, which 32 heads share, in bfloat16."""
+    ragged, padded, alone = (replace(LLAMA, way=way) for way in ("ragged", "padded", "alone"))
+    limits = dict(max_step_tokens=512, max_num_seqs=100)
+    packed = activation_bytes(ragged, **limits)
+    assert activation_bytes(ragged, **limits, row_tokens=4000) == packed
+    gathered = 100 * 4000 * 2 * (1024 + 4096) * 2
+    assert activation_bytes(padded, **limits, row_tokens=4000) == gathered + 100 * 4000 * 2
+    chunk = 4000 * 2 * (1024 + 4096) * 2 + 640 * 4000 * 2
+    assert attention_bytes(padded, 512, 1, 4000) == chunk, "of prompts, with a quarter of padding"
+    assert attention_bytes(alone, 512, 100, 4000) == 4000 * 2 * (1024 + 4096) * 2 + 4000 * 4000 * 2
+    assert attention_bytes(replace(padded, eager=True), 512, 1, 4000) == chunk + 640 * 4000 * 32 * (2 + 2 + 4)
+
+
+def test_plans_of_padded_rows_leave_room_for_them() -> None:
+    lengths = Lengths(np.array([3000] * 40), np.array([500] * 40))
+    ragged, padded = (make_plan(lengths, replace(LLAMA, way=way), find_profile("a10")) for way in ("ragged", "padded"))
+    assert padded.settings.kv_tokens < 0.97 * ragged.settings.kv_tokens
+    asked = EngineConfig(max_num_seqs=1000)
+    with pytest.raises(ModelError, match=r"side by side are too large for it: lower engine\.max_num_seqs or") as refused:
+        make_plan(lengths, replace(LLAMA, way="padded"), find_profile("a10"), engine=asked)
+    assert "such GPUs" not in str(refused.value)
+
+
 def test_too_large_a_model_says_what_would_fit() -> None:
     with pytest.raises(
         ModelError,
-        match=r"131\.4 GiB for weights.*what would fit: 4 such GPUs, or weights quantised to 7 bits, which vLLM",
+        match=r"131 GiB for weights.*what would fit: 4 such GPUs, or weights quantised to 7 bits, which vLLM",
     ):
         memory_budget(named_shape("llama-3-70b"), find_profile("a100"))
     assert (

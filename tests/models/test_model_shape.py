@@ -204,6 +204,8 @@ def test_read_from_folder_and_file(tmp_path: Path) -> None:
     [
         ({"layer_types": ["linear_attention"] * 12}, "none of its layers attend"),
         ({"layer_types": ["linear_attention"] * 11 + ["full_attention"]}, "not supported by the cost model"),
+        ({"model_type": "bert"}, "says is_decoder: true"),
+        ({"model_type": "xlnet", "is_decoder": True}, "attend to those behind them"),
         ({"mamba_d_state": 16}, "which of its layers attend"),
         ({"num_hidden_layers": None}, "no num_hidden_layers"),
         ({"vocab_size": None}, "no vocab_size"),
@@ -338,6 +340,11 @@ def test_rows_that_are_computed_alone_have_a_rough_cost(name: str) -> None:
     plan = make_plan(lengths, shape, find_profile("h200"))
     assert plan.schedule_bound_s <= plan.makespan_s
     assert plan.state_bytes == state_bytes
+
+
+def test_an_encoder_may_be_a_decoder() -> None:
+    assert shape_from_config(config(model_type="bert", is_decoder=True)).way == "ragged"
+    assert shape_from_config(config(model_type="roformer", is_decoder=True)).way == "alone"
 
 
 def test_how_rows_are_computed_may_be_known_better_than_from_the_type() -> None:

@@ -149,7 +149,8 @@ def profile_for_plan(
 def shape_in_use(loaded: LoadedModel, config: JobConfig) -> ModelShape:
     """The model's shape, in the type that it really runs in."""
     shape = shape_from_config(loaded.config.to_dict(), config.model.path, loaded.way)
-    shape = replace(shape, longest_packed_tokens=loaded.longest_packed_tokens, compiles=loaded.compiles)
+    packed, compiles = loaded.longest_packed_tokens, loaded.compiles
+    shape = replace(shape, longest_packed_tokens=packed, compiles=compiles, eager=loaded.is_eager)
     shape = shape.with_dtype(str(loaded.dtype).removeprefix("torch."), config.kv.dtype)
     shape = replace(shape, kept_bytes=loaded.state_bytes)
     stored = loaded.token_bytes  # which a configuration does not always tell

@@ -23,7 +23,7 @@ from vasuki.machines.split import Share, split
 from vasuki.machines.this_cpu import limits_of
 from vasuki.models.dtypes import computed_dtype
 from vasuki.models.layout import Layout
-from vasuki.models.shape import ModelShape
+from vasuki.models.shape import BACKENDS, ModelShape
 from vasuki.planner import make_plan, plan_parallel
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.offload.parking import with_room_for_victims
@@ -267,8 +267,14 @@ def _multiplies_bfloat16(config: JobConfig) -> bool:
 
 def _computed(config: JobConfig, shape: ModelShape, on_cpu: bool, multiplies_bfloat16: bool) -> ModelShape:
     dtype = computed_dtype(config.model.dtype, shape.dtype, on_cpu, multiplies_bfloat16)
-    if config.engine.attention == "padded" and shape.way == "ragged":
-        shape = replace(shape, way="padded")
+    asked = config.engine.attention
+    if asked == "ragged" != shape.way:
+        raise ModelError(
+            f"{shape.name}: the ragged backend cannot serve it; where engine.attention is auto, its backend is "
+            f"{BACKENDS[shape.way]}"
+        )
+    if asked == "padded" and shape.way == "ragged":
+        shape = replace(shape, way="padded" if shape.in_blocks else "alone")
     shape = replace(shape, compiles=config.engine.compile != "off")
     return shape.with_dtype(dtype, config.kv.dtype)
 

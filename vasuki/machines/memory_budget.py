@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, replace
 
 from vasuki.base.errors import ModelError
+from vasuki.base.units import bytes_text
+from vasuki.engine.rectangles import MOST_PADDING
 from vasuki.engine.settings import EngineSettings
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout, spread_buffers
@@ -41,15 +43,43 @@ class MemoryBudget:
         return self.num_blocks * self.block_tokens
 
 
-def activation_bytes(shape: ModelShape, max_step_tokens: int, max_num_seqs: int, tensor_parallel: int = 1) -> int:
-    """Most bytes that live at once beside weights and KV: the larger of the MLP's and the head's moments.
+def activation_bytes(
+    shape: ModelShape, max_step_tokens: int, max_num_seqs: int, tensor_parallel: int = 1, row_tokens: int = 0
+) -> int:
+    """Most bytes that live at once beside weights and KV: the largest of the attention's, the MLP's and the head's
+    moments.
 
-    MLP: see `_mlp_token_bytes`. Head: float32 logits of every
-    sampled token, and what drawing tokens holds for a slice of them.
+    Attention: see `attention_bytes`; none where chunks are packed. MLP: see `_mlp_token_bytes`. Head: float32 logits of
+    every sampled token, and what drawing tokens holds for a slice of them. `row_tokens` are those of the longest row;
+    one that is computed alone begins with all of its own.
     """
+    if shape.way in ("alone", "uncached"):
+        max_step_tokens = max(max_step_tokens, row_tokens)
+    attention = attention_bytes(shape, max_step_tokens, max_num_seqs, row_tokens) / tensor_parallel
     mlp = max_step_tokens * _mlp_token_bytes(shape, tensor_parallel)
     logits, hidden = max_num_seqs * shape.vocab_size, 2 * max_step_tokens * shape.hidden_size * shape.dtype_bytes
-    return math.ceil(max(mlp, logits * 4 + min(logits, DRAWN_LOGITS) * DRAWING_BYTES + hidden))
+    return math.ceil(max(attention, mlp, logits * 4 + min(logits, DRAWN_LOGITS) * DRAWING_BYTES + hidden))
+
+
+def attention_bytes(shape: ModelShape, max_step_tokens: int, max_num_seqs: int, row_tokens: int) -> int:
+    """Most that a layer's attention holds beside the KV: of the rectangle of all decodes, or of that of prompts."""
+    if shape.way == "ragged" or not row_tokens:
+        return 0
+    if shape.way != "padded":
+        return rectangle_bytes(shape, 1, row_tokens, row_tokens)
+    new = min(math.ceil(MOST_PADDING * max_step_tokens), row_tokens)
+    prompts = rectangle_bytes(shape, max(1, math.ceil(MOST_PADDING * max_step_tokens / new)), new, row_tokens)
+    return max(prompts, rectangle_bytes(shape, max_num_seqs, 1, row_tokens))
+
+
+def rectangle_bytes(shape: ModelShape, rows: int, new: int, width: int) -> int:
+    """What a layer's attention holds of a rectangle of so many rows, new columns, and columns of keys: keys and values
+    as they are gathered, and once more where several heads share them; a mask; and if attention is eager, the scores of
+    each head, in float32 while they are made to weights."""
+    item, columns, pairs = shape.dtype_bytes, rows * width, rows * new * width
+    shared = shape.query_width if shape.query_width > shape.kv_width else 0
+    scores = pairs * shape.num_heads * (2 * item + 4) if shape.eager else 0
+    return 2 * columns * (shape.kv_width + shared) * item + pairs * item + scores
 
 
 def recorded_bytes(shape: ModelShape, profile: HardwareProfile, max_num_seqs: int, width: int) -> int:
@@ -100,13 +130,15 @@ def memory_budget(
     block_tokens: int = 16,
     max_step_tokens: int = 2048,
     max_num_seqs: int = 256,
+    row_tokens: int = 0,
     layout: Layout | None = None,
     beside_weights_bytes: int | None = None,
 ) -> MemoryBudget:
     """KV that fits on each device of the layout. Plans for other machines and runs on this one count it here.
 
     `device_memory` is as in the job file: up to 1 it is a share of the device for weights, activations and KV together,
-    above 1 the KV pool's size in bytes. Activations are those of steps of `max_step_tokens` that sample `max_num_seqs`.
+    above 1 the KV pool's size in bytes. Activations are those of steps of `max_step_tokens` that sample `max_num_seqs`,
+    of rows of at most `row_tokens`.
     What recurrent layers keep of so many rows is taken from the pool. `beside_weights_bytes` is what the share leaves
     to activations and KV on a device that is at hand, where that is known better than the profile tells (`room_bytes`).
 
@@ -118,7 +150,7 @@ def memory_budget(
     layers = math.ceil(shape.num_layers / layout.pipeline_parallel)
     per_token = layers * shape.kv_bytes_per_token_per_layer * shape.kv_share(layout.tensor_parallel)
     weights = device_weight_bytes(shape, layout)
-    activations = activation_bytes(shape, max_step_tokens, max_num_seqs, layout.tensor_parallel)
+    activations = activation_bytes(shape, max_step_tokens, max_num_seqs, layout.tensor_parallel, row_tokens)
     states = math.ceil(max_num_seqs * shape.state_bytes / layout.gpus_per_replica)
     if device_memory <= 1:
         usable = int(profile.memory_bytes * device_memory)
@@ -134,14 +166,16 @@ def memory_budget(
         kv -= recorded
     kv = min(kv, most_kv_bytes(shape))
     pool, kv = kv, kv - states
-    if states and pool >= per_token * block_tokens > kv:
-        most = int((pool - per_token * block_tokens) * max_num_seqs / states)
+    block_bytes = math.ceil(per_token * block_tokens)
+    if states and pool >= block_bytes > kv:
+        most = int((pool - block_bytes) * max_num_seqs / states)
         raise ModelError(
-            f"{shape.name} keeps {_gib(states)} for the states of {max_num_seqs} rows that run side by side, "
-            f"{profile.name} has {_gib(pool)} for them and KV; engine.max_num_seqs may be {most} there"
+            f"{shape.name} keeps {bytes_text(states)} for the states of {max_num_seqs} rows that run side by side, "
+            f"{profile.name} has {bytes_text(pool)} for them and KV; engine.max_num_seqs may be {most} there"
         )
-    if kv < per_token * block_tokens or weights + activations + states + kv > usable:
-        raise ModelError(_too_large(shape, profile, usable, weights, activations, kv, layout, max_step_tokens))
+    if kv < block_bytes or weights + activations + states + kv > usable:
+        sizes = (weights, activations, kv, block_bytes)
+        raise ModelError(_too_large(shape, profile, usable, *sizes, layout, max_step_tokens))
     return MemoryBudget(profile.memory_bytes, weights, activations, kv, states, per_token, block_tokens)
 
 
@@ -152,22 +186,26 @@ def _too_large(
     weights: int,
     activations: int,
     kv: int,
+    block_bytes: int,
     layout: Layout,
     max_step_tokens: int,
 ) -> str:
     need = (
-        f"{shape.name} in {shape.dtype} needs {_gib(weights)} for weights and {_gib(activations)} for activations "
-        f"on each of {layout.gpus_per_replica} {profile.name}, which offers {_gib(usable)}"
+        f"{shape.name} in {shape.dtype} needs {bytes_text(weights)} for weights and {bytes_text(activations)} for "
+        f"activations on each of {layout.gpus_per_replica} {profile.name}, which offers {bytes_text(usable)}"
     )
     if weights + activations < usable:
-        return f"{need}; {_gib(max(0, kv))} of KV is too much beside it or too little for a block"
+        wrong = "much beside that" if kv >= block_bytes else f"little: a block takes {bytes_text(block_bytes)}"
+        return f"{need}; {bytes_text(max(0, kv))} of KV (kv.device_memory) is too {wrong}"
     if weights < 0.9 * usable < activations:  # which no number of GPUs makes smaller
+        if shape.way != "ragged":
+            return f"{need}; so many rows side by side are too large for it: lower engine.max_num_seqs or engine.chunk_tokens"
         most = int(0.9 * (usable - weights) / activations * max_step_tokens)
         return (
             f"{need}; steps of {max_step_tokens:,} tokens are too large for it, {most:,} would fit: lower "
             "engine.chunk_tokens or arrivals.batch_tokens"
         )
-    ways = []
+    ways = ["smaller steps (engine.chunk_tokens, engine.max_num_seqs)"] if weights < 0.9 * usable else []
     gpus = layout.gpus_per_replica
     while gpus < 1024 and shape.weight_bytes / gpus + activations > 0.9 * usable:
         gpus *= 2
@@ -188,12 +226,9 @@ def _with_host_memory(shape: ModelShape, profile: HardwareProfile, room: int, la
         for host_layers in range(layout.host_layers + 1, shape.num_layers):
             deeper = replace(layout, host_layers=host_layers)
             if device_weight_bytes(shape, deeper) <= 0.9 * room:
-                return f", or {_gib(host_weight_bytes(shape, deeper))} of its weights on the host, see kv.host_memory"
+                away = bytes_text(host_weight_bytes(shape, deeper))
+                return f", or {away} of its weights on the host, see kv.host_memory"
     return ""
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB"
 
 
 def kv_tokens_at_most(settings: EngineSettings, shape: ModelShape) -> int:

@@ -104,18 +104,30 @@ _UNSUPPORTED_KEYS = {"is_encoder_decoder": "an encoder", "moe_latent_size": "nar
 _GATED_ATTENTION = {"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
 
 
+# Architectures that are decoders only where their config says so, and those that never are.
+ENCODERS = (
+    "bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta "
+    "roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl"
+).split()
+_NEVER_CAUSAL = {"xlm", "xlnet"}
 # Architectures that the ragged backend refuses, see docs/models.md.
 _WAYS: dict[str, Way] = dict.fromkeys(
-    "bloom codegen diffllama falcon gpt_neo gptj hrm_text llama4 llama4_text mpt nemotron phimoe stablelm xglm".split(),
+    "big_bird bloom codegen diffllama falcon gpt_neo gptj hrm_text llama4 llama4_text megatron-bert mpt nemotron "
+    "phimoe rembert stablelm xglm".split(),
     "padded",
 )
 _WAYS |= dict.fromkeys(
-    "axk2 bart bigbird_pegasus blenderbot blenderbot-small deepseek_v32 deepseek_v4 doge falcon_mamba git glm_moe_dsa "
-    "gpt_neox_japanese hy_v4 inkling2_text inkling_text mamba mamba2 marian mbart minimax mllama mvp pegasus plbart "
-    "prophetnet qwen4_exp qwen4_exp_text rwkv trocr whisper xlstm zamba zamba2 zaya".split(),
+    "axk2 bart bigbird_pegasus blenderbot blenderbot-small deepseek_v32 deepseek_v4 doge dots3_note_text falcon_mamba "
+    "git glm_moe_dsa gpt_neox_japanese hy_v4 inkling2_text inkling_text mamba mamba2 marian mbart minimax mllama mvp "
+    "pegasus plbart prophetnet qwen4_exp qwen4_exp_text roformer rwkv trocr whisper xlstm zamba zamba2 zaya".split(),
     "alone",
 )
 _WAYS |= dict.fromkeys(("openai-gpt", "recurrent_gemma", "reformer"), "uncached")
+# Those of them, and of the others that compute padded rows, that attend by transformers' operators alone.
+_EAGER = set(
+    "big_bird bigbird_pegasus bloom codegen deepseek_v4 git gpt_neo gpt_neox_japanese gptj hy_v4 inkling2_text "
+    "megatron-bert mpt mvp openai-gpt prophetnet reformer rembert roformer trocr xglm".split()
+)
 
 
 def _from_config(config: Mapping[str, Any], name: str, way: Way | None) -> ModelShape:
@@ -131,6 +143,10 @@ def _read(config: Mapping[str, Any], name: str, way: Way | None) -> ModelShape:
     if isinstance(text, Mapping):  # a multimodal wrapper: the language model decides
         config = {**{key: value for key, value in config.items() if key in ("tie_word_embeddings", "dtype")}, **text}
     family = str(config.get("model_type", "llama"))
+    if way is None and family in _NEVER_CAUSAL:
+        raise ModelError(f"{name}: its tokens attend to those behind them")
+    if way is None and family in ENCODERS and not config.get("is_decoder"):
+        raise ModelError(f"{name}: its tokens attend to those behind them; a decoder's config says is_decoder: true")
     way = way or _WAYS.get(family, "ragged")
     by_itself = way in ("alone", "uncached")  # each row, so that rough sizes do
     for key, feature in _UNSUPPORTED_KEYS.items():
@@ -230,6 +246,7 @@ def _read(config: Mapping[str, Any], name: str, way: Way | None) -> ModelShape:
         launched_per_layer=LAUNCHES.get(family, UNKNOWN_LAUNCHES),
         way=way,
         longest_packed_tokens=longest_packed(config),
+        eager=family in _EAGER,
     )
 
 

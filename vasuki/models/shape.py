@@ -120,6 +120,7 @@ class ModelShape:
     way: Way = "ragged"
     compiles: bool = True  # kernels for it, and joins operators; on a GPU, steps of decodes are recorded
     longest_packed_tokens: int = 0  # of a prompt that may share a padded row with others; 0: none may
+    eager: bool = False  # attention of its own, by transformers' operators: the scores of all pairs are in memory
 
     @property
     def dtype_bytes(self) -> int:

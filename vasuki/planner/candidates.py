@@ -16,7 +16,7 @@ from vasuki.base.errors import JobFileError, ModelError
 from vasuki.engine.policy import Mixing, Policy, find_policy
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel
-from vasuki.machines.memory_budget import host_weight_bytes, memory_budget
+from vasuki.machines.memory_budget import host_weight_bytes, memory_budget, rectangle_bytes
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
@@ -77,6 +77,11 @@ class Problem:
             return self.kv.block_tokens
         return 16 if self.work.prompt_tokens + self.work.output_tokens < SHORT_ROW_TOKENS else 32
 
+    @cached_property
+    def row_tokens(self) -> int:
+        """Tokens of the longest row, in the end."""
+        return min(self.shape.max_context_tokens, int(self.lengths.peak_tokens.max()))
+
     def num_blocks(self, chunk_tokens: int, max_num_seqs: int, layout: Layout) -> int:
         """KV blocks of each device beside weights and the activations of such steps. Raises ModelError if none fits."""
         return memory_budget(
@@ -86,6 +91,7 @@ class Problem:
             block_tokens=self.block_tokens,
             max_step_tokens=max(chunk_tokens, max_num_seqs),
             max_num_seqs=max_num_seqs,
+            row_tokens=self.row_tokens,
             layout=layout,
             beside_weights_bytes=self.beside_weights_bytes,
         ).num_blocks
@@ -229,7 +235,7 @@ def _settings(problem: Problem, chunk_tokens: int, layout: Layout) -> EngineSett
     shape, max_num_seqs = problem.shape, NUM_SEQS
     if problem.engine.max_num_seqs != "auto":
         max_num_seqs = problem.engine.max_num_seqs
-    elif problem.policy.ordered or shape.recurrent:
+    elif problem.policy.ordered or shape.recurrent or shape.way == "padded":
         kv_tokens = problem.num_blocks(chunk_tokens, 1, layout) * problem.block_tokens
         max_num_seqs = min(MOST_SEQS if problem.policy.ordered else NUM_SEQS, _rows_side_by_side(problem, kv_tokens))
     num_blocks = problem.num_blocks(chunk_tokens, max_num_seqs, layout)
@@ -240,9 +246,11 @@ def _settings(problem: Problem, chunk_tokens: int, layout: Layout) -> EngineSett
 
 
 def _rows_side_by_side(problem: Problem, kv_tokens: int) -> int:
-    """More than usually fit, since rows may turn out short. What memory a state takes is set aside for each of them,
-    though, and the longest row that fits by itself must still fit beside them."""
-    work, state_tokens = problem.work, problem.shape.state_bytes / problem.shape.kv_bytes_per_token
+    """More than usually fit, since rows may turn out short. What memory a state or a row of a rectangle takes is set
+    aside for each of them, though, and the longest row that fits by itself must still fit beside them."""
+    work, shape = problem.work, problem.shape
+    rectangle = rectangle_bytes(shape, 1, 1, problem.row_tokens) if shape.way == "padded" else 0
+    state_tokens = (shape.state_bytes + rectangle) / shape.kv_bytes_per_token
     roomy = work.most_sequences(kv_tokens, state_tokens)
     if not state_tokens:
         return 8 * math.ceil((1.5 * roomy + 8) / 8)

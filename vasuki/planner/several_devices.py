@@ -136,6 +136,7 @@ def _of_stream(
         device_memory=config.kv.device_memory,
         max_step_tokens=step_tokens,
         max_num_seqs=NUM_SEQS if engine.max_num_seqs == "auto" else engine.max_num_seqs,
+        row_tokens=min(shape.max_context_tokens, int(lengths.peak_tokens.max())),
         layout=layout,
     )
     share = budget.kv_bytes // layout.pipeline_parallel

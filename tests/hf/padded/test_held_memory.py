@@ -1,17 +1,20 @@
-"""Rows that are computed alone are counted with what their caches really take."""
+"""Rows that are computed alone are counted with what their caches really take, and rectangles with what is gathered."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from tiny_models import ALONE, UNCACHED, load_padded, random_config, random_model
+from tiny_models import ALONE, UNCACHED, load_padded, prompts, random_config, random_model, requests_of, run
 from transformers import DynamicCache
 
 from vasuki.base.config import JobConfig
 from vasuki.commands.foresight import shape_in_use
+from vasuki.hf.padded import block_cache
 from vasuki.hf.padded.held_memory import held_bytes, memory_of
+from vasuki.machines.memory_budget import rectangle_bytes
 from vasuki.models.shape import TOKEN_ID_BYTES
 
 JOB = {"model": {"path": "x"}, "input": {"path": "x", "prompt": "{x}"}, "output": {"path": "x"}}
@@ -56,3 +59,24 @@ def test_plans_count_what_the_loaded_model_keeps(name: str) -> None:
     assert shape.kv_bytes_per_token == -(-loaded.held.token // shape.num_layers) * shape.num_layers
     assert not shape.in_blocks
     assert replace(shape, kept_bytes=0).without_states.state_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["stablelm", "nemotron", "phimoe"])
+def test_rectangles_are_counted_as_large_as_they_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_padded(name)
+    shape = replace(shape_in_use(loaded, JobConfig.model_validate(JOB)), num_heads=0)  # scores are the model's own
+    seen: list[int] = []
+    update = block_cache._Layer.update
+
+    def measured(layer: Any, keys: torch.Tensor, values: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        gathered = update(layer, keys, values, *more)
+        rows, new = layer._rectangle.input_ids.shape
+        width = layer._rectangle.past + new
+        seen.append(rows)
+        mask = rows * new * width * 4
+        assert sum(each.numel() * 4 for each in gathered) + mask <= rectangle_bytes(shape, rows, new, width)
+        return gathered
+
+    monkeypatch.setattr(block_cache._Layer, "update", measured)
+    run(loaded, requests_of(prompts()))
+    assert max(seen) > 4

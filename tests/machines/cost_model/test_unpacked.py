@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vasuki.base.config import EngineConfig, JobConfig
+from vasuki.base.errors import ModelError
 from vasuki.commands.this_machine import placed_on
 from vasuki.engine.batch import Batch, ScheduledChunk
 from vasuki.engine.policy import POLICIES
@@ -20,7 +21,7 @@ from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.named import named_shape
-from vasuki.models.shape import BACKENDS, Way
+from vasuki.models.shape import BACKENDS, Recurrent, Way
 from vasuki.planner import make_plan
 from vasuki.planner.lengths import Lengths
 from vasuki.report.plan_table import plan_table
@@ -152,3 +153,8 @@ def test_the_backend_is_known_from_the_config_or_asked_for() -> None:
     asked = JobConfig.model_validate({**job, "engine": {"attention": "padded"}})
     assert placed_on(asked, SHAPE, CARD).shape.way == "padded"
     assert placed_on(JobConfig.model_validate(job), SHAPE, CARD).shape.way == "ragged"
+    hybrid = replace(SHAPE, recurrent=Recurrent(2, (), 8, 8, 1), attention_layers=2)
+    assert placed_on(asked, hybrid, CARD).shape.way == "alone", "no mask keeps a state from padding"
+    ragged = JobConfig.model_validate({**job, "engine": {"attention": "ragged"}})
+    with pytest.raises(ModelError, match=r"the ragged backend cannot serve it.* its backend is padded"):
+        placed_on(ragged, shape_from_config(bloom), CARD)

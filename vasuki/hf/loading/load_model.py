@@ -126,6 +126,11 @@ class LoadedModel:
         return self.way in ("ragged", "padded")
 
     @property
+    def is_eager(self) -> bool:
+        """Return whether it attends by transformers' operators, one after the other."""
+        return bool(self.model.config._attn_implementation == "eager")
+
+    @property
     def token_bytes(self) -> int:
         """Bytes that a token leaves in memory."""
         return self.held.token or self.kv_layout.bytes_per_token
