@@ -453,15 +453,17 @@ def test_policies_are_found_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
-def test_what_is_only_priced_is_not_run(name: str) -> None:
-    if name.startswith("static"):
-        with pytest.raises(JobFileError, match=f"engine.policy: {name} pads its batches; `vasuki simulate` prices"):
-            runnable_policy(name)
-    elif POLICIES[name].gathers:
+def test_policies_run_with_the_attention_that_they_need(name: str) -> None:
+    if POLICIES[name].gathers:
         with pytest.raises(JobFileError, match=f"engine.policy: {name} gathers rows that arrive one by one"):
-            runnable_policy(name)
+            runnable_policy(name, "auto")
+        return
+    assert runnable_policy(name, "padded") is POLICIES[name]
+    if name.startswith(("static", "baton")):
+        with pytest.raises(JobFileError, match=f"{name} pads its batches; a run does so with engine.attention: padded"):
+            runnable_policy(name, "auto")
     else:
-        assert runnable_policy(name) is POLICIES[name]
+        assert runnable_policy(name, "ragged") is POLICIES[name]
 
 
 def test_a_loop_that_comes_to_nothing_ends_with_a_picture_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

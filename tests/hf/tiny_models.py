@@ -19,6 +19,7 @@ from vasuki.engine.rectangles import Price
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
+from vasuki.engine.shaping import Similar, shaping_of
 from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.kernels.levels import Level
@@ -363,7 +364,8 @@ def run(
     states = StateCache(loaded.recurrent, max_num_seqs, loaded.device) if loaded.recurrent else None
     for tensor in itertools.chain(*states.tensors) if states else ():
         tensor.fill_(1e4)
-    executor = RaggedExecutor(loaded, cache, want_logprobs, AttentionKernels(kernel), offload, states, price)
+    shaping = shaping_of(policy) or Similar(loaded.longest_packed_tokens, price)
+    executor = RaggedExecutor(loaded, cache, want_logprobs, AttentionKernels(kernel), offload, states, shaping)
     executor.steps_ahead = steps_ahead
     rows = Rows()
     stats = drain(requests, scheduler, Checked(executor, scheduler), rows)

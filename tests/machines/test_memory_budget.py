@@ -100,7 +100,9 @@ def test_plans_of_padded_rows_leave_room_for_them() -> None:
     ragged, padded = (make_plan(lengths, replace(LLAMA, way=way), find_profile("a10")) for way in ("ragged", "padded"))
     assert padded.settings.kv_tokens < 0.97 * ragged.settings.kv_tokens
     asked = EngineConfig(max_num_seqs=1000)
-    with pytest.raises(ModelError, match=r"side by side are too large for it: lower engine\.max_num_seqs or") as refused:
+    with pytest.raises(
+        ModelError, match=r"side by side are too large for it: lower engine\.max_num_seqs or"
+    ) as refused:
         make_plan(lengths, replace(LLAMA, way="padded"), find_profile("a10"), engine=asked)
     assert "such GPUs" not in str(refused.value)
 

@@ -135,7 +135,7 @@ def runs(draw: st.DrawFn) -> Run:
     lengths = Lengths(prompts, outputs, None, limits, prefixes)
     policy = POLICIES[draw(st.sampled_from(sorted(POLICIES)))]
     staged = layout.pipeline_parallel > 1
-    if policy.padded and (staged or profile.kind == "cpu" or shape.way != "ragged"):
+    if policy.pads and (staged or profile.kind == "cpu"):
         policy = POLICIES["vasuki"]
     if not shape.in_blocks:
         policy = replace(policy, shares_prefixes=False)
@@ -192,7 +192,8 @@ def test_no_run_beats_the_bound_of_what_it_has_done(run: Run) -> None:
 @given(runs().filter(lambda run: run.cost.layout.num_streams == 1))
 def test_the_linear_program_lies_between(run: Run) -> None:
     program_s = schedule_lp_s(run.lengths, run.cost, [run.room], run.offload)
-    assert run.bound_s() * (1 - 1e-5) <= program_s <= run.makespan_s() * (1 + 1e-5)
+    counted_lower = 3e-4 if run.cost.shape.recurrent else 1e-5  # by the program, of what recurrent layers take
+    assert run.bound_s() * (1 - counted_lower) <= program_s <= run.makespan_s() * (1 + 1e-5)
 
 
 def job(rows: int, prompt: int, output: int) -> Lengths:

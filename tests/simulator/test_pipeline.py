@@ -36,7 +36,7 @@ class OneSecondATokenOnEachStage:
         )
     )
 
-    def batch_work(self, batch: Batch, copies: tuple[()] = ()) -> StepWork:
+    def batch_work(self, batch: Batch, copies: tuple[()] = (), shaped: object = None) -> StepWork:
         return StepWork.from_batch(batch)
 
     def stage_times(self, work: StepWork) -> list[StepTime]:

@@ -250,18 +250,29 @@ class PlanConfig(_Section):
 class EngineConfig(_Section):
     """How steps are formed and executed."""
 
-    policy: Literal["vasuki", "sarathi", "orca", "vllm", "vllm-v0", "static", "static-sorted", "prefill-packing"] = (
-        "vasuki"
-    )
-    """Who runs in the next step. All but `vasuki` are there for comparison."""
+    policy: Literal[
+        "vasuki",
+        "sarathi",
+        "orca",
+        "vllm",
+        "vllm-v0",
+        "static",
+        "static-sorted",
+        "static-pd",
+        "baton",
+        "baton-pd",
+        "prefill-packing",
+    ] = "vasuki"
+    """Who runs in the next step. All but `vasuki` are there for comparison; those from `static` to `baton-pd` run with
+    `attention: padded`."""
     chunk_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Token budget of a step: decodes first, then prompt chunks up to this many tokens."""
     max_num_seqs: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Most sequences in a step."""
     attention: Literal["auto", "ragged", "padded"] = "auto"
     """Backend. `ragged` packs chunks without padding, for models on transformers' attention interface. `padded` fills
-    rows up to rectangles under the model's own mask, for every causal model with a cache; a model that no mask keeps
-    from padding is computed row by row. `auto`: ragged where it serves the model, else padded."""
+    rows up to rectangles under the model's own mask, where prompts may share rows; what no mask keeps from padding is
+    computed row by row. `auto`: ragged where it serves the model, else padded."""
     compile: Literal["auto", "off"] = "auto"
     """On a CPU, `auto` uses kernels that are compiled for its processor and kept on disk between runs; `off` uses
     torch's own, which are slower. On CUDA, `auto` records steps of decodes as graphs, where the model allows it; `off`

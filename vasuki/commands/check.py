@@ -21,7 +21,7 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
     Raises:
         VasukiError: the same that the run would raise, as far as it can be known without loading weights.
     """
-    runnable_policy(config.engine.policy)
+    runnable_policy(config.engine.policy, config.engine.attention)
     if config.model.path:
         refuse_pickles(config.model)
     table = open_table(config)

@@ -141,7 +141,7 @@ class Runner:
             KeyboardInterrupt: a signal before that, or a second one.
         """
         started_s = time.perf_counter()
-        runnable_policy(config.engine.policy)
+        runnable_policy(config.engine.policy, config.engine.attention)
         own_shard = Shard.parse(shard)
         table = open_table(config)
         if self._loaded is None:

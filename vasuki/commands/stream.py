@@ -80,7 +80,7 @@ def answer_rows(
         VasukiError: as a run does; Interrupted also where a signal left rows to be started.
     """
     started_s, arrivals_from_s = time.perf_counter(), time.monotonic()
-    runnable_policy(config.engine.policy, rows_arrive=True)
+    runnable_policy(config.engine.policy, config.engine.attention, rows_arrive=True)
     if config.engine.replicas != 1:
         raise JobFileError("engine.replicas: rows that arrive are answered by one; set it to 1")
     place = usable_folder(config.output.path)

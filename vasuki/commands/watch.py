@@ -102,7 +102,7 @@ def watch_job(
         VasukiError: that the next file would meet as well. What concerns one file alone is logged and noted.
         KeyboardInterrupt: a signal while the model is loaded, or between a file's first look and its first step.
     """
-    runnable_policy(config.engine.policy)
+    runnable_policy(config.engine.policy, config.engine.attention)
     if config.engine.replicas != 1:
         raise JobFileError("engine.replicas: a watch has one; start one watch for each device, all on the same folder")
     inbox = _Inbox(config)

@@ -62,7 +62,7 @@ class AdmissionControl:
             return True
         if queues.num_running >= self._limits.max_num_seqs:
             return False
-        if self._policy.padded:  # the cache grows by a column for every row until the last of the wave ends
+        if self._policy.waves:  # the cache grows by a column for every row until the last of the wave ends
             wave = [*queues.running, sequence]
             columns = max(row.request.num_prompt_tokens for row in wave) + max(row.expected_tokens for row in wave) - 1
             return len(wave) * pool.blocks_for(columns) <= pool.num_blocks

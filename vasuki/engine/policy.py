@@ -10,6 +10,9 @@ evicts the coldest first; and a row that found no blocks is asked again when som
 
 `vllm-v0` is its first engine: whole prompts, and alone.
 
+`static` is what transformers does with a batch, `baton` a batch whose slots are filled again (Baton, arXiv 2410.18701),
+and `-pd` either with prompts computed apart; what they pad is in `shaping`.
+
 `prefill-packing` is the system of Dynamic Prefill Packing: rows that arrive are gathered and packed (`vasuki.arrivals`)
 before the scheduler sees them. Here it computes whole prompts, a packed batch of them a step, beside the decodes.
 """
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from vasuki.base.errors import JobFileError, did_you_mean
 
@@ -49,7 +53,8 @@ class Policy:
     mixing: Mixing = Mixing.MIXED
     chunked: bool = True  # a prompt may be split over steps
     refill: bool = True  # False: rows join only an empty batch, as in request-level serving
-    padded: bool = False  # priced as rows padded to the longest, which keep their slot when they end; never run
+    waves: bool = False  # rows keep their slot until the last of their batch ends
+    pads: Literal["", "similar", "together"] = ""  # prompts, to those of like length, or to all chunks of the step
     ordered: bool = False  # rows are taken in a planned order; those that arrive by rounds, the short prompts first
     sorted_prompts: bool = False  # rows are taken in order of prompt length
     gathers: bool = False  # rows that arrive are held back to be packed
@@ -60,7 +65,7 @@ class Policy:
 
 
 _WHOLE_PROMPTS = Policy("", Admission.MAXIMUM, chunked=False, chunk_tokens=2048)
-_STATIC = replace(_WHOLE_PROMPTS, name="static", mixing=Mixing.PREFILL_FIRST, refill=False, padded=True)
+_STATIC = replace(_WHOLE_PROMPTS, name="static", mixing=Mixing.PREFILL_FIRST, refill=False, waves=True, pads="together")
 
 POLICIES = {
     policy.name: policy
@@ -79,6 +84,9 @@ POLICIES = {
         Policy("vllm", Admission.CHUNK, shares_prefixes=True, chunk_tokens=8192),
         _STATIC,
         replace(_STATIC, name="static-sorted", sorted_prompts=True),
+        replace(_STATIC, name="static-pd", pads="similar"),
+        replace(_WHOLE_PROMPTS, name="baton", pads="together"),
+        replace(_WHOLE_PROMPTS, name="baton-pd", pads="similar"),
         replace(
             _WHOLE_PROMPTS,
             name="prefill-packing",
@@ -99,15 +107,15 @@ def find_policy(name: str) -> Policy:
         raise JobFileError(f"unknown policy '{name}'{did_you_mean(name, POLICIES)}") from None
 
 
-def runnable_policy(name: str, rows_arrive: bool = False) -> Policy:
-    """Look a policy up that a run may have. Raises JobFileError for one that is only priced: nothing computes padded
-    batches, and where all rows are there none has to be gathered."""
+def runnable_policy(name: str, attention: str, rows_arrive: bool = False) -> Policy:
+    """Look a policy up that a run may have with that `engine.attention`. Raises JobFileError for one that pads where
+    rows may be packed, and for one that gathers rows where all are there."""
     policy = find_policy(name)
     if policy.gathers and not rows_arrive:
         raise JobFileError(
             f"engine.policy: {name} gathers rows that arrive one by one: in `simulate`, in `watch --stdin`, and in "
             "`watch` on one JSONL file"
         )
-    if policy.padded:
-        raise JobFileError(f"engine.policy: {name} pads its batches; `vasuki simulate` prices that, no run does it")
+    if policy.pads and attention != "padded":
+        raise JobFileError(f"engine.policy: {name} pads its batches; a run does so with engine.attention: padded")
     return policy

@@ -13,9 +13,9 @@ import torch
 
 from vasuki.base.errors import OutOfMemory
 from vasuki.engine.batch import Batch, StepResult
-from vasuki.engine.rectangles import Price
 from vasuki.engine.sequence import Sequence
 from vasuki.engine.settings import EngineSettings
+from vasuki.engine.shaping import Shaping, Similar, shaping_of
 from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.attention.inputs import LastTokens, StepInputs, build_inputs
 from vasuki.hf.cuda.choice import attention_kernels, can_record
@@ -62,7 +62,7 @@ class RaggedExecutor:
         attention: the kernels that attend.
         offload: moves KV beside the compute.
         states: what recurrent layers keep of the rows, where there are such.
-        price: of padded rectangles; says whether prompts share rows.
+        shaping: of padded calls.
         keep: top-p by a kernel, where there is one.
 
     Attributes:
@@ -80,7 +80,7 @@ class RaggedExecutor:
         attention: AttentionKernels | None = None,
         offload: KVMover | None = None,
         states: StateCache | None = None,
-        price: Price | None = None,
+        shaping: Shaping | None = None,
         keep: KeepTopP | None = None,
     ) -> None:
         self.loaded = loaded
@@ -90,7 +90,7 @@ class RaggedExecutor:
         self.offload = offload
         self.states = states
         self.keep = keep
-        self.unpacked = _unpacked(loaded, cache, offload, price)
+        self.unpacked = _unpacked(loaded, cache, offload, shaping)
         # Launching returns before the device is done. Tokens that are not known yet are filled into packed steps alone.
         self.steps_ahead = int(loaded.device.type == "cuda" and self.unpacked is None)
         self.most_tokens = sys.maxsize  # that are computed at once: fewer after memory has run out
@@ -254,12 +254,12 @@ class RaggedExecutor:
         return exposed_s, max(0.0, busy_s - exposed_s)
 
 
-def _unpacked(loaded: LoadedModel, cache: KVCache, offload: KVMover | None, price: Price | None) -> Forward | None:
+def _unpacked(loaded: LoadedModel, cache: KVCache, offload: KVMover | None, shaping: Shaping | None) -> Forward | None:
     """How a model is computed that no packed step can be."""
     if loaded.way == "ragged":
         return None
     if loaded.way == "padded":
-        return Padded(loaded.model, cache, offload, loaded.longest_packed_tokens, price)
+        return Padded(loaded.model, cache, offload, shaping)
     return Alone(loaded.model, loaded.way)
 
 
@@ -310,7 +310,8 @@ def build_executor(
         profile, price = cost_model.profile, cost_model.rectangle_s
         attention = attention_kernels(loaded.kernel, loaded.kv_layout, profile.attention, profile.processors)
     keep = top_p_kernel(device) if on_gpu and loaded.compiles else None
-    executor = RaggedExecutor(loaded, cache, want_logprobs, attention, offload, states, price, keep)
+    shaping = shaping_of(settings.policy) or Similar(loaded.longest_packed_tokens, price)
+    executor = RaggedExecutor(loaded, cache, want_logprobs, attention, offload, states, shaping, keep)
     executor.settings = settings
     if records:
         most_rows = settings.limits.max_num_seqs

@@ -199,7 +199,7 @@ def _too_large(
         return f"{need}; {bytes_text(max(0, kv))} of KV (kv.device_memory) is too {wrong}"
     if weights < 0.9 * usable < activations:  # which no number of GPUs makes smaller
         if shape.way != "ragged":
-            return f"{need}; so many rows side by side are too large for it: lower engine.max_num_seqs or engine.chunk_tokens"
+            return f"{need}; so many rows side by side are too large for it: lower engine.max_num_seqs or chunk_tokens"
         most = int(0.9 * (usable - weights) / activations * max_step_tokens)
         return (
             f"{need}; steps of {max_step_tokens:,} tokens are too large for it, {most:,} would fit: lower "

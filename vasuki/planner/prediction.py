@@ -61,7 +61,7 @@ def predict(
     solver: Solver = "greedy" if config.solver == "auto" or problem.seeks_best_order else config.solver
     found_order = tuple(found.order) if found else ()
     order = order_requests(
-        sample.requests(known or problem.policy.padded),  # whose batches are as large as memory was seen to hold
+        sample.requests(known or problem.policy.waves),  # whose batches are as large as memory was seen to hold
         settings,
         solver=found.solver if found else solver,
         output_length=Column(column="recorded") if known and not problem.known else config.output_length,

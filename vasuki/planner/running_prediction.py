@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
+from vasuki.engine.shaping import shaping_of
 from vasuki.machines.cost_model import CostModel
 from vasuki.planner.plan import Plan
 
@@ -49,6 +50,7 @@ class RunningPrediction:
     def __init__(self, plan: Plan, cost_model: CostModel) -> None:
         self.plan = plan
         self._cost_model = cost_model
+        self._shaping = shaping_of(plan.settings.policy)
         self._steps = self._peak_blocks = 0
         self._last: tuple[StepResult, float] | None = None  # the step that was priced last
         self._with_prompts, self._decodes_only, self._all = _Kind(), _Kind(), _Kind()
@@ -83,7 +85,8 @@ class RunningPrediction:
         if not (batch.decodes or batch.prefills):
             return 0.0
         cost, settings = self._cost_model, self.plan.settings
-        work = cost.batch_work(batch, cost.swap_copies(batch, settings.block_tokens))
+        shaped = self._shaping(batch) if self._shaping else None
+        work = cost.batch_work(batch, cost.swap_copies(batch, settings.block_tokens), shaped)
         if cost.shape.num_windowed_layers and result.num_steps == 1:
             step_s = cost.step_time_s(work)
         else:

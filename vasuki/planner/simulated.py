@@ -169,7 +169,7 @@ def simulate_plan(
         gathering = None
     layout = layout or plan.layout
     leased = layout.data_parallel > 1 and layout.pipeline_parallel == 1 and settings.policy.ordered
-    requests = lengths.requests(isinstance(config.output_length, Column) or settings.policy.padded)
+    requests = lengths.requests(isinstance(config.output_length, Column) or settings.policy.waves)
     order = order_requests(
         requests,
         settings,

@@ -89,7 +89,7 @@ def simulate_pipelines(
         ValueError: the policy pads, or layers are streamed; neither is priced stage by stage.
     """
     stages, replicas = cost_model.layout.pipeline_parallel, cost_model.layout.data_parallel
-    if stages > 1 and (settings.policy.padded or settings.offload.streamed_layers):
+    if stages > 1 and (settings.policy.pads or settings.offload.streamed_layers):
         raise ValueError("padded policies and streamed layers are not simulated in pipelines")
     simulation = _Simulation(requests, list(observers), on_ended)
 

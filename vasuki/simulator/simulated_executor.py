@@ -18,7 +18,8 @@ from collections.abc import Sequence as Vector
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.sequence import Sequence, Status
 from vasuki.engine.settings import EngineSettings
-from vasuki.machines.cost_model import CostModel, StepTime, StepWork
+from vasuki.engine.shaping import Shaped, shaping_of
+from vasuki.machines.cost_model import CostModel, StepTime
 from vasuki.simulator.fast_forward import FastForward
 
 
@@ -32,9 +33,6 @@ class VirtualClock:
 
 class SimulatedExecutor:
     """Prices batches.
-
-    Padded policies are charged as request-level serving pays: every prompt of a wave is as long as the longest, and
-    rows that have ended compute on until the last of their wave ends.
 
     Args:
         cost_model: says how long a step takes.
@@ -57,7 +55,7 @@ class SimulatedExecutor:
         self._output_tokens = output_tokens
         # Where tokens are computed anew in each step, no step is the one before with a token more.
         self._fast_forward = None if cost_model.shape.way == "uncached" else fast_forward
-        self._padded = settings.policy.padded
+        self._shaping = shaping_of(settings.policy)
         self._block_tokens = settings.block_tokens
         self._streamed_layers = settings.offload.streamed_layers
         shape = cost_model.shape
@@ -67,7 +65,6 @@ class SimulatedExecutor:
         self._decode_steps = 0  # steps with decodes so far
         self._ends: list[tuple[int, int, Sequence]] = []  # heap: decode step in which a sequence ends
         self._num_entries = 0  # breaks ties
-        self._wave_rows = self._wave_context = 0  # of the running padded batch
 
     def launch(self, batch: Batch) -> StepResult:
         """Let the batch's time pass, up to the first sequence that ends. Waiting for an arrival counts to the step."""
@@ -83,7 +80,6 @@ class SimulatedExecutor:
             if now_s >= clock.next_arrival_s:
                 break
         clock.now_s = now_s
-        self._wave_context += steps
         stopped = self._stopped_decodes(batch, steps)
         for sequence, _, _, samples in batch.prefills:
             if samples:
@@ -131,15 +127,18 @@ class SimulatedExecutor:
         """What the batch's steps take, one after the other, `most_steps` of them or fewer."""
         cost = self.cost_model
         copies = cost.swap_copies(batch, self._block_tokens) if batch.swaps else ()
-        work = self._padded_work(batch) if self._padded else cost.batch_work(batch, copies)
-        rooms = self._window_rooms(batch) if self._window else ()
+        shaped = list(self._shaping(batch)) if self._shaping else None
+        work = cost.batch_work(batch, copies, shaped)
+        rooms = self._window_rooms(batch, shaped) if self._window else ()
         return cost.repeated(work, most_steps, self._streamed_layers, self._stream_copy_bytes, rooms)
 
-    def _window_rooms(self, batch: Batch) -> list[int]:
+    def _window_rooms(self, batch: Batch, shaped: list[Shaped] | None) -> list[int]:
         """Tokens that each decode lacks whose context is shorter than the window."""
         last = self._window - 1
-        if self._padded:
-            return [max(0, last - self._wave_context)] * self._wave_rows
+        if shaped and batch.decodes and not batch.prefills:  # as wide as the widest, all of them
+            [(rows, columns)] = shaped
+            start = max(columns - 1, *batch.starts)
+            return [last - start] * len(rows) if start < last else []
         rooms = [last - start for start in batch.starts if start < last]
         return rooms + [last - start for _, start, count, _ in batch.prefills if count == 1 and start < last]
 
@@ -156,10 +155,3 @@ class SimulatedExecutor:
             tokens = steps * (context + new) + new * steps * (steps - 1) // 2
         swapped = self._block_tokens * sum([len(swap.device) for swap in batch.swaps])
         return shape.kv_bytes_per_token_per_layer * (self._streamed_layers * tokens + shape.num_layers * swapped)
-
-    def _padded_work(self, batch: Batch) -> StepWork:
-        if batch.prefills:
-            self._wave_rows = len(batch.prefills)
-            self._wave_context = longest = max([chunk.num_tokens for chunk in batch.prefills])
-            return self.cost_model.work([longest] * self._wave_rows, [longest] * self._wave_rows)
-        return self.cost_model.work([1] * self._wave_rows, [self._wave_context + 1] * self._wave_rows)

@@ -95,7 +95,7 @@ def run_on_replicas(
     """
     started_s = time.perf_counter()
     with StopSignals() as signals:
-        runnable_policy(config.engine.policy)
+        runnable_policy(config.engine.policy, config.engine.attention)
         own_shard = Shard.parse(options.shard)
         table = open_table(config)
         fingerprint = model_fingerprint(config.model)

@@ -7,15 +7,14 @@ after another: for layers that carry a state from token to token, or that keep o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from vasuki.engine.batch import Batch, ScheduledChunk
-from vasuki.engine.rectangles import Price, Rows, rectangles
 from vasuki.engine.sequence import Sequence, Status
+from vasuki.engine.shaping import Shaping, Similar
 from vasuki.hf.attention.inputs import tokens_of
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.kv.kv_mover import KVMover
@@ -40,7 +39,7 @@ class Padded:
         model: a causal LM of transformers.
         cache: its KV memory.
         offload: moves KV beside the compute.
-        longest_packed_tokens, price: as in `rectangles`.
+        shaping: of its calls.
     """
 
     def __init__(
@@ -48,25 +47,19 @@ class Padded:
         model: Any,
         cache: KVCache,
         offload: KVMover | None = None,
-        longest_packed_tokens: int = 0,
-        price: Price | None = None,
+        shaping: Shaping | None = None,
     ) -> None:
         self._call, self._cache, self._offload = ModelCall(model), cache, offload
-        self._longest_packed_tokens, self._price = longest_packed_tokens, price
+        self._shaping = shaping or Similar()
 
     def __call__(self, batch: Batch) -> torch.Tensor:
         logits: dict[int, torch.Tensor] = {}
-        for rows in self.groups(batch):
-            rectangle = Rectangle.of([[batch.chunks[i] for i in row] for row in rows], self._cache)
+        for rows, columns in self._shaping(batch):
+            rectangle = Rectangle.of([[batch.chunks[i] for i in row] for row in rows], self._cache, columns)
             cache = block_cache(self._cache, rectangle, self._offload)
             last, _ = self._call(rectangle.input_ids, rectangle.position_ids, rectangle.mask, cache, rectangle.ends)
             logits |= zip(itertools.chain(*rows), last, strict=True)
         return _sampled(batch, logits)
-
-    def groups(self, batch: Batch) -> Iterable[Rows]:
-        """Chunks that share a rectangle, by their place in the batch."""
-        chunks = [(chunk.start, chunk.num_tokens) for chunk in batch.chunks]
-        return rectangles(chunks, len(batch.decodes), self._longest_packed_tokens, self._price)
 
 
 class Alone:

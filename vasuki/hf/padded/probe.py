@@ -24,6 +24,7 @@ from vasuki.base.errors import one_line
 from vasuki.engine.batch import Batch, ScheduledChunk
 from vasuki.engine.blocks import BlockTable
 from vasuki.engine.sequence import Request, Sequence, Status
+from vasuki.engine.shaping import Similar
 from vasuki.hf.attention.ragged_attention import Unsupported
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.padded.block_cache import layout_of
@@ -99,7 +100,7 @@ def _probe_padded(
     if why := _difference(model, Padded(model, blocks), prompts, expected):
         raise Unsupported(why)
     longest = longest_packed(model.config.get_text_config().to_dict())
-    mixed = _difference(model, Padded(model, blocks, None, longest, fewest_rows), prompts, expected)
+    mixed = _difference(model, Padded(model, blocks, None, Similar(longest, fewest_rows)), prompts, expected)
     return Served("padded", layout, 0 if mixed else longest)
 
 

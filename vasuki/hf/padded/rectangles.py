@@ -7,7 +7,7 @@
 
 The paper pads new columns behind the token of a running row, which leaves holes in its cache. Here padding is in front:
 a row's tokens are next to each other, so that distances between columns are distances between positions, and a column
-that is padding in every row never is there to be released.
+that is padding in every row is there only where it is asked for.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ class Rectangle:
     read: torch.Tensor
 
     @classmethod
-    def of(cls, rows: list[list[ScheduledChunk]], cache: KVCache) -> Rectangle:
-        """Lay rows out one below the other. Chunks that share one are whole prompts, or begin one."""
+    def of(cls, rows: list[list[ScheduledChunk]], cache: KVCache, columns: int = 0) -> Rectangle:
+        """Lay rows out one below the other, over at least so many columns. Chunks that share one are whole prompts, or
+        begin one."""
         chunks = [chunk for row in rows for chunk in row]
         counts = np.array([len(row) for row in rows])
         lengths = np.array([chunk.num_tokens for chunk in chunks])
         sizes = np.add.reduceat(lengths, np.cumsum(counts) - counts)  # new tokens of each row
         ends = sizes + [row[0].start for row in rows]
-        new, width = int(sizes.max()), int(ends.max())
+        new, width = int(sizes.max()), max(columns, int(ends.max()))
         positions = np.arange(width) - (width - ends)[:, None]  # [rows, width], below 0 in padding
         is_new = np.arange(new) >= (new - sizes)[:, None]  # [rows, new]
         token_ids = np.zeros((len(rows), new), np.int64)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from vasuki.engine.rectangles import Rows, rectangles
+from vasuki.engine.rectangles import rectangles
+from vasuki.engine.shaping import Shaped
 from vasuki.machines.cost_model.copies import Copies, HostTraffic
 from vasuki.machines.cost_model.layers import LayerModel
 from vasuki.machines.cost_model.network import Network
@@ -64,23 +65,32 @@ class CostModel:
             return self._unpacked(pieces, sum(piece.num_tokens == 1 for piece in pieces), ())
         return StepWork.of(tokens, contexts, num_samples, self.shape.sliding_window)
 
-    def batch_work(self, batch: Batch, copies: tuple[Copies, ...] = ()) -> StepWork:
-        """The work of a scheduled batch, with this model's sliding window."""
-        if self.shape.way != "ragged":
-            pieces = [Piece(start, 1, True) for start in batch.starts]
-            pieces += [Piece(start, count, samples) for _, start, count, samples in batch.prefills]
-            return self._unpacked(pieces, len(batch.starts), copies)
-        return StepWork.from_batch(batch, self.shape.sliding_window, copies)
+    def batch_work(
+        self, batch: Batch, copies: tuple[Copies, ...] = (), shaped: Iterable[Shaped] | None = None
+    ) -> StepWork:
+        """The work of a scheduled batch, with this model's sliding window, in calls that its policy has shaped or as
+        the backend has them."""
+        if self.shape.way == "ragged" and shaped is None:
+            return StepWork.from_batch(batch, self.shape.sliding_window, copies)
+        pieces = [Piece(start, 1, True) for start in batch.starts]
+        pieces += [Piece(start, count, samples) for _, start, count, samples in batch.prefills]
+        return self._unpacked(pieces, len(batch.starts), copies, shaped)
 
-    def _unpacked(self, pieces: Sequence[Piece], num_decodes: int, copies: tuple[Copies, ...]) -> StepWork:
-        if self.shape.way == "padded":
-            return padded_work(pieces, self.groups(pieces, num_decodes), copies)
-        return work_alone(pieces, copies, cached=self.shape.way == "alone")
-
-    def groups(self, pieces: Sequence[Piece], num_decodes: int) -> Iterable[Rows]:
-        """Chunks that share a rectangle, by their place; those of decodes come first."""
-        chunks = [(piece.start, piece.num_tokens) for piece in pieces]
-        return rectangles(chunks, num_decodes, self.shape.longest_packed_tokens, self.rectangle_s)
+    def _unpacked(
+        self,
+        pieces: Sequence[Piece],
+        num_decodes: int,
+        copies: tuple[Copies, ...],
+        shaped: Iterable[Shaped] | None = None,
+    ) -> StepWork:
+        way = self.shape.way
+        if way in ("alone", "uncached"):
+            return work_alone(pieces, copies, cached=way == "alone")
+        if shaped is None:
+            chunks = [(piece.start, piece.num_tokens) for piece in pieces]
+            packed = self.shape.longest_packed_tokens
+            shaped = map(Shaped, rectangles(chunks, num_decodes, packed, self.rectangle_s))
+        return padded_work(pieces, shaped, copies, self.shape.sliding_window if way == "ragged" else None)
 
     def rectangle_s(self, rows: int, new: int, width: int) -> float:
         """Seconds of a call, see `engine.rectangles.Price`."""

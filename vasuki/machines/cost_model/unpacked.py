@@ -1,11 +1,12 @@
 """The work of a step whose chunks don't share one packed forward: columns of rectangles, or calls row by row.
 
-    padded    a call for each rectangle; every row has as many new tokens and as long a context as the longest, whose
-              pairs are computed all, prompts that share a row or not
+    ragged    a call for each rectangle of a policy that pads; every row has as many new tokens and as long a context as
+              the longest, of which kernels see what is causal and in the window
+    padded    the same under a mask: all pairs are computed, prompts that share a row or not
     alone     a call for each row; a prompt is computed with its last chunk, from its first token
     uncached  the same, and each token after it is computed with all tokens before it
 
-Windows are masks there: what they hide is computed all the same.
+Windows are masks of all but the first: what they hide is computed all the same.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from vasuki.engine.rectangles import Rows
+from vasuki.engine.shaping import Shaped
 from vasuki.machines.cost_model.copies import Copies
 from vasuki.machines.cost_model.work import StepWork
 
@@ -34,14 +35,21 @@ class _Call(NamedTuple):
     width: int
 
 
-def padded_work(pieces: Sequence[Piece], groups: Iterable[Rows], copies: tuple[Copies, ...] = ()) -> StepWork:
-    """The work of rectangles, whose rows hold pieces, by their place."""
-    calls = []
-    for rows in groups:
+def padded_work(
+    pieces: Sequence[Piece], calls: Iterable[Shaped], copies: tuple[Copies, ...] = (), window: int | None = None
+) -> StepWork:
+    """The work of rectangles, whose rows hold pieces, by their place. `window` is that of kernels that know what is
+    causal, 0 for none; None for a mask."""
+    found, num_samples = [], 0
+    for rows, columns in calls:
+        num_samples += sum(pieces[i].samples for row in rows for i in row)
         new = [sum(pieces[i].num_tokens for i in row) for row in rows]
         width = max(pieces[row[0]].start + count for row, count in zip(rows, new, strict=True))
-        calls.append(_Call(len(rows), max(new), width))
-    return _work(calls, sum(piece.samples for piece in pieces), copies)
+        found.append(_Call(len(rows), max(new), max(width, columns)))
+    if window is None:
+        return _work(found, num_samples, copies)
+    tokens, contexts = zip(*[(call.new, call.width) for call in found for _ in range(call.rows)], strict=True)
+    return StepWork.of(tokens, contexts, num_samples, window, copies)._replace(calls=len(found))
 
 
 def rectangle_work(rows: int, new: int, width: int) -> StepWork:
