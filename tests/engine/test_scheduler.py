@@ -293,6 +293,12 @@ def test_an_exclusive_prompt_goes_on_when_no_row_decodes_any_more() -> None:
     assert kinds[-2:] == [[0, 1], [1, 0]]
 
 
+def test_an_exclusive_prompt_goes_on_when_all_that_decode_have_made_room() -> None:
+    rows = [(1, 2, 2), (1, 3, 3), (11, 15, 15), (9, 13, 13), (14, 13, 13)]
+    _, _, _, sink = run(rows, EXCLUSIVE, Limits(1, 3, 1), 11, 4)
+    assert sorted(row.request.row for row in sink.rows) == [0, 1, 2, 3, 4]
+
+
 def test_a_batch_shows_decodes_as_chunks_of_one_token() -> None:
     rows = [(3, 5, 5), (30, 5, 5)]
     _, _, executor, _ = run(rows, POLICIES["sarathi"], Limits(8, 8), 60)

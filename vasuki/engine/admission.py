@@ -92,10 +92,10 @@ class AdmissionControl:
         return self._queues.may_park(sequence, sequence.num_tokens) and self.fits(sequence, ahead=sequence)
 
     def in_prefill_phase(self) -> bool:
-        """Whether prompts have their turn, where they take turns with decodes: always while there are none."""
+        """Whether prompts have their turn, where they take turns with decodes."""
         if not self._filling:
             self._filling = self._pool.num_available >= self._limits.prefill_threshold * self._pool.num_blocks
-        return self._filling or not self._queues.decoding
+        return self._filling
 
     def end_prefill_phase(self) -> None:
         """The next one starts when enough memory is free."""

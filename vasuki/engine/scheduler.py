@@ -131,6 +131,8 @@ class Scheduler:
             if not prefills:
                 self.admission.end_prefill_phase()
                 decodes = self._decodes()
+            if not (prefills or decodes):  # those that were to decode may have made room for a prompt
+                self._prefills(prefills, budget)
         returning = self._preemption.bring_back()
         self._preemption.end_step()
         if not (returning or decodes or prefills):
