@@ -36,9 +36,11 @@ from vasuki.engine.policy import find_policy
 from vasuki.engine.rectangles import Rows
 from vasuki.engine.sequence import Request, Sequence, Status
 from vasuki.engine.settings import EngineSettings, Limits
+from vasuki.engine.shaping import Shaped
 from vasuki.hf.loading.load_model import LoadedModel
 from vasuki.hf.padded.forward import Padded
 from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
+from vasuki.models.shape import Way
 from vasuki.planner.lengths import read_lengths
 from vasuki_solvers import first_fit_decreasing
 
@@ -58,8 +60,8 @@ def packed(lengths: list[int]) -> Rows:
     return [list(row) for row in first_fit_decreasing(lengths, max(lengths)).bins]
 
 
-class OneRectangle(Padded):
-    """All prompts of a step in one rectangle.
+class OneRectangle:
+    """A shaping with all prompts of a step in one rectangle.
 
     Attributes:
         pack: shapes it.
@@ -67,9 +69,9 @@ class OneRectangle(Padded):
 
     pack: Pack
 
-    def groups(self, batch: Batch) -> Iterable[Rows]:
+    def __call__(self, batch: Batch) -> Iterable[Shaped]:
         """See `pack`."""
-        return [self.pack([chunk.num_tokens for chunk in batch.chunks])]
+        return [Shaped(self.pack([chunk.num_tokens for chunk in batch.chunks]))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +125,15 @@ def set_packed(lengths: Ints, rows: int) -> Iterable[Call]:
 class Machine:
     """Computes calls on both backends, over blocks that are there already."""
 
-    def __init__(self, models: dict[str, LoadedModel], lengths: Ints) -> None:
+    def __init__(self, models: dict[Way, LoadedModel], lengths: Ints) -> None:
         random = np.random.default_rng(0)
         self.prompts = [random.integers(3, 700, length).astype(np.int32) for length in lengths]
         blocks = int((lengths // BLOCK_TOKENS + 1).sum())
         limits = Limits(int(lengths.sum()), len(lengths))
         settings = EngineSettings(find_policy("vasuki"), limits, blocks, BLOCK_TOKENS)
         self.ragged, self.padded = (build_executor(models[way], settings) for way in ("ragged", "padded"))
-        self.shaped = self.padded.unpacked = OneRectangle(models["padded"].model, self.padded.cache)
+        self.shaping = OneRectangle()
+        self.padded.unpacked = Padded(models["padded"].model, self.padded.cache, shaping=self.shaping)
 
     def seconds(self, call: Call) -> tuple[float, list[int]]:
         """Seconds up to the first tokens of a call, and these tokens."""
@@ -143,7 +146,7 @@ class Machine:
         """The backend, shaped as the call says."""
         if call.pack is None:
             return self.ragged
-        self.shaped.pack = call.pack
+        self.shaping.pack = call.pack
         return self.padded
 
     def batch(self, prompts: list[int]) -> Batch:
@@ -179,7 +182,7 @@ def drawn(data: Path, rows: int) -> dict[str, Ints]:
     return {name: np.maximum(1, random.permutation(each)[:rows] // SHRUNK) for name, each in traces.items()}
 
 
-def tables(models: dict[str, LoadedModel], data: Path, rounds: int) -> list[Table]:
+def tables(models: dict[Way, LoadedModel], data: Path, rounds: int) -> list[Table]:
     """What the paper's figures 2 and 7 to 12 show."""
     ways = ("full", "prepacking", "ordered", "set packed", "ragged")
     first = Table(

@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import draw_baton
 import reproduce_arrivals
 import reproduce_baton
 import reproduce_pipeline
@@ -27,6 +28,7 @@ from reproduce_table import Options, Table
 from vasuki.base.errors import VasukiError
 
 QUICK = 0.1  # of the requests
+SMALL = Options(scale=0.02)  # what `make test` runs again
 CLAIMS: dict[str, Callable[[Options], Table]] = {
     "vasuki-chunks": reproduce_vasuki.figure_1,
     "vasuki-makespan": reproduce_vasuki.makespan,
@@ -50,9 +52,11 @@ CLAIMS: dict[str, Callable[[Options], Table]] = {
     "sarathi-batch": reproduce_pipeline.batch_sizes,
     "sarathi-pipeline": reproduce_pipeline.section_5_3,
     "prepacking-batch": reproduce_prepacking.figure_3,
+    "prepacking-memory": reproduce_prepacking.figure_6,
     "prepacking-rows": reproduce_prepacking.figure_9,
     "baton-mix": reproduce_baton.table_1,
     "baton-short": reproduce_baton.table_2,
+    "baton-time": reproduce_baton.figures_5_to_7,
     "packing-ttft": reproduce_arrivals.table_1,
     "packing-claims": reproduce_arrivals.verdicts,
     "packing-windows": reproduce_arrivals.each_window,
@@ -80,6 +84,9 @@ def main() -> None:
     except VasukiError as error:
         parser.exit(error.exit_code, f"{parser.prog}: {error}\n")
     if arguments.write:
+        write_page.store({name: CLAIMS[name](SMALL).figures for name in figures}, write_page.SMALL)
+        if "baton-time" in figures:
+            draw_baton.FIGURE.write_bytes(draw_baton.draw().svg())
         write_page.update(figures)
     print(json.dumps({"scale": options.scale, "data": options.data is not None, "claims": figures}))
 

@@ -24,9 +24,11 @@ import numpy.typing as npt
 from reproduce_table import Options, Table
 
 from vasuki.machines.cost_model import CostModel, StepWork
+from vasuki.machines.memory_budget import activation_bytes, rectangle_bytes
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.named import named_shape
+from vasuki.models.shape import ModelShape
 from vasuki.planner.lengths import read_lengths
 from vasuki_solvers import first_fit_decreasing
 
@@ -101,6 +103,22 @@ class Batch:
     def packed_rows(self) -> int:
         return len(first_fit_decreasing(self.lengths, self.longest).bins)
 
+    def cells(self, way: str) -> tuple[int, int]:
+        """Rows and columns of its rectangle; end to end there is one row."""
+        if way == "ragged":
+            return 1, sum(self.lengths)
+        return self.packed_rows if way == "prepacking" else len(self.lengths), self.longest
+
+    def peak_bytes(self, way: str, shape: ModelShape) -> int:
+        """Weights, keys and values of the rectangle, and the larger of what its attention and the rest of a layer hold
+        beside them."""
+        rows, columns = self.cells(way)
+        tokens = rows * columns
+        beside = activation_bytes(shape, tokens, len(self.lengths))
+        if way != "ragged":
+            beside = max(beside, rectangle_bytes(shape, rows, columns, columns))
+        return shape.weight_bytes + tokens * shape.kv_bytes_per_token + beside
+
     def full_s(self, cost: CostModel) -> float:
         return cost.step_time_s(masked(len(self.lengths), self.longest, len(self.lengths)))
 
@@ -136,6 +154,30 @@ def figure_3(options: Options) -> Table:
                 found = {f"batch_{size}": value for size, value in zip(BATCHES, values, strict=True)}
                 cells = [f"{value:.2f}" for value in values]
                 table.add(model, name, way, *cells, model=model, lengths=name, way=way, **found)
+    return table
+
+
+def figure_6(options: Options) -> Table:
+    """The largest batches whose prompts an A6000 holds while it computes them."""
+    ways = ("full batching", "length-ordered", "prepacking", "ragged")
+    table = Table(
+        "Prepacking, figure 6: largest batch that fits, 1.3B, A6000 (paper: up to 16 times that of full batching)",
+        ("lengths", *ways, "prepacking over full"),
+    )
+    shape, memory_bytes = models()["1.3B"].shape, find_profile("rtx-a6000").memory_bytes
+    for name, lengths in workloads(options).items():
+        largest: dict[str, int] = {}
+        for way in ways:
+            size = 1
+            ordered = np.sort(lengths)[::-1] if way == "length-ordered" else lengths  # the longest are in a batch, too
+            while 2 * size <= len(lengths) and all(
+                batch.peak_bytes(way, shape) <= memory_bytes for batch in batches(ordered, 2 * size)
+            ):
+                size *= 2
+            largest[way] = size
+        more = largest["prepacking"] / largest["full batching"]
+        known = {way.replace(" ", "_").replace("-", "_"): size for way, size in largest.items()}
+        table.add(name, *(f"{size:,}" for size in largest.values()), f"{more:.0f}", lengths=name, **known, more=more)
     return table
 
 
@@ -177,5 +219,6 @@ def figure_9(options: Options) -> Table:
             mean=float(speedups.mean()),
             correlation_reduction=by_rows,
             correlation_deviation=by_length,
+            times_reduction=product,
         )
     return table

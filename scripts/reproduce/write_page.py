@@ -3,12 +3,14 @@
     python scripts/reproduce/write_page.py
 
 In the text `{{ figure("sarathi-peak", "gain", model="LLaMA-13B, A6000") | each("{:.2f}") }}` stands for the `gain` of
-all entries of that claim that have this model, one after another; `span` for the least and the largest of them.
+all entries of that claim that have this model, one after another; `span` for the least and the largest of them, `by`
+for what they are over others. `{{ "smaller" | where(figures | are(most=2)) }}` says so as long as it is true.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from reproduce_table import Table
 ROOT = Path(__file__).resolve().parents[2]
 TEXT, PAGE = Path(__file__).with_name("page.md"), ROOT / "docs" / "reproduction.md"
 DATA = ROOT / "docs" / "data" / "reproduction.json"
+SMALL = Path(__file__).with_name("small.json")  # the same of experiments that take a second, for tests
 Claims = dict[str, list[dict[str, Any]]]
 
 
@@ -43,6 +46,9 @@ def page(claims: Claims) -> str:
         "span": span,
         "saved": lambda shares: [1 - share for share in shares],
         "more": lambda ratios: [ratio - 1 for ratio in ratios],
+        "by": lambda figures, others: [a / b for a, b in zip(figures, others, strict=True)],
+        "are": are,
+        "where": where,
     }
     return environment.from_string(TEXT.read_text(encoding="utf-8")).render()
 
@@ -56,6 +62,18 @@ def span(figures: list[float], form: str = "{}") -> str:
     """From the least to the largest."""
     ends = dict.fromkeys(_written(form, value) for value in (min(figures), max(figures)))
     return _without_repeated_unit(" to ", list(ends))
+
+
+def are(figures: list[float], least: float = -math.inf, most: float = math.inf) -> bool:
+    """Whether all of them are within these limits."""
+    return all(least <= value <= most for value in figures)
+
+
+def where(text: str, is_so: bool) -> str:
+    """The text. Raises ValueError if figures no longer bear it out."""
+    if not is_so:
+        raise ValueError(f"figures have changed: it is no longer true to say {text!r}")
+    return text
 
 
 def _listed(value: Any) -> list[Any]:
@@ -76,21 +94,26 @@ def tables(stored: list[dict[str, Any]]) -> str:
     return "\n\n".join(table.markdown() for table in found)
 
 
-def read() -> Claims:
+def read(file: Path = DATA) -> Claims:
     """The figures by claim."""
-    claims: Claims = json.loads(DATA.read_text(encoding="utf-8"))
+    claims: Claims = json.loads(file.read_text(encoding="utf-8"))
     return claims
 
 
 def update(claims: Claims) -> None:
     """Replace the figures of some claims, and write the page anew."""
-    found = read() | claims
+    PAGE.write_text(page(store(claims, DATA)), encoding="utf-8")
+
+
+def store(claims: Claims, file: Path) -> Claims:
+    """Replace the figures of some claims; returns those of all."""
+    found = read(file) | claims
     lines = (
         f"{json.dumps(name)}: [\n  " + ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]"
         for name, rows in found.items()
     )
-    DATA.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    PAGE.write_text(page(found), encoding="utf-8")
+    file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    return found
 
 
 if __name__ == "__main__":
