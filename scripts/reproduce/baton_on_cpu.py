@@ -111,9 +111,9 @@ def tables(models: dict[Way, LoadedModel], rounds: int) -> list[Table]:
         lengths = mixed(QUERIES, SHRUNK_MIX, doubled=batch == 4)
         found = measured(METHODS, models, lengths, batch, rounds)
         static, static_pd, baton, baton_pd = paper
-        known = [*(f"{static / seconds:.2f}; " for seconds in (static_pd, baton, baton, baton_pd)), ""]
+        papers = [*(f"{static / seconds:.2f}; " for seconds in (static_pd, baton, baton, baton_pd)), ""]
         gains = {name: ratio(found, name, "static") for name in names[1:]}
-        cells = [f"{text}{gain:.2f}" for text, gain in zip(known, gains.values(), strict=True)]
+        cells = [f"{text}{gain:.2f}" for text, gain in zip(papers, gains.values(), strict=True)]
         times.add(str(batch), *cells, batch=batch, **gains)
     columns = [found[name][0] for name in names]
     all_s, most = columns[0].seconds[-1], max(columns[0].cells)
@@ -124,8 +124,8 @@ def tables(models: dict[Way, LoadedModel], rounds: int) -> list[Table]:
     lengths = short(30, SHRUNK_SHORT)
     found_by_batch = {batch: measured((STATIC, BATON, HOLES), models, lengths, batch, rounds) for batch in PAPER_2}
     for method in (BATON, HOLES):
-        gains = {batch: ratio(found, method.name, "static") for batch, found in found_by_batch.items()}
-        slots.add(method.name, *(f"{PAPER_2[batch]}; {gain:.2f}" for batch, gain in gains.items()))
+        gained = [ratio(found_by_batch[batch], method.name, "static") for batch in PAPER_2]
+        slots.add(method.name, *(f"{known}; {gain:.2f}" for known, gain in zip(PAPER_2.values(), gained, strict=True)))
     return [times, over_time, slots]
 
 
