@@ -12,11 +12,12 @@ import yaml
 from test_replicas import QUIET, SHARES, job_into
 
 from vasuki.base.config import load_job
-from vasuki.base.errors import Interrupted
+from vasuki.base.errors import Interrupted, OutOfMemory
 from vasuki.commands.fleet.driver import MOST_STARTS, run_on_replicas
 from vasuki.commands.fleet.messages import (
     Begin,
     Ended,
+    Failed,
     Finish,
     Foresee,
     Foreseen,
@@ -27,6 +28,7 @@ from vasuki.commands.fleet.messages import (
     Report,
     Setup,
     SetupOf,
+    Stop,
     ToDriver,
     ToReplica,
 )
@@ -110,7 +112,7 @@ class Virtual:
                 replica.has_asked = False
             case Note():
                 self.said.append((index, Report(in_flight={})))
-            case Finish():
+            case Finish() | Stop():
                 over = Over(Manifest({}, "", ""), JobSums.of(shape_of(self.setup.config), [], []), None)
                 self.said.append((index, over))
 
@@ -154,6 +156,25 @@ def test_replicas_end_together_whatever_their_speeds(
     assert manifest.rows.succeeded == 1000
     ends_s = [replica.now_s for replica in made[0].replicas]
     assert max(ends_s) - min(ends_s) <= 0.03 * max(ends_s)
+
+
+class RunsOut(Virtual):
+    """Has the first replica run out of memory, and be gone, with its first rows."""
+
+    def send(self, index: int, message: ToReplica) -> None:
+        if index == 0 and isinstance(message, Lease):
+            self.begun.discard(index)
+            self.said += [(index, Failed(OutOfMemory("memory ran out"))), (index, None)]
+        else:
+            super().send(index, message)
+
+
+def test_a_replica_that_runs_out_of_memory_ends_the_run_as_it_ends_one_on_one_device(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    job = job_into(tmp_path / "job", tiny_model)
+    with pytest.raises(OutOfMemory, match="memory ran out; 60 rows are left, they go on once the job takes less"):
+        run_on_replicas(load_job(str(job)), SHARES, QUIET, lambda setup_of: RunsOut([0.01, 0.01], setup_of))
 
 
 class Dies(Processes):

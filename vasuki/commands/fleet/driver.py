@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 
 from vasuki.base.config import JobConfig
-from vasuki.base.errors import Interrupted
+from vasuki.base.errors import Interrupted, VasukiError
 from vasuki.base.units import count_text, duration, percent_text, plural
 from vasuki.commands.deadline import Deadline
 from vasuki.commands.fleet.messages import (
@@ -192,6 +192,7 @@ class Driver:
         self._may_plan = False  # once it is known for what
         self._may_begin = False  # once there is somewhere for rows to go
         self._is_ending = False
+        self._failure: VasukiError | None = None  # of a replica, that ends the run
         self._sink: RowSink
         self._traces: list[TraceWriter]
         self._line: StatusLine
@@ -334,7 +335,7 @@ class Driver:
         elif interrupted is None:
             interrupted = Interrupted("every replica has died before it could say what it did")
         if interrupted is not None:
-            raise Interrupted(f"{interrupted}; {left} rows are left, run the same command again to go on")
+            raise type(interrupted)(f"{interrupted}; {left} rows are left, {interrupted.goes_on}")
         return manifest
 
     def _manifest(self, plan: Plan, generate_started_s: float, num_tokens: int) -> Manifest:
@@ -394,6 +395,9 @@ class Driver:
                 log.warning("replica %d has said nothing for %s and is killed", index, duration(self._silent_s[index]))
                 self._silent_s[index] = 0.0
                 self.replicas.kill(index)
+        if failure := self._failure:  # not before all that was said is heard
+            self._failure = None
+            raise failure
 
     def _at_work(self) -> set[int]:
         """Replicas that have something to say before long."""
@@ -414,10 +418,10 @@ class Driver:
             case Over() as over:
                 self._over.append(over)
                 self._leave(index)
-            case Failed(error) if not (self._is_ending or isinstance(error, Interrupted)):
-                raise error
-            case Failed(error):
+            case Failed(error) if self._is_ending:
                 log.warning("replica %d: %s", index, error)
+            case Failed(error):  # as it would whenever it is started
+                self._failure, self._is_ending = error, True
             case None:
                 self._lose(index)
 
