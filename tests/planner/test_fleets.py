@@ -66,6 +66,13 @@ def test_disturbed_runs_end_as_foreseen(gpus: str) -> None:
     assert sum(run.recomputed_tokens for run in runs) > 0
 
 
+def test_no_schedule_saves_the_time_until_machines_compute() -> None:
+    at_once, later = (play(chosen("a10+a40", market=Market(boot_s=boot_s))[0], workload(), 0) for boot_s in (0, 500))
+    assert later.plan.makespan_s == pytest.approx(500 + at_once.plan.makespan_s)
+    assert later.plan.schedule_bound_s == pytest.approx(500 + at_once.plan.schedule_bound_s)
+    assert later.plan.lower_bound_s == pytest.approx(500 + at_once.plan.lower_bound_s)
+
+
 def test_a_share_takes_what_its_plan_says_and_all_shares_make_the_job() -> None:
     (choice,) = chosen("a10:5")
     ((card, count),) = choice.fleet.members

@@ -285,10 +285,12 @@ def simulate_fleet(
     observers = [*observers, order, *_watching(waited, lengths)]
     result, played = _on_replicas(leases, outputs, machines, observers, seed)
     tokens = result.written.prompt_tokens + result.written.output_tokens
-    cost = whole.cost
+    cost, boot_s = whole.cost, min(member.boot_s for member in members)
     simulated = replace(
         whole,
         makespan_s=result.makespan_s,
+        lower_bound_s=boot_s + whole.lower_bound_s,  # no schedule computes before a machine is there
+        schedule_bound_s=boot_s + whole.schedule_bound_s,
         cost=Cost.of(result.makespan_s, whole.layout.num_gpus, cost.price_per_hour, cost.currency, tokens),
         shared_tokens=result.counters.shared_tokens,
     )
