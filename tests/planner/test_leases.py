@@ -34,8 +34,11 @@ class Queue:
 
 
 def leases_of(lengths: list[int], replicas: int) -> Leases:
-    rows = deque(Request(row, row, 1, tokens) for row, tokens in enumerate(lengths))
-    leases = Leases(Queue(rows), WORK, len(lengths), job_s=1.0)
+    return leases_of_rows(deque(Request(row, row, 1, tokens) for row, tokens in enumerate(lengths)), replicas)
+
+
+def leases_of_rows(rows: deque[Request], replicas: int) -> Leases:
+    leases = Leases(Queue(rows), WORK, len(rows), job_s=1.0)
     for replica in range(replicas):
         leases.join(replica)
     return leases
@@ -48,6 +51,7 @@ class Replica:
     speed: float
     now_s: float = 0.0
     rows: deque[Request] = field(default_factory=deque)
+    groups: set[tuple[int, ...]] = field(default_factory=set)  # beginnings of the prompts that it had
 
 
 def play(leases: Leases, speeds: list[float]) -> tuple[list[Replica], list[int]]:
@@ -59,6 +63,7 @@ def play(leases: Leases, speeds: list[float]) -> tuple[list[Replica], list[int]]
             if not replica.rows:
                 taken = leases.take(index)
                 handed += [request.row for request in taken]
+                replica.groups |= {tuple(request.prompt_token_ids[:16]) for request in taken}
                 replica.rows.extend(taken)
             if replica.rows:
                 request = replica.rows.popleft()
@@ -143,6 +148,35 @@ def test_rows_that_begin_alike_stay_together(groups: int, members: int, shared_b
     most = min(MOST_ROWS, -(-groups * members // 4))
     if most // 2 >= members:  # the end of a group lies within reach
         assert len(lease) % members == 0
+
+
+@pytest.mark.parametrize(("groups", "members", "replicas", "most"), [(100, 10, 4, 10), (500, 4, 8, 20)])
+def test_few_replicas_compute_what_another_has(groups: int, members: int, replicas: int, most: int) -> None:
+    """If whoever asked next took the rest of a group, 21 and 47 copies more would be computed of what it shares."""
+    outputs = sorted(np.random.default_rng(1).integers(10, 100, groups).tolist(), reverse=True)
+    rows = deque(
+        Request(number, number, 18, outputs[group], np.array([*[7] * 8, *[group] * 8, number], np.int32))
+        for number, group in enumerate(group for group in range(groups) for _ in range(members))
+    )
+    played, handed = play(leases_of_rows(rows, replicas), [1 + index / 1000 for index in range(replicas)])
+    assert sorted(handed) == list(range(groups * members))
+    assert sum(len(replica.groups) for replica in played) - groups <= most
+    ends = [replica.now_s for replica in played]
+    assert max(ends) - min(ends) <= 0.03 * max(ends)
+
+
+def test_no_row_is_kept_for_a_slow_replica_that_leaves_it_to_a_faster_one() -> None:
+    outputs = [5, 5, 300, *[4] * 46]
+    beginnings = [[3] * 16] * 6 + [[4] * 16] * 43
+    rows = deque(
+        Request(row, row, 16, tokens, np.array(begins, np.int32))
+        for row, (tokens, begins) in enumerate(zip(outputs, beginnings, strict=True))
+    )
+    leases = Leases(Queue(rows), WORK, len(rows), job_s=1.0)
+    leases.join(0, speed=1.0, row_token_s=1.0)
+    leases.join(1, speed=10.0, row_token_s=0.1)
+    assert [request.row for request in leases.take(0)] == [0, 1]
+    assert 2 in [request.row for request in leases.take(1)]
 
 
 def test_what_a_dead_replica_held_comes_first() -> None:

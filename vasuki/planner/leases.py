@@ -9,13 +9,15 @@ the end that others could have done (list scheduling on uniform machines, where 
 free; the share is what keeps one that has room for everything from taking it). And a lease is at most a quarter of the
 replica's share of the rows that wait, so that leases shrink towards the end (guided self-scheduling, Polychronopoulos
 and Kuck 1987). Within a lease and a half, it ends where neighbours have least in common, so that rows that begin alike
-go to the same replica.
+go to the same replica. Where it has to end among such rows, the rest of them waits for that replica as long as there
+are others to hand out.
 
 Nothing here knows of processes or clocks: real and simulated replicas are served by the same rules.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from dataclasses import dataclass, field
@@ -107,6 +109,14 @@ class _Hand:
         return max(0.0, self.held_s - max(0.0, self.computed_s - self.of_ended_s))
 
 
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """Rows that wait and begin like those of a lease that ended among them."""
+
+    replica: int  # whose lease that was
+    alike: int  # tokens
+
+
 class Leases:
     """Hands out rows, and keeps the books of who holds which.
 
@@ -123,6 +133,7 @@ class Leases:
         self._unseen = num_requests
         self._prior_s = max(1e-9, TRUSTED_SHARE * job_s)
         self._next: deque[Request] = deque()  # read from the order, or given back
+        self._rests: dict[Key, _Rest] = {}  # by the first row of each
         self._hands: dict[int, _Hand] = {}
         self._computed_s = self._expected_s = 0.0  # by all hands together, and in their time if speeds were as expected
         self._is_exhausted = False
@@ -165,9 +176,11 @@ class Leases:
         longest_tokens = self._longest_tokens(hand)
         if longest_tokens < math.inf:
             self._has(MOST_ROWS)
+        kept = self._keep_for_others(replica)
         rows = self._cut(most)
         while self._next and len(lease) < rows:
             request = self._next.popleft()
+            self._rests.pop(_key(request), None)
             if request.expected_tokens > longest_tokens:
                 left.append(request)
                 continue
@@ -176,12 +189,27 @@ class Leases:
                 left.append(request)
                 break
             fair_s -= work_s
-            hand.held[request.row, request.sample_index] = request
+            hand.held[_key(request)] = request
             hand.held_s += work_s
             lease.append(request)
         self._next.extendleft(reversed(left))
+        if lease and self._next and self._next[0].expected_tokens <= longest_tokens:
+            self._rests[_key(self._next[0])] = _Rest(replica, _alike(lease[-1], self._next[0]))
+        self._next.extendleft(reversed(kept))
         self._unseen = max(0, self._unseen - len(lease))
         return lease
+
+    def _keep_for_others(self, replica: int) -> list[Request]:
+        """Take away the rows in front that begin like what others hold, as long as there are others in sight."""
+        kept: list[Request] = []
+        others = self._hands.keys() - {replica}
+        while (rest := self._rests.get(_key(self._next[0]))) and rest.replica in others:
+            self._has(MOST_ROWS)
+            ends = (end for end, pair in enumerate(itertools.pairwise(self._next), 1) if _alike(*pair) < rest.alike)
+            if (end := next(ends, None)) is None:
+                break
+            kept += [self._next.popleft() for _ in range(end)]
+        return kept
 
     def _longest_tokens(self, hand: _Hand) -> float:
         """Output tokens of a row that a replica may start: a slow one leaves it to the fastest if that would have ended
@@ -257,6 +285,10 @@ class Leases:
             return waiting
         ends = range(most // 2 + 1, min(waiting, most + most // 2 + 1))
         return min(ends, key=lambda end: (_alike(self._next[end - 1], self._next[end]), abs(end - most)), default=most)
+
+
+def _key(request: Request) -> Key:
+    return request.row, request.sample_index
 
 
 def _alike(one: Request, other: Request) -> int:
