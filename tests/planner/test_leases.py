@@ -206,3 +206,14 @@ def test_a_slow_replica_leaves_a_long_row_that_a_faster_one_would_end_sooner() -
     assert slow
     assert all(request.max_tokens == 5 for request in slow)
     assert next(request.max_tokens for request in leases.take(1)) == 100
+
+
+def test_a_slow_replica_counts_what_it_holds_before_it_starts_a_long_row() -> None:
+    leases = leases_of([5, 5, 25, *[5] * 42], replicas=0)
+    leases.join(0, speed=1.0, row_token_s=1.0)
+    leases.join(1, speed=10.0, row_token_s=0.1)
+    assert [request.row for request in leases.take(0)] == [0, 1]
+    later = leases.take(0)  # behind 12 seconds, and 29 are what the other one takes for all that is left
+    assert later
+    assert 2 not in [request.row for request in later]
+    assert leases.take(1)[0].row == 2

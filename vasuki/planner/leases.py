@@ -173,7 +173,7 @@ class Leases:
         self._has(most + most // 2)
         lease: list[Request] = []
         left: list[Request] = []  # for faster replicas
-        longest_tokens = self._longest_tokens(hand)
+        longest_tokens = self._longest_tokens(replica)
         if longest_tokens < math.inf:
             self._has(MOST_ROWS)
         kept = self._keep_for_others(replica)
@@ -211,11 +211,15 @@ class Leases:
             kept += [self._next.popleft() for _ in range(end)]
         return kept
 
-    def _longest_tokens(self, hand: _Hand) -> float:
-        """Output tokens of a row that a replica may start: a slow one leaves it to the fastest if that would have ended
-        it sooner even if it started it last of all."""
-        slower_s = hand.row_token_s - min(other.row_token_s for other in self._hands.values())
-        return self.time_left_s / slower_s if slower_s > 0 else math.inf
+    def _longest_tokens(self, replica: int) -> float:
+        """Output tokens of a row that a replica may start behind what it holds: one that it would end later than faster
+        ones could end all that is left is for those."""
+        hand = self._hands[replica]
+        faster = [other for other, its in self._hands.items() if its.row_token_s < hand.row_token_s]
+        if not faster:
+            return math.inf
+        their_s, own_s = self.left_s / sum(map(self.speed, faster)), hand.left_s / self.speed(replica)
+        return (their_s - own_s) / hand.row_token_s
 
     def computed(self, replica: int, prompt_tokens: int, output_tokens: int, elapsed_s: float) -> None:
         """A replica has computed so many tokens in so many seconds of steps."""
