@@ -8,7 +8,7 @@ import pytest
 from run_folders import simulate_run, write_run
 
 from vasuki.arrivals import Percentiles
-from vasuki.base.units import bytes_text, count_text, listing, money_text, percent_text, plural, time_text
+from vasuki.base.units import bytes_text, count_text, listing, longer_text, money_text, percent_text, plural, time_text
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import Manifest, RowCounts, RunTaken, Timings, TokenCounts, read_manifest
 from vasuki.machines.price import Cost
@@ -31,16 +31,16 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
     assert rows == "rows   998 of 1,005 succeeded, 2 failed, 5 left"
     assert tokens == "tokens 1.50 million prompt, 0.50 million output"
     assert time == "time   55 min 00 s, predicted 50 min 00 s (+10 %)"
-    assert bound == "bound  at most 15 % could still be saved: no schedule beats 46 min 45 s"
-    assert card == "card   at datasheet rates none beats 36 min 40 s"
+    assert bound == "bound  at least 46 min 45 s: at most 15 % could be saved"
+    assert card == "card   at least 36 min 40 s at datasheet rates"
     assert cost == "cost   1.10 USD: 0.55 a million tokens, 1.10 a thousand rows"
 
 
 def test_what_knowing_the_lengths_would_have_saved_is_told_apart(tmp_path: Path) -> None:
     write_run(tmp_path, makespan_s=3000, schedule_bound_s=2700, uncertainty=0.05)
     lines = summary_lines(read_manifest(Location.parse(str(tmp_path))))
-    assert "bound  at most 10 % could still be saved: no schedule beats 45 min 00 s" in lines
-    assert "known  lengths beforehand would have saved about 5 %" in lines
+    assert "bound  at least 45 min 00 s: at most 10 % could be saved" in lines
+    assert "known  knowing all lengths beforehand would have saved about 5 %" in lines
     write_run(tmp_path, makespan_s=3000, schedule_bound_s=2700, uncertainty=-0.01)
     assert not any(line.startswith("known") for line in summary_lines(read_manifest(Location.parse(str(tmp_path)))))
 
@@ -50,8 +50,8 @@ def test_prediction_and_bound_are_compared_with_what_comes_after_loading(tmp_pat
     write_run(tmp_path, predicted_s=3000, lower_bound_s=2200, schedule_bound_s=2629.6, timings=timings)
     _, _, time, bound, card, *_ = summary_lines(read_manifest(Location.parse(str(tmp_path))))
     assert time == "time   55 min 00 s: loading 12.3 s, then 54 min 47 s, predicted 50 min 00 s (+10 %)"
-    assert bound == "bound  at most 20 % could still be saved: no schedule beats 43 min 50 s after loading"
-    assert card == "card   at datasheet rates none beats 36 min 40 s after loading"
+    assert bound == "bound  at least 43 min 50 s after loading: at most 20 % could be saved"
+    assert card == "card   at least 36 min 40 s after loading at datasheet rates"
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,10 @@ def test_other_units() -> None:
         "+4 %",
         "-2 %",
         "+0.4 %",
-        "+0 %",
+        "0 %",
     ]
+    changes = [longer_text(change) for change in (0.041, -0.02, 0.004, -0.0001, 0.0004, 0.0)]
+    assert changes == ["4 % longer", "2 % shorter", "0.4 % longer", "unchanged", "unchanged", "unchanged"]
     assert [listing(list(words)) for words in ("", "a", "ab", "abc")] == ["", "a", "a and b", "a, b and c"]
     assert [plural(n, "row") for n in (1, 2000)] == ["1 row", "2,000 rows"]
 

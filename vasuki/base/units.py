@@ -83,12 +83,18 @@ def bytes_text(num_bytes: float | None) -> str:
 
 
 def percent_text(share: float | None, signed: bool = False) -> str:
-    """`4 %`, `0.4 %`; signed: `+4 %`."""
+    """`4 %`, `0.4 %`; signed: `+4 %`, and `0 %` without a sign."""
     if share is None:
         return UNKNOWN
     percent = round(100 * share, 1) or 0.0  # never a negative zero
     digits = 1 if abs(percent) < 0.95 and percent else 0
-    return f"{percent:{'+' if signed else ''},.{digits}f} %"
+    return f"{percent:{'+' if signed and percent else ''},.{digits}f} %"
+
+
+def longer_text(change: float) -> str:
+    """`4 % longer`, `0.4 % shorter`; `unchanged` where it would read 0 %."""
+    size = percent_text(abs(change))
+    return "unchanged" if size == percent_text(0.0) else f"{size} {'longer' if change > 0 else 'shorter'}"
 
 
 def plural(number: int, noun: str) -> str:

@@ -52,7 +52,7 @@ class Metrics:
         self.copied = Counter("vasuki_kv_copied_bytes", "KV moved between device and host.", registry=own)
         self.sequences = Gauge("vasuki_running_sequences", "Sequences in prefill or decode.", registry=own)
         self.kv_share = Gauge("vasuki_kv_used_ratio", "Share of the KV blocks in use.", registry=own)
-        self.left = Gauge("vasuki_time_left_seconds", "Time to the last row, as foreseen.", registry=own)
+        self.left = Gauge("vasuki_time_left_seconds", "Predicted time to the last row.", registry=own)
         self.at_risk = Gauge("vasuki_at_risk_seconds", "Time in steps since the last commit.", registry=own)
         self._file = Location.parse(path) if path else None
         self._written_s = 0.0

@@ -56,7 +56,7 @@ def plots_of(workload: JobRuns) -> list[Plot]:
 
 
 def makespan_plot(workload: JobRuns) -> Plot:
-    """A bar for each run, with the prediction on it and what no schedule beats."""
+    """A bar for each run, with the prediction on it and its lower bounds."""
     results = workload.results
     scale_s, unit = time_unit(max(max(_marks_s(result)) for result in results))
     figure, (axes,) = panels("Makespan, prediction and bounds", results, 1, bars_height(results))
@@ -66,7 +66,7 @@ def makespan_plot(workload: JobRuns) -> Plot:
     look = {"linestyle": "none", "markeredgecolor": BLACK, "markerfacecolor": "white"}
     styles = (
         ("predicted", "D", 7, 7, 1.2),
-        ("no schedule beats", "|", 26, 11, 2.5),
+        ("lower bound", "|", 26, 11, 2.5),
         ("at datasheet rates", "|", 26, 11, 1),
     )
     for values, (name, marker, size, size_in_legend, width) in zip(marks, styles, strict=True):

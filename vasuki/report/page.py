@@ -40,7 +40,7 @@ dt { font-weight: 600; } dd { margin: 0 0 .5rem 1.2rem; }
 
 _GLOSSARY = {
     "makespan": "From the first row read to the last row durable.",
-    "no schedule beats": "The least time that the cost model allows for these rows, in any order and with steps of any "
+    "lower bound": "The least time that the cost model allows for these rows, in any order and with steps of any "
     "kind, on a machine as fast as this one was. The rest is all that better planning could save.",
     "datasheet bound": "The least time that the card's datasheet allows for these rows, whatever the schedule.",
     "tokens": "Prompt and output tokens of the finished rows. Those computed again, after preemption or a break, cost "

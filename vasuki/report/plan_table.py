@@ -192,8 +192,8 @@ def _notes(plan: Plan) -> Iterable[str]:
     if plan.outputs_at_most:
         yield "outputs: only max_tokens is known, so the job gets shorter and cheaper with each row that ends sooner"
     if plan.shared_tokens:
-        share = plan.shared_tokens / plan.prompt_tokens
-        yield f"prompts: {plan.shared_tokens:,} of their tokens ({share:.0%}) are shared with rows that begin alike"
+        share = percent_text(plan.shared_tokens / plan.prompt_tokens)
+        yield f"prompts: {plan.shared_tokens:,} of their tokens ({share}) are shared with rows that begin alike"
     if plan.misfits:
         yield f"{plan.misfits:,} can never run: {plan.misfit}"
     off = max(plan.spread, plan.error)

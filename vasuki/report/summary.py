@@ -105,20 +105,20 @@ def _schedule_bound(manifest: Manifest) -> str:
     saved = could_save(manifest)
     if saved is None:
         return ""
-    least = f"no schedule beats {time_text(manifest.bounds.schedule_s)}{_after_loading(manifest)}"
-    return f"at most {percent_text(saved)} could still be saved: {least}"
+    least = f"at least {time_text(manifest.bounds.schedule_s)}{_after_loading(manifest)}"
+    return f"{least}: at most {percent_text(saved)} could be saved"
 
 
 def _known_lengths(manifest: Manifest) -> str:
     saved = knowing_saves(manifest)
     if saved is None or saved < WORTH_A_WORD:
         return ""
-    return f"lengths beforehand would have saved about {percent_text(saved)}"
+    return f"knowing all lengths beforehand would have saved about {percent_text(saved)}"
 
 
 def _datasheet_bound(manifest: Manifest) -> str:
     bound_s = manifest.bounds.datasheet_s
-    return f"at datasheet rates none beats {time_text(bound_s)}{_after_loading(manifest)}" if bound_s else ""
+    return f"at least {time_text(bound_s)}{_after_loading(manifest)} at datasheet rates" if bound_s else ""
 
 
 def _after_loading(manifest: Manifest) -> str:

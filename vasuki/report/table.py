@@ -62,7 +62,7 @@ def figures_of(results: Sequence[Result]) -> Rows:
         ("  of which loading", lambda r: _if_any(r.load_s, time_text)),
         ("  predicted after loading", lambda r: _if_known(r.predicted_s, time_text)),
         ("  took, against predicted", lambda r: _if_known(r.prediction_error, lambda e: percent_text(e, signed=True))),
-        ("  no schedule beats", lambda r: _if_known(r.schedule_bound_s, time_text)),
+        ("  lower bound", lambda r: _if_known(r.schedule_bound_s, time_text)),
         ("  could be saved, at most", lambda r: _if_known(r.could_save, lambda s: percent_text(s))),
         ("  by knowing the lengths", lambda r: _if_known(r.knowing_saves, percent_text)),
         ("  datasheet bound", lambda r: _if_known(r.lower_bound_s, time_text)),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vasuki.base.errors import JobFileError
+from vasuki.base.units import longer_text, percent_text
 from vasuki.engine.offload import OffloadMode, OffloadPlan
 from vasuki.engine.policy import Admission
 from vasuki.planner.candidates import Candidate, Problem
@@ -70,7 +71,7 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
     why_not = [reason for reason in tried if isinstance(reason, str)]
 
     def change(option: Prediction) -> str:
-        return f"{option.makespan_s / plain.makespan_s - 1:+.1%}"
+        return longer_text(option.makespan_s / plain.makespan_s - 1)
 
     if asked == "auto":
         otherwise = end_after_a_kill_s if problem.plan.max_loss == "auto" else loss_s
@@ -78,7 +79,7 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
         keeps = best.loss.mean_s < (1 - NOISE) * plain.loss.mean_s and not best.loses_too_much(problem)
         if plain.loses_too_much(problem) and keeps:
             offload = best.candidate.settings.offload
-            why = f"a kill loses {best.loss.mean_s / plain.loss.mean_s - 1:+.1%}"
+            why = f"a kill loses {percent_text(1 - best.loss.mean_s / plain.loss.mean_s)} less"
             return because(best, replace(offload, reason=f"{offload.reason}; {why}, makespan {change(best)}"))
         for each in options:
             if _risks_more(problem, each, plain) and each is not best:
@@ -91,7 +92,8 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
             return because(fastest, replace(offload, reason=f"{offload.reason}; makespan {change(fastest)}"))
     why = "as the job asks" if asked != "auto" else "host and device are one memory"
     for option in options:
-        why_not.append(f"{option.candidate.settings.offload.mode} would change the makespan by {change(option)}")
+        only = "only " * (option.makespan_s < plain.makespan_s)
+        why_not.append(f"with {option.candidate.settings.offload.mode} the makespan would be {only}{change(option)}")
     return because(plain, OffloadPlan("none", "; ".join(why_not) or why))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from vasuki.base.units import longer_text
 from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import Admission, Mixing
 from vasuki.models.shape import ModelShape
@@ -53,7 +54,8 @@ def prefilled_ahead(problem: Problem, base: Prediction) -> Prediction | str:
     settings = replace(candidate.settings, policy=policy, offload=offload)
     option = predict_like(problem, base, Candidate.of(problem, settings, candidate.cost))
     change = option.makespan_s / base.makespan_s - 1
-    reason = f"prompts are computed ahead and wait on the host until their rows have room; makespan {change:+.1%}"
+    waits = "prompts are computed ahead and wait on the host until their rows have room"
+    reason = f"{waits}; makespan {longer_text(change)}"
     settings = replace(option.candidate.settings, offload=replace(offload, reason=reason))
     return replace(option, candidate=replace(option.candidate, settings=settings))
 

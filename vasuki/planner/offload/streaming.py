@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 
 from vasuki.base.errors import ModelError
+from vasuki.base.units import longer_text
 from vasuki.engine.offload import OffloadPlan
 from vasuki.models.layout import spread_buffers
 from vasuki.planner.candidates import MOST_SEQS, Candidate, Problem
@@ -60,7 +61,8 @@ def _options(problem: Problem, candidate: Candidate, asked: bool) -> list[Candid
     change = _request_s(options[0]) / _request_s(candidate) - 1
     if change > -NOISE and not asked:
         layers = options[0].settings.offload.streamed_layers
-        return f"streaming {layers} layers would change the makespan by {change:+.1%}"
+        only = "only " * (change < 0)
+        return f"with {layers} layers streamed the makespan would be {only}{longer_text(change)}"
     return options[:SIMULATED_BLOCKS]
 
 
