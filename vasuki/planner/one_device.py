@@ -37,6 +37,7 @@ from vasuki.planner.loss import max_loss_s
 from vasuki.planner.offload.choice import choose_offload, may_offload
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import (
+    NOISE,
     Prediction,
     affordable_predictions,
     predict,
@@ -184,15 +185,18 @@ def _misfit(problem: Problem, row: int, kv_tokens: int) -> str:
 
 
 def _predictions(problem: Problem, candidates: list[Candidate]) -> list[Prediction]:
-    """Simulations of the best candidates, which come in the order of their steady states."""
+    """Simulations of the best candidates, which come in the order of their steady states, and of those with fewer rows
+    side by side that save more than noise."""
     best = candidates[0]
     shortlist = candidates[:SHORTLIST]
     mixings = {candidate.mixing for candidate in shortlist}
     shortlist += [candidate for candidate in candidates if candidate.mixing not in mixings][:1]
     affordable = affordable_predictions(problem, best)
-    if len(shortlist) < affordable:
-        shortlist += with_fewer_rows(problem, candidates)[:SHORTLIST]
-    return [predict(problem, candidate) for candidate in shortlist[:affordable]]
+    usual = [predict(problem, candidate) for candidate in shortlist[:affordable]]
+    most = min(SHORTLIST, affordable - len(usual))
+    fewer = [predict(problem, candidate) for candidate in with_fewer_rows(problem, candidates)[:most]]
+    worth_s = (1 - NOISE) * min(each.makespan_s for each in usual)
+    return usual + [each for each in fewer if each.makespan_s < worth_s]
 
 
 def _padding(problem: Problem, chosen: Prediction) -> float:

@@ -27,6 +27,7 @@ RUN_US, SEQUENCE_US, STEP_US = 40.0, 1.2, 1.5
 SIMULATION_US = 400_000
 ROW_S = 0.001  # what ordering and simulating a row takes, about, on one core, of up to `PORTFOLIO_ROWS`
 PLANNING_SHARE = 1 / 20  # of the makespan
+NOISE = 0.02  # jobs differ by as much where rows only start in another order: nothing else is done to save less
 SAMPLE_WAVES = 2.5  # rows of a sample, at least, in units of what runs side by side
 
 

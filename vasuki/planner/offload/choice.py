@@ -14,10 +14,10 @@ from vasuki.base.units import longer_text, percent_text
 from vasuki.engine.offload import OffloadMode, OffloadPlan
 from vasuki.engine.policy import Admission
 from vasuki.planner.candidates import Candidate, Problem
-from vasuki.planner.offload.options import NOISE, because
+from vasuki.planner.offload.options import because
 from vasuki.planner.offload.parking import parked, prefilled_ahead
 from vasuki.planner.offload.streaming import streamed
-from vasuki.planner.prediction import Prediction, end_after_a_kill_s, loss_s, makespan_s, predict_like, preferred
+from vasuki.planner.prediction import NOISE, Prediction, end_after_a_kill_s, loss_s, makespan_s, predict_like, preferred
 
 _STATES_STAY = "what rows keep is not in blocks alone, and stays on the device"
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 from vasuki.engine.offload import OffloadPlan
 from vasuki.machines.memory_budget import host_weight_bytes
 from vasuki.planner.candidates import Candidate, Problem
-from vasuki.planner.prediction import Prediction, makespan_s
+from vasuki.planner.prediction import NOISE, Prediction, makespan_s
 
-NOISE = 0.02  # jobs differ by as much where rows only start in another order: nothing is moved to save less
 # Of plans that differ by less than noise, one that does not hang on a link as fast as its profile, and wastes no work.
 HIDDEN = 0.95  # share of the copy time that must pass behind compute
 AGAIN = 0.05  # most tokens to be computed again, as a share of those of the prompts

@@ -14,9 +14,9 @@ from vasuki.engine.offload import OffloadPlan
 from vasuki.models.layout import spread_buffers
 from vasuki.planner.candidates import MOST_SEQS, Candidate, Problem
 from vasuki.planner.loss import max_loss_s
-from vasuki.planner.offload.options import NOISE, best, host_kv_bytes
+from vasuki.planner.offload.options import best, host_kv_bytes
 from vasuki.planner.offload.parking import parked
-from vasuki.planner.prediction import Prediction, predict
+from vasuki.planner.prediction import NOISE, Prediction, predict
 
 STREAM_BLOCKS = (1, 4, 16)  # sizes of streamed blocks that are compared, in units of usual ones: one copy is a block
 SIMULATED_BLOCKS = 2  # of them, the best by arithmetic
