@@ -8,24 +8,26 @@ a model with 135 million parameters on the generic CPU. Every figure is the mean
     first come   the same with rows in the order in which they come
     vllm         as vLLM does it at present: rows as they come, chunked prompts beside decodes
 
-    python scripts/reproduce/bound_table.py --lengths arxiv_summarization_lengths.csv  # the table in docs/planner.md
+    python scripts/reproduce/bound_table.py --lengths arxiv_summarization_lengths.csv --write
 
-The last line printed is one JSON object.
+writes docs/data/bounds.json and the table in docs/planner.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from planner_table import KNOWN, LEARNED, MODEL, books, summaries
+from reproduce_table import Table
 
 from vasuki.base.config import EngineConfig, KVConfig, PlanConfig
-from vasuki.base.units import duration
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.named import named_shape
@@ -34,6 +36,9 @@ from vasuki.planner import make_plan
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.simulated import Simulated, simulate_plan
 
+ROOT = Path(__file__).resolve().parents[2]
+DATA, PAGE = ROOT / "docs" / "data" / "bounds.json", ROOT / "docs" / "planner.md"
+ROWS, DRAWS = 1000, 5  # of the page
 SMALL = shape_from_config(
     dict(model_type="llama", num_hidden_layers=30, hidden_size=576, intermediate_size=1536, num_attention_heads=9,
          num_key_value_heads=3, vocab_size=49152, tie_word_embeddings=True), "135M"
@@ -51,7 +56,7 @@ ENTRIES = {
 class Setting:
     """A line of the table."""
 
-    name: str
+    rows: str
     card: str
     offload: str  # "none" or "auto"
     shape: ModelShape
@@ -67,6 +72,25 @@ def small_translations(rows: int, seed: int) -> Lengths:
     return Lengths(prompts, outputs, None, np.full(rows, 400))
 
 
+TRANSLATIONS = Setting("64 short translations", "cpu", "none", SMALL, lambda seed: small_translations(64, seed))
+
+
+def settings(trace: Path, rows: int) -> list[Setting]:
+    """All lines of the table."""
+    shape = named_shape(MODEL)
+    jobs: dict[str, Callable[[int], Lengths]] = {
+        "summaries": lambda seed: summaries(trace, rows, seed),
+        "translations": lambda seed: books(rows, seed),
+    }
+    large = [
+        Setting(name, card, offload, shape, draw)
+        for name, draw in jobs.items()
+        for card in ("a10", "a40")
+        for offload in ("none", "auto")
+    ]
+    return [*large, TRANSLATIONS]
+
+
 def run(setting: Setting, lengths: Lengths, policy: str, plan_config: PlanConfig) -> Simulated:
     """Plan and simulate one job."""
     profile = find_profile(setting.card)
@@ -75,57 +99,63 @@ def run(setting: Setting, lengths: Lengths, policy: str, plan_config: PlanConfig
     return simulate_plan(plan, lengths, setting.shape, profile, plan_config=plan_config)
 
 
+def measure(setting: Setting, draws: int) -> dict[str, Any]:
+    """A line as data, with the mean gap of each entry."""
+    gaps: dict[str, list[float]] = {name: [] for name in ENTRIES}
+    for seed in range(draws):
+        lengths = setting.draw(seed)
+        for name, (policy, plan_config) in ENTRIES.items():
+            gaps[name].append(run(setting, lengths, policy, plan_config).plan.gap)
+    offload = "any" if setting.offload == "auto" else "none"
+    line = {"rows": setting.rows, "machine": setting.card.upper(), "offload": offload}
+    return line | {name: round(float(np.mean(values)), 5) for name, values in gaps.items()}
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """The lines as Markdown."""
+    found = Table("", ("rows, machine", "offload", *(f"`{name}`" if name == "vllm" else name for name in ENTRIES)))
+    for line in lines:
+        gaps = (f"{line[name]:.1%}".replace("%", " %") for name in ENTRIES)
+        found.add(f"{line['rows']}, {line['machine']}", line["offload"], *gaps)
+    return found.markdown().split("\n\n")[1]
+
+
+def read() -> list[dict[str, Any]]:
+    """The lines that are stored."""
+    lines: list[dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))["gaps"]
+    return lines
+
+
+def page(lines: list[dict[str, Any]]) -> str:
+    """docs/planner.md with the table of these lines."""
+    text, found = re.subn(
+        r"^\| rows, machine \|.*?(?=\n\n)",
+        lambda _: table(lines),
+        PAGE.read_text(encoding="utf-8"),
+        flags=re.MULTILINE | re.DOTALL,
+    )
+    assert found == 1, f"{PAGE.name} has one such table"
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=Path, required=True, help="a LENGTHS.csv for the summaries")
-    parser.add_argument("--rows", type=int, default=1000)
-    parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--draws", type=int, default=DRAWS)
+    parser.add_argument("--write", action="store_true", help="into docs/, at full size")
     arguments = parser.parse_args()
-    shape, rows = named_shape(MODEL), arguments.rows
-    jobs: dict[str, Callable[[int], Lengths]] = {
-        "summaries": lambda seed: summaries(arguments.lengths, rows, seed),
-        "translations": lambda seed: books(rows, seed),
-    }
-    settings = [
-        Setting(name, card, offload, shape, draw)
-        for name, draw in jobs.items()
-        for card in ("a10", "a40")
-        for offload in ("none", "auto")
-    ]
-    settings.append(Setting("64 short translations", "cpu", "none", SMALL, lambda seed: small_translations(64, seed)))
-
-    records = []
-    print("| rows, machine | offload | no schedule beats | " + " | ".join(ENTRIES) + " | datasheet |")
-    print("|---" * (len(ENTRIES) + 4) + "|")
-    for setting in settings:
-        gaps: dict[str, list[float]] = {name: [] for name in (*ENTRIES, "datasheet")}
-        bounds_s, modes = [], []
-        for seed in range(arguments.draws):
-            lengths = setting.draw(seed)
-            for name, (policy, plan_config) in ENTRIES.items():
-                plan = run(setting, lengths, policy, plan_config).plan
-                gaps[name].append(plan.gap)
-                if name == "known":
-                    bounds_s.append(plan.schedule_bound_s)
-                    modes.append(plan.offload.mode)
-                    gaps["datasheet"].append(plan.makespan_s / plan.lower_bound_s - 1)
-        means = {name: float(np.mean(values)) for name, values in gaps.items()}
-        cells = " | ".join(f"{gap:.1%}".replace("%", " %") for gap in means.values())
-        where = "any" if setting.offload == "auto" else "none"
-        print(
-            f"| {setting.name}, {setting.card} | {where} | {duration(float(np.mean(bounds_s)))} | {cells} |", flush=True
-        )
-        records.append(
-            {
-                "rows": setting.name,
-                "card": setting.card,
-                "offload": where,
-                "bound_s": bounds_s,
-                "modes": modes,
-                "gaps": gaps,
-            }
-        )
-    print(json.dumps({"model": MODEL, "rows": rows, "draws": arguments.draws, "table": records}))
+    if arguments.write and (arguments.rows, arguments.draws) != (ROWS, DRAWS):
+        parser.error(f"--write takes the {ROWS:,} rows and {DRAWS} draws of the page")
+    lines = []
+    for setting in settings(arguments.lengths, arguments.rows):
+        lines.append(measure(setting, arguments.draws))
+        print(json.dumps(lines[-1]), flush=True)
+    print(table(lines))
+    if arguments.write:
+        gaps = ",\n  ".join(map(json.dumps, lines))
+        DATA.write_text(f'{{\n "draws": {DRAWS},\n "gaps": [\n  {gaps}\n ]\n}}\n', encoding="utf-8")
+        PAGE.write_text(page(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

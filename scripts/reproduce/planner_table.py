@@ -10,7 +10,7 @@ No scheduler knows how long an output will be, only that a row has at most 4,096
 known` is told, and `vasuki, max` expects the most. Other policies take 512 tokens a step (whole prompts where they
 don't split them), `sarathi, tuned` what vasuki's plan chose.
 
-    python scripts/reproduce/planner_table.py --lengths arxiv_summarization_lengths.csv  # the table in docs/planner.md
+    python scripts/reproduce/planner_table.py --lengths arxiv_summarization_lengths.csv  # figures in docs/planner.md
     python scripts/reproduce/planner_table.py --lengths arxiv_summarization_lengths.csv --quick
 
 The last line printed is one JSON object.

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "solvers/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+)
 _PROGRAMS = ("vasuki", "python", "make", "pip")
 _INLINE = re.compile(rf"`((?:{'|'.join(_PROGRAMS)}) [^`]+)`")
 
