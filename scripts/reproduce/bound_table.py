@@ -126,6 +126,12 @@ def read() -> list[dict[str, Any]]:
     return lines
 
 
+def data(lines: list[dict[str, Any]]) -> str:
+    """docs/data/bounds.json with these lines."""
+    gaps = ",\n  ".join(map(json.dumps, lines))
+    return f'{{\n "draws": {DRAWS},\n "gaps": [\n  {gaps}\n ]\n}}\n'
+
+
 def page(lines: list[dict[str, Any]]) -> str:
     """docs/planner.md with the table of these lines."""
     text, found = re.subn(
@@ -153,8 +159,7 @@ def main() -> None:
         print(json.dumps(lines[-1]), flush=True)
     print(table(lines))
     if arguments.write:
-        gaps = ",\n  ".join(map(json.dumps, lines))
-        DATA.write_text(f'{{\n "draws": {DRAWS},\n "gaps": [\n  {gaps}\n ]\n}}\n', encoding="utf-8")
+        DATA.write_text(data(lines), encoding="utf-8")
         PAGE.write_text(page(lines), encoding="utf-8")
 
 

@@ -7,6 +7,7 @@ import bound_table
 
 def test_the_page_holds_the_figures() -> None:
     lines = bound_table.read()
+    assert bound_table.data(lines) == bound_table.DATA.read_text(encoding="utf-8")
     text = bound_table.PAGE.read_text(encoding="utf-8")
     assert bound_table.page(lines) == text, "run scripts/reproduce/bound_table.py --write"
     changed = bound_table.page([lines[0] | {"known": 0.999}, *lines[1:]])
