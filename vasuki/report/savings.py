@@ -18,4 +18,4 @@ def could_save(manifest: Manifest) -> float | None:
 def knowing_saves(manifest: Manifest) -> float | None:
     """The share that knowing the lengths beforehand would have saved, about; None if nothing is known."""
     added = manifest.bounds.uncertainty
-    return None if added is None else max(0.0, added / (1 + added))
+    return None if added is None else added / (1 + added)
