@@ -9,7 +9,7 @@ the same engine, in which decodes go on in every step:
     greedy, exact        the paper's controller, with either packer
     mended               the controller `load`, greedy
     best fixed N         the controller switched off, at the N that is best for this trace and load
-    padding at once      the first for whoever is there when the engine can take a batch (`packing-quiet` alone)
+    ... at once          either of the first two for whoever is there when the engine can take a batch
     continuous           nothing held back, first come, first served: prompts in chunks, as many tokens a step as above
     rounds               the same, but rows that wait start in rounds, the short prompts first
     watch                rounds, in the smaller steps that `vasuki watch` plans
@@ -71,6 +71,7 @@ NEVER = 10**9
 BY_THE_CLOCK = USUAL.model_copy(
     update={"min_rows": NEVER, "max_rows": NEVER, "burst_rows": NEVER, "burst_rows_per_s": NEVER}
 )
+AT_ONCE = ArrivalsConfig(max_rows=1)
 MOST_RUNNING = 256
 STEP_TOKENS = USUAL.batch_tokens + MOST_RUNNING  # a batch of prompts beside all decodes
 
@@ -124,7 +125,8 @@ SYSTEMS = {
     "rounds": System("vasuki"),
     "watch": System("vasuki", step_tokens=None),
     "vLLM": System("vllm", step_tokens=8192),
-    "padding at once": System(gathering=ArrivalsConfig(max_rows=1), pack=padded),
+    "padding at once": System(gathering=AT_ONCE, pack=padded),
+    "Prepacking at once": System(gathering=AT_ONCE, pack=prepacked),
 }
 BEST_FIXED = "best fixed N"
 COMPARED = (
@@ -315,6 +317,7 @@ def verdicts(options: Options) -> Table:
             ("Prepacking", "padding"),
             ("greedy", "padding"),
             ("greedy", "Prepacking"),
+            ("Prepacking at once", "Prepacking"),
             ("exact", "greedy"),
             ("mended", "greedy"),
             (BEST_FIXED, "greedy"),

@@ -44,6 +44,7 @@ def page(claims: Claims) -> str:
     environment.filters |= {
         "each": each,
         "span": span,
+        "mean": lambda figures: [sum(figures) / len(figures)],
         "saved": lambda shares: [1 - share for share in shares],
         "more": lambda ratios: [ratio - 1 for ratio in ratios],
         "by": lambda figures, others: [a / b for a, b in zip(figures, others, strict=True)],
