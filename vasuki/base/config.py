@@ -312,29 +312,30 @@ class KVConfig(_Section):
 
 class ArrivalsConfig(_Section):
     """How rows that arrive over time are gathered and packed into batches. For `engine.policy: prefill-packing` alone,
-    in `simulate` and where `watch` answers rows; symbols are those of the paper Dynamic Prefill Packing."""
+    which is there for comparison, in `simulate` and where `watch` answers rows. Symbols are those of the paper Dynamic
+    Prefill Packing."""
 
     controller: Literal["load", "aimd"] = "load"
-    """How N, the rows to gather, follows the time to first token: `load` gathers more where the device has no time left
-    and less where it has, and packs only what the engine can take at once; `aimd` is the paper's equation 1."""
+    """How N, the number of rows to gather, is set. `load`: more when first tokens come late and the device is busy,
+    fewer when it has time to spare, and no batch before the engine can take it. `aimd`: by the paper's equation 1."""
     packing: Literal["greedy", "exact"] = "greedy"
     """How gathered rows are packed: `greedy` takes the first batch with room, `exact` finds the fewest batches."""
     target_s: Annotated[float, Field(gt=0)] = 2.0
     """Time to first token that 95 rows of 100 should keep to (the paper's SLO)."""
     low: Annotated[float, Field(gt=0)] = 0.8
-    """τ_low, as a share of the target. Up to there the device may be given larger batches."""
+    """τ_low, as a share of the target. While S is between it and `high`, N stays as it is."""
     high: Annotated[float, Field(gt=0)] = 1.0
-    """τ_high, as a share of the target. From there on the target counts as missed."""
+    """τ_high, as a share of the target. From there on first tokens count as late."""
     smoothing: Annotated[float, Field(gt=0, le=1)] = 0.3
-    """γ: weight of the newest epoch in the running means of time to first token (S) and of arrivals a second (λ)."""
+    """γ: weight of the newest epoch in two running means: time to first token (S) and arrivals a second (λ)."""
     epoch_s: Annotated[float, Field(ge=0.01)] = 1.0
-    """How often N is reconsidered."""
+    """N is reconsidered every so many seconds."""
     increase: Annotated[int, Field(ge=1)] = 1
-    """α: what N grows by."""
+    """α: N grows by so many rows."""
     decrease: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """β: what N shrinks to, as a share."""
+    """β: N shrinks to this share of itself."""
     min_rows: Annotated[int, Field(ge=1)] = 1
-    """N_min: least rows to gather, where N starts."""
+    """N_min: fewest rows to gather, and where N starts."""
     max_rows: Annotated[int, Field(ge=1)] = 32
     """N_max: most rows to gather. The same as `min_rows` switches the controller off."""
     busy: Annotated[float, Field(gt=0, le=1)] = 0.85
@@ -342,9 +343,9 @@ class ArrivalsConfig(_Section):
     timeout: Annotated[float, Field(gt=0)] = 0.5
     """The longest that a row is held back for others, as a share of the target."""
     burst_rows: Annotated[int, Field(ge=1)] = 32
-    """q_thresh: with so many rows held back none waits for more. Below `max_rows` it caps N."""
+    """q_thresh: so many rows wait for no more. Below `max_rows` it caps N."""
     burst_rows_per_s: Annotated[float, Field(gt=0)] = 32.0
-    """λ_thresh: while more arrive than that, none waits for others."""
+    """λ_thresh: while λ is at least that, no row waits for others."""
     batch_tokens: Annotated[int, Field(ge=1)] = 20_000
     """T_max: prompt tokens of a batch. A longer prompt has one to itself."""
     batch_rows: Annotated[int, Field(ge=1)] = 32
