@@ -122,15 +122,15 @@ class ModelConfig(_Section):
     shape: str = ""
     """Instead of `path`, for `plan` and `simulate` without weights: llama-3-8b, mistral-7b, llama-13b, gpt-3, ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and KV cache. `auto` takes the one the model was saved in, if the device is fast with it. With
+    """Type of weights and KV cache. `auto`: the one the model was saved in, if the device is fast with it. With
     bfloat16 on a CPU, matrix products use bfloat16, everything else float32."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     allow_pickle: bool = False
     """Read weights from `.bin` files, with torch's `weights_only`, where there are no safetensors."""
     trust_remote_code: bool = False
-    """Run modelling code that comes with the model. It takes `--trust-remote-code` on the command line too, or
-    `VASUKI_TRUST_REMOTE_CODE=1` in the environment: whoever wrote the job file need not be who runs it."""
+    """Run modelling code that comes with the model. It also needs `--trust-remote-code` on the command line, or
+    `VASUKI_TRUST_REMOTE_CODE=1` in the environment, since whoever runs a job may not have written it."""
 
     @model_validator(mode="after")
     def _one_of(self) -> ModelConfig:
@@ -155,27 +155,27 @@ class InputConfig(_Section):
     """File, folder or glob, or an s3:// or gs:// URL, or `hf://datasets/OWNER/NAME/...` on the Hugging Face hub
     (private ones with `HF_TOKEN`). Parquet, JSONL or CSV, by extension."""
     format: Literal["auto", "parquet", "jsonl", "csv", "openai-batch"] = "auto"
-    """Needed where the extension doesn't say it; `openai-batch` always has to be named."""
+    """Needed if the extension doesn't say it, and always for `openai-batch`."""
     id: str = ""
-    """Column that names a row, unique over the input. Without it, rows are called by number, from 0."""
+    """Column that names each row, unique in the input. Without it, rows are numbered from 0."""
     prompt: str = ""
-    """Template over columns, e.g. `"Translate: {text}"`. Doubled braces stand for themselves."""
+    """Template over columns, e.g. `"Translate: {text}"`. Write `{{` and `}}` for braces."""
     system: str = ""
-    """System message before each prompt or conversation; columns may stand in it as in `prompt`."""
+    """System message before each prompt or conversation; a template like `prompt`."""
     chat: Auto | bool = "auto"
-    """Whether a prompt is sent as a user's message in the model's chat template. `auto`: if the model has one, as chat
-    models do; base models get the bare text."""
+    """Whether a prompt is sent as a user's message in the model's chat template. `auto`: if the model has one; base
+    models get the plain text."""
     messages: str | Annotated[tuple[MessageTemplate, ...], Field(min_length=1)] = ""
-    """A conversation, rendered by the model's chat template: a column that holds a list of `{role, content}`, or such a
-    list whose contents are templates over columns."""
+    """A conversation for the model's chat template: a column with lists of `{role, content}`, or one such list whose
+    contents are templates over columns."""
     prompt_token_ids: str = ""
     """Column of token ids, used as they are."""
     priority: str = ""
-    """Column of numbers, 0 where it is null. Rows above 0 are urgent: the highest goes first, and with the policies
-    `vasuki` and `prefill-packing` others make room for it and go on later."""
+    """Column of numbers; null is 0. Rows above 0 are urgent: the highest goes first, and with the policies `vasuki` and
+    `prefill-packing` other rows make room for it and go on later."""
     deadline: str = ""
-    """Column of seconds, from a row's arrival or the start of the run, by which it should have ended. Rows that have
-    one are urgent too, the earliest first. The manifest counts those that miss theirs."""
+    """Column of seconds, from a row's arrival or the start of the run, within which it should end. Rows that have one
+    are urgent too, the earliest first. The manifest counts those that are late."""
 
     @model_validator(mode="after")
     def _one_of(self) -> InputConfig:
@@ -198,9 +198,9 @@ class OutputConfig(_Section):
     """Where the answers go."""
 
     path: Place
-    """Folder, or an s3:// or gs:// URL. It belongs to this job alone."""
+    """Folder, or an s3:// or gs:// URL, for this job alone."""
     columns: tuple[str, ...] = ()
-    """Input columns copied beside each answer. One whose numbers no single type holds exactly is copied as text."""
+    """Input columns to copy. Numbers that no single type holds exactly are copied as text."""
     token_ids: bool = False
     """Add the column `output_token_ids`."""
     logprobs: bool = False
@@ -208,26 +208,27 @@ class OutputConfig(_Section):
 
 
 class SamplingConfig(_Section):
-    """How tokens are chosen. Each setting is a value or `{column: name}`. Of the model's generation_config.json only
-    what ends an answer is used; a warning names what else would change greedy output, such as a repetition penalty."""
+    """How tokens are chosen. Each setting is a value or `{column: name}`. Of the model's generation_config.json, only
+    what ends an answer is used; a warning names other settings that would change greedy output, such as a repetition
+    penalty."""
 
     max_tokens: OrColumn[Annotated[int, Field(ge=1)]] = 256
     """Most output tokens of a row."""
     temperature: OrColumn[Annotated[float, Field(ge=0)]] = 0.0
     """0 is greedy."""
     top_p: OrColumn[Annotated[float, Field(gt=0, le=1)]] = 1.0
-    """Keep the smallest set of tokens whose probability reaches this. 1 keeps all."""
+    """Keep the smallest set of tokens whose probabilities add up to this. 1 keeps all."""
     top_k: OrColumn[Annotated[int, Field(ge=0)]] = 0
-    """Keep this many tokens. 0, or more than the vocabulary has, keeps all."""
+    """Keep this many of the likeliest tokens. 0 keeps all."""
     stop: OrColumn[StopStrings] = ()
-    """Strings that end the answer; they are not part of it. The name of a special token, such as `<end_of_turn>`,
-    stands for that token."""
+    """Strings that end the answer and are not part of it. A special token, such as `<end_of_turn>`, may be named
+    too."""
     seed: OrColumn[int] = 0
-    """A sampled row depends on (seed, row id) alone, never on its neighbours."""
+    """A sampled row depends only on the seed and its id, never on other rows."""
     n: OrColumn[Annotated[int, Field(ge=1, le=MAX_SAMPLES)]] = 1
     """Answers for each row. With n > 1 the output has a column `sample`, from 0."""
     ignore_eos: OrColumn[bool] = False
-    """Go on to max_tokens whatever the model says. For benchmarks."""
+    """Generate `max_tokens` tokens even if the model ends sooner. For benchmarks."""
 
 
 class PlanConfig(_Section):
@@ -236,15 +237,15 @@ class PlanConfig(_Section):
     solver: Literal["auto", "greedy", "local_search", "milp", "fifo"] = "auto"
     """`auto` is greedy, with an exact solver for small sets of known lengths."""
     gpu: str = "auto"
-    """Hardware profile: a name from profiles/, a path, or `auto` for the machine at hand."""
+    """Hardware profile: a name from profiles/, a path, or `auto` for this machine."""
     output_length: OutputLength = "auto"
-    """What to expect of a row: `max` is max_tokens; `auto` starts there and learns from finished rows."""
+    """Expected output tokens of a row: `max` is max_tokens; `auto` starts there and learns from finished rows."""
     window_rows: Annotated[int, Field(ge=1)] = 32768
-    """Rows held and ordered at a time; memory is bounded by it whatever the input's size."""
+    """Rows held in memory and ordered at a time."""
     max_loss: Auto | Seconds = "auto"
-    """Work that a kill may lose, on average over the moments at which it may come. `auto` is 3 % of the makespan, 30 s
-    at least. The fastest plan that keeps to it is taken, and parts are committed no less often; with `auto`, unless
-    another ends sooner both in peace and after a kill."""
+    """Work that a kill may lose, averaged over the job. `auto` is 3 % of the makespan and at least 30 s. The fastest
+    plan within it is taken, and parts are committed at least as often. With `auto`, a slower plan is taken only if it
+    ends sooner after a kill."""
 
 
 class EngineConfig(_Section):
@@ -263,29 +264,28 @@ class EngineConfig(_Section):
         "baton-pd",
         "prefill-packing",
     ] = "vasuki"
-    """Who runs in the next step. All but `vasuki` are there for comparison; those from `static` to `baton-pd` run with
+    """Which rows run in the next step. All but `vasuki` are for comparison; those from `static` to `baton-pd` run with
     `attention: padded`."""
     chunk_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Token budget of a step: decodes first, then prompt chunks up to this many tokens."""
     max_num_seqs: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Most sequences in a step."""
     attention: Literal["auto", "ragged", "padded"] = "auto"
-    """Backend. `ragged` packs chunks without padding, for models on transformers' attention interface. `padded` fills
-    rows up to rectangles under the model's own mask, where prompts may share rows; what no mask keeps from padding is
-    computed row by row. `auto`: ragged where it serves the model, else padded."""
+    """Backend. `ragged` packs chunks without padding, for models on transformers' attention interface. `padded` pads
+    rows to equal length under the model's own mask, where prompts may share rows, or computes them one by one if the
+    model cannot mask padding. `auto`: ragged if the model allows it, else padded."""
     compile: Literal["auto", "off"] = "auto"
-    """On a CPU, `auto` uses kernels that are compiled for its processor and kept on disk between runs; `off` uses
-    torch's own, which are slower. On CUDA, `auto` records steps of decodes as graphs, where the model allows it; `off`
-    launches every kernel by itself."""
+    """On a CPU, `auto` compiles kernels for the processor and keeps them on disk; `off` uses torch's operators, which
+    are slower. On CUDA, `auto` records steps of decodes as graphs where the model allows it; `off` launches every
+    kernel by itself."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run."""
     replicas: Auto | Annotated[int, Field(ge=1)] = 1
-    """Copies of the model that share the job, each on a GPU of its own, or on a CPU on its share of the cores. `auto`:
-    one for each GPU, or for each node of a CPU's memory, as on a Ray cluster where nothing is said. `kv.device_memory`
-    in bytes is that of each."""
+    """Copies of the model that share the job, each on its own GPU or share of a CPU's cores. `auto`: one for each GPU,
+    or for each memory node of a CPU; on a Ray cluster also the default. `kv.device_memory` in bytes is for each."""
     weights_on_host: Auto | Annotated[int, Field(ge=0)] = "auto"
-    """Decoder layers whose weights stay in host memory and are fetched in every step, while other layers compute.
-    `auto`: none if all fit the device, otherwise as many as let the job end soonest, within `kv.host_memory`."""
+    """Decoder layers whose weights stay in host memory and are fetched in every step while other layers compute.
+    `auto`: none if all fit the device, otherwise as many as make the job fastest, within `kv.host_memory`."""
 
 
 class KVConfig(_Section):
@@ -294,15 +294,15 @@ class KVConfig(_Section):
     block_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Tokens in a block."""
     device_memory: Annotated[float, Field(gt=0, le=1)] | Bytes = 0.9
-    """Share of the device's memory that weights, activations, KV and states (Mamba, delta nets) may take together; or
-    the size of the pool of KV and states."""
+    """Share of the device's memory for weights, activations, KV and states (Mamba, delta nets) together; or the size of
+    the pool of KV and states."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """What keys and values are rounded to. `auto` keeps the model's type, so tokens don't change."""
+    """Type of keys and values. `auto` keeps the model's type, so tokens don't change."""
     host_memory: Bytes = 8 * 2**30
-    """Pinned host memory, for weights that stay on the host and for offloaded KV."""
+    """Pinned host memory for weights that stay on the host and for offloaded KV."""
     offload: Literal["auto", "none", "stream", "park", "ahead"] = "auto"
     """What moves to the host: some layers of all rows (`stream`), rows that have to make room (`park`), or also rows
-    whose prompt is computed ahead (`ahead`). `auto` takes what lets the job end soonest, often nothing."""
+    whose prompt is computed ahead (`ahead`). `auto` takes what makes the job fastest, often nothing."""
 
     @property
     def asks_for_offload(self) -> bool:
@@ -364,16 +364,16 @@ class ErrorsConfig(_Section):
     """When failed rows fail the job."""
 
     max_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """More failed rows than this share end the run with exit code 3. The output is complete either way."""
+    """If a larger share of rows fails, the run ends with exit code 3. The output is complete either way."""
 
 
 class CostConfig(_Section):
     """What the machine costs."""
 
     price_per_hour: Annotated[float, Field(ge=0)] | None = None
-    """Absent: the price in the hardware profile."""
+    """By default the price in the hardware profile."""
     currency: str = "USD"
-    """Printed beside amounts."""
+    """Currency of all amounts."""
 
 
 class JobConfig(_Section):
