@@ -1,4 +1,4 @@
-"""A command of vasuki as a task of Airflow, for DAGs of one's own too."""
+"""A command of vasuki as a task of Airflow, for your own DAGs too."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ RETRIES_DO_NOT_HELP = (1, 2, 3, 4)  # docs/operations.md
 class VasukiOperator(BaseOperator):
     """Runs a command of vasuki, and returns what it prints as JSON.
 
-    An end that another try may mend (75: interrupted; 5: the output is locked; a kill) is retried as the DAG says, and
-    goes on from the rows that are done. Every other failure is final.
+    A run that was interrupted (75), found its output locked (5) or was killed is retried as the DAG says, and goes on
+    with the missing rows. Every other failure is final.
     """
 
     template_fields = ("arguments",)
@@ -37,5 +37,5 @@ class VasukiOperator(BaseOperator):
         return json.loads(ended.output)  # the last line
 
     def on_kill(self) -> None:
-        """Let a run that Airflow stops commit what has ended."""
+        """Let a run that Airflow stops commit its finished rows."""
         self.process.send_sigterm()
