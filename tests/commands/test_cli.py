@@ -475,7 +475,7 @@ def test_a_page_of_fleets_fits_and_names_what_to_rent(
     result = vasuki("plan", lengths, *SHAPE, *FLEETS)
     assert result.exit_code == 0, result.stderr
     assert max(map(len, result.stdout.splitlines())) <= columns
-    assert re.match(r"Take 1 a\d+ on spot: [\d.]+ USD, and 1 h 00 min hold with > 99 %\.", result.stdout)
+    assert re.match(r"Take 1 a\d+ on spot: [\d.]+ USD, done within 1 h 00 min \(> 99 % sure\)\.", result.stdout)
 
 
 def test_a_fleet_is_simulated_with_interruptions(lengths: Path) -> None:

@@ -77,6 +77,7 @@ def test_cards_within_the_error_are_a_draw() -> None:
         [plan, replace(plan, gpu="twin", makespan_s=1.2 * plan.makespan_s)]
     )
     twice = replace(plan, gpu="slow", makespan_s=2 * plan.makespan_s, cost=replace(plan.cost, amount=9.0))
+    assert "times as fast" not in plan_verdict([plan, replace(plan, gpu="twin", makespan_s=1.001 * plan.makespan_s)])
     assert "by a factor of 2.00" in " ".join(plan_verdict([plan, twice]).split())
 
 

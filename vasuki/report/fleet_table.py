@@ -46,18 +46,18 @@ def _verdict(choices: Sequence[Choice]) -> Iterable[str]:
     if best.deadline_s is None:
         yield f"Take {best.name}: {costs}." if len(choices) > 1 else f"{best.name}: {costs}."
     elif best.holds:
-        yield f"Take {best.name}: {costs}, and {duration(best.deadline_s)} hold with {_chance(best)}."
+        yield f"Take {best.name}: {costs}, done within {duration(best.deadline_s)} ({_chance(best)} sure)."
     else:
         yield (
-            f"Nothing here holds {duration(best.deadline_s)} with {percent_text(HOLDS)}; the likeliest is {best.name}, "
-            f"with {_chance(best)}, for {costs}."
+            f"Nothing here is {percent_text(HOLDS)} sure to be done within {duration(best.deadline_s)}; the likeliest "
+            f"is {best.name}, {_chance(best)} sure, for {costs}."
         )
     if flip := flip_of(choices):
         now = best.fleet.on_spot
         (card,) = [card for card, _ in best.fleet.members if card.name == flip.card]
         yield (
-            f"That flips to {flip.other.name} when an hour of {flip.card} {'on spot' if now else 'on demand'} costs "
-            f"{money_text(flip.per_hour)} instead of {money_text(card.per_hour(now))}."
+            f"The answer changes to {flip.other.name} when an hour of {flip.card} {'on spot' if now else 'on demand'} "
+            f"costs {money_text(flip.per_hour)} instead of {money_text(card.per_hour(now))}."
         )
 
 
@@ -103,7 +103,7 @@ def _notes(choices: Sequence[Choice]) -> Iterable[str]:
         if on_spot and spot:
             facts.append(f"{money_text(spot.per_hour)} on spot{_of(spot.date)}")
             facts.append(f"{significant(spot.interruptions_per_hour)} interruptions an hour")
-        facts.append(f"{duration(card.price.boot_s)} until it computes")
+        facts.append(f"{duration(card.price.boot_s)} to start a machine")
         off = f"nine of ten predictions within {percent_text(card.error)}"
         yield f"{card.name}: {', '.join(facts)}; {card.whole.source or 'datasheet'}, {off}"
 

@@ -108,7 +108,7 @@ def _verdict(plans: Sequence[Plan]) -> Iterable[str]:
     error = max(plan.error for plan in plans)
     faster = second.makespan_s / first.makespan_s
     times = f"{time_text(first.makespan_s)} against {time_text(second.makespan_s)} on {second.gpu}"
-    times += f", {faster:.2f} times as fast"
+    times += f", {faster:.2f} times as fast" * (faster >= 1.005)
     if None in {plan.cost.amount for plan in plans} or len({plan.cost.currency for plan in plans}) > 1:
         yield f"{first.gpu} would finish first: {times}."
         yield from _holds({"time": faster}, error)
