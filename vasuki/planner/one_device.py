@@ -19,7 +19,7 @@ import numpy as np
 
 from vasuki.base.config import CostConfig, EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import InputError
-from vasuki.base.units import time_text
+from vasuki.base.units import percent_text, time_text
 from vasuki.engine.policy import Mixing
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.known_error import known_error
@@ -231,11 +231,11 @@ def _mixing_reason(chosen: Candidate, candidates: list[Candidate], rows_arrive: 
     if not others:
         return f"{chosen.mixing.value}, as the policy says"
     ratio = min(others) / chosen.state.request_s
-    by_arithmetic = (
-        f"{ratio - 1:.0%} slower by arithmetic" if ratio >= 1 else "slower in the simulation, or lose more by a kill"
-    )
+    would_be = "slower when simulated, or lose more by a kill"
+    if ratio >= 1:
+        would_be = "about as fast" if ratio < 1.0005 else f"about {percent_text(ratio - 1)} slower"
     if chosen.mixing is Mixing.MIXED:
         packed = chosen.cost.shape.way == "ragged"
         why = "decodes read the weights that prompts compute with" if packed else "rows start when others end"
-        return f"mixed, {tokens} tokens each: {why}; taking turns would be {by_arithmetic}"
-    return f"exclusive, prompts in steps of {tokens} tokens, then decodes: mixing them would be {by_arithmetic}"
+        return f"mixed, {tokens} tokens each: {why}; taking turns would be {would_be}"
+    return f"exclusive, prompts in steps of {tokens} tokens, then decodes: mixing them would be {would_be}"

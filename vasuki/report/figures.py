@@ -344,7 +344,7 @@ def copy_plot(workload: JobRuns) -> Plot | None:
     positions = list(range(len(results)))
     hidden = [kv.hidden_copy_s / scale_s for kv in kvs]
     exposed = [kv.exposed_copy_s / scale_s for kv in kvs]
-    axes.barh(positions, hidden, 0.55, color=SKY, edgecolor=BLACK, linewidth=0.8, label="hidden behind compute")
+    axes.barh(positions, hidden, 0.55, color=SKY, edgecolor=BLACK, linewidth=0.8, label="hidden: during compute")
     axes.barh(
         positions,
         exposed,

@@ -55,7 +55,7 @@ class Lease:
         """
         file = place / f".vasuki-lease{label}.json"
         if found := _read(file):
-            log.info("%s has a lease of %s; looking for %g s whether it is alive", place, _holder(found), LAPSE_S)
+            log.info("%s has a lease of %s; waiting %g s to see if it is renewed", place, _holder(found), LAPSE_S)
             looked_s = time.monotonic()
             while time.monotonic() - looked_s < LAPSE_S:
                 time.sleep(min(1.0, RENEW_S / 2))
