@@ -10,6 +10,7 @@ import pytest
 from vasuki.base.config import EngineConfig, KVConfig
 from vasuki.base.errors import JobFileError, ModelError
 from vasuki.commands.this_machine import within_host_memory
+from vasuki.machines.cost_model.stages import MOST_ROWS_OF_ALL_EXPERTS
 from vasuki.machines.memory_budget import activation_bytes, attention_bytes, memory_budget, recorded_bytes
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
@@ -35,8 +36,16 @@ def test_what_recorded_steps_hold_is_set_aside() -> None:
     card = find_profile("h100")
     few, many, most = (recorded_bytes(LLAMA, card, rows, 1) for rows in (64, 2048, 4096))
     assert 2 * 64 * LLAMA.vocab_size * 2 < few < many == most
+    mixture = named_shape("qwen3-30b-a3b")
+    few, many = (recorded_bytes(mixture, find_profile("a100"), rows, 1) for rows in (MOST_ROWS_OF_ALL_EXPERTS, 2048))
+    assert few == many < recorded_bytes(mixture, card, 2048, 1)
     assert not recorded_bytes(LLAMA, find_profile("cpu"), 64, 1)
-    assert not recorded_bytes(replace(LLAMA, way="padded"), card, 64, 1)
+    assert not recorded_bytes(LLAMA, card, 64, 1, Layout(host_layers=1))
+    for others in ({"way": "padded"}, {"compiles": False}):
+        assert not recorded_bytes(replace(LLAMA, **others), card, 64, 1)
+    packed = card.model_copy(update={"attention": "packed"})
+    tables = (recorded_bytes(LLAMA, each, 64, 9) - recorded_bytes(LLAMA, each, 64, 1) for each in (card, packed))
+    assert next(tables) == 5 * next(tables), "where torch's kernel attends to prompts, none are recorded"
     budgets = [memory_budget(LLAMA, card, max_num_seqs=rows) for rows in (64, 2048)]
     logits = (2048 - 64) * LLAMA.vocab_size
     assert budgets[0].kv_bytes - budgets[1].kv_bytes > logits * (2 * 2 + 4)
@@ -62,9 +71,10 @@ def test_memory_budget_of_layouts() -> None:
 
 
 def test_layers_on_the_host_leave_their_room_less_the_buffers() -> None:
-    card, all_here = find_profile("a100"), memory_budget(LLAMA, find_profile("a100"))
+    launched = replace(LLAMA, compiles=False)  # kernel by kernel either way, as steps that wait for weights are
+    card, all_here = find_profile("a100"), memory_budget(launched, find_profile("a100"))
     for host_layers, buffers in ((1, 1), (2, 2), (16, 2), (20, 3), (31, 3)):
-        some_away = memory_budget(LLAMA, card, layout=Layout(host_layers=host_layers))
+        some_away = memory_budget(launched, card, layout=Layout(host_layers=host_layers))
         freed = (host_layers - buffers) * LLAMA.layer_weight_bytes
         assert all_here.weight_bytes - some_away.weight_bytes == some_away.kv_bytes - all_here.kv_bytes == freed
 

@@ -9,16 +9,17 @@ from vasuki.base.errors import ModelError
 from vasuki.base.units import bytes_text
 from vasuki.engine.rectangles import MOST_PADDING
 from vasuki.engine.settings import EngineSettings
+from vasuki.machines.cost_model import recorded_steps
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout, spread_buffers
 from vasuki.models.shape import ModelShape
 
-_MOST_ROWS = 2048  # that any plan runs side by side, or a GPU replays
-_RECORDED_TOKENS = 256  # of steps with prompts that a GPU replays
+_MOST_ROWS = 2048  # that any plan runs side by side
 _TABLE_BYTES = 12  # of a block in a table that either attention kernel walks
 
 DRAWN_LOGITS = 2**23  # that tokens are drawn from at a time, by `hf.sampler`
 DRAWING_BYTES = 25  # held meanwhile for each: its share twice, and all in their order, with sums and a mask
+_LIKELIHOOD_BYTES = 8  # held for each meanwhile where tokens are the likeliest: it and its logarithm in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +83,19 @@ def rectangle_bytes(shape: ModelShape, rows: int, new: int, width: int) -> int:
     return 2 * columns * (shape.kv_width + shared) * item + pairs * item + scores
 
 
-def recorded_bytes(shape: ModelShape, profile: HardwareProfile, max_num_seqs: int, width: int) -> int:
-    """Bytes that a GPU's recorded steps hold beside what other steps work in: what the largest of them works in, the
-    logits that it leaves, and block tables of `width` for each of its sizes, which are four times as many rows."""
-    if profile.kind == "cpu" or shape.way != "ragged" or shape.recurrent is not None:
-        return 0
-    rows = min(max_num_seqs, _MOST_ROWS)
-    logits = rows * shape.vocab_size * shape.dtype_bytes
-    mlp = max(rows, _RECORDED_TOKENS) * _mlp_token_bytes(shape)
-    return math.ceil(max(logits, mlp) + logits + 4 * rows * width * _TABLE_BYTES)
+def recorded_bytes(
+    shape: ModelShape, profile: HardwareProfile, max_num_seqs: int, width: int, layout: Layout | None = None
+) -> int:
+    """Bytes that a GPU's recorded steps hold beside what other steps work in: what the largest of them works in, with
+    the log-probabilities of the tokens that it samples; the logits that it leaves; and block tables of `width` for each
+    of its sizes, which are four times as many rows."""
+    recorded = recorded_steps(shape, profile, layout or Layout())
+    rows = min(max_num_seqs, recorded.rows)
+    logits = rows * shape.vocab_size
+    head = logits * shape.dtype_bytes + min(logits, DRAWN_LOGITS) * _LIKELIHOOD_BYTES
+    mlp = max(rows, recorded.tokens) * _mlp_token_bytes(shape)
+    tables = 4 * (rows + recorded.tokens) * width * _TABLE_BYTES
+    return math.ceil(max(head, mlp) + logits * shape.dtype_bytes + tables)
 
 
 def _mlp_token_bytes(shape: ModelShape, tensor_parallel: int = 1) -> float:
@@ -160,7 +165,7 @@ def memory_budget(
     else:
         usable, kv = profile.memory_bytes, int(device_memory)
     width = min(-(-shape.max_context_tokens // block_tokens), max(0, int(kv / (per_token * block_tokens))))
-    recorded = recorded_bytes(shape, profile, max_num_seqs, width)
+    recorded = recorded_bytes(shape, profile, max_num_seqs, width, layout)
     activations += recorded
     if device_memory <= 1:
         kv -= recorded

@@ -31,6 +31,7 @@ from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
+from vasuki.hf.cuda import step_graphs
 from vasuki.hf.cuda.step_graphs import StepGraphs
 from vasuki.hf.fused import by_torch
 from vasuki.hf.fused.attention import FusedAttention
@@ -180,8 +181,9 @@ def test_greedy_equals_generate(name: str) -> None:
     assert rows.outputs == [tokens[:6] for tokens in reference(name)[:5]]
 
 
-def test_what_torch_has_no_kernel_for_is_recorded() -> None:
+def test_what_torch_has_no_kernel_for_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Soft caps and windows, in blocks of 16 tokens, prompts too: a replay reads contexts that have grown since."""
+    monkeypatch.setattr(step_graphs, "MOST_RECORDED_TOKENS", 24)
     loaded, num_blocks = _model("gemma2"), 24
     scheduler = Scheduler(EngineSettings(POLICIES["vasuki"], Limits(24, 3), num_blocks, 16))
     cache = KVCache(loaded.kv_layout, num_blocks + 1, 16, CPU)
@@ -203,6 +205,7 @@ def test_a_kernel_that_answers_otherwise_is_not_used(monkeypatch: pytest.MonkeyP
     assert "torch's operators compute attention" in caplog.text
 
 
+@settings(max_examples=30, deadline=None)
 @given(
     units=st.lists(st.integers(0, 16), min_size=1, max_size=90),
     top_p=st.integers(0, 16).map(lambda sixteenths: sixteenths / 16),

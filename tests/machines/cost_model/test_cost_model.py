@@ -14,6 +14,8 @@ from vasuki.base.errors import ModelError, ProfileError
 from vasuki.engine.batch import Batch, ScheduledChunk, Swap
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.machines.cost_model import (
+    MOST_RECORDED_ROWS,
+    MOST_RECORDED_TOKENS,
     Copies,
     CostModel,
     OperatorModel,
@@ -22,7 +24,7 @@ from vasuki.machines.cost_model import (
     windowed_causal_pairs,
 )
 from vasuki.machines.cost_model.copies import HostTraffic
-from vasuki.machines.cost_model.stages import Part
+from vasuki.machines.cost_model.stages import MOST_ROWS_OF_ALL_EXPERTS, Part
 from vasuki.machines.profile import AttentionPoint, AttentionPoints, HardwareProfile, InStep, Measured
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
@@ -259,7 +261,7 @@ def test_launches_show_only_where_kernels_are_short() -> None:
     cost = model("h100", "qwen2.5-0.5b")
     slow_cost = CostModel(cost.shape, launched_in_us(cost.profile, 40))
     decode, chunk = cost.work([1], [64]), cost.work([16384], [16384])
-    few = cost.work([2], [64])
+    few = cost.work([MOST_RECORDED_TOKENS + 1], [MOST_RECORDED_TOKENS + 1])
     assert slow_cost.step(few).launch_s > cost.step(few).launch_s
     assert slow_cost.step(few).launch_s == pytest.approx((24 * 13 + 23) * 40e-6 - slow_cost.step(few).device_s)
     assert slow_cost.step(chunk).launch_s == 0
@@ -275,7 +277,7 @@ MIXTURE = replace(named_shape("qwen3-30b-a3b"), num_layers=4, num_expert_layers=
     [
         pytest.param("h100", QWEN, Layout(), 4, 1, id="KV is streamed"),
         pytest.param("h100", QWEN, Layout(host_layers=1), 4, 0, id="weights are on the host"),
-        pytest.param("h100", QWEN, Layout(), 513, 0, id="more rows than are recorded"),
+        pytest.param("h100", QWEN, Layout(), MOST_RECORDED_ROWS + 1, 0, id="more rows than are recorded"),
         pytest.param("h100", replace(QWEN, way="padded"), Layout(), 4, 0, id="rows are padded"),
         pytest.param("h100", replace(QWEN, way="alone"), Layout(), 4, 0, id="row by row"),
         pytest.param("h100", replace(QWEN, compiles=False), Layout(), 4, 0, id="the job says so"),
@@ -301,6 +303,27 @@ def test_decodes_of_a_mixture_are_recorded(card: str, rows: int) -> None:
     """Where its experts don't wait."""
     cost = CostModel(MIXTURE, launched_in_us(find_profile(card), 4000))
     assert cost.step_time_s(cost.work([1] * rows, [64] * rows)) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("card", "shape", "attention", "most"),
+    [
+        pytest.param("h100", QWEN, "auto", MOST_RECORDED_TOKENS, id="packed forward"),
+        pytest.param("a100", MIXTURE, "auto", MOST_ROWS_OF_ALL_EXPERTS, id="experts wait"),
+        pytest.param("h100", QWEN, "packed", 2, id="torch's kernel alone attends"),
+    ],
+)
+def test_prompts_beside_decodes_are_recorded_up_to_a_size(
+    card: str, shape: ModelShape, attention: str, most: int
+) -> None:
+    """The model's host takes a second for an operator; `most` tokens are replayed, one more is launched."""
+    slow = launched_in_us(find_profile(card), 1e6).model_copy(update={"attention": attention})
+    cost = CostModel(shape, slow)
+    launches_s = Part.whole(shape.num_layers, 1).launches_s(shape, slow)
+    recorded = cost.work([1, most - 1], [64, most - 1]) if most > 2 else cost.work([1, 1], [64, 64])
+    more = cost.work([1, most], [64, most])
+    assert cost.step_time_s(recorded) < 1 < launches_s <= cost.step_time_s(more)
+    assert [time.total_s for time in cost.repeated(more, 2)] == pytest.approx([cost.step_time_s(more)] * 2, rel=1e-3)
 
 
 def test_launches_of_a_cpu_always_show() -> None:

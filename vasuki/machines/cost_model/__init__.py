@@ -30,7 +30,13 @@ from vasuki.machines.cost_model.curves import TABLE
 from vasuki.machines.cost_model.model import CostModel
 from vasuki.machines.cost_model.operators import OperatorModel
 from vasuki.machines.cost_model.rooflines import roofline
-from vasuki.machines.cost_model.stages import MOST_RECORDED_ROWS, MOST_RECORDED_TOKENS, Launches, launches_of
+from vasuki.machines.cost_model.stages import (
+    MOST_RECORDED_ROWS,
+    MOST_RECORDED_TOKENS,
+    Launches,
+    launches_of,
+    recorded_steps,
+)
 from vasuki.machines.cost_model.step_cost import StepCost
 from vasuki.machines.cost_model.terms import StepTerms
 from vasuki.machines.cost_model.times import StepTime
@@ -50,6 +56,7 @@ __all__ = [
     "StepWork",
     "causal_pairs",
     "launches_of",
+    "recorded_steps",
     "roofline",
     "windowed_causal_pairs",
 ]

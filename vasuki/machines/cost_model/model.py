@@ -12,7 +12,7 @@ from vasuki.machines.cost_model.copies import Copies, HostTraffic
 from vasuki.machines.cost_model.layers import LayerModel
 from vasuki.machines.cost_model.network import Network
 from vasuki.machines.cost_model.operators import OperatorModel
-from vasuki.machines.cost_model.stages import Part, most_recorded_rows
+from vasuki.machines.cost_model.stages import Part, recorded_steps
 from vasuki.machines.cost_model.step_cost import StepCost, energy_j
 from vasuki.machines.cost_model.terms import StepTerms, step_terms
 from vasuki.machines.cost_model.times import PartTimes, StepTime
@@ -208,8 +208,8 @@ class CostModel:
         return step_terms(part, self.shape, self.profile, self.layout, self.network, self._traffic)
 
     def _times(self, part: Part) -> PartTimes:
-        recorded_rows = most_recorded_rows(self.shape, self.profile, self.layout)
-        return PartTimes(part, self.shape, self.profile, self._layers, self.network, self._traffic, recorded_rows)
+        recorded = recorded_steps(self.shape, self.profile, self.layout)
+        return PartTimes(part, self.shape, self.profile, self._layers, self.network, self._traffic, recorded)
 
     # --- copies ------------------------------------------------------------------------------------------------------
 

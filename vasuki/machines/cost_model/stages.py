@@ -75,13 +75,20 @@ def launches_of(shape: ModelShape, kind: Literal["gpu", "cpu"]) -> Launches:
     return Launches(shape.launched_per_layer if joined else LAUNCHED_UNJOINED, LAUNCHED_PER_STEP)
 
 
-def most_recorded_rows(shape: ModelShape, profile: HardwareProfile, layout: Layout) -> int:
-    """Rows of the largest step of decodes that a device replays; 0 if it replays none: where rows don't share a packed
-    forward, where layers carry a state, where weights are waited for between layers, or where the job says so."""
+class Recorded(NamedTuple):
+    """The largest steps that a device replays; 0 if it replays none."""
+
+    rows: int = 0  # that decode
+    tokens: int = 0  # of a step with prompts
+
+
+def recorded_steps(shape: ModelShape, profile: HardwareProfile, layout: Layout) -> Recorded:
+    """What a device replays of a model's steps: nothing where rows don't share a packed forward, where layers carry a
+    state, where weights are waited for between layers, or where the job says so."""
     if profile.kind == "cpu" or layout.host_layers:
-        return 0
+        return Recorded()
     if not shape.compiles or shape.way != "ragged" or shape.recurrent is not None:
-        return 0
-    if shape.num_expert_layers and profile.generation < HOPPER:
-        return MOST_ROWS_OF_ALL_EXPERTS
-    return MOST_RECORDED_ROWS
+        return Recorded()
+    waits = shape.num_expert_layers and profile.generation < HOPPER
+    rows = MOST_ROWS_OF_ALL_EXPERTS if waits else MOST_RECORDED_ROWS
+    return Recorded(rows, 0 if profile.attention == "packed" else min(rows, MOST_RECORDED_TOKENS))

@@ -26,7 +26,7 @@ from vasuki.machines.cost_model.network import Network
 from vasuki.machines.cost_model.operators import OperatorModel
 from vasuki.machines.cost_model.recurrent import RecurrentModel
 from vasuki.machines.cost_model.rooflines import OperatorCost
-from vasuki.machines.cost_model.stages import Part, most_recorded_rows
+from vasuki.machines.cost_model.stages import Part, recorded_steps
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
@@ -104,7 +104,7 @@ def step_terms(
         return network.part_s(tokens, part)
 
     on_cpu, launches_s = profile.kind == "cpu", part.launches_s(shape, profile)
-    always_launched = not on_cpu and not most_recorded_rows(shape, profile, layout)
+    always_launched = not on_cpu and not recorded_steps(shape, profile, layout).rows
     tokens_s = in_step * (exact.of_tokens(sizes) + recurrent_s) + network_s(sizes)
     token_s = in_step_beyond * (rates.of_tokens(huge) / HUGE + recurrent_token_s) + network_s(huge) / HUGE
     weights_s = sum(traffic.alone_s(each) for each in traffic.weights)

@@ -9,7 +9,7 @@ from vasuki.machines.cost_model.copies import HostTraffic
 from vasuki.machines.cost_model.layers import LayerModel
 from vasuki.machines.cost_model.network import Network
 from vasuki.machines.cost_model.rooflines import OperatorCost
-from vasuki.machines.cost_model.stages import Part
+from vasuki.machines.cost_model.stages import Part, Recorded
 from vasuki.machines.cost_model.work import StepWork, windowed_causal_pairs
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.shape import ModelShape
@@ -33,7 +33,7 @@ class PartTimes:
         layers: operators.
         network: between devices.
         traffic: on the host link.
-        recorded_rows: of the largest step of decodes that is replayed, see `most_recorded_rows`.
+        recorded: the largest steps that are replayed.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PartTimes:
         layers: LayerModel,
         network: Network,
         traffic: HostTraffic,
-        recorded_rows: int,
+        recorded: Recorded,
     ) -> None:
         self.part = part
         self._shape = shape
@@ -54,7 +54,7 @@ class PartTimes:
         self._network = network
         self._traffic = traffic
         self._launches_s = part.launches_s(shape, profile)
-        self._recorded_rows = recorded_rows
+        self._recorded = recorded
         self._overhead_s = part.overhead_s(profile.overheads)
         self._fixed_cache: dict[tuple[int, ...], float] = {}
 
@@ -163,8 +163,9 @@ class PartTimes:
                 chunk_context = min(chunk_end, window + chunk_tokens)
 
     def launched(self, work: StepWork) -> int:
-        """Calls of the model whose kernels are launched one by one: none of a step of decodes that is recorded."""
-        return 0 if work.num_tokens == work.num_decodes <= self._recorded_rows else work.calls
+        """Calls of the model whose kernels are launched one by one: none of a step that is recorded."""
+        decodes = work.num_tokens == work.num_decodes
+        return 0 if work.num_tokens <= (self._recorded.rows if decodes else self._recorded.tokens) else work.calls
 
     def added_up(self, device_s: float, moves: Sequence[tuple[float, bool]], calls: int = 1) -> StepTime:
         """THE sum of a step: what the device is busy with, or the launches of its kernels where these take longer; the
