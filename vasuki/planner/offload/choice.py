@@ -19,7 +19,7 @@ from vasuki.planner.offload.parking import parked, prefilled_ahead
 from vasuki.planner.offload.streaming import streamed
 from vasuki.planner.prediction import NOISE, Prediction, end_after_a_kill_s, loss_s, makespan_s, predict_like, preferred
 
-_STATES_STAY = "what rows keep is not in blocks alone, and stays on the device"
+_STATES_STAY = "rows keep states or caches of their own, which stay on the device"
 
 
 def choose_offload(problem: Problem, base: Prediction) -> Prediction:
