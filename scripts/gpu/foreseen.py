@@ -95,7 +95,7 @@ def _jobs(shape: ModelShape, profiles: list[HardwareProfile], rows: int) -> dict
 
 def _job(shape: ModelShape, profile: HardwareProfile, lengths: Lengths) -> list[str]:
     how = PlanConfig(output_length="max")
-    kv = KVConfig(block_tokens=page_tokens(shape, profile.generation) or "auto")
+    kv = KVConfig(block_tokens=page_tokens(shape, profile.generation, profile.attention) or "auto")
     plan = make_plan(lengths, shape, profile, plan=how, kv=kv)
     idle = Idle(CostModel(shape, profile, plan.layout))
     run = simulate_plan(plan, lengths, shape, profile, plan_config=how, observers=[idle], one_by_one=True).result

@@ -28,6 +28,7 @@ from vasuki.machines import at_hand
 from vasuki.machines.at_hand import Card, Processor
 from vasuki.machines.paging import page_tokens
 from vasuki.machines.profile_files import find_profile
+from vasuki.machines.profile_writing import write_profile
 from vasuki.models.named import named_shape
 from vasuki.planner.lengths import Lengths
 
@@ -209,7 +210,8 @@ def test_pages_are_for_what_the_packed_kernel_takes(
     shape = replace(named_shape("mistral-7b"), head_dim=head_dim).with_dtype(dtype)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: generation)
     preferred = varlen.preferred_block_tokens(getattr(torch, dtype), torch.device("cuda"), head_dim)
-    assert page_tokens(shape, generation) == preferred
+    assert page_tokens(shape, generation, "auto") == page_tokens(shape, generation, "packed") == preferred
+    assert page_tokens(shape, generation, "paged") is None
 
 
 @pytest.mark.parametrize(
@@ -225,6 +227,19 @@ def test_pages_are_for_what_the_packed_kernel_takes(
 def test_blocks_of_a_card_elsewhere(sections: dict[str, dict[str, object]], block_tokens: int | str) -> None:
     placement = placed_on(job_of(**sections), named_shape("mistral-7b"), find_profile("a10"))
     assert placement.kv.block_tokens == block_tokens
+
+
+def test_a_profile_that_names_our_kernel_leaves_the_size_of_blocks_to_the_planner(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of a card elsewhere, and of the same at hand."""
+    shape, card = named_shape("mistral-7b"), find_profile("a10")
+    write_profile(card.model_copy(update={"attention": "paged"}), tmp_path / "a10.yaml")
+    monkeypatch.setenv("VASUKI_PROFILES", str(tmp_path))
+    assert placed_on(job_of(), shape, find_profile("a10")).kv.block_tokens == "auto"
+    monkeypatch.setattr(at_hand, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 21 * GIB, (8, 6)))
+    monkeypatch.setattr(at_hand, "available_bytes", lambda: 32 * GIB)
+    assert placed_here(job_of(), shape).kv.block_tokens == "auto"
 
 
 @pytest.mark.parametrize("device_memory", [0.9, "4GiB"])

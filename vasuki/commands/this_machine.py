@@ -17,7 +17,7 @@ from vasuki.commands.foresight import MachineProfile, Tokens, profile_for_plan, 
 from vasuki.machines import at_hand
 from vasuki.machines.memory_budget import room_bytes
 from vasuki.machines.paging import page_tokens
-from vasuki.machines.profile import HardwareProfile, Limits
+from vasuki.machines.profile import AttentionChoice, HardwareProfile, Limits
 from vasuki.machines.profile_files import find_profile
 from vasuki.machines.split import Share, split
 from vasuki.machines.this_cpu import limits_of
@@ -114,7 +114,7 @@ def placed_on(config: JobConfig, shape: ModelShape, profile: HardwareProfile) ->
     fast = peaks.get("bfloat16", 0.0) >= CLEARLY * peaks.get("float32", 0.0)
     on_cpu = profile.kind == "cpu"
     shape = _computed(config, shape, on_cpu, fast)
-    kv = _in_blocks(config.kv, shape, None if on_cpu else profile.generation)
+    kv = _in_blocks(config.kv, shape, None if on_cpu else profile.generation, profile.attention)
     return Placement(config, shape, MachineProfile.of(profile), kv)
 
 
@@ -142,8 +142,9 @@ def placed_here(config: JobConfig, shape: ModelShape, tokens: Tokens = NO_TOKENS
     waits = not device.on_cpu and weights_wait(config, weight_bytes, device.total_bytes, device.available_bytes)
     beside_weights_bytes = None if waits else _beside_weights(config, device, device.available_bytes - weight_bytes)
     free_bytes = at_hand.available_bytes() - (weight_bytes if device.on_cpu or waits else 0)
-    kv = _kv(config, shape, device, free_bytes)
+    kv = _kv(config, device, free_bytes)
     machine = _machine(config, device, waits, lambda: profile_for_plan(config, shape, tokens, device.gpu, waits))
+    kv = _in_blocks(kv, shape, device.generation, machine.profile.attention)
     return Placement(config, shape, machine, kv, beside_weights_bytes)
 
 
@@ -203,8 +204,9 @@ def placed_as_loaded(config: JobConfig, loaded: LoadedModel, tokens: Tokens) -> 
     waits = not loaded.is_on_device
     beside_weights_bytes = None if waits else _beside_weights(config, device, device.available_bytes)
     shape = shape_in_use(loaded, config)
-    kv = _kv(config, shape, device, at_hand.available_bytes())
+    kv = _kv(config, device, at_hand.available_bytes())
     machine = _machine(config, device, waits, lambda: profile_for_run(config, loaded, shape, tokens))
+    kv = _in_blocks(kv, shape, device.generation, machine.profile.attention)
     return Placement(config, shape, machine, kv, beside_weights_bytes)
 
 
@@ -302,16 +304,16 @@ def _beside_weights(config: JobConfig, device: _Device, available_bytes: int) ->
     return max(0, room_bytes(config.kv.device_memory, device.total_bytes, available_bytes))
 
 
-def _kv(config: JobConfig, shape: ModelShape, device: _Device, free_bytes: int) -> KVConfig:
-    """No more host memory than there is, in the blocks of the device."""
+def _kv(config: JobConfig, device: _Device, free_bytes: int) -> KVConfig:
+    """No more host memory than there is."""
     kv = config.kv
-    if not device.on_cpu or kv.asks_for_offload:
-        kv = within_host_memory(kv, free_bytes)
-    return _in_blocks(kv, shape, device.generation)
+    return within_host_memory(kv, free_bytes) if not device.on_cpu or kv.asks_for_offload else kv
 
 
-def _in_blocks(kv: KVConfig, shape: ModelShape, generation: tuple[int, int] | None) -> KVConfig:
-    """Blocks of the size that the kernels of a GPU of that generation walk, unless the job says otherwise. Without such
-    a GPU the planner chooses."""
-    size = generation and page_tokens(shape, generation)
+def _in_blocks(
+    kv: KVConfig, shape: ModelShape, generation: tuple[int, int] | None, attention: AttentionChoice
+) -> KVConfig:
+    """Blocks of the size that the chosen kernels of a GPU of that generation walk, unless the job says otherwise.
+    Without such a GPU, or where any size will do, the planner chooses."""
+    size = generation and page_tokens(shape, generation, attention)
     return kv.model_copy(update={"block_tokens": size}) if size and kv.block_tokens == "auto" else kv

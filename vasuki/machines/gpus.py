@@ -71,7 +71,7 @@ def profile_of_gpu(name: str, reported: Reported | None = None) -> HardwareProfi
     Raises:
         ProfileError: a profile file is malformed.
     """
-    if known := _known(name):
+    if known := known_profile(name):
         return known
     reported = reported or read_gpu()
     if reported is None:
@@ -80,12 +80,13 @@ def profile_of_gpu(name: str, reported: Reported | None = None) -> HardwareProfi
     return scaled(reported)
 
 
-def _known(name: str) -> HardwareProfile | None:
+def known_profile(name: str) -> HardwareProfile | None:
+    """The profile of a card that is listed, of a variant of one, or of a slice of either; None of others."""
     if found := profile_for_device(name):
         return found
     if name in _VARIANTS:
         return _variant(*_VARIANTS[name])
-    if (match := _SLICE.fullmatch(name)) and (card := _known(match["card"])):
+    if (match := _SLICE.fullmatch(name)) and (card := known_profile(match["card"])):
         memory_mib = min(card.memory_mib, int(match["gigabytes"]) * 1024)
         return _scaled(card, name, int(match["sevenths"]) / 7, memory_mib / card.memory_mib, memory_mib)
     return None

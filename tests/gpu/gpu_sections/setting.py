@@ -29,6 +29,7 @@ from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.loading.triton_kernels import small_kernels
 from vasuki.hf.ragged_executor import build_executor
 from vasuki.machines.at_hand import torch_pages
+from vasuki.machines.cost_model import CostModel
 from vasuki.machines.gpus import profile_of_gpu
 from vasuki.machines.memory_budget import activation_bytes, room_bytes
 from vasuki.machines.paging import page_tokens
@@ -342,7 +343,7 @@ def _kv(
 ) -> KVConfig:
     generation = describe(setting.device).compute_capability if torch_pages() else None
     return KVConfig(
-        block_tokens=(generation and page_tokens(setting.shape(name), generation)) or "auto",
+        block_tokens=(generation and page_tokens(setting.shape(name), generation, setting.profile.attention)) or "auto",
         offload=offload if setting.on_gpu else "none",
         device_memory=device_memory or (_TOY_KV_BYTES if setting.toy else _DEVICE_MEMORY),
     )
@@ -376,7 +377,8 @@ def run_planned(
     plan = plan or plan_for(setting, name, requests)
     if setting.on_gpu:
         torch.cuda.reset_peak_memory_stats(setting.device)
-    executor = build_executor(loaded, plan.settings)
+    shape = replace(setting.shape(name), compiles=compiles)
+    executor = build_executor(loaded, plan.settings, cost_model=CostModel(shape, setting.profile, plan.layout))
     if steps_ahead is not None:
         executor.steps_ahead = steps_ahead
     order = order_requests(iter(requests), plan.settings, solver=plan.solver, output_length="max")

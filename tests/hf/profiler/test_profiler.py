@@ -25,7 +25,7 @@ from vasuki.hf.attention import chunks
 from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.cpu.packed_linear import PackedLinear
-from vasuki.hf.device.device import describe, device_name
+from vasuki.hf.device.device import Machine, describe, device_name
 from vasuki.hf.kernels import varlen
 from vasuki.hf.kernels.paged_attention import PagedKernel, load_kernel
 from vasuki.hf.kernels.varlen import PagedVarlen
@@ -41,6 +41,7 @@ from vasuki.hf.profiler.timing import QUICK, HostClock, affordable, low_quantile
 from vasuki.machines.at_hand import without_noise
 from vasuki.machines.cost_model import CostModel, launches_of
 from vasuki.machines.cost_model.stages import Part
+from vasuki.machines.gpus import profile_of_gpu
 from vasuki.machines.profile import HardwareProfile, MatmulPoints
 from vasuki.machines.profile_files import find_profile, load_profile, profile_for_device, user_profile_path
 from vasuki.machines.profile_writing import write_profile
@@ -91,6 +92,27 @@ def test_a_profile_is_found_where_it_is_written(
     write_profile(profile, user_profile_path(profile.name))
     assert find_profile(profile.name) == profile
     assert profile_for_device(device_name(CPU)) == profile
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "listed"),
+    [
+        ("NVIDIA A10", "NVIDIA A10 24GB PCIe", True),
+        ("NVIDIA A10G", "NVIDIA A10G 24GB", False),
+        ("NVIDIA A10 MIG 2g.10gb", "NVIDIA A10 MIG 2g.10gb", False),
+    ],
+)
+def test_a_card_is_known_to_the_profiler_as_to_a_plan(
+    name: str, title: str, listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Figures of a card beside it serve a variant, which keeps a name of its own."""
+    machine = Machine(name, (), "driver 1", 24 * 2**30, 72, (8, 6))
+    monkeypatch.setattr(build_profile, "describe", lambda device: machine)
+    stages, bench = build_profile._Stages(shown=False), Bench.on(CPU, torch.float32, TINY, QUICK)
+    profiler = build_profile._Profiler(torch.device("cuda"), TINY, bench, stages, None)
+    assert profiler.known == profile_of_gpu(name)
+    assert profiler.known.title == title
+    assert bool(profiler.listed) == listed
 
 
 def test_a_profile_names_its_machine(profile: HardwareProfile) -> None:

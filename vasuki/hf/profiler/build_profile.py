@@ -41,6 +41,7 @@ from vasuki.hf.profiler.recurrent_times import measure_recurrent
 from vasuki.hf.profiler.timing import FULL, QUICK, Effort
 from vasuki.machines import at_hand
 from vasuki.machines.cost_model import CostModel
+from vasuki.machines.gpus import known_profile
 from vasuki.machines.price import Price
 from vasuki.machines.profile import (
     AttentionChoice,
@@ -169,7 +170,9 @@ class _Profiler:
         self.stages = stages
         self.machine: Machine = describe(device)
         self.kind: Literal["gpu", "cpu"] = "gpu" if device.type == "cuda" else "cpu"
-        self.known = profile_for_device(self.machine.name)
+        name = self.machine.name
+        self.known = known_profile(name) if self.kind == "gpu" else profile_for_device(name)
+        self.listed = self.known if self.known and name in self.known.device_names else None  # not a card beside it
         self.attention: AttentionChoice = self.known.attention if self.known else "auto"
         self.stolen = StolenTime()
         versions = f"torch {torch.__version__.partition('+')[0]}, {self.machine.driver}"
@@ -185,10 +188,10 @@ class _Profiler:
         rates = rates.raised(measured.matmul)
         overheads = self._floor()
         profile = HardwareProfile(
-            name=name or (self.known.name if self.known else self.machine.slug),
+            name=name or (self.listed.name if self.listed else self.machine.slug),
             title=self.known.title if self.known else self.machine.name,
             kind=self.kind,
-            device_names=self.known.device_names if self.known else (self.machine.name, *self.machine.other_names),
+            device_names=self.listed.device_names if self.listed else (self.machine.name, *self.machine.other_names),
             memory_mib=self.machine.memory_bytes // 2**20,
             memory_gb_per_s=rates.memory_gb_per_s,
             peak_tflops=rates.peak_tflops,
