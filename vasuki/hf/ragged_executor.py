@@ -207,7 +207,8 @@ class RaggedExecutor:
             return self.forward(self._inputs(batch))
 
     def _inputs(self, batch: Batch) -> StepInputs:
-        return build_inputs(batch, self.cache, self.attention, self.offload, self._last_tokens)
+        moving = None if self.offload is None or self.offload.is_quiet else self.offload
+        return build_inputs(batch, self.cache, self.attention, moving, self._last_tokens)
 
     def _all_logits(self, step: StepInputs) -> Answers:
         return (self.forward(step),)

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, FUSED, load, prompts, reference, requests_of, run, with_kernels
+from tiny_models import ARCHITECTURES, FUSED, hopeful, load, prompts, reference, requests_of, run, with_kernels
 from transformers.models.llama.modeling_llama import LlamaModel
 
+from vasuki.engine.batch import Batch
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.cpu.fused_decoder import DecoderKernel, FusedDecoder
+from vasuki.hf.kv.kv_mover import KVMover
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -59,7 +61,7 @@ def test_one_call_and_layer_by_layer(name: str, chunk_tokens: int, kernels: CPUK
     assert seen == calls, "who hooks a layer sees it called, and nothing else is"
 
 
-@pytest.mark.parametrize("way", [{"native": False}, {"native": True, "host_blocks": 8}])
+@pytest.mark.parametrize("way", [{"native": False}, {"native": True, "num_streamed": 1}])
 def test_layers_that_something_waits_between_are_called_one_by_one(
     way: dict[str, Any], kernels: CPUKernels, calls: list[int]
 ) -> None:
@@ -67,6 +69,29 @@ def test_layers_that_something_waits_between_are_called_one_by_one(
     rows, _, _ = run(loaded, requests_of(prompts()), **way)
     assert rows.outputs == reference("llama")
     assert not calls
+
+
+def test_steps_in_which_no_row_moves_are_one_call(
+    kernels: CPUKernels, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but those in which one leaves, and those after one has begun to return."""
+    batches: list[Batch] = []
+    begin = KVMover.begin_step
+
+    def watched(self: KVMover, batch: Batch) -> None:
+        batches.append(batch)
+        begin(self, batch)
+
+    monkeypatch.setattr(KVMover, "begin_step", watched)
+    loaded = dataclasses.replace(load("llama"), model=with_kernels("llama", kernels))
+    rows, _, _ = run(loaded, hopeful(requests_of(prompts())), num_blocks=24, host_blocks=60, native=True)
+    assert rows.outputs == reference("llama")
+    leaves, returns = ([any(swap.to_host is way for swap in batch.swaps) for batch in batches] for way in (True, False))
+    moves = [any(pair) for pair in zip(leaves, [False, *returns], strict=False)]
+    assert any(leaves)
+    assert any(returns)
+    computed = [batch.num_tokens for batch, moving in zip(batches, moves, strict=True) if batch.chunks and not moving]
+    assert calls == computed
 
 
 def test_what_only_looks_like_one_is_left_alone(kernels: CPUKernels, monkeypatch: pytest.MonkeyPatch) -> None:

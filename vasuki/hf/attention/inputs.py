@@ -27,7 +27,7 @@ class StepInputs:
     rows: torch.Tensor  # int64 [2, num_tokens], where each token's key and value go, see KVCache
     sample_positions: torch.Tensor  # int64 [num_samples], tokens whose logits are wanted
     cache: KVCache
-    offload: KVMover | None  # moves KV beside the compute
+    offload: KVMover | None  # moves KV beside the compute; None where nothing moves in this step
     chunks: Chunks  # what attends to what
 
     @contextmanager

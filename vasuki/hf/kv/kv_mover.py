@@ -260,6 +260,11 @@ class KVMover:
             for buffer, last in {buffer: layer for layer, buffer in self._buffer_of.items()}.items():
                 self._fetch_next(buffer, [computed, *([self._stored[last]] if last in self._stored else [])])
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no layer of this step has anything to wait for, or sends anything home."""
+        return not self._homes and not any(self._due)
+
     def before_layer(self, layer: int) -> None:
         """Called before a layer's new keys and values are written: afterwards, all that the layer needs is in place."""
         for done in self._due[layer]:
