@@ -5,9 +5,10 @@
 The rows of the job come at once through `vasuki watch --stdin`, in process, eight times as many as have a place in a
 step; the urgent ones, a tenth as long, one after another while it lasts. Runs alternate between three: without urgent
 rows, with them as usual rows, and with `input.priority`. Each is simulated as well. The target is kept if 95 of 100
-short rows have their answer within so many seconds. The last line is one JSON object: of each kind the seconds until
-the job's own rows have ended, the 95th percentile of what short rows waited, and the share of them that missed the
-target, as measured (medians) and as simulated.
+short rows have their answer within so many seconds. Since rows are under way all the time, seconds are those of the
+processor, which computes on one thread: what other programs take from the machine hardly counts. The last line is one
+JSON object: of each kind the seconds until the job's own rows have ended, the 95th percentile of what short rows
+waited, and the share of them that missed the target, as measured (medians) and as simulated.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from vasuki.base.config import JobConfig, parse_job
 from vasuki.commands.forecast import placements_of
@@ -84,6 +86,8 @@ def main() -> None:
     parser.add_argument("--urgent", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the profile of this machine
     model, target_s = options.model, options.target
     every_s = _measured(model, _lengths(options.rows, 0, 0.0, "alone"), "alone", target_s).job_s / (options.urgent + 2)
     found: dict[str, list[Figures]] = {kind: [] for kind in KINDS}
@@ -175,15 +179,16 @@ def _measured(model: str, lengths: Lengths, kind: str, target_s: float) -> Figur
             for row in range(first):
                 pipe.write(line(row))
             has_begun.wait()
-            start_s = time.monotonic()
+            start_s = time.process_time()
             for row in range(first, len(lengths)):
-                time.sleep(max(0.0, start_s + float(arrived_at_s[row]) - time.monotonic()))
-                sent_s[row] = time.monotonic()
+                while len(answered_s) < row and time.process_time() < start_s + float(arrived_at_s[row]):
+                    time.sleep(0.002)  # unless all is answered, and time stands still
+                sent_s[row] = time.process_time()
                 pipe.write(line(row))
 
     def answered(answer: dict[str, Any]) -> None:
         assert answer["finish_reason"] != "error", answer["error"]
-        answered_s[answer["id"]] = time.monotonic()
+        answered_s[answer["id"]] = time.process_time()
         has_begun.set()
 
     with tempfile.TemporaryDirectory() as output:
