@@ -241,7 +241,7 @@ class PlanConfig(_Section):
     output_length: OutputLength = "auto"
     """Expected output tokens of a row: `max` is max_tokens; `auto` starts there and learns from finished rows."""
     window_rows: Annotated[int, Field(ge=1)] = 32768
-    """Rows held in memory and ordered at a time."""
+    """Rows held in memory and ordered at a time, however large the input is."""
     max_loss: Auto | Seconds = "auto"
     """Work that a kill may lose, averaged over the job. `auto` is 3 % of the makespan and at least 30 s. The fastest
     plan within it is taken, and parts are committed at least as often. With `auto`, a slower plan is taken only if it
