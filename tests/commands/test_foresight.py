@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_job import WORDS, job_tree
 
+from vasuki.base.config import load_job
 from vasuki.commands import foresight
 from vasuki.commands.cli import main
 from vasuki.commands.foresight import DATASHEET, MEASURE_VARIABLE, MachineProfile, _ago, _budget_s, expected, look_back
@@ -130,6 +131,13 @@ def test_what_another_machine_measured_is_not_believed(measures: Path, caplog: p
     profile_cache._file(theirs).rename(profile_cache._file(ours))
     assert profile_cache.read_cached(ours) is None
     assert "another machine" in caplog.text
+
+
+def test_what_one_backend_measured_says_nothing_of_the_other(job: Path) -> None:
+    as_chosen, *others = (
+        foresight._key(load_job(str(job), [f"engine.attention={asked}"]), "") for asked in ("auto", "ragged", "padded")
+    )
+    assert [key == as_chosen for key in others] == [True, False]
 
 
 def test_a_plan_with_a_cached_profile_imports_nothing_large(job: Path, tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def _why_not(rough_s: float, waits: bool) -> str:
 
 
 def _key(config: JobConfig, gpu: str) -> dict[str, str]:
-    return cache_key(shape_of(config), gpu, config.engine.compile != "off")
+    return cache_key(shape_of(config).served_by(config.engine.attention), gpu, config.engine.compile != "off")
 
 
 def _kept(key: Mapping[str, str], device_names: Iterable[str]) -> MachineProfile | None:

@@ -275,9 +275,7 @@ def _computed(config: JobConfig, shape: ModelShape, on_cpu: bool, multiplies_bfl
             f"{shape.name}: the ragged backend cannot serve it; where engine.attention is auto, its backend is "
             f"{BACKENDS[shape.way]}"
         )
-    if asked == "padded" and shape.way == "ragged":
-        shape = replace(shape, way="padded" if shape.in_blocks else "alone")
-    shape = replace(shape, compiles=config.engine.compile != "off")
+    shape = replace(shape.served_by(asked), compiles=config.engine.compile != "off")
     return shape.with_dtype(dtype, config.kv.dtype)
 
 

@@ -44,7 +44,7 @@ def cache_key(shape: ModelShape, device: str = "", compiles: bool = True) -> dic
     """Everything that a measurement depends on, without torch.
 
     Args:
-        shape: the model, as its configuration has it.
+        shape: the model, as its configuration has it, and the way in which its rows are computed.
         device: the name of a GPU, or empty for the CPU.
         compiles: whether the kernels of this package may be compiled, or steps recorded.
     """
@@ -53,6 +53,7 @@ def cache_key(shape: ModelShape, device: str = "", compiles: bool = True) -> dic
         "device": device or processor.model,
         "instructions": (os.environ.get(LEVEL_VARIABLE) or level_of(processor)) + " compiled" * compiles,
         "threads": str(processor.cores),
+        "rows": shape.way,
         "torch": importlib.metadata.version("torch"),
         "vasuki": importlib.metadata.version("vasuki"),
         "model": " ".join(f"{matrix.k}x{matrix.n}x{matrix.copies}" for matrix in _matrices(shape))

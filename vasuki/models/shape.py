@@ -355,5 +355,11 @@ class ModelShape:
                 raise ModelError(f"unknown dtype '{name}'{did_you_mean(name, DTYPE_BYTES)}")
         return replace(self, dtype=dtype, kv_dtype="" if kv_dtype == "auto" else kv_dtype)
 
+    def served_by(self, attention: Literal["auto", "ragged", "padded"]) -> ModelShape:
+        """Return the shape with its rows computed as a job asks, see `engine.attention`."""
+        if attention == "padded" and self.way == "ragged":
+            return replace(self, way="padded" if self.in_blocks else "alone")
+        return self
+
     def _over_layers(self, size: Callable[[Matrix], int]) -> int:
         return sum(layers * sum(map(size, matrices)) for matrices, layers in self.matrices)
