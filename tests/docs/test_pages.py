@@ -43,6 +43,14 @@ def test_the_drawing_has_the_rooms_in_the_order_of_their_contract() -> None:
     assert [room for room in drawn if room in rooms] == rooms
 
 
+def test_as_many_models_are_served_as_pages_say() -> None:
+    counts = re.findall(r"^## (.+): (\d+)$", (ROOT / "docs" / "models.md").read_text(encoding="utf-8"), re.MULTILINE)
+    served = sum(int(number) for title, number in counts if title not in ("Refused", "Not known"))
+    of = sum(int(number) for _, number in counts)
+    assert f"for [{served} model types]" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"{served} of transformers' {of} causal" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
 def test_the_template_is_a_profile_with_every_key() -> None:
     text = (ROOT / "docs" / "profiles.md").read_text(encoding="utf-8")
     block = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)
