@@ -16,7 +16,7 @@ import yaml
 
 AIRFLOW = os.environ.get("VASUKI_AIRFLOW", "")
 ROOT = Path(__file__).parents[2]
-NUM_ROWS = 40
+NUM_ROWS = 160  # several seconds of work, so that some are durable long before the others
 
 pytestmark = pytest.mark.skipif(not AIRFLOW, reason="VASUKI_AIRFLOW names no command")
 
