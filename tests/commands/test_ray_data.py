@@ -63,7 +63,7 @@ def test_a_step_of_a_pipeline_has_the_answers_of_a_run(job: Path) -> None:
 
 def test_token_ids_as_tensors_and_rows_without_names(job: Path, tiny_model: Path) -> None:
     ids = np.arange(3, 3 + 40 * 5).reshape(40, 5)
-    job = with_input(job, prompt_token_ids="tokens", prompt="", id="", deadline="")
+    job = with_input(job, prompt_token_ids="tokens", prompt="", chat="auto", id="", deadline="")
     config = load_job(str(job), ["sampling={max_tokens: 4}"])
     job.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     pq.write_table(pa.table({"tokens": ids.tolist()}), job.parent / "in.parquet")

@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from test_replicas import answers, children, count_parts, job_into
+from test_replicas import answers, children, count_parts, is_stopped_amid_rows, job_into
 
 from vasuki.base.config import load_job
 from vasuki.commands.run import run_job
@@ -77,7 +77,8 @@ def test_a_driver_that_is_killed_is_gone_on_with(
 ) -> None:
     job = job_into(tmp_path / "job", tiny_model)
     driver = start_driver(job, cluster)
-    while driver.poll() is None and not count_parts(job):
+    while driver.poll() is None and not is_stopped_amid_rows(driver, job):
+        driver.send_signal(signal.SIGCONT)
         time.sleep(0.005)
     driver.kill()
     assert driver.wait() == -signal.SIGKILL
