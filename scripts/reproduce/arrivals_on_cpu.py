@@ -47,7 +47,7 @@ from vasuki.simulator import CountingSink, VirtualFeed, simulate
 from vasuki.simulator.simulated_executor import VirtualClock
 
 CLAIM = "packing-on-cpu"
-WINDOWS = (0, 1)
+WINDOWS = (0, 1, 2)
 COMPARED = ("padding", "Prepacking", "greedy", "exact", "mended", "continuous", "watch")
 FIXED_ROWS = tuple(f"N = {n}" for n in FIXED)
 ROWS, SHRINK, MOST_RUNNING = 30, 4, 64
@@ -296,7 +296,7 @@ def main() -> None:
     parser.add_argument("--trace", choices=TRACES, action="append", help="repeatable; all if not given")
     parser.add_argument("--load", type=float, action="append", help="repeatable; 0.5, 1 and 1.5 if not given")
     parser.add_argument(
-        "--window", type=int, action="append", help="of those of `packing-ttft`; repeatable; else 0 and 1"
+        "--window", type=int, action="append", help="of those of `packing-ttft`; repeatable; else 0 to 2"
     )
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--shrink", type=int, default=SHRINK)
