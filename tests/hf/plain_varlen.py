@@ -1,11 +1,13 @@
-"""The plain twin of torch's variable-length attention kernel."""
+"""The plain twin of torch's variable-length attention kernel, and chunks that attend by it."""
 
 from __future__ import annotations
 
 import torch
 
+from vasuki.base.arrays import Ints
 from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
-from vasuki.hf.kernels.varlen import PAGE_TOKENS
+from vasuki.hf.kernels.varlen import PAGE_TOKENS, PagedVarlen
+from vasuki.hf.kv.kv_cache import KVCache
 
 
 def plain_varlen(
@@ -49,3 +51,8 @@ def plain_varlen(
         variant = Variant(scaling=scale, window=None if left < 0 else left + 1)
         outputs.append(attend_eagerly(query[cu_seq_q[row] : cu_seq_q[row + 1]], keys, values, variant))
     return torch.cat(outputs)
+
+
+def paged_varlen(lengths: Ints, ends: Ints, seen: Ints, tables: Ints, cache: KVCache) -> PagedVarlen:
+    """Stand in for `chunks._varlen` on a CPU, so that steps there attend as on CUDA."""
+    return PagedVarlen(lengths, ends, tables, cache.block_tokens, cache.device, True, plain_varlen, seen)

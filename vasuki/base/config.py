@@ -276,7 +276,7 @@ class EngineConfig(_Section):
     model cannot mask padding. `auto`: ragged if the model allows it, else padded."""
     compile: Literal["auto", "off"] = "auto"
     """On a CPU, `auto` compiles kernels for the processor and keeps them on disk; `off` uses torch's operators, which
-    are slower. On CUDA, `auto` records steps of decodes as graphs where the model allows it; `off` launches every
+    are slower. On CUDA, `auto` records small steps as graphs where the model allows it; `off` launches every
     kernel by itself."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run."""

@@ -5,6 +5,7 @@ scheduler    who runs in the next step
 preemption   who makes room; admission: who may start
 queues       rows by status, with what they hold; prefixes: beginnings that they share
 policy       how vasuki and its baselines differ
+shaping      how padded steps are laid out in calls; rectangles: chunks that share one
 settings     what an engine is told before it starts; offload: what moves to the host
 sequence     a request in progress; batch: one step; blocks: who owns which KV memory
 """

@@ -73,9 +73,9 @@ class Scheduler:
                     f"needs KV memory for {needed * bt} tokens (prompt {request.num_prompt_tokens}, max_tokens "
                     f"{request.max_tokens}), the device has room for {pool.num_blocks * bt}"
                 )
-                if needed <= pool.num_blocks + self._lost_blocks:
-                    planned = (pool.num_blocks + self._lost_blocks) * bt
-                    raise OutOfMemory(f"row {request.id!r} {reason} instead of {planned}, since memory ran out")
+                planned = pool.num_blocks + self._lost_blocks
+                if needed <= planned:
+                    raise OutOfMemory(f"row {request.id!r} {reason} instead of {planned * bt}, since memory ran out")
         if reason:
             sequence.error, sequence.finish_reason, sequence.status = reason, FinishReason.ERROR, Status.FINISHED
             return sequence

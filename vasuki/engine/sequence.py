@@ -83,6 +83,11 @@ class Request:
     due_s: float = math.inf  # when it should have ended
 
     @property
+    def key(self) -> tuple[int, int]:
+        """Its row and sample, which no other request of a job has."""
+        return self.row, self.sample_index
+
+    @property
     def urgency(self) -> tuple[float, float]:
         """The least goes first: the highest priority, and among equals what is due first."""
         return -self.priority, self.due_s

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from vasuki.engine.offload import NO_OFFLOAD, OffloadPlan
 from vasuki.engine.policy import Policy
 
+MOST_SEQS = 2048  # that any plan runs side by side
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -23,7 +23,7 @@ from vasuki.hf.cuda.step_graphs import RECORD_AFTER, Answers, StepGraphs, record
 from vasuki.hf.device.memory import give_back
 from vasuki.hf.kernels.top_tokens import KeepTopP
 from vasuki.hf.kernels.transfer import ToHost
-from vasuki.hf.kv.kv_cache import KVCache, KVLayout, PoolTooLarge
+from vasuki.hf.kv.kv_cache import KVCache, PoolTooLarge
 from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, copy_engine
 from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.loading.load_model import LoadedModel
@@ -299,7 +299,7 @@ def build_executor(
     # A state is of a row as it stands: it is at one place, and of no other row.
     assert not (loaded.recurrent and (offloads or settings.policy.shares_prefixes))
     streamed = StreamedLayers.spread(layout.num_layers, streamed_layers)
-    cache, states, settings = _device_memory(loaded, layout, settings, int(records), streamed.buffer_of)
+    cache, states, settings = _device_memory(loaded, settings, int(records), streamed.buffer_of)
     offload = None
     if offloads:
         host = None
@@ -309,7 +309,7 @@ def build_executor(
     attention, price = AttentionKernels(loaded.kernel), None
     if cost_model is not None:
         profile, price = cost_model.profile, cost_model.rectangle_s
-        attention = attention_kernels(loaded.kernel, loaded.kv_layout, profile.attention, profile.processors)
+        attention = attention_kernels(loaded.kernel, layout, profile.attention, profile.processors)
     keep = top_p_kernel(device) if on_gpu and loaded.compiles else None
     shaping = shaping_of(settings.policy) or Similar(loaded.longest_packed_tokens, price)
     executor = RaggedExecutor(loaded, cache, want_logprobs, attention, offload, states, shaping, keep)
@@ -321,7 +321,7 @@ def build_executor(
 
 
 def _device_memory(
-    loaded: LoadedModel, layout: KVLayout, settings: EngineSettings, spare_blocks: int, buffer_of: Mapping[int, int]
+    loaded: LoadedModel, settings: EngineSettings, spare_blocks: int, buffer_of: Mapping[int, int]
 ) -> tuple[KVCache, StateCache | None, EngineSettings]:
     """KV and states on the device, and the settings with the blocks that there is memory for: half as many wherever it
     runs out, and half of those. Some may have been taken since the plan was made.
@@ -332,7 +332,7 @@ def _device_memory(
     while True:
         try:
             num_blocks = settings.num_blocks + spare_blocks
-            cache = KVCache(layout, num_blocks, settings.block_tokens, device, buffer_of=buffer_of)
+            cache = KVCache(loaded.kv_layout, num_blocks, settings.block_tokens, device, buffer_of=buffer_of)
             states = StateCache(recurrent, settings.limits.max_num_seqs, device) if recurrent else None
             return cache, states, settings
         except (PoolTooLarge, RuntimeError, MemoryError) as error:

@@ -79,8 +79,8 @@ def _slices(rows: list[int], vocab_size: int) -> Iterator[list[int]]:
 def logprobs_of(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """The log-probability of each row's token: `[rows, vocab_size]`, `[rows]` -> float32 `[rows]`."""
     at_a_time = max(1, DRAWN_LOGITS // logits.shape[-1])
-    slices = [slice(first, first + at_a_time) for first in range(0, max(1, len(logits)), at_a_time)]
-    chosen = [logits[rows].float().log_softmax(-1).gather(-1, token_ids[rows].unsqueeze(-1)) for rows in slices]
+    parts = zip(torch.split(logits, at_a_time), torch.split(token_ids, at_a_time), strict=True)
+    chosen = [some.float().log_softmax(-1).gather(-1, ids.unsqueeze(-1)) for some, ids in parts]
     return torch.cat(chosen).squeeze(-1)
 
 

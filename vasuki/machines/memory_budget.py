@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from vasuki.base.errors import ModelError
 from vasuki.base.units import bytes_text
 from vasuki.engine.rectangles import MOST_PADDING
-from vasuki.engine.settings import EngineSettings
+from vasuki.engine.settings import MOST_SEQS, EngineSettings
 from vasuki.machines.cost_model import recorded_steps
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout, spread_buffers
 from vasuki.models.shape import ModelShape
 
-_MOST_ROWS = 2048  # that any plan runs side by side
 _TABLE_BYTES = 12  # of a block in a table that either attention kernel walks
 
 DRAWN_LOGITS = 2**23  # that tokens are drawn from at a time, by `hf.sampler`
@@ -124,7 +123,7 @@ def room_bytes(device_memory: float | int, total_bytes: int, available_bytes: in
 
 def most_kv_bytes(shape: ModelShape) -> int:
     """More than any plan's rows fill, side by side and each as long as the model allows, states included."""
-    return _MOST_ROWS * (shape.max_context_tokens * shape.kv_bytes_per_token + shape.state_bytes)
+    return MOST_SEQS * (shape.max_context_tokens * shape.kv_bytes_per_token + shape.state_bytes)
 
 
 def memory_budget(

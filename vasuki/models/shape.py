@@ -118,7 +118,7 @@ class ModelShape:
     kv_dtype: str = ""  # of keys and values, where they are kept in another
     launched_per_layer: int = UNKNOWN_LAUNCHES  # operators that a GPU's host launches, where they are joined
     way: Way = "ragged"
-    compiles: bool = True  # kernels for it, and joins operators; on a GPU, steps of decodes are recorded
+    compiles: bool = True  # kernels for it, and joins operators; on a GPU, small steps are recorded
     longest_packed_tokens: int = 0  # of a prompt that may share a padded row with others; 0: none may
     eager: bool = False  # attention of its own, by transformers' operators: the scores of all pairs are in memory
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from vasuki.base.config import Column, EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import JobFileError, ModelError
 from vasuki.engine.policy import Mixing, Policy, find_policy
-from vasuki.engine.settings import EngineSettings, Limits
+from vasuki.engine.settings import MOST_SEQS, EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.memory_budget import host_weight_bytes, memory_budget, rectangle_bytes
 from vasuki.machines.profile import HardwareProfile
@@ -27,7 +27,6 @@ from vasuki.planner.steady_state import MeanRow, SteadyState, steady_state
 CHUNK_TILES = (0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 LEAST_CHUNK_TOKENS, MOST_CHUNK_TOKENS = 32, 4096
 NUM_SEQS = 256
-MOST_SEQS = 2048
 SHORT_ROW_TOKENS = 512  # rows shorter than that get small blocks
 SPARE_ROWS = 1.1  # times the rows that run while the longest does: rows start at different times
 LAYOUTS = 12  # numbers of layers on the host that are compared, where the weights do not fit

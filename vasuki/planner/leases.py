@@ -180,7 +180,7 @@ class Leases:
         rows = self._cut(most)
         while self._next and len(lease) < rows:
             request = self._next.popleft()
-            self._rests.pop(_key(request), None)
+            self._rests.pop(request.key, None)
             if request.expected_tokens > longest_tokens:
                 left.append(request)
                 continue
@@ -189,12 +189,12 @@ class Leases:
                 left.append(request)
                 break
             fair_s -= work_s
-            hand.held[_key(request)] = request
+            hand.held[request.key] = request
             hand.held_s += work_s
             lease.append(request)
         self._next.extendleft(reversed(left))
         if lease and self._next and self._next[0].expected_tokens <= longest_tokens:
-            self._rests[_key(self._next[0])] = _Rest(replica, _alike(lease[-1], self._next[0]))
+            self._rests[self._next[0].key] = _Rest(replica, _alike(lease[-1], self._next[0]))
         self._next.extendleft(reversed(kept))
         self._unseen = max(0, self._unseen - len(lease))
         return lease
@@ -203,7 +203,7 @@ class Leases:
         """Take away the rows in front that begin like what others hold, as long as there are others in sight."""
         kept: list[Request] = []
         others = self._hands.keys() - {replica}
-        while (rest := self._rests.get(_key(self._next[0]))) and rest.replica in others:
+        while (rest := self._rests.get(self._next[0].key)) and rest.replica in others:
             self._has(MOST_ROWS)
             ends = (end for end, pair in enumerate(itertools.pairwise(self._next), 1) if _alike(*pair) < rest.alike)
             if (end := next(ends, None)) is None:
@@ -289,10 +289,6 @@ class Leases:
             return waiting
         ends = range(most // 2 + 1, min(waiting, most + most // 2 + 1))
         return min(ends, key=lambda end: (_alike(self._next[end - 1], self._next[end]), abs(end - most)), default=most)
-
-
-def _key(request: Request) -> Key:
-    return request.row, request.sample_index
 
 
 def _alike(one: Request, other: Request) -> int:

@@ -7,7 +7,7 @@ comparison  Runs -> Comparison: any runs, by workload
 words       a Comparison in sentences; table: on a terminal; page: as HTML
     figures     what the page shows, drawn on a canvas; they alone need matplotlib
 history     the runs of one job over time: the trend, and those that were slow
-summary     one run in seven lines
+summary     one run in a few lines
 """
 
 from vasuki.report.comparison import Comparison, compare

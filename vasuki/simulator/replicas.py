@@ -227,14 +227,14 @@ class _Simulation:
 
     def _end(self, index: int, sequence: Sequence) -> None:
         request = sequence.request
-        self._leases.ended(index, (request.row, request.sample_index), sequence.num_output_tokens)
+        self._leases.ended(index, request.key, sequence.num_output_tokens)
         self._on_ended(sequence)
 
     def _note(self, now_s: float) -> None:
         """Write down how far the rows in flight are, as a run does beside each part."""
         there = [replica for replica in self._replicas if replica.is_there]
         live = [sequence for replica in there for sequence in replica.scheduler.queues.live()]
-        self._notes = {(s.request.row, s.request.sample_index): len(s.output_token_ids) for s in live}
+        self._notes = {s.request.key: len(s.output_token_ids) for s in live}
         self._note_s = next_commit_s(now_s)
 
     def _take_away(self, index: int, replica: _Replica, now_s: float) -> None:
@@ -254,7 +254,7 @@ class _Simulation:
         self._idle.clear()
 
     def _as_noted(self, request: Request) -> Request:
-        known = max(self._notes.get((request.row, request.sample_index), 0), len(request.progress.output_token_ids))
+        known = max(self._notes.get(request.key, 0), len(request.progress.output_token_ids))
         return replace(request, progress=Progress((0,) * known)) if known else request
 
     def _summed_up(self) -> ReplicasResult:

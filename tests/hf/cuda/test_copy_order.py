@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from plain_varlen import plain_varlen
+from plain_varlen import paged_varlen
 from tiny_models import Rows, hopeful, load, prompts, reference, requests_of
 from vector_clocks import Stream, Streams
 
-from vasuki.base.arrays import Ints
 from vasuki.engine.loop import drain
 from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import POLICIES
@@ -22,7 +21,6 @@ from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf import ragged_executor
 from vasuki.hf.attention import chunks
-from vasuki.hf.kernels.varlen import PagedVarlen
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.kv.kv_mover import CudaCopyEngine, KVMover, StreamedLayers
 from vasuki.hf.loading.weights import WeightStream, decoder_layers
@@ -104,11 +102,8 @@ def test_states_are_in_order(name: str, streams: Streams) -> None:
 def replays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of decodes are replayed, as soon as a size has come up."""
 
-    def packed(lengths: Ints, ends: Ints, seen: Ints, tables: Ints, cache: KVCache) -> PagedVarlen:
-        return PagedVarlen(lengths, ends, tables, cache.block_tokens, cache.device, True, plain_varlen, seen)
-
     monkeypatch.setattr("plain_varlen.PAGE_TOKENS", 4)
-    monkeypatch.setattr(chunks, "_varlen", packed)
+    monkeypatch.setattr(chunks, "_varlen", paged_varlen)
     monkeypatch.setattr(ragged_executor, "can_record", lambda *model: True)
     monkeypatch.setattr(ragged_executor, "record_on_device", lambda: lambda compute: compute)
 

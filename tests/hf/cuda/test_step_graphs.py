@@ -13,10 +13,9 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from plain_varlen import plain_varlen
+from plain_varlen import paged_varlen, plain_varlen
 from tiny_models import Rows, hopeful, load, prompts, reference, requests_of
 
-from vasuki.base.arrays import Ints
 from vasuki.engine.loop import drain
 from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import POLICIES
@@ -44,10 +43,7 @@ from vasuki.models.config_json import shape_from_config
 def _paged_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps on a CPU attend as on CUDA."""
 
-    def varlen(lengths: Ints, ends: Ints, seen: Ints, tables: Ints, cache: KVCache) -> PagedVarlen:
-        return PagedVarlen(lengths, ends, tables, cache.block_tokens, cache.device, True, plain_varlen, seen)
-
-    monkeypatch.setattr(chunks, "_varlen", varlen)
+    monkeypatch.setattr(chunks, "_varlen", paged_varlen)
 
 
 def _run(

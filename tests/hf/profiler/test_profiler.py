@@ -14,10 +14,9 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_varlen import plain_varlen
+from plain_varlen import paged_varlen, plain_varlen
 from tiny_models import RECURRENT, random_config
 
-from vasuki.base.arrays import Ints
 from vasuki.base.errors import ModelError, ProfileError
 from vasuki.commands.cli import main
 from vasuki.hf import ragged_executor
@@ -28,7 +27,6 @@ from vasuki.hf.cpu.packed_linear import PackedLinear
 from vasuki.hf.device.device import Machine, describe, device_name
 from vasuki.hf.kernels import varlen
 from vasuki.hf.kernels.paged_attention import PagedKernel, load_kernel
-from vasuki.hf.kernels.varlen import PagedVarlen
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.profiler import build_profile, operator_times, profile_machine, step_overheads
 from vasuki.hf.profiler.build_profile import _Rates
@@ -449,9 +447,6 @@ def test_what_a_gpu_runs_is_measured(profile: HardwareProfile, monkeypatch: pyte
             super().__init__(*arguments)
             decodings.append(self)
 
-    def attends(lengths: Ints, ends: Ints, seen: Ints, tables: Ints, cache: KVCache) -> PagedVarlen:
-        return PagedVarlen(lengths, ends, tables, cache.block_tokens, cache.device, True, plain_varlen, seen)
-
     for module in (operator_times, ragged_executor):
         monkeypatch.setattr(module, "KVCache", Watched)
     monkeypatch.setattr(operator_times, "preferred_block_tokens", lambda *asked: 256)
@@ -460,7 +455,7 @@ def test_what_a_gpu_runs_is_measured(profile: HardwareProfile, monkeypatch: pyte
     monkeypatch.setattr(ragged_executor, "can_record", lambda loaded, block_tokens: loaded.compiles)
     monkeypatch.setattr(ragged_executor, "record_on_device", lambda: lambda compute: compute)
     monkeypatch.setattr(step_overheads, "_Decoding", Kept)
-    monkeypatch.setattr(chunks, "_varlen", attends)
+    monkeypatch.setattr(chunks, "_varlen", paged_varlen)
     monkeypatch.setattr(varlen, "_torch_varlen", lambda: plain_varlen)
     monkeypatch.setattr(varlen, "can_page", lambda block_tokens: True)
     bench = Bench.on(CPU, torch.float32, TINY.with_dtype("float32"), HASTY)

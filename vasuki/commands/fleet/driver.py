@@ -52,7 +52,6 @@ from vasuki.commands.signals import StopSignals
 from vasuki.commands.this_machine import job_of_replica
 from vasuki.commands.workload import first_rows, lengths_of
 from vasuki.engine.policy import runnable_policy
-from vasuki.engine.sequence import Request
 from vasuki.engine.sequence import Sequence as Row
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import InputTable, open_table
@@ -463,7 +462,7 @@ class Driver:
         return row
 
     def _text(self, row: Row) -> str:
-        return self._texts.pop(_key(row.request))
+        return self._texts.pop(row.request.key)
 
     # --- what replicas are told --------------------------------------------------------------------------------------
 
@@ -490,7 +489,7 @@ class Driver:
             if requests := self._leases.take(index):
                 for request in self._journal.started(requests):
                     progress = request.progress
-                    self._rows[_key(request)] = Row(request, list(progress.output_token_ids), logprob=progress.logprob)
+                    self._rows[request.key] = Row(request, list(progress.output_token_ids), logprob=progress.logprob)
                 self.replicas.send(index, Lease(requests))
                 self._wanting.discard(index)
 
@@ -544,7 +543,7 @@ class Driver:
         """Whatever a replica holds is handed out anew, as far as it got."""
         del self._running[index]
         self._wanting.discard(index)
-        held = [replace(request, progress=self._rows[_key(request)].progress) for request in self._leases.leave(index)]
+        held = [replace(request, progress=self._rows[request.key].progress) for request in self._leases.leave(index)]
         self._leases.give_back(held)
         if index in self._noting:
             self._noted(index)
@@ -570,7 +569,3 @@ class Driver:
 
 def _work(foreseen: Foreseen) -> Work:
     return Work.of(CostModel(foreseen.shape, foreseen.profile, foreseen.plan.layout), foreseen.plan)
-
-
-def _key(request: Request) -> Key:
-    return request.row, request.sample_index

@@ -70,7 +70,7 @@ class RowsOnLoan:
         request = sequence.request
         error = request.error or sequence.error
         text = "" if error else self._decode(sequence)
-        self._ended.append(Ended((request.row, request.sample_index), sequence.progress, text, error))
+        self._ended.append(Ended(request.key, sequence.progress, text, error))
         self._running -= 1
         if not error:
             self.num_tokens += sequence.num_tokens
@@ -95,7 +95,7 @@ class RowsOnLoan:
         queues = self._scheduler.queues
         in_flight: dict[tuple[int, int], Progress] | None = None
         if self._is_asked:
-            in_flight = {(s.request.row, s.request.sample_index): s.progress for s in self._scheduler.unfinished()}
+            in_flight = {s.request.key: s.progress for s in self._scheduler.unfinished()}
         kv_share = queues.pool.num_held / queues.pool.num_blocks
         self._driver.send(Report(self._ended, self.steps[:], asks, in_flight, queues.num_running, kv_share))
         self._has_asked = self._has_asked or asks

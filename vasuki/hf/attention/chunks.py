@@ -183,7 +183,7 @@ class Chunks:
 
     # --- for kernels -------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def packs(self) -> bool:
         """Whether torch's packed kernel attends in this step, where it can."""
         return self.kernels.packs(self._lengths, self._cache.block_tokens)

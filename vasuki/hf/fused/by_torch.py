@@ -150,23 +150,24 @@ def _norm(module: Any, kernels: SmallKernels | None) -> TorchNorm | OffsetNorm |
 def _mlp(module: Any, kernels: SmallKernels | None) -> JoinedMLP | None:
     """The twin of an MLP of such parts that answers like it."""
     parts: dict[str, Any] = dict(module.named_children())
-    products = [part for part in parts.values() if type(part) is Linear]
-    if parts.keys() == {"gate_proj", "up_proj", "down_proj", "act_fn"} and len(products) == 3:
-        gate, up, function = parts["gate_proj"], parts["up_proj"], parts["act_fn"]
-        if gate.weight.shape != up.weight.shape or (gate.bias is None) is not (up.bias is None):
-            return None
-    elif parts.keys() != {"gate_up_proj", "down_proj", "activation_fn"} or len(products) != 2:
-        return None
+    if parts.keys() == {"gate_proj", "up_proj", "down_proj", "act_fn"}:
+        firsts, function = [parts["gate_proj"], parts["up_proj"]], parts["act_fn"]
+    elif parts.keys() == {"gate_up_proj", "down_proj", "activation_fn"}:
+        firsts, function = [parts["gate_up_proj"]], parts["activation_fn"]
     else:
-        function = parts["activation_fn"]
-    first = products[0]
+        return None
+    first, down = firsts[0], parts["down_proj"]
+    if any(type(each) is not Linear for each in (*firsts, down)):
+        return None
+    if len({(each.weight.shape, each.bias is None) for each in firsts}) > 1:
+        return None
     x = torch.linspace(-3, 3, first.in_features)
     x = torch.stack([x, 1e3 * x]).unsqueeze(0).to(first.weight.device, first.weight.dtype)  # some clip what is large
     try:
         answers = module(x)
     except (TypeError, RuntimeError):  # it wants something else than rows
         return None
-    twin = JoinedMLP(join(products[:2]) if len(products) == 3 else first, parts["down_proj"], function, kernels)
+    twin = JoinedMLP(join(firsts) if len(firsts) > 1 else first, down, function, kernels)
     alike = isinstance(answers, torch.Tensor) and answers.shape == x.shape
     return twin if alike and all(map(close, twin(x)[0], answers[0])) else None
 

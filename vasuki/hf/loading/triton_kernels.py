@@ -58,7 +58,7 @@ def top_p_kernel(device: torch.device) -> KeepTopP | None:
 def tile_attention(
     layout: KVLayout, heads_per_kv_head: int, dtype: torch.dtype, device: torch.device
 ) -> TileAttention | None:
-    """Attention for whatever torch's packed kernel does not take; None where it does not compile, or answers otherwise.
+    """Attention for whatever a layer wants; None where it does not compile, or answers otherwise.
 
     Args:
         layout: of the KV cache.

@@ -304,12 +304,16 @@ class _Profiler:
         kv_dtype = kv_dtype or bench.dtype
         if self.kind == "cpu":
             return load_kernel((shape.head_dim,), bench.between, kv_dtype, bench.dtype is torch.bfloat16)
-        layout = KVLayout.uniform(1, shape.num_kv_heads, shape.head_dim, kv_dtype)
-        return tile_attention(layout, -(-shape.num_heads // shape.num_kv_heads), bench.dtype, self.device)
+        return tile_attention(
+            self._layout(kv_dtype), -(-shape.num_heads // shape.num_kv_heads), bench.dtype, self.device
+        )
 
     def _attention_kernels(self, kv_dtype: torch.dtype) -> AttentionKernels:
-        layout = KVLayout.uniform(1, self.shape.num_kv_heads, self.shape.head_dim, kv_dtype)
-        return attention_kernels(self._kernel(kv_dtype), layout, self.attention, self.machine.processors)
+        kernel, layout = self._kernel(kv_dtype), self._layout(kv_dtype)
+        return attention_kernels(kernel, layout, self.attention, self.machine.processors)
+
+    def _layout(self, kv_dtype: torch.dtype) -> KVLayout:
+        return KVLayout.uniform(1, self.shape.num_kv_heads, self.shape.head_dim, kv_dtype)
 
     def _floor(self) -> Overheads:
         """Overheads without the parts that come from whole steps."""

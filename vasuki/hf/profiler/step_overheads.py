@@ -69,7 +69,7 @@ def measure_overheads(
     """
     shape = narrow(bench.shape)
     models = {layers: stand_in(shape, layers, bench.dtype, bench.device, bench.saved) for layers in _LAYERS}
-    # As a run has them, and with every kernel launched by itself, as in steps with prompts.
+    # As a run has them, and with every kernel launched by itself, as in steps too large to record.
     ways = [False, True] if all(can_record(each, bench.block_tokens) for each in models.values()) else [False]
     runs = [
         _Decoding(

@@ -137,7 +137,7 @@ class FollowedRows:
         return {name: [stored_text(value) for value in block.columns[name]] for name in self.carried_types}
 
     def _noted_rows(self) -> int:
-        """Rows that are in the file. Half a line at its end is none, as in `blocks`."""
+        """Rows that are in the file. Half a line at its end is none, as in `_read`."""
         try:
             with open(self._path, "rb") as lines:
                 return sum(self._ends_whole(line) if line[-1:] != b"\n" else not line.isspace() for line in lines)

@@ -71,7 +71,7 @@ class Journal:
     def resume(self, requests: Iterable[Request]) -> Iterator[Request]:
         """The requests, those that were in flight with the tokens that they had."""
         for request in requests:
-            progress = self._left.get((request.row, request.sample_index))
+            progress = self._left.get(request.key)
             yield replace(request, progress=progress) if progress and not request.error else request
 
     def started(self, requests: Iterable[Request]) -> Iterator[Request]:
@@ -79,14 +79,14 @@ class Journal:
         return map(self._start, requests)  # goes on behind a StopIteration, where more may arrive
 
     def _start(self, request: Request) -> Request:
-        self._left.pop((request.row, request.sample_index), None)
+        self._left.pop(request.key, None)
         return request
 
     def write(self, rows: Iterable[Row]) -> None:
         """Note how far these have come, and those that are not started yet. Raises Interrupted."""
         if self._is_closed:
             return
-        in_flight = self._left | {(row.request.row, row.request.sample_index): row.progress for row in rows}
+        in_flight = self._left | {row.request.key: row.progress for row in rows}
         lines = [_line(*key, progress) for key, progress in sorted(in_flight.items(), key=lambda item: item[0])]
         lines = [line for line in lines if line]
         self._before_write()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from vasuki.engine.settings import MOST_SEQS
 from vasuki.machines.profile import HardwareProfile, Overheads
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
@@ -18,9 +19,9 @@ KERNELS_PER_STEP = 6
 LAUNCHED_UNJOINED = 45
 LAUNCHED_PER_STEP = 23
 
-# Of steps that a GPU replays, instead of launching their kernels one by one: rows that decode, as many as any plan has
-# side by side; and tokens of steps with prompts, below which a step waits for memory and padding costs it nothing.
-MOST_RECORDED_ROWS = 2048
+# Of steps that a GPU replays, instead of launching their kernels one by one: rows that decode, those of any plan; and
+# tokens of steps with prompts, below which a step waits for memory and padding costs it nothing.
+MOST_RECORDED_ROWS = MOST_SEQS
 MOST_RECORDED_TOKENS = 256
 # Before Hopper, up to so many rows pass all experts of a mixture. More rows go to those chosen, and the host waits to
 # learn which: see `hf.kernels.experts`.

@@ -81,10 +81,9 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
             offload = best.candidate.settings.offload
             why = f"a kill loses {percent_text(1 - best.loss.mean_s / plain.loss.mean_s)} less"
             return because(best, replace(offload, reason=f"{offload.reason}; {why}, makespan {change(best)}"))
-        for each in options:
-            if _risks_more(problem, each, plain) and each is not best:
-                why_not.append(f"with {each.candidate.settings.offload.mode} a kill would lose more")
-        options = [each for each in options if each is best or not _risks_more(problem, each, plain)]
+        risky = [each for each in options if each is not best and _risks_more(problem, each, plain)]
+        why_not += [f"with {each.candidate.settings.offload.mode} a kill would lose more" for each in risky]
+        options = [each for each in options if not any(each is one for one in risky)]
     if options:
         fastest = min(options, key=makespan_s)
         offload = fastest.candidate.settings.offload

@@ -11,8 +11,9 @@ from dataclasses import replace
 from vasuki.base.errors import ModelError
 from vasuki.base.units import longer_text
 from vasuki.engine.offload import OffloadPlan
+from vasuki.engine.settings import MOST_SEQS
 from vasuki.models.layout import spread_buffers
-from vasuki.planner.candidates import MOST_SEQS, Candidate, Problem
+from vasuki.planner.candidates import Candidate, Problem
 from vasuki.planner.loss import max_loss_s
 from vasuki.planner.offload.options import best, host_kv_bytes
 from vasuki.planner.offload.parking import parked

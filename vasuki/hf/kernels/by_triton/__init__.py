@@ -1,7 +1,7 @@
 """Triton kernels for a GPU. Triton comes with torch's CUDA wheels.
 
 attention    over paged blocks, for whatever a layer wants
-layer        rotation with the write into the cache, and the gate of an MLP
+layer        norms, rotation with the write into the cache, and the gate of an MLP
 sampling     top-p without a sort
 launch       how they are launched
 """

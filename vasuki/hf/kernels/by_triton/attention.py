@@ -67,7 +67,7 @@ class TileAttention:
             query: `[num_tokens, num_heads, head_dim]`, as is `out`.
             cache: `[num_blocks, 2, block_tokens, num_kv_heads, head_dim]`, as in `KVCache.layers`.
             tiles: int64 `[count, 4]`: first token in the packed batch, tokens, position of the first, row of `tables`.
-            longest: most tokens of a tile.
+            longest: most tokens of a tile, or of one that may take its place in a recorded step.
             tables: int64 `[num_chunks, width]`, blocks in the order of positions.
             sinks: `[num_heads]`, one more logit in each softmax, which takes weight and gives no value.
             window: a token sees itself and the window - 1 tokens before it; None for all of them.
