@@ -71,14 +71,14 @@ pytest: $(SETUP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-kill: $(SETUP)
-	VASUKI_KILLS=200 $(BIN)/python -m pytest -n 0 tests/commands/test_killed_runs.py tests/commands/test_troubled_runs.py \
+	VASUKI_KILLS=200 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/commands/test_killed_runs.py tests/commands/test_troubled_runs.py \
 		tests/commands/test_replicas.py
 
 test-hostile: $(SETUP)
-	VASUKI_HOSTILE=300 VASUKI_ROWS=25000 $(BIN)/python -m pytest -n 0 tests/commands/test_hostile_files.py tests/scripts/test_many_rows.py
+	VASUKI_HOSTILE=300 VASUKI_ROWS=25000 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/commands/test_hostile_files.py tests/scripts/test_many_rows.py
 
 test-s3: $(SETUP) .venvs/s3/.installed
-	VASUKI_MOTO=.venvs/s3/bin/moto_server $(BIN)/python -m pytest -n 0 tests/io/test_object_store.py
+	VASUKI_MOTO=.venvs/s3/bin/moto_server $(BIN)/python -m pytest -n 0 --timeout 3600 tests/io/test_object_store.py
 
 .venvs/s3/.installed:
 	$(PYTHON) -m venv .venvs/s3
@@ -86,7 +86,7 @@ test-s3: $(SETUP) .venvs/s3/.installed
 	touch $@
 
 test-ray: .venvs/ray/.installed
-	VASUKI_RAY_KILLS=20 .venvs/ray/bin/python -m pytest -n 0 tests/commands/test_ray_*.py
+	VASUKI_RAY_KILLS=20 .venvs/ray/bin/python -m pytest -n 0 --timeout 3600 tests/commands/test_ray_*.py
 
 .venvs/ray/.installed: pyproject.toml constraints.txt
 	test -x .venvs/ray/bin/python || $(PYTHON) -m venv .venvs/ray
@@ -94,7 +94,7 @@ test-ray: .venvs/ray/.installed
 	touch $@
 
 test-airflow: $(SETUP) .venvs/airflow/.installed
-	VASUKI_AIRFLOW=$(CURDIR)/.venvs/airflow/bin/airflow $(BIN)/python -m pytest -n 0 tests/jobs/test_airflow.py
+	VASUKI_AIRFLOW=$(CURDIR)/.venvs/airflow/bin/airflow $(BIN)/python -m pytest -n 0 --timeout 3600 tests/jobs/test_airflow.py
 
 .venvs/airflow/.installed: jobs/airflow/constraints.txt
 	$(PYTHON) -m venv .venvs/airflow

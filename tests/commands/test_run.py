@@ -78,10 +78,10 @@ def test_greedy_output_equals_generate(job: Job, tiny_model: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    path = job()
+    path = job(output__logprobs=True)
     result = run(path)
     assert result.exit_code == 0, result.stderr
-    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     rows = by_id(path)
     for row in texts(12):
@@ -94,6 +94,10 @@ def test_greedy_output_equals_generate(job: Job, tiny_model: Path) -> None:
         assert got["output"] == tokenizer.decode(expected, skip_special_tokens=True)
         assert got["finish_reason"] == ("stop" if expected[-1] == 1 else "length")
         assert (got["prompt_tokens"], got["output_tokens"]) == (len(ids), len(expected))
+        with torch.no_grad():
+            logits = model(torch.tensor([ids + expected])).logits[0, len(ids) - 1 : -1]
+        chosen = torch.log_softmax(logits, -1).gather(1, torch.tensor(expected)[:, None])
+        assert got["logprob"] == pytest.approx(chosen.sum().item(), abs=1e-3)
         assert got["error"] is None
 
 

@@ -6,9 +6,11 @@ import dataclasses
 from typing import Any
 
 import pytest
-from tiny_models import ARCHITECTURES, RoundedCache, hopeful, load, prompts, reference, requests_of, run
+import torch
+from tiny_models import ARCHITECTURES, RoundedCache, hopeful, load, prompts, random_model, reference, requests_of, run
 
 from vasuki.engine.policy import POLICIES, Admission
+from vasuki.engine.sequence import FinishReason
 from vasuki.hf.kernels.native import find_compiler
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
@@ -109,3 +111,32 @@ def test_shared_prefixes_change_nothing() -> None:
     rows, scheduler, _ = run(loaded, requests_of(forked))
     assert scheduler.queues.counters.shared_tokens > 100
     assert rows.outputs == alone
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "in chunks": {"chunk_tokens": 7},
+    "preempted": {"num_blocks": 24, "chunk_tokens": 16},
+    "parked": {"num_blocks": 24, "chunk_tokens": 16, "host_blocks": 60},
+    "streamed": {"num_streamed": 2, "chunk_tokens": 16},
+    "launched ahead": {"steps_ahead": 1},
+    "compiled": {"native": True},
+}
+
+
+@pytest.mark.parametrize("mode", [pytest.param(m, marks=needs_compiler if m == "compiled" else ()) for m in MODES])
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_log_probabilities_are_those_of_the_model(name: str, mode: str) -> None:
+    """The sum over a row's output tokens of what transformers' logits give them; the tokens end as they are counted."""
+    rows, _, _ = run(load(name), hopeful(requests_of(prompts())), want_logprobs=True, **MODES[mode])
+    model = random_model(name)
+    model.set_attn_implementation("eager")
+    for row, (prompt, answer) in enumerate(zip(prompts(), reference(name), strict=True)):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        expected = torch.log_softmax(logits.float(), -1).gather(1, torch.tensor(answer)[:, None]).sum()
+        sequence = rows.sequences[row]
+        assert sequence.logprob == pytest.approx(expected.item(), abs=1e-3)
+        assert sequence.output_token_ids == answer
+        stops = answer[-1] == model.generation_config.eos_token_id
+        assert sequence.finish_reason is (FinishReason.STOP if stops else FinishReason.LENGTH)
