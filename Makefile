@@ -3,6 +3,7 @@
 # make test      set up, run all checks (style, types, architecture, tests)
 # make docstrings describe Python functions with a small chat model, which it fetches; MODEL=DIR takes one that is there
 # make reproduce run the experiments of the papers and write docs/reproduction.md; DATA=DIR has the traces
+# make coverage run the tests and print which lines of vasuki none of them reaches
 # make wheel     write dist/: the wheel, and constraints.txt with what was tested together
 # make test-kill kill 300 runs and 20 replicas at random moments, trouble 200 in other ways, and compare the answers
 # make test-airflow run the DAG by Airflow, in an environment of its own, and kill the run in its midst
@@ -18,7 +19,7 @@ SETUP := $(VENV)/.installed
 # a small chat model (Apache-2.0), 270 MB
 MODEL ?= HuggingFaceTB/SmolLM2-135M-Instruct
 
-.PHONY: demo compare docstrings reproduce wheel test test-kill test-hostile test-s3 test-ray test-airflow check lint types architecture pytest docs clean
+.PHONY: demo compare docstrings reproduce wheel coverage test test-kill test-hostile test-s3 test-ray test-airflow check lint types architecture pytest docs clean
 
 demo: $(BASE)
 	$(BIN)/vasuki run jobs/quickstart.yaml
@@ -69,6 +70,9 @@ architecture: $(SETUP)
 
 pytest: $(SETUP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+coverage: $(SETUP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov=vasuki --cov=vasuki_solvers --cov-report=term:skip-covered
 
 test-kill: $(SETUP)
 	VASUKI_KILLS=200 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/commands/test_killed_runs.py tests/commands/test_troubled_runs.py \
