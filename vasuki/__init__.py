@@ -13,4 +13,6 @@ Each room imports only rooms below it in this list:
     engine/       requests to steps: integers only, no model and no price
     models/       a model as data
     base/         what every room stands on: job files, errors, units
+
+`vasuki.ray` is a step of a Ray Data pipeline.
 """

@@ -5,6 +5,8 @@ config_json        how config.json spells them; recurrent_config: those of layer
 launches           what a layer of a family launches on a GPU
 named              well-known models by name
 files              a model's folder, or its description from the hub
+fingerprint        which model it is, by the content of its files
+dtypes             the type that it computes in
 layout             how a model is spread over devices, and which weights live on the host
 token_counter      counts tokens where there is no tokenizer
 """

@@ -14,7 +14,7 @@
     few_rows              a better order for a few rows of known lengths, in a twentieth of their time
     lower_bound           seconds that no schedule can beat at datasheet rates
     schedule_bound        the same under the cost model, and what a better plan could save
-    schedule_lp           that as a linear program, a little higher (needs highspy)
+    any_schedule          what no schedule of a job beats; job_sums: its rows as sums; rows_done: those a run has done
     running_prediction    the prediction, corrected while the job runs
     plan                  the result; lengths: prompt and output lengths of a job's requests
 

@@ -2,12 +2,14 @@
 
 runs        run folders -> Run; timeline: a trace of any length in 512 bins
 prices      what an hour of a card costs, and who says so
-workload    the runs of one job in figures: who was first, who cheaper, at what price that flips
+job_runs    the runs of one job in figures: who was first, who cheaper, at what price that flips
+savings     what another schedule could have saved of a run
 comparison  Runs -> Comparison: any runs, by workload
 words       a Comparison in sentences; table: on a terminal; page: as HTML
     figures     what the page shows, drawn on a canvas; they alone need matplotlib
 history     the runs of one job over time: the trend, and those that were slow
-summary     one run in a few lines
+summary     one run in a few lines; chrome_trace: its steps for Perfetto
+plan_table, fleet_table, profile_table    plans, fleets and profiles on a terminal; columns: figures in blocks
 """
 
 from vasuki.report.comparison import Comparison, compare

@@ -3,5 +3,6 @@
 load_model        the model, or a refusal that names what is missing
 tokenizer         text and messages -> token ids -> text
 plain_tokenizer   the same for planning, without transformers where its files are plain
-weights           those that live on the host
+weights           weights that live on the host
+triton_kernels    Triton's kernels for a model, where they compile and agree with their twins
 """

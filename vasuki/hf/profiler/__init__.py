@@ -1,5 +1,6 @@
 """Measures the machine at hand.
 
+first_measure      seconds of real steps of the model, before its first run
 build_profile      puts the measurements together as a HardwareProfile
 operator_times     matrix products, attention and elementwise operators, as the engine runs them
 recurrent_times    a layer that carries a state

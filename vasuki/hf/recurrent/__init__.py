@@ -13,8 +13,7 @@ cache with what they left behind. So a step's packed chunks pass it in groups: a
     groups    [b7] with their     [a0 a1 a2] from     [e4 e5] with its
               [c3] states         [d0 d1 d2] nothing          state
 
-layers       a layer's forward over groups of chunks
-states       what rows that run keep, and a step's groups
-discovery    which modules of a model keep a state, seen by running it on a few tokens
-functions    by which layers compute, and who has their place
+recurrent_layer   a layer's forward over groups of chunks
+states            what rows that run keep, and a step's groups
+discovery         which modules of a model keep a state, seen by running it on a few tokens
 """

@@ -7,6 +7,7 @@ A step multiplies its tokens with every weight once, attends over the KV of its 
              - the last layer's MLP of tokens that are not sampled
 
     work        StepWork: what a step computes, as sums over its chunks
+    unpacked    the work of a step whose chunks share no packed forward
     rooflines   an operator's time from its arithmetic and its memory traffic
     measured    what measured times are over those of the rooflines, by size
     operators   single operators on one device: rooflines, corrected by what was measured
