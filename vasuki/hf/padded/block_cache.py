@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from vasuki.hf.attention.ragged_attention import Unsupported
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.kv.kv_mover import KVMover
 from vasuki.hf.padded.rectangles import Rectangle
 
-_PLAIN_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
+_PLAIN_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}  # by name: older transformers lack the last
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]
@@ -72,7 +72,7 @@ def block_cache(cache: KVCache, rectangle: Rectangle, offload: KVMover | None = 
 def layout_of(cache: Any, dtype: torch.dtype) -> KVLayout:
     """What blocks store of a model's layers, from a cache of transformers that it has filled. Keys and values are
     stored alike, as wide as the wider of both. Raises Unsupported where blocks would not hold all that a row keeps."""
-    if not all(type(layer) in _PLAIN_LAYERS for layer in getattr(cache, "layers", (None,))):
+    if not all(type(layer).__name__ in _PLAIN_LAYERS for layer in getattr(cache, "layers", (None,))):
         raise Unsupported("it keeps more of a row than keys and values")
     heads = []
     for layer in cache.layers:
