@@ -26,6 +26,7 @@ from vasuki.commands.manifests import bounds_of
 from vasuki.io.input.tables import open_table
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import Bounds
+from vasuki.io.output.output_folder import OutputFolder
 from vasuki.io.output.trace import read_trace
 from vasuki.machines.profile_files import find_profile
 from vasuki.planner import make_plan
@@ -667,40 +668,55 @@ def test_the_profile_is_read_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
     assert read == ["cpu"]
 
 
-@pytest.mark.parametrize("count", [1, 30])
-def test_an_input_that_changes_meanwhile_is_told(job: Job, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """After the survey the file is another."""
+@pytest.mark.parametrize("count", [1, 12, 30])
+def test_an_input_that_changes_meanwhile_is_told(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """After the survey one of two files is another: rows of the other one are answered, and those go on once it is what
+    it was."""
+    path = job([], input__path=str(tmp_path / "in"))
+    (tmp_path / "in").mkdir()
+    rows = texts(24)
+    for name, some in (("a", rows[:12]), ("b", rows[12:])):
+        pq.write_table(pa.Table.from_pylist(some), tmp_path / f"in/{name}.parquet")
+    before = (tmp_path / "in/b.parquet").read_bytes()
 
     def survey(config: Any) -> Any:
         table = open_table(config)
-        pq.write_table(pa.Table.from_pylist(texts(count)), config.input.path)
+        others = [{**row, "text": "the dog"} for row in texts(count)]
+        pq.write_table(pa.Table.from_pylist(others), tmp_path / "in/b.parquet")
         return table
 
-    path = job()
-    monkeypatch.setattr("vasuki.commands.run.open_table", survey)
-    result = run(path)
+    with monkeypatch.context() as patched:
+        patched.setattr("vasuki.commands.run.open_table", survey)
+        result = run(path)
     assert result.exit_code == 4
-    assert f"input changed while it was read: {path.parent}/in.parquet had 12 rows, now {count}" in result.stderr
+    assert f"input changed while it was read: {tmp_path}/in/b.parquet; all other rows are answered" in result.stderr
+    assert "12 rows are left" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+    assert set(by_id(path)) == {row["id"] for row in rows[:12]}
+    (tmp_path / "in/b.parquet").write_bytes(before)
+    assert run(path).exit_code == 0
+    assert set(by_id(path)) == {row["id"] for row in rows}
 
 
-def test_rows_finished_before_a_change_are_kept(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import vasuki.commands.run
+def test_parts_that_are_removed_while_the_job_runs(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run says that rows are missing, and the same command computes them again."""
+    path = job()
+    finish = OutputFolder.finish
 
-    def survey(config: Any) -> Any:
-        table = open_table(config)
-        with (tmp_path / "in.jsonl").open("a") as file:
-            file.write('{"id": "more", "text": "the cat"}\n')
-        return table
+    def remove_first(self: OutputFolder, *arguments: Any) -> Any:
+        next((path.parent / "out").glob("part-*.parquet")).unlink()
+        return finish(self, *arguments)
 
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts(300)))
-    path = job([], input__path=str(tmp_path / "in.jsonl"), sampling={"max_tokens": 1}, plan__window_rows=32)
-    monkeypatch.setattr("vasuki.commands.run.open_table", survey)
-    monkeypatch.setattr(vasuki.commands.run, "PLANNED_REQUESTS", 32)
-    result = run(path)
-    assert result.exit_code == 4
-    assert "had 300 rows, now 301" in result.stderr
-    assert 0 < len(by_id(path)) <= 300
+    with monkeypatch.context() as patched:
+        patched.setattr(OutputFolder, "finish", remove_first)
+        result = run(path)
+    assert result.exit_code == 75
+    assert "12 rows are missing from" in result.stderr
+    assert not (path.parent / "out/_SUCCESS").exists()
+    assert run(path).exit_code == 0
+    assert len(by_id(path)) == 12
 
 
 def start(path: Path, *program: str) -> subprocess.Popen[str]:

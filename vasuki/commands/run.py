@@ -24,7 +24,7 @@ import numpy as np
 from vasuki.arrivals import Percentiles, WaitingTimes
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import InputError, Interrupted, ModelError, TooManyRowErrors
-from vasuki.base.units import duration, percent_text
+from vasuki.base.units import duration, percent_text, plural
 from vasuki.commands.deadline import Deadline
 from vasuki.commands.foresight import MachineProfile, expected, look_back, rough_tokens
 from vasuki.commands.hindsight import cost_of_uncertainty, is_affordable
@@ -41,7 +41,7 @@ from vasuki.engine.policy import runnable_policy
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.io.input.requests import RequestStream
-from vasuki.io.input.tables import Rows, open_table
+from vasuki.io.input.tables import InputTable, Rows, open_table
 from vasuki.io.output.answers import answer_schema
 from vasuki.io.output.journal import Journal
 from vasuki.io.output.manifest import Bounds, Manifest, Timings, read_manifest
@@ -174,7 +174,8 @@ class Runner:
                 deadline_s,
             )
             manifest = run.to_end(loaded, self.signals, max_time_s)
-        self._loaded = None if run.weights_on_host else loaded  # which would have to be put together again
+            self._loaded = None if run.weights_on_host else loaded  # which would have to be put together again
+            refuse_gaps(folder, table)
         return Outcome(manifest, config.errors.max_fraction)
 
     def model(self, config: JobConfig, fingerprint: str) -> tuple[LoadedModel, float]:
@@ -218,6 +219,22 @@ class Runner:
             return None
         loaded, self._loaded, self._load_s = replace(self._loaded, compile_s=0.0), None, 0.0
         return loaded
+
+
+def refuse_gaps(folder: OutputFolder, table: InputTable) -> None:
+    """Say why rows of this share are not in the output, although the run has come to its end.
+
+    Raises:
+        InputError: input files could not be read to their ends.
+        Interrupted: parts have been removed meanwhile.
+    """
+    if not folder.rows_left:
+        return
+    left = plural(folder.rows_left, "row")
+    if table.unread:
+        problems = "; ".join(map(str, table.unread))
+        raise InputError(f"{problems}; all other rows are answered, {left} are left until it is as it was")
+    raise Interrupted(f"{left} are missing from {folder.place}, removed while the job ran; {Interrupted.goes_on}")
 
 
 def plan_for(lengths: Lengths, planned: Callable[[Lengths], Plan]) -> Plan:
@@ -471,6 +488,5 @@ class Run:
         )
         manifest = self.folder.finish(self.finished(manifest), journal.resumed_rows, [trace])
         if interrupted is not None:
-            left = self.rows_to_answer() - written.rows
-            raise type(interrupted)(f"{interrupted}; {left} rows are left, {interrupted.goes_on}")
+            raise type(interrupted)(f"{interrupted}; {self.folder.rows_left} rows are left, {interrupted.goes_on}")
         return manifest

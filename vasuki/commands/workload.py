@@ -87,6 +87,8 @@ def job_workload(config: JobConfig) -> Workload:
     )
     with stream as requests:
         lengths = lengths_of(first_rows(requests, COUNTED_REQUESTS), table.num_rows)
+    for problem in table.unread:
+        raise problem
     if not len(lengths):
         raise InputError(f"{config.input.path} has no row that can be run")
     return Workload(config, shape, lengths, table.fingerprint)

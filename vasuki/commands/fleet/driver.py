@@ -46,7 +46,7 @@ from vasuki.commands.logs import is_json
 from vasuki.commands.manifests import bounds_of
 from vasuki.commands.metrics import FleetMetrics
 from vasuki.commands.progress import StatusLine, busy_with
-from vasuki.commands.run import PLANNED_REQUESTS, Outcome
+from vasuki.commands.run import PLANNED_REQUESTS, Outcome, refuse_gaps
 from vasuki.commands.run_options import AS_USUAL, RunOptions
 from vasuki.commands.signals import StopSignals
 from vasuki.commands.this_machine import job_of_replica
@@ -120,6 +120,7 @@ def run_on_replicas(
                 setups = [setup_of(share, index, len(shares)) for index, share in enumerate(shares)]
             with start(setup_of) if start else Processes(setups) as replicas:
                 manifest = Driver(config, table, folder, replicas, shares, options, started_s).to_end(signals)
+                refuse_gaps(folder, table)
         return Outcome(manifest, config.errors.max_fraction)
 
 

@@ -1,1 +1,2 @@
-"""File formats: what each has to do (sources), and parquet (decoded), jsonl and delimited (text), which do it."""
+"""File formats: what each has to do (sources), parquet (decoded), jsonl and delimited (text), which do it, and how they
+notice that a file has changed meanwhile (content)."""

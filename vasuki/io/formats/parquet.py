@@ -6,7 +6,6 @@ import hashlib
 import io
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -15,14 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vasuki.base.errors import InputError
+from vasuki.io.formats.content import Content, SeenFile, pieces_of
 from vasuki.io.formats.decoded import slices
-from vasuki.io.formats.sources import BLOCK_BYTES, BLOCK_ROWS, Block, Survey, refuse_change
+from vasuki.io.formats.sources import BLOCK_BYTES, BLOCK_ROWS, Block, Survey
 from vasuki.io.ids import IdHashes
 from vasuki.io.location import Location
 from vasuki.io.selection import EVERY_ROW, Selection
 from vasuki.io.values import python_values
 
 _PAGE_BUFFER_BYTES = 2**20  # pages are read through a buffer of this size, so a row group is never held whole
+_FOOTER = -1  # its place, for what is noted of the content: that of each chunk is in it
 _FOOTER_BYTES = 8  # the footer's length and the magic number, at the end of the file
 _DICTIONARY_PAGE = 2
 _MOST_DICTIONARY_BYTES = 2**28  # usual writers end a dictionary at 1 MiB
@@ -34,18 +35,20 @@ _MOST_EMPTY_VALUES, _MOST_VALUES_A_BYTE = 2**24, 64
 Piece = tuple[Any, int]  # a record batch, and about how many bytes it takes, decoded
 
 
-@dataclass(frozen=True, slots=True)
 class ParquetSource:
     """A Parquet file."""
 
-    location: Location
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self._content = Content(location)
 
     def survey(self, needed: Collection[str], stored: Collection[str], ids: IdHashes | None) -> Survey:
-        with self._opened() as (stream, metadata):
+        with self._opened() as (stream, footer, metadata):
             schema = metadata.schema.to_arrow_schema()
             repeated = sorted(name for name in needed if schema.names.count(name) > 1)
             if repeated:
                 raise InputError(f"{self.location} has several columns named '{repeated[0]}'")
+            digest = self._digest(stream, footer, metadata, needed)
             if ids is not None and ids.column in schema.names:
                 for group in range(metadata.num_row_groups):
                     for piece, _ in self._pieces(stream, metadata, group, [ids.column]):
@@ -53,12 +56,11 @@ class ParquetSource:
                             ids.add(value)
             types = {field.name: field.type for field in schema}
             numbers = {name: _extremes(metadata, name, types[name]) for name in stored if name in types}
-            return Survey(metadata.num_rows, types, self._digest(stream, metadata, needed), numbers)
+            return Survey(metadata.num_rows, types, digest, numbers)
 
     def blocks(self, columns: Sequence[str], rows: range, selection: Selection = EVERY_ROW) -> Iterator[Block]:
         first_row = rows.start
-        with self._opened() as (stream, metadata):
-            refuse_change(self.location, len(rows), metadata.num_rows)
+        with self._opened() as (stream, _, metadata):
             for group in range(metadata.num_row_groups):
                 num_rows = metadata.row_group(group).num_rows
                 if len(selection.positions(first_row, num_rows)):
@@ -76,7 +78,8 @@ class ParquetSource:
         if not row_group.num_rows:
             return
         encoded, row_bytes, worst_bytes = [], 0.0, 0
-        for chunk in _chunks(row_group, columns):
+        chunks = list(_chunks(row_group, columns))
+        for chunk in chunks:
             self._refuse_absurd(chunk)
             row_bytes += chunk.total_uncompressed_size / row_group.num_rows
             if dictionary_bytes := _dictionary_bytes(stream, chunk):
@@ -90,7 +93,10 @@ class ParquetSource:
                 else:
                     worst_bytes += dictionary_bytes
         most_rows = min(BLOCK_BYTES / max(row_bytes, 1), _WORST_BYTES / max(worst_bytes, 1), BLOCK_ROWS)
-        file = pq.ParquetFile(stream, metadata=metadata, buffer_size=_PAGE_BUFFER_BYTES, read_dictionary=encoded)
+        seen = SeenFile(stream, self._content, [_stretch(chunk, stream.size()) for chunk in chunks])
+        file = pq.ParquetFile(
+            seen, metadata=metadata, pre_buffer=False, buffer_size=_PAGE_BUFFER_BYTES, read_dictionary=encoded
+        )
         batches = file.iter_batches(
             max(1, int(most_rows)), row_groups=[group], columns=list(columns), use_threads=False
         )
@@ -106,27 +112,32 @@ class ParquetSource:
             )
 
     @contextmanager
-    def _opened(self) -> Iterator[tuple[Any, Any]]:
-        """The open file and its metadata, with every complaint about it turned into an InputError that names it."""
+    def _opened(self) -> Iterator[tuple[Any, bytes, Any]]:
+        """The open file, its footer and what that says, with every complaint about it turned into an InputError that
+        names it."""
         try:
             with self.location.open() as stream:
-                yield stream, pq.read_metadata(stream)
+                size = stream.size()
+                footer_bytes = int.from_bytes(stream.read_at(4, max(0, size - _FOOTER_BYTES)), "little") + _FOOTER_BYTES
+                footer = bytes(stream.read_at(min(footer_bytes, size), max(0, size - footer_bytes)))
+                metadata = pq.read_metadata(pa.BufferReader(footer))
+                self._content.see(_FOOTER, footer)
+                yield stream, footer, metadata
         except (pa.ArrowException, OSError) as error:
             raise InputError(f"cannot read {self.location} as Parquet: {_first_line(error)}") from None
 
-    def _digest(self, stream: Any, metadata: Any, needed: Collection[str]) -> bytes:
+    def _digest(self, stream: Any, footer: bytes, metadata: Any, needed: Collection[str]) -> bytes:
         """Hash of the footer (schema, counts, offsets, statistics) and of all pages of the columns that are needed.
 
         Times of change are left out on purpose: a copy of the same table on the next machine continues the job.
         """
-        size = stream.size()
-        footer_bytes = int.from_bytes(stream.read_at(4, size - _FOOTER_BYTES), "little") + _FOOTER_BYTES
-        digest = hashlib.blake2b(stream.read_at(footer_bytes, size - footer_bytes), digest_size=16)
+        digest = hashlib.blake2b(footer, digest_size=16)
         for group in map(metadata.row_group, range(metadata.num_row_groups)):
             for chunk in _chunks(group, needed):
-                stop = min(_start(chunk) + chunk.total_compressed_size, size)
-                for offset in range(_start(chunk), stop, _PAGE_BUFFER_BYTES):
-                    digest.update(stream.read_at(min(_PAGE_BUFFER_BYTES, stop - offset), offset))
+                for place in pieces_of(*_stretch(chunk, stream.size())):
+                    piece = bytes(stream.read_at(len(place), place.start))
+                    self._content.see(place.start, piece)
+                    digest.update(piece)
         return digest.digest()
 
 
@@ -170,6 +181,11 @@ def _dictionary_bytes(stream: Any, chunk: Any) -> int:
     header = io.BytesIO(stream.read_at(16, _start(chunk)))
     kind, num_bytes = _thrift_integer(header), _thrift_integer(header)
     return num_bytes if kind == _DICTIONARY_PAGE else 0
+
+
+def _stretch(chunk: Any, file_bytes: int) -> tuple[int, int]:
+    """Where a chunk lies in its file: start and end."""
+    return _start(chunk), min(_start(chunk) + chunk.total_compressed_size, file_bytes)
 
 
 def _start(chunk: Any) -> int:

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from vasuki.base.errors import InputError
 from vasuki.io.ids import IdHashes
 from vasuki.io.location import Location
 from vasuki.io.selection import Selection
@@ -61,12 +60,7 @@ class Source(Protocol):
         """Read the wanted rows. `rows` are the numbers that the file's rows, as surveyed, have within the input.
 
         Raises:
-            InputError: the file is unreadable, or has another number of rows by now.
+            InputError: the file is unreadable, or is not what it was when it was surveyed. No row that came before that
+                is another than it was.
         """
         ...
-
-
-def refuse_change(location: Location, surveyed_rows: int, rows: int) -> None:
-    """Raises InputError if a file no longer has the rows that its survey counted, and all rows were numbered by."""
-    if rows != surveyed_rows:
-        raise InputError(f"input changed while it was read: {location} had {surveyed_rows} rows, now {rows}")

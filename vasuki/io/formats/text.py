@@ -17,12 +17,11 @@ from typing import IO, Any
 import pyarrow as pa
 
 from vasuki.base.errors import InputError, one_line
-from vasuki.io.formats.sources import BLOCK_BYTES, BLOCK_ROWS, Block, Survey, refuse_change
+from vasuki.io.formats.content import PIECE_BYTES, Content, SeenStream
+from vasuki.io.formats.sources import BLOCK_BYTES, BLOCK_ROWS, Block, Survey
 from vasuki.io.ids import IdHashes
 from vasuki.io.location import Location
 from vasuki.io.selection import EVERY_ROW, Selection
-
-_BUFFER_BYTES = 2**20
 
 
 class Malformed(ValueError):
@@ -42,6 +41,7 @@ class TextSource(abc.ABC):
 
     def __init__(self, location: Location) -> None:
         self.location = location
+        self._content = Content(location)
 
     @abc.abstractmethod
     def survey(self, needed: Collection[str], stored: Collection[str], ids: IdHashes | None) -> Survey:
@@ -53,11 +53,9 @@ class TextSource(abc.ABC):
 
     def blocks(self, columns: Sequence[str], rows: range, selection: Selection = EVERY_ROW) -> Iterator[Block]:
         block, num_bytes = _empty_block(columns), 0
-        num_rows = 0
         with self._opened() as stream:
-            for num_rows, record in enumerate(self.records(stream), 1):
-                row = rows.start + num_rows - 1
-                if row >= rows.stop or not selection.wants(row):
+            for row, record in enumerate(self.records(stream), rows.start):
+                if not selection.wants(row):
                     continue
                 try:
                     values = record.parse()
@@ -73,7 +71,6 @@ class TextSource(abc.ABC):
                     block, num_bytes = _empty_block(columns), 0
         if block.rows:
             yield block
-        refuse_change(self.location, len(rows), num_rows)
 
     def parse(self, record: Record, ids: IdHashes | None) -> dict[str, Any] | None:
         """A row's values during the survey; None if malformed, which is fatal only where rows must have an id."""
@@ -89,28 +86,11 @@ class TextSource(abc.ABC):
         """The unpacked content, with every complaint about the file turned into an InputError that names it."""
         try:
             with self.location.open_stream() as stream:
-                yield io.BufferedReader(_Observed(stream, observe), _BUFFER_BYTES)
+                yield io.BufferedReader(SeenStream(stream, self._content, observe), PIECE_BYTES)
         except UnicodeDecodeError as error:
             raise InputError(f"{self.location} is not UTF-8 (byte {error.object[error.start]:#04x})") from None
         except (OSError, pa.ArrowException, csv.Error) as error:
             raise InputError(f"cannot read {self.location}: {one_line(error)}") from None
-
-
-class _Observed(io.RawIOBase):
-    """A stream that shows every byte it passes on to an observer."""
-
-    def __init__(self, stream: IO[bytes], observe: Callable[[bytes], None]) -> None:
-        self._stream = stream
-        self._observe = observe
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._stream.read(len(buffer))
-        self._observe(data)
-        buffer[: len(data)] = data
-        return len(data)
 
 
 def _empty_block(columns: Sequence[str]) -> Block:

@@ -91,7 +91,6 @@ class RequestStream:
         ModelError: the job needs a chat template and the model has none.
 
     Raises, while iterating:
-        InputError: a file has become unreadable.
         ModelError: the tokenizer cannot do what the job asks, such as render messages.
     """
 

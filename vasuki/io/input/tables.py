@@ -8,11 +8,12 @@ that nothing of the kind can end a job half way. Rows are numbered from 0 over a
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
@@ -29,6 +30,8 @@ from vasuki.io.input.columns import BATCH_URL, carried_columns, id_column, neede
 from vasuki.io.location import Location, find_files
 from vasuki.io.selection import EVERY_ROW, Selection
 from vasuki.io.values import as_text, storable_type
+
+log = logging.getLogger(__name__)
 
 Format = Literal["parquet", "jsonl", "csv", "openai-batch"]
 
@@ -74,15 +77,20 @@ class InputTable:
     id_type: Any  # pyarrow type of the output's `id`: an integer type or string
     carried_types: dict[str, Any]  # pyarrow types of the columns copied to the output, in their order there
     fingerprint: str
+    unread: list[InputError] = field(default_factory=list)  # why rows were left out, set by blocks
 
     def blocks(self, selection: Selection = EVERY_ROW) -> Iterator[Block]:
         """Stream the wanted rows in order, a bounded number at a time.
 
-        Raises:
-            InputError: a file has become unreadable, longer or shorter since the table was opened.
+        A file that has changed or become unreadable since the table was opened is left out from there on, and `unread`
+        says so: rows of the others can be answered all the same.
         """
         for file, rows in zip(self.files, self.file_rows, strict=True):
-            yield from file.blocks(self.columns, rows, selection)
+            try:
+                yield from file.blocks(self.columns, rows, selection)
+            except InputError as problem:
+                log.info("%s; the job goes on with its other files", problem)
+                self.unread.append(problem)
 
     def ids(self, block: Block) -> list[Any]:
         """The ids of a block's rows, in the type they have in the output."""

@@ -64,7 +64,7 @@ class OutputFolder:
         self._config_hash = config_hash
         self._input_fingerprint = fingerprint
         self._next_index = 0
-        self.done = DoneRows(0)  # rows that earlier runs and other shards left; set by open
+        self.done = DoneRows(0)  # rows that earlier runs and other shards left; set by open, and by finish
 
     @classmethod
     def open(
@@ -124,7 +124,7 @@ class OutputFolder:
 
     @property
     def rows_left(self) -> int:
-        """Rows of this share that earlier runs have not written."""
+        """Rows of this share that are not in the output: when it was opened, and again once it is finished."""
         return self.shard.num_rows(self.done.num_rows) - self.done.count_in(self.shard)
 
     @property
@@ -210,7 +210,7 @@ class OutputFolder:
             manifest = _counted(manifest, own, self.shard.num_rows(done.num_rows))
             if not self.shard.is_whole:
                 manifest = replace(manifest, shard=str(self.shard))
-            rows = done.count_in(self.shard) - self.done.count_in(self.shard)
+            rows = max(0, done.count_in(self.shard) - self.done.count_in(self.shard))
             earlier = self._earlier()
             own_run = max((trace.run for trace in traces), default=0)
             killed = _killed(earlier, traces, own_run)
@@ -222,6 +222,7 @@ class OutputFolder:
                 _counted(merge(self._shard_manifests()), everything, done.num_rows).write(self.place / MANIFEST)
             if done.is_complete:
                 (self.place / SUCCESS).write_bytes(b"")
+            self.done = done
         return manifest
 
     def stored(self, ids: set[str]) -> Iterator[dict[str, Any]]:
