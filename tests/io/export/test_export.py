@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import resource
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 from rooms import output, run
@@ -16,6 +20,8 @@ from rooms import output, run
 from vasuki.base import commits
 from vasuki.base.config import JobConfig
 from vasuki.commands.cli import main
+from vasuki.io.location import Location
+from vasuki.io.output.parts import read_label, to_parquet
 
 NUM_ROWS = 25
 
@@ -132,3 +138,32 @@ def test_an_empty_output_has_its_columns(
     run(empty)
     assert export(empty, "--to", str(tmp_path / "a.csv")).exit_code == 0
     assert (tmp_path / "a.csv").read_text().startswith("id,output,finish_reason")
+
+
+def test_few_parts_are_open_at_a_time(done: JobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert export(done, "--to", str(tmp_path / "a.jsonl")).exit_code == 0
+    parts = len(list(Path(done.output.path).glob("part-*.parquet")))
+    monkeypatch.setattr("vasuki.io.export.reopened.MOST_OPEN", 1)
+    open_now = max(int(name) for name in os.listdir("/proc/self/fd"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 4, hard))
+    try:
+        result = export(done, "--to", str(tmp_path / "b.jsonl"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert result.exit_code == 0, result.stderr
+    assert parts > 4
+    assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "a.jsonl").read_bytes()
+
+
+def test_parts_of_two_jobs_are_refused(done: JobConfig, tmp_path: Path) -> None:
+    part = Location.parse(done.output.path) / "part-00000.parquet"
+    label = read_label(part)
+    assert label is not None
+    table = pq.read_table(part.path)
+    stranger = Path(done.output.path) / "part-00099.parquet"
+    stranger.write_bytes(to_parquet(table, replace(label, config_hash="another", rows=label.rows + 1000)))
+    result = export(done, "--to", str(tmp_path / "a.jsonl"))
+    assert result.exit_code == 4
+    assert "part-00099.parquet is of another job or input than part-00000.parquet" in result.stderr
+    assert not (tmp_path / "a.jsonl").exists()

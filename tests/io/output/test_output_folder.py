@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -114,7 +115,7 @@ def test_another_job_is_refused(job: MakeJob, parquet: WriteParquet) -> None:
     path = parquet(text=["a"] * 5)
     run(job(path))
     with pytest.raises(
-        OutputInUse, match="a job with another model, input, sampling or output columns; run with --fresh"
+        OutputInUse, match=r"a job with another model, input, sampling or output columns .*; run with --fresh"
     ):
         run(job(path, sampling={"temperature": 0.5}))
     assert run(job(path, plan={"solver": "fifo"})) == 0, "speed settings may change"
@@ -246,6 +247,45 @@ def test_a_damaged_part_is_named(job: MakeJob, parquet: WriteParquet) -> None:
             run(config, fresh=fresh)
     part.unlink()
     assert run(config) == 5
+    assert rows_in(config) == list(range(20))
+
+
+def test_a_part_that_cannot_be_read_is_not_called_damaged(
+    job: MakeJob, parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds good work, which nobody should be told to delete."""
+    config = job(parquet(text=["a"] * 20))
+    run(config)
+    opened = Location.open
+
+    def refuse(self: Location) -> Any:
+        if self.name == "part-00001.parquet":
+            raise OSError(errno.EMFILE, f"Failed to open local file '{self.path}'")
+        return opened(self)
+
+    monkeypatch.setattr(Location, "open", refuse)
+    with pytest.raises(UnreadableError, match=r"cannot read .*part-00001\.parquet: Too many open files$"):
+        run(config)
+
+
+def test_a_copy_of_a_part_goes_and_the_part_stays(job: MakeJob, parquet: WriteParquet) -> None:
+    config = job(parquet(text=["a"] * 20))
+    run(config)
+    names = {path.name for path in out(config).glob("part-*.parquet")}
+    shutil.copy(out(config) / "part-00001.parquet", out(config) / "part-00001 (copy).parquet")
+    shutil.copy(out(config) / "part-00000.parquet", out(config) / "a backup.parquet")
+    run(config)
+    assert {path.name for path in out(config).glob("*.parquet")} == names
+    assert rows_in(config) == list(range(20))
+
+
+def test_a_part_with_another_name_counts_and_goes_with_fresh(job: MakeJob, parquet: WriteParquet) -> None:
+    config = job(parquet(text=["a"] * 20))
+    run(config)
+    (out(config) / "part-00001.parquet").rename(out(config) / "renamed.parquet")
+    assert run(config) == 0
+    run(config, fresh=True)
+    assert not (out(config) / "renamed.parquet").exists()
     assert rows_in(config) == list(range(20))
 
 

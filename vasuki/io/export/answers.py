@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import groupby
 from typing import Any
 
-import pyarrow as pa
+import numpy as np
 import pyarrow.parquet as pq
 
-from vasuki.base.errors import InputError, UnreadableError
+from vasuki.base.errors import InputError
+from vasuki.io.export.reopened import OpenFiles, Reopened
 from vasuki.io.location import Location
-from vasuki.io.output.parts import PART_NAME, read_label
+from vasuki.io.output.ownership import labelled_parts
+from vasuki.io.output.parts import PartLabel, reading
+from vasuki.io.output.rewriting import LabelledPart
 from vasuki.io.values import python_values
 
 _BATCH_LINES = 256
+_BUFFER_BYTES = 2**18
 
 Line = dict[str, Any]  # of the output, by column
 NumberedLine = tuple[int, int, Line]  # row of the input, line within its part
@@ -25,46 +30,53 @@ def read_rows(folder: Location) -> Iterator[list[Line]]:
     """Each row of an output, as a list of its samples. Of every part a few lines are in memory.
 
     Raises:
-        InputError: there is no output.
-        UnreadableError: a part is damaged.
+        InputError: there is no output, or parts are of several jobs or inputs.
+        OutputInUse: a file that readers take for a part is not ours.
+        UnreadableError: a part cannot be read, or is damaged.
     """
-    lines = heapq.merge(*map(_lines, _parts(folder)), key=lambda line: line[:2])
-    for _, samples in groupby(lines, key=lambda line: line[0]):
-        yield [values for _, _, values in samples]
+    parts = _parts(folder)
+    with closing(OpenFiles()) as files:
+        lines = heapq.merge(*(_lines(part, label, files) for part, label in parts), key=lambda line: line[:2])
+        for _, samples in groupby(lines, key=lambda line: line[0]):
+            yield [values for _, _, values in samples]
 
 
 def column_names(folder: Location) -> list[str]:
     """The columns of an output, as its first part has them. Raises as `read_rows` does."""
-    first = _parts(folder)[0]
-    try:
-        with first.open() as stream:
-            return list(pq.read_schema(stream).names)
-    except (OSError, ValueError, pa.ArrowException):
-        raise UnreadableError(f"{first} is damaged") from None
+    first, _ = _parts(folder)[0]
+    with reading(first), first.open() as stream:
+        return list(pq.read_schema(stream).names)
 
 
-def _parts(folder: Location) -> list[Location]:
-    parts = [file for file in folder.children() if PART_NAME.fullmatch(file.name)]
+def _parts(folder: Location) -> list[LabelledPart]:
+    """The parts of a folder, which are of one job and hold each row once."""
+    parts = list(labelled_parts(folder))
     if not parts:
         raise InputError(f"{folder} has no part-*.parquet; name the output folder of a run")
+    (first, known), *others = parts
+    for part, label in others:
+        if (label.config_hash, label.input_fingerprint) != (known.config_hash, known.input_fingerprint):
+            raise InputError(
+                f"{part} is of another job or input than {first.name}; move the one that is not wanted away"
+            )
+    rows = np.concatenate([label.rows for _, label in parts])
+    if len(np.unique(rows)) < len(rows):
+        raise InputError(
+            f"{folder} holds rows twice, as in copies of parts; run its job again, which leaves one of each"
+        )
     return parts
 
 
-def _lines(part: Location) -> Iterator[NumberedLine]:
-    try:
-        label = read_label(part)
-        if label is None:
-            raise InputError(f"{part} is not a part of vasuki's")
+def _lines(part: Location, label: PartLabel, files: OpenFiles) -> Iterator[NumberedLine]:
+    with reading(part):
         number, index, last = 0, -1, None
-        with part.open() as stream:
-            for batch in pq.ParquetFile(stream).iter_batches(_BATCH_LINES):
-                columns = {name: python_values(batch.column(name)) for name in batch.schema.names}
-                for values in zip(*columns.values(), strict=True):
-                    line = dict(zip(columns, values, strict=True))
-                    line["error"] = line["error"] or None
-                    index += number == 0 or line["id"] != last  # lines of one row follow one another
-                    last = line["id"]
-                    yield int(label.rows[index]), number, line
-                    number += 1
-    except (OSError, ValueError, pa.ArrowException):
-        raise UnreadableError(f"{part} is damaged; run the job again to compute its rows anew") from None
+        content = pq.ParquetFile(Reopened(part, files), pre_buffer=False, buffer_size=_BUFFER_BYTES)
+        for batch in content.iter_batches(_BATCH_LINES, use_threads=False):
+            columns = {name: python_values(batch.column(name)) for name in batch.schema.names}
+            for values in zip(*columns.values(), strict=True):
+                line = dict(zip(columns, values, strict=True))
+                line["error"] = line["error"] or None
+                index += number == 0 or line["id"] != last  # lines of one row follow one another
+                last = line["id"]
+                yield int(label.rows[index]), number, line
+                number += 1

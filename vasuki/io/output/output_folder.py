@@ -35,6 +35,7 @@ from vasuki.io.output.lock import FolderLock
 from vasuki.io.output.manifest import MANIFEST, Manifest, RowCounts, after, merge, read_manifest
 from vasuki.io.output.ownership import (
     SUCCESS,
+    has_parts,
     is_own_journal,
     is_own_name,
     labelled_parts,
@@ -267,7 +268,7 @@ class OutputFolder:
                 )
             if label.config_hash != self._config_hash:
                 what = "a job with another model, input, sampling or output columns"
-                raise OutputInUse(f"{self.place} holds the output of {what}; {_WAY_OUT}")
+                raise OutputInUse(f"{self.place} holds the output of {what} ({part.name}); {_WAY_OUT}")
             if label.input_fingerprint != self._input_fingerprint:
                 raise OutputInUse(f"{self.place} holds output for an input that has changed since; {_WAY_OUT}")
             yield part, label
@@ -284,7 +285,7 @@ class OutputFolder:
     def _is_own(self, part: Location) -> bool:
         """Return whether this run writes parts of that name, or, without shards, has to count it."""
         match = PART_NAME.fullmatch(part.name)
-        return match is not None and (self.shard.is_whole or match["label"] == self.shard.label)
+        return self.shard.is_whole or (match is not None and match["label"] == self.shard.label)
 
     def _earlier(self) -> Manifest | None:
         """The manifest of the run before this one."""
@@ -303,6 +304,9 @@ class OutputFolder:
         for file in self.place.children():
             if is_own_name(file.name, self.shard.label):
                 file.delete()
+        if self.shard.is_whole:  # those with other names too
+            for part, _ in labelled_parts(self.place):
+                part.delete()
 
     def _delete_temporary_files(self) -> None:
         """Delete what a killed run left half-written. A shard leaves its siblings' files alone: they may be at work."""
@@ -338,8 +342,7 @@ def simulated_folder(path: str) -> Iterator[Location]:
     try:
         refuse_foreign(place)
         manifest = place / MANIFEST
-        has_parts = any(PART_NAME.fullmatch(file.name) for file in place.children())
-        if has_parts or (manifest.exists() and not read_manifest(manifest).simulated):
+        if has_parts(place) or (manifest.exists() and not read_manifest(manifest).simulated):
             raise OutputInUse(f"{place} holds the output of a real run; choose another output.path")
         yield place
     finally:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from vasuki.base.errors import OutputInUse
 from vasuki.io.location import Location
-from vasuki.io.output.parts import DAMAGES, PART_NAME, PartLabel, damaged, read_label
+from vasuki.io.output.parts import PART_NAME, DamagedPart, PartLabel, read_label
 
 SUCCESS = "_SUCCESS"
 _MANIFEST = re.compile(r"manifest(?P<label>|-\d+-of-\d+)\.json")
@@ -44,7 +44,7 @@ def refuse_foreign(place: Location) -> None:
 
     Raises:
         OutputInUse: a file has a name that a run uses, but not its mark.
-        UnreadableError: a part is damaged, and lies among files of ours.
+        UnreadableError: a part cannot be read, or is damaged and lies among files of ours.
     """
     children = place.children()
     has_ours = False
@@ -61,31 +61,39 @@ def refuse_foreign(place: Location) -> None:
             try:
                 _refuse(place, child, unless=read_label(child) is not None)
                 has_ours = True
-            except DAMAGES:
-                damages.append(child)
-    for part in damages:
+            except DamagedPart as problem:
+                damages.append((child, problem))
+    for part, damage in damages:
         _refuse(place, part, unless=has_ours)
-        raise damaged(part)
+        raise damage
     for child in children:
         if child.name == SUCCESS:
             _refuse(place, child, unless=has_ours)
 
 
 def labelled_parts(place: Location, with_pages: bool = False) -> Iterator[tuple[Location, PartLabel]]:
-    """What readers of the folder take for parts, whoever wrote it, and their labels. See `read_label` for `with_pages`.
+    """What readers of the folder take for parts, whatever their names, and their labels. Those whose names runs give
+    come first: of a copy and its original, readers who go by names see that one.
+
+    Args:
+        place: the folder.
+        with_pages: see `read_label`.
 
     Raises:
         OutputInUse: a part is not ours.
-        UnreadableError: a part is damaged.
+        UnreadableError: a part cannot be read, or is damaged.
     """
-    for part in filter(lambda child: _is_part(child.name), place.children()):
-        try:
-            label = read_label(part, with_pages)
-        except DAMAGES:
-            raise damaged(part) from None
+    parts = [child for child in place.children() if _is_part(child.name)]
+    for part in sorted(parts, key=lambda part: PART_NAME.fullmatch(part.name) is None):
+        label = read_label(part, with_pages)
         if label is None:
             raise _not_ours(place, part)
         yield part, label
+
+
+def has_parts(place: Location) -> bool:
+    """Whether any part lies in the folder. Raises as `labelled_parts` does."""
+    return any(True for _ in labelled_parts(place))
 
 
 def is_own_name(name: str, label: str) -> bool:

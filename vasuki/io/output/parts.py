@@ -20,9 +20,11 @@ import hashlib
 import io
 import json
 import math
+import os
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -32,7 +34,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vasuki.base.commits import commit_interval_s
-from vasuki.base.errors import UnreadableError
+from vasuki.base.errors import UnreadableError, one_line
 from vasuki.io.location import Location, writing
 from vasuki.io.output.answers import Answer, to_table
 
@@ -41,7 +43,29 @@ PART_NAME = re.compile(r"part-(?P<index>\d{5,})(?P<label>|-\d+-of-\d+)(-[0-9a-f]
 COMMIT_BYTES = 128 * 2**20
 LABEL_VERSION = 3
 _READABLE = (2, 3)  # 1 knew a model by its path alone; 2 has an empty `error` where there was none
-DAMAGES = (OSError, ValueError, pa.ArrowException)  # what reading a part raises that is not whole
+
+
+class DamagedPart(UnreadableError):
+    """A part whose content makes no sense, so that its rows are lost."""
+
+
+@contextmanager
+def reading(part: Location) -> Iterator[None]:
+    """Around reading a part.
+
+    Raises:
+        UnreadableError: the file system does not give it, for want of permission or of handles: it may be whole.
+        DamagedPart: it is not whole.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno or not part.is_local:
+            reason = os.strerror(error.errno) if error.errno else one_line(error)
+            raise UnreadableError(f"cannot read {part}: {reason}") from None
+        raise _damaged(part) from None
+    except (ValueError, pa.ArrowException):
+        raise _damaged(part) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +232,9 @@ def read_label(part: Location, with_pages: bool = False) -> PartLabel | None:
             lost with the power of a machine.
 
     Raises:
-        any of `DAMAGES`: the file is damaged.
+        UnreadableError, DamagedPart: see `reading`.
     """
-    with part.open() as stream:
+    with reading(part), part.open() as stream:
         metadata = pq.read_metadata(stream).metadata or {}
         if METADATA_KEY not in metadata:
             return None
@@ -226,9 +250,8 @@ def read_label(part: Location, with_pages: bool = False) -> PartLabel | None:
     return label
 
 
-def damaged(part: Location) -> UnreadableError:
-    """What to say of a part that is not whole."""
-    return UnreadableError(f"{part} is damaged; delete it and run again to compute its rows anew")
+def _damaged(part: Location) -> DamagedPart:
+    return DamagedPart(f"{part} is damaged; delete it and run again to compute its rows anew")
 
 
 def to_parquet(table: Any, label: PartLabel) -> bytes:

@@ -1,0 +1,68 @@
+"""Many files that are read side by side, of which few are open at a time: systems give a process 1,024 handles."""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from typing import Any
+
+from vasuki.io.location import Location
+
+MOST_OPEN = 64
+
+
+class OpenFiles:
+    """The files that were read last, open. Any other one is opened again when it is read."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[str, Any] = OrderedDict()
+
+    def read_at(self, location: Location, num_bytes: int, position: int) -> bytes:
+        """So many bytes of a file. Raises OSError."""
+        return bytes(self._file(location).read_at(num_bytes, position))
+
+    def size(self, location: Location) -> int:
+        """Bytes of a file. Raises OSError."""
+        return int(self._file(location).size())
+
+    def close(self) -> None:
+        """Close all."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def _file(self, location: Location) -> Any:
+        if location.path not in self._open:
+            if len(self._open) >= MOST_OPEN:
+                self._open.popitem(last=False)[1].close()
+            self._open[location.path] = location.open()
+        self._open.move_to_end(location.path)
+        return self._open[location.path]
+
+
+class Reopened(io.RawIOBase):
+    """A file that holds no handle of its own."""
+
+    def __init__(self, location: Location, files: OpenFiles) -> None:
+        self._location = location
+        self._files = files
+        self._position = 0
+        self._size = files.size(location)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._size - self._position)
+        data = self._files.read_at(self._location, left if size < 0 else min(size, left), self._position)
+        self._position += len(data)
+        return data
