@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +143,32 @@ def test_a_bad_file_holds_up_no_other_and_may_be_mended(job: Job, tmp_path: Path
 
     drop(tmp_path, "a.parquet")
     assert {Path(file.input).name: file.exit_code for file in watch(job()).files} == codes | {"a.parquet": 0}
+
+
+def test_a_file_that_came_slowly_and_is_whole_in_the_end(job: Job, tmp_path: Path) -> None:
+    """It was tried in vain once, and counts as one file that is right. What is called .part is not taken."""
+    whole = drop(tmp_path, "a.parquet").read_bytes()
+    (tmp_path / "in/a.parquet").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "in/b.parquet.part").write_bytes(whole)
+    watched, failed = Watched(), []
+
+    def mend() -> None:
+        for _ in range(1000):
+            if watched.files:
+                break
+            time.sleep(EVERY_S)
+        failed.extend(watched.files)
+        (tmp_path / "in/a.parquet").write_bytes(whole)
+        (tmp_path / "in/b.parquet.part").rename(tmp_path / "in/b.parquet")
+
+    mending = threading.Thread(target=mend)
+    mending.start()
+    watch_job(load_job(str(job())), watched, EVERY_S, 40 * EVERY_S, quiet=True)
+    mending.join()
+    assert [(Path(file.input).name, file.exit_code) for file in failed] == [("a.parquet", 4)]
+    assert {(Path(file.input).name, file.exit_code) for file in watched.files} == {("a.parquet", 0), ("b.parquet", 0)}
+    assert len(watched.files) == 2
+    assert watched.exit_code == 0
 
 
 def test_a_file_that_was_replaced_is_refused_and_its_answers_stay(job: Job, tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 Stamp = tuple[int, int]  # see `Location.stamp`
 
+_UNDER_WAY = (".part", ".partial", ".tmp", ".crdownload")  # by convention; they get another name when they are whole
+
 # What concerns one file, or the folder of its answers; but a model or a profile would fail the next one too.
 _OF_ONE_FILE = (JobFileError, OutputInUse, TooManyRowErrors, UnreadableError)
 _OF_ALL_FILES = (ModelError, ProfileError)
@@ -63,9 +65,13 @@ class FileOutcome:
 
 @dataclass(slots=True)
 class Watched:
-    """What became of the files that came, in the order in which they were run."""
+    """What became of the files that came, in the order in which they were run last."""
 
     files: list[FileOutcome] = field(default_factory=list)
+
+    def add(self, outcome: FileOutcome) -> None:
+        """Note what became of a file, in place of what became of it before: one that came slowly may be right now."""
+        self.files = [*(file for file in self.files if file.input != outcome.input), outcome]
 
     @property
     def exit_code(self) -> int:
@@ -116,7 +122,7 @@ def watch_job(
                 whole = inbox.look()
             for file in whole:
                 if not signals.asked() and inbox.is_as_seen(file) and (outcome := _outcome(runner, inbox.job_of(file))):
-                    watched.files.append(outcome)
+                    watched.add(outcome)
                     inbox.settle(file)
             is_busy = bool(whole) or inbox.is_busy
             busy_s = time.monotonic() if is_busy else busy_s
@@ -126,7 +132,7 @@ def watch_job(
         for path, half in inbox.broken_off.items():
             error = f"{path} ends in half a line, and waits for its rest: {half}"
             log.error("%s", error)
-            watched.files.append(FileOutcome(path, "", exit_code=InputError.exit_code, error=error))
+            watched.add(FileOutcome(path, "", exit_code=InputError.exit_code, error=error))
         if is_idle and inbox.trouble:
             raise InputError(inbox.trouble)
 
@@ -170,7 +176,8 @@ class _Inbox:
         """Files still to be run that nobody wrote to between the last look and this one, the oldest first."""
         self.is_busy, before_trouble, self.trouble = False, self.trouble, ""
         try:
-            files = {file.path: file for file in find_files(self._config.input.path)}
+            found = find_files(self._config.input.path)
+            files = {file.path: file for file in found if not file.name.lower().endswith(_UNDER_WAY)}
             before, self._seen = self._seen, {path: file.stamp for path, file in files.items()}
         except (OSError, ValueError) as error:  # a share or a store may be back at the next look
             self.trouble = f"cannot look into input.path {self._config.input.path}: {one_line(error)}"
