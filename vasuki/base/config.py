@@ -189,6 +189,8 @@ class InputConfig(_Section):
             raise ValueError("input.system goes with input.prompt or a column of messages; write it into the others")
         if self.chat is False and not self.prompt:
             raise ValueError("input.chat: false goes with input.prompt")
+        if self.chat is True and not (self.prompt or self.messages):
+            raise ValueError("input.chat: true goes with input.prompt; leave it out")
         if self.chat is False and self.system:
             raise ValueError("input.system needs the chat template that input.chat: false turns off")
         return self

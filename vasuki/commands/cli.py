@@ -275,8 +275,10 @@ def run(
 def _emit(to_stdout: bool) -> Callable[[dict[str, Any]], None]:
     def emit(line: dict[str, Any]) -> None:
         if to_stdout:
+            from vasuki.io.values import json_text
+
             try:
-                print(json.dumps(line, ensure_ascii=False), flush=True)
+                print(json_text(line), flush=True)
             except BrokenPipeError:
                 raise Interrupted("nobody reads the answers; run the same command again to go on") from None
 

@@ -36,7 +36,7 @@ from vasuki.commands.signals import StopSignals
 from vasuki.engine.policy import runnable_policy
 from vasuki.io.input.followed import half_line
 from vasuki.io.input.tables import stem
-from vasuki.io.location import Location, find_files, folder_of
+from vasuki.io.location import Location, find_files, folder_of, unreadable_name
 from vasuki.io.output.manifest import RowCounts
 from vasuki.io.output.output_folder import usable_folder, writable_folder
 
@@ -231,6 +231,8 @@ def _outcome(runner: Runner, job: JobConfig) -> FileOutcome | None:
     source, output = job.input.path, job.output.path
     rows = RowCounts()
     try:
+        if problem := unreadable_name(source):
+            raise InputError(problem)
         usable_folder(output)  # which costs less than a pass over the file
         log.info("%s -> %s", source, output)
         outcome = runner.run(job)

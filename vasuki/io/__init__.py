@@ -8,7 +8,7 @@
     batch       a table in memory as a job's input, and with its answers
     ids         are the ids unique?
     selection   shards, and rows that are done already
-    values      between Arrow, Python and text
+    plain       Arrow's types as few plain ones; values: between Arrow, Python and text
 
 A run is `open_table`, `OutputFolder.open`, `RequestStream`, the engine with a `RowSink`, and `OutputFolder.finish`.
 """

@@ -27,11 +27,17 @@ class IdHashes:
         self.column = column
         self._hashes = array("q")
         self._first_missing: int | None = None
+        self._num_rows = 0
 
-    def add(self, value: Any) -> None:
-        """Note the id of the next row. Raises JobFileError for a value that cannot be an id."""
-        if self._first_missing is None and (value is None or value == ""):
-            self._first_missing = len(self._hashes)
+    def add(self, value: Any, line: int = 0) -> None:
+        """Note the id of the next row; one that is malformed may have none, and is known by its `line` then. Raises
+        JobFileError for a value that cannot be an id."""
+        self._num_rows += 1
+        if value is None or value == "":
+            if line:
+                return
+            if self._first_missing is None:
+                self._first_missing = self._num_rows - 1
         try:
             self._hashes.append(_hash(value))
         except ValueError as error:

@@ -307,6 +307,15 @@ def find_files(text: str) -> list[Location]:
     return [found[path] for path in sorted(found)]
 
 
+def unreadable_name(path: str) -> str:
+    """Why a file cannot be read by its name; empty if it can. Arrow takes names as UTF-8, file systems any bytes."""
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        return f"the name of {os.fsencode(path).decode('utf-8', 'backslashreplace')} is not UTF-8; rename the file"
+    return ""
+
+
 def folder_of(text: str) -> Location:
     """The folder that `find_files` looks into, whether it is there or not. Raises ValueError for a file."""
     root, _ = _split(text)

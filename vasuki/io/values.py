@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 
+from vasuki.io.plain import holds_maps, mapped, plain
+
 
 def python_values(column: Any) -> list[Any]:
-    """The values of an Arrow array. Those that Python cannot hold exactly stay Arrow scalars.
+    """The values of an Arrow array: maps as dicts, float32 with its own digits, see `vasuki.io.plain`. Values that
+    Python cannot hold exactly stay Arrow scalars.
 
     Nanosecond times, years past 9999 and text that is not UTF-8 are such values; carried to the output they are
     unchanged, and only a row that needs them as text can fail.
     """
+    column = plain(column)
     try:
-        return list(column.to_pylist())
+        values = column.to_pylist()
     except (ValueError, OverflowError):
-        return [_python_value(scalar) for scalar in column]
+        values = [_python_value(scalar) for scalar in column]
+    return [*map(mapped(column.type), values)] if holds_maps(column.type) else values
 
 
 def _python_value(scalar: Any) -> Any:
@@ -28,7 +36,8 @@ def _python_value(scalar: Any) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """A value as it appears in a prompt or a text column: text as it stands, lists and structs as JSON.
+    """A value as it appears in a prompt or a text column: text as it stands, decimals without an exponent, lists,
+    structs and maps as JSON.
 
     Raises:
         ValueError: bytes that are not UTF-8, lists in lists without end, or a value that has no text.
@@ -38,10 +47,9 @@ def as_text(value: Any) -> str:
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if isinstance(value, (dict, list, bool)):
-        try:
-            return json.dumps(value, ensure_ascii=False, default=str)
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
+        return json_text(value)
+    if isinstance(value, Decimal):
+        return format(value, "f")
     if isinstance(value, pa.Scalar):
         try:
             return str(value.cast(pa.string()).as_py())
@@ -50,12 +58,25 @@ def as_text(value: Any) -> str:
     return str(value)
 
 
-def storable_type(arrow_type: Any) -> Any:
-    """The type in which a column of `arrow_type` is copied to the output. Only types Parquet lacks are changed."""
-    if pa.types.is_null(arrow_type):
-        return pa.string()
-    if isinstance(arrow_type, pa.BaseExtensionType):
-        return storable_type(arrow_type.storage_type)
-    if pa.types.is_run_end_encoded(arrow_type):
-        return storable_type(arrow_type.value_type)
-    return arrow_type
+def json_text(value: Any, text_of: Callable[[Any], str] = as_text) -> str:
+    """A value as JSON (RFC 8259), which has no NaN and no infinity: they are null. What else JSON lacks, such as
+    dates, is written by `text_of`.
+
+    Raises:
+        ValueError: lists in lists without end, or a value that has no text.
+    """
+    try:
+        try:
+            return json.dumps(value, ensure_ascii=False, default=text_of, allow_nan=False)
+        except (ValueError, TypeError):  # a number, or a key, that JSON lacks
+            return json.dumps(_finite(value), ensure_ascii=False, default=text_of)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {as_text(key): _finite(part) for key, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, (list, tuple)) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import resource
@@ -20,6 +21,7 @@ from rooms import output, run
 from vasuki.base import commits
 from vasuki.base.config import JobConfig
 from vasuki.commands.cli import main
+from vasuki.io.export.writing import _csv
 from vasuki.io.location import Location
 from vasuki.io.output.parts import read_label, to_parquet
 
@@ -45,6 +47,13 @@ def done(job: Callable[..., JobConfig], parquet: Callable[..., Path], monkeypatc
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_bare_carriage_return_stays_in_its_cell() -> None:
+    cells = ["a\rb", "c\nd", 'e"f', "g,h", ""]
+    line = _csv(cells).decode()
+    assert next(csv.reader(io.StringIO(line, newline=""))) == cells
+    assert line[-2:] != "\r\n"
 
 
 def test_lines_are_those_of_the_parts_in_the_order_of_the_input(done: JobConfig, tmp_path: Path) -> None:

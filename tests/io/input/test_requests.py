@@ -491,6 +491,43 @@ def test_bad_batch_rows_fail_alone(job: MakeJob, tmp_path: Path, read: ReadReque
     assert bad.error.startswith(message)
 
 
+def test_settings_that_change_nothing_are_no_errors(job: MakeJob, tmp_path: Path, read: ReadRequests) -> None:
+    neutral: dict[str, Any] = {
+        "response_format": {"type": "text"}, "repetition_penalty": 1.0, "top_k": -1, "tool_choice": "none",
+        "parallel_tool_calls": True, "skip_special_tokens": True, "modalities": ["text"], "prompt_cache_key": "k",
+        "best_of": 1, "length_penalty": 1.0, "min_p": 0.0, "logit_bias": {}, "logprobs": False, "top_logprobs": None,
+    }  # fmt: skip
+    (row,) = read(job(batch_rows(tmp_path, [{"prompt": "hello", **neutral}]), format="openai-batch"))
+    assert (row.error, row.sampling.top_k) == ("", 0)
+    asks = {
+        "response_format": {"type": "json_object"},
+        "repetition_penalty": 1.1,
+        "top_k": -2,
+        "tool_choice": "required",
+    }
+    rows = read(job(batch_rows(tmp_path, [{"prompt": "a", name: asks[name]} for name in asks]), format="openai-batch"))
+    assert [name in row.error for name, row in zip(asks, rows, strict=True)] == [True] * len(asks)
+
+
+def test_a_message_of_tool_calls_needs_no_content(job: MakeJob, tmp_path: Path, read: ReadRequests) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    for said in ({"content": None}, {}):
+        messages = [{"role": "user", "content": "u"}, {"role": "assistant", "tool_calls": [call], **said}]
+        (row,) = read(job(batch_rows(tmp_path, [{"messages": messages}]), format="openai-batch"))
+        assert not row.error
+    (row,) = read(job(batch_rows(tmp_path, [{"messages": [{"role": "user"}]}]), format="openai-batch"))
+    assert "needs a role and a content" in row.error
+
+
+def test_a_systems_message_goes_before_the_conversation_of_a_batch_row(
+    job: MakeJob, tmp_path: Path, read: ReadRequests
+) -> None:
+    bodies = [{"messages": [{"role": "user", "content": "hi"}]}, {"prompt": "hello"}]
+    chat, plain = read(job(batch_rows(tmp_path, bodies), format="openai-batch", system="of {custom_id}"))
+    assert text(chat) == "system:of r0|user:hi"
+    assert plain.error == "input.system goes before body.messages, and the row has body.prompt"
+
+
 def test_batch_rows_of_other_kinds(job: MakeJob, tmp_path: Path, read: ReadRequests) -> None:
     path = batch_rows(tmp_path, [{"input": "x"}], url="/v1/embeddings")
     (request,) = read(job(path, format="openai-batch"))

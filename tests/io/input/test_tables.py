@@ -403,14 +403,64 @@ def test_malformed_lines_fail_alone(job: MakeJob, tmp_path: Path) -> None:
     assert "line 2 is not JSON" in block.malformed[1]
     assert block.malformed[2] == "line 3 is not a JSON object"
     assert block.malformed[3] == "line 4 is not UTF-8 text"
-    assert block.malformed[4] == "line 5 is not UTF-8 text"
+    assert block.malformed[4] == "line 5 has half a surrogate pair, which no text holds"
     assert set(block.malformed) == {1, 2, 3, 4, 5}
 
 
-def test_a_malformed_line_has_no_id(job: MakeJob, tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a", "id": 1}\n{"text"\n')
-    with pytest.raises(InputError, match=r"a\.jsonl: line 2 is not JSON.*has no id"):
-        open_table(job(tmp_path / "a.jsonl", id="id"))
+@pytest.mark.parametrize(("ids", "expected"), [((1, 9), [1, 2, 3, 9]), (("a", "2"), ["a", "2", "3", "2"])])
+def test_a_malformed_line_without_an_id_is_known_by_its_line(
+    job: MakeJob, tmp_path: Path, ids: tuple[Any, Any], expected: list[Any]
+) -> None:
+    first, last = (json.dumps({"text": "a", "id": each}) for each in ids)
+    (tmp_path / "a.jsonl").write_text(f'{first}\n{{"text"\n[]\n{last}\n')
+    table = open_table(job(tmp_path / "a.jsonl", id="id"))
+    (block,) = table.blocks()
+    assert table.ids(block) == expected
+    assert set(block.malformed) == {1, 2}
+
+
+def test_half_a_surrogate_pair_costs_a_line_its_text_but_not_its_id(job: MakeJob, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"id": "a", "text": "\\ud83d"}\n{"id": "b", "text": "\\ud83d\\ude00"}\n')
+    table = open_table(job(tmp_path / "a.jsonl", id="id"))
+    (block,) = table.blocks()
+    assert (table.ids(block), block.columns["text"], list(block.malformed)) == (["a", "b"], [None, "\U0001f600"], [0])
+
+
+def test_a_malformed_csv_row_is_known_by_its_line_too(job: MakeJob, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,text\na,x\nb\nc,y\n")
+    table = open_table(job(tmp_path / "a.csv", id="id"))
+    (block,) = table.blocks()
+    assert (table.ids(block), list(block.malformed)) == (["a", "3", "c"], [1])
+
+
+def test_a_name_that_is_no_utf_8_is_refused_by_name(job: MakeJob, tmp_path: Path) -> None:
+    for name in (b"ok.jsonl", b"caf\xe9.jsonl"):
+        with open(os.path.join(os.fsencode(tmp_path), name), "w") as file:
+            file.write('{"text": "a"}\n')
+    with pytest.raises(InputError, match=r"caf\\xe9\.jsonl is not UTF-8; rename the file"):
+        open_table(job(tmp_path))
+
+
+def test_files_agree_on_what_they_hold_not_on_how(job: MakeJob, tmp_path: Path) -> None:
+    """Categories against text, a file without rows, and columns that the output does not get."""
+    labels = [f"label-{i}" for i in range(100)]
+    files = {
+        "a": {
+            "text": labels,
+            "label": pa.array(labels).dictionary_encode().cast(pa.dictionary(pa.int8(), pa.string())),
+        },
+        "b": {"text": labels, "label": pa.array([f"other-{i}" for i in range(100)]).dictionary_encode()},
+        "c": {"text": ["p"], "label": pa.array(["x"])},
+        "d": {"text": pa.array([], pa.string()), "label": pa.array([], pa.int32())},
+        "e": {"text": ["p"], "label": ["y"], "other": pa.array([1])},
+        "f": {"text": ["p"], "label": ["z"], "other": pa.array([[1]])},
+    }
+    for name, columns in files.items():
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    table = open_table(job(tmp_path, output={"columns": ["label"]}))
+    assert (table.num_rows, table.carried_types) == (203, {"label": pa.string()})
+    carried = [label for block in table.blocks() for label in table.carried(block)["label"]]
+    assert carried == [*labels, *(f"other-{i}" for i in range(100)), "x", "y", "z"]
 
 
 # --- CSV -------------------------------------------------------------------------------------------------------------

@@ -179,9 +179,9 @@ def test_carried_columns_keep_type_and_value(job: MakeJob, parquet: WriteParquet
     assert run(config) == 2
     table = output(config)
     for name, column in EVERY_TYPE.items():
-        assert table.schema.field(name).type == column.type
-        assert table[name].combine_chunks().equals(column) or name == "category"
-    assert table["category"].to_pylist() == ["a", None]
+        plain = pa.string() if name == "category" else column.type  # dictionaries of several files need not be one
+        assert table.schema.field(name).type == plain
+        assert table[name].combine_chunks().equals(column.cast(plain))
 
 
 def test_a_column_of_nulls_has_a_type(job: MakeJob, parquet: WriteParquet) -> None:

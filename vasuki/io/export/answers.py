@@ -69,14 +69,15 @@ def _parts(folder: Location) -> list[LabelledPart]:
 
 def _lines(part: Location, label: PartLabel, files: OpenFiles) -> Iterator[NumberedLine]:
     with reading(part):
-        number, index, last = 0, -1, None
+        number, index, before = 0, -1, 0
         content = pq.ParquetFile(Reopened(part, files), pre_buffer=False, buffer_size=_BUFFER_BYTES)
         for batch in content.iter_batches(_BATCH_LINES, use_threads=False):
             columns = {name: python_values(batch.column(name)) for name in batch.schema.names}
             for values in zip(*columns.values(), strict=True):
                 line = dict(zip(columns, values, strict=True))
                 line["error"] = line["error"] or None
-                index += number == 0 or line["id"] != last  # lines of one row follow one another
-                last = line["id"]
+                sample = line.get("sample", 0)
+                index += number == 0 or sample <= before  # samples of one row follow one another, in their order
+                before = sample
                 yield int(label.rows[index]), number, line
                 number += 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import csv
 import io
-import json
 from collections import Counter
 from contextlib import ExitStack
 from datetime import datetime
@@ -16,7 +15,7 @@ from vasuki.io.export.answers import Line, column_names, read_rows
 from vasuki.io.export.openai_results import result_line
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import MANIFEST, read_manifest
-from vasuki.io.values import as_text
+from vasuki.io.values import as_text, json_text
 
 Form = Literal["jsonl", "csv", "openai"]
 
@@ -75,13 +74,13 @@ def _write_results(folder: Location, target: Location) -> dict[str, int]:
 
 
 def _json(line: Line) -> bytes:
-    return json.dumps(line, ensure_ascii=False, default=_plain).encode() + b"\n"
+    return json_text(line, _plain).encode() + b"\n"
 
 
 def _csv(cells: list[str]) -> bytes:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue().encode()
+    csv.writer(text, lineterminator="\r\n").writerow(cells)  # so that a cell with either of them is quoted
+    return text.getvalue().removesuffix("\r\n").encode() + b"\n"
 
 
 def _cell(value: Any) -> str:
@@ -90,4 +89,6 @@ def _cell(value: Any) -> str:
 
 def _plain(value: Any) -> str:
     """A value as text, bytes as base64."""
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else as_text(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return json_text(value, _plain) if isinstance(value, (dict, list)) else as_text(value)

@@ -48,6 +48,8 @@ def row_bytes(array: Any) -> Ints:
     if pa.types.is_fixed_size_list(kind) and kind.list_size:
         own = array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
         return np.asarray(row_bytes(own).reshape(len(array), kind.list_size).sum(axis=1) + _VALUE_BYTES)
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        array, kind = array.cast(pa.large_binary()), pa.large_binary()
     if any(is_kind(kind) for is_kind in _TEXTS):
         return _numbers(pc.binary_length(array)) + _VALUE_BYTES
     width = kind.byte_width if pa.types.is_fixed_size_binary(kind) else 0

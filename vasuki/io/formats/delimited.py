@@ -30,7 +30,7 @@ class CsvSource(TextSource):
         header = self._header(reader)
         for cells in reader:
             if cells:  # a blank line is no row
-                yield Record(sum(map(len, cells)), partial(_parse, header, cells, reader.line_num))
+                yield Record(sum(map(len, cells)), reader.line_num, partial(_parse, header, cells, reader.line_num))
 
     def survey(self, needed: Collection[str], stored: Collection[str], ids: IdHashes | None) -> Survey:
         with self._opened() as stream:
@@ -43,8 +43,8 @@ class CsvSource(TextSource):
         with self._opened(digest.update) as stream:
             for record in self.records(stream):
                 num_rows += 1
-                if ids is not None and (values := self.parse(record, ids)):
-                    ids.add(values.get(ids.column))
+                if ids is not None:
+                    self.parse(record, ids)
         return Survey(num_rows, dict.fromkeys(header, pa.string()), digest.digest())
 
     def _reader(self, stream: IO[bytes]) -> Any:

@@ -32,7 +32,7 @@ class JsonlSource(TextSource):
             if number == 1:
                 line = line.removeprefix(_BOM)
             if not line.isspace():
-                yield Record(len(line), partial(parse_line, line, number))
+                yield Record(len(line), number, partial(parse_line, line, number))
 
     def survey(self, needed: Collection[str], stored: Collection[str], ids: IdHashes | None) -> Survey:
         digest = hashlib.blake2b(digest_size=16)
@@ -59,8 +59,6 @@ class JsonlSource(TextSource):
                     if kind is int:
                         low, high = integers.get(name, (value, value))
                         integers[name] = min(low, value), max(high, value)
-                if ids is not None:
-                    ids.add(values.get(ids.column))
         known |= dict.fromkeys(name for name in needed if name not in unseen)
         types = {name: _type_of(kinds.get(name, set())) for name in known}
         return Survey(num_rows, types, digest.digest(), integers)
@@ -92,8 +90,6 @@ def parse_line(line: bytes, number: int) -> dict[str, Any]:
     """The object of a line, whose number is named in what is wrong with it. Raises Malformed."""
     try:
         values = json.loads(line.decode("utf-8"))
-        if b"\\u" in line:
-            json.dumps(values, ensure_ascii=False).encode("utf-8")  # half a surrogate pair can be written nowhere
     except json.JSONDecodeError as error:
         what = error.msg.removesuffix(" at")  # "Unterminated string starting at"
         raise Malformed(f"line {number} is not JSON: {what} at column {error.colno}") from None
@@ -103,4 +99,16 @@ def parse_line(line: bytes, number: int) -> dict[str, Any]:
         raise Malformed(f"line {number} is not usable JSON: {error}") from None
     if not isinstance(values, dict):
         raise Malformed(f"line {number} is not a JSON object")
+    if b"\\u" in line and not _is_text(values):
+        whole = {name: value for name, value in values.items() if _is_text([name, value])}
+        raise Malformed(f"line {number} has half a surrogate pair, which no text holds", whole)
     return values
+
+
+def _is_text(value: Any) -> bool:
+    """Whether all of a value can be written as UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeError:
+        return False
+    return True

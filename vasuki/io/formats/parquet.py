@@ -19,6 +19,7 @@ from vasuki.io.formats.decoded import slices
 from vasuki.io.formats.sources import BLOCK_BYTES, BLOCK_ROWS, Block, Survey
 from vasuki.io.ids import IdHashes
 from vasuki.io.location import Location
+from vasuki.io.plain import plain, plain_type
 from vasuki.io.selection import EVERY_ROW, Selection
 from vasuki.io.values import python_values
 
@@ -54,7 +55,7 @@ class ParquetSource:
                     for piece, _ in self._pieces(stream, metadata, group, [ids.column]):
                         for value in python_values(piece.column(ids.column)):
                             ids.add(value)
-            types = {field.name: field.type for field in schema}
+            types = {field.name: plain_type(field.type) for field in schema}
             numbers = {name: _extremes(metadata, name, types[name]) for name in stored if name in types}
             return Survey(metadata.num_rows, types, digest, numbers)
 
@@ -78,7 +79,7 @@ class ParquetSource:
         if not row_group.num_rows:
             return
         encoded, row_bytes, worst_bytes = [], 0.0, 0
-        chunks = list(_chunks(row_group, columns))
+        chunks = list(_chunks(metadata, group, columns))
         for chunk in chunks:
             self._refuse_absurd(chunk)
             row_bytes += chunk.total_uncompressed_size / row_group.num_rows
@@ -101,7 +102,9 @@ class ParquetSource:
             max(1, int(most_rows)), row_groups=[group], columns=list(columns), use_threads=False
         )
         for batch in batches:
-            yield from slices(batch, BLOCK_BYTES)
+            for piece, num_bytes in slices(batch, BLOCK_BYTES):
+                arrays = [plain(column) for column in piece.columns]
+                yield pa.RecordBatch.from_arrays(arrays, piece.schema.names), num_bytes
 
     def _refuse_absurd(self, chunk: Any) -> None:
         """Nulls and empty lists take hardly a bit on disk, but some bytes each in memory."""
@@ -132,8 +135,8 @@ class ParquetSource:
         Times of change are left out on purpose: a copy of the same table on the next machine continues the job.
         """
         digest = hashlib.blake2b(footer, digest_size=16)
-        for group in map(metadata.row_group, range(metadata.num_row_groups)):
-            for chunk in _chunks(group, needed):
+        for group in range(metadata.num_row_groups):
+            for chunk in _chunks(metadata, group, needed):
                 for place in pieces_of(*_stretch(chunk, stream.size())):
                     piece = bytes(stream.read_at(len(place), place.start))
                     self._content.see(place.start, piece)
@@ -163,11 +166,16 @@ def _blocks(pieces: Iterable[Piece], columns: Sequence[str], first_row: int, sel
         yield block
 
 
-def _chunks(row_group: Any, columns: Collection[str]) -> Iterator[Any]:
-    """What a row group has of some columns: one chunk each, and of a nested one a chunk for each leaf."""
-    for chunk in map(row_group.column, range(row_group.num_columns)):
-        if chunk.path_in_schema in columns or chunk.path_in_schema.split(".")[0] in columns:
-            yield chunk
+def _chunks(metadata: Any, group: int, columns: Collection[str]) -> Iterator[Any]:
+    """What a row group has of some columns: one chunk each, and of a nested one a chunk for each leaf.
+
+    Other chunks are left alone: to look at one that is encrypted ends the process.
+    """
+    row_group = metadata.row_group(group)
+    for index in range(row_group.num_columns):
+        path = metadata.schema.column(index).path
+        if path in columns or path.split(".")[0] in columns:
+            yield row_group.column(index)
 
 
 def _dictionary_bytes(stream: Any, chunk: Any) -> int:

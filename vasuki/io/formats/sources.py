@@ -34,7 +34,13 @@ class Block:
     rows: list[int]  # numbers within the whole input
     columns: dict[str, list[Any]]
     malformed: dict[int, str] = field(default_factory=dict)  # why a row cannot be used; values it lacks are None
+    lines: dict[int, int] = field(default_factory=dict)  # of malformed rows, which have no id but that
     arrived_s: float = 0.0  # when these rows arrived, on the clock of the run
+
+    def ids(self, column: str) -> list[Any]:
+        """The values of the id column. A malformed row without one is known by its line."""
+        values = zip(self.rows, self.columns[column], strict=True)
+        return [self.lines.get(row) if value is None or value == "" else value for row, value in values]
 
 
 class Source(Protocol):

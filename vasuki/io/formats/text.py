@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import csv
 import io
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
@@ -25,7 +25,16 @@ from vasuki.io.selection import EVERY_ROW, Selection
 
 
 class Malformed(ValueError):
-    """A row that cannot be parsed; the message says why."""
+    """A row that cannot be used; the message says why.
+
+    Args:
+        message: why.
+        values: what could be read of it all the same, such as its id.
+    """
+
+    def __init__(self, message: str, values: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.values = values or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,7 @@ class Record:
     """A row as it lies in the file."""
 
     num_bytes: int
+    line: int  # in which it ends, from 1
     parse: Callable[[], dict[str, Any]]  # values by column; raises Malformed
 
 
@@ -60,8 +70,9 @@ class TextSource(abc.ABC):
                 try:
                     values = record.parse()
                 except Malformed as problem:
-                    values = {}
+                    values = problem.values
                     block.malformed[row] = str(problem)
+                    block.lines[row] = record.line
                 block.rows.append(row)
                 for name in columns:
                     block.columns[name].append(values.get(name))
@@ -72,14 +83,17 @@ class TextSource(abc.ABC):
         if block.rows:
             yield block
 
-    def parse(self, record: Record, ids: IdHashes | None) -> dict[str, Any] | None:
-        """A row's values during the survey; None if malformed, which is fatal only where rows must have an id."""
+    def parse(self, record: Record, ids: IdHashes | None) -> Mapping[str, Any] | None:
+        """A row's values during the survey, whose id is noted; None if malformed."""
         try:
-            return record.parse()
+            values = record.parse()
         except Malformed as problem:
             if ids is not None:
-                raise InputError(f"{self.location}: {problem}, so the row has no id") from None
+                ids.add(problem.values.get(ids.column), line=record.line)
             return None
+        if ids is not None:
+            ids.add(values.get(ids.column))
+        return values
 
     @contextmanager
     def _opened(self, observe: Callable[[bytes], None] = lambda data: None) -> Iterator[IO[bytes]]:

@@ -130,7 +130,7 @@ class FollowedRows:
 
     def ids(self, block: Block) -> list[Any]:
         """The ids of a block's rows, as they came."""
-        return block.columns[self.id_column] if self.id_column else list(block.rows)
+        return block.ids(self.id_column) if self.id_column else list(block.rows)
 
     def carried(self, block: Block) -> dict[str, list[Any]]:
         """The values to copy to the output, as text: nobody knows what the next row has."""
@@ -155,7 +155,7 @@ class FollowedRows:
         try:
             values = parse_line(line, number)
         except Malformed as error:
-            problem = str(error)
+            problem, values = str(error), dict(error.values)
         if self.id_column and not problem:
             value = values.get(self.id_column)
             if value is None or value == "":
@@ -174,6 +174,7 @@ class FollowedRows:
                 block.columns[name].append(values.get(name))
             if problem:
                 block.malformed[row] = problem
+                block.lines[row] = number
         return True
 
     def _arriving(self, file: IO[bytes]) -> Iterator[tuple[list[bytes], bool]]:

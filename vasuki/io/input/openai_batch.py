@@ -6,20 +6,38 @@ is better to say so than to answer another question.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vasuki.io.input.prompts import Prompt, read_messages, read_token_ids
+from vasuki.io.input.prompts import Message, Prompt, read_messages, read_token_ids
 from vasuki.io.input.row_error import RowError
 
 _SETTINGS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n", "ignore_eos")
 _PROMPTS = ("messages", "prompt")
-_WITHOUT_EFFECT = ("model", "user", "metadata", "store", "service_tier", "max_completion_tokens", "stream")
+_WITHOUT_EFFECT = (
+    "model", "user", "metadata", "store", "service_tier", "max_completion_tokens", "stream", "stream_options",
+    "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+)  # fmt: skip
 _NEUTRAL: tuple[Any, ...] = (None, False, 0, "", [], {})
+# Values that change nothing either, of settings that hosted APIs and vLLM know.
+_NEUTRAL_OF: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "tool_choice": ("none", "auto"),  # there are no tools
+    "function_call": ("none", "auto"),
+    "best_of": (1,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+}
 
 
-def read_body(values: Mapping[str, Any], vocab_size: int) -> tuple[Prompt, dict[str, Any]]:
-    """Prompt and sampling settings of a row.
+def read_body(
+    values: Mapping[str, Any], vocab_size: int, before: Sequence[Message] = ()
+) -> tuple[Prompt, dict[str, Any]]:
+    """Prompt and sampling settings of a row. `before` are messages that the job puts before each conversation.
 
     Raises:
         RowError: the row asks for something other than text generation, or is malformed.
@@ -30,12 +48,18 @@ def read_body(values: Mapping[str, Any], vocab_size: int) -> tuple[Prompt, dict[
     if url is not None and not (isinstance(url, str) and url.endswith("completions")):
         raise RowError(f"url {url!r} is not supported; only chat completions and completions are")
     for name, value in body.items():
-        if name not in (*_SETTINGS, *_PROMPTS, *_WITHOUT_EFFECT) and value not in _NEUTRAL:
+        is_known = name in (*_SETTINGS, *_PROMPTS, *_WITHOUT_EFFECT)
+        if not is_known and value not in (*_NEUTRAL, *_NEUTRAL_OF.get(name, ())):
             raise RowError(f"body.{name} is not supported")
     settings = {name: body[name] for name in _SETTINGS if name in body}
+    if settings.get("top_k") == -1:  # as vLLM says that all tokens are kept
+        settings["top_k"] = 0
     if body.get("max_completion_tokens") is not None:
         settings["max_tokens"] = body["max_completion_tokens"]
-    return _prompt(body, vocab_size), settings
+    prompt = _prompt(body, vocab_size)
+    if before and not isinstance(prompt, list):
+        raise RowError("input.system goes before body.messages, and the row has body.prompt")
+    return [*before, *prompt] if before else prompt, settings
 
 
 def _prompt(body: Mapping[str, Any], vocab_size: int) -> Prompt:

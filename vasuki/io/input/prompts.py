@@ -139,6 +139,8 @@ def _message(value: Any, name: str) -> Message:
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(_text_part(part, name) for part in content)
+    if content is None and message.get("tool_calls"):
+        content = ""  # the calls are what is said
     if not isinstance(message.get("role"), str) or not isinstance(content, str):
         raise RowError(f"{name} needs a role and a content, both text")
     return message | {"content": content}

@@ -22,7 +22,7 @@ from vasuki.engine.sequence import NO_TOKENS, Request, SamplingParams
 from vasuki.io.formats.sources import Block
 from vasuki.io.input.openai_batch import read_body
 from vasuki.io.input.prefetch import Prefetch
-from vasuki.io.input.prompts import Message, Prompt, is_chat, prompt_reader
+from vasuki.io.input.prompts import Message, Prompt, conversation_templates, is_chat, prompt_reader
 from vasuki.io.input.row_error import RowError
 from vasuki.io.input.sampling import SamplingReader
 from vasuki.io.input.tables import Rows
@@ -112,6 +112,7 @@ class RequestStream:
         as_chat = is_chat(job.input, tokenizer.has_chat_template)
         if job.input.prompt:
             log.info(_SENT_AS_CHAT if as_chat else _SENT_AS_TEXT)
+        self._system = conversation_templates(job.input) if self._is_batch_format else []
         self._read_prompt = None if self._is_batch_format else prompt_reader(job.input, vocab_size, as_chat)
         self._sampling = SamplingReader(job.sampling)
         length = job.plan.output_length
@@ -164,7 +165,8 @@ class RequestStream:
 
     def _fill(self, draft: _Draft, values: Mapping[str, Any]) -> None:
         if self._read_prompt is None:
-            prompt, settings = read_body(values, self._vocab_size)
+            system = [{"role": role, "content": template.render(values)} for role, template in self._system]
+            prompt, settings = read_body(values, self._vocab_size, system)
             draft.sampling = self._sampling.read(values, settings)
         else:
             draft.sampling = self._sampling.read(values)

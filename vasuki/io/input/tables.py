@@ -12,7 +12,7 @@ import logging
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -24,12 +24,12 @@ from vasuki.base.urls import without_keys
 from vasuki.io.formats.delimited import CsvSource
 from vasuki.io.formats.jsonl import JsonlSource, common_type
 from vasuki.io.formats.parquet import ParquetSource
-from vasuki.io.formats.sources import Block, Source
+from vasuki.io.formats.sources import Block, Source, Survey
 from vasuki.io.ids import IdHashes, refuse_duplicates
 from vasuki.io.input.columns import BATCH_URL, carried_columns, id_column, needed_columns
-from vasuki.io.location import Location, find_files
+from vasuki.io.location import Location, find_files, unreadable_name
 from vasuki.io.selection import EVERY_ROW, Selection
-from vasuki.io.values import as_text, storable_type
+from vasuki.io.values import as_text
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class InputTable:
         """The ids of a block's rows, in the type they have in the output."""
         if not self.id_column:
             return list(block.rows)
-        values = block.columns[self.id_column]
+        values = block.ids(self.id_column)
         return values if pa.types.is_integer(self.id_type) else [as_text(value) for value in values]
 
     def carried(self, block: Block) -> dict[str, list[Any]]:
@@ -142,7 +142,7 @@ def open_table(job: JobConfig) -> InputTable:
         num_rows += survey.num_rows
         if not isinstance(file, JsonlSource):  # a file with a schema has to have every column itself
             _check_columns(needed, survey.types, file.location)
-        types = _merge(types, survey.types, file)
+        types = _merge(types, survey, file, {*stored, id_name})
         for name, extremes in survey.numbers.items():
             numbers[name].append((survey.types[name], extremes))
         digest.update(f"{survey.num_rows}\0".encode() + survey.digest)
@@ -169,6 +169,9 @@ def _find(config: InputConfig) -> list[Source]:
         raise InputError(f"cannot read input.path {config.path}: {one_line(error)}") from None
     if not locations:
         raise InputError(f"input.path {config.path} does not exist, or holds no files")
+    for location in locations:
+        if problem := unreadable_name(location.path):
+            raise InputError(problem)
     if config.format != "auto":
         return [_SOURCES[config.format](location) for location in locations]
     formats = {_format_of(location): location for location in reversed(locations)}
@@ -222,27 +225,31 @@ def _check_columns(needed: dict[str, str], known: dict[str, Any], where: Locatio
             raise JobFileError(f"{setting} names column '{column}', which {where} does not have{hint}")
 
 
-def _merge(types: dict[str, Any], more: dict[str, Any], file: Source) -> dict[str, Any]:
-    """The types of the columns over all files so far. Only Parquet files can disagree."""
+def _merge(types: dict[str, Any], survey: Survey, file: Source, stored: Collection[str]) -> dict[str, Any]:
+    """The types of the columns over all files so far. Only Parquet files with rows can disagree, and only on columns
+    that the output gets."""
+    more = survey.types
     if isinstance(file, JsonlSource):
         return types | {name: common_type(types.get(name, pa.null()), other) for name, other in more.items()}
-    merged = dict(more)
-    for name, known in types.items():
-        if name not in more or more[name] == known:
+    if not survey.num_rows:
+        return types | {name: types.get(name, pa.null()) for name in more}
+    merged = more | types
+    for name in stored:
+        if name not in more or more[name] == merged[name]:
             continue
         try:
-            pair = [pa.schema([(name, known)]), pa.schema([(name, more[name])])]
+            pair = [pa.schema([(name, merged[name])]), pa.schema([(name, more[name])])]
             merged[name] = pa.unify_schemas(pair, promote_options="permissive").field(name).type
         except pa.ArrowException:
             raise InputError(
-                f"column '{name}' is {more[name]} in {file.location} but {known} in files before it"
+                f"column '{name}' is {more[name]} in {file.location} but {types[name]} in files before it"
             ) from None
     return merged
 
 
 def _output_type(arrow_type: Any, of_files: list[tuple[Any, tuple[Any, ...]]]) -> Any:
     """The type in which a column is copied to the output: text if numbers in it would be rounded or do not fit."""
-    stored = storable_type(arrow_type)
+    stored = pa.string() if pa.types.is_null(arrow_type) else arrow_type
     numbers = [number for kind, extremes in of_files if kind != stored for number in extremes]
     # Making pyarrow's first array costs half a second where pandas is installed: it imports that.
     return stored if not numbers or _holds(stored, numbers) else pa.string()
@@ -260,7 +267,8 @@ def _holds(arrow_type: Any, values: list[Any]) -> bool:
 def _numbered_ids(table: InputTable) -> Iterator[tuple[int, Any]]:
     for file, rows in zip(table.files, table.file_rows, strict=True):
         for block in file.blocks([table.id_column], rows, EVERY_ROW):
-            yield from zip(block.rows, block.columns[table.id_column], strict=True)
+            named = zip(block.rows, block.columns[table.id_column], strict=True)
+            yield from (row_and_id for row_and_id in named if row_and_id[0] not in block.malformed)
 
 
 def stored_text(value: Any) -> Any:
