@@ -289,6 +289,19 @@ def test_a_part_with_another_name_counts_and_goes_with_fresh(job: MakeJob, parqu
     assert rows_in(config) == list(range(20))
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("content", ["half", "", "[]", "{}", "null"])
+def test_a_broken_manifest_is_made_again(job: MakeJob, parquet: WriteParquet, content: str, fresh: bool) -> None:
+    config = job(parquet(text=["a"] * 20))
+    run(config)
+    manifest = out(config) / "manifest.json"
+    manifest.write_text(manifest.read_text()[:300] if content == "half" else content)
+    run(config, fresh=fresh)
+    rows = read_manifest(Location.parse(str(manifest))).rows
+    assert (rows.total, rows.succeeded, rows.failed) == (20, 20, 0)
+    assert rows_in(config) == list(range(20))
+
+
 def test_pages_that_were_lost_under_a_whole_footer(job: MakeJob, parquet: WriteParquet) -> None:
     """After a power cut a file may have its length and its end, and zeros before them."""
     config = job(parquet(text=["a"] * 20))

@@ -36,6 +36,7 @@ from vasuki.io.output.manifest import MANIFEST, Manifest, RowCounts, after, merg
 from vasuki.io.output.ownership import (
     SUCCESS,
     has_parts,
+    is_broken_manifest,
     is_own_journal,
     is_own_name,
     labelled_parts,
@@ -103,6 +104,7 @@ class OutputFolder:
                 if fresh:
                     folder._delete_own_files()
                 folder._delete_temporary_files()
+                folder._delete_broken_manifests()
                 folder._read_back(num_rows, retries_errors)
         except BaseException:
             lock.release()
@@ -307,6 +309,12 @@ class OutputFolder:
         if self.shard.is_whole:  # those with other names too
             for part, _ in labelled_parts(self.place):
                 part.delete()
+
+    def _delete_broken_manifests(self) -> None:
+        """Delete manifests that say nothing: the parts have what they said of rows, and the run writes them again."""
+        for file in filter(is_broken_manifest, self.place.children()):
+            log.warning("%s is damaged; it is made again from the parts", file)
+            file.delete()
 
     def _delete_temporary_files(self) -> None:
         """Delete what a killed run left half-written. A shard leaves its siblings' files alone: they may be at work."""

@@ -1,7 +1,7 @@
 """Which files of an output folder are ours. Names say little, since everybody writes a manifest.json; contents do.
 
 part-*.parquet     our key in the footer, which one that is damaged may have lost: it lies beside others of ours
-manifest*.json     a schema_version, and the hashes of a job and of its input
+manifest*.json     a schema_version, and the hashes of a job and of its input; one that says nothing lies beside parts
 trace*.jsonl       begins with a step, as much of it as a full disk took
 _SUCCESS           lies beside a part or a manifest of ours
 
@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from vasuki.base.errors import OutputInUse
+from vasuki.base.errors import OutputInUse, UnreadableError, one_line
 from vasuki.io.location import Location
 from vasuki.io.output.parts import PART_NAME, DamagedPart, PartLabel, read_label
 
@@ -49,8 +49,12 @@ def refuse_foreign(place: Location) -> None:
     children = place.children()
     has_ours = False
     damages = []
+    broken = []
     for child in children:
         if _MANIFEST.fullmatch(child.name):
+            if is_broken_manifest(child):
+                broken.append(child)
+                continue
             _refuse(place, child, unless=_is_manifest(child))
             has_ours = True
         elif _TRACE.fullmatch(child.name):
@@ -66,6 +70,8 @@ def refuse_foreign(place: Location) -> None:
     for part, damage in damages:
         _refuse(place, part, unless=has_ours)
         raise damage
+    for child in broken:
+        _refuse(place, child, unless=has_ours)
     for child in children:
         if child.name == SUCCESS:
             _refuse(place, child, unless=has_ours)
@@ -108,6 +114,19 @@ def is_own_journal(name: str, label: str) -> bool:
     """Whether a run with this shard label goes on from a journal of that name; of an empty label, from any."""
     match = _JOURNAL.fullmatch(name)
     return match is not None and (not label or match["label"] == label)
+
+
+def is_broken_manifest(file: Location) -> bool:
+    """Whether a file has the name of a manifest and says nothing: half of one, none at all, or an empty value."""
+    if not _MANIFEST.fullmatch(file.name):
+        return False
+    try:
+        tree = json.loads(file.read_bytes())
+    except OSError as error:
+        raise UnreadableError(f"cannot read {file}: {error.strerror or one_line(error)}") from None
+    except (ValueError, RecursionError):
+        return True
+    return not (isinstance(tree, dict) and tree)
 
 
 def _is_part(name: str) -> bool:
