@@ -1,8 +1,10 @@
 """Seconds a request takes in the long run, by arithmetic alone: enough to tell good step sizes from bad ones.
 
-While a job runs, as many requests start as end. With B sequences running, each of P prompt and D output tokens, B / D
-of them end in a step, so that prompts must pass at P B / D tokens a step. B is what memory holds, unless the steps are
-too small for that flow: then prompts fill every step and B settles where P B / D = chunk - B (Sarathi, section 4.2).
+While a job runs, as many requests start as end. With B sequences that sample in a step, each of P prompt and D output
+tokens, B / D of them end in it, so that prompts must pass at P B / D tokens a step. B is what memory holds, unless the
+steps are too small for that flow: then prompts fill every step and B settles where P B / D is what decodes leave of it
+(Sarathi, section 4.2), below 1 where a prompt takes more steps than its output. The last chunk of a prompt samples,
+too: of B sequences, B (D - 1) / D decode.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class SteadyState:
     """What a job settles at."""
 
     request_s: float
-    sequences: float
+    sequences: float  # that sample in a step
     decode_step_s: float  # of a step without prompts
     mixed_step_s: float  # of a full step
     hidden: float  # share of the copy time that passes behind compute; 1 where nothing is copied
@@ -110,23 +112,25 @@ def steady_state(
         return next(cost.repeated(work_of_step, 1, streamed_layers, copy_bytes))
 
     way, prompt, output = cost.shape.way, work.prompt_tokens, work.output_tokens
+    decoding = (output - 1) / output  # of the sequences that sample
     sequences = min(float(max_num_seqs), work.most_sequences(kv_tokens))
     if mixing is Mixing.MIXED:
-        wanted, room = prompt * sequences / output, chunk_tokens - sequences
+        wanted, room = prompt * sequences / output, chunk_tokens - decoding * sequences
         if wanted > room:
-            sequences = max(1.0, chunk_tokens * output / (prompt + output))
-            wanted = room = max(1.0, chunk_tokens - sequences)
-        short = max(0.0, short_step_tokens - sequences)
+            sequences = chunk_tokens * output / (prompt + output - 1)
+            wanted = room = prompt * sequences / output
+        decodes = decoding * sequences
+        short = max(0.0, short_step_tokens - decodes)
         if 0 < wanted < short:
             short, room = 0.0, short
-        decode, other, full = step(sequences, 0), step(sequences, short), step(sequences, room)
+        decode, other, full = step(decodes, 0), step(decodes, short), step(decodes, room)
         # for a request, those that it shares with others divided
         full_steps = output / sequences * (wanted - short) / (room - short)
         other_steps = output / sequences - full_steps
     else:
         sequences = max(1.0, sequences * PACKED_IN_PHASES / PACKED)
         decode, full = step(sequences, 0), step(0, chunk_tokens)
-        other, full_steps, other_steps = decode, prompt / chunk_tokens, output / sequences
+        other, full_steps, other_steps = decode, prompt / chunk_tokens, (output - 1) / sequences
     request_s, exposed_s, hidden_s = (full_steps * a + other_steps * b for a, b in zip(full, other, strict=True))
     copied_s = exposed_s + hidden_s
     return SteadyState(request_s, sequences, decode.total_s, full.total_s, hidden_s / copied_s if copied_s else 1.0)
