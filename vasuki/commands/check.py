@@ -10,7 +10,6 @@ from vasuki.engine.policy import runnable_policy
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import InputTable, open_table
 from vasuki.io.output.output_folder import OutputFolder
-from vasuki.models.files import refuse_pickles
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.shape import BACKENDS, ModelShape
 
@@ -22,8 +21,6 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
         VasukiError: the same that the run would raise, as far as it can be known without loading weights.
     """
     runnable_policy(config.engine.policy, config.engine.attention)
-    if config.model.path:
-        refuse_pickles(config.model)
     table = open_table(config)
     OutputFolder.check(
         config.output.path,
@@ -33,6 +30,10 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
     )
     shape = placed_here(config, shape_of(config)).shape
     first_prompt = _first_prompt(config, table, shape)
+    if config.model.path:
+        from vasuki.hf.loading.load_model import check_model  # torch and transformers take seconds to import
+
+        check_model(config.model, config.engine.device, config.engine.attention)
     return {
         "job": config.name,
         "rows": table.num_rows,

@@ -35,17 +35,6 @@ def description_folder(model: ModelConfig) -> Path:
     return folder
 
 
-def refuse_pickles(model: ModelConfig) -> None:
-    """Raises ModelError for a local model whose weights are pickles alone, unless the job allows them."""
-    folder = Path(model.path).expanduser()
-    pickles = [] if model.allow_pickle or any(folder.glob("*.safetensors")) else sorted(folder.glob("*.bin"))
-    if pickles:
-        raise ModelError(
-            f"model {model.path}: {pickles[0].name} is a pickle, in which code can hide; convert it to safetensors, or "
-            "set model.allow_pickle"
-        )
-
-
 @functools.cache  # lengths and shape are read from the same files
 def _from_hub(name: str, revision: str | None) -> Path:
     from huggingface_hub import errors, snapshot_download

@@ -8,11 +8,12 @@ attention, for the padded backend, which has a probe too.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import reprlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -35,6 +36,7 @@ from vasuki.hf.kernels.experts import install_experts
 from vasuki.hf.kernels.recurrent_functions import missing_packages
 from vasuki.hf.kv.kv_cache import KVLayout
 from vasuki.hf.kv.kv_mover import CopyEngine
+from vasuki.hf.loading.accounting import Outline, refuse_unaccounted
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.loading.triton_kernels import small_kernels, tile_attention
 from vasuki.hf.padded.held_memory import ALL_IN_BLOCKS, HeldBytes
@@ -44,15 +46,18 @@ from vasuki.hf.recurrent.recurrent_layer import RecurrentLayers
 from vasuki.machines import at_hand
 from vasuki.models.config_json import context_of
 from vasuki.models.dtypes import computed_dtype
-from vasuki.models.files import description_folder, refuse_pickles
 from vasuki.models.recurrent_config import MLP_ALONE, RECURRENT
 from vasuki.models.shape import Way
+from vasuki.models.weight_files import StoredTensor, stored_tensors, weight_files
 
 transformers.logging.disable_progress_bar()
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Attention = Literal["auto", "ragged", "padded"]
+
+_ACCOUNTED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 
 _ATTENTION_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 # What generation_config.json may ask for that changes greedy output, each with its value that changes nothing.
@@ -181,7 +186,7 @@ def load_model(
     stays_on_host: Callable[[int, torch.device], bool] | None = None,
     compiles: bool = True,
     kv_dtype: str = "auto",
-    attention: Literal["auto", "ragged", "padded"] = "auto",
+    attention: Attention = "auto",
 ) -> LoadedModel:
     """Load weights, tokenizer and generation defaults.
 
@@ -197,29 +202,34 @@ def load_model(
     Raises:
         ModelError: the model or its tokenizer cannot be read, or it needs what the backend does not have.
     """
-    path = model.path
-    if not path:
-        raise ModelError("model.shape describes a model without weights; `run` needs model.path")
-    # What is missing, or not allowed, is said in a line before transformers tries for a while.
-    description_folder(model)
-    refuse_pickles(model)
-    path = os.path.expanduser(path)
-    options: dict[str, Any] = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
-    device = resolve_device(device_name)
-    try:
-        config = AutoConfig.from_pretrained(path, **options)
-    except Exception as error:
-        raise ModelError(f"cannot read model {path}: {_first_line(error)}") from None
-    loading = _Loading(model, path, options, device, config, stays_on_host, compiles, kv_dtype)
+    loading = _Loading.of(model, device_name, stays_on_host, compiles, kv_dtype)
+    return _by_a_backend(loading.ragged, loading.padded, attention, loading.path)
+
+
+def check_model(model: ModelConfig, device_name: str = "auto", attention: Attention = "auto") -> None:
+    """Refuse what `load_model` would, without reading a weight: by the files' headers, and a model without numbers.
+
+    Raises:
+        ModelError: the same, unless only running the model shows it.
+    """
+    loading = _Loading.of(model, device_name)
+    Tokenizer(loading.path, **loading.options)
+    _by_a_backend(
+        partial(loading.outline, attn_implementation=ragged_attention.NAME), loading.outline, attention, loading.path
+    )
+
+
+def _by_a_backend(ragged: Callable[[], T], padded: Callable[[], T], attention: Attention, path: str) -> T:
+    """What the first backend gives, or the second where the job leaves it open and the first refuses."""
     if attention == "padded":
-        return loading.padded()
+        return padded()
     try:
-        return loading.ragged()
+        return ragged()
     except Refused as refusal:
         if attention == "ragged":
             raise
         try:
-            return loading.padded()
+            return padded()
         except Refused as error:
             raise ModelError(f"{refusal}; {str(error).removeprefix(f'{path}: ')}") from None
 
@@ -236,6 +246,32 @@ class _Loading:
     stays_on_host: Callable[[int, torch.device], bool] | None
     compiles: bool
     kv_dtype: str
+    stored: Mapping[str, StoredTensor]  # what its files hold; empty for pickles, and for weights that are on the hub
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelConfig,
+        device_name: str,
+        stays_on_host: Callable[[int, torch.device], bool] | None = None,
+        compiles: bool = True,
+        kv_dtype: str = "auto",
+    ) -> _Loading:
+        """Raises ModelError for what can be refused before anything is loaded."""
+        path = model.path
+        if not path:
+            raise ModelError("model.shape describes a model without weights; `run` needs model.path")
+        # What is missing, or not allowed, is said in a line before transformers tries for a while.
+        files = weight_files(model)
+        stored = stored_tensors(model, [file for file in files if file.suffix == ".safetensors"])
+        path = os.path.expanduser(path)
+        options: dict[str, Any] = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
+        device = resolve_device(device_name)
+        try:
+            config = AutoConfig.from_pretrained(path, **options)
+        except Exception as error:
+            raise ModelError(f"cannot read model {path}: {_first_line(error)}") from None
+        return cls(model, path, options, device, config, stays_on_host, compiles, kv_dtype, stored)
 
     def ragged(self) -> LoadedModel:
         """For the ragged backend. Raises Refused if that does not serve it."""
@@ -245,10 +281,7 @@ class _Loading:
         kernels, compile_s = _timed(load_cpu_kernels) if uses_kernels else (None, 0.0)
         tokenizer = Tokenizer(path, **self.options)
         dtype = self._dtype(kernels)
-        try:
-            loaded = self._weights(dtype, attn_implementation=ragged_attention.NAME)
-        except (ValueError, KeyError, NotImplementedError) as error:  # from models that know no other attention
-            raise Refused(f"{path}: the ragged backend cannot serve it: {_first_line(error)}") from None
+        loaded = self._weights(dtype, attn_implementation=ragged_attention.NAME)
         if kernels:
             kernels.install(loaded)
         install_experts(loaded, device)
@@ -271,11 +304,7 @@ class _Loading:
     def padded(self) -> LoadedModel:
         """For the padded backend, with the model's own attention. Raises Refused if that does not serve it."""
         tokenizer = Tokenizer(self.path, **self.options)
-        try:
-            loaded = self._weights(self._dtype(None))
-        except (ValueError, KeyError, NotImplementedError) as error:
-            raise ModelError(f"cannot load model {self.path}: {_first_line(error)}") from None
-        loaded = self._on_device(loaded)
+        loaded = self._on_device(self._weights(self._dtype(None)))
         ready = prepare_padded(loaded, tokenizer, _generation(loaded), self.path, self.kv_dtype)
         return replace(ready, device=self.device)
 
@@ -284,14 +313,39 @@ class _Loading:
             self.model.dtype, getattr(self.config.get_text_config(), "dtype", None), self.device, kernels
         )
 
-    def _weights(self, dtype: torch.dtype, **options: Any) -> Any:
-        """The model in host memory. Raises ModelError, and what its class raises of an attention that it lacks."""
-        options |= {"dtype": dtype, "use_safetensors": None if self.model.allow_pickle else True}
+    def outline(self, **options: Any) -> None:
+        """Account for the tensors by the headers of their files. Raises as loading them does."""
+        if "attn_implementation" in options:
+            _refuse_config(self.path, self.config.get_text_config())
+        if not self.stored:
+            return
+        with torch.device("meta"):
+            from_config = partial(AutoModelForCausalLM.from_config, trust_remote_code=self.model.trust_remote_code)
+            empty = self._made_by(from_config, copy.deepcopy(self.config), **options)
+        outlines = {name: Outline.of(tensor) for name, tensor in self.stored.items()}
         try:
-            return AutoModelForCausalLM.from_pretrained(self.path, **options, **self.options).eval()
-        except (ModelError, ValueError, KeyError, NotImplementedError):
-            raise
+            loaded = type(empty).from_pretrained(
+                None, config=empty.config, state_dict=outlines, **_ACCOUNTED, **options
+            )
+        except Exception as error:  # of renamings that want numbers
+            log.warning("%s: its tensors are accounted for when it is loaded: %s", self.path, _first_line(error))
+            return
+        refuse_unaccounted(self.path, loaded[0], loaded[1], self.stored)
+
+    def _weights(self, dtype: torch.dtype, **options: Any) -> Any:
+        """The model in host memory, see `_made_by`."""
+        options |= {"dtype": dtype, "use_safetensors": None if self.model.allow_pickle else True}
+        loaded = self._made_by(AutoModelForCausalLM.from_pretrained, self.path, **_ACCOUNTED, **options, **self.options)
+        refuse_unaccounted(self.path, loaded[0], loaded[1], self.stored)
+        return loaded[0].eval()
+
+    def _made_by(self, make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """What transformers makes. Raises ModelError, of which Refused for an attention that a class lacks."""
+        try:
+            return make(*arguments, **options)
         except Exception as error:
+            if "attn_implementation" in options and isinstance(error, (ValueError, KeyError, NotImplementedError)):
+                raise Refused(f"{self.path}: the ragged backend cannot serve it: {_first_line(error)}") from None
             raise ModelError(f"cannot load model {self.path}: {_first_line(error)}") from None
 
     def _on_device(self, loaded: Any) -> Any:
