@@ -117,15 +117,21 @@ def tables(models: dict[Way, LoadedModel], rounds: int) -> list[Table]:
         times.add(str(batch), *cells, batch=batch, **gains)
     columns = [found[name][0] for name in names]
     all_s, most = columns[0].seconds[-1], max(columns[0].cells)
-    over_time.add("half answered", *(f"{seen.half_s / all_s:.2f}" for seen in columns))
-    over_time.add("mean cells", *(f"{seen.mean_cells / most:.2f}" for seen in columns))
-    over_time.add("most cells", *(f"{max(seen.cells) / most:.2f}" for seen in columns))
+    for what, shares in (
+        ("half answered", [seen.half_s / all_s for seen in columns]),
+        ("mean cells", [seen.mean_cells / most for seen in columns]),
+        ("most cells", [max(seen.cells) / most for seen in columns]),
+    ):
+        cells = [f"{share:.2f}" for share in shares]
+        over_time.add(what, *cells, what=what, **dict(zip(names, shares, strict=True)))
     slots = Table("baton over static, short queries (paper; here)", ("", *map(str, PAPER_2)))
     lengths = short(30, SHRUNK_SHORT)
     found_by_batch = {batch: measured((STATIC, BATON, HOLES), models, lengths, batch, rounds) for batch in PAPER_2}
     for method in (BATON, HOLES):
         gained = [ratio(found_by_batch[batch], method.name, "static") for batch in PAPER_2]
-        slots.add(method.name, *(f"{known}; {gain:.2f}" for known, gain in zip(PAPER_2.values(), gained, strict=True)))
+        cells = [f"{known}; {gain:.2f}" for known, gain in zip(PAPER_2.values(), gained, strict=True)]
+        figures = {f"batch_{batch}": gain for batch, gain in zip(PAPER_2, gained, strict=True)}
+        slots.add(method.name, *cells, system=method.name, **figures)
     return [times, over_time, slots]
 
 
@@ -148,8 +154,8 @@ def main() -> None:
     found = tables(load(), options.rounds)
     print("\n\n".join(table.markdown() for table in found))
     if options.write:
-        stored = [{"title": table.title, "header": table.header, "rows": table.rows} for table in found]
-        write_page.update({"baton-on-cpu": stored, "baton-on-cpu-gains": found[0].figures})
+        names = ("baton-on-cpu", "baton-on-cpu-time", "baton-on-cpu-short")
+        write_page.update({name: table.figures for name, table in zip(names, found, strict=True)})
 
 
 if __name__ == "__main__":

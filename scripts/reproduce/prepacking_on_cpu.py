@@ -27,7 +27,7 @@ import numpy as np
 import write_page
 from baton_on_cpu import load
 from reproduce_prepacking import TRACE
-from reproduce_table import Table
+from reproduce_table import Figures, Table
 
 from vasuki.base.arrays import Ints
 from vasuki.engine.batch import Batch, ScheduledChunk
@@ -183,16 +183,16 @@ def drawn(data: Path, rows: int) -> dict[str, Ints]:
 
 
 def tables(models: dict[Way, LoadedModel], data: Path, rounds: int) -> list[Table]:
-    """What the paper's figures 2 and 7 to 12 show."""
+    """What the paper's figures 2, 8 and 9 to 12 show, and how much of what is computed is padding."""
     ways = ("full", "prepacking", "ordered", "set packed", "ragged")
     first = Table(
         "Time to first token of a batch of 16, ms: mean and deviation over batches (figure 2)",
         ("prompts", "full", "prepacking", "saved", "ragged", "saved"),
     )
     each = Table("Prefill over that of full batches, for each prompt (figure 8)", ("prompts", *ways))
-    used = Table("Share of the computed tokens that are no padding (figures 7 and 12)", ("prompts", *ways))
+    used = Table("Share of the computed tokens that are no padding", ("prompts", *ways))
     causes = Table(
-        "Speed-up of a batch: what predicts it (figures 9 to 11)",
+        "Speed-up of a batch: what predicts it (figures 9 to 12)",
         ("prompts", "mean", "least", "most", "k / r", "correlation with r / k", "with m - L / k"),
     )
     for name, lengths in drawn(data, BATCH * BATCHES).items():
@@ -202,23 +202,39 @@ def tables(models: dict[Way, LoadedModel], data: Path, rounds: int) -> list[Tabl
         total = {way: float(seconds[of[way]].sum()) for way in ways}
         cells = [f"{1e3 * seconds[of[way]].mean():.0f} ± {1e3 * seconds[of[way]].std():.0f}" for way in ways]
         saved = [f"{1 - total[way] / total['full']:.0%}" for way in ways]
-        first.add(name, cells[0], cells[1], saved[1], cells[4], saved[4])
-        each.add(name, *(f"{total[way] / total['full']:.2f}" for way in ways))
+        ms = {f"{way}_ms": 1e3 * float(seconds[of[way]].mean()) for way in ways}
+        ms |= {f"{way}_deviation_ms": 1e3 * float(seconds[of[way]].std()) for way in ways}
+        first.add(name, cells[0], cells[1], saved[1], cells[4], saved[4], prompts=name, **ms)
+        over = {way: total[way] / total["full"] for way in ways}
+        each.add(name, *(f"{share:.2f}" for share in over.values()), **over)
         tokens = {way: np.array([call.tokens(lengths) for call in found if call.way == way]).sum(0) for way in ways}
-        used.add(name, *(f"{wanted / computed:.0%}" for wanted, computed in tokens.values()))
-        causes.add(name, *_causes(lengths, found, seconds))
+        wanted = {f"{way}_wanted": float(some / computed) for way, (some, computed) in tokens.items()}
+        used.add(name, *(f"{share:.0%}" for share in wanted.values()), **wanted)
+        causes_of = _causes(lengths, found, seconds)
+        causes.add(name, *(f"{figure:.2f}" for figure in causes_of.values()), **causes_of)
     return [first, each, used, causes]
 
 
-def _causes(lengths: Ints, found: list[Call], seconds: Ints) -> list[str]:
+def _causes(lengths: Ints, found: list[Call], seconds: Ints) -> dict[str, float]:
     by_way = {way: [i for i, call in enumerate(found) if call.way == way] for way in ("full", "prepacking")}
     speedups = seconds[by_way["full"]] / seconds[by_way["prepacking"]]
     batches = [found[i] for i in by_way["prepacking"]]
     reductions = np.array([call.num_rows(lengths) / BATCH for call in batches])
     deviations = [lengths[call.prompts].max() - lengths[call.prompts].mean() for call in batches]
     correlations = [float(np.corrcoef(speedups, other)[0, 1]) for other in (reductions, deviations)]
-    figures = [speedups.mean(), speedups.min(), speedups.max(), (1 / reductions).mean(), *correlations]
-    return [f"{figure:.2f}" for figure in figures]
+    return {
+        "mean": float(speedups.mean()),
+        "least": float(speedups.min()),
+        "most": float(speedups.max()),
+        "k_over_r": float((1 / reductions).mean()),
+        "correlation_reduction": correlations[0],
+        "correlation_deviation": correlations[1],
+    }
+
+
+def merged(figures: Iterable[Figures]) -> Figures:
+    """Figures of one trace, of all tables."""
+    return {name: value for some in figures for name, value in some.items()}
 
 
 def main() -> None:
@@ -230,8 +246,9 @@ def main() -> None:
     found = tables(load(), options.data, options.rounds)
     print("\n\n".join(table.markdown() for table in found))
     if options.write:
-        stored = [{"title": table.title, "header": table.header, "rows": table.rows} for table in found]
-        write_page.update({"prepacking-on-cpu": stored})
+        write_page.update(
+            {"prepacking-on-cpu": list(map(merged, zip(*(table.figures for table in found), strict=True)))}
+        )
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from vasuki.engine.policy import Policy, find_policy
 from vasuki.engine.sequence import Request
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel, StepWork
+from vasuki.machines.cost_model.rooflines import Rooflines
 from vasuki.machines.memory_budget import memory_budget
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
@@ -234,6 +235,8 @@ def figure_9(options: Options) -> Table:
             "gain there, paper",
             "ours",
             "gain at 200:1",
+            "10 % and more at P:D",
+            "loses from P:D on",
         ),
     )
     for tokens, batch, chunk, paper in (
@@ -245,6 +248,8 @@ def figure_9(options: Options) -> Table:
     ):
         gains = {ratio: gain(chunk, Alike(tokens, ratio, batch), cost, options) for ratio in P_D_RATIOS}
         peak = max(gains, key=lambda ratio: gains[ratio])
+        large = [ratio for ratio, found in gains.items() if found >= 1.1] or [0]  # 0: nowhere
+        loses = next((ratio for ratio, found in gains.items() if ratio > peak and found < 1), 0)
         table.add(
             f"{tokens:,}",
             str(batch),
@@ -254,6 +259,8 @@ def figure_9(options: Options) -> Table:
             paper,
             f"{gains[peak]:.2f}",
             f"{gains[200]:.2f}",
+            f"{large[0]} to {large[-1]}",
+            str(loses),
             tokens=tokens,
             batch=batch,
             chunk=chunk,
@@ -261,6 +268,9 @@ def figure_9(options: Options) -> Table:
             peak=peak,
             gain=gains[peak],
             gain_200=gains[200],
+            large_from=large[0],
+            large_to=large[-1],
+            loses_from=loses,
         )
     return table
 
@@ -287,17 +297,22 @@ def figure_10(options: Options) -> Table:
     table = Table(
         "Sarathi, figure 10: time of matmuls, baseline over Sarathi, LLaMA-13B on A6000 (paper: MLP 1.3 to 1.6, "
         "projections 1.05 to 1.38)",
-        ("chunk", "sequence tokens", "batch", "ours"),
+        ("chunk", "sequence tokens", "batch", "MLP", "projections"),
     )
+    rooflines = Rooflines(cost.profile, cost.shape.dtype)
     for chunk in (256, 512):
         for tokens, batch in ((1024, 6), (1024, 12), (1024, 18), (2048, 10), (3072, 6)):
             work = Alike(tokens, chunk / (batch - 1), batch)
-            prompts = cost.step(StepWork.of([work.prompt_tokens] * batch, [work.prompt_tokens] * batch)).linear_s
-            decodes = cost.step(StepWork.of([1] * batch, [tokens] * batch)).linear_s * work.output_tokens
-            mixed = StepWork.of([chunk - batch + 1] + [1] * (batch - 1), [tokens] * batch)
             steps = batch * work.prompt_tokens / (chunk - batch + 1)
-            ratio = (prompts + decodes) / (steps * cost.step(mixed).linear_s)
-            table.add(str(chunk), f"{tokens:,}", str(batch), f"{ratio:.2f}", chunk=chunk, batch=batch, ratio=ratio)
+            ratios = {}
+            for name, matrices in (("mlp", cost.shape.dense_matrices), ("projections", cost.shape.attention_matrices)):
+                prompts_s, decode_s, mixed_s = (
+                    sum(rooflines.matmul(rows, each.k, each.n).total_s for each in matrices)
+                    for rows in (batch * work.prompt_tokens, batch, chunk)
+                )
+                ratios[name] = (prompts_s + work.output_tokens * decode_s) / (steps * mixed_s)
+            cells = [f"{ratio:.2f}" for ratio in ratios.values()]
+            table.add(str(chunk), f"{tokens:,}", str(batch), *cells, chunk=chunk, batch=batch, **ratios)
     return table
 
 

@@ -4,7 +4,8 @@
 
 In the text `{{ figure("sarathi-peak", "gain", model="LLaMA-13B, A6000") | each("{:.2f}") }}` stands for the `gain` of
 all entries of that claim that have this model, one after another; `span` for the least and the largest of them, `by`
-for what they are over others. `{{ "smaller" | where(figures | are(most=2)) }}` says so as long as it is true.
+for what they are over others. `{{ verdict([1.33], figures, gains=True) }}` compares them with the paper's, and
+`{{ "refuted" | where(figures | are(most=1)) }}` says so as long as it is true.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from reproduce_table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT, PAGE = Path(__file__).with_name("page.md"), ROOT / "docs" / "reproduction.md"
 DATA = ROOT / "docs" / "data" / "reproduction.json"
+NEAR = 0.15  # of the paper's figure: so near ours counts as the same
 SMALL = Path(__file__).with_name("small.json")  # the same of experiments that take a second, for tests
 Claims = dict[str, list[dict[str, Any]]]
 
@@ -40,14 +41,15 @@ def page(claims: Claims) -> str:
         return [row[key] / row[below] for row in entries(claim, where) for key in _listed(keys)]
 
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    environment.globals |= {"figure": figure, "over": over, "tables": lambda name: tables(claims[name])}
+    environment.globals |= {"figure": figure, "over": over, "verdict": verdict}
     environment.filters |= {
         "each": each,
         "span": span,
         "mean": lambda figures: [sum(figures) / len(figures)],
+        "ends": lambda figures: [min(figures), max(figures)],
         "saved": lambda shares: [1 - share for share in shares],
-        "more": lambda ratios: [ratio - 1 for ratio in ratios],
         "by": lambda figures, others: [a / b for a, b in zip(figures, others, strict=True)],
+        "minus": lambda figures, others: [a - b for a, b in zip(figures, others, strict=True)],
         "are": are,
         "where": where,
     }
@@ -77,6 +79,21 @@ def where(text: str, is_so: bool) -> str:
     return text
 
 
+def verdict(paper: list[float], ours: list[float], gains: bool = False) -> str:
+    """Say whether our figures are the paper's; of speed-ups (`gains`), whether what they add to 1 is."""
+    one = 1 if gains else 0
+    ratios = [(here - one) / (there - one) for there, here in zip(paper, ours, strict=True)]
+    if all(ratio < 0 for ratio in ratios):
+        return "refuted"
+    off = [ratio for ratio in ratios if abs(ratio - 1) > NEAR]
+    if not off:
+        return "reached"
+    which = f"{len(off)} of {len(ratios)} " if len(off) < len(ratios) else ""
+    size = "smaller" if max(off) < 1 else "larger" if min(off) > 1 else "larger or smaller"
+    opposite = sum(ratio < 0 for ratio in ratios)
+    return f"not reached: {which}{size}" + (f", {opposite} refuted" if opposite else "")
+
+
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
@@ -87,12 +104,6 @@ def _written(form: str, value: Any) -> str:
 
 def _without_repeated_unit(between: str, texts: list[str]) -> str:
     return between.join([*(text.removesuffix(" %") for text in texts[:-1]), texts[-1]])
-
-
-def tables(stored: list[dict[str, Any]]) -> str:
-    """Tables that were measured and stored whole."""
-    found = (Table(each["title"], tuple(each["header"]), [tuple(row) for row in each["rows"]]) for each in stored)
-    return "\n\n".join(table.markdown() for table in found)
 
 
 def read(file: Path = DATA) -> Claims:

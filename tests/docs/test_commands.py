@@ -170,3 +170,18 @@ def test_the_job_of_the_readme_is_one(checkout: Path) -> None:
     (checkout / "readme.yaml").write_text(text[1])
     result = _run(checkout, "check readme.yaml --set output.path=out/readme")
     assert result.exit_code == 0, result.output
+
+
+PAPERS = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+MECHANISMS = re.findall(r"^\| .+ \| .+ \| `vasuki (plan|simulate) ([^`]+)` \|$", PAPERS, re.MULTILINE)
+
+
+def test_mechanisms_of_the_papers_have_commands() -> None:
+    assert len(MECHANISMS) >= 10
+
+
+@pytest.mark.parametrize(("name", "arguments"), MECHANISMS, ids=[" ".join(each) for each in MECHANISMS])
+def test_a_mechanism_of_the_papers_runs(checkout: Path, name: str, arguments: str) -> None:
+    arguments = arguments.replace("job.yaml", "jobs/compare/translate.yaml")
+    result = _run(checkout, f"{name} {arguments}{'' if '--gpu' in arguments else ' --gpu a10'}")
+    assert result.exit_code == 0, result.output
