@@ -287,10 +287,18 @@ class _Loading:
         install_experts(loaded, device)
         loaded = self._on_device(loaded)
         if self.compiles and device.type == "cuda":
-            fuse_modules(loaded, small_kernels(device))
+            # Modules are compared with their twins where their weights lie, and Triton computes on the device alone.
+            fuse_modules(loaded, small_kernels(device) if loaded.device.type == "cuda" else None)
             give_back()  # the memory of what was joined, in which little else fits
         ready = prepare(
-            loaded, tokenizer, _generation(loaded), path, self.kv_dtype, dtype=dtype, uses_kernels=self.compiles
+            loaded,
+            tokenizer,
+            _generation(loaded),
+            path,
+            self.kv_dtype,
+            dtype=dtype,
+            uses_kernels=self.compiles,
+            device=device,
         )
         if ready.recurrent and device.type == "cuda" and (packages := missing_packages(loaded)):
             log.warning(
@@ -367,6 +375,7 @@ def prepare(
     *,
     dtype: torch.dtype | None = None,
     uses_kernels: bool = True,
+    device: torch.device | None = None,
 ) -> LoadedModel:
     """Check a model in memory and describe it. The model must have been built with our attention.
 
@@ -378,6 +387,7 @@ def prepare(
         kv_dtype: of keys and values; `auto` is the model's.
         dtype: that it multiplies in, if kernels have taken over and what lies between is in another.
         uses_kernels: whether attention may be ours.
+        device: that computes, if the weights wait elsewhere.
     """
     config = model.config.get_text_config()
     _refuse_config(name, config)
@@ -392,11 +402,12 @@ def prepare(
             raise
         raise Refused(f"{refused}: {NOT_ON_INTERFACE} ({_first_line(error)})") from error
     ready = replace(_described(model, tokenizer, generation, name, layout, kv_dtype, dtype), recurrent=stateful)
-    if uses_kernels and model.device.type == "cuda":
+    device = device or model.device
+    if uses_kernels and device.type == "cuda":
         fewest = min(num_kv_heads for num_kv_heads, _ in layout.heads if num_kv_heads)
         sharing = -(-config.num_attention_heads // fewest)
-        return replace(ready, kernel=tile_attention(ready.kv_layout, sharing, model.dtype, model.device))
-    if not uses_kernels or model.device.type != "cpu":
+        return replace(ready, kernel=tile_attention(ready.kv_layout, sharing, model.dtype, device))
+    if not uses_kernels or device.type != "cpu":
         return ready
     types = (model.dtype, ready.kv_layout.dtype, ready.dtype is torch.bfloat16)
     kernel, compile_s = _timed(partial(paged_attention.load_kernel, layout.head_dims, *types))

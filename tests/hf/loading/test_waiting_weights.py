@@ -1,0 +1,43 @@
+"""Weights that wait on the host: kernels are those of the device that computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vasuki.base.config import ModelConfig
+from vasuki.hf.fused.by_torch import SmallKernels
+from vasuki.hf.kernels import paged_attention
+from vasuki.hf.loading import load_model as loading
+
+CUDA = torch.device("cuda")
+
+
+def refuses_host_tensors(*tensors: Any, **others: Any) -> Any:
+    raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
+
+
+def test_a_model_that_waits_gets_no_kernels_of_the_host(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_device = object()
+    asked: list[torch.device] = []
+
+    def attention(layout: Any, sharing: int, dtype: torch.dtype, device: torch.device) -> Any:
+        asked.append(device)
+        return on_device
+
+    def of_the_cpu(*how: Any) -> Any:
+        raise AssertionError("a kernel for the CPU's memory would be given pointers of the GPU's")
+
+    triton = SmallKernels(refuses_host_tensors, refuses_host_tensors, refuses_host_tensors)
+    monkeypatch.setattr(loading, "resolve_device", lambda name: CUDA)
+    monkeypatch.setattr(loading, "small_kernels", lambda device: triton)
+    monkeypatch.setattr(loading, "tile_attention", attention)
+    for needs_a_card in ("give_back", "install_experts"):
+        monkeypatch.setattr(loading, needs_a_card, lambda *how: None)
+    monkeypatch.setattr(paged_attention, "load_kernel", of_the_cpu)
+    loaded = loading.load_model(ModelConfig(path=str(tiny_model), dtype="float32"), stays_on_host=lambda *asked: True)
+    assert (loaded.device, loaded.kernel, asked) == (CUDA, on_device, [CUDA])
+    assert not loaded.is_on_device
