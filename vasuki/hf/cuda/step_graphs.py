@@ -126,7 +126,7 @@ class StepGraphs:
             kept = self._kept.get(compute)
             recorded = _Recorded(size, self._width, self._cache, self._kernels, compute, self._record, kept)
             apart = recorded.apart(step)
-        except RuntimeError as error:  # such as a layer that looks at what the device has computed
+        except Exception as error:  # such as a layer that looks at what the device has computed, or one of Triton's own
             reason = str(error).strip().splitlines() or [type(error).__name__]
             log.warning("steps of %d tokens are launched kernel by kernel: %s", size.tokens, reason[0])
             return
@@ -232,10 +232,11 @@ class _Recorded:
 def record_on_device() -> Record:
     """Record by CUDA graphs that share a pool of memory."""
     pool = torch.cuda.graph_pool_handle()
+    # One for all: torch keeps a workspace of up to 32 MiB for each stream on which it has multiplied matrices.
+    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(compute: Replay) -> Replay:
         # What kernels set up when they are first called cannot be recorded.
-        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
             compute()

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BLOCK_TOKENS = 16
-_CONTEXTS = (1, 37, 150)  # of the chunks that attention is compared on: within a block, a span, and beyond
-_TOKENS = (1, 20, 1)
+# Of the chunks that attention is compared on: within a block, a span, beyond, and so long that one row is split.
+_CONTEXTS = (1, 37, 150, 1100)
+_TOKENS = (1, 20, 1, 1)
 
 
 def small_kernels(device: torch.device) -> SmallKernels | None:
