@@ -87,3 +87,27 @@ def test_what_is_no_time_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "job.yaml").write_text(JOB + f"plan: {{max_loss: '{text}'}}\n")
     with pytest.raises(JobFileError, match="max_loss"):
         load_job(tmp_path / "job.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt"),
+    [
+        ("Translate: {text}", "Translate: {text}"),
+        ("{text}", "{text}"),
+        ("- {text} # in short", "- {text} # in short"),
+        ("[{text}]", "[{text}]"),
+        ("'Say: {text}'", "Say: {text}"),
+        ('"two\\nlines of {text}"', "two\nlines of {text}"),
+    ],
+)
+def test_text_after_set_is_text_however_yaml_would_read_it(tmp_path: Path, text: str, prompt: str) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    assert load_job(tmp_path / "job.yaml", [f"input.prompt={text}"]).input.prompt == prompt
+
+
+@pytest.mark.parametrize("name", ["2026-11-25", "20261125", "007", "1e3", "true", "null", "12:30"])
+def test_a_folder_may_be_called_like_a_date_or_a_number(tmp_path: Path, name: str) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    assert load_job(tmp_path / "job.yaml", [f"output.path={name}"]).output.path == name
+    (tmp_path / "job.yaml").write_text(JOB.replace("path: out", "path: 2026-11-25"))
+    assert load_job(tmp_path / "job.yaml").output.path == "2026-11-25"

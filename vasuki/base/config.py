@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -425,7 +425,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = (), trusts_code: bool 
         tree = read_yaml(read_short(path, _MOST_BYTES))
     except OSError as error:
         raise JobFileError(f"cannot read job file {path}: {error.strerror or error}") from None
-    except ValueError as error:  # also if it is not UTF-8, or has a date that no calendar has
+    except ValueError as error:  # also if it is not UTF-8
         raise JobFileError(f"{path} is not valid YAML: {one_line(error)}") from None
     if not isinstance(tree, dict):
         raise JobFileError(f"{path} does not describe a job: expected keys such as model, input and output")
@@ -453,15 +453,27 @@ def parse_job(tree: Mapping[str, Any], source: str = "job") -> JobConfig:
         raise JobFileError(f"{source}: " + "; ".join(explain(error, JobConfig))) from None
 
 
+def _is_text(path: Sequence[str]) -> bool:
+    """Whether the setting at this path is text and nothing else."""
+    kind: Any = JobConfig
+    for key in path:
+        is_section = isinstance(kind, type) and issubclass(kind, _Section)
+        kind = kind.model_fields[key].annotation if is_section and key in kind.model_fields else None
+    return kind is str
+
+
 def _apply_override(tree: dict[str, Any], override: str) -> None:
     dotted, separator, text = override.partition("=")
     if not separator or not dotted:
         raise JobFileError(f"--set {override!r}: write it as key.path=value")
+    *parents, last = dotted.split(".")
     try:
         value = read_yaml(text)
-    except ValueError:  # not YAML, or a date that no calendar has
+    except ValueError:  # not YAML
         value = text
-    *parents, last = dotted.split(".")
+    is_quoted = isinstance(value, str) and text.lstrip()[:1] in ("'", '"')
+    if _is_text([*parents, last]) and not is_quoted:  # though YAML reads `20261125`, `Translate: {text}` or `a # b`
+        value = text.strip()  # in another way
     for key in parents:
         child = tree.setdefault(key, {})
         if not isinstance(child, dict):

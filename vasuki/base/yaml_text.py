@@ -16,12 +16,12 @@ _MOST_VALUES = 100_000  # with every alias written out
 
 class _Loader(yaml.SafeLoader):
     """Truth values as in YAML 1.2: `off`, `no` and the like are words, since settings and columns may be called so. A
-    setting that is true or false takes them all the same."""
+    setting that is true or false takes them all the same. Dates are words too, since no setting is one."""
 
 
-_TRUTH = "tag:yaml.org,2002:bool"
+_TRUTH, _DATE = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp"
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != _TRUTH]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (_TRUTH, _DATE)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(_TRUTH, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))

@@ -28,6 +28,7 @@ from vasuki.io.fsspec_files import file_system_of
 
 _TEMPORARY = re.compile(r"\.vasuki-(.+)\.tmp")
 _MAGIC = re.compile(r"[*?\[]")
+_PACKINGS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd", "lz4": "lz4"}
 _OPTIONS = re.compile(r"\?[a-z_]+=[^/*\[]*$")  # of a URL, such as ?region=eu-west-1
 
 
@@ -187,7 +188,8 @@ class Location:
     def open_stream(self) -> IO[bytes]:
         """The file's content from the start, unpacked if its name ends in .gz, .bz2, .zst or .lz4."""
         self._refuse_special()
-        return cast(IO[bytes], self.filesystem.open_input_stream(self.path))
+        packing = _PACKINGS.get(self.name.lower().rpartition(".")[2])
+        return cast(IO[bytes], self.filesystem.open_input_stream(self.path, compression=packing))
 
     def read_bytes(self) -> bytes:
         self._refuse_special()

@@ -38,11 +38,16 @@ def test_templates() -> None:
     assert template.render({"a": "{b c}", "b c": 3}) == "{x} {b c} and 3: {b c}"
 
 
+def test_a_name_with_dots_and_brackets_is_a_column_and_never_reaches_into_a_value() -> None:
+    template = Template.parse("{q.text} {tags[0]}")
+    assert template.columns == ("q.text", "tags[0]")
+    values = {"q.text": "a", "q": {"text": "other"}, "tags[0]": "b", "tags": ["other"]}
+    assert template.render(values) == "a b"
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{a.b}", "only a plain column name"),
-        ("{a[0]}", "only a plain column name"),
         ("{a!r}", "only a plain column name"),
         ("{a:>3}", "only a plain column name"),
         ('{"text": "{a}"}', "only a plain column name.*double the braces"),
@@ -225,6 +230,20 @@ def test_messages(job: MakeJob, parquet: WriteParquet, read: ReadRequests, tmp_p
         "chat must be a list of messages with at least one entry",
         "chat[0] has content of type 'image'; only text is supported",
     ]
+
+
+def test_messages_as_lists_of_their_values(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:
+    """As `datasets` stores a sequence of dicts."""
+    one = {"role": ["user", "assistant", "user"], "content": ["a", "b", "c"]}
+    rows = [
+        one,
+        {"role": ["user"], "content": ["a", "b"]},
+        {"role": [], "content": []},
+        {"role": None, "content": ["a"]},
+    ]
+    requests = read(job(parquet(messages=rows), messages="messages"))
+    assert bytes(requests[0].prompt_token_ids.tolist()) == b"user:a|assistant:b|user:c"
+    assert all("must be a list of messages" in request.error for request in requests[1:])
 
 
 def test_a_row_that_the_template_refuses_fails_alone(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:

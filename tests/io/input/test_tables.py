@@ -171,6 +171,8 @@ def test_packed_text(job: MakeJob, tmp_path: Path) -> None:
         file.write('{"text": "x"}\n' * 3)
     assert open_table(job(tmp_path / "a.jsonl.gz")).num_rows == 3
     data = (tmp_path / "a.jsonl.gz").read_bytes()
+    (tmp_path / "LOUD.JSONL.GZ").write_bytes(data)
+    assert open_table(job(tmp_path / "LOUD.JSONL.GZ")).num_rows == 3
     (tmp_path / "cut.jsonl.gz").write_bytes(data[:-12])
     with pytest.raises(InputError, match=r"cut\.jsonl\.gz"):
         open_table(job(tmp_path / "cut.jsonl.gz"))
@@ -493,7 +495,8 @@ def test_tsv_and_a_huge_cell(job: MakeJob, tmp_path: Path) -> None:
     [
         (b"", "is empty"),
         (b"text\nna\xefve\n", "is not UTF-8 .byte 0xef"),
-        (b'text\n"never closed\nand so on\n', "cannot read .*unexpected end of data"),
+        (b'text\n"never closed\nand so on\n', "cannot read .*unexpected end of data in line 3"),
+        (b'text\nfine\n"closed" and on\n', "cannot read .*expected after.* in line 3"),
     ],
 )
 def test_bad_csv(job: MakeJob, tmp_path: Path, data: bytes, message: str) -> None:

@@ -28,9 +28,12 @@ class CsvSource(TextSource):
     def records(self, stream: IO[bytes]) -> Iterator[Record]:
         reader = self._reader(stream)
         header = self._header(reader)
-        for cells in reader:
-            if cells:  # a blank line is no row
-                yield Record(sum(map(len, cells)), reader.line_num, partial(_parse, header, cells, reader.line_num))
+        try:
+            for cells in reader:
+                if cells:  # a blank line is no row
+                    yield Record(sum(map(len, cells)), reader.line_num, partial(_parse, header, cells, reader.line_num))
+        except csv.Error as error:
+            raise InputError(f"cannot read {self.location}: {error} in line {reader.line_num}") from None
 
     def survey(self, needed: Collection[str], stored: Collection[str], ids: IdHashes | None) -> Survey:
         with self._opened() as stream:

@@ -83,7 +83,8 @@ def is_chat(config: InputConfig, has_chat_template: bool) -> bool:
 
 
 def read_messages(value: Any, name: str = "messages") -> list[Message]:
-    """A conversation: a list of `{role, content}`, or such a list as a JSON string.
+    """A conversation: a list of `{role, content}`, or such a list as a JSON string, or as an object of equally long
+    lists, as `datasets` stores a sequence of dicts.
 
     Content in parts (`[{"type": "text", "text": ...}]`) is joined; keys whose value is null are dropped.
 
@@ -91,6 +92,8 @@ def read_messages(value: Any, name: str = "messages") -> list[Message]:
         RowError: it is something else.
     """
     value = _parsed(value, name)
+    if isinstance(value, dict):
+        value = _rows_of(value)
     if not isinstance(value, list) or not value:
         raise RowError(f"{name} must be a list of messages with at least one entry")
     return [_message(message, f"{name}[{index}]") for index, message in enumerate(value)]
@@ -130,6 +133,14 @@ def _parsed(value: Any, name: str) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError):
         raise RowError(f"{name} is text but not JSON") from None
+
+
+def _rows_of(columns: dict[str, Any]) -> Any:
+    """Objects, made of equally long lists of their values; anything else as it is."""
+    lists = [*columns.values()]
+    if not all(isinstance(values, list) and len(values) == len(lists[0]) for values in lists):
+        return columns
+    return [dict(zip(columns, values, strict=True)) for values in zip(*lists, strict=True)]
 
 
 def _message(value: Any, name: str) -> Message:

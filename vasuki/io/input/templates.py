@@ -1,7 +1,7 @@
 """`"Translate: {text}"`: a prompt made of an input row's columns.
 
-Doubled braces stand for themselves. Names are plain column names: no attributes, indices, conversions or formats, since
-a prompt is data and must never reach into objects.
+Doubled braces stand for themselves. All that stands in braces is the name of a column, `{q.text}` that of "q.text": a
+prompt is data and must never reach into objects.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Template:
                 continue
             if not name:
                 raise JobFileError(f"{key}: {{}} names no column")
-            if spec or conversion or any(mark in name for mark in ".[]"):
+            if spec or conversion:
                 raise JobFileError(f"{key}: only a plain column name may stand in braces, not {name!r}; {_DOUBLE}")
         if needs_column and all(name is None for _, name, _, _ in parsed):
             raise JobFileError(f"{key} {text!r} names no column; put a column in braces, such as {{text}}")
