@@ -205,6 +205,12 @@ def test_a_column_that_does_not_exist(
         open_table(job(path, **keys))
 
 
+def test_a_column_that_only_a_folders_name_gives(job: MakeJob, parquet: WriteParquet, tmp_path: Path) -> None:
+    parquet(name="in/year=2024/p.parquet", text=["a"])
+    with pytest.raises(JobFileError, match=r"'year', .* folders such as year=2024 are not read as columns"):
+        open_table(job(tmp_path / "in", prompt="{text} {year}"))
+
+
 def test_reserved_and_repeated_output_columns(job: MakeJob, parquet: WriteParquet) -> None:
     path = parquet(text=["a"], output=["b"], id=[1])
     with pytest.raises(JobFileError, match="'output' is a column of the answer"):

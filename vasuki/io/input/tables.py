@@ -221,8 +221,19 @@ def _any_of(suffixes: Iterable[str]) -> str:
 def _check_columns(needed: dict[str, str], known: dict[str, Any], where: Location | str) -> None:
     for column, setting in needed.items():
         if column not in known:
-            hint = did_you_mean(column, known) or f"; it has {', '.join(list(known)[:8]) or 'no columns'}"
+            hint = (
+                _in_folder_name(column, where)
+                or did_you_mean(column, known)
+                or f"; it has {', '.join(list(known)[:8]) or 'no columns'}"
+            )
             raise JobFileError(f"{setting} names column '{column}', which {where} does not have{hint}")
+
+
+def _in_folder_name(column: str, where: Location | str) -> str:
+    """What to say of a column that only a folder's name gives, such as `year=2024`; empty if none does."""
+    folders = (where.path if isinstance(where, Location) else "").split("/")[:-1]
+    folder = next((name for name in folders if name.startswith(f"{column}=")), "")
+    return f": folders such as {folder} are not read as columns; write '{column}' into the files" if folder else ""
 
 
 def _merge(types: dict[str, Any], survey: Survey, file: Source, stored: Collection[str]) -> dict[str, Any]:
