@@ -6,6 +6,7 @@ import datetime
 import decimal
 import json
 import math
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -135,3 +136,16 @@ def test_json_has_no_nan() -> None:
         "b": [None, 1.5, {"c": None}],
         "d": "1.0",
     }
+
+
+def test_a_uuid_has_its_text_at_any_depth_and_is_copied_as_its_bytes() -> None:
+    ids = [uuid.UUID(int=2**127 + number) for number in range(3)]
+    array = pa.array([one.bytes for one in ids], pa.uuid())
+    assert [as_text(value) for value in python_values(array)] == [str(one) for one in ids]
+    for name, outer in nested(array):
+        if name != "dictionary":
+            texts = "".join(as_text(value) for value in python_values(outer) if value is not None)
+            assert str(ids[0]) in texts, name
+        copied = pa.array(python_values(outer), type=plain_type(outer.type))
+        assert copied.type == plain_type(outer.type), name
+    assert pa.array(python_values(array), type=plain_type(array.type)).to_pylist() == [one.bytes for one in ids]

@@ -2,7 +2,7 @@
 
     views, large views         text, bytes and lists
     dictionaries, run ends     their values
-    extensions (uuid, json)    their storage
+    extensions (json, bool8)   their storage; a uuid stays one, and is copied as its 16 bytes
     float16, float32           float64 of the same shortest digits: 0.1 stays 0.1
     lists of one length        lists
 
@@ -24,6 +24,8 @@ def plain(array: Any) -> Any:
     if isinstance(array, pa.ChunkedArray):
         return pa.chunked_array([plain(chunk) for chunk in array.chunks] or [plain(array.combine_chunks())])
     kind = array.type
+    if isinstance(kind, pa.UuidType):
+        return array  # whose bytes are no text; its Python values have one
     if isinstance(kind, pa.BaseExtensionType):
         return plain(array.storage)
     if pa.types.is_dictionary(kind):
