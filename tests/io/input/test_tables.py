@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import decimal
 import gzip
 import io
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as encryption
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -447,6 +449,30 @@ def test_a_name_that_is_no_utf_8_is_refused_by_name(job: MakeJob, tmp_path: Path
             file.write('{"text": "a"}\n')
     with pytest.raises(InputError, match=r"caf\\xe9\.jsonl is not UTF-8; rename the file"):
         open_table(job(tmp_path))
+
+
+class Keys(encryption.KmsClient):  # type: ignore[misc]
+    """Wraps keys in nothing."""
+
+    def wrap_key(self, key: bytes, name: str) -> bytes:
+        return base64.b64encode(key)
+
+    def unwrap_key(self, wrapped: bytes, name: str) -> bytes:
+        return base64.b64decode(wrapped)
+
+
+def test_an_encrypted_column_is_in_nobodys_way_unless_the_job_reads_it(job: MakeJob, tmp_path: Path) -> None:
+    """To look at the metadata of such a column ends the process."""
+    how = encryption.EncryptionConfiguration(footer_key="f", column_keys={"c": ["secret"]}, plaintext_footer=True)
+    factory = encryption.CryptoFactory(lambda config: Keys())
+    properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), how)
+    table = pa.table({"text": ["a", "b"], "secret": ["c", "d"], "other": ["e", "f"]})
+    with pq.ParquetWriter(tmp_path / "a.parquet", table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+    (block,) = open_table(job(tmp_path / "a.parquet", output={"columns": ["other"]})).blocks()
+    assert block.columns == {"text": ["a", "b"], "other": ["e", "f"]}
+    with pytest.raises(InputError, match=r"cannot read .*a\.parquet as Parquet: .*decrypt"):
+        open_table(job(tmp_path / "a.parquet", prompt="{secret}"))
 
 
 def test_files_agree_on_what_they_hold_not_on_how(job: MakeJob, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ class ParquetSource:
             repeated = sorted(name for name in needed if schema.names.count(name) > 1)
             if repeated:
                 raise InputError(f"{self.location} has several columns named '{repeated[0]}'")
+            _refuse_encrypted(stream, footer, metadata, [name for name in needed if name in schema.names])
             digest = self._digest(stream, footer, metadata, needed)
             if ids is not None and ids.column in schema.names:
                 for group in range(metadata.num_row_groups):
@@ -164,6 +165,16 @@ def _blocks(pieces: Iterable[Piece], columns: Sequence[str], first_row: int, sel
         num_bytes += piece_bytes
     if block.rows:
         yield block
+
+
+def _refuse_encrypted(stream: Any, footer: bytes, metadata: Any, columns: list[str]) -> None:
+    """Raises OSError for a column that is encrypted: reading it does, while looking at its chunk ends the process.
+
+    A file with such columns has a signature behind its metadata (Parquet Modular Encryption, plaintext footer mode).
+    """
+    if columns and metadata.num_row_groups and len(footer) - _FOOTER_BYTES > metadata.serialized_size:
+        file = pq.ParquetFile(stream, metadata=metadata, pre_buffer=False)
+        next(file.iter_batches(1, row_groups=[0], columns=columns, use_threads=False), None)
 
 
 def _chunks(metadata: Any, group: int, columns: Collection[str]) -> Iterator[Any]:
