@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -41,7 +42,7 @@ def load(source_name: str, level: Level, flags: tuple[str, ...] = ()) -> ctypes.
         return None
     try:
         return ctypes.CDLL(str(build(source_name, level, flags, compiler)))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, ValueError, subprocess.SubprocessError) as error:  # ValueError: a quote in CXX that is not closed
         log.warning("%s was not compiled, slower torch operators are used: %s", source_name, error)
         return None
 
@@ -91,11 +92,12 @@ def _known_flags(compiler: str, flags: tuple[str, ...], folder: Path) -> tuple[s
     return flags if takes(flags) else tuple(flag for flag in flags if takes([flag]))
 
 
-def _call(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+def _call(compiler: str, *arguments: str) -> None:
+    """Run a compiler, which CXX may name with arguments of its own."""
+    done = subprocess.run([*shlex.split(compiler), *arguments], capture_output=True, text=True, timeout=120)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["failed"]
-        raise OSError(f"{command[0]}: {next((line for line in lines if 'error' in line), lines[0])}")
+        raise OSError(f"{compiler}: {next((line for line in lines if 'error' in line), lines[0])}")
 
 
 def _cache_folder() -> Path:
