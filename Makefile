@@ -75,11 +75,11 @@ coverage: $(SETUP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov=vasuki --cov=vasuki_solvers --cov-report=term:skip-covered
 
 test-kill: $(SETUP)
-	VASUKI_KILLS=200 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/commands/test_killed_runs.py tests/commands/test_troubled_runs.py \
-		tests/commands/test_replicas.py
+	VASUKI_KILLS=200 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/runs/test_killed_runs.py tests/runs/test_troubled_runs.py \
+		tests/runs/workers/test_replicas.py
 
 test-hostile: $(SETUP)
-	VASUKI_HOSTILE=300 VASUKI_ROWS=25000 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/commands/test_hostile_files.py tests/scripts/test_many_rows.py
+	VASUKI_HOSTILE=300 VASUKI_ROWS=25000 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/runs/test_hostile_files.py tests/scripts/test_many_rows.py
 
 test-s3: $(SETUP) .venvs/s3/.installed
 	VASUKI_MOTO=.venvs/s3/bin/moto_server $(BIN)/python -m pytest -n 0 --timeout 3600 tests/io/test_object_store.py
@@ -90,7 +90,7 @@ test-s3: $(SETUP) .venvs/s3/.installed
 	touch $@
 
 test-ray: .venvs/ray/.installed
-	VASUKI_RAY_KILLS=20 .venvs/ray/bin/python -m pytest -n 0 --timeout 3600 tests/commands/test_ray_*.py
+	VASUKI_RAY_KILLS=20 .venvs/ray/bin/python -m pytest -n 0 --timeout 3600 tests/runs/workers/ray/test_ray_*.py
 
 .venvs/ray/.installed: pyproject.toml constraints.txt
 	test -x .venvs/ray/bin/python || $(PYTHON) -m venv .venvs/ray

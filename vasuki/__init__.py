@@ -2,7 +2,8 @@
 
 Each room imports only rooms below it in this list:
 
-    commands/     what people type, with one composition root for each command
+    commands/     what people type
+    runs/         a job becomes a run, or a forecast of one
     report/       what people read about plans and runs
     planner/      what to run, in which order, and what that will take
     simulator/    prices steps: the same loop in virtual time

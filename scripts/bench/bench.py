@@ -103,7 +103,7 @@ def _bench(options: argparse.Namespace, workload: Path) -> dict[str, Any]:
 def _run(model: str, overrides: list[str], workload: Path) -> dict[str, Any]:
     """The manifest of one run in this process."""
     from vasuki.base.config import load_job
-    from vasuki.commands.run import run_job
+    from vasuki.runs.run import run_job
 
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job.yaml")

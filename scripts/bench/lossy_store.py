@@ -23,7 +23,7 @@ from object_store import BUCKET, ObjectStore  # noqa: E402
 
 from vasuki.base import commits  # noqa: E402
 from vasuki.base.config import load_job  # noqa: E402
-from vasuki.commands.run import run_job  # noqa: E402
+from vasuki.runs.run import run_job  # noqa: E402
 
 
 def main() -> None:

@@ -82,9 +82,9 @@ def write_job(folder: Path, rows: int, tokens: int, seqs: int) -> Path:
 
 def measure(rows: int, tokens: int, seqs: int) -> dict[str, Any]:
     """Run so many rows. Returns what the process held before, while, and after."""
-    from vasuki.commands.foresight import MEASURE_VARIABLE
-    from vasuki.commands.run import run_job
     from vasuki.hf import ragged_executor
+    from vasuki.runs.foresight import MEASURE_VARIABLE
+    from vasuki.runs.run import run_job
 
     executor = IdleExecutor(max(1, rows // SAMPLES))
 

@@ -35,10 +35,10 @@ import yaml
 
 from vasuki.base.config import load_job
 from vasuki.base.errors import VasukiError
-from vasuki.commands.run import run_job
 from vasuki.hf.profiler import profile_machine
 from vasuki.machines.profile_writing import write_profile
 from vasuki.models.config_json import shape_from_config
+from vasuki.runs.run import run_job
 
 FULL_CONTEXT = 2048  # tokens that the lengths below are made for
 JOBS = ("summaries", "translations", "mixed")

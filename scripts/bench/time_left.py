@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 
 from vasuki.base.config import load_job
-from vasuki.commands.run import run_job
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
 from vasuki.planner import RunningPrediction
+from vasuki.runs.run import run_job
 
 TENTHS = 10
 

@@ -27,14 +27,14 @@ import numpy as np
 import torch
 
 from vasuki.base.config import JobConfig, parse_job
-from vasuki.commands.forecast import placements_of
-from vasuki.commands.stream import answer_rows
-from vasuki.commands.workload import Workload, shape_of
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.simulated import simulate_plan
+from vasuki.runs.forecast import placements_of
+from vasuki.runs.rows.arriving import answer_rows
+from vasuki.runs.workload import Workload, shape_of
 
 KINDS = ("alone", "as usual rows", "urgent")
 PROMPT_TOKENS, OUTPUT_TOKENS, TENTH, PLACES = 160, 80, 0.1, 8

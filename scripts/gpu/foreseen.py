@@ -19,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "gpu"))  
 from gpu_sections.setting import WORKLOADS, Setting
 
 from vasuki.base.config import KVConfig, PlanConfig
-from vasuki.commands.workload import lengths_of
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
@@ -32,6 +31,7 @@ from vasuki.models.shape import ModelShape
 from vasuki.planner import make_plan
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.simulated import simulate_plan
+from vasuki.runs.workload import lengths_of
 
 CONTEXT = 512
 STEPS = {  # tokens of each chunk

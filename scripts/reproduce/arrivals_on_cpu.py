@@ -30,8 +30,6 @@ from reproduce_table import Options, Table
 from vasuki.arrivals import ArrivalAdmission, ArrivingRows, Percentiles, WaitingTimes, admission_for
 from vasuki.arrivals.admission import Pack
 from vasuki.base.config import ArrivalsConfig, JobConfig, parse_job
-from vasuki.commands.foresight import tokens_of
-from vasuki.commands.this_machine import Placement, placed_as_loaded
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.loop import drain
 from vasuki.engine.scheduler import Scheduler
@@ -43,6 +41,8 @@ from vasuki.machines.cost_model import CostModel
 from vasuki.planner import RunningPrediction
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
+from vasuki.runs.foresight import tokens_of
+from vasuki.runs.placement import Placement, placed_as_loaded
 from vasuki.simulator import CountingSink, VirtualFeed, simulate
 from vasuki.simulator.simulated_executor import VirtualClock
 

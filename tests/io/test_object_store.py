@@ -54,7 +54,7 @@ from vasuki.io.output import lease
 commits.COMMIT_S, lease.RENEW_S, lease.LAPSE_S, lease.SETTLE_S = 0.05, 0.5, 2.0, 0.2
 if sys.argv[-1] == "--at-a-word":
     sys.argv.pop()
-    import vasuki.commands.run, torch, transformers
+    import vasuki.runs.run, torch, transformers
     print("ready", flush=True)
     sys.stdin.readline()
 import vasuki.__main__

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from vasuki.base.config import parse_job
-from vasuki.commands.planned_fleets import Market, fleet_choices, parse_fleets, play
-from vasuki.commands.workload import Workload
 from vasuki.models.named import named_shape
 from vasuki.planner.fleet import Choice, Fleet, flip_of, forecast
 from vasuki.planner.lengths import Lengths
+from vasuki.runs.planned_fleets import Market, fleet_choices, parse_fleets, play
+from vasuki.runs.workload import Workload
 
 TREE = {
     "model": {"shape": "llama-3-8b"},

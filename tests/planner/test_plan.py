@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from vasuki.base.config import CostConfig, EngineConfig, KVConfig
 from vasuki.base.units import duration, money_text, time_text
-from vasuki.commands.this_machine import placed_on
-from vasuki.commands.workload import workload_of
 from vasuki.machines.known_error import DATASHEET
 from vasuki.machines.price import Cost
 from vasuki.machines.profile_files import find_profile
@@ -21,6 +19,8 @@ from vasuki.models.named import named_shape
 from vasuki.planner import make_plan
 from vasuki.planner.lengths import Lengths, Prefixes
 from vasuki.report.plan_table import plan_table, plan_verdict
+from vasuki.runs.placement import placed_on
+from vasuki.runs.workload import workload_of
 
 LENGTHS = Lengths(np.array([100, 200, 9000]), np.array([50, 20, 10]))
 

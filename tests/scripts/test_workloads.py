@@ -9,7 +9,7 @@ import pytest
 from workloads import SHAPES, WORKLOADS, sum_of, write_model
 
 from vasuki.base.config import parse_job
-from vasuki.commands.run import run_job
+from vasuki.runs.run import run_job
 
 
 @pytest.mark.parametrize(

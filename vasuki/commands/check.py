@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from vasuki.base.config import JobConfig
 from vasuki.base.urls import without_keys
-from vasuki.commands.this_machine import placed_here
-from vasuki.commands.workload import model_tokenizer, shape_of
 from vasuki.engine.policy import runnable_policy
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import InputTable, open_table
 from vasuki.io.output.output_folder import OutputFolder
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.shape import BACKENDS, ModelShape
+from vasuki.runs.placement import placed_here
+from vasuki.runs.workload import model_tokenizer, shape_of
 
 
 def check_job(config: JobConfig) -> dict[str, str | int]:

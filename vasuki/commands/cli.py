@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from vasuki.base.errors import Interrupted, VasukiError
+from vasuki.base.logs import asks_for_json, is_json, last_words, log, set_up_logs, tell
 from vasuki.base.units import plural, seconds_of
-from vasuki.commands.logs import asks_for_json, is_json, last_words, log, set_up_logs, tell
-from vasuki.commands.signals import StopSignals
+from vasuki.runs.signals import StopSignals
 
 if TYPE_CHECKING:
-    from vasuki.commands.metrics import Metrics
+    from vasuki.runs.observers.metrics import Metrics
 
 _LONGEST_S = 1e6
 
@@ -167,7 +167,7 @@ def _deadline(context: click.Context, option: click.Parameter, value: str | None
 def _metrics(path: str, address: str) -> AbstractContextManager[Metrics | None]:
     if not (path or address):
         return nullcontext()
-    from vasuki.commands.metrics import Metrics
+    from vasuki.runs.observers.metrics import Metrics
 
     return Metrics(path, address)
 
@@ -242,12 +242,12 @@ def run(
     set_up_logs(quiet, log_format)
     from vasuki.base.config import load_job
     from vasuki.base.errors import JobFileError
-    from vasuki.commands.cluster.run import run_on_ray
-    from vasuki.commands.fleet.driver import run_on_replicas
-    from vasuki.commands.run import run_job
-    from vasuki.commands.run_options import RunOptions
-    from vasuki.commands.this_machine import shares_here
     from vasuki.report import summary_lines
+    from vasuki.runs.options import RunOptions
+    from vasuki.runs.placement import shares_here
+    from vasuki.runs.run import run_job
+    from vasuki.runs.workers.driver import run_on_replicas
+    from vasuki.runs.workers.ray.run import run_on_ray
 
     card, colon, number = (gpu or "").rpartition(":")
     if colon and number.isdecimal():
@@ -332,9 +332,9 @@ def watch(
     """
     set_up_logs(quiet, log_format)
     from vasuki.base.config import load_job
-    from vasuki.commands.stream import answer_rows
-    from vasuki.commands.watch import Watched, is_followed, watch_job
     from vasuki.report import summary_lines
+    from vasuki.runs.rows.arriving import answer_rows
+    from vasuki.runs.watch import Watched, is_followed, watch_job
 
     job = load_job(job_file, _with_gpu(overrides, gpu), trusts_code)
     if from_stdin or is_followed(job):
@@ -395,14 +395,14 @@ def plan(
     """
     set_up_logs(quiet, log_format)
     from vasuki.base.errors import JobFileError
-    from vasuki.commands.forecast import placements_of
-    from vasuki.commands.planned_fleets import fleet_choices, market_of, parse_fleets
-    from vasuki.commands.this_machine import replicas_elsewhere
-    from vasuki.commands.workload import workload_of
     from vasuki.models.layout import Layout
     from vasuki.planner.fleet import flip_of
     from vasuki.report.fleet_table import fleet_page
     from vasuki.report.plan_table import plan_table, plan_verdict, sorted_plans
+    from vasuki.runs.forecast import placements_of
+    from vasuki.runs.placement import replicas_elsewhere
+    from vasuki.runs.planned_fleets import fleet_choices, market_of, parse_fleets
+    from vasuki.runs.workload import workload_of
 
     market = market_of(prices, on_spot, spot_prices, interruptions, boot_s)
     workload = workload_of(job_or_lengths, overrides, trusts_code)
@@ -475,13 +475,13 @@ def simulate(
     """
     set_up_logs(quiet, log_format)
     from vasuki.base.errors import JobFileError
-    from vasuki.commands.forecast import explain_step, output_of, placements_of, simulate_workload
-    from vasuki.commands.planned_fleets import market_of, parse_fleets, simulate_fleets
-    from vasuki.commands.this_machine import replicas_elsewhere
-    from vasuki.commands.workload import workload_of
     from vasuki.models.layout import Layout
     from vasuki.report.fleet_table import fleet_runs
     from vasuki.report.plan_table import bubble_table, plan_table, waiting_table
+    from vasuki.runs.forecast import explain_step, output_of, placements_of, simulate_workload
+    from vasuki.runs.placement import replicas_elsewhere
+    from vasuki.runs.planned_fleets import market_of, parse_fleets, simulate_fleets
+    from vasuki.runs.workload import workload_of
 
     if data is not None:
         overrides = (*overrides, f"engine.replicas={data}")

@@ -15,7 +15,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from vasuki.base.config import KVConfig, PlanConfig
-from vasuki.commands.workload import lengths_of
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.loop import Observer, RunStats, drain
 from vasuki.engine.scheduler import Scheduler
@@ -41,6 +40,7 @@ from vasuki.models.shape import ModelShape
 from vasuki.planner import make_plan
 from vasuki.planner.ordering.planned_order import order_requests
 from vasuki.planner.plan import Plan
+from vasuki.runs.workload import lengths_of
 
 Record = dict[str, Any]
 MEASURED = "this-machine.yaml"

@@ -11,11 +11,11 @@ from tiny_models import ALONE, UNCACHED, load_padded, prompts, random_config, ra
 from transformers import DynamicCache
 
 from vasuki.base.config import JobConfig
-from vasuki.commands.foresight import shape_in_use
 from vasuki.hf.padded import block_cache
 from vasuki.hf.padded.held_memory import held_bytes, memory_of
 from vasuki.machines.memory_budget import rectangle_bytes
 from vasuki.models.shape import TOKEN_ID_BYTES
+from vasuki.runs.foresight import shape_in_use
 
 JOB = {"model": {"path": "x"}, "input": {"path": "x", "prompt": "{x}"}, "output": {"path": "x"}}
 

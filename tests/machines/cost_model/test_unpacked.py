@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from vasuki.base.config import EngineConfig, JobConfig
 from vasuki.base.errors import ModelError
-from vasuki.commands.this_machine import placed_on
 from vasuki.engine.batch import Batch, ScheduledChunk
 from vasuki.engine.policy import POLICIES
 from vasuki.engine.rectangles import MOST_PADDING, Rows, rectangles
@@ -25,6 +24,7 @@ from vasuki.models.shape import BACKENDS, Recurrent, Way
 from vasuki.planner import make_plan
 from vasuki.planner.lengths import Lengths
 from vasuki.report.plan_table import plan_table
+from vasuki.runs.placement import placed_on
 from vasuki.simulator import simulate
 
 SHAPE = replace(named_shape("llama-3-8b"), num_layers=4)

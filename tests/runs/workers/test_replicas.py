@@ -1,0 +1,322 @@
+"""One job on two replicas, which are real processes: the answers of a run on one device, whoever is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from click.testing import CliRunner
+from tiny_job import WORDS, job_tree
+
+from vasuki.base import commits
+from vasuki.base.config import load_job
+from vasuki.commands.cli import main
+from vasuki.io.location import Location
+from vasuki.io.output.manifest import Bounds
+from vasuki.io.output.trace import read_trace
+from vasuki.machines.split import Share
+from vasuki.planner.leases import Leases
+from vasuki.runs.options import RunOptions
+from vasuki.runs.run import run_job
+from vasuki.runs.workers.driver import run_on_replicas
+from vasuki.runs.workers.messages import Foreseen, Ready, ToDriver
+from vasuki.runs.workers.processes import Processes
+
+NUM_ROWS = 60
+KILLS = int(os.environ.get("VASUKI_KILLS", "0")) // 10
+QUIET = RunOptions(quiet=True)
+HERE = tuple(os.sched_getaffinity(0))
+SHARES = [Share(processors=HERE[:1], threads=1), Share(processors=HERE[-1:], threads=1)]
+
+
+def job_into(folder: Path, model: Path) -> Path:
+    """A job with short rows and long ones, into an output folder of its own."""
+    folder.mkdir()
+    texts = [" ".join(WORDS[row % 5 : row % 5 + 1 + row * 7 % 13]) for row in range(NUM_ROWS)]
+    limits = [70 if row % 7 == 0 else 3 + row % 11 for row in range(NUM_ROWS)]
+    within = [0.0 if row == 5 else 1e6 if row == 9 else None for row in range(NUM_ROWS)]
+    ids = [f"r{row}" for row in range(NUM_ROWS)]
+    table = pa.table({"id": ids, "text": texts, "limit": limits, "within": within})
+    pq.write_table(table, folder / "in.parquet")
+    tree = job_tree(model, folder / "in.parquet", folder / "out")
+    tree["sampling"] = {"max_tokens": {"column": "limit"}, "n": 2, "temperature": 0.5}
+    tree["model"]["dtype"] = "float32"
+    tree["input"]["deadline"] = "within"
+    (folder / "job.yaml").write_text(yaml.safe_dump(tree))
+    return folder / "job.yaml"
+
+
+def answers(job: Path) -> pa.Table:
+    parts = sorted((job.parent / "out").glob("part-*.parquet"))
+    return pa.concat_tables([pq.read_table(part) for part in parts]).sort_by(
+        [("id", "ascending"), ("sample", "ascending")]
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> pa.Table:
+    """The answers of a run on one device."""
+    job = job_into(tmp_path_factory.mktemp("one") / "job", tiny_model)
+    run_job(load_job(str(job)), quiet=True)
+    return answers(job)
+
+
+class KillsReplicas(Processes):
+    """Kills the first one behind so many of its messages."""
+
+    messages = 0
+    kills_at = 14
+
+    def receive(self, timeout_s: float) -> list[tuple[int, ToDriver | None]]:
+        said = super().receive(timeout_s)
+        for index, message in said:
+            if index == 0 and message is not None:
+                self.messages += 1
+                if self.messages == self.kills_at:
+                    self.strike()
+        return said
+
+    def strike(self) -> None:
+        self.kill(0)
+
+
+class TwoKinds(Processes):
+    """The other one is another kind of card, whose profile says that it is half as fast."""
+
+    def receive(self, timeout_s: float) -> list[tuple[int, ToDriver | None]]:
+        return [(index, self._slow(message) if index else message) for index, message in super().receive(timeout_s)]
+
+    def _slow(self, message: ToDriver | None) -> ToDriver | None:
+        if isinstance(message, Ready):
+            return replace(message, kind="slow")
+        if isinstance(message, Foreseen):
+            profile = message.profile
+            rates = {name: rate / 2 for name, rate in profile.peak_tflops.items()}
+            slow = {
+                "peak_tflops": rates,
+                "memory_gb_per_s": profile.memory_gb_per_s / 2,
+                "overheads": profile.overheads.model_copy(
+                    update={
+                        name: 2 * getattr(profile.overheads, name) for name in ("step_us", "launch_us", "kernel_us")
+                    }
+                ),
+            }
+            return replace(message, profile=profile.model_copy(update=slow))
+        return message
+
+
+class StopsReplicas(KillsReplicas):
+    """Has one hang, as a device does at times."""
+
+    def strike(self) -> None:
+        self._running[0].process.send_signal(signal.SIGSTOP)
+
+
+class StartsOne(Processes):
+    """Has the other hang before it has loaded."""
+
+    def start(self, index: int) -> bool:
+        starts = super().start(index)
+        if index:
+            self._running[index].process.send_signal(signal.SIGSTOP)
+        return starts
+
+
+@pytest.mark.parametrize("kills_at", random.Random(7).sample(range(1, 40), KILLS))
+def test_a_replica_that_is_killed_at_any_moment_costs_no_row(
+    tmp_path: Path, tiny_model: Path, expected: pa.Table, monkeypatch: pytest.MonkeyPatch, kills_at: int
+) -> None:
+    """From the moment on at which it has loaded its model."""
+    monkeypatch.setattr("vasuki.runs.workers.driver.Processes", KillsReplicas)
+    monkeypatch.setattr(KillsReplicas, "kills_at", kills_at)
+    monkeypatch.setattr(commits, "COMMIT_S", 0.02)
+    job = job_into(tmp_path / "job", tiny_model)
+    assert run_on_replicas(load_job(str(job)), SHARES, QUIET).manifest.rows.succeeded == NUM_ROWS
+    assert answers(job).equals(expected)
+
+
+def test_a_replica_that_is_killed_is_started_again(
+    tmp_path: Path,
+    tiny_model: Path,
+    expected: pa.Table,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("vasuki.runs.workers.driver.Processes", KillsReplicas)
+    monkeypatch.setattr(commits, "COMMIT_S", 0.02)
+    job = job_into(tmp_path / "job", tiny_model)
+    manifest = run_on_replicas(load_job(str(job)), SHARES, QUIET).manifest
+    assert "replica 0 has died and is started again" in caplog.text
+    assert answers(job).equals(expected)
+    assert (job.parent / "out" / "_SUCCESS").exists()
+    assert manifest.rows.succeeded == NUM_ROWS
+    assert manifest.device["replicas"] == 2
+    assert manifest.missed_deadlines == 2, "both samples of a row"
+    assert 0 < (manifest.bounds.datasheet_s or 0) < (manifest.bounds.schedule_s or 0) < manifest.timings.generate_s
+    traces = sorted((job.parent / "out").glob("trace-*.jsonl"))
+    assert [trace.name for trace in traces] == ["trace-0-of-2.jsonl", "trace-1-of-2.jsonl"]
+    assert all(any(read_trace(Location.parse(str(trace)))) for trace in traces)  # both had rows to run
+
+
+@pytest.mark.parametrize("kind", [StopsReplicas, StartsOne])
+def test_a_replica_that_hangs_keeps_nobody_waiting(
+    kind: type[Processes], tmp_path: Path, tiny_model: Path, expected: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vasuki.runs.workers.driver.Processes", kind)
+    monkeypatch.setattr("vasuki.runs.workers.driver.SILENT_S", 2.0)
+    job = job_into(tmp_path / "job", tiny_model)
+    run_on_replicas(load_job(str(job)), SHARES, QUIET)
+    assert answers(job).equals(expected)
+
+
+def test_a_slower_kind_of_card_is_expected_to_be_slower(
+    tmp_path: Path, tiny_model: Path, expected: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds: dict[int, float] = {}
+    join = Leases.join
+
+    def noted(self: Leases, replica: int, speed: float = 1.0, row_token_s: float = 0.0) -> None:
+        speeds[replica] = speed
+        join(self, replica, speed, row_token_s)
+
+    monkeypatch.setattr(Leases, "join", noted)
+    monkeypatch.setattr("vasuki.runs.workers.driver.Processes", TwoKinds)
+    job = job_into(tmp_path / "job", tiny_model)
+    manifest = run_on_replicas(load_job(str(job)), SHARES, QUIET).manifest
+    assert answers(job).equals(expected)
+    assert manifest.bounds == Bounds(), "of two kinds none is known"
+    assert speeds[1] / speeds[0] == pytest.approx(0.5, rel=0.1)
+
+
+def test_the_last_figures_are_those_of_the_manifest(tmp_path: Path, tiny_model: Path) -> None:
+    job, file = job_into(tmp_path / "job", tiny_model), tmp_path / "figures.txt"
+    arguments = ["run", str(job), "--replicas", "2", "--quiet", "--json", "--metrics", str(file)]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.stderr
+    manifest = json.loads(result.stdout)
+    assert manifest["device"]["replicas"] == 2
+    seen = dict(
+        line.split() for line in file.read_text().splitlines() if line.startswith("vasuki_") and "{" not in line
+    )
+    wanted = {
+        "vasuki_rows": NUM_ROWS,
+        "vasuki_rows_done_total": NUM_ROWS,
+        "vasuki_rows_failed_total": 0,
+        "vasuki_generated_tokens_total": manifest["tokens"]["output"],
+        "vasuki_steps_total": manifest["steps"],
+        "vasuki_running_sequences": 0,
+        "vasuki_time_left_seconds": 0,
+    }
+    assert {name: float(seen[name]) for name in wanted} == wanted
+
+
+def test_rows_that_no_replica_can_run_are_error_rows(tmp_path: Path, tiny_model: Path) -> None:
+    job = job_into(tmp_path / "job", tiny_model)
+    config = load_job(str(job), ["input.prompt=" + "{text} " * 500, "errors.max_fraction=1"])
+    manifest = run_on_replicas(config, SHARES, QUIET).manifest
+    assert manifest.rows.failed == NUM_ROWS
+
+
+def test_whoever_is_killed_whenever(tmp_path: Path, tiny_model: Path, expected: pa.Table) -> None:
+    """A third of the kills hit the driver, and half come when rows are known to run."""
+    rng, kills, jobs = random.Random(3), 0, 0
+    wanted = max(1, KILLS)
+    while kills < wanted:
+        jobs += 1
+        job = job_into(tmp_path / str(jobs), tiny_model)
+        code = -signal.SIGKILL
+        while code:
+            driver = start_driver(job)
+            if kills < wanted:
+                kills += kill_somebody(job, driver, rng)
+            code = driver.wait()
+            assert code in (0, -signal.SIGKILL)
+        assert answers(job).equals(expected)
+        assert (job.parent / "out" / "_SUCCESS").exists()
+
+
+def kill_somebody(job: Path, driver: subprocess.Popen[bytes], rng: random.Random) -> bool:
+    """Kill the driver or a replica at a random moment, once a part is written or any time. Returns whether it lived."""
+    there = count_parts(job)
+    if rng.random() < 0.5:
+        while driver.poll() is None and count_parts(job) == there:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0, 0.2))
+    else:
+        time.sleep(rng.uniform(0, 8))
+    victims = [driver.pid] if rng.random() < 1 / 3 else children(driver.pid)
+    with contextlib.suppress(ProcessLookupError):
+        if driver.poll() is None and victims:
+            os.kill(rng.choice(victims), signal.SIGKILL)
+            return True
+    return False
+
+
+def count_parts(job: Path) -> int:
+    return len(list((job.parent / "out").glob("part-*.parquet")))
+
+
+def start_driver(job: Path) -> subprocess.Popen[bytes]:
+    script = (
+        "import sys, vasuki.base.commits as c; c.COMMIT_S = 0.02\n"
+        "from vasuki.base.config import load_job; from vasuki.machines.split import Share\n"
+        "from vasuki.runs.workers.driver import run_on_replicas\n"
+        "from vasuki.runs.options import RunOptions\n"
+        f"run_on_replicas(load_job({str(job)!r}), {SHARES!r}, RunOptions(quiet=True))"
+    )
+    return subprocess.Popen([sys.executable, "-c", script])
+
+
+def is_stopped_amid_rows(driver: subprocess.Popen[bytes], job: Path) -> bool:
+    """Stop the driver. Whether some rows are answered by then, and the journal has tokens of others."""
+    driver.send_signal(signal.SIGSTOP)
+    journal = job.parent / "out" / ".vasuki-journal.jsonl"
+    if not (journal.exists() and count_parts(job)):
+        return False
+    begun = {f"r{json.loads(line.split(b' ', 1)[1])['row']}" for line in journal.read_bytes().splitlines()[1:]}
+    return bool(begun - set(answers(job)["id"].to_pylist()))
+
+
+def test_a_driver_that_is_killed_takes_its_replicas_with_it_and_is_gone_on_with(
+    tmp_path: Path, tiny_model: Path, expected: pa.Table
+) -> None:
+    job = job_into(tmp_path / "job", tiny_model)
+    driver = start_driver(job)
+    while driver.poll() is None and not is_stopped_amid_rows(driver, job):
+        driver.send_signal(signal.SIGCONT)
+        time.sleep(0.005)
+    replicas = children(driver.pid)
+    driver.send_signal(signal.SIGKILL)
+    assert driver.wait() == -signal.SIGKILL
+    assert len(replicas) == 2
+    while any(is_alive(pid) for pid in replicas):  # until the test times out
+        time.sleep(0.01)
+    assert 0 < answers(job).num_rows < expected.num_rows
+    outcome = run_on_replicas(load_job(str(job)), SHARES, QUIET)
+    assert answers(job).equals(expected)
+    assert outcome.manifest.runs[-1].resumed_rows > 0
+
+
+def children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False

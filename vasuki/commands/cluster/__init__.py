@@ -1,8 +1,0 @@
-"""Ray, and only here: `vasuki run --on ray`, and `vasuki.ray`.
-
-run          one job on the replicas of a cluster
-actors       replicas are started as actors, spoken with, and placed on nodes as those come and go
-nodes        a cluster is found, and asked what its nodes have room for
-data         a step of a Ray Data pipeline
-actor        what an actor holds: a replica in a thread; knows nothing of Ray
-"""

@@ -1,0 +1,13 @@
+"""A job becomes a run, or a forecast of one.
+
+run              the composition root of `vasuki run`; watch: the same for each file that arrives
+options          how to run a job this time; signals: what stops it
+rows/            rows that arrive
+workers/         several devices, here or in a Ray cluster
+observers/       progress, metrics, the trace, the watchdog, the deadline
+forecast         `vasuki plan` and `simulate`, without a model; planned_fleets: which cards to rent
+workload         what has to run: lengths of a job's requests, the shape of its model
+placement        the machine that a job is planned and run on; foresight: where its rates come from
+hindsight        what knowing all lengths would have saved
+manifests        every manifest, built once
+"""

@@ -1,0 +1,4 @@
+"""Where the rows of a run come from.
+
+arriving     on standard input, or in a file that grows
+"""

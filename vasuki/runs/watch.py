@@ -1,0 +1,259 @@
+"""`vasuki watch`: files that arrive in a folder, each run as soon as it is whole, on a model that stays loaded.
+
+    in/monday.parquet          out/monday/          part-*.parquet  manifest.json  trace.jsonl  _SUCCESS
+    in/emea/monday.parquet     out/emea/monday/     ...
+
+Every file is a run of its own with an output folder of its own, so all that holds for `vasuki run` holds for it: it
+goes on where a killed process ended, and whoever waits for a file's answers waits for their `_SUCCESS`. Several
+processes may watch the same folder: the first to lock a file's output runs it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vasuki.base.config import JobConfig
+from vasuki.base.errors import (
+    InputError,
+    JobFileError,
+    ModelError,
+    OutputInUse,
+    OutputLocked,
+    ProfileError,
+    TooManyRowErrors,
+    UnreadableError,
+    one_line,
+)
+from vasuki.base.units import duration
+from vasuki.base.urls import without_keys
+from vasuki.engine.policy import runnable_policy
+from vasuki.io.input.followed import half_line
+from vasuki.io.input.tables import stem
+from vasuki.io.location import Location, find_files, folder_of, unreadable_name
+from vasuki.io.output.manifest import RowCounts
+from vasuki.io.output.output_folder import usable_folder, writable_folder
+from vasuki.runs.observers.metrics import Metrics
+from vasuki.runs.run import Runner
+from vasuki.runs.signals import StopSignals
+
+log = logging.getLogger(__name__)
+
+Stamp = tuple[int, int]  # see `Location.stamp`
+
+_UNDER_WAY = (".part", ".partial", ".tmp", ".crdownload")  # by convention; they get another name when they are whole
+
+# What concerns one file, or the folder of its answers; but a model or a profile would fail the next one too.
+_OF_ONE_FILE = (JobFileError, OutputInUse, TooManyRowErrors, UnreadableError)
+_OF_ALL_FILES = (ModelError, ProfileError)
+
+
+@dataclass(frozen=True, slots=True)
+class FileOutcome:
+    """What became of a file. The exit code is that of a `vasuki run` of it alone."""
+
+    input: str
+    output: str
+    rows: int = 0
+    failed: int = 0
+    exit_code: int = 0
+    error: str = ""
+
+
+@dataclass(slots=True)
+class Watched:
+    """What became of the files that came, in the order in which they were run last."""
+
+    files: list[FileOutcome] = field(default_factory=list)
+
+    def add(self, outcome: FileOutcome) -> None:
+        """Note what became of a file, in place of what became of it before: one that came slowly may be right now."""
+        self.files = [*(file for file in self.files if file.input != outcome.input), outcome]
+
+    @property
+    def exit_code(self) -> int:
+        """The highest of all files'."""
+        return max((file.exit_code for file in self.files), default=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"files": [asdict(file) for file in self.files]}
+
+
+def watch_job(
+    config: JobConfig,
+    watched: Watched,
+    every_s: float = 10.0,
+    until_idle_s: float | None = None,
+    quiet: bool = False,
+    metrics: Metrics | None = None,
+) -> None:
+    """Run a job on each file of its input as it comes, until a signal comes or no file for some time.
+
+    Args:
+        config: the job. `input.path` names a folder or a glob, `output.path` the folder of the files' output folders.
+        watched: gets what becomes of each file.
+        every_s: between two looks at the input. A file is run when two looks found it the same.
+        until_idle_s: how long to wait for another file once all are answered or refused; for ever if None.
+        quiet: without progress bars.
+        metrics: to count into.
+
+    Raises:
+        JobFileError: the job asks for replicas or for a policy that no run has, the input is a single file, the output
+            cannot be written, or one of both lies in the other.
+        InputError: the input could not be looked into when it was time to end.
+        VasukiError: that the next file would meet as well. What concerns one file alone is logged and noted.
+        KeyboardInterrupt: a signal while the model is loaded, or between a file's first look and its first step.
+    """
+    runnable_policy(config.engine.policy, config.engine.attention)
+    if config.engine.replicas != 1:
+        raise JobFileError("engine.replicas: a watch has one; start one watch for each device, all on the same folder")
+    inbox = _Inbox(config)
+    with StopSignals() as signals:
+        runner = Runner(signals, quiet, metrics)
+        runner.load(config)  # what is wrong with it should be known before a file comes, perhaps at night
+        log.info("watching %s%s", config.input.path, "" if inbox.folder.exists() else ", which is not there yet")
+        busy_s = time.monotonic()
+        while True:
+            with signals.deferred():
+                whole = inbox.look()
+            for file in whole:
+                if not signals.asked() and inbox.is_as_seen(file) and (outcome := _outcome(runner, inbox.job_of(file))):
+                    watched.add(outcome)
+                    inbox.settle(file)
+            is_busy = bool(whole) or inbox.is_busy
+            busy_s = time.monotonic() if is_busy else busy_s
+            is_idle = not is_busy and until_idle_s is not None and time.monotonic() - busy_s >= until_idle_s
+            if signals.asked() or is_idle or not _slept(every_s):
+                break
+        for path, half in inbox.broken_off.items():
+            error = f"{path} ends in half a line, and waits for its rest: {half}"
+            log.error("%s", error)
+            watched.add(FileOutcome(path, "", exit_code=InputError.exit_code, error=error))
+        if is_idle and inbox.trouble:
+            raise InputError(inbox.trouble)
+
+
+def is_followed(config: JobConfig) -> bool:
+    """Whether the input is one file to which rows are appended, rather than a place where files arrive."""
+    if "://" in config.input.path or config.input.format in ("parquet", "csv"):
+        return False
+    return Path(config.input.path).is_file() and config.input.path.lower().endswith((".jsonl", ".ndjson"))
+
+
+class _Inbox:
+    """The files of a job's input, and which of them are still to be run.
+
+    Attributes:
+        folder: in which they arrive.
+        is_busy: whether the last look found a file that is still to be run, or something that had changed.
+        trouble: why the last look failed; empty if it did not.
+        broken_off: files that end in half a line, whose rest they wait for, with how it begins.
+    """
+
+    def __init__(self, config: JobConfig) -> None:
+        self._config = config
+        try:
+            self.folder = folder_of(config.input.path)
+        except (OSError, ValueError) as error:
+            raise JobFileError(f"cannot watch input.path: {one_line(error)}") from None
+        self._outputs = writable_folder(config.output.path)
+        if self.folder.overlaps(self._outputs):
+            raise JobFileError(
+                f"input.path {config.input.path} and output.path {config.output.path} lie in one another; "
+                "answers would be taken for prompts"
+            )
+        self._seen: dict[str, Stamp] = {}  # at the last look
+        self._settled: dict[str, Stamp] = {}  # as they were when they were run
+        self.is_busy = False
+        self.trouble = ""
+        self.broken_off: dict[str, str] = {}
+
+    def look(self) -> list[Location]:
+        """Files still to be run that nobody wrote to between the last look and this one, the oldest first."""
+        self.is_busy, before_trouble, self.trouble = False, self.trouble, ""
+        try:
+            found = find_files(self._config.input.path)
+            files = {file.path: file for file in found if not file.name.lower().endswith(_UNDER_WAY)}
+            before, self._seen = self._seen, {path: file.stamp for path, file in files.items()}
+        except (OSError, ValueError) as error:  # a share or a store may be back at the next look
+            self.trouble = f"cannot look into input.path {self._config.input.path}: {one_line(error)}"
+            if self.trouble != before_trouble:
+                log.warning("%s", self.trouble)
+            return []
+        left = [path for path, stamp in self._seen.items() if self._settled.get(path) != stamp]
+        same = [path for path in left if before.get(path) == self._seen[path]]
+        self.broken_off = {}
+        whole = []
+        for path in sorted(same, key=lambda path: (self._seen[path], path)):
+            try:
+                half = half_line(files[path])
+            except OSError:  # which its run will tell
+                half = ""
+            if half:
+                self.broken_off[path] = half
+            else:
+                whole.append(path)
+        self.is_busy = len(left) > len(self.broken_off) or self._seen != before
+        return [files[path] for path in whole]
+
+    def is_as_seen(self, file: Location) -> bool:
+        """Whether a file is still what the last look found, after others have been run."""
+        try:
+            return file.stamp == self._seen[file.path]
+        except OSError:
+            return False
+
+    def settle(self, file: Location) -> None:
+        """Leave a file alone until it changes."""
+        self._settled[file.path] = self._seen[file.path]
+
+    def job_of(self, file: Location) -> JobConfig:
+        """The job for one file alone."""
+        config = self._config
+        return config.model_copy(
+            update={
+                "input": config.input.model_copy(update={"path": file.url}),
+                "output": config.output.model_copy(update={"path": self._output_of(file).url}),
+            }
+        )
+
+    def _output_of(self, file: Location) -> Location:
+        *folders, name = file.inside(self.folder).split("/")
+        return self._outputs / "/".join([*folders, stem(name)])
+
+
+def _outcome(runner: Runner, job: JobConfig) -> FileOutcome | None:
+    """Run a file; None if another process has it in hand."""
+    source, output = job.input.path, job.output.path
+    rows = RowCounts()
+    try:
+        if problem := unreadable_name(source):
+            raise InputError(problem)
+        usable_folder(output)  # which costs less than a pass over the file
+        log.info("%s -> %s", source, output)
+        outcome = runner.run(job)
+        rows = outcome.manifest.rows
+        outcome.raise_for_errors()
+    except OutputLocked:
+        return None
+    except _OF_ALL_FILES:
+        raise
+    except _OF_ONE_FILE as error:
+        log.warning("%s: %s", source, error)
+        words = without_keys(str(error))
+        return FileOutcome(without_keys(source), without_keys(output), rows.total, rows.failed, error.exit_code, words)
+    log.info("%s: %d rows in %s", source, rows.total, duration(outcome.manifest.timings.makespan_s))
+    return FileOutcome(without_keys(source), without_keys(output), rows.total, rows.failed)
+
+
+def _slept(seconds: float) -> bool:
+    """Wait. False if a signal came."""
+    try:
+        time.sleep(seconds)
+    except KeyboardInterrupt:
+        return False
+    return True
