@@ -13,6 +13,7 @@ from typing import Any
 
 from vasuki.base.config import JobConfig, load_job
 from vasuki.io.batch import batch_job, with_answers
+from vasuki.runs.options import RunOptions
 from vasuki.runs.run import Runner
 from vasuki.runs.signals import StopSignals
 from vasuki.runs.workers.ray.nodes import import_ray
@@ -64,7 +65,7 @@ class Answers:
 
     def __init__(self, job: str | JobConfig) -> None:
         self._config = job if isinstance(job, JobConfig) else _job(job)
-        self._runner = Runner(StopSignals(), quiet=True)
+        self._runner = Runner(StopSignals(), RunOptions(quiet=True))
         self._runner.load(self._config)
 
     def __call__(self, batch: Any) -> Any:

@@ -103,6 +103,7 @@ def _bench(options: argparse.Namespace, workload: Path) -> dict[str, Any]:
 def _run(model: str, overrides: list[str], workload: Path) -> dict[str, Any]:
     """The manifest of one run in this process."""
     from vasuki.base.config import load_job
+    from vasuki.runs.options import RunOptions
     from vasuki.runs.run import run_job
 
     with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +115,7 @@ def _run(model: str, overrides: list[str], workload: Path) -> dict[str, Any]:
             "sampling": {"max_tokens": {"column": "max_tokens"}, "ignore_eos": True},
         }
         job.write_text(yaml.safe_dump(tree))
-        outcome = run_job(load_job(job, overrides), quiet=True)
+        outcome = run_job(load_job(job, overrides), RunOptions(quiet=True))
     manifest: dict[str, Any] = outcome.manifest.to_dict()
     return manifest
 

@@ -23,6 +23,7 @@ from object_store import BUCKET, ObjectStore  # noqa: E402
 
 from vasuki.base import commits  # noqa: E402
 from vasuki.base.config import load_job  # noqa: E402
+from vasuki.runs.options import RunOptions  # noqa: E402
 from vasuki.runs.run import run_job  # noqa: E402
 
 
@@ -55,7 +56,9 @@ def _seconds(store: ObjectStore, lost_share: float = 0.0) -> float:
         f"output.path=s3://{BUCKET}/out",
         f"model.path={ROOT}/models/dates",
     )
-    manifest = run_job(load_job(str(ROOT / "jobs" / "quickstart.yaml"), changes), fresh=True, quiet=True).manifest
+    manifest = run_job(
+        load_job(str(ROOT / "jobs" / "quickstart.yaml"), changes), RunOptions(fresh=True, quiet=True)
+    ).manifest
     store.proxy.lost_share = 0.0
     assert manifest.rows.total == manifest.rows.succeeded, manifest.rows
     return manifest.timings.makespan_s

@@ -84,6 +84,7 @@ def measure(rows: int, tokens: int, seqs: int) -> dict[str, Any]:
     """Run so many rows. Returns what the process held before, while, and after."""
     from vasuki.hf import ragged_executor
     from vasuki.runs.foresight import MEASURE_VARIABLE
+    from vasuki.runs.options import RunOptions
     from vasuki.runs.run import run_job
 
     executor = IdleExecutor(max(1, rows // SAMPLES))
@@ -97,7 +98,7 @@ def measure(rows: int, tokens: int, seqs: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         job = load_job(str(write_job(Path(folder), rows, tokens, seqs)))
         before = held_now()
-        manifest = run_job(job, quiet=True).manifest
+        manifest = run_job(job, RunOptions(quiet=True)).manifest
         return {
             "rows": manifest.rows.succeeded,
             "steps": executor.steps,

@@ -38,6 +38,7 @@ from vasuki.base.errors import VasukiError
 from vasuki.hf.profiler import profile_machine
 from vasuki.machines.profile_writing import write_profile
 from vasuki.models.config_json import shape_from_config
+from vasuki.runs.options import RunOptions
 from vasuki.runs.run import run_job
 
 FULL_CONTEXT = 2048  # tokens that the lengths below are made for
@@ -164,7 +165,7 @@ def _run(model: str, table: Path, profile: Path, output: Path) -> tuple[float, f
     }
     path = output.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(job))
-    manifest = run_job(load_job(path), quiet=True).manifest
+    manifest = run_job(load_job(path), RunOptions(quiet=True)).manifest
     timings, predicted_s = manifest.timings, manifest.predicted.makespan_s
     assert predicted_s is not None, "runs are planned"
     return predicted_s, timings.generate_s

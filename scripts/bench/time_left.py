@@ -20,6 +20,7 @@ from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
 from vasuki.planner import RunningPrediction
+from vasuki.runs.options import RunOptions
 from vasuki.runs.run import run_job
 
 TENTHS = 10
@@ -54,7 +55,9 @@ def _errors(job: str, overrides: tuple[str, ...]) -> dict[str, list[float]]:
     RunningPrediction.record = watched  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            manifest = run_job(load_job(job, (*overrides, f"output.path={folder}/out")), quiet=True).manifest
+            manifest = run_job(
+                load_job(job, (*overrides, f"output.path={folder}/out")), RunOptions(quiet=True)
+            ).manifest
     finally:
         RunningPrediction.record = record  # type: ignore[method-assign]
     ended_s, total_s = seen[-1][0], manifest.timings.generate_s

@@ -33,6 +33,7 @@ from vasuki.engine.sequence import Sequence
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.simulated import simulate_plan
 from vasuki.runs.forecast import placements_of
+from vasuki.runs.options import RunOptions
 from vasuki.runs.rows.arriving import answer_rows
 from vasuki.runs.workload import Workload, shape_of
 
@@ -193,7 +194,7 @@ def _measured(model: str, lengths: Lengths, kind: str, target_s: float) -> Figur
 
     with tempfile.TemporaryDirectory() as output:
         threading.Thread(target=send, daemon=True).start()
-        answer_rows(_job(model, output, kind), read, answered, quiet=True)
+        answer_rows(_job(model, output, kind), read, answered, options=RunOptions(quiet=True))
         os.close(read)
     assert len(answered_s) == len(lengths)
     waited_s = [answered_s[row] - at_s for row, at_s in sent_s.items()]

@@ -73,7 +73,7 @@ def test_the_first_run_measures_and_the_next_one_finds_it(
     job: Path, measures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foresight, "look_back", lambda *_: None)
-    monkeypatch.setattr("vasuki.runs.run.look_back", lambda *_: None)  # whatever this machine does meanwhile
+    monkeypatch.setattr("vasuki.runs.workers.device.look_back", lambda *_: None)  # whatever this machine does meanwhile
     first, plan = sources(job)
     assert first.startswith("measured just now in ")
     assert plan == ["measured less than a minute ago"]

@@ -464,7 +464,7 @@ def test_the_share_of_failed_rows_is_counted_as_written(tmp_path: Path) -> None:
     """29 of 100 rows are no more than 0.29, though the float 0.29 is less than that."""
     from vasuki.base.errors import TooManyRowErrors
     from vasuki.io.output.manifest import Manifest, RowCounts
-    from vasuki.runs.run import Outcome
+    from vasuki.runs.opening import Outcome
 
     for share in range(100):
         fraction = float(f"0.{share:02d}")
@@ -688,7 +688,7 @@ def test_an_input_that_changes_meanwhile_is_told(
         return table
 
     with monkeypatch.context() as patched:
-        patched.setattr("vasuki.runs.run.open_table", survey)
+        patched.setattr("vasuki.runs.opening.open_table", survey)
         result = run(path)
     assert result.exit_code == 4
     assert f"input changed while it was read: {tmp_path}/in/b.parquet; all other rows are answered" in result.stderr
@@ -887,12 +887,12 @@ def test_an_accident_in_the_middle_is_an_interruption(job: Job, accident: str) -
 
 
 SURVEYING = """
-import sys, time, vasuki.runs.run
+import sys, time, vasuki.runs.opening
 from vasuki.commands.cli import main
 def survey(config):
     print("busy", flush=True)
     time.sleep(60)
-vasuki.runs.run.open_table = survey
+vasuki.runs.opening.open_table = survey
 main(["run", sys.argv[1]])
 """
 IMPORTING = """

@@ -25,6 +25,7 @@ from vasuki.base.config import load_job
 from vasuki.base.errors import InputError
 from vasuki.commands.cli import main
 from vasuki.io.location import Location, find_files
+from vasuki.runs.options import RunOptions
 from vasuki.runs.run import Runner, run_job
 from vasuki.runs.watch import Watched, watch_job
 
@@ -60,7 +61,7 @@ def drop(tmp_path: Path, name: str, rows: int = 6, first: int = 0) -> Path:
 
 def watch(path: Path, until_idle_s: float = 0) -> Watched:
     watched = Watched()
-    watch_job(load_job(str(path)), watched, EVERY_S, until_idle_s, quiet=True)
+    watch_job(load_job(str(path)), watched, EVERY_S, until_idle_s, options=RunOptions(quiet=True))
     return watched
 
 
@@ -88,7 +89,7 @@ def test_each_file_is_answered_as_by_a_run_of_it_alone(
         folder = tmp_path / "out" / file.relative_to(tmp_path / "in").with_suffix("")
         assert (folder / "_SUCCESS").exists()
         alone = {"input.path": file, "output.path": tmp_path / "alone" / file.name}
-        run_job(load_job(str(path), [f"{key}={value}" for key, value in alone.items()]), quiet=True)
+        run_job(load_job(str(path), [f"{key}={value}" for key, value in alone.items()]), RunOptions(quiet=True))
         assert answers(folder) == answers(tmp_path / "alone" / file.name) != []
     manifests = [Path(file.output, "manifest.json") for file in watched.files]
     written = [manifest.stat().st_mtime for manifest in manifests]
@@ -163,7 +164,7 @@ def test_a_file_that_came_slowly_and_is_whole_in_the_end(job: Job, tmp_path: Pat
 
     mending = threading.Thread(target=mend)
     mending.start()
-    watch_job(load_job(str(job())), watched, EVERY_S, 40 * EVERY_S, quiet=True)
+    watch_job(load_job(str(job())), watched, EVERY_S, 40 * EVERY_S, options=RunOptions(quiet=True))
     mending.join()
     assert [(Path(file.input).name, file.exit_code) for file in failed] == [("a.parquet", 4)]
     assert {(Path(file.input).name, file.exit_code) for file in watched.files} == {("a.parquet", 0), ("b.parquet", 0)}

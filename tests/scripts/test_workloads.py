@@ -9,6 +9,7 @@ import pytest
 from workloads import SHAPES, WORKLOADS, sum_of, write_model
 
 from vasuki.base.config import parse_job
+from vasuki.runs.options import RunOptions
 from vasuki.runs.run import run_job
 
 
@@ -35,5 +36,5 @@ def test_a_model_of_that_kind_runs_them(tmp_path: Path) -> None:
         "sampling": {"max_tokens": {"column": "max_tokens"}, "ignore_eos": True},
         "engine": {"compile": "off"},
     }
-    tokens = run_job(parse_job(job), quiet=True).manifest.tokens
+    tokens = run_job(parse_job(job), RunOptions(quiet=True)).manifest.tokens
     assert (tokens.prompt, tokens.output) == sum_of(table)

@@ -244,10 +244,7 @@ def run(
     from vasuki.base.errors import JobFileError
     from vasuki.report import summary_lines
     from vasuki.runs.options import RunOptions
-    from vasuki.runs.placement import shares_here
     from vasuki.runs.run import run_job
-    from vasuki.runs.workers.driver import run_on_replicas
-    from vasuki.runs.workers.ray.run import run_on_ray
 
     card, colon, number = (gpu or "").rpartition(":")
     if colon and number.isdecimal():
@@ -255,16 +252,19 @@ def run(
     if replicas is not None:
         overrides = (*overrides, f"engine.replicas={replicas}")
     job = load_job(job_file, _with_gpu(overrides, gpu), trusts_code)
-    shares = shares_here(job) if cluster is None else []
     due_s = math.inf if deadline_s is None else deadline_s
     with _metrics(metrics_file, metrics_address) as metrics:
-        options = RunOptions(shard, fresh, retries_errors, quiet, max_time_s, due_s, metrics)
-        if cluster is not None:
-            outcome = run_on_ray(job, cluster, options)
-        elif shares:
-            outcome = run_on_replicas(job, shares, options)
-        else:
-            outcome = run_job(job, shard, fresh, quiet, retries_errors, max_time_s, metrics, due_s)
+        options = RunOptions(
+            shard=shard,
+            fresh=fresh,
+            retries_errors=retries_errors,
+            quiet=quiet,
+            max_time_s=max_time_s,
+            deadline_s=due_s,
+            cluster=cluster or "",
+            metrics=metrics,
+        )
+        outcome = run_job(job, options)
     if as_json:
         click.echo(json.dumps(outcome.manifest.to_dict()))
     elif not quiet:
@@ -333,6 +333,7 @@ def watch(
     set_up_logs(quiet, log_format)
     from vasuki.base.config import load_job
     from vasuki.report import summary_lines
+    from vasuki.runs.options import RunOptions
     from vasuki.runs.rows.arriving import answer_rows
     from vasuki.runs.watch import Watched, is_followed, watch_job
 
@@ -340,7 +341,7 @@ def watch(
     if from_stdin or is_followed(job):
         with _metrics(metrics_file, metrics_address) as metrics:
             pipe = sys.stdin.fileno() if from_stdin else None
-            outcome = answer_rows(job, pipe, _emit(from_stdin), until_idle_s, quiet, metrics)
+            outcome = answer_rows(job, pipe, _emit(from_stdin), until_idle_s, RunOptions(quiet=quiet, metrics=metrics))
         if as_json and not from_stdin:
             click.echo(json.dumps(outcome.manifest.to_dict()))
         elif not quiet:
@@ -350,7 +351,7 @@ def watch(
     watched = Watched()
     try:
         with _metrics(metrics_file, metrics_address) as metrics:
-            watch_job(job, watched, every_s, until_idle_s, quiet, metrics)
+            watch_job(job, watched, every_s, until_idle_s, RunOptions(quiet=quiet, metrics=metrics))
     finally:
         if as_json:
             click.echo(json.dumps(watched.to_dict()))

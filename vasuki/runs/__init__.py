@@ -1,6 +1,7 @@
 """A job becomes a run, or a forecast of one.
 
 run              the composition root of `vasuki run`; watch: the same for each file that arrives
+opening          a job's input and output, before there is a model
 options          how to run a job this time; signals: what stops it
 rows/            rows that arrive
 workers/         several devices, here or in a Ray cluster

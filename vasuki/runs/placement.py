@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from vasuki.base.config import JobConfig, KVConfig
-from vasuki.base.errors import JobFileError, ModelError
+from vasuki.base.errors import InputError, JobFileError, ModelError
 from vasuki.machines import at_hand
 from vasuki.machines.memory_budget import room_bytes
 from vasuki.machines.paging import page_tokens
@@ -38,6 +40,7 @@ log = logging.getLogger(__name__)
 
 ONE_DEVICE = Layout()
 NO_TOKENS = Tokens(0.0, 0.0)  # of nothing that anybody waits for, so nothing is measured
+NOTHING_TO_RUN = Lengths(np.ones(1, np.int64), np.ones(1, np.int64))  # stands in where none of the first rows can run
 CLEARLY = 1.2  # times as fast; a CPU's rates, measured one after the other, differ by noise
 
 
@@ -85,6 +88,14 @@ class Placement:
             cost=config.cost,
             beside_weights_bytes=self.beside_weights_bytes,
         )
+
+
+def plan_for(lengths: Lengths, planned: Callable[[Lengths], Plan]) -> Plan:
+    """The plan that `planned` makes for such lengths, or for none at all."""
+    try:
+        return planned(lengths if len(lengths) else NOTHING_TO_RUN)
+    except InputError:  # none of them fits: they become error rows, as beside others that do
+        return planned(NOTHING_TO_RUN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from vasuki.io.input.tables import stem
 from vasuki.io.location import Location, find_files, folder_of, unreadable_name
 from vasuki.io.output.manifest import RowCounts
 from vasuki.io.output.output_folder import usable_folder, writable_folder
-from vasuki.runs.observers.metrics import Metrics
+from vasuki.runs.options import AS_USUAL, RunOptions
 from vasuki.runs.run import Runner
 from vasuki.runs.signals import StopSignals
 
@@ -88,8 +88,7 @@ def watch_job(
     watched: Watched,
     every_s: float = 10.0,
     until_idle_s: float | None = None,
-    quiet: bool = False,
-    metrics: Metrics | None = None,
+    options: RunOptions = AS_USUAL,
 ) -> None:
     """Run a job on each file of its input as it comes, until a signal comes or no file for some time.
 
@@ -98,8 +97,7 @@ def watch_job(
         watched: gets what becomes of each file.
         every_s: between two looks at the input. A file is run when two looks found it the same.
         until_idle_s: how long to wait for another file once all are answered or refused; for ever if None.
-        quiet: without progress bars.
-        metrics: to count into.
+        options: how to run each.
 
     Raises:
         JobFileError: the job asks for replicas or for a policy that no run has, the input is a single file, the output
@@ -113,7 +111,7 @@ def watch_job(
         raise JobFileError("engine.replicas: a watch has one; start one watch for each device, all on the same folder")
     inbox = _Inbox(config)
     with StopSignals() as signals:
-        runner = Runner(signals, quiet, metrics)
+        runner = Runner(signals, options)
         runner.load(config)  # what is wrong with it should be known before a file comes, perhaps at night
         log.info("watching %s%s", config.input.path, "" if inbox.folder.exists() else ", which is not there yet")
         busy_s = time.monotonic()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MIN_SHARED_TOKENS = 8  # shorter common beginnings fill no block
+PLANNED_REQUESTS = 4096  # read before the first step to plan from; a larger input is taken to go on like them
 COUNTED_REQUESTS = 20_000  # a larger input is planned from its first so many
 
 

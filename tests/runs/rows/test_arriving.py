@@ -23,8 +23,10 @@ from vasuki.base.errors import JobFileError, OutputInUse, TooManyRowErrors
 from vasuki.io.output.manifest import Predicted
 from vasuki.io.output.ownership import ARRIVED
 from vasuki.runs.observers.metrics import Metrics
+from vasuki.runs.opening import Outcome
+from vasuki.runs.options import RunOptions
 from vasuki.runs.rows.arriving import answer_rows
-from vasuki.runs.run import Outcome, run_job
+from vasuki.runs.run import run_job
 
 Job = Callable[..., Path]
 
@@ -78,7 +80,9 @@ def piped(
     sender = threading.Thread(target=send)
     sender.start()
     try:
-        return answers, answer_rows(load_job(str(path)), read, answers.append, quiet=True, metrics=metrics)
+        return answers, answer_rows(
+            load_job(str(path)), read, answers.append, options=RunOptions(quiet=True, metrics=metrics)
+        )
     finally:
         os.close(read)
         sender.join()
@@ -92,7 +96,7 @@ def test_each_line_is_answered_as_by_a_run(job: Job, tmp_path: Path, policy: str
     answers, outcome = piped(path, [whole[:middle], whole[middle:]], gap_s=0.1)
     assert sorted(answer["id"] for answer in answers) == list(range(40))
     (tmp_path / "rows.jsonl").write_bytes(whole)
-    run_job(load_job(str(path), [f"output.path={tmp_path / 'alone'}", "engine.policy=vasuki"]), quiet=True)
+    run_job(load_job(str(path), [f"output.path={tmp_path / 'alone'}", "engine.policy=vasuki"]), RunOptions(quiet=True))
     alone = {row["id"]: row for row in stored(tmp_path / "alone")}
     assert all(answer == alone[answer["id"]] for answer in answers)
     assert {row["id"]: row["output"] for row in stored(tmp_path / "out")} == {
@@ -150,7 +154,7 @@ def test_urgent_rows_pass_those_that_wait_and_change_no_token(job: Job, tmp_path
     rows = [row for row in usual + urgent if row["id"] != 200]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     plain = job(input=changes["input"], sampling=changes["sampling"], output={"path": str(tmp_path / "plain")})
-    manifest = run_job(load_job(str(plain)), quiet=True).manifest
+    manifest = run_job(load_job(str(plain)), RunOptions(quiet=True)).manifest
     assert manifest.ttft is None
     assert manifest.missed_deadlines == 1
     assert manifest.urgent_latency is not None, "from the start of the run"
@@ -244,13 +248,17 @@ def test_a_file_is_followed_as_it_grows(job: Job, tmp_path: Path, caplog: pytest
 
     writer = threading.Thread(target=append)
     writer.start()
-    outcome = answer_rows(load_job(str(job())), None, lambda answer: None, until_idle_s=1.5, quiet=True)
+    outcome = answer_rows(
+        load_job(str(job())), None, lambda answer: None, until_idle_s=1.5, options=RunOptions(quiet=True)
+    )
     writer.join()
     assert outcome.manifest.rows.succeeded == outcome.manifest.rows.total == 6
     assert "ends in half a line, which waits for its rest" in caplog.text
     with open(file, "ab") as stream:
         stream.write(line(6)[12:])
-    outcome = answer_rows(load_job(str(job())), None, lambda answer: None, until_idle_s=0.0, quiet=True)
+    outcome = answer_rows(
+        load_job(str(job())), None, lambda answer: None, until_idle_s=0.0, options=RunOptions(quiet=True)
+    )
     assert [row["id"] for row in stored(tmp_path / "out")] == [str(number) for number in range(7)]
     assert outcome.manifest.rows.succeeded == 7
 
@@ -263,12 +271,16 @@ def test_a_file_that_begins_with_half_a_line_loses_nothing_by_it(
     file.write_bytes(lines(0, 2) + line(2)[:11])
     for _ in range(2):
         caplog.clear()
-        outcome = answer_rows(load_job(str(job())), None, lambda answer: None, until_idle_s=0.0, quiet=True)
+        outcome = answer_rows(
+            load_job(str(job())), None, lambda answer: None, until_idle_s=0.0, options=RunOptions(quiet=True)
+        )
         assert outcome.manifest.rows.succeeded == outcome.manifest.rows.total == 2
         assert (tmp_path / "out" / "_SUCCESS").exists()
         assert "ends in half a line, which waits for its rest" in caplog.text
     file.write_bytes(lines(0, 3).rstrip())
-    outcome = answer_rows(load_job(str(job())), None, lambda answer: None, until_idle_s=0.0, quiet=True)
+    outcome = answer_rows(
+        load_job(str(job())), None, lambda answer: None, until_idle_s=0.0, options=RunOptions(quiet=True)
+    )
     assert outcome.manifest.rows.succeeded == outcome.manifest.rows.total == 3
 
 

@@ -69,7 +69,7 @@ def answers(job: Path) -> pa.Table:
 def expected(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> pa.Table:
     """The answers of a run on one device."""
     job = job_into(tmp_path_factory.mktemp("one") / "job", tiny_model)
-    run_job(load_job(str(job)), quiet=True)
+    run_job(load_job(str(job)), RunOptions(quiet=True))
     return answers(job)
 
 

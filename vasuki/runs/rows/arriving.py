@@ -23,7 +23,7 @@ from vasuki.arrivals import ArrivingRows, Percentiles, WaitingTimes, admission_f
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import Interrupted, JobFileError
 from vasuki.engine.loop import Observer
-from vasuki.engine.policy import find_policy, runnable_policy
+from vasuki.engine.policy import find_policy
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.io.input.followed import FollowedRows
@@ -32,22 +32,22 @@ from vasuki.io.input.tables import stored_text
 from vasuki.io.location import Location
 from vasuki.io.output.answers import Answer, answer_line
 from vasuki.io.output.manifest import Bounds, Manifest, Predicted
-from vasuki.io.output.output_folder import OutputFolder, usable_folder
+from vasuki.io.output.output_folder import usable_folder
 from vasuki.io.output.ownership import ARRIVED
 from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.sink import RowSink
 from vasuki.machines.cost_model import CostModel
-from vasuki.models.fingerprint import model_fingerprint
 from vasuki.planner import RunningPrediction
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 from vasuki.planner.rows_done import RowsDone
 from vasuki.planner.simulated import refuse_target, settings_for_batches
-from vasuki.runs.observers.metrics import Metrics
+from vasuki.runs.opening import Outcome, opened
+from vasuki.runs.options import AS_USUAL, RunOptions
 from vasuki.runs.placement import Placement
-from vasuki.runs.run import PLANNED_REQUESTS, Outcome, Run, Runner
+from vasuki.runs.run import Run, Runner
 from vasuki.runs.signals import StopSignals
-from vasuki.runs.workload import lengths_of
+from vasuki.runs.workload import PLANNED_REQUESTS, lengths_of
 
 ROWS_AHEAD = 4096  # read, tokenised, and not taken by the engine
 COMMITS_WITHIN_S = 60.0  # a run without an end must not wait for 3 % of it
@@ -63,8 +63,7 @@ def answer_rows(
     pipe: int | None,
     emit: Emit,
     until_idle_s: float | None = None,
-    quiet: bool = False,
-    metrics: Metrics | None = None,
+    options: RunOptions = AS_USUAL,
 ) -> Outcome:
     """Answer rows as they arrive, until the pipe ends, a signal comes, or none has come for some time.
 
@@ -73,37 +72,34 @@ def answer_rows(
         pipe: file descriptor from which lines are read; None to follow the file `input.path`.
         emit: gets each answer as it ends. A row may come again after a kill, but none is left out.
         until_idle_s: how long to wait for another row once all are answered; for ever if None.
-        quiet: without progress.
-        metrics: to count into.
+        options: how to run it; `quiet` and `metrics` play a part.
 
     Raises:
         VasukiError: as a run does; Interrupted also where a signal left rows to be started.
     """
-    started_s, arrivals_from_s = time.perf_counter(), time.monotonic()
-    runnable_policy(config.engine.policy, config.engine.attention, rows_arrive=True)
+    arrivals_from_s = time.monotonic()
     if config.engine.replicas != 1:
         raise JobFileError("engine.replicas: rows that arrive are answered by one; set it to 1")
     place = usable_folder(config.output.path)
     if pipe is not None and not place.is_local:
         raise JobFileError("output.path: --stdin needs a local folder, where rows are noted as they come")
     file = (place / ARRIVED).path if pipe is not None else Location.parse(config.input.path).path
-    with StopSignals() as signals, closing(FollowedRows(config, file, pipe, arrivals_from_s)) as rows:
-        fingerprint = model_fingerprint(config.model)
-        config_hash = config.config_hash(fingerprint)
-        with OutputFolder.open(
-            config.output.path, num_rows=rows.num_rows, config_hash=config_hash, input_fingerprint=rows.fingerprint
-        ) as folder:
-            rows.begin(folder.selection)  # they wait from now on, also for the model
-            loaded, load_s = Runner(signals, quiet).model(config, fingerprint)
-            log.info("waiting for rows from %s", "standard input" if pipe is not None else config.input.path)
-            stream = _Stream(config, config_hash, rows, folder, PLANNED_REQUESTS, True, started_s, load_s, metrics)
-            stream.listen(rows, signals, emit, until_idle_s)
-            manifest = stream.to_end(loaded, signals, math.inf)
+    with (
+        StopSignals() as signals,
+        closing(FollowedRows(config, file, pipe, arrivals_from_s)) as rows,
+        opened(config, options, arriving=rows) as job,
+    ):
+        rows.begin(job.folder.selection)  # they wait from now on, also for the model
+        loaded, load_s = Runner(signals, options).model(config, job.model_fingerprint)
+        log.info("waiting for rows from %s", "standard input" if pipe is not None else config.input.path)
+        stream = _Stream(job, PLANNED_REQUESTS, load_s)
+        stream.listen(rows, signals, emit, until_idle_s)
+        manifest = stream.to_end(loaded, signals)
     counts = manifest.rows
     if left := counts.total - counts.succeeded - counts.failed:
         why = "stopped by a signal; " if signals.asked() else ""
         raise Interrupted(f"{why}{left} rows are left, run the same command again to go on")
-    return Outcome(manifest, config.errors.max_fraction)
+    return job.outcome(manifest)
 
 
 class LiveFeed:
@@ -225,7 +221,7 @@ class _Stream(Run):
         self._sink: _TimedSink | None = None
         self._answered_before = self.folder.done.count
 
-    def should_stop(self, signals: StopSignals, max_time_s: float) -> bool:
+    def should_stop(self, signals: StopSignals) -> bool:
         return False  # no row starts after a signal, and those that run may end
 
     def rows_to_answer(self) -> int:

@@ -22,20 +22,15 @@ from vasuki.base.config import JobConfig
 from vasuki.base.errors import Interrupted, VasukiError
 from vasuki.base.logs import is_json
 from vasuki.base.units import count_text, duration, percent_text, plural
-from vasuki.engine.policy import runnable_policy
 from vasuki.engine.sequence import Sequence as Row
 from vasuki.io.input.requests import RequestStream
-from vasuki.io.input.tables import InputTable, open_table
 from vasuki.io.output.answers import answer_schema
-from vasuki.io.output.manifest import Bounds, Manifest, Predicted, Timings, merge, read_manifest
-from vasuki.io.output.output_folder import OutputFolder
+from vasuki.io.output.manifest import Bounds, Manifest, Predicted, Timings, merge
 from vasuki.io.output.sink import RowSink
 from vasuki.io.output.trace import TraceWriter
-from vasuki.io.selection import Shard
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.price import Cost
 from vasuki.machines.split import Share
-from vasuki.models.fingerprint import model_fingerprint
 from vasuki.planner.job_sums import JobSums
 from vasuki.planner.leases import Key, Leases, Work
 from vasuki.planner.lengths import Lengths
@@ -47,9 +42,9 @@ from vasuki.runs.manifests import bounds_of
 from vasuki.runs.observers.deadline import Deadline
 from vasuki.runs.observers.metrics import FleetMetrics
 from vasuki.runs.observers.progress import StatusLine, busy_with
+from vasuki.runs.opening import OpenJob, Outcome, opened
 from vasuki.runs.options import AS_USUAL, RunOptions
 from vasuki.runs.placement import job_of_replica
-from vasuki.runs.run import PLANNED_REQUESTS, Outcome, refuse_gaps
 from vasuki.runs.signals import StopSignals
 from vasuki.runs.workers.messages import (
     Begin,
@@ -70,7 +65,7 @@ from vasuki.runs.workers.messages import (
     ToDriver,
 )
 from vasuki.runs.workers.processes import Processes
-from vasuki.runs.workload import first_rows, lengths_of
+from vasuki.runs.workload import PLANNED_REQUESTS, first_rows, lengths_of
 
 log = logging.getLogger(__name__)
 
@@ -92,36 +87,21 @@ def run_on_replicas(
         VasukiError: as a run on one device does; Interrupted also when every replica has died too often.
         KeyboardInterrupt: a signal before rows are generated, or a second one.
     """
-    started_s = time.perf_counter()
-    with StopSignals() as signals:
-        runnable_policy(config.engine.policy, config.engine.attention)
-        own_shard = Shard.parse(options.shard)
-        table = open_table(config)
-        fingerprint = model_fingerprint(config.model)
-        config_hash = config.config_hash(fingerprint)
-        with OutputFolder.open(
-            config.output.path,
-            num_rows=table.num_rows,
-            config_hash=config_hash,
-            input_fingerprint=table.fingerprint,
-            shard=own_shard,
-            fresh=options.fresh,
-            retries_errors=options.retries_errors,
-        ) as folder:
-            if folder.is_finished:
-                log.info("nothing to do: %s is complete", config.output.path)
-                return Outcome(read_manifest(folder.manifest), config.errors.max_fraction)
+    with StopSignals() as signals, opened(config, options) as job:
+        if outcome := job.finished:
+            return outcome
 
-            def setup_of(share: Share, index: int, here: int) -> Setup:
-                own = job_of_replica(config, share, here)
-                return Setup(own, config_hash, table.fingerprint, fingerprint, share, index, len(shares), is_json())
+        def setup_of(share: Share, index: int, here: int) -> Setup:
+            own = job_of_replica(config, share, here)
+            fingerprints = job.config_hash, job.table.fingerprint, job.model_fingerprint
+            return Setup(own, *fingerprints, share, index, len(shares), is_json())
 
-            if start is None:
-                setups = [setup_of(share, index, len(shares)) for index, share in enumerate(shares)]
-            with start(setup_of) if start else Processes(setups) as replicas:
-                manifest = Driver(config, table, folder, replicas, shares, options, started_s).to_end(signals)
-                refuse_gaps(folder, table)
-        return Outcome(manifest, config.errors.max_fraction)
+        if start is None:
+            setups = [setup_of(share, index, len(shares)) for index, share in enumerate(shares)]
+        with start(setup_of) if start else Processes(setups) as replicas:
+            manifest = Driver(job, replicas, shares).to_end(signals)
+            job.refuse_gaps()
+    return job.outcome(manifest)
 
 
 @dataclass(slots=True)
@@ -137,32 +117,19 @@ class Driver:
     """One run on several replicas.
 
     Args:
-        config: the job.
-        table: its input.
-        folder: its output.
+        job: opened.
         replicas: started.
         shares: what those compute on that are there at the start.
-        options: how to run it.
-        started_s: when the run began.
     """
 
-    def __init__(
-        self,
-        config: JobConfig,
-        table: InputTable,
-        folder: OutputFolder,
-        replicas: Replicas,
-        shares: list[Share],
-        options: RunOptions,
-        started_s: float,
-    ) -> None:
-        self.config = config
-        self.options = options
-        self.table = table
-        self.folder = folder
+    def __init__(self, job: OpenJob, replicas: Replicas, shares: list[Share]) -> None:
+        self.config = job.config
+        self.options = options = job.options
+        self.table = job.table
+        self.folder = folder = job.folder
         self.replicas = replicas
         self.shares = shares
-        self.started_s = started_s
+        self.started_s = started_s = job.started_s
         self._deadline = Deadline(options.deadline_s, started_s, lambda: self._leases.time_left_s)
         self._starts = Counter(range(len(shares)))
         self._ready: dict[int, Ready] = {}  # replicas that wait for a plan

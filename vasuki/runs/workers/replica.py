@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import queue
@@ -11,28 +10,18 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
-from vasuki.base.errors import Interrupted, ModelError, VasukiError
+from vasuki.base.errors import Interrupted, VasukiError
 from vasuki.base.logs import log, set_up_logs
-from vasuki.engine.loop import Observer, RunStats, drain
-from vasuki.engine.scheduler import Scheduler
-from vasuki.io.output.manifest import Bounds, Timings
-from vasuki.machines.cost_model import CostModel
+from vasuki.io.output.manifest import Bounds
 from vasuki.machines.stolen_time import StolenTime
-from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.layout import Layout
-from vasuki.planner import RunningPrediction
-from vasuki.planner.rows_done import RowsDone
-from vasuki.runs.foresight import MachineProfile, look_back, tokens_of
-from vasuki.runs.manifests import run_manifest
-from vasuki.runs.observers.tracer import StepTracer
-from vasuki.runs.observers.watchdog import Watchdog
-from vasuki.runs.placement import placed_as_loaded, stays_on_host
-from vasuki.runs.run import plan_for
+from vasuki.runs.foresight import MachineProfile, tokens_of
+from vasuki.runs.placement import placed_as_loaded, plan_for
+from vasuki.runs.workers.device import Computation, load
 from vasuki.runs.workers.messages import (
     Begin,
     Failed,
@@ -123,7 +112,7 @@ class Replica:
         Raises:
             VasukiError: as a run on one device does.
         """
-        loaded = self._load()
+        loaded, self.load_s = load(self.config, self.setup.model_fingerprint)
         self.driver.send(Ready(loaded.device_name, loaded.max_context, loaded.vocab_size))
         message = self.driver.wait()
         if isinstance(message, Foresee):
@@ -131,23 +120,6 @@ class Replica:
             message = self.driver.wait()
         if isinstance(message, Begin):
             self._generate(loaded, message.foreseen)
-
-    def _load(self) -> LoadedModel:
-        from vasuki.hf.loading.load_model import load_model
-
-        config = self.config
-        loaded = load_model(
-            config.model,
-            config.engine.device,
-            partial(stays_on_host, config),
-            config.engine.compile != "off",
-            config.kv.dtype,
-            config.engine.attention,
-        )
-        if model_fingerprint(config.model) != self.setup.model_fingerprint:
-            raise ModelError(f"model {config.model.path} changed while it was loaded; run again when it is whole")
-        self.load_s = time.perf_counter() - self.started_s - loaded.compile_s
-        return loaded
 
     def _foresee(self, loaded: LoadedModel, asked: Foresee) -> Foreseen:
         placement = placed_as_loaded(self.config, loaded, tokens_of(asked.lengths))
@@ -157,57 +129,28 @@ class Replica:
 
     def _generate(self, loaded: LoadedModel, foreseen: Foreseen) -> None:
         from vasuki.hf.device.energy import EnergyMeter
-        from vasuki.hf.loading.weights import place_weights
-        from vasuki.hf.ragged_executor import build_executor
 
-        plan = foreseen.plan
-        cost_model = CostModel(foreseen.shape, foreseen.profile, plan.layout)
-        done = RowsDone(foreseen.shape)
-        loaded = place_weights(loaded, plan.layout.host_layers)
-        energy, stats = EnergyMeter(loaded.device), RunStats()
-        executor = build_executor(loaded, plan.settings, self.config.output.logprobs, cost_model=cost_model)
-        plan = replace(plan, settings=executor.settings)
-        prediction, scheduler = RunningPrediction(plan, cost_model), Scheduler(plan.settings)
-        rows = RowsOnLoan(self.driver, scheduler, loaded.tokenizer.decode)
-        num_layers = loaded.kv_layout.num_layers
-        tracer = StepTracer(rows.steps.append, plan.settings, loaded.token_bytes, num_layers, prediction)
-        watchdog = Watchdog(prediction.step_s)
-        observers: list[Observer] = [prediction, tracer, watchdog, done]
-        generate_started_s = time.perf_counter()
-        gc.freeze()
+        energy = EnergyMeter(loaded.device)
+        computation = Computation(self.config, loaded, foreseen.plan, foreseen.shape, foreseen.profile)
+        rows = RowsOnLoan(self.driver, computation.scheduler, loaded.tokenizer.decode)
         try:
-            drain(rows, scheduler, executor, rows, observers, rows.should_stop, stats)
+            computation.compute(rows, rows, rows.steps.append, rows.should_stop)
         except Interrupted:
             if not rows.is_stopped:
                 raise
-        finally:
-            watchdog.close()
         rows.last_words()
-        done.count(scheduler.unfinished())
-        if self.machine is not None:
-            look_back(self.machine, prediction.pace, self.stolen.share)
-        now_s = time.perf_counter()
-        manifest = run_manifest(
-            self.config,
+        computation.end(self.machine, self.stolen.share)
+        manifest = computation.manifest(
             self.setup.config_hash,
             self.setup.input_fingerprint,
-            plan,
-            loaded,
-            stats,
-            scheduler.queues.counters,
-            Timings(
-                load_s=self.load_s,
-                plan_s=plan.plan_s,
-                compile_s=loaded.compile_s,
-                generate_s=now_s - generate_started_s,
-                makespan_s=now_s - self.started_s,
-            ),
-            bounds=Bounds(),  # are for all replicas together
-            num_tokens=rows.num_tokens,
-            energy_j=energy.energy_j,
-            stolen_share=self.stolen.share,
+            self.started_s,
+            self.load_s,
+            Bounds(),  # are for all replicas together
+            rows.num_tokens,
+            energy.energy_j,
+            self.stolen.share,
         )
-        self.driver.send(Over(manifest, done.sums, prediction.whole_pace))
+        self.driver.send(Over(manifest, computation.done.sums, computation.prediction.whole_pace))
 
 
 if __name__ == "__main__":

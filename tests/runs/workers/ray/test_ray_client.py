@@ -18,6 +18,7 @@ from test_replicas import answers, children, count_parts, job_into
 
 from vasuki.base.config import load_job
 from vasuki.base.errors import Interrupted
+from vasuki.runs.options import RunOptions
 from vasuki.runs.run import run_job
 
 pytest.importorskip("ray")
@@ -67,7 +68,7 @@ def run(job: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_answers_are_those_of_one_device(tmp_path: Path, tiny_model: Path) -> None:
     one, job = job_into(tmp_path / "one", tiny_model), job_into(tmp_path / "job", tiny_model)
-    run_job(load_job(str(one)), quiet=True)
+    run_job(load_job(str(one)), RunOptions(quiet=True))
     with started_head() as (_, address):
         ended = run(job, "--on", address, "--replicas", "2")
     assert ended.returncode == 0, ended.stderr

@@ -57,7 +57,7 @@ def cluster() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> pa.Table:
     job = job_into(tmp_path_factory.mktemp("one") / "job", tiny_model)
-    run_job(load_job(str(job)), quiet=True)
+    run_job(load_job(str(job)), RunOptions(quiet=True))
     return answers(job)
 
 

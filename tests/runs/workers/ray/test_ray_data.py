@@ -17,6 +17,7 @@ from test_replicas import NUM_ROWS, answers, job_into
 import vasuki.ray
 from vasuki.base.config import load_job
 from vasuki.base.errors import JobFileError, VasukiError
+from vasuki.runs.options import RunOptions
 from vasuki.runs.run import run_job
 
 with warnings.catch_warnings():
@@ -48,7 +49,7 @@ def with_input(job: Path, **changes: Any) -> Path:
 
 def test_a_step_of_a_pipeline_has_the_answers_of_a_run(job: Path) -> None:
     """With samples that are drawn, in batches that are not the run's order, on two actors."""
-    run_job(load_job(str(job)), quiet=True)
+    run_job(load_job(str(job)), RunOptions(quiet=True))
     dataset = data.read_parquet(str(job.parent / "in.parquet")).add_column("words", lambda batch: 7)
     answered = vasuki.ray.map_batches(dataset, str(job), batch_size=16, actors=2, num_cpus=0.5).to_pandas()
     table = pa.Table.from_pandas(answered, preserve_index=False)
@@ -67,7 +68,7 @@ def test_token_ids_as_tensors_and_rows_without_names(job: Path, tiny_model: Path
     config = load_job(str(job), ["sampling={max_tokens: 4}"])
     job.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     pq.write_table(pa.table({"tokens": ids.tolist()}), job.parent / "in.parquet")
-    run_job(config, quiet=True)
+    run_job(config, RunOptions(quiet=True))
     dataset = vasuki.ray.map_batches(data.from_numpy(ids).rename_columns({"data": "tokens"}), str(job))
     rows = dataset.take_all()
     expected = pq.read_table(sorted((job.parent / "out").glob("part-*.parquet"))).sort_by("id")

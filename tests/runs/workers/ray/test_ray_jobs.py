@@ -21,6 +21,7 @@ from test_ray_client import RAY, free_port
 from test_replicas import answers, job_into
 
 from vasuki.base.config import load_job
+from vasuki.runs.options import RunOptions
 from vasuki.runs.run import run_job
 
 pytest.importorskip("ray")
@@ -89,14 +90,14 @@ def test_pods_of_an_indexed_job_share_its_rows(start: Start, nightly: Path, tmp_
     other.terminate()  # as the Job does, since index 0 has succeeded
     assert other.wait() == 0
     one = job_into(tmp_path / "one", tiny_model)
-    run_job(load_job(str(one)), quiet=True)
+    run_job(load_job(str(one)), RunOptions(quiet=True))
     assert answers(nightly).equals(answers(one))
 
 
 def test_a_ray_job_runs_on_the_cluster_around_it(start: Start, tmp_path: Path, tiny_model: Path) -> None:
     pytest.importorskip("aiohttp_cors", reason="Ray takes no jobs without ray[default]")
     job, one = job_into(tmp_path / "job", tiny_model), job_into(tmp_path / "one", tiny_model)
-    run_job(load_job(str(one)), quiet=True)
+    run_job(load_job(str(one)), RunOptions(quiet=True))
     port = free_port()
     options = [f"--port={free_port()}", f"--dashboard-port={port}", "--num-cpus=2", "--disable-usage-stats"]
     head = start(RAY, "start", "--head", "--block", *options, log=tmp_path / "head.log")

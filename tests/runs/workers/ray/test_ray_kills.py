@@ -25,6 +25,7 @@ from test_replicas import answers, children, count_parts, is_stopped_amid_rows, 
 from vasuki.base.config import load_job
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import read_manifest
+from vasuki.runs.options import RunOptions
 from vasuki.runs.run import run_job
 
 with warnings.catch_warnings():
@@ -59,7 +60,7 @@ def cluster() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> pa.Table:
     job = job_into(tmp_path_factory.mktemp("one") / "job", tiny_model)
-    run_job(load_job(str(job)), quiet=True)
+    run_job(load_job(str(job)), RunOptions(quiet=True))
     return answers(job)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from vasuki.base.config import JobConfig
+from vasuki.runs.opening import Outcome
 from vasuki.runs.options import AS_USUAL, RunOptions
-from vasuki.runs.run import Outcome
 from vasuki.runs.workers.driver import run_on_replicas
 from vasuki.runs.workers.ray.nodes import Nodes, connected
 

@@ -1,0 +1,119 @@
+"""A job opened for a run: its input, and its output folder, which is locked."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+
+from vasuki.base.config import JobConfig
+from vasuki.base.errors import InputError, Interrupted, TooManyRowErrors
+from vasuki.base.units import plural
+from vasuki.engine.policy import runnable_policy
+from vasuki.io.input.followed import FollowedRows
+from vasuki.io.input.tables import InputTable, open_table
+from vasuki.io.output.manifest import Manifest, read_manifest
+from vasuki.io.output.output_folder import OutputFolder
+from vasuki.io.selection import Shard
+from vasuki.models.fingerprint import model_fingerprint
+from vasuki.runs.options import RunOptions
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    manifest: Manifest
+    max_error_fraction: float
+
+    def raise_for_errors(self) -> None:
+        """Raises TooManyRowErrors if more rows failed than the job allows."""
+        rows = self.manifest.rows
+        allowed = Fraction(str(self.max_error_fraction)) * rows.total  # of the decimal as written, which no float is
+        if rows.failed > allowed:
+            raise TooManyRowErrors(
+                f"{rows.failed} of {rows.total} rows failed, errors.max_fraction allows {self.max_error_fraction:g}; "
+                "the column `error` says why"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJob:
+    """All that a run needs to know before it has a model."""
+
+    config: JobConfig
+    options: RunOptions
+    table: InputTable | FollowedRows
+    folder: OutputFolder
+    model_fingerprint: str
+    config_hash: str
+    started_s: float  # on `time.perf_counter`'s clock
+
+    @property
+    def finished(self) -> Outcome | None:
+        """What the run has been if an earlier one did it all."""
+        if not self.folder.is_finished:
+            return None
+        log.info("nothing to do: %s is complete", self.config.output.path)
+        return self.outcome(read_manifest(self.folder.manifest))
+
+    def outcome(self, manifest: Manifest) -> Outcome:
+        """How a run with this manifest ended."""
+        return Outcome(manifest, self.config.errors.max_fraction)
+
+    def refuse_gaps(self) -> None:
+        """Say why rows of this share are not in the output, although the run has come to its end.
+
+        Raises:
+            InputError: input files could not be read to their ends.
+            Interrupted: parts have been removed meanwhile.
+        """
+        if not self.folder.rows_left:
+            return
+        left = plural(self.folder.rows_left, "row")
+        if isinstance(self.table, InputTable) and self.table.unread:
+            problems = "; ".join(map(str, self.table.unread))
+            raise InputError(f"{problems}; all other rows are answered, {left} are left until it is as it was")
+        place, goes_on = self.folder.place, Interrupted.goes_on
+        raise Interrupted(f"{left} are missing from {place}, removed while the job ran; {goes_on}")
+
+
+@contextmanager
+def opened(
+    config: JobConfig,
+    options: RunOptions,
+    fingerprint: str = "",
+    arriving: FollowedRows | None = None,
+) -> Iterator[OpenJob]:
+    """Open what a job reads and writes; whatever can be refused without a model is refused.
+
+    Args:
+        config: the job.
+        options: how to run it this time.
+        fingerprint: of its model, where that is loaded already.
+        arriving: rows that arrive, in place of the job's table.
+
+    Raises:
+        VasukiError: as described in `vasuki.base.errors`.
+    """
+    started_s = time.perf_counter()
+    runnable_policy(config.engine.policy, config.engine.attention, rows_arrive=arriving is not None)
+    shard = Shard.parse(options.shard)
+    table = open_table(config) if arriving is None else arriving
+    fingerprint = fingerprint or model_fingerprint(config.model)
+    config_hash = config.config_hash(fingerprint)
+    with OutputFolder.open(
+        config.output.path,
+        num_rows=table.num_rows,
+        config_hash=config_hash,
+        input_fingerprint=table.fingerprint,
+        shard=shard,
+        fresh=options.fresh,
+        retries_errors=options.retries_errors,
+    ) as folder:
+        yield OpenJob(config, options, table, folder, fingerprint, config_hash, started_s)
