@@ -34,7 +34,7 @@ from vasuki.planner.lengths import Lengths
 from vasuki.planner.simulated import simulate_plan
 from vasuki.runs.forecast import placements_of
 from vasuki.runs.options import RunOptions
-from vasuki.runs.rows.arriving import answer_rows
+from vasuki.runs.run import answer_rows
 from vasuki.runs.workload import Workload, shape_of
 
 KINDS = ("alone", "as usual rows", "urgent")

@@ -641,7 +641,7 @@ def test_the_plan_counts_every_sample(job: Job, monkeypatch: pytest.MonkeyPatch)
     rows = [{**row, "n": 1 + 2 * (i % 2)} for i, row in enumerate(texts(60))]
     path = job(rows, sampling={"max_tokens": 2, "n": {"column": "n"}})
     monkeypatch.setattr(vasuki.runs.workload, "COUNTED_REQUESTS", 50)
-    monkeypatch.setattr(vasuki.runs.run, "PLANNED_REQUESTS", 50)
+    monkeypatch.setattr("vasuki.runs.rows.table.PLANNED_REQUESTS", 50)
     (plan,) = json.loads(CliRunner().invoke(main, ["plan", str(path), "--json"]).stdout)
     assert plan["requests"] == 120
     planned: list[int] = []

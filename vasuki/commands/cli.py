@@ -334,7 +334,7 @@ def watch(
     from vasuki.base.config import load_job
     from vasuki.report import summary_lines
     from vasuki.runs.options import RunOptions
-    from vasuki.runs.rows.arriving import answer_rows
+    from vasuki.runs.run import answer_rows
     from vasuki.runs.watch import Watched, is_followed, watch_job
 
     job = load_job(job_file, _with_gpu(overrides, gpu), trusts_code)

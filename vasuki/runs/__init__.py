@@ -1,9 +1,9 @@
 """A job becomes a run, or a forecast of one.
 
-run              the composition root of `vasuki run`; watch: the same for each file that arrives
+run              the composition root of every run; watch: a run for each file that arrives
 opening          a job's input and output, before there is a model
 options          how to run a job this time; signals: what stops it
-rows/            rows that arrive
+rows/            a table's rows, and rows that arrive
 workers/         several devices, here or in a Ray cluster
 observers/       progress, metrics, the trace, the watchdog, the deadline
 forecast         `vasuki plan` and `simulate`, without a model; planned_fleets: which cards to rent

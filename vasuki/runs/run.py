@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from vasuki.arrivals import Percentiles, WaitingTimes
 from vasuki.base.config import JobConfig
-from vasuki.base.errors import Interrupted
-from vasuki.base.units import duration, percent_text
+from vasuki.base.errors import Interrupted, JobFileError
+from vasuki.base.units import duration
 from vasuki.engine.loop import Observer
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence
+from vasuki.io.input.followed import FollowedRows
 from vasuki.io.input.requests import RequestStream
+from vasuki.io.location import Location
 from vasuki.io.output.answers import answer_schema
 from vasuki.io.output.journal import Journal
 from vasuki.io.output.manifest import Bounds, Manifest
+from vasuki.io.output.output_folder import usable_folder
+from vasuki.io.output.ownership import ARRIVED
 from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.sink import RowSink
 from vasuki.io.output.trace import TraceWriter
@@ -36,12 +38,10 @@ from vasuki.machines.stolen_time import StolenTime
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.shape import BACKENDS
 from vasuki.planner import RunningPrediction
-from vasuki.planner.lengths import Lengths
 from vasuki.planner.loss import commits_within_s
-from vasuki.planner.ordering.planned_order import order_requests
 from vasuki.planner.plan import Plan
 from vasuki.planner.rows_done import RowsDone
-from vasuki.runs.foresight import expected, rough_tokens
+from vasuki.runs.foresight import rough_tokens
 from vasuki.runs.hindsight import cost_of_uncertainty, is_affordable
 from vasuki.runs.manifests import bounds_of
 from vasuki.runs.observers.deadline import Deadline
@@ -49,12 +49,13 @@ from vasuki.runs.observers.metrics import RunMetrics
 from vasuki.runs.observers.progress import Progress, busy_with
 from vasuki.runs.opening import OpenJob, Outcome, opened
 from vasuki.runs.options import AS_USUAL, RunOptions
-from vasuki.runs.placement import Placement, placed_as_loaded, plan_for, shares_here
+from vasuki.runs.placement import Placement, placed_as_loaded, shares_here
+from vasuki.runs.rows.arriving import Emit, RowsThatArrive
+from vasuki.runs.rows.table import TableRows
 from vasuki.runs.signals import StopSignals
 from vasuki.runs.workers.device import Computation, load
 from vasuki.runs.workers.driver import run_on_replicas
 from vasuki.runs.workers.ray.run import run_on_ray
-from vasuki.runs.workload import PLANNED_REQUESTS, first_rows, lengths_of
 
 if TYPE_CHECKING:
     from vasuki.hf.device.energy import EnergyMeter
@@ -72,6 +73,49 @@ def run_job(config: JobConfig, options: RunOptions = AS_USUAL) -> Outcome:
         return run_on_replicas(config, shares, options)
     with StopSignals() as signals:
         return Runner(signals, options).run(config)
+
+
+def answer_rows(
+    config: JobConfig,
+    pipe: int | None,
+    emit: Emit,
+    until_idle_s: float | None = None,
+    options: RunOptions = AS_USUAL,
+) -> Outcome:
+    """Answer rows as they arrive, until the pipe ends, a signal comes, or none has come for some time.
+
+    Args:
+        config: the job; the answers become parts of its output folder.
+        pipe: file descriptor from which lines are read; None to follow the file `input.path`.
+        emit: gets each answer as it ends. A row may come again after a kill, but none is left out.
+        until_idle_s: how long to wait for another row once all are answered; for ever if None.
+        options: how to run it; `quiet` and `metrics` play a part.
+
+    Raises:
+        VasukiError: as a run does; Interrupted also where a signal left rows to be started.
+    """
+    arrivals_from_s = time.monotonic()
+    if config.engine.replicas != 1:
+        raise JobFileError("engine.replicas: rows that arrive are answered by one; set it to 1")
+    place = usable_folder(config.output.path)
+    if pipe is not None and not place.is_local:
+        raise JobFileError("output.path: --stdin needs a local folder, where rows are noted as they come")
+    file = (place / ARRIVED).path if pipe is not None else Location.parse(config.input.path).path
+    with (
+        StopSignals() as signals,
+        closing(FollowedRows(config, file, pipe, arrivals_from_s)) as rows,
+        opened(config, options, arriving=rows) as job,
+    ):
+        rows.begin(job.folder.selection)  # they wait from now on, also for the model
+        loaded, load_s = Runner(signals, options).model(config, job.model_fingerprint)
+        log.info("waiting for rows from %s", "standard input" if pipe is not None else config.input.path)
+        arriving = RowsThatArrive(job, rows, signals, emit, until_idle_s)
+        manifest = Run(job, arriving, load_s).to_end(loaded, signals)
+    counts = manifest.rows
+    if left := counts.total - counts.succeeded - counts.failed:
+        why = "stopped by a signal; " if signals.asked() else ""
+        raise Interrupted(f"{why}{left} rows are left, run the same command again to go on")
+    return job.outcome(manifest)
 
 
 class Runner:
@@ -106,7 +150,7 @@ class Runner:
             self._fingerprint = job.model_fingerprint
             loaded = self._kept() or self._load(config)
             self._has_run = True
-            run = Run(job, job.folder.rows_left, self._load_s)
+            run = Run(job, TableRows(job), self._load_s)
             manifest = run.to_end(loaded, self.signals)
             self._loaded = None if run.weights_on_host else loaded  # which would have to be put together again
             job.refuse_gaps()
@@ -142,21 +186,73 @@ class Runner:
         return loaded
 
 
+class Rows(Protocol):
+    """Rows of a run, and what depends on where they come from.
+
+    Attributes:
+        has_end: whether all are there from the start: then there are bounds, and a signal or `options.max_time_s` stops
+            the run between two steps. Else they stop by themselves, and those that have begun may end.
+        to_plan: rows that the machine is measured for.
+        commits_within_s: how long a row that has ended may wait for its part, whatever the job allows.
+    """
+
+    has_end: bool
+    commits_within_s: float
+    to_plan: int
+
+    def to_answer(self) -> int:
+        """Rows of this run so far, those included that it has answered."""
+        ...
+
+    def reading(self, requests: Iterator[Request]) -> AbstractContextManager[Iterator[Request]]:
+        """The requests, while they are read."""
+        ...
+
+    def first(self, requests: Iterator[Request]) -> list[Request]:
+        """The requests to plan from."""
+        ...
+
+    def plan(self, placement: Placement, first: list[Request]) -> Plan:
+        """Plan from the first requests, and say so."""
+        ...
+
+    def predicting(self, plan: Plan, cost_model: CostModel) -> RunningPrediction:
+        """What foresees the end while the run lasts."""
+        ...
+
+    def source(
+        self, first: list[Request], others: Iterator[Request], plan: Plan, scheduler: Scheduler
+    ) -> tuple[Iterator[Request], list[Observer]]:
+        """All requests in the order in which they start, and who looks at the steps for that."""
+        ...
+
+    def sink(self, writer: PartWriter, decode: Callable[[Sequence], str], on_commit: Callable[[], None]) -> RowSink:
+        """Where rows go that end."""
+        ...
+
+    def finished(self, manifest: Manifest) -> Manifest:
+        """The manifest, with how long rows waited."""
+        ...
+
+
 class Run:
-    """One run, and what is measured of it."""
+    """One run of a loaded model, and what is measured of it.
 
-    commits_within_s = math.inf  # unless the job says less
+    Args:
+        job: opened.
+        rows: its rows.
+        load_s: what loading the model took.
+    """
 
-    def __init__(self, job: OpenJob, rows_left: int, load_s: float) -> None:
+    def __init__(self, job: OpenJob, rows: Rows, load_s: float) -> None:
         self.job = job
         self.config = job.config
         self.options = job.options
         self.folder = job.folder
-        self.rows_left = rows_left
+        self.rows = rows
         self.load_s = load_s
         self.weights_on_host = False
         self.stolen = StolenTime()
-        self.waited: WaitingTimes  # set with the source
 
     def to_end(self, loaded: LoadedModel, signals: StopSignals) -> Manifest:
         """Plan, generate, and write the manifest, also when interrupted."""
@@ -172,77 +268,27 @@ class Run:
             selection=self.folder.selection,
         )
         journal = self.folder.journal()
-        with stream, self.reading(journal.resume(stream)) as requests:
-            first = self.first(requests)
+        with stream, self.rows.reading(journal.resume(stream)) as requests:
+            first = self.rows.first(requests)
             with busy_with("measuring the machine and planning", self.options.quiet):
-                placement = placed_as_loaded(self.config, loaded, rough_tokens(first, self.rows_left))
-                plan = self._plan(placement, first)
+                placement = placed_as_loaded(self.config, loaded, rough_tokens(first, self.rows.to_plan))
+                plan = self.rows.plan(placement, first)
             self.weights_on_host = plan.layout.host_layers > 0
             self.folder.begin()
             schema, max_loss_s = answer_schema(self.config, self.job.table), commits_within_s(self.config.plan)
-            writer = self.folder.writer(schema, max_loss_s=min(max_loss_s, self.commits_within_s))
+            writer = self.folder.writer(schema, max_loss_s=min(max_loss_s, self.rows.commits_within_s))
             with signals.deferred():
-                stop = partial(self.should_stop, signals)
+                stop = partial(self._should_stop, signals)
                 return self._generate(loaded, placement, plan, first, requests, writer, journal, stop, energy)
 
-    def should_stop(self, signals: StopSignals) -> bool:
+    def _should_stop(self, signals: StopSignals) -> bool:
         """Whether to stop between two steps. Raises Interrupted if the time is over."""
+        if not self.rows.has_end:
+            return False
         most_s = self.options.max_time_s
         if time.perf_counter() - self.job.started_s >= most_s:
             raise Interrupted(f"the {duration(most_s)} of --max-time are over")
         return signals.asked()
-
-    def rows_to_answer(self) -> int:
-        """Rows of this run, those included that it has answered."""
-        return self.rows_left
-
-    def prediction(self, plan: Plan, cost_model: CostModel) -> RunningPrediction:
-        """What foresees the end while the run lasts."""
-        return RunningPrediction(plan, cost_model)
-
-    @contextmanager
-    def reading(self, requests: Iterator[Request]) -> Generator[Iterator[Request], None, None]:
-        """The requests, while they are read."""
-        yield requests
-
-    def first(self, requests: Iterator[Request]) -> list[Request]:
-        """The requests to plan from."""
-        return list(first_rows(requests, PLANNED_REQUESTS))
-
-    def source(
-        self, first: list[Request], others: Iterator[Request], plan: Plan, scheduler: Scheduler
-    ) -> tuple[Iterator[Request], list[Observer]]:
-        """All requests in the order in which they start, and who looks at the steps for that."""
-        order = order_requests(
-            itertools.chain(first, others),
-            plan.settings,
-            solver=plan.solver,
-            output_length=self.config.plan.output_length,
-            window_rows=self.config.plan.window_rows,
-            order=plan.order,
-        )
-        waited = WaitingTimes(lambda request: 0.0, lambda: time.perf_counter() - self.job.started_s)
-        self.waited = waited
-        says_what_is_urgent = self.config.input.priority or self.config.input.deadline
-        return order, [order, waited] if says_what_is_urgent else [order]
-
-    def sink(self, writer: PartWriter, decode: Callable[[Sequence], str], on_commit: Callable[[], None]) -> RowSink:
-        """Where rows go that end."""
-        return RowSink(writer, decode, on_commit)
-
-    def planned(self, placement: Placement, lengths: Lengths) -> Plan:
-        """The plan for requests of such lengths. Raises InputError if none fits."""
-        return placement.plan(lengths)
-
-    def finished(self, manifest: Manifest) -> Manifest:
-        """The manifest, with what else is known in the end."""
-        waited = self.waited
-        urgent_latency = Percentiles.of(waited.urgent_latency_s)
-        return replace(manifest, urgent_latency=urgent_latency, missed_deadlines=waited.missed_deadlines)
-
-    def bounds(self, plan: Plan, done: RowsDone, pace: float | None) -> Bounds:
-        """What no schedule of the rows that were done beats."""
-        return bounds_of(plan.any_schedule, done.sums, pace)
 
     def _look_back(self, placement: Placement, plan: Plan, done: RowsDone, bounds: Bounds, taken_s: float) -> Bounds:
         """The bounds, and what knowing the lengths would have saved, where finding out takes little of that time."""
@@ -251,30 +297,6 @@ class Run:
             return bounds
         with busy_with("looking back", self.options.quiet):
             return replace(bounds, uncertainty=cost_of_uncertainty(placement, plan, lengths))
-
-    def _plan(self, placement: Placement, first: list[Request]) -> Plan:
-        """Plan from the first rows."""
-        plan = plan_for(self.lengths(first), partial(self.planned, placement))
-        self.announce(plan)
-        return plan
-
-    def lengths(self, first: list[Request]) -> Lengths:
-        """What is planned for: the first rows, and the others as if they went on like them."""
-        return lengths_of(first, self.rows_left)
-
-    def announce(self, plan: Plan) -> None:
-        """Log what was planned."""
-        log.info(
-            "planned: %d requests in %s, of which a better schedule could save at most %s; steps of %d tokens, "
-            "offload %s%s; rates: %s",
-            plan.requests,
-            expected(plan),
-            percent_text(plan.could_save),
-            plan.chunk_tokens,
-            plan.offload.mode,
-            f", weights of {plan.layout.host_layers} layers on the host" if plan.layout.host_layers else "",
-            plan.source,
-        )
 
     def _generate(
         self,
@@ -290,10 +312,10 @@ class Run:
     ) -> Manifest:
         interrupted: Interrupted | None = None
         computation = Computation(
-            self.config, loaded, plan, placement.shape, placement.profile, predicting=self.prediction
+            self.config, loaded, plan, placement.shape, placement.profile, predicting=self.rows.predicting
         )
         plan, prediction, scheduler = computation.plan, computation.prediction, computation.scheduler
-        requests, observers = self.source(first, others, plan, scheduler)
+        requests, observers = self.rows.source(first, others, plan, scheduler)
         try:
             with TraceWriter(self.folder.trace) as trace:
 
@@ -301,13 +323,13 @@ class Run:
                     journal.write(itertools.chain(sink.incomplete(), scheduler.unfinished()))
                     trace.flush(writer.committed.rows)
 
-                sink = self.sink(writer, loaded.tokenizer.decode, note)
-                progress = Progress(self.rows_to_answer, lambda: sink.written.rows, prediction, self.options.quiet)
+                sink = self.rows.sink(writer, loaded.tokenizer.decode, note)
+                progress = Progress(self.rows.to_answer, lambda: sink.written.rows, prediction, self.options.quiet)
                 deadline = Deadline(self.options.deadline_s, self.job.started_s, lambda: prediction.left_s)
                 deadline.look(time.perf_counter())
                 counted = []
                 if self.options.metrics:
-                    counted = [RunMetrics(self.options.metrics, self.rows_to_answer, sink, writer, prediction)]
+                    counted = [RunMetrics(self.options.metrics, self.rows.to_answer, sink, writer, prediction)]
                 observers += [progress, deadline, *counted]
                 try:
                     computation.compute(journal.started(requests), sink, trace.record, should_stop, observers)
@@ -325,7 +347,9 @@ class Run:
             interrupted = error
         computation.end(placement.machine, self.stolen.share)
         done = computation.done
-        bounds = self.bounds(plan, done, prediction.whole_pace)
+        bounds = Bounds()  # none is known of rows that are waited for
+        if self.rows.has_end:
+            bounds = bounds_of(plan.any_schedule, computation.done.sums, prediction.whole_pace)
         if interrupted is None:
             bounds = self._look_back(placement, plan, done, bounds, computation.taken_s)
         written = writer.committed
@@ -339,7 +363,7 @@ class Run:
             energy.energy_j,
             self.stolen.share,
         )
-        manifest = self.folder.finish(self.finished(manifest), journal.resumed_rows, [trace])
+        manifest = self.folder.finish(self.rows.finished(manifest), journal.resumed_rows, [trace])
         if interrupted is not None:
             raise type(interrupted)(f"{interrupted}; {self.folder.rows_left} rows are left, {interrupted.goes_on}")
         return manifest

@@ -25,8 +25,7 @@ from vasuki.io.output.ownership import ARRIVED
 from vasuki.runs.observers.metrics import Metrics
 from vasuki.runs.opening import Outcome
 from vasuki.runs.options import RunOptions
-from vasuki.runs.rows.arriving import answer_rows
-from vasuki.runs.run import run_job
+from vasuki.runs.run import answer_rows, run_job
 
 Job = Callable[..., Path]
 
@@ -342,7 +341,7 @@ def test_a_killed_process_and_a_signal_lose_no_row(job: Job, tmp_path: Path) -> 
 def test_what_is_not_ours_is_refused_before_a_model_is_loaded(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.delattr("vasuki.runs.rows.arriving.Runner")
+    monkeypatch.delattr("vasuki.runs.run.Runner")
     (tmp_path / "out").mkdir()
     os.mkfifo(tmp_path / "out" / name)
     with pytest.raises(OutputInUse, match=f"{name} is a pipe"):

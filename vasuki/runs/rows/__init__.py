@@ -1,4 +1,5 @@
 """Where the rows of a run come from.
 
+table        all there from the start
 arriving     on standard input, or in a file that grows
 """

@@ -2,8 +2,7 @@
 
     FollowedRows ─ RequestStream ─ LiveFeed ─ ArrivingRows ─ drain ─ RowSink ─ parts, and a line for each answer
 
-It is a run like any other but for where its rows come from and when it stops: it is planned from the rows that are
-there first, and a signal lets it end those that it has begun.
+The run is planned from the rows that are there first, and a signal lets it end those that it has begun.
 """
 
 from __future__ import annotations
@@ -13,15 +12,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from vasuki.arrivals import ArrivingRows, Percentiles, WaitingTimes, admission_for
-from vasuki.base.config import JobConfig
-from vasuki.base.errors import Interrupted, JobFileError
 from vasuki.engine.loop import Observer
 from vasuki.engine.policy import find_policy
 from vasuki.engine.scheduler import Scheduler
@@ -29,23 +27,17 @@ from vasuki.engine.sequence import Request, Sequence
 from vasuki.io.input.followed import FollowedRows
 from vasuki.io.input.prefetch import Prefetch
 from vasuki.io.input.tables import stored_text
-from vasuki.io.location import Location
 from vasuki.io.output.answers import Answer, answer_line
-from vasuki.io.output.manifest import Bounds, Manifest, Predicted
-from vasuki.io.output.output_folder import usable_folder
-from vasuki.io.output.ownership import ARRIVED
+from vasuki.io.output.manifest import Manifest, Predicted
 from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.sink import RowSink
 from vasuki.machines.cost_model import CostModel
 from vasuki.planner import RunningPrediction
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
-from vasuki.planner.rows_done import RowsDone
 from vasuki.planner.simulated import refuse_target, settings_for_batches
-from vasuki.runs.opening import Outcome, opened
-from vasuki.runs.options import AS_USUAL, RunOptions
-from vasuki.runs.placement import Placement
-from vasuki.runs.run import Run, Runner
+from vasuki.runs.opening import OpenJob
+from vasuki.runs.placement import Placement, plan_for
 from vasuki.runs.signals import StopSignals
 from vasuki.runs.workload import PLANNED_REQUESTS, lengths_of
 
@@ -56,50 +48,6 @@ _LOOK_S = 0.1  # between two looks at signals, commits and the time
 log = logging.getLogger(__name__)
 
 Emit = Callable[[dict[str, Any]], None]
-
-
-def answer_rows(
-    config: JobConfig,
-    pipe: int | None,
-    emit: Emit,
-    until_idle_s: float | None = None,
-    options: RunOptions = AS_USUAL,
-) -> Outcome:
-    """Answer rows as they arrive, until the pipe ends, a signal comes, or none has come for some time.
-
-    Args:
-        config: the job; the answers become parts of its output folder.
-        pipe: file descriptor from which lines are read; None to follow the file `input.path`.
-        emit: gets each answer as it ends. A row may come again after a kill, but none is left out.
-        until_idle_s: how long to wait for another row once all are answered; for ever if None.
-        options: how to run it; `quiet` and `metrics` play a part.
-
-    Raises:
-        VasukiError: as a run does; Interrupted also where a signal left rows to be started.
-    """
-    arrivals_from_s = time.monotonic()
-    if config.engine.replicas != 1:
-        raise JobFileError("engine.replicas: rows that arrive are answered by one; set it to 1")
-    place = usable_folder(config.output.path)
-    if pipe is not None and not place.is_local:
-        raise JobFileError("output.path: --stdin needs a local folder, where rows are noted as they come")
-    file = (place / ARRIVED).path if pipe is not None else Location.parse(config.input.path).path
-    with (
-        StopSignals() as signals,
-        closing(FollowedRows(config, file, pipe, arrivals_from_s)) as rows,
-        opened(config, options, arriving=rows) as job,
-    ):
-        rows.begin(job.folder.selection)  # they wait from now on, also for the model
-        loaded, load_s = Runner(signals, options).model(config, job.model_fingerprint)
-        log.info("waiting for rows from %s", "standard input" if pipe is not None else config.input.path)
-        stream = _Stream(job, PLANNED_REQUESTS, load_s)
-        stream.listen(rows, signals, emit, until_idle_s)
-        manifest = stream.to_end(loaded, signals)
-    counts = manifest.rows
-    if left := counts.total - counts.succeeded - counts.failed:
-        why = "stopped by a signal; " if signals.asked() else ""
-        raise Interrupted(f"{why}{left} rows are left, run the same command again to go on")
-    return job.outcome(manifest)
 
 
 class LiveFeed:
@@ -210,32 +158,37 @@ class _StreamPrediction(RunningPrediction):
         return self._rows_left() * self.makespan_s / max(1, self.plan.requests)
 
 
-class _Stream(Run):
-    """A run of rows that arrive."""
+class RowsThatArrive:
+    """See `vasuki.runs.run.Rows`.
 
+    Args:
+        job: opened with these rows.
+        rows: as they are read.
+        signals: after one no row starts, and those that run may end.
+        emit: gets the answers.
+        until_idle_s: see `LiveFeed`.
+    """
+
+    has_end = False
     commits_within_s = COMMITS_WITHIN_S
+    to_plan = PLANNED_REQUESTS
 
-    def listen(self, rows: FollowedRows, signals: StopSignals, emit: Emit, until_idle_s: float | None) -> None:
-        """Say where rows come from, and their answers go."""
-        self._rows, self._signals, self._emit, self._until_idle_s = rows, signals, emit, until_idle_s
-        self._sink: _TimedSink | None = None
-        self._answered_before = self.folder.done.count
+    def __init__(
+        self, job: OpenJob, rows: FollowedRows, signals: StopSignals, emit: Emit, until_idle_s: float | None
+    ) -> None:
+        self._config = job.config
+        self._folder = job.folder
+        self._rows = rows
+        self._signals = signals
+        self._emit = emit
+        self._until_idle_s = until_idle_s
+        self._answered_before = job.folder.done.count
+        self._sink: _TimedSink | None = None  # until rows can end
+        self._feed: LiveFeed  # set while rows are read
+        self._waited: WaitingTimes  # set with the source
 
-    def should_stop(self, signals: StopSignals) -> bool:
-        return False  # no row starts after a signal, and those that run may end
-
-    def rows_to_answer(self) -> int:
-        """Those that have come so far."""
+    def to_answer(self) -> int:
         return max(0, self._rows.num_rows - self._answered_before)
-
-    def prediction(self, plan: Plan, cost_model: CostModel) -> RunningPrediction:
-        def rows_left() -> int:
-            return self.rows_to_answer() - (self._sink.written.rows if self._sink else 0)
-
-        return _StreamPrediction(plan, cost_model, rows_left)
-
-    def _now_s(self) -> float:
-        return time.monotonic() - self._rows.started_s
 
     @contextmanager
     def reading(self, requests: Iterator[Request]) -> Generator[Iterator[Request], None, None]:
@@ -252,22 +205,9 @@ class _Stream(Run):
             self._feed.wait_until(math.inf)
             return self._feed.take_ready(PLANNED_REQUESTS)
 
-    def lengths(self, first: list[Request]) -> Lengths:
-        return lengths_of(first)
-
-    def planned(self, placement: Placement, lengths: Lengths) -> Plan:
-        many = lengths.take(np.arange(PLANNED_REQUESTS) % len(lengths))  # nobody knows what will come
-        gathering = self.config.arrivals
-        if find_policy(self.config.engine.policy).gathers:  # steps of a batch have to fit
-            placement = placement.with_engine(chunk_tokens=gathering.batch_tokens)
-        plan = placement.plan(replace(many, arrived_at_s=np.zeros(len(many))))
-        if plan.settings.policy.gathers:
-            refuse_target(gathering, lengths, CostModel(placement.shape, placement.profile, plan.layout))
-            plan = replace(plan, settings=settings_for_batches(plan.settings, gathering))
-        return plan
-
-    def announce(self, plan: Plan) -> None:
-        """No makespan: rows go on arriving."""
+    def plan(self, placement: Placement, first: list[Request]) -> Plan:
+        """Plan for many like these. No makespan is told: rows go on arriving."""
+        plan = plan_for(lengths_of(first), partial(self._planned, placement))
         log.info(
             "planned: steps of %d tokens for at most %d rows side by side, offload %s; rates: %s",
             plan.chunk_tokens,
@@ -275,14 +215,33 @@ class _Stream(Run):
             plan.offload.mode,
             plan.source,
         )
+        return plan
+
+    def _planned(self, placement: Placement, lengths: Lengths) -> Plan:
+        many = lengths.take(np.arange(PLANNED_REQUESTS) % len(lengths))  # nobody knows what will come
+        gathering = self._config.arrivals
+        if find_policy(self._config.engine.policy).gathers:  # steps of a batch have to fit
+            placement = placement.with_engine(chunk_tokens=gathering.batch_tokens)
+        plan = placement.plan(replace(many, arrived_at_s=np.zeros(len(many))))
+        if plan.settings.policy.gathers:
+            refuse_target(gathering, lengths, CostModel(placement.shape, placement.profile, plan.layout))
+            plan = replace(plan, settings=settings_for_batches(plan.settings, gathering))
+        return plan
+
+    def predicting(self, plan: Plan, cost_model: CostModel) -> RunningPrediction:
+        def rows_left() -> int:
+            return self.to_answer() - (self._sink.written.rows if self._sink else 0)
+
+        return _StreamPrediction(plan, cost_model, rows_left)
 
     def source(
         self, first: list[Request], others: Iterator[Request], plan: Plan, scheduler: Scheduler
     ) -> tuple[Iterator[Request], list[Observer]]:
-        admission = admission_for(plan.settings.policy, self.config.arrivals)
-        self.waited = WaitingTimes(lambda request: request.arrived_s, self._now_s)
-        self.waited.on_first_token = admission.first_token
-        return ArrivingRows(self._feed, scheduler, admission), [self.waited]
+        """They start as they arrive."""
+        admission = admission_for(plan.settings.policy, self._config.arrivals)
+        self._waited = WaitingTimes(lambda request: request.arrived_s, self._now_s)
+        self._waited.on_first_token = admission.first_token
+        return ArrivingRows(self._feed, scheduler, admission), [self._waited]
 
     def sink(self, writer: PartWriter, decode: Callable[[Sequence], str], on_commit: Callable[[], None]) -> RowSink:
         def tell(answers: list[Answer]) -> None:
@@ -292,18 +251,20 @@ class _Stream(Run):
         self._sink = _TimedSink(self._now_s, writer, decode, on_commit, tell)
         return self._sink
 
-    def bounds(self, plan: Plan, done: RowsDone, pace: float | None) -> Bounds:
-        return Bounds()  # of rows that are waited for
-
     def finished(self, manifest: Manifest) -> Manifest:
-        self.folder.grow(self._rows.num_rows)
-        waited = self.waited
+        self._folder.grow(self._rows.num_rows)
+        waited = self._waited
         return replace(
-            super().finished(manifest),
+            manifest,
             predicted=Predicted(source=manifest.predicted.source),
             ttft=Percentiles.of(waited.ttft_s),
             latency=Percentiles.of(waited.latency_s),
+            urgent_latency=Percentiles.of(waited.urgent_latency_s),
+            missed_deadlines=waited.missed_deadlines,
         )
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._rows.started_s
 
     def _meanwhile(self) -> None:
         """Commit rows in time, and answer once more those that were sent again."""
@@ -316,5 +277,5 @@ class _Stream(Run):
             ids[str(stored_text(value))] = value
         if ids:
             self._sink.commit()
-            for line in self.folder.stored(set(ids)):  # none of a row that is under way: its answer will come
+            for line in self._folder.stored(set(ids)):  # none of a row that is under way: its answer will come
                 self._emit({**line, "id": ids[line["id"]]})
