@@ -5,6 +5,7 @@ config_json        how config.json spells them; recurrent_config: those of layer
 launches           what a layer of a family launches on a GPU
 named              well-known models by name
 files              a model's folder, or its description from the hub
+weight_files       what its weight files say they hold
 fingerprint        which model it is, by the content of its files
 dtypes             the type that it computes in
 layout             how a model is spread over devices, and which weights live on the host

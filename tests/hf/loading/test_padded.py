@@ -27,7 +27,7 @@ def _saved(model: Any, folder: Path) -> ModelConfig:
 
 
 def test_the_backend_is_the_fastest_that_serves_the_model(tmp_path: Path) -> None:
-    llama, falcon = (_saved(random_model(name), tmp_path / name) for name in ("llama", "falcon"))
+    llama, falcon = (_saved(random_model.__wrapped__(name), tmp_path / name) for name in ("llama", "falcon"))
     assert load_model(llama, "cpu").way == "ragged"
     assert load_model(llama, "cpu", attention="padded").way == "padded"
     assert load_model(falcon, "cpu").way == "padded"
