@@ -110,14 +110,15 @@ class Batch:
 class StepResult(NamedTuple):
     """One entry for each chunk that samples, in batch order."""
 
-    token_ids: list[int]
-    stopped: list[bool]  # an end-of-sequence token or a stop string was met
+    token_ids: list[int]  # below 0 where the model gave none, which is the sequence's `problem`
+    stopped: list[bool]  # an end-of-sequence token or a stop string was met, or there is no token
     elapsed_s: float
     logprobs: tuple[float, ...] | list[float] = ()  # of the sampled tokens, if asked for
     exposed_copy_s: float = 0.0  # copy time the step waited for
     hidden_copy_s: float = 0.0  # copy time behind compute
     copied_bytes: int = 0  # KV that moved between the tiers, in either direction
     num_steps: int = 1  # that it stands for: more than one only where a simulation skipped those before it
+    problem: str = ""  # why some sequences have no token
 
     def wait(self) -> StepResult:
         """A result is a step that is over."""

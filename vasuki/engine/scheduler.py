@@ -251,11 +251,14 @@ class Scheduler:
         for sequence, token_id, stops, logprob in sampled:
             if not sequence.num_pending_tokens:
                 continue
-            sequence.output_token_ids.append(token_id)
             sequence.num_pending_tokens -= 1
-            sequence.logprob += logprob
+            if token_id < 0:
+                sequence.error = result.problem
+            else:
+                sequence.output_token_ids.append(token_id)
+                sequence.logprob += logprob
             if stops:
-                self.queues.end(sequence, FinishReason.STOP)
+                self.queues.end(sequence, FinishReason.ERROR if sequence.error else FinishReason.STOP)
                 sequence.num_pending_tokens = 0
                 stopped = True
             if sequence.finish_reason is not None and not sequence.num_pending_tokens:

@@ -123,7 +123,7 @@ class Sequence:
     block_table: BlockTable = field(default_factory=BlockTable)  # filled by Scheduler from the BlockPool
     status: Status = Status.WAITING  # set by Queues, as the row moves
     finish_reason: FinishReason | None = None  # set by Queues when the row ends
-    error: str = ""  # set by Scheduler when it rejects
+    error: str = ""  # set by Scheduler when it rejects, or the model fails
     logprob: float = 0.0  # sum over output tokens, if asked for; set by Scheduler.settle
     prefix_keys: list[bytes] = field(default_factory=list)  # of the prompt's full blocks, set by Prefixes
     num_shared_tokens: int = 0  # of the prompt, found in memory when it started, at most; set by Prefixes

@@ -30,11 +30,15 @@ from vasuki.hf.loading.load_model import LoadedModel
 from vasuki.hf.loading.triton_kernels import top_p_kernel
 from vasuki.hf.padded.forward import Alone, Forward, Padded
 from vasuki.hf.recurrent.states import StateCache
-from vasuki.hf.sampler import Sampled, argmax, draws, logprobs_of, sample
+from vasuki.hf.sampler import NO_TOKEN, Sampled, draws, likeliest, logprobs_of, sample
 from vasuki.machines.cost_model import CostModel
 
 log = logging.getLogger(__name__)
 
+_NO_NUMBERS = {
+    False: "the model's logits are no numbers",
+    True: "the model's logits are no numbers: float16 overflows; set model.dtype to bfloat16 or float32",
+}
 _OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 
 
@@ -181,12 +185,13 @@ class RaggedExecutor:
         token_ids, logprobs = [tensor.tolist() for tensor in step.sampled.wait()]
         self.waited_s += time.perf_counter() - asked_s
         stopped = list(map(self._stops, step.sequences, token_ids))
+        problem = _NO_NUMBERS[self.loaded.dtype == torch.float16] if NO_TOKEN in token_ids else ""
         exposed_s, hidden_s = self._copy_times()
         moved = self._copied_bytes()
         now_s = time.perf_counter()
         elapsed_s = now_s - max(step.started_s, self._ended_s)  # from the end of the step before, if that came later
         self._ended_s = now_s
-        return StepResult(token_ids, stopped, elapsed_s, logprobs, exposed_s, hidden_s, moved)
+        return StepResult(token_ids, stopped, elapsed_s, logprobs, exposed_s, hidden_s, moved, problem=problem)
 
     def _sampled(self, batch: Batch) -> Sampled:
         sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
@@ -217,8 +222,7 @@ class RaggedExecutor:
         """The largest logit of each sample, its token, and, if asked for, how likely that was: so a graph need not
         leave all logits."""
         logits = self.forward(step)
-        token_ids = argmax(logits)
-        largest = logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+        token_ids, largest = likeliest(logits)
         return (largest, token_ids, logprobs_of(logits, token_ids)) if self.want_logprobs else (largest, token_ids)
 
     def forward(self, step: StepInputs) -> torch.Tensor:
@@ -235,6 +239,8 @@ class RaggedExecutor:
         return logits
 
     def _stops(self, sequence: Sequence, token_id: int) -> bool:
+        if token_id == NO_TOKEN:
+            return True
         if token_id in self.loaded.eos_token_ids and not sequence.request.sampling.ignore_eos:
             return True
         return self.loaded.tokenizer.meets_stop_string(sequence, token_id)

@@ -20,6 +20,7 @@ from vasuki.hf.kernels.top_tokens import KeepTopP, keep_top_k, keep_top_p
 from vasuki.hf.kernels.transfer import to_device
 from vasuki.machines.memory_budget import DRAWN_LOGITS
 
+NO_TOKEN = -1
 _SLICE = 512  # tokens of the vocabulary
 _COLDEST = 1e-30  # temperature up to which a row is greedy: logits divided by less overflow in float32
 
@@ -28,7 +29,7 @@ _COLDEST = 1e-30  # temperature up to which a row is greedy: logits divided by l
 class Sampled:
     """One entry for each row of logits, where the logits are."""
 
-    token_ids: torch.Tensor  # int64
+    token_ids: torch.Tensor  # int64; NO_TOKEN where the logits are no numbers
     logprobs: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # float32; empty unless asked for
 
     @classmethod
@@ -56,11 +57,13 @@ def sample(
         want_logprobs: also say how likely each token was.
         keep: a kernel in the place of `keep_top_p`.
     """
-    token_ids = argmax(logits)
+    token_ids, largest = likeliest(logits)
     drawn = [row for row, sequence in enumerate(sequences) if draws(sequence)]
     for some in _slices(drawn, logits.shape[-1]):
         [rows] = to_device(logits.device, np.array(some))
-        token_ids[rows] = _draw(logits[rows].float(), [sequences[row] for row in some], keep or keep_top_p)
+        wanted = torch.where(torch.isfinite(largest[rows]).unsqueeze(-1), logits[rows].float(), 0.0)
+        tokens = _draw(wanted, [sequences[row] for row in some], keep or keep_top_p)
+        token_ids[rows] = torch.where(token_ids[rows] == NO_TOKEN, NO_TOKEN, tokens)
     return Sampled(token_ids, logprobs_of(logits, token_ids)) if want_logprobs else Sampled(token_ids)
 
 
@@ -80,8 +83,18 @@ def logprobs_of(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """The log-probability of each row's token: `[rows, vocab_size]`, `[rows]` -> float32 `[rows]`."""
     at_a_time = max(1, DRAWN_LOGITS // logits.shape[-1])
     parts = zip(torch.split(logits, at_a_time), torch.split(token_ids, at_a_time), strict=True)
-    chosen = [some.float().log_softmax(-1).gather(-1, ids.unsqueeze(-1)) for some, ids in parts]
+    chosen = [some.float().log_softmax(-1).gather(-1, ids.clamp(min=0).unsqueeze(-1)) for some, ids in parts]
     return torch.cat(chosen).squeeze(-1)
+
+
+def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row's likeliest token, and its logit: `[rows, vocab_size]` -> int64 `[rows]`, `[rows]`.
+
+    NO_TOKEN where that is no number or infinite: a NaN counts as the largest, and masks leave some logit finite.
+    """
+    token_ids = argmax(logits)
+    largest = logits.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+    return torch.where(torch.isfinite(largest), token_ids, NO_TOKEN), largest
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:

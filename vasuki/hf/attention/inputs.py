@@ -60,7 +60,7 @@ class LastTokens:
         ]
         if late:
             places, rows = to_device(input_ids.device, *np.array(late).T)
-            input_ids[places] = self._token_ids[rows]
+            input_ids[places] = self._token_ids[rows].clamp(min=0)  # a row without a token ends, whatever follows
 
 
 def build_inputs(
