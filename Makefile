@@ -90,7 +90,7 @@ test-s3: $(SETUP) .venvs/s3/.installed
 	touch $@
 
 test-ray: .venvs/ray/.installed
-	VASUKI_RAY_KILLS=20 .venvs/ray/bin/python -m pytest -n 0 --timeout 3600 tests/runs/workers/ray/test_ray_*.py
+	VASUKI_RAY_KILLS=20 .venvs/ray/bin/python -m pytest -n 0 --timeout 3600 tests/runs/workers/on_ray/test_ray_*.py
 
 .venvs/ray/.installed: pyproject.toml constraints.txt
 	test -x .venvs/ray/bin/python || $(PYTHON) -m venv .venvs/ray

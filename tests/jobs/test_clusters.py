@@ -117,7 +117,7 @@ def test_as_many_shards_run_as_there_are() -> None:
 
 
 def test_pods_that_share_rows_find_the_first_one_and_end_with_it() -> None:
-    """What the first one's script does is tested on a cluster: `tests/commands/test_ray_jobs.py`."""
+    """What the first one's script does is tested on a cluster: `tests/runs/workers/on_ray/test_ray_jobs.py`."""
     (service,) = [each for each in documents("indexed-job.yaml") if each["kind"] == "Service"]
     found = job("indexed-job.yaml")
     spec, name = found["spec"], found["metadata"]["name"]

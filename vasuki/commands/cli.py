@@ -261,7 +261,7 @@ def run(
             quiet=quiet,
             max_time_s=max_time_s,
             deadline_s=due_s,
-            cluster=cluster or "",
+            cluster=cluster,
             metrics=metrics,
         )
         outcome = run_job(job, options)

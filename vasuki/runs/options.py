@@ -18,7 +18,7 @@ class RunOptions:
     quiet: bool = False  # without a progress bar
     max_time_s: float = math.inf  # after the start, the run stops
     deadline_s: float = math.inf  # after the start; a warning says when it will not hold
-    cluster: str = ""  # Ray's address, to run there
+    cluster: str | None = None  # address of a Ray cluster, to run there
     metrics: Metrics | None = None  # to count into
 
 

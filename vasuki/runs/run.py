@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 def run_job(config: JobConfig, options: RunOptions = AS_USUAL) -> Outcome:
     """Run what is left of a job: in a Ray cluster if the options name one, on several devices if the job wants them,
     else here. See `Runner.run`."""
-    if options.cluster:
+    if options.cluster is not None:
         return run_on_ray(config, options.cluster, options)
     if shares := shares_here(config):
         return run_on_replicas(config, shares, options)
