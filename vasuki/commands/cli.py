@@ -16,6 +16,7 @@ import click
 
 from vasuki.base.errors import Interrupted, VasukiError
 from vasuki.base.logs import asks_for_json, is_json, last_words, log, set_up_logs, tell
+from vasuki.base.streams import is_read, take_streams
 from vasuki.base.units import plural, seconds_of
 from vasuki.runs.signals import StopSignals
 
@@ -31,6 +32,7 @@ class _Commands(click.Group):
     """Ends a command with one line and the error's exit code, never with a traceback, unless the error is ours."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        take_streams()
         if asks_for_json(args):  # what is wrong with the arguments is told as JSON too
             set_up_logs(quiet=False, log_format="json")
         return super().parse_args(ctx, args)
@@ -38,7 +40,9 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with StopSignals():
-                return super().invoke(ctx)
+                result = super().invoke(ctx)
+            is_read()  # a reader that has gone is content
+            return result
         except VasukiError as error:
             _fail(str(error), error.exit_code)
         except KeyboardInterrupt:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from vasuki.base.errors import Interrupted, VasukiError
 from vasuki.base.logs import log, set_up_logs
+from vasuki.base.streams import take_streams
 from vasuki.io.output.manifest import Bounds
 from vasuki.machines.stolen_time import StolenTime
 from vasuki.models.layout import Layout
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run rows until the driver says that none are left. Ends with the driver, however that one ends."""
+    take_streams()
     for number in (signal.SIGTERM, signal.SIGINT):  # a terminal sends them to all; the driver says what happens then
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(int(sys.argv[1]))
