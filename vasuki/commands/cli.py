@@ -574,12 +574,13 @@ def report(
     show_default=True,
     help="openai: results as hosted batch APIs give them. auto: by the file's extension.",
 )
+@click.option("--partial", is_flag=True, help="Write what there is of an output that lacks rows.")
 @_JSON
-def export(run_dir: str, target: str, form: str, as_json: bool) -> None:
+def export(run_dir: str, target: str, form: str, partial: bool, as_json: bool) -> None:
     """Write the answers of a run into one file.
 
-    They come in the order of the input. With --format openai each row becomes a chat completion under its custom_id;
-    rows that failed go to a file beside it, FILE.errors.jsonl.
+    They come in the order of the input, all of them, or with --partial those that are there. With --format openai each
+    row becomes a chat completion under its custom_id; rows that failed go to a file beside it, FILE.errors.jsonl.
 
     \b
     Example:  vasuki export my-job/out --to answers.csv
@@ -592,7 +593,7 @@ def export(run_dir: str, target: str, form: str, as_json: bool) -> None:
     if form == "auto" and extension not in ("jsonl", "csv"):
         raise JobFileError(f"--to {target}: end it in .jsonl or .csv, or say --format")
     chosen: Any = extension if form == "auto" else form
-    written = export_answers(run_dir, target, chosen)
+    written = export_answers(run_dir, target, chosen, partial)
     if as_json:
         click.echo(json.dumps(written))
     else:

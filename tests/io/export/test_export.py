@@ -176,3 +176,37 @@ def test_parts_of_two_jobs_are_refused(done: JobConfig, tmp_path: Path) -> None:
     assert result.exit_code == 4
     assert "part-00099.parquet is of another job or input than part-00000.parquet" in result.stderr
     assert not (tmp_path / "a.jsonl").exists()
+
+
+def test_an_output_that_lacks_rows_is_exported_as_a_part_alone(done: JobConfig, tmp_path: Path) -> None:
+    out, target = Path(done.output.path), tmp_path / "a.jsonl"
+    removed = sorted(out.glob("part-*.parquet"))[1]
+    label = read_label(Location.parse(str(removed)))
+    assert label is not None
+    left = NUM_ROWS - len(label.rows)
+    removed.unlink()
+    for lost, what in [
+        ("", f"{left} of {NUM_ROWS} rows"),
+        ("manifest.json", f"{left} of {NUM_ROWS} rows"),
+        ("_SUCCESS", f"{left} rows, and no run has ended there"),
+    ]:
+        if lost:
+            (out / lost).unlink()
+        result = export(done, "--to", str(target))
+        assert result.exit_code == 4
+        assert result.stderr == (
+            f"vasuki: {out} has {what}; run its job again, or export what there is with --partial\n"
+        )
+        assert not target.exists()
+    result = export(done, "--to", str(target), "--partial", "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {str(target): 2 * left})
+    assert len(lines_of(target)) == 2 * left
+
+
+def test_a_run_that_was_stopped_is_exported_as_a_part_alone(
+    job: Callable[..., JobConfig], parquet: Callable[..., Path], tmp_path: Path
+) -> None:
+    made = job(parquet(text=["a"] * NUM_ROWS))
+    run(made, stop_after=10)
+    assert f"has 10 of {NUM_ROWS} rows; " in export(made, "--to", str(tmp_path / "a.csv")).stderr
+    assert export(made, "--to", str(tmp_path / "a.csv"), "--partial").exit_code == 0

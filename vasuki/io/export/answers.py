@@ -12,9 +12,11 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from vasuki.base.errors import InputError
+from vasuki.base.units import plural
 from vasuki.io.export.reopened import OpenFiles, Reopened
 from vasuki.io.location import Location
-from vasuki.io.output.ownership import labelled_parts
+from vasuki.io.output.manifest import MANIFEST, read_manifest
+from vasuki.io.output.ownership import SUCCESS, is_broken_manifest, labelled_parts
 from vasuki.io.output.parts import PartLabel, reading
 from vasuki.io.output.rewriting import LabelledPart
 from vasuki.io.values import python_values
@@ -39,6 +41,20 @@ def read_rows(folder: Location) -> Iterator[list[Line]]:
         lines = heapq.merge(*(_lines(part, label, files) for part, label in parts), key=lambda line: line[:2])
         for _, samples in groupby(lines, key=lambda line: line[0]):
             yield [values for _, _, values in samples]
+
+
+def incompleteness(folder: Location) -> str:
+    """How many rows an output has, if some of the input's are not there; else empty. Raises as `read_rows` does."""
+    parts = _parts(folder)
+    rows = np.concatenate([label.rows for _, label in parts])
+    file = folder / MANIFEST
+    if file.exists() and not is_broken_manifest(file):
+        total = read_manifest(file).rows.total
+    elif (folder / SUCCESS).exists():
+        total = int(rows.max(initial=-1)) + 1
+    else:
+        return f"{plural(len(rows), 'row')}, and no run has ended there"
+    return f"{len(rows):,} of {plural(total, 'row')}" if len(rows) < total else ""
 
 
 def column_names(folder: Location) -> list[str]:

@@ -5,23 +5,26 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import logging
 from collections import Counter
 from contextlib import ExitStack
 from datetime import datetime
 from typing import Any, Literal
 
-from vasuki.base.errors import JobFileError, one_line
-from vasuki.io.export.answers import Line, column_names, read_rows
+from vasuki.base.errors import InputError, JobFileError, one_line
+from vasuki.io.export.answers import Line, column_names, incompleteness, read_rows
 from vasuki.io.export.openai_results import result_line
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import MANIFEST, read_manifest
 from vasuki.io.values import as_text, json_text
 
+log = logging.getLogger(__name__)
+
 Form = Literal["jsonl", "csv", "openai"]
 
 
-def export_answers(run_dir: str, file: str, form: Form) -> dict[str, int]:
-    """Write the answers in an output folder, which may lack rows yet, into a file. Returns the lines in each file.
+def export_answers(run_dir: str, file: str, form: Form, partial: bool = False) -> dict[str, int]:
+    """Write the answers in an output folder into a file. Returns the lines in each file.
 
     `openai` puts failed rows into a file beside it, `answers.errors.jsonl`, if there are any.
 
@@ -29,14 +32,19 @@ def export_answers(run_dir: str, file: str, form: Form) -> dict[str, int]:
         run_dir: folder or URL.
         file: path or URL; what is there is replaced.
         form: of the file.
+        partial: also those of an output that lacks rows, which is logged.
 
     Raises:
-        InputError, UnreadableError: there is no output, or it is damaged.
+        InputError, UnreadableError: there is no output, it lacks rows, or it is damaged.
         JobFileError: the file cannot be written.
     """
     try:
         folder, target = Location.parse(run_dir), Location.parse(file)
         names = column_names(folder)
+        if what := incompleteness(folder):
+            if not partial:
+                raise InputError(f"{folder} has {what}; run its job again, or export what there is with --partial")
+            log.warning("%s has %s", folder, what)
         if form == "openai":
             return _write_results(folder, target)
         rows = (line for samples in read_rows(folder) for line in samples)
