@@ -12,6 +12,7 @@ import fnmatch
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -157,10 +158,9 @@ class Location:
         self.filesystem.create_dir(self.path, recursive=True)
 
     def refuse_unwritable(self) -> None:
-        """Raises OSError where a folder could not be made, or not be written to.
+        """Raises OSError where a folder could not be made, or files in it not be written, renamed and deleted.
 
-        Only trying tells: permissions say little to root, or of a disk that is full. Locally the file never has a name;
-        on an object store it is deleted at once.
+        Only trying tells: permissions say little to root, or of a disk that is full.
         """
         if not self.is_local:
             probe = self / ".vasuki-check"
@@ -172,8 +172,26 @@ class Location:
             folder = os.path.dirname(folder)
         if not os.path.isdir(folder):
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
-        with _naming(folder), tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"\0" * 4096)
+        with _naming(folder), tempfile.NamedTemporaryFile(dir=folder, prefix=".vasuki-", delete=False) as file:
+            try:
+                file.write(b"\0" * 4096)
+                file.flush()
+                os.rename(file.name, file.name + ".tmp")
+            except BaseException:
+                os.unlink(file.name)
+                raise
+            os.unlink(file.name + ".tmp")
+
+    def refuse_fixed(self) -> None:
+        """Raises OSError for a local file that could not be replaced: nothing may be renamed over it to try that."""
+        if not self.is_local:
+            return
+        file, folder, user = os.lstat(self.path), os.stat(os.path.dirname(self.path)), os.geteuid()
+        if folder.st_mode & stat.S_ISVTX and user not in (0, file.st_uid, folder.st_uid):
+            raise OSError(errno.EPERM, f"{self.name} is another user's, in a folder where only owners replace files")
+        may_write = user == 0 or (user == file.st_uid and file.st_mode & stat.S_IWUSR)
+        if may_write and not os.access(self.path, os.W_OK, effective_ids=True):  # whatever permissions say
+            raise OSError(errno.EPERM, f"{self.name} is immutable")
 
     def delete(self) -> None:
         """Remove a file; fine if it is already gone."""

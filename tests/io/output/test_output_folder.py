@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -290,11 +291,13 @@ def test_a_part_with_another_name_counts_and_goes_with_fresh(job: MakeJob, parqu
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-@pytest.mark.parametrize("content", ["half", "", "[]", "{}", "null"])
+@pytest.mark.parametrize("content", ["half", "", "[]", "{}", "null", "other types"])
 def test_a_broken_manifest_is_made_again(job: MakeJob, parquet: WriteParquet, content: str, fresh: bool) -> None:
     config = job(parquet(text=["a"] * 20))
     run(config)
     manifest = out(config) / "manifest.json"
+    if content == "other types":
+        content = json.dumps(json.loads(manifest.read_text()) | {"rows": "many", "runs": 7})
     manifest.write_text(manifest.read_text()[:300] if content == "half" else content)
     run(config, fresh=fresh)
     rows = read_manifest(Location.parse(str(manifest))).rows
@@ -563,6 +566,54 @@ def test_a_run_that_was_killed_is_known_by_its_trace(tmp_path: Path) -> None:
     assert run_for(8.0, 0) == [*before, *[(10.0, 0, False)] * 2], "a damaged trace costs that alone"
     run_for(5.0, 2, is_killed=True, shard=Shard(1, 2))
     assert run_for(8.0, 0, shard=Shard(1, 2)) == [(5.0, 2, True), (10.0, 0, False)]
+
+
+def as_user(user: int, path: Path) -> list[str]:
+    """What `open` says to a user, and then `check`."""
+    said = []
+    os.seteuid(user)
+    try:
+        for ask in (OutputFolder.open, OutputFolder.check):
+            try:
+                folder = ask(str(path), num_rows=10, config_hash="c", input_fingerprint="f")
+                said.append("fine")
+            except JobFileError as error:
+                said.append(str(error))
+            else:
+                if folder:
+                    folder.close()
+    finally:
+        os.seteuid(0)
+    return said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become two other users")
+def test_files_of_another_user_in_a_sticky_folder() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # since nobody else gets into pytest's own
+        os.chmod(folder, 0o755)
+        path = Path(folder, "out")
+        path.mkdir()
+        path.chmod(0o1777)
+        assert as_user(30001, path) == ["fine", "fine"]
+        Manifest(job={}, config_hash="c", input_fingerprint="f").write(Location.parse(str(path / "manifest.json")))
+        os.chown(path / "manifest.json", 30001, 30001)
+        assert as_user(30001, path) == ["fine", "fine"]
+        (path / ".vasuki.lock").unlink()
+        (said,) = set(as_user(30002, path))
+        assert said == (
+            f"cannot write to output.path {path}: "
+            "manifest.json is another user's, in a folder where only owners replace files"
+        )
+
+
+def test_a_file_system_that_cannot_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*names: str) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(JobFileError, match=r"cannot write to output.path .*: Invalid cross-device link"):
+        open_folder(tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".vasuki.lock"]
 
 
 def test_a_folder_that_is_gone_interrupts(tmp_path: Path) -> None:

@@ -243,6 +243,18 @@ def read_manifest(place: Location) -> Manifest:
     return manifest
 
 
+def is_manifest(tree: dict[str, Any]) -> bool:
+    """Whether JSON can be read as a manifest, or is that of a newer version, which may have other values."""
+    version = tree["schema_version"]
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        return True
+    try:
+        _ADAPTER.validate_python(tree)
+    except pydantic.ValidationError:
+        return False
+    return True
+
+
 def merge(shards: Sequence[Manifest]) -> Manifest:
     """Merge the manifests of shards that ran side by side: work adds up, and time is that of the slowest."""
     first = shards[0]

@@ -40,6 +40,7 @@ from vasuki.io.output.ownership import (
     is_own_journal,
     is_own_name,
     labelled_parts,
+    refuse_fixed,
     refuse_foreign,
     refuse_irregular,
 )
@@ -106,6 +107,9 @@ class OutputFolder:
                 folder._delete_temporary_files()
                 folder._delete_broken_manifests()
                 folder._read_back(num_rows, retries_errors)
+                if not folder.is_finished:
+                    place.refuse_unwritable()
+                    refuse_fixed(place, shard.label)
         except BaseException:
             lock.release()
             raise
@@ -115,6 +119,9 @@ class OutputFolder:
     def check(cls, path: str, *, num_rows: int, config_hash: str, input_fingerprint: str) -> None:
         """Raise what `open` would for the whole input, and leave everything as it is."""
         place = usable_folder(path)
+        if not (place / SUCCESS).exists():
+            with _refused(path):
+                refuse_fixed(place)
         folder = cls(place, FolderLock([]), WHOLE, config_hash, input_fingerprint)
         for part, label in folder._labels(with_pages=True):
             folder._done_rows([(part, label)], num_rows)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from vasuki.base.errors import OutputInUse, UnreadableError, one_line
 from vasuki.io.location import Location
+from vasuki.io.output.manifest import MANIFEST, is_manifest
 from vasuki.io.output.parts import PART_NAME, DamagedPart, PartLabel, read_label
 
 SUCCESS = "_SUCCESS"
@@ -37,6 +38,13 @@ def refuse_irregular(place: Location) -> None:
     for child, kind in place.irregular_children():
         if _is_part(child.name) or child.name.startswith(".vasuki") or is_own_name(child.name, ""):
             raise OutputInUse(f"{child} is {kind}, where a run has a file; remove it, or choose another output.path")
+
+
+def refuse_fixed(place: Location, label: str = "") -> None:
+    """Raises OSError for a file that a run with this shard label would replace or delete, and could not."""
+    for child in place.children():
+        if child.name == MANIFEST or is_own_name(child.name, label):
+            child.refuse_fixed()
 
 
 def refuse_foreign(place: Location) -> None:
@@ -117,7 +125,8 @@ def is_own_journal(name: str, label: str) -> bool:
 
 
 def is_broken_manifest(file: Location) -> bool:
-    """Whether a file has the name of a manifest and says nothing: half of one, none at all, or an empty value."""
+    """Whether a file has the name of a manifest and cannot be understood: half of one, an empty value, or values of
+    other types under our keys."""
     if not _MANIFEST.fullmatch(file.name):
         return False
     try:
@@ -126,6 +135,8 @@ def is_broken_manifest(file: Location) -> bool:
         raise UnreadableError(f"cannot read {file}: {error.strerror or one_line(error)}") from None
     except (ValueError, RecursionError):
         return True
+    if isinstance(tree, dict) and tree.keys() >= _MANIFEST_KEYS:
+        return not is_manifest(tree)
     return not (isinstance(tree, dict) and tree)
 
 
