@@ -68,6 +68,11 @@ def sleep(order: Order) -> None:
     time.sleep(order.amount)
 
 
+def hang_up(order: Order) -> None:
+    """As when the terminal is closed."""
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
 def limit_files(order: Order) -> None:
     """No file can be written beyond so many bytes, as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (order.amount, resource.RLIM_INFINITY))
@@ -100,6 +105,7 @@ def turn_clock_back(order: Order) -> None:
 EVENTS: dict[str, Callable[[Order], None]] = {
     "nothing": lambda order: None,
     "kill": kill,
+    "hang_up": hang_up,
     "limit_files": limit_files,
     "sleep": sleep,
     "fill_disk": fill_disk,

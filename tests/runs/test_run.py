@@ -817,7 +817,8 @@ def test_a_run_ends_when_its_time_is_over_and_goes_on(job: Job) -> None:
     path = job(sampling={"max_tokens": 20, "ignore_eos": True})
     result = run(path, "--max-time", "0s")
     assert (result.exit_code, output(path)) == (75, [])
-    assert "of --max-time are over; 12 rows are left" in result.stderr
+    assert "of --max-time are over, and loading and planning alone took " in result.stderr
+    assert "; allow more; 12 rows are left, run the same command again to go on" in result.stderr
     assert decode_tokens(path.parent / "out") == 0, "one step, and no more"
     assert (path.parent / "out" / ".vasuki-journal.jsonl").exists()
     assert run(path, "--max-time", "1h").exit_code == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,3 +124,13 @@ def test_a_clock_that_goes_back(tmp_path: Path, tiny_model: Path, nursery: Nurse
         assert code == 0
         (tmp_path / "job" / "out" / "_SUCCESS").unlink()
         next((tmp_path / "job" / "out").glob("part-*.parquet")).unlink()
+
+
+def test_a_terminal_that_is_closed(tmp_path: Path, tiny_model: Path, nursery: Nursery, expected: pa.Table) -> None:
+    job = job_into(tmp_path / "job", tiny_model)
+    for phase in ("load", "plan", "decodes", "commit"):
+        assert nursery.run(Order(str(job), "hang_up", phase)) == 75
+        said = (job.parent / "stderr").read_text()
+        assert re.fullmatch("vasuki: stopped by a signal; .*run the same command again to go on\n", said)
+    assert nursery.run(Order(str(job))) == 0
+    assert answers(job).equals(expected)

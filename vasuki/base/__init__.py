@@ -8,4 +8,6 @@ commits   when finished rows become durable
 arrays    names for numpy arrays
 urls      addresses of object stores, without the keys that open them
 files     what is no file to read whole, such as a pipe
+streams   stdin, stdout and stderr, by which no run ends
+home      a home folder for users who have none
 """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from vasuki.base.errors import Interrupted, VasukiError
+from vasuki.base.errors import Interrupted, JobFileError, VasukiError, one_line
+from vasuki.base.home import some_home
 from vasuki.base.logs import asks_for_json, is_json, last_words, log, set_up_logs, tell
 from vasuki.base.streams import is_read, take_streams
-from vasuki.base.units import plural, seconds_of
+from vasuki.base.units import bytes_text, plural, seconds_of
 from vasuki.runs.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -38,8 +40,10 @@ class _Commands(click.Group):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
+        if sys.flags.optimize > 1:
+            _fail("without docstrings transformers loads no model: unset PYTHONOPTIMIZE, or python -OO", 2)
         try:
-            with StopSignals():
+            with StopSignals(), some_home():
                 result = super().invoke(ctx)
             is_read()  # a reader that has gone is content
             return result
@@ -51,11 +55,24 @@ class _Commands(click.Group):
             if not is_json():
                 raise
             _fail(error.format_message(), error.exit_code)
-        except Exception:
+        except Exception as error:
+            if what := _lacking(error):
+                _fail(what, JobFileError.exit_code)
             if not is_json():
                 raise
             log.exception("a bug of vasuki", extra={"more": {"exit_code": VasukiError.exit_code}})
             sys.exit(VasukiError.exit_code)
+
+
+def _lacking(error: Exception) -> str:
+    """What this process has too little of; empty for a bug of ours."""
+    most_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+    most = "" if most_bytes == resource.RLIM_INFINITY else f"; it may use {bytes_text(most_bytes)} (ulimit -v)"
+    if isinstance(error, MemoryError):
+        return f"memory ran out{most}"
+    if isinstance(error, ImportError) and not (error.name or "").startswith("vasuki"):
+        return f"a package cannot be loaded: {one_line(error)}{most}"
+    return ""
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:

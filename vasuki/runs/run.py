@@ -44,7 +44,7 @@ from vasuki.planner.rows_done import RowsDone
 from vasuki.runs.foresight import rough_tokens
 from vasuki.runs.hindsight import cost_of_uncertainty, is_affordable
 from vasuki.runs.manifests import bounds_of
-from vasuki.runs.observers.deadline import Deadline
+from vasuki.runs.observers.deadline import Deadline, time_over
 from vasuki.runs.observers.metrics import RunMetrics
 from vasuki.runs.observers.progress import Progress, busy_with
 from vasuki.runs.opening import OpenJob, Outcome, opened
@@ -278,16 +278,16 @@ class Run:
             schema, max_loss_s = answer_schema(self.config, self.job.table), commits_within_s(self.config.plan)
             writer = self.folder.writer(schema, max_loss_s=min(max_loss_s, self.rows.commits_within_s))
             with signals.deferred():
-                stop = partial(self._should_stop, signals)
+                stop = partial(self._should_stop, signals, time.perf_counter() - self.job.started_s)
                 return self._generate(loaded, placement, plan, first, requests, writer, journal, stop, energy)
 
-    def _should_stop(self, signals: StopSignals) -> bool:
+    def _should_stop(self, signals: StopSignals, ready_s: float) -> bool:
         """Whether to stop between two steps. Raises Interrupted if the time is over."""
         if not self.rows.has_end:
             return False
         most_s = self.options.max_time_s
         if time.perf_counter() - self.job.started_s >= most_s:
-            raise Interrupted(f"the {duration(most_s)} of --max-time are over")
+            raise time_over(most_s, ready_s)
         return signals.asked()
 
     def _look_back(self, placement: Placement, plan: Plan, done: RowsDone, bounds: Bounds, taken_s: float) -> Bounds:

@@ -1,4 +1,4 @@
-"""What SIGTERM and SIGINT do while vasuki works."""
+"""What SIGTERM, SIGINT and SIGHUP do while vasuki works."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class StopSignals:
             raise KeyboardInterrupt
 
     def __enter__(self) -> StopSignals:
-        self._previous = {number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
+            numbers.append(signal.SIGHUP)
+        self._previous = {number: signal.signal(number, self._handle) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:

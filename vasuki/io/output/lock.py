@@ -16,8 +16,9 @@ import json
 import os
 import re
 import socket
+import tempfile
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 from vasuki.base.errors import OutputLocked
 from vasuki.io.location import Location, open_own
@@ -68,10 +69,15 @@ class FolderLock:
     @staticmethod
     def refuse_held(place: Location) -> None:
         """Raise what `take` would for a whole run, and leave no lock file behind."""
+        if not place.is_local:
+            return
         file = place / _WHOLE
-        if place.is_local and file.exists():
+        if file.exists():
             with open_own(file.path, "a+") as held:
                 _lock(held, fcntl.LOCK_EX, place)
+        elif place.exists():
+            with tempfile.TemporaryFile("a+", dir=place.path) as held:
+                _flock(held, fcntl.LOCK_EX)
 
     def refuse_lost(self) -> None:
         """Raises OutputLocked if another run has taken the lease."""
@@ -92,7 +98,7 @@ class FolderLock:
             yield
             return
         with open_own((place / _SUMMARY).path, "a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            _flock(file, fcntl.LOCK_EX)
             yield
 
     def _hold(self, place: Location, name: str, kind: int) -> None:
@@ -109,7 +115,7 @@ class FolderLock:
             if match and int(match[1]) != shard.count:
                 with open_own(child.path, "a+") as file:
                     try:
-                        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                        _flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                     except BlockingIOError:
                         raise OutputLocked(
                             f"{place} is in use by a run of {match[1]} shards, not {shard.count}"
@@ -119,11 +125,22 @@ class FolderLock:
 def _lock(file: IO[str], kind: int, place: Location) -> None:
     """Lock a file or raise OutputLocked at once."""
     try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        _flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         raise OutputLocked(
             f"{place} is in use by {_holder(file)}; wait for it, or choose another output.path"
         ) from None
+
+
+def _flock(file: IO[Any], kind: int) -> None:
+    """Raises BlockingIOError if another process holds it, OSError where the file system has no locks."""
+    try:
+        fcntl.flock(file, kind)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        what = "its file system has no locks, which keep two runs apart: mount it with them, or write to another one"
+        raise OSError(error.errno, f"{what} ({error.strerror})") from None
 
 
 def _holder(file: IO[str]) -> str:

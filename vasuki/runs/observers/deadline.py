@@ -1,4 +1,5 @@
-"""A run that will end after its deadline says so while something can still be done about it."""
+"""A run that will end after its deadline says so while something can still be done about it; one that is stopped says
+whether its time could ever do."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from vasuki.base.errors import Interrupted
 from vasuki.base.units import duration
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
@@ -54,3 +56,13 @@ class Deadline:
                 duration(self._deadline_s),
                 duration(end_s),
             )
+
+
+def time_over(max_time_s: float, ready_s: float | None) -> Interrupted:
+    """What is said when `--max-time` is over; `ready_s` is from the start to the first step, None before it."""
+    over = f"the {duration(max_time_s)} of --max-time are over"
+    if ready_s is None:
+        return Interrupted(f"{over} before the model is loaded; allow more")
+    if ready_s >= max_time_s:
+        return Interrupted(f"{over}, and loading and planning alone took {duration(ready_s)}; allow more")
+    return Interrupted(over)

@@ -39,7 +39,7 @@ from vasuki.planner.ordering.planned_order import PlannedOrder, order_requests
 from vasuki.planner.plan import Plan
 from vasuki.runs.foresight import expected
 from vasuki.runs.manifests import bounds_of
-from vasuki.runs.observers.deadline import Deadline
+from vasuki.runs.observers.deadline import Deadline, time_over
 from vasuki.runs.observers.metrics import FleetMetrics
 from vasuki.runs.observers.progress import StatusLine, busy_with
 from vasuki.runs.opening import OpenJob, Outcome, opened
@@ -130,6 +130,7 @@ class Driver:
         self.replicas = replicas
         self.shares = shares
         self.started_s = started_s = job.started_s
+        self._ready_s: float | None = None  # from the start until rows are handed out
         self._deadline = Deadline(options.deadline_s, started_s, lambda: self._leases.time_left_s)
         self._starts = Counter(range(len(shares)))
         self._ready: dict[int, Ready] = {}  # replicas that wait for a plan
@@ -238,10 +239,11 @@ class Driver:
         """Raises Interrupted when the time is over that the run may take."""
         most_s = self.options.max_time_s
         if time.perf_counter() - self.started_s >= most_s:
-            raise Interrupted(f"the {duration(most_s)} of --max-time are over")
+            raise time_over(most_s, self._ready_s)
 
     def _generate(self, plan: Plan, signals: StopSignals) -> Manifest:
         generate_started_s = time.perf_counter()
+        self._ready_s = generate_started_s - self.started_s
         interrupted: Interrupted | None = None
         writer = self.folder.writer(
             answer_schema(self.config, self.table), max_loss_s=commits_within_s(self.config.plan)

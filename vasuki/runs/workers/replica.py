@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def main() -> None:
     """Run rows until the driver says that none are left. Ends with the driver, however that one ends."""
     take_streams()
-    for number in (signal.SIGTERM, signal.SIGINT):  # a terminal sends them to all; the driver says what happens then
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # all get them; the driver says what happens then
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(int(sys.argv[1]))
     setup: Setup = connection.recv()
