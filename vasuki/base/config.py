@@ -153,7 +153,8 @@ class InputConfig(_Section):
 
     path: Place
     """File, folder or glob, or an s3:// or gs:// URL, or `hf://datasets/OWNER/NAME/...` on the Hugging Face hub
-    (private ones with `HF_TOKEN`). Parquet, JSONL or CSV, by extension."""
+    (private ones with `HF_TOKEN`). Parquet, JSONL or CSV, by extension. Folders named like `year=2024` are columns of
+    text in their files, unless a file has a column of that name itself."""
     format: Literal["auto", "parquet", "jsonl", "csv", "openai-batch"] = "auto"
     """Needed if the extension doesn't say it, and always for `openai-batch`."""
     id: str = ""

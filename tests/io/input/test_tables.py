@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as encryption
 import pytest
@@ -207,10 +209,59 @@ def test_a_column_that_does_not_exist(
         open_table(job(path, **keys))
 
 
-def test_a_column_that_only_a_folders_name_gives(job: MakeJob, parquet: WriteParquet, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
+def test_folders_of_keys_and_values_are_columns(job: MakeJob, tmp_path: Path, form: str) -> None:
+    """Compared with pyarrow's datasets, which read such folders too."""
+    folders = ["year=2023/lang=de", "year=2024/lang=a%20b%2Fc", "year=2024/lang=__HIVE_DEFAULT_PARTITION__"]
+    for folder in folders:
+        path = tmp_path / "in" / folder / f"p.{form}"
+        rows = pa.table({"text": [f"{folder} {row}" for row in range(3)]})
+        if form == "jsonl":
+            jsonl(path, rows.to_pylist())
+        else:
+            path.parent.mkdir(parents=True)
+            (pq.write_table if form == "parquet" else pa_csv.write_csv)(rows, path)
+    partitioning = ds.partitioning(pa.schema([("year", pa.string()), ("lang", pa.string())]), flavor="hive")
+    format = "json" if form == "jsonl" else form
+    expected = ds.dataset(tmp_path / "in", format=format, partitioning=partitioning).to_table()
+    table = open_table(job(tmp_path / "in", prompt="{text} {year}", output={"columns": ["year", "lang"]}))
+    assert table.carried_types == {"year": pa.string(), "lang": pa.string()}
+    read = sorted((values for _, values in rows_of(table)), key=lambda values: values["text"])
+    assert read == sorted(expected.to_pylist(), key=lambda values: values["text"])
+    path.parent.rename(tmp_path / "in/year=2025")
+    assert open_table(job(tmp_path / "in", prompt="{text} {year}")).fingerprint != table.fingerprint
+
+
+def test_a_column_of_the_file_goes_before_that_of_its_folder(
+    job: MakeJob, parquet: WriteParquet, tmp_path: Path
+) -> None:
+    parquet(name="in/year=2024/p.parquet", text=["a"], year=[7])
+    (tmp_path / "in/year=2024/q.csv").write_text("text,year\nb,8\n")
+    for name, year in (("p.parquet", 7), ("q.csv", "8")):
+        ((_, values),) = rows_of(open_table(job(tmp_path / "in/year=2024" / name, prompt="{text} {year}")))
+        assert values["year"] == year
+
+
+def test_a_prompt_may_name_columns_of_folders_alone(job: MakeJob, parquet: WriteParquet, tmp_path: Path) -> None:
+    parquet(name="in/year=2024/p.parquet", text=["a", "b", "c"])
+    table = open_table(job(tmp_path / "in", prompt="{year}"))
+    assert rows_of(table) == [(row, {"year": "2024"}) for row in range(3)]
+    assert rows_of(table, Selection(Shard(1, 2))) == [(1, {"year": "2024"})]
+
+
+def test_a_folders_name_is_no_id(job: MakeJob, parquet: WriteParquet, tmp_path: Path) -> None:
     parquet(name="in/year=2024/p.parquet", text=["a"])
-    with pytest.raises(JobFileError, match=r"'year', .* folders such as year=2024 are not read as columns"):
-        open_table(job(tmp_path / "in", prompt="{text} {year}"))
+    with pytest.raises(JobFileError, match=r"'year', .* a folder's name gives it, the same for all rows of a file"):
+        open_table(job(tmp_path / "in", id="year"))
+
+
+def test_a_dotted_column_beside_a_struct_of_the_same_path(job: MakeJob, parquet: WriteParquet) -> None:
+    path = parquet(a=[{"b": 2**62}, {"b": 1}], **{"a.b": pa.array([1, 2], pa.int8())}, text=["x", "y"])
+    table = open_table(job(path, prompt="{a.b} {text}", id="a.b", output={"columns": ["a.b", "a"]}))
+    assert [values["a.b"] for _, values in rows_of(table)] == [1, 2]
+    assert [values["a"] for _, values in rows_of(table)] == [{"b": 2**62}, {"b": 1}]
+    (file,) = table.files
+    assert file.survey(["a.b"], ["a.b"], None).numbers == {"a.b": (1, 2)}
 
 
 def test_reserved_and_repeated_output_columns(job: MakeJob, parquet: WriteParquet) -> None:

@@ -104,8 +104,9 @@ class ParquetSource:
         )
         for batch in batches:
             for piece, num_bytes in slices(batch, BLOCK_BYTES):
-                arrays = [plain(column) for column in piece.columns]
-                yield pa.RecordBatch.from_arrays(arrays, piece.schema.names), num_bytes
+                for index, name in enumerate(piece.schema.names):
+                    piece = piece.set_column(index, name, plain(piece.column(index)))
+                yield piece, num_bytes
 
     def _refuse_absurd(self, chunk: Any) -> None:
         """Nulls and empty lists take hardly a bit on disk, but some bytes each in memory."""
@@ -232,7 +233,8 @@ def _extremes(metadata: Any, name: str, arrow_type: Any) -> tuple[Any, ...]:
         return (Decimal(0),)
     if not pa.types.is_integer(arrow_type):
         return ()
-    column = next(index for index in range(len(metadata.schema)) if metadata.schema.column(index).path == name)
+    fields = metadata.schema.to_arrow_schema()
+    column = sum(_leaves(fields.types[index]) for index in range(fields.get_field_index(name)))
     chunks = (metadata.row_group(group).column(column) for group in range(metadata.num_row_groups))
     found = [chunk.statistics for chunk in chunks]
     found = [statistics for statistics in found if statistics is None or statistics.num_values]  # not of nulls alone
@@ -240,6 +242,14 @@ def _extremes(metadata: Any, name: str, arrow_type: Any) -> tuple[Any, ...]:
         limits = np.iinfo(arrow_type.to_pandas_dtype())
         return int(limits.min), int(limits.max)
     return tuple(value for statistics in found for value in (statistics.min, statistics.max))
+
+
+def _leaves(kind: Any) -> int:
+    """How many columns of a Parquet file a field of this type takes. A leaf's path alone does not tell a struct's field
+    from a column with a dot in its name."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _leaves(kind.storage_type)
+    return sum(_leaves(kind.field(index).type) for index in range(kind.num_fields)) or 1
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,6 +1,6 @@
 """The input of a job.
 
-tables      files are found, checked and counted
+tables      files are found, checked and counted; folders: the columns that folders' names give
 followed    rows that arrive line by line
 columns     which columns a job reads, and which setting names each
 requests    rows -> Requests, ahead in a thread (prefetch)

@@ -13,7 +13,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ from vasuki.io.formats.parquet import ParquetSource
 from vasuki.io.formats.sources import Block, Source, Survey
 from vasuki.io.ids import IdHashes, refuse_duplicates
 from vasuki.io.input.columns import BATCH_URL, carried_columns, id_column, needed_columns
+from vasuki.io.input.folders import folder_columns
 from vasuki.io.location import Location, find_files, unreadable_name
 from vasuki.io.selection import EVERY_ROW, Selection
 from vasuki.io.values import as_text
@@ -71,6 +72,7 @@ class InputTable:
 
     files: tuple[Source, ...]
     file_rows: tuple[range, ...]  # numbers of each file's rows
+    of_folders: tuple[dict[str, str | None], ...]  # by file: the columns that only its folders' names give
     num_rows: int
     columns: tuple[str, ...]  # those the job reads
     id_column: str  # empty: the row number is the id
@@ -85,9 +87,13 @@ class InputTable:
         A file that has changed or become unreadable since the table was opened is left out from there on, and `unread`
         says so: rows of the others can be answered all the same.
         """
-        for file, rows in zip(self.files, self.file_rows, strict=True):
+        for file, rows, of_folders in zip(self.files, self.file_rows, self.of_folders, strict=True):
+            own = [name for name in self.columns if name not in of_folders]
             try:
-                yield from file.blocks(self.columns, rows, selection)
+                for block in file.blocks(own, rows, selection):
+                    for name, value in of_folders.items():
+                        block.columns[name] = [value] * len(block.rows)
+                    yield block
             except InputError as problem:
                 log.info("%s; the job goes on with its other files", problem)
                 self.unread.append(problem)
@@ -133,6 +139,7 @@ def open_table(job: JobConfig) -> InputTable:
     ids = IdHashes(id_name) if id_name else None
     digest = hashlib.blake2b(digest_size=16)
     file_rows: list[range] = []
+    of_folders: list[dict[str, str | None]] = []
     num_rows = 0
     types: dict[str, Any] = {}
     numbers: defaultdict[str, list[tuple[Any, tuple[Any, ...]]]] = defaultdict(list)  # by file: their type, extremes
@@ -140,12 +147,17 @@ def open_table(job: JobConfig) -> InputTable:
         survey = file.survey(needed, {*stored, id_name} - {""}, ids)
         file_rows.append(range(num_rows, num_rows + survey.num_rows))
         num_rows += survey.num_rows
+        given = {name: value for name, value in folder_columns(file.location).items() if name in needed}
+        given = {name: value for name, value in given.items() if name not in {*survey.types, id_name}}
+        of_folders.append(given)
+        survey = replace(survey, types=survey.types | dict.fromkeys(given, pa.string()))
         if not isinstance(file, JsonlSource):  # a file with a schema has to have every column itself
             _check_columns(needed, survey.types, file.location)
         types = _merge(types, survey, file, {*stored, id_name})
         for name, extremes in survey.numbers.items():
             numbers[name].append((survey.types[name], extremes))
         digest.update(f"{survey.num_rows}\0".encode() + survey.digest)
+        digest.update(repr(sorted(given.items())).encode() if given else b"")
     if num_rows:
         _check_columns(needed, types, job.input.path)
     columns = tuple(needed) + ((BATCH_URL,) if job.input.format == "openai-batch" else ())
@@ -155,7 +167,15 @@ def open_table(job: JobConfig) -> InputTable:
         id_type = id_type if pa.types.is_integer(id_type) else pa.string()
     carried_types = {name: _output_type(types.get(name, pa.string()), numbers[name]) for name in stored}
     table = InputTable(
-        tuple(files), tuple(file_rows), num_rows, columns, id_name, id_type, carried_types, digest.hexdigest()
+        tuple(files),
+        tuple(file_rows),
+        tuple(of_folders),
+        num_rows,
+        columns,
+        id_name,
+        id_type,
+        carried_types,
+        digest.hexdigest(),
     )
     if ids is not None and len(suspects := ids.suspects()):
         refuse_duplicates(id_name, suspects, _numbered_ids(table))
@@ -221,19 +241,10 @@ def _any_of(suffixes: Iterable[str]) -> str:
 def _check_columns(needed: dict[str, str], known: dict[str, Any], where: Location | str) -> None:
     for column, setting in needed.items():
         if column not in known:
-            hint = (
-                _in_folder_name(column, where)
-                or did_you_mean(column, known)
-                or f"; it has {', '.join(list(known)[:8]) or 'no columns'}"
-            )
+            hint = did_you_mean(column, known) or f"; it has {', '.join(list(known)[:8]) or 'no columns'}"
+            if isinstance(where, Location) and column in folder_columns(where):  # as its id
+                hint = ": a folder's name gives it, the same for all rows of a file"
             raise JobFileError(f"{setting} names column '{column}', which {where} does not have{hint}")
-
-
-def _in_folder_name(column: str, where: Location | str) -> str:
-    """What to say of a column that only a folder's name gives, such as `year=2024`; empty if none does."""
-    folders = (where.path if isinstance(where, Location) else "").split("/")[:-1]
-    folder = next((name for name in folders if name.startswith(f"{column}=")), "")
-    return f": folders such as {folder} are not read as columns; write '{column}' into the files" if folder else ""
 
 
 def _merge(types: dict[str, Any], survey: Survey, file: Source, stored: Collection[str]) -> dict[str, Any]:
