@@ -42,17 +42,22 @@ def reference() -> str:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             lines += ["", f"## {name}", "", " ".join((field.annotation.__doc__ or "").split()), ""]
             lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
-            meanings = _meanings(field.annotation)
-            lines += [
-                _row(f"{name}.{key}", entry, meanings.get(key, ""))
-                for key, entry in field.annotation.model_fields.items()
-            ]
+            lines += _rows(name, field.annotation)
         else:
             plain.append(_row(name, field, _meanings(JobConfig).get(name, "")))
     return (
         "\n".join([*lines[:1], "", "| key | value | default | meaning |", "|---|---|---|---|", *plain, *lines[1:]])
         + "\n"
     )
+
+
+def _rows(name: str, section: type[BaseModel]) -> Iterator[str]:
+    """A row for each key of a section, and for those of the sections in it."""
+    meanings = _meanings(section)
+    for key, entry in section.model_fields.items():
+        yield _row(f"{name}.{key}", entry, meanings.get(key, ""))
+        if isinstance(entry.default, BaseModel):
+            yield from _rows(f"{name}.{key}", type(entry.default))
 
 
 def _meanings(section: type[BaseModel]) -> dict[str, str]:
@@ -114,7 +119,7 @@ def _limits(constraints: Iterable[Any]) -> Iterator[str]:
 
 
 def _default(value: Any, values: Collection[str]) -> str:
-    if value is None or value == "":
+    if value is None or value == "" or isinstance(value, BaseModel):
         return "not set"
     if SIZE in values and isinstance(value, int):
         return f"`{value // 2**30}GiB`"

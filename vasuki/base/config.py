@@ -148,6 +148,49 @@ class MessageTemplate(_Section):
     """Text with columns in braces, e.g. `"Summarise: {text}"`."""
 
 
+def _one_character(value: Any) -> Any:
+    value = {"tab": "\t", "\\t": "\t"}.get(value, value) if isinstance(value, str) else value
+    if isinstance(value, str) and (len(value) > 1 or value in ("\n", "\r", "\0")) and value != "auto":
+        raise ValueError("should be one character, tab or auto")
+    return value
+
+
+def _known_encoding(name: str) -> str:
+    try:
+        b"\0\0\0\0".decode(name if name != "auto" else "utf-8")
+    except (LookupError, ValueError):
+        raise ValueError(f"{name!r} is no encoding that Python knows") from None
+    return name
+
+
+Character = Annotated[str, BeforeValidator(_one_character)]
+
+
+class CsvConfig(_Section):
+    """How CSV files are written, where their first lines leave doubt."""
+
+    delimiter: Annotated[Character, Field(min_length=1)] = "auto"
+    """What separates cells: one character, or `tab`. `auto`: a comma, or a semicolon, tab or bar if that alone cuts the
+    first lines into as many cells as the header."""
+    quote: Character = "auto"
+    """What stands around cells that hold a delimiter or a line break. Empty: nothing does. `auto`: double quotes, or
+    single ones if all cells of the header are in them."""
+    encoding: Annotated[str, AfterValidator(_known_encoding)] = "auto"
+    """Such as `cp1252`. `auto`: UTF-8, or UTF-16 if the file begins with its mark."""
+    header: bool | Annotated[tuple[str, ...], Field(min_length=1)] = True
+    """Whether the first line names the columns. `false`: they are column0, column1, ...; or a list of their names, for
+    files without that line."""
+    types: Literal["text", "infer"] = "text"
+    """What columns are that are copied to the output, and ids. `infer`: integers, numbers, dates, times and truth
+    values keep their type, and empty cells are null, where all cells of a column agree."""
+
+    @model_validator(mode="after")
+    def _two_characters(self) -> CsvConfig:
+        if self.delimiter == self.quote != "auto":
+            raise ValueError("delimiter and quote are the same character")
+        return self
+
+
 class InputConfig(_Section):
     """Where the rows come from and which columns make the prompt."""
 
@@ -157,6 +200,8 @@ class InputConfig(_Section):
     text in their files, unless a file has a column of that name itself."""
     format: Literal["auto", "parquet", "jsonl", "csv", "openai-batch"] = "auto"
     """Needed if the extension doesn't say it, and always for `openai-batch`."""
+    csv: CsvConfig = CsvConfig()
+    """How CSV files are written, where their first lines leave doubt."""
     id: str = ""
     """Column that names each row, unique in the input. Without it, rows are numbered from 0."""
     prompt: str = ""
@@ -181,6 +226,8 @@ class InputConfig(_Section):
     @model_validator(mode="after")
     def _one_of(self) -> InputConfig:
         given = [name for name in ("prompt", "messages", "prompt_token_ids") if getattr(self, name)]
+        if self.csv != CsvConfig() and self.format not in ("auto", "csv"):
+            raise ValueError(f"input.csv goes with CSV files, not {self.format}")
         if self.format == "openai-batch":
             if given:
                 raise ValueError(f"openai-batch rows carry their own messages; remove input.{given[0]}")
@@ -407,6 +454,8 @@ class JobConfig(_Section):
         deciding = self.model_dump(mode="json", include={"input", "sampling", "output"})
         del deciding["output"]["path"], deciding["input"]["path"]
         del deciding["input"]["priority"], deciding["input"]["deadline"]
+        if self.input.csv == CsvConfig():
+            del deciding["input"]["csv"]  # as before there was such a key
         deciding["model"] = {"content": model, "dtype": self.model.dtype, "kv_dtype": self.kv.dtype}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import decimal
 import gzip
 import io
@@ -577,7 +578,7 @@ def test_tsv_and_a_huge_cell(job: MakeJob, tmp_path: Path) -> None:
     ("data", "message"),
     [
         (b"", "is empty"),
-        (b"text\nna\xefve\n", "is not UTF-8 .byte 0xef"),
+        (b"text\nna\xefve\n", "is not UTF-8 .byte 0xef.; input.csv.encoding says what it is, such as cp1252"),
         (b'text\n"never closed\nand so on\n', "cannot read .*unexpected end of data in line 3"),
         (b'text\nfine\n"closed" and on\n', "cannot read .*expected after.* in line 3"),
     ],
@@ -586,6 +587,144 @@ def test_bad_csv(job: MakeJob, tmp_path: Path, data: bytes, message: str) -> Non
     (tmp_path / "a.csv").write_bytes(data)
     with pytest.raises(InputError, match=message):
         open_table(job(tmp_path / "a.csv"))
+
+
+WRITTEN: list[tuple[str, dict[str, Any]]] = [  # what separates cells, and what the job has to say of it
+    (";", {}), ("\t", {}), ("|", {}), (",", {}), ("^", {"delimiter": "^"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("delimiter", "said"), WRITTEN)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_csv_as_others_write_it(
+    job: MakeJob, tmp_path: Path, delimiter: str, said: dict[str, Any], encoding: str, quote: str
+) -> None:
+    """The texts hold every delimiter, quotes and line breaks."""
+    texts = ["a;b|c\td,e^f", "plain", 'it\'s "so"', "two\nlines; of, it", "na\xefve", "", "x" * 70_000]
+    with open(tmp_path / "a.csv", "w", encoding=encoding, newline="") as file:
+        if quote == "'":
+            writer = csv.writer(file, delimiter=delimiter, quotechar=quote, quoting=csv.QUOTE_ALL)
+        else:
+            writer = csv.writer(file, delimiter=delimiter)
+        writer.writerows([("key", "text", "last"), *((key, text, "1,5") for key, text in enumerate(texts))])
+    said = {**said, **({"encoding": encoding} if encoding == "cp1252" else {})}
+    if quote == "'" and delimiter == "^":
+        said["quote"] = quote
+    table = open_table(job(tmp_path / "a.csv", csv=said, id="key"))
+    assert [values["text"] for _, values in rows_of(table)] == texts
+
+
+def test_utf_16_without_its_mark_is_refused_by_name(job: MakeJob, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text;b\nx;1\n")
+    with pytest.raises(InputError, match=r"a\.csv .*does not start with BOM; input\.csv\.encoding says what it is"):
+        open_table(job(tmp_path / "a.csv", csv={"encoding": "utf-16"}))
+
+
+def test_what_a_csv_file_is_taken_for_is_said(job: MakeJob, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    (tmp_path / "a.csv").write_text("text,b\nx,1\n")
+    open_table(job(tmp_path / "a.csv"))
+    assert not caplog.messages
+    (tmp_path / "b.csv").write_text("text;b\nx;1\n")
+    open_table(job(tmp_path / "b.csv"))
+    assert caplog.messages == [f"{tmp_path}/b.csv has semicolons between cells, double quotes, utf-8"]
+
+
+@pytest.mark.parametrize(
+    ("data", "columns"),
+    [
+        ("text\na;b\nc;d\n", ["text"]),  # the header has one cell
+        ("text,b\nx;1\ny;2\n", ["text", "b"]),  # no line is cut as the header is
+        ("text;a,b\n1;2,3\n4;5,6\n", ["text;a", "b"]),  # two fit: the usual one is taken
+        ("text;b\n1;2\n3;4;5\n6;7\n8;9\n", ["text", "b"]),  # a broken line fails alone
+        ('text;b\n"1;2\n3,4\n5|6";7\n', ["text", "b"]),  # not what is within quotes
+        ("text;b\u2028c\n1;2\n", ["text", "b\u2028c"]),
+        ("text;b\r\n1;2\r\n", ["text", "b"]),
+        ("text;b\n", ["text", "b"]),
+    ],
+)
+def test_delimiters_are_found_only_without_doubt(job: MakeJob, tmp_path: Path, data: str, columns: list[str]) -> None:
+    (tmp_path / "a.csv").write_bytes(data.encode())
+    table = open_table(job(tmp_path / "a.csv", prompt=f"{{{columns[0]}}}"))
+    (file,) = table.files
+    assert [*file.survey([], [], None).types] == columns
+
+
+def test_csv_without_a_header_and_without_quotes(job: MakeJob, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('a,"1\nb,2\n')
+    table = open_table(job(tmp_path / "a.csv", prompt="{column0}{column1}", csv={"header": False, "quote": ""}))
+    assert [values for _, values in rows_of(table)] == [
+        {"column0": "a", "column1": '"1'},
+        {"column0": "b", "column1": "2"},
+    ]
+    table = open_table(job(tmp_path / "a.csv", prompt="{x}{y}", csv={"header": ["x", "y"], "quote": ""}))
+    assert rows_of(table)[0] == (0, {"x": "a", "y": '"1'})
+    (tmp_path / "a.csv").write_text("")
+    assert open_table(job(tmp_path / "a.csv", prompt="{x}", csv={"header": ["x"]})).num_rows == 0
+
+
+def test_types_of_csv_are_those_that_arrow_infers(job: MakeJob, tmp_path: Path) -> None:
+    """Compared with pyarrow's reader, but for leading zeros and plus signs, which it drops."""
+    cells = {
+        "integer": ["1", "-20", ""], "number": ["1.50", "2", ""], "large": [str(2**62), "0", "1"],
+        "date": ["2021-05-03", "", "1999-12-31"], "time": ["2021-05-03 10:11:12", "2021-05-03T10:11:12", ""],
+        "truth": ["true", "False", ""], "words": ["1", "x", ""], "none": ["", "", ""], "signs": ["-", "1e5", "2"],
+    }  # fmt: skip
+    names = [*cells]
+    lines = [",".join(["text", *names]), *(",".join(["t", *(cells[name][row] for name in names)]) for row in range(3))]
+    (tmp_path / "a.csv").write_text("\n".join(lines) + "\n")
+    table = open_table(job(tmp_path / "a.csv", csv={"types": "infer"}, output={"columns": names}))
+    expected = pa_csv.read_csv(tmp_path / "a.csv").drop(["text", "none"])
+    (block,) = table.blocks()
+    carried = table.carried(block)
+    for name in expected.column_names:
+        kind = expected.schema.field(name).type
+        assert table.carried_types[name] == (pa.timestamp("us") if name == "time" else kind), name
+        assert pa.array(carried[name], table.carried_types[name]).to_pylist() == expected[name].to_pylist(), name
+    assert (table.carried_types["none"], carried["none"]) == (pa.string(), ["", "", ""])
+    assert block.columns["number"] == cells["number"]  # in a prompt it stands as it was written
+
+
+def test_cells_that_name_things_stay_text(job: MakeJob, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,code,phone,many,odd\nt,007,+49,9223372036854775808,2021-02-30\n")
+    columns = ["code", "phone", "many", "odd"]
+    table = open_table(job(tmp_path / "a.csv", csv={"types": "infer"}, output={"columns": columns}))
+    (block,) = table.blocks()
+    assert [*table.carried(block).values()] == [["007"], ["+49"], ["9223372036854775808"], ["2021-02-30"]]
+    assert {*table.carried_types.values()} == {pa.string()}
+
+
+def test_csv_files_that_disagree_on_types(job: MakeJob, tmp_path: Path) -> None:
+    for name, cells in (("a", "1,1,1.50"), ("b", "2.5,x,2021-05-03"), ("c", ",,")):
+        (tmp_path / f"{name}.csv").write_text(f"text,n,m,o\nt,{cells}\n")
+    table = open_table(job(tmp_path / "*.csv", csv={"types": "infer"}, output={"columns": ["n", "m", "o"]}))
+    assert table.carried_types == {"n": pa.float64(), "m": pa.string(), "o": pa.string()}
+    carried = [table.carried(block) for block in table.blocks()]
+    assert [pa.array(some["n"], pa.float64()).to_pylist() for some in carried] == [[1.0], [2.5], [None]]
+    assert [some["o"] for some in carried] == [["1.50"], ["2021-05-03"], [""]]
+
+
+def test_settings_of_csv_for_other_files_are_refused(job: MakeJob, tmp_path: Path) -> None:
+    jsonl(tmp_path / "a.jsonl", [{"text": "x"}])
+    for keys in ({}, {"format": "jsonl"}):
+        with pytest.raises(JobFileError, match=r"input\.csv goes with CSV files, not jsonl"):
+            open_table(job(tmp_path / "a.jsonl", csv={"types": "infer"}, **keys))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"delimiter": ";;"}, "should be one character, tab or auto"),
+        ({"delimiter": "\n"}, "should be one character, tab or auto"),
+        ({"delimiter": ";", "quote": ";"}, "are the same character"),
+        ({"encoding": "latin-99"}, "'latin-99' is no encoding that Python knows"),
+        ({"encoding": "hex"}, "'hex' is no encoding that Python knows"),
+    ],
+)
+def test_settings_of_csv_that_cannot_be(job: MakeJob, settings: dict[str, str], message: str) -> None:
+    with pytest.raises(JobFileError, match=message):
+        job("a.csv", csv=settings)
 
 
 # --- ids -------------------------------------------------------------------------------------------------------------

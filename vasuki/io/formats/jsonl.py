@@ -12,15 +12,12 @@ from collections.abc import Collection, Iterator
 from functools import partial
 from typing import IO, Any
 
-import pyarrow as pa
-
+from vasuki.io.formats.kinds import Kinds
 from vasuki.io.formats.sources import Survey
 from vasuki.io.formats.text import Malformed, Record, TextSource
 from vasuki.io.ids import IdHashes
 
 _BOM = b"\xef\xbb\xbf"
-_INT64 = range(-(2**63), 2**63)
-_ARROW_TYPES = {type(None): pa.null(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 _MOST_NAMES = 1000  # ragged rows may have any number of keys; suggestions need only some
 
 
@@ -37,8 +34,7 @@ class JsonlSource(TextSource):
     def survey(self, needed: Collection[str], stored: Collection[str], ids: IdHashes | None) -> Survey:
         digest = hashlib.blake2b(digest_size=16)
         known: dict[str, None] = {}  # every key, in order of appearance
-        kinds: dict[str, set[type]] = {name: set() for name in stored}
-        integers: dict[str, tuple[int, int]] = {}  # the least and the greatest
+        kinds = Kinds(stored)
         unseen = set(needed)
         num_rows = 0
         with self._opened(digest.update) as stream:
@@ -52,38 +48,9 @@ class JsonlSource(TextSource):
                 unseen.difference_update(values)
                 if len(known) < _MOST_NAMES:
                     known |= dict.fromkeys(values)
-                for name, seen in kinds.items():
-                    value: Any = values.get(name)
-                    kind = _kind(value)
-                    seen.add(kind)
-                    if kind is int:
-                        low, high = integers.get(name, (value, value))
-                        integers[name] = min(low, value), max(high, value)
+                kinds.see(values)
         known |= dict.fromkeys(name for name in needed if name not in unseen)
-        types = {name: _type_of(kinds.get(name, set())) for name in known}
-        return Survey(num_rows, types, digest.digest(), integers)
-
-
-def common_type(one: Any, other: Any) -> Any:
-    """The type that holds the values of both: null < integer < number, and text for all else."""
-    if one == other or pa.types.is_null(other):
-        return one
-    if pa.types.is_null(one):
-        return other
-    return pa.float64() if {one, other} == {pa.int64(), pa.float64()} else pa.string()
-
-
-def _kind(value: Any) -> type:
-    """The value's type; `object` for what only text can hold."""
-    return object if type(value) is int and value not in _INT64 else type(value)
-
-
-def _type_of(kinds: set[type]) -> Any:
-    """The Arrow type for values of these kinds."""
-    arrow_type = pa.null()
-    for kind in kinds:
-        arrow_type = common_type(arrow_type, _ARROW_TYPES.get(kind, pa.string()))
-    return arrow_type
+        return Survey(num_rows, {name: kinds.type_of(name) for name in known}, digest.digest(), kinds.integers)
 
 
 def parse_line(line: bytes, number: int) -> dict[str, Any]:

@@ -101,8 +101,11 @@ class TextSource(abc.ABC):
         try:
             with self.location.open_stream() as stream:
                 yield io.BufferedReader(SeenStream(stream, self._content, observe), PIECE_BYTES)
-        except UnicodeDecodeError as error:
-            raise InputError(f"{self.location} is not UTF-8 (byte {error.object[error.start]:#04x})") from None
+        except UnicodeError as error:
+            what = f"{self.location} cannot be decoded: {error}"
+            if isinstance(error, UnicodeDecodeError):
+                what = f"{self.location} is not {error.encoding.upper()} (byte {error.object[error.start]:#04x})"
+            raise InputError(f"{what}; input.csv.encoding says what it is, such as cp1252") from None
         except (OSError, pa.ArrowException, csv.Error) as error:
             raise InputError(f"cannot read {self.location}: {one_line(error)}") from None
 

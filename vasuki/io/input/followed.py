@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from vasuki.base.config import JobConfig
+from vasuki.base.config import CsvConfig, JobConfig
 from vasuki.base.errors import InputError, JobFileError
 from vasuki.io.formats.jsonl import parse_line
 from vasuki.io.formats.sources import BLOCK_BYTES, BLOCK_ROWS, Block
@@ -62,6 +62,8 @@ class FollowedRows:
     def __init__(self, job: JobConfig, path: str, pipe: int | None = None, started_s: float = 0.0) -> None:
         if job.input.format in ("parquet", "csv"):
             raise JobFileError(f"input.format: rows that arrive line by line are jsonl, not {job.input.format}")
+        if job.input.csv != CsvConfig():
+            raise JobFileError("input.csv goes with CSV files, not with rows that arrive line by line")
         self.columns = (*needed_columns(job), *((BATCH_URL,) if job.input.format == "openai-batch" else ()))
         self.id_column = id_column(job)
         self.carried_types = dict.fromkeys(carried_columns(job), pa.string())

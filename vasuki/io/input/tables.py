@@ -18,11 +18,13 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from vasuki.base.config import InputConfig, JobConfig
+from vasuki.base.config import CsvConfig, InputConfig, JobConfig
 from vasuki.base.errors import InputError, JobFileError, did_you_mean, one_line
 from vasuki.base.urls import without_keys
+from vasuki.io.formats.cells import cell_value
 from vasuki.io.formats.delimited import CsvSource
-from vasuki.io.formats.jsonl import JsonlSource, common_type
+from vasuki.io.formats.jsonl import JsonlSource
+from vasuki.io.formats.kinds import common_type
 from vasuki.io.formats.parquet import ParquetSource
 from vasuki.io.formats.sources import Block, Source, Survey
 from vasuki.io.ids import IdHashes, refuse_duplicates
@@ -42,9 +44,6 @@ _SUFFIXES: dict[str, Format] = {
     ".csv": "csv", ".tsv": "csv",
 }  # fmt: skip
 _PACKED = (".gz", ".bz2", ".zst", ".lz4")
-_SOURCES: dict[Format, type[Any]] = {
-    "parquet": ParquetSource, "jsonl": JsonlSource, "openai-batch": JsonlSource, "csv": CsvSource,
-}  # fmt: skip
 
 
 class Rows(Protocol):
@@ -79,6 +78,7 @@ class InputTable:
     id_type: Any  # pyarrow type of the output's `id`: an integer type or string
     carried_types: dict[str, Any]  # pyarrow types of the columns copied to the output, in their order there
     fingerprint: str
+    infer: bool = False  # values are text, which stands for numbers and dates where their column has such a type
     unread: list[InputError] = field(default_factory=list)  # why rows were left out, set by blocks
 
     def blocks(self, selection: Selection = EVERY_ROW) -> Iterator[Block]:
@@ -102,7 +102,7 @@ class InputTable:
         """The ids of a block's rows, in the type they have in the output."""
         if not self.id_column:
             return list(block.rows)
-        values = block.ids(self.id_column)
+        values = self._typed(block.ids(self.id_column), self.id_type)
         return values if pa.types.is_integer(self.id_type) else [as_text(value) for value in values]
 
     def carried(self, block: Block) -> dict[str, list[Any]]:
@@ -111,7 +111,7 @@ class InputTable:
         A row with a value that its column's type cannot hold joins the malformed ones, and the value is null: files may
         disagree on the unit of times, or in the depths of a nested type.
         """
-        columns = {name: block.columns[name] for name in self.carried_types}
+        columns = {name: self._typed(block.columns[name], kind) for name, kind in self.carried_types.items()}
         for name, arrow_type in self.carried_types.items():
             if pa.types.is_string(arrow_type):
                 columns[name] = [stored_text(value) for value in columns[name]]
@@ -122,6 +122,11 @@ class InputTable:
                     if not fits:
                         block.malformed.setdefault(row, f"column '{name}' has a value that is no {arrow_type}")
         return columns
+
+    def _typed(self, values: list[Any], arrow_type: Any) -> list[Any]:
+        if not self.infer or pa.types.is_string(arrow_type):
+            return values
+        return [cell_value(value) if isinstance(value, str) else value for value in values]
 
 
 def open_table(job: JobConfig) -> InputTable:
@@ -176,6 +181,7 @@ def open_table(job: JobConfig) -> InputTable:
         id_type,
         carried_types,
         digest.hexdigest(),
+        infer=job.input.csv.types == "infer",
     )
     if ids is not None and len(suspects := ids.suspects()):
         refuse_duplicates(id_name, suspects, _numbered_ids(table))
@@ -193,7 +199,7 @@ def _find(config: InputConfig) -> list[Source]:
         if problem := unreadable_name(location.path):
             raise InputError(problem)
     if config.format != "auto":
-        return [_SOURCES[config.format](location) for location in locations]
+        return [_source(config.format, location, config) for location in locations]
     formats = {_format_of(location): location for location in reversed(locations)}
     if len(formats) > 1:
         names = " and ".join(location.name for location in list(formats.values())[-2:])
@@ -201,7 +207,15 @@ def _find(config: InputConfig) -> list[Source]:
             f"input.path {config.path} mixes formats ({names}); name one kind with a glob such as *.parquet"
         )
     (only,) = formats
-    return [_SOURCES[only](location) for location in locations]
+    return [_source(only, location, config) for location in locations]
+
+
+def _source(format: Format, location: Location, config: InputConfig) -> Source:
+    if format == "csv":
+        return CsvSource(location, config.csv)
+    if config.csv != CsvConfig():
+        raise JobFileError(f"input.csv goes with CSV files, not {format}")
+    return ParquetSource(location) if format == "parquet" else JsonlSource(location)
 
 
 def _refuse_output_among(files: list[Source], job: JobConfig) -> None:
@@ -251,7 +265,7 @@ def _merge(types: dict[str, Any], survey: Survey, file: Source, stored: Collecti
     """The types of the columns over all files so far. Only Parquet files with rows can disagree, and only on columns
     that the output gets."""
     more = survey.types
-    if isinstance(file, JsonlSource):
+    if not isinstance(file, ParquetSource):
         return types | {name: common_type(types.get(name, pa.null()), other) for name, other in more.items()}
     if not survey.num_rows:
         return types | {name: types.get(name, pa.null()) for name in more}
