@@ -7,7 +7,7 @@
 # make wheel     write dist/: the wheel, and constraints.txt with what was tested together
 # make test-kill kill 300 runs and 20 replicas at random moments, trouble 200 in other ways, and compare the answers
 # make test-airflow run the DAG by Airflow, in an environment of its own, and kill the run in its midst
-# make test-hostile  run jobs with 300 spoiled files, and one of 100,000 steps
+# make test-hostile  run jobs with 300 spoiled files, 1,000 made up, and one of 100,000 steps
 # make test-ray  run jobs on a Ray cluster of this machine, in an environment of its own, and kill 20 of its parts
 # make test-s3   run jobs over an S3 server process that freezes, goes away and loses connections
 PYTHON ?= python3
@@ -79,7 +79,8 @@ test-kill: $(SETUP)
 		tests/runs/workers/test_replicas.py
 
 test-hostile: $(SETUP)
-	VASUKI_HOSTILE=300 VASUKI_ROWS=25000 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/runs/test_hostile_files.py tests/scripts/test_many_rows.py
+	VASUKI_HOSTILE=300 VASUKI_FUZZED=500 VASUKI_ROWS=25000 $(BIN)/python -m pytest -n 0 --timeout 3600 \
+		tests/runs/test_hostile_files.py tests/io/test_every_type.py tests/scripts/test_many_rows.py
 
 test-s3: $(SETUP) .venvs/s3/.installed
 	VASUKI_MOTO=.venvs/s3/bin/moto_server $(BIN)/python -m pytest -n 0 --timeout 3600 tests/io/test_object_store.py
