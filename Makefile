@@ -9,6 +9,7 @@
 # make test-airflow run the DAG by Airflow, in an environment of its own, and kill the run in its midst
 # make test-hostile  run jobs with 300 spoiled files, 1,000 made up, and one of 100,000 steps
 # make test-ray  run jobs on a Ray cluster of this machine, in an environment of its own, and kill 20 of its parts
+# make test-versions run golden tests and the main job with the lowest versions that pyproject.toml promises (5 GB)
 # make test-s3   run jobs over an S3 server process that freezes, goes away and loses connections
 PYTHON ?= python3
 VENV ?= .venv
@@ -19,7 +20,7 @@ SETUP := $(VENV)/.installed
 # a small chat model (Apache-2.0), 270 MB
 MODEL ?= HuggingFaceTB/SmolLM2-135M-Instruct
 
-.PHONY: demo compare docstrings reproduce wheel coverage test test-kill test-hostile test-s3 test-ray test-airflow check lint types architecture pytest docs clean
+.PHONY: demo compare docstrings reproduce wheel coverage test test-kill test-hostile test-s3 test-ray test-airflow test-versions check lint types architecture pytest docs clean
 
 demo: $(BASE)
 	$(BIN)/vasuki run jobs/quickstart.yaml
@@ -105,6 +106,17 @@ test-airflow: $(SETUP) .venvs/airflow/.installed
 	$(PYTHON) -m venv .venvs/airflow
 	.venvs/airflow/bin/pip install --quiet --disable-pip-version-check -c jobs/airflow/constraints.txt \
 		apache-airflow-core apache-airflow-providers-standard
+	touch $@
+
+# Not RemBERT, whose rows transformers 5.17 lets nobody pad.
+test-versions: $(SETUP) .venvs/lowest/.installed
+	.venvs/lowest/bin/python -m pytest -n 2 --dist worksteal -k 'not rembert' tests/hf/test_golden.py tests/hf/padded
+	$(BIN)/python -m pytest -n 0 tests/docs/test_lowest_versions.py
+
+.venvs/lowest/.installed: pyproject.toml constraints-lowest.txt
+	test -x .venvs/lowest/bin/python || $(PYTHON) -m venv .venvs/lowest
+	.venvs/lowest/bin/pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e . \
+		pytest pytest-xdist pytest-timeout hypothesis
 	touch $@
 
 docs: $(SETUP)

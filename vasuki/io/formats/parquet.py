@@ -239,7 +239,7 @@ def _extremes(metadata: Any, name: str, arrow_type: Any) -> tuple[Any, ...]:
     found = [chunk.statistics for chunk in chunks]
     found = [statistics for statistics in found if statistics is None or statistics.num_values]  # not of nulls alone
     if any(statistics is None or not statistics.has_min_max for statistics in found):
-        limits = np.iinfo(arrow_type.to_pandas_dtype())
+        limits = np.iinfo(str(arrow_type))  # older pyarrow asks pandas for more
         return int(limits.min), int(limits.max)
     return tuple(value for statistics in found for value in (statistics.min, statistics.max))
 
