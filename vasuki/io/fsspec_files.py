@@ -15,10 +15,13 @@ from vasuki.base.errors import one_line
 
 
 def file_system_of(url: str) -> tuple[Any, str]:
-    """`pyarrow.fs.FileSystem.from_uri`, for `hf://` and `fsspec+...://`. Raises OSError or ValueError."""
+    """`pyarrow.fs.FileSystem.from_uri`, for `hf://` and `fsspec+...://`, which older pyarrow does not know. Raises
+    OSError or ValueError."""
+    from fsspec.core import url_to_fs  # few jobs need it
+
     with _as_os_errors(""):
-        found, path = fs.FileSystem.from_uri(url)
-        return fs.PyFileSystem(fs.FSSpecHandler(_Translated(found.handler.fs))), path
+        found, path = url_to_fs(url.removeprefix("fsspec+"))
+        return fs.PyFileSystem(fs.FSSpecHandler(_Translated(found))), path
 
 
 class _Translated:
