@@ -417,11 +417,10 @@ def plan(
     """
     set_up_logs(quiet, log_format)
     from vasuki.base.errors import JobFileError
-    from vasuki.models.layout import Layout
     from vasuki.planner.fleet import flip_of
     from vasuki.report.fleet_table import fleet_page
     from vasuki.report.plan_table import plan_table, plan_verdict, sorted_plans
-    from vasuki.runs.forecast import placements_of
+    from vasuki.runs.forecast import placements_of, plans_of
     from vasuki.runs.placement import replicas_elsewhere
     from vasuki.runs.planned_fleets import fleet_choices, market_of, parse_fleets
     from vasuki.runs.workload import workload_of
@@ -439,8 +438,7 @@ def plan(
         click.echo(json.dumps(found) if as_json else fleet_page(choices))
         return
     placements = market.placed(placements_of(fleets, workload))
-    made = [each.plan(workload.lengths, Layout(tensor, data_parallel=each.replicas)) for each in placements]
-    plans = sorted_plans(made, sort)
+    plans = sorted_plans(plans_of(workload, placements, tensor), sort)
     if as_json:
         click.echo(json.dumps([made.to_dict() for made in plans]))
     else:

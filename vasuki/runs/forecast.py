@@ -16,6 +16,7 @@ from vasuki.io.output.trace import TRACE, TraceWriter
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
+from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import Simulated, simulate_plan
 from vasuki.runs.foresight import tokens_of
 from vasuki.runs.hindsight import cost_of_uncertainty
@@ -72,6 +73,11 @@ def _priced(placement: Placement, per_hour: float | None) -> Placement:
     currency = placement.profile.price.currency if cost.price_per_hour is None else cost.currency
     cost = cost.model_copy(update={"price_per_hour": per_hour / placement.on_one_device, "currency": currency})
     return replace(placement, config=placement.config.model_copy(update={"cost": cost}))
+
+
+def plans_of(workload: Workload, placements: Iterable[Placement], tensor: int = 1) -> list[Plan]:
+    """A plan for each of the machines, with so many GPUs to each replica."""
+    return [each.plan(workload.lengths, Layout(tensor, data_parallel=each.replicas)) for each in placements]
 
 
 def simulate_workload(

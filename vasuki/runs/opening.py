@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import InputError, Interrupted, TooManyRowErrors
@@ -16,7 +17,7 @@ from vasuki.engine.policy import runnable_policy
 from vasuki.io.input.followed import FollowedRows
 from vasuki.io.input.tables import InputTable, open_table
 from vasuki.io.output.manifest import Manifest, read_manifest
-from vasuki.io.output.output_folder import OutputFolder
+from vasuki.io.output.output_folder import OutputFolder, dataset_of
 from vasuki.io.selection import Shard
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.runs.options import RunOptions
@@ -30,6 +31,11 @@ class Outcome:
 
     manifest: Manifest
     max_error_fraction: float
+
+    @property
+    def answers(self) -> Any:
+        """The rows of the output folder, as a `pyarrow.dataset.Dataset`."""
+        return dataset_of(self.manifest.job["output"]["path"])
 
     def raise_for_errors(self) -> None:
         """Raises TooManyRowErrors if more rows failed than the job allows."""

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from vasuki.base.errors import InputError, JobFileError, OutputInUse, UnreadableError, one_line
@@ -343,6 +344,13 @@ def _killed(earlier: Manifest | None, traces: Sequence[TraceWriter], own_run: in
     except InputError as error:
         log.warning("%s; the time of runs that were killed is left out", error)
         return []
+
+
+def dataset_of(path: str) -> Any:
+    """The parts of a folder, as a `pyarrow.dataset.Dataset`. Raises OutputInUse or UnreadableError as `open` does."""
+    place = Location.parse(path)
+    parts = [part.path for part, _ in labelled_parts(place)]
+    return ds.dataset(parts, filesystem=place.filesystem, format="parquet")
 
 
 @contextmanager

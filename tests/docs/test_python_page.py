@@ -1,0 +1,50 @@
+"""The Python page does what it says, block by block, and importing vasuki takes no torch."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import vasuki
+from vasuki.base.config import parse_job
+from vasuki.base.errors import JobFileError
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_blocks_of_the_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("models", "jobs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    names: dict[str, Any] = {}
+    for block in BLOCKS:
+        exec(block, names)
+    prompts = pq.read_table(ROOT / "jobs/data/dates.parquet")
+    assert sorted(names["answers"]["id"].to_pylist()) == sorted(map(str, prompts["id"].to_pylist()))
+    assert names["answers"].equals(
+        pq.read_table(next((tmp_path / "out/python").glob("part-*.parquet")), columns=["id", "output"])
+    )
+    assert len(capsys.readouterr().out.splitlines()) > 4
+    again = vasuki.run(parse_job(names["job"]), vasuki.RunOptions(quiet=True))
+    assert again.manifest.finished_at == names["outcome"].manifest.finished_at, "nothing was left to do"
+
+
+def test_a_dict_that_is_no_job_is_refused_as_a_file_is() -> None:
+    with pytest.raises(JobFileError, match="model"):
+        vasuki.run({"input": {"path": "rows.jsonl"}})
+
+
+def test_importing_vasuki_imports_none_of_its_rooms() -> None:
+    said = (
+        "import sys, vasuki; print([name for name in sys.modules if name.startswith(('vasuki.', 'torch', 'pyarrow'))])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", said], text=True).strip() == "[]"

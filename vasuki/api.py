@@ -1,0 +1,71 @@
+"""What the commands do, as Python functions. A job is the path of its file, the same as a dict, or a `JobConfig`.
+
+They raise a `VasukiError` where a command ends with its exit code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vasuki.base.config import JobConfig, load_job, parse_job
+from vasuki.planner.plan import Plan
+from vasuki.planner.simulated import Simulated
+from vasuki.runs.forecast import placements_of, plans_of, simulate_workload
+from vasuki.runs.opening import Outcome
+from vasuki.runs.options import AS_USUAL, RunOptions
+from vasuki.runs.planned_fleets import parse_fleets
+from vasuki.runs.run import run_job
+from vasuki.runs.workload import Workload, job_workload, workload_of
+
+__all__ = ["Job", "RunOptions", "plan", "run", "simulate"]
+
+Job = str | Path | Mapping[str, Any] | JobConfig
+
+
+def run(job: Job, options: RunOptions = AS_USUAL) -> Outcome:
+    """Run what is left of a job. Call it from the main thread: it lets a signal end the run well.
+
+    Returns:
+        The `manifest`, and the `answers` as a `pyarrow.dataset.Dataset`. Rows that fail are among them, with an
+        `error`; `raise_for_errors` raises where they are more than the job allows.
+
+    Raises:
+        VasukiError: as `vasuki run` ends with its exit code; finished rows are durable.
+    """
+    return run_job(_config(job), options)
+
+
+def plan(job: Job, gpus: Iterable[str] = ()) -> list[Plan]:
+    """Predict what a job takes on each card, or on this machine if none is named.
+
+    Args:
+        job: or the path of a LENGTHS.csv.
+        gpus: names of cards or paths of profiles, such as `a10` or `a10:4`.
+
+    Raises:
+        VasukiError: as `vasuki plan` ends with its exit code.
+    """
+    workload = _workload(job)
+    return plans_of(workload, placements_of(parse_fleets(gpus), workload))
+
+
+def simulate(job: Job, gpus: Iterable[str] = (), policies: Iterable[str] = ()) -> list[Simulated]:
+    """Run a job in virtual time on each card, with each policy, or with the job's own.
+
+    Raises:
+        VasukiError: as `vasuki simulate` ends with its exit code.
+    """
+    workload = _workload(job)
+    return simulate_workload(workload, placements_of(parse_fleets(gpus), workload), policies)
+
+
+def _config(job: Job) -> JobConfig:
+    if isinstance(job, JobConfig):
+        return job
+    return parse_job(job) if isinstance(job, Mapping) else load_job(job)
+
+
+def _workload(job: Job) -> Workload:
+    return workload_of(str(job)) if isinstance(job, str | Path) else job_workload(_config(job))
