@@ -24,7 +24,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from vasuki.base.errors import InputError, JobFileError, OutputInUse, UnreadableError, one_line
@@ -348,6 +347,8 @@ def _killed(earlier: Manifest | None, traces: Sequence[TraceWriter], own_run: in
 
 def dataset_of(path: str) -> Any:
     """The parts of a folder, as a `pyarrow.dataset.Dataset`. Raises OutputInUse or UnreadableError as `open` does."""
+    from pyarrow import dataset as ds  # imports pandas where it is installed
+
     place = Location.parse(path)
     parts = [part.path for part, _ in labelled_parts(place)]
     return ds.dataset(parts, filesystem=place.filesystem, format="parquet")
