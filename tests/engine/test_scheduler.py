@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -484,3 +485,14 @@ def test_a_loop_that_comes_to_nothing_ends_with_a_picture_of_it(monkeypatch: pyt
     monkeypatch.setattr(FakeExecutor, "launch", lambda self, batch: StepResult([], [], 1.0))
     with pytest.raises(SchedulerStalled, match=r"without one of output; rows: 0 decoding, 1 in their prompt.*'r' at 0"):
         drain([Request(0, "r", 12, 3)], scheduler, FakeExecutor([3], scheduler), ListSink())
+
+
+def test_rows_with_one_prompt_share_its_keys() -> None:
+    prompt = np.arange(40, dtype=np.int32)
+    scheduler = scheduler_of(POLICIES["vasuki"], Limits(16, 4, False), 20, 0, least=8)
+    prompts = (prompt, prompt, prompt.copy(), prompt + 1)
+    for row, each in enumerate(prompts):
+        scheduler.add(Request(row, row, 40, 2, prompt_token_ids=each))
+    first, same, equal, other = (sequence.prefix_keys for sequence in scheduler.queues.waiting)
+    assert first is same
+    assert first == equal != other

@@ -40,6 +40,9 @@ class ByteTokenizer:
             raise ValueError("roles must alternate")
         return [list("|".join(m["role"] + ":" + m["content"] for m in messages).encode()) for messages in conversations]
 
+    def surely_exceeds(self, prompt: str | list[dict[str, Any]], num_tokens: int) -> bool:
+        return False
+
 
 def text_of(sequence: Sequence) -> str:
     """The 'answer' of a sequence: its prompt in capitals."""

@@ -7,6 +7,7 @@ wants to begin with, and keeps that longer than what nobody wants.
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 
@@ -25,13 +26,14 @@ class Prefixes:
     def __init__(self, pool: BlockPool, are_shared: bool) -> None:
         self._pool = pool
         self._are_shared = are_shared
+        self._last: tuple[Any, list[bytes]] = (None, [])  # the prompt seen last, and its keys
 
     def wanted(self, sequence: Sequence) -> list[bytes]:
         """Keys of the blocks that a waiting row could take over. At least one token is left to compute."""
         if not self._are_shared:
             return []
         if not sequence.prefix_keys:
-            sequence.prefix_keys = prefix_keys(sequence.request, self._pool.block_tokens)
+            sequence.prefix_keys = self._keys(sequence.request)
         return sequence.prefix_keys[: (sequence.num_tokens - 1) // self._pool.block_tokens]
 
     def want(self, sequence: Sequence) -> None:
@@ -66,6 +68,12 @@ class Prefixes:
         while table.num_keyed < full:
             self._pool.register(table.device[table.num_keyed], sequence.prefix_keys[table.num_keyed])
             table.num_keyed += 1
+
+    def _keys(self, request: Request) -> list[bytes]:
+        """Keys of a prompt, the same list for rows in a row that have the same one: samples, or rows of a plan."""
+        if request.prompt_token_ids is not self._last[0]:
+            self._last = request.prompt_token_ids, prefix_keys(request, self._pool.block_tokens)
+        return self._last[1]
 
 
 def prefix_keys(request: Request, block_tokens: int) -> list[bytes]:

@@ -22,6 +22,7 @@ from typing import Any
 from vasuki.engine.blocks import BlockTable
 
 NO_TOKENS: tuple[int, ...] = ()
+TOKEN_BYTES = 4  # of an id in memory
 USUAL = (0.0, math.inf)  # urgency of a row of which nothing is said
 
 
@@ -76,6 +77,7 @@ class Request:
     sample_index: int = 0  # which of the row's `n` samples
     estimated_tokens: int = 0  # output length the planner expects; 0 means `max_tokens`
     carried: Mapping[str, Any] = field(default_factory=dict)  # input columns copied to the output
+    carried_bytes: int = 0  # about what they take in memory
     error: str = ""
     progress: Progress = Progress()  # that an earlier run made with it
     priority: float = 0.0  # the highest goes first
@@ -86,6 +88,11 @@ class Request:
     def key(self) -> tuple[int, int]:
         """Its row and sample, which no other request of a job has."""
         return self.row, self.sample_index
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes in memory."""
+        return self.carried_bytes + (0 if self.error else TOKEN_BYTES * self.num_prompt_tokens)
 
     @property
     def urgency(self) -> tuple[float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -80,3 +80,12 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {as_text(key): _finite(part) for key, part in value.items()}
     return [_finite(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def value_bytes(value: Any) -> int:
+    """About how much memory a value takes."""
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(value_bytes, value.values())) + 64
+    return sum(map(value_bytes, value)) + 56 if isinstance(value, list) else 32

@@ -20,12 +20,24 @@ class TokenCounter:
 
     def encode_messages(self, conversations: list[list[Any]]) -> list[list[int]]:
         """Count conversations likewise, without what a chat template would add."""
-        return self.encode_batch(["\n".join(str(m["content"]) for m in messages) for messages in conversations])
+        return self.encode_batch(list(map(_joined, conversations)))
+
+    def surely_exceeds(self, prompt: str | list[Any], num_tokens: int) -> bool:
+        """Whether a text or a conversation has more tokens."""
+        return _count(prompt if isinstance(prompt, str) else _joined(prompt)) > num_tokens
+
+
+def _joined(messages: list[Any]) -> str:
+    return "\n".join(str(message["content"]) for message in messages)
+
+
+def _count(text: str) -> int:
+    return len(text) // CHARACTERS_PER_TOKEN + 1
 
 
 def _made_up_ids(text: str) -> list[int]:
     """A number for every few characters, negative: they stand for no token of a vocabulary."""
-    count = len(text) // CHARACTERS_PER_TOKEN + 1
+    count = _count(text)
     padded = text.ljust(count * CHARACTERS_PER_TOKEN, "\0").encode("utf-32-le", "surrogatepass")
     pieces = np.frombuffer(padded, np.uint32).reshape(count, CHARACTERS_PER_TOKEN)
     hashed = pieces @ (np.uint32(2_654_435_761) ** np.arange(1, CHARACTERS_PER_TOKEN + 1, dtype=np.uint32))

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from vasuki.base.config import JobConfig, load_job, parse_overrides
 from vasuki.base.errors import InputError
-from vasuki.engine.sequence import USUAL, Request
+from vasuki.engine.sequence import TOKEN_BYTES, USUAL, Request
 from vasuki.io.input.requests import PromptEncoder, RequestStream
 from vasuki.io.input.tables import open_table
 from vasuki.models.config_json import shape_from_config
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 MIN_SHARED_TOKENS = 8  # shorter common beginnings fill no block
 PLANNED_REQUESTS = 4096  # read before the first step to plan from; a larger input is taken to go on like them
 COUNTED_REQUESTS = 20_000  # a larger input is planned from its first so many
+PLANNED_BYTES = 48_000_000  # of requests that are planned from: of long ones there are fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def job_workload(config: JobConfig) -> Workload:
         vocab_size=shape.vocab_size,
     )
     with stream as requests:
-        lengths = lengths_of(first_rows(requests, COUNTED_REQUESTS), table.num_rows)
+        lengths = lengths_of(first_rows(requests, COUNTED_REQUESTS, keeps=False), table.num_rows)
     for problem in table.unread:
         raise problem
     if not len(lengths):
@@ -117,11 +118,19 @@ def model_tokenizer(config: JobConfig) -> PlainTokenizer | Tokenizer:
     return tokenizer_without_torch(config.model)
 
 
-def first_rows(requests: Iterable[Request], num_requests: int) -> Iterator[Request]:
-    """The first so many requests, and the other samples of the last one's row."""
+def first_rows(requests: Iterable[Request], num_requests: int, keeps: bool = True) -> Iterator[Request]:
+    """The first requests to plan from: so many, or as many as take `PLANNED_BYTES`, and the other samples of the last
+    one's row.
+
+    keeps: the caller does. If not, prompts alone count, and there is one that can be run if the first so many have one.
+    """
+    num_bytes, is_runnable = 0, keeps
     for count, request in enumerate(requests, 1):
+        num_bytes += request.num_bytes if keeps else TOKEN_BYTES * request.num_prompt_tokens
+        is_runnable |= not request.error
         yield request
-        if count >= num_requests and (request.error or request.sample_index == request.sampling.n - 1):
+        is_enough = count >= num_requests or (is_runnable and num_bytes >= PLANNED_BYTES)
+        if is_enough and (request.error or request.sample_index == request.sampling.n - 1):
             return
 
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rooms import MAX_CONTEXT, VOCAB, ByteTokenizer, MakeJob, ReadRequests, WriteParquet
 
+import vasuki.io.input.requests
 from vasuki.base.config import SamplingConfig, parse_job
 from vasuki.base.errors import InputError, JobFileError, ModelError, VasukiError
 from vasuki.engine.sequence import Request, SamplingParams
@@ -199,6 +200,51 @@ def test_bad_prompts_fail_alone(job: MakeJob, parquet: WriteParquet, read: ReadR
     assert requests[3].num_prompt_tokens == MAX_CONTEXT
     assert requests[4].max_tokens == 1
     assert len(requests[3].prompt_token_ids) == 0
+
+
+class CountingTokenizer(ByteTokenizer):
+    """Knows that a token is a byte, and what it was asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []  # characters of each
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        self.calls.append(sum(map(len, texts)))
+        return super().encode_batch(texts)
+
+    def surely_exceeds(self, prompt: str | list[dict[str, Any]], num_tokens: int) -> bool:
+        return len(str(prompt)) > 2 * num_tokens
+
+
+def test_a_text_that_cannot_fit_is_not_tokenised(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:
+    tokenizer = CountingTokenizer()
+    texts = ["x" * 500, "ok", "x" * 100]
+    requests = read(job(parquet(text=texts), output={"columns": ["text"]}), tokenizer=tokenizer)
+    assert tokenizer.calls == [102]
+    assert [request.error for request in requests] == [
+        f"prompt has 500 characters: no room is left in the model's context of {MAX_CONTEXT}",
+        "",
+        f"prompt has 100 tokens: no room is left in the model's context of {MAX_CONTEXT}",
+    ]
+    assert [request.carried["text"] for request in requests] == texts
+
+
+def test_long_texts_are_tokenised_a_few_at_a_time(
+    job: MakeJob, parquet: WriteParquet, read: ReadRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vasuki.io.input.requests, "_MOST_CHARACTERS", 1000)
+    tokenizer = CountingTokenizer()
+    lengths = [400, 400, 400, 1, 3000, 1, 999]
+    path = parquet(text=["x" * length for length in lengths])
+    requests = read(job(path), tokenizer=tokenizer, max_context_tokens=5000)
+    assert tokenizer.calls == [800, 401, 3000, 1000]
+    assert [(request.row, request.num_prompt_tokens) for request in requests] == list(enumerate(lengths))
+
+
+def test_a_request_knows_what_it_takes_in_memory(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:
+    path = parquet(text=["abc", None], extra=["x" * 1000, "y" * 10])
+    good, bad = read(job(path, output={"columns": ["extra"]}))
+    assert (good.num_bytes, bad.num_bytes) == (1000 + 3 * 4, 10)
 
 
 def test_a_prompt_without_tokens(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:

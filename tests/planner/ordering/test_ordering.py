@@ -99,18 +99,20 @@ def test_the_first_rows_do_not_wait_for_a_full_window() -> None:
     assert read < 20 * FIRST_ROWS + 32_768 + 1
 
 
-def test_the_window_is_bounded_in_tokens_too() -> None:
+@pytest.mark.parametrize("more", [{}, {"carried_bytes": 4_000}, {"carried_bytes": 4_000, "error": "broken"}])
+def test_the_window_is_bounded_in_bytes_too(more: dict[str, Any]) -> None:
     read = 0
 
     def source() -> Iterator[Request]:
         nonlocal read
         for row in range(100):
             read += 1
-            yield Request(row, row, 1000, 5)
+            yield Request(row, row, 1000, 5, **more)
 
-    order = PlannedOrder(source(), CAPACITY, window_tokens=5000)
-    next(order)
-    assert read == 5
+    order = PlannedOrder(source(), CAPACITY, window_bytes=20_000)
+    first = next(order)
+    assert read == -(-20_000 // first.num_bytes)
+    assert 1 + len(list(order)) == 100
 
 
 def test_long_rows_start_early_enough() -> None:

@@ -23,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from vasuki.base.config import ModelConfig
+from vasuki.hf.loading.least_tokens import LeastTokens
 from vasuki.models.files import description_folder
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class PlainTokenizer:
         self._template = template
         self._names = names  # text of the named special tokens, for the template
         self._twin = twin
+        self._least_tokens = LeastTokens(encoder)
 
     @classmethod
     def of(cls, folder: Path) -> PlainTokenizer | None:
@@ -103,16 +105,21 @@ class PlainTokenizer:
         """Token ids of each conversation, as `Tokenizer` has them. Raises as it does."""
         if self._template is None or not all(_is_plain(message) for messages in conversations for message in messages):
             return self._twin().encode_messages(conversations)
-        given = {"tools": None, "documents": None, "add_generation_prompt": True, **self._names}
-        texts = [
-            self._template.render(messages=[dict(each) for each in messages], **given) for messages in conversations
-        ]
-        return self._encode(texts, add_special_tokens=False)
+        return self._encode(list(map(self._rendered, conversations)), add_special_tokens=False)
+
+    def surely_exceeds(self, prompt: str | Rows[Mapping[str, Any]], num_tokens: int) -> bool:
+        """Whether a text or a conversation has more tokens, where its length alone tells."""
+        return self._least_tokens.exceed(prompt, num_tokens, self._rendered)
 
     def text_of(self, token_ids: Rows[int]) -> str:
         """What the model reads, special tokens included."""
         text: str = self._encoder.decode(list(token_ids), skip_special_tokens=False)
         return text
+
+    def _rendered(self, messages: Rows[Mapping[str, Any]]) -> str:
+        assert self._template is not None, "conversations need a template"
+        given = {"tools": None, "documents": None, "add_generation_prompt": True, **self._names}
+        return self._template.render(messages=[dict(message) for message in messages], **given)
 
     def _encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         return [each.ids for each in self._encoder.encode_batch(texts, add_special_tokens=add_special_tokens)]

@@ -13,6 +13,7 @@ import transformers
 
 from vasuki.base.errors import ModelError
 from vasuki.engine.sequence import Sequence
+from vasuki.hf.loading.least_tokens import LeastTokens
 
 transformers.logging.set_verbosity_error()
 
@@ -47,6 +48,8 @@ class Tokenizer:
         # Without files, classes of some models make up a tokenizer of their special tokens.
         if self._tokenizer.vocab_size <= len(self._tokenizer.all_special_tokens):
             raise ModelError(f"model {path} has no usable tokenizer: its vocabulary is empty")
+        is_plain = type(self._tokenizer).__module__.startswith("transformers.")  # no class that came with the model
+        self._least_tokens = LeastTokens(getattr(self._tokenizer, "backend_tokenizer", None) if is_plain else None)
         self._name = functools.cache(lambda token_id: self._text([token_id], skip_special_tokens=False))
 
     @property
@@ -79,6 +82,10 @@ class Tokenizer:
         )["input_ids"]
         return encoded
 
+    def surely_exceeds(self, prompt: str | Rows[Mapping[str, Any]], num_tokens: int) -> bool:
+        """Whether a text or a conversation has more tokens, where its length alone tells."""
+        return self._least_tokens.exceed(prompt, num_tokens, self._rendered)
+
     def text_of(self, token_ids: Rows[int]) -> str:
         """What the model reads, special tokens included."""
         return self._text(list(token_ids), skip_special_tokens=False)
@@ -102,6 +109,10 @@ class Tokenizer:
         window = max(len(stop.encode()) for stop in stops) + 4
         tail = self._text([*sequence.output_token_ids[1 - window :], token_id])
         return any(stop in tail for stop in stops) or self._name(token_id) in stops
+
+    def _rendered(self, messages: Rows[Mapping[str, Any]]) -> str:
+        text: str = self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        return text
 
     def _text(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         text: str = self._tokenizer.decode(

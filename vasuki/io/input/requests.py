@@ -27,12 +27,14 @@ from vasuki.io.input.row_error import RowError
 from vasuki.io.input.sampling import SamplingReader
 from vasuki.io.input.tables import Rows
 from vasuki.io.selection import EVERY_ROW, Selection
+from vasuki.io.values import value_bytes
 
 P = TypeVar("P")
 
 log = logging.getLogger(__name__)
 
 _BLOCKS_AHEAD = 2
+_MOST_CHARACTERS = 2**20  # that are tokenised in one call, unless a prompt has more
 _SENT_AS_CHAT = "each prompt is sent as a user's message in the model's chat template"
 _SENT_AS_TEXT = "each prompt is sent as bare text, without a chat template"
 _NO_PROMPTS_FAULT = (VasukiError, RuntimeError, MemoryError)  # but trouble of the model, the machine or threads
@@ -56,6 +58,10 @@ class PromptEncoder(Protocol):
     def encode_messages(self, conversations: list[list[Message]]) -> list[list[int]]:
         """Return one list of token ids for each conversation, rendered by the chat template, ready for the model's
         answer."""
+        ...
+
+    def surely_exceeds(self, prompt: str | list[Message], num_tokens: int) -> bool:
+        """Whether a text or a conversation has more tokens, where its length alone tells, without tokenising it."""
         ...
 
 
@@ -143,9 +149,9 @@ class RequestStream:
 
     def _tokenised(self, selection: Selection) -> Generator[list[_Draft], None, None]:
         for block in self._table.blocks(selection):
-            drafts = self._drafts(block)
-            self._tokenise(drafts)
-            yield drafts
+            for drafts in _pieces(self._drafts(block)):
+                self._tokenise(drafts)
+                yield drafts
 
     def _drafts(self, block: Block) -> list[_Draft]:
         ids = self._table.ids(block)
@@ -171,6 +177,8 @@ class RequestStream:
         else:
             draft.sampling = self._sampling.read(values)
             prompt = self._read_prompt(values)
+        if isinstance(prompt, str | list) and self._tokenizer.surely_exceeds(prompt, self._max_context_tokens):
+            raise RowError(self._no_room(f"{_num_characters(prompt)} characters"))
         draft.prompt = prompt
         if self._priority_column:
             draft.priority = _number(values[self._priority_column], "priority", -math.inf, otherwise=0.0)
@@ -201,18 +209,20 @@ class RequestStream:
         if not num_tokens:
             return "prompt is empty"
         if num_tokens >= self._max_context_tokens:
-            return (
-                f"prompt has {num_tokens} tokens: no room is left in the model's context of {self._max_context_tokens}"
-            )
+            return self._no_room(f"{num_tokens} tokens")
         if (
             largest := int(token_ids.max())
         ) >= self._vocab_size:  # an added token, for which the model has no embedding
             return f"prompt has token {largest}, outside the model's vocabulary of {self._vocab_size} tokens"
         return ""
 
+    def _no_room(self, length: str) -> str:
+        return f"prompt has {length}: no room is left in the model's context of {self._max_context_tokens}"
+
     def _requests_of(self, draft: _Draft) -> Iterator[Request]:
         """Yield one Request for each sample; a single one for a row that cannot be run."""
         num_tokens = len(draft.token_ids)
+        carried_bytes = sum(map(value_bytes, draft.carried.values()))
         max_tokens = min(draft.sampling.max_tokens, self._max_context_tokens - num_tokens)
         for sample_index in range(1 if draft.error else draft.sampling.n):
             yield Request(
@@ -225,11 +235,33 @@ class RequestStream:
                 sample_index=sample_index,
                 estimated_tokens=draft.estimated_tokens,
                 carried=draft.carried,
+                carried_bytes=carried_bytes,
                 error=draft.error,
                 priority=draft.priority,
                 arrived_s=draft.arrived_s,
                 due_s=draft.due_s,
             )
+
+
+def _pieces(drafts: list[_Draft]) -> Iterator[list[_Draft]]:
+    """Rows to tokenise in one call: a tokenizer takes many times the memory of a text."""
+    piece: list[_Draft] = []
+    num_characters = 0
+    for draft in drafts:
+        num_characters += (length := _num_characters(draft.prompt))
+        if piece and num_characters > _MOST_CHARACTERS:
+            yield piece
+            piece, num_characters = [], length
+        piece.append(draft)
+    if piece:
+        yield piece
+
+
+def _num_characters(prompt: Prompt | None) -> int:
+    """Of a text, or of all messages of a conversation; 0 where there is nothing to tokenise."""
+    if isinstance(prompt, list):
+        return sum(len(str(message["content"])) for message in prompt)
+    return len(prompt) if isinstance(prompt, str) else 0
 
 
 def _encode(drafts: list[tuple[_Draft, P]], encode: Callable[[list[P]], list[list[int]]], who: str) -> None:

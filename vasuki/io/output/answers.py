@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from vasuki.base.config import Column, JobConfig
 from vasuki.io.input.columns import ANSWER_COLUMNS
 from vasuki.io.input.tables import Rows, stored_text
+from vasuki.io.values import value_bytes
 
 _ROW_OVERHEAD_BYTES = 600  # the Python objects around a row: 400 to 600 by tracemalloc, CPython 3.11
 
@@ -35,7 +36,7 @@ class Answer:
     @property
     def num_bytes(self) -> int:
         """About how much memory it takes."""
-        texts = len(self.output) + len(self.error or "") + sum(map(_value_bytes, self.carried.values()))
+        texts = len(self.output) + len(self.error or "") + sum(map(value_bytes, self.carried.values()))
         return _ROW_OVERHEAD_BYTES + texts + 4 * len(self.output_token_ids)
 
 
@@ -92,11 +93,3 @@ def answer_line(answer: Answer, schema: Any) -> dict[str, Any]:
 
 def _value(answer: Answer, column: str) -> Any:
     return getattr(answer, column) if column in ANSWER_COLUMNS else answer.carried.get(column)
-
-
-def _value_bytes(value: Any) -> int:
-    if isinstance(value, (str, bytes)):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(_value_bytes, value.values())) + 64
-    return sum(map(_value_bytes, value)) + 56 if isinstance(value, list) else 32

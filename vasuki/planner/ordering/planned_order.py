@@ -40,7 +40,7 @@ from vasuki_solvers.greedy import spread_order
 
 WINDOW_ROWS = 32_768
 FIRST_ROWS = 4_096
-WINDOW_TOKENS = 16_000_000  # of prompts, whatever the number of rows
+WINDOW_BYTES = 64_000_000  # of prompts and what is copied to the output, whatever the number of rows
 PORTFOLIO_ROWS = 300  # beyond, trying variants of the greedy order gains less than a per cent
 LOCAL_SEARCH_ROWS = 2_000
 LOCAL_SEARCH_WORK = 400_000  # rows x moves
@@ -153,7 +153,7 @@ class PlannedOrder:
         solver: see `solve_order`; `fifo` reads nothing ahead.
         lengths: learns from rows that end and estimates those that wait; None leaves the requests' own estimates.
         window_rows: rows held at most.
-        window_tokens: prompt tokens held at most, though always one row.
+        window_bytes: that they take at most, though always one row.
         order: indices of all rows, where an order was found beforehand; the window's rows are not solved again then.
     """
 
@@ -165,7 +165,7 @@ class PlannedOrder:
         solver: Solver = "greedy",
         lengths: OutputLengths | None = None,
         window_rows: int = WINDOW_ROWS,
-        window_tokens: int = WINDOW_TOKENS,
+        window_bytes: int = WINDOW_BYTES,
         order: tuple[int, ...] = (),
     ) -> None:
         self._source = iter(requests)
@@ -173,7 +173,7 @@ class PlannedOrder:
         self._solver: Solver = solver
         self._lengths = lengths
         self._window_rows = window_rows
-        self._window_tokens = window_tokens
+        self._window_bytes = window_bytes
         self._found = order
         self._failed: deque[Request] = deque()
         self._rows: list[Request] = []  # of the window, since it was filled last
@@ -181,6 +181,7 @@ class PlannedOrder:
         self._ordered: deque[int] = deque()  # those that have not started
         self._expected: Ints = np.zeros(0, np.int64)  # output tokens of all of them
         self._held_tokens = self._held_outputs = 0  # of prompts, and expected
+        self._held_bytes = 0
         self._fill_rows = min(FIRST_ROWS, window_rows)  # the window opens step by step: the first rows must not wait
         self._refill_below = 0  # rows left in the window at which it is filled up
         self._learn_again_at = ENOUGH_ROWS
@@ -204,6 +205,7 @@ class PlannedOrder:
         row = self._ordered.popleft()
         request, expected = self._rows[row], int(self._expected[row])
         self._held_tokens -= request.num_prompt_tokens
+        self._held_bytes -= request.num_bytes
         self._held_outputs -= expected
         return request if expected == request.expected_tokens else replace(request, estimated_tokens=expected)
 
@@ -240,18 +242,21 @@ class PlannedOrder:
     def _refill(self) -> None:
         """Read up to a full window and order all of it anew."""
         rows = [self._rows[row] for row in self._ordered]
-        while len(rows) < self._fill_rows and (not rows or self._held_tokens < self._window_tokens):
+        failed_bytes = 0
+        while len(rows) < self._fill_rows and (not rows or self._held_bytes < self._window_bytes):
             request = next(self._source, None)
             if request is None:
                 self._is_exhausted = True
                 break
             if request.error:
                 self._failed.append(request)
-                if len(self._failed) >= self._fill_rows:
+                failed_bytes += request.num_bytes
+                if len(self._failed) >= self._fill_rows or self._held_bytes + failed_bytes >= self._window_bytes:
                     break
                 continue
             rows.append(request)
             self._held_tokens += request.num_prompt_tokens
+            self._held_bytes += request.num_bytes
         self._fill_rows = min(2 * self._fill_rows, self._window_rows)
         self._rows, self._groups = rows, self._alike(rows)
         self._order(list(range(len(rows))))
