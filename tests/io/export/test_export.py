@@ -171,7 +171,7 @@ def test_parts_of_two_jobs_are_refused(done: JobConfig, tmp_path: Path) -> None:
     assert label is not None
     table = pq.read_table(part.path)
     stranger = Path(done.output.path) / "part-00099.parquet"
-    stranger.write_bytes(to_parquet(table, replace(label, config_hash="another", rows=label.rows + 1000)))
+    stranger.write_bytes(to_parquet([table], replace(label, config_hash="another", rows=label.rows + 1000)))
     result = export(done, "--to", str(tmp_path / "a.jsonl"))
     assert result.exit_code == 4
     assert "part-00099.parquet is of another job or input than part-00000.parquet" in result.stderr

@@ -323,8 +323,8 @@ def test_pages_that_were_lost_under_a_whole_footer(job: MakeJob, parquet: WriteP
 def test_parts_that_overlap_are_refused(job: MakeJob, parquet: WriteParquet) -> None:
     config = job(parquet(text=["a"] * 20))
     run(config)
-    content = to_parquet(*changed(out(config) / "part-00001.parquet"))
-    (out(config) / "part-00009.parquet").write_bytes(content)
+    table, label = changed(out(config) / "part-00001.parquet")
+    (out(config) / "part-00009.parquet").write_bytes(to_parquet([table], label))
     with pytest.raises(
         UnreadableError, match=r"part-00009\.parquet overlaps with .*00001.parquet: row 6 has two answers"
     ):
@@ -401,7 +401,7 @@ def write_as_version(version: int, part: Path) -> None:
     table = table.set_column(table.column_names.index("error"), "error", errors)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vasuki.io.output.parts.LABEL_VERSION", version)
-        part.write_bytes(to_parquet(table, label))
+        part.write_bytes(to_parquet([table], label))
 
 
 def test_parts_of_the_first_version_are_named(job: MakeJob, parquet: WriteParquet) -> None:

@@ -118,6 +118,20 @@ def test_commits_follow_the_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sum(pq.read_metadata(part).num_rows for part in parts_in(tmp_path)) == 100
 
 
+def test_a_large_part_is_made_a_row_group_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "GROUP_BYTES", 25_000)
+    out = writer(tmp_path)
+    lengths = [10_000] * 5 + [60_000, 1, 1]
+    out.append([answer(row, output="x" * length) for row, length in enumerate(lengths)])
+    out.close()
+    (part,) = parts_in(tmp_path)
+    metadata = pq.read_metadata(part)
+    groups = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+    assert groups == [2, 2, 1, 1, 2]
+    assert [len(text) for text in pq.read_table(part)["output"].to_pylist()] == lengths
+    assert read_label(Location.parse(str(part)), with_pages=True) is not None
+
+
 def test_an_empty_output_has_columns(tmp_path: Path) -> None:
     writer(tmp_path, even_if_empty=True).close()
     (part,) = parts_in(tmp_path)

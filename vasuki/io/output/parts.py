@@ -1,6 +1,6 @@
 """Finished rows -> `part-00000.parquet`, `part-00001.parquet`, ...: each there as a whole or not at all.
 
-A part is committed when the buffered rows reach 128 MiB, or when the time since the last commit reaches
+A part is committed when the buffered rows reach 64 MiB, or when the time since the last commit reaches
 
     max(5 s, 3 % of the time the run has taken so far)
 
@@ -23,7 +23,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -40,7 +40,8 @@ from vasuki.io.output.answers import Answer, to_table
 
 METADATA_KEY = b"vasuki"
 PART_NAME = re.compile(r"part-(?P<index>\d{5,})(?P<label>|-\d+-of-\d+)(-[0-9a-f]{8})?\.parquet")
-COMMIT_BYTES = 128 * 2**20
+COMMIT_BYTES = 2**26
+GROUP_BYTES = 2**24  # of answers that become Arrow data together, a row group
 LABEL_VERSION = 3
 _READABLE = (2, 3)  # 1 knew a model by its path alone; 2 has an empty `error` where there was none
 
@@ -213,7 +214,7 @@ class PartWriter:
         totals = Totals.of(answers)
         rows = np.unique(np.array([answer.row for answer in answers], dtype=np.int64))
         label = PartLabel(self._config_hash, self._input_fingerprint, rows, totals)
-        content = to_parquet(to_table(answers, self.schema), label)
+        content = to_parquet((to_table(some, self.schema) for some in _groups(answers)), label)
         self._answers = []
         self._num_bytes = 0
         self._even_if_empty = False
@@ -254,15 +255,35 @@ def _damaged(part: Location) -> DamagedPart:
     return DamagedPart(f"{part} is damaged; delete it and run again to compute its rows anew")
 
 
-def to_parquet(table: Any, label: PartLabel) -> bytes:
-    """The file of a part: a `pyarrow.Table` of its answers, and in the footer its label with the hash of its pages."""
+def _groups(answers: list[Answer]) -> Iterator[list[Answer]]:
+    """The answers, a row group after the other; one without rows if there are none."""
+    group: list[Answer] = []
+    num_bytes = 0
+    for answer in answers:
+        if group and num_bytes + answer.num_bytes > GROUP_BYTES:
+            yield group
+            group, num_bytes = [], 0
+        group.append(answer)
+        num_bytes += answer.num_bytes
+    yield group
+
+
+def to_parquet(tables: Iterable[Any], label: PartLabel) -> bytes:
+    """The file of a part: its answers as one or more `pyarrow.Table`, and in the footer its label with the hash of its
+    pages."""
+    tables = iter(tables)
+    first = next(tables)
     file = io.BytesIO()
-    with pq.ParquetWriter(file, table.schema, compression="zstd") as writer:
-        writer.write_table(table)
-        label = replace(label, pages=_pages(file.getvalue()))
+    with pq.ParquetWriter(file, first.schema, compression="zstd") as writer:
+        writer.write_table(first)
+        del first
+        for table in tables:
+            writer.write_table(table)
+        with file.getbuffer() as pages:
+            label = replace(label, pages=_pages(pages))
         writer.add_key_value_metadata({METADATA_KEY: label.to_json()})
     return file.getvalue()
 
 
-def _pages(content: bytes) -> str:
+def _pages(content: bytes | memoryview) -> str:
     return f"{len(content)}-{hashlib.blake2b(content, digest_size=16).hexdigest()}"

@@ -46,7 +46,7 @@ def keep_rows(part: Location, label: PartLabel, rows: Ints) -> PartLabel:
         output_tokens=pc.sum(table["output_tokens"]).as_py(),
     )
     label = replace(label, rows=rows, totals=totals)
-    part.write_bytes(to_parquet(table, label))
+    part.write_bytes(to_parquet([table], label))
     return label
 
 
