@@ -681,8 +681,8 @@ def test_an_input_that_changes_meanwhile_is_told(
         pq.write_table(pa.Table.from_pylist(some), tmp_path / f"in/{name}.parquet")
     before = (tmp_path / "in/b.parquet").read_bytes()
 
-    def survey(config: Any) -> Any:
-        table = open_table(config)
+    def survey(config: Any, *more: Any) -> Any:
+        table = open_table(config, *more)
         others = [{**row, "text": "the dog"} for row in texts(count)]
         pq.write_table(pa.Table.from_pylist(others), tmp_path / "in/b.parquet")
         return table
@@ -890,7 +890,7 @@ def test_an_accident_in_the_middle_is_an_interruption(job: Job, accident: str) -
 SURVEYING = """
 import sys, time, vasuki.runs.opening
 from vasuki.commands.cli import main
-def survey(config):
+def survey(config, *more):
     print("busy", flush=True)
     time.sleep(60)
 vasuki.runs.opening.open_table = survey

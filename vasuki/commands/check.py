@@ -6,10 +6,11 @@ from vasuki.base.config import JobConfig
 from vasuki.base.urls import without_keys
 from vasuki.engine.policy import runnable_policy
 from vasuki.io.input.requests import RequestStream
-from vasuki.io.input.tables import InputTable, open_table
+from vasuki.io.input.tables import InputTable
 from vasuki.io.output.output_folder import OutputFolder
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.shape import BACKENDS, ModelShape
+from vasuki.runs.opening import read_table
 from vasuki.runs.placement import placed_here
 from vasuki.runs.workload import model_tokenizer, shape_of
 
@@ -21,7 +22,7 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
         VasukiError: the same that the run would raise, as far as it can be known without loading weights.
     """
     runnable_policy(config.engine.policy, config.engine.attention)
-    table = open_table(config)
+    table = read_table(config)
     OutputFolder.check(
         config.output.path,
         num_rows=table.num_rows,

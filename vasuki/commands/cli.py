@@ -421,6 +421,7 @@ def plan(
     from vasuki.report.fleet_table import fleet_page
     from vasuki.report.plan_table import plan_table, plan_verdict, sorted_plans
     from vasuki.runs.forecast import placements_of, plans_of
+    from vasuki.runs.observers.progress import busy_if_slow
     from vasuki.runs.placement import replicas_elsewhere
     from vasuki.runs.planned_fleets import fleet_choices, market_of, parse_fleets
     from vasuki.runs.workload import workload_of
@@ -431,7 +432,8 @@ def plan(
     if on_spot or deadline_s is not None or any(len(fleet) > 1 for fleet in fleets):
         if sort:
             raise JobFileError("fleets come with the best first; leave --sort out")
-        choices = fleet_choices(workload, fleets, tensor, deadline_s, market)
+        with busy_if_slow("planning"):
+            choices = fleet_choices(workload, fleets, tensor, deadline_s, market)
         flip = flip_of(choices)
         found = [choice.to_dict() for choice in choices]
         found[0]["fleet"]["flips"] = flip and flip.to_dict()
@@ -499,6 +501,7 @@ def simulate(
     from vasuki.report.fleet_table import fleet_runs
     from vasuki.report.plan_table import bubble_table, plan_table, waiting_table
     from vasuki.runs.forecast import explain_step, output_of, placements_of, simulate_workload
+    from vasuki.runs.observers.progress import busy_if_slow
     from vasuki.runs.placement import replicas_elsewhere
     from vasuki.runs.planned_fleets import market_of, parse_fleets, simulate_fleets
     from vasuki.runs.workload import workload_of
@@ -513,18 +516,19 @@ def simulate(
             raise JobFileError(
                 "--spot, or several kinds of cards: leave --policy, --pp, --dp, --explain and output.path out"
             )
-        played = simulate_fleets(workload, fleets, tensor, market, seed)
+        with busy_if_slow("simulating"):
+            played = simulate_fleets(workload, fleets, tensor, market, seed)
         click.echo(json.dumps([each.to_dict() for each in played]) if as_json else fleet_runs(played))
         return
     if data is not None and any(number != data for fleet in fleets for number in fleet.values()):
         raise JobFileError("--dp and a number behind the card say the same; leave one of them out")
     placements = placements_of(fleets, workload)
     layouts = [Layout(tensor, pipeline, placement.replicas) for placement in placements]
-    results = [
-        result
-        for placement, layout in zip(placements, layouts, strict=True)
-        for result in simulate_workload(workload, [placement], policies, output_of(overrides), layout)
-    ]
+    results = []
+    with busy_if_slow("simulating") as far:
+        for index, (placement, layout) in enumerate(zip(placements, layouts, strict=True)):
+            far.share, far.words = index / len(placements), placement.profile.name
+            results += simulate_workload(workload, [placement], policies, output_of(overrides), layout)
     if as_json:
         click.echo(json.dumps([result.to_dict() for result in results]))
         return

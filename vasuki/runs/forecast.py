@@ -21,6 +21,7 @@ from vasuki.planner.simulated import Simulated, simulate_plan
 from vasuki.runs.foresight import tokens_of
 from vasuki.runs.hindsight import cost_of_uncertainty
 from vasuki.runs.manifests import simulated_manifest
+from vasuki.runs.observers.progress import busy_if_slow
 from vasuki.runs.observers.tracer import StepTracer
 from vasuki.runs.placement import ONE_DEVICE, Placement, placed_on, placed_on_shares
 from vasuki.runs.workload import Workload
@@ -77,7 +78,12 @@ def _priced(placement: Placement, per_hour: float | None) -> Placement:
 
 def plans_of(workload: Workload, placements: Iterable[Placement], tensor: int = 1) -> list[Plan]:
     """A plan for each of the machines, with so many GPUs to each replica."""
-    return [each.plan(workload.lengths, Layout(tensor, data_parallel=each.replicas)) for each in placements]
+    plans: list[Plan] = []
+    with busy_if_slow("planning") as far:
+        for each in (some := list(placements)):
+            far.share, far.words = len(plans) / len(some), each.profile.name
+            plans.append(each.plan(workload.lengths, Layout(tensor, data_parallel=each.replicas)))
+    return plans
 
 
 def simulate_workload(

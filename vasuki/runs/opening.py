@@ -13,6 +13,7 @@ from typing import Any
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import InputError, Interrupted, TooManyRowErrors
 from vasuki.base.units import plural
+from vasuki.base.urls import without_keys
 from vasuki.engine.policy import runnable_policy
 from vasuki.io.input.followed import FollowedRows
 from vasuki.io.input.tables import InputTable, open_table
@@ -20,6 +21,7 @@ from vasuki.io.output.manifest import Manifest, read_manifest
 from vasuki.io.output.output_folder import OutputFolder, dataset_of
 from vasuki.io.selection import Shard
 from vasuki.models.fingerprint import model_fingerprint
+from vasuki.runs.observers.progress import busy_if_slow
 from vasuki.runs.options import RunOptions
 
 log = logging.getLogger(__name__)
@@ -89,6 +91,17 @@ class OpenJob:
         raise Interrupted(f"{left} are missing from {place}, removed while the job ran; {goes_on}")
 
 
+def read_table(config: JobConfig) -> InputTable:
+    """The input of a job. Tells how far it is, if it takes a while. Raises as `open_table`."""
+    with busy_if_slow(f"reading {without_keys(config.input.path)}") as far:
+
+        def on_file(index: int, files: int) -> None:
+            far.share = index / files
+            far.words = f"file {index + 1:,}/{files:,}" if files > 1 else ""
+
+        return open_table(config, on_file)
+
+
 @contextmanager
 def opened(
     config: JobConfig,
@@ -110,7 +123,7 @@ def opened(
     started_s = time.perf_counter()
     runnable_policy(config.engine.policy, config.engine.attention, rows_arrive=arriving is not None)
     shard = Shard.parse(options.shard)
-    table = open_table(config) if arriving is None else arriving
+    table = read_table(config) if arriving is None else arriving
     fingerprint = fingerprint or model_fingerprint(config.model)
     config_hash = config.config_hash(fingerprint)
     with OutputFolder.open(

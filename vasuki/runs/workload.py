@@ -19,7 +19,6 @@ from vasuki.base.config import JobConfig, load_job, parse_overrides
 from vasuki.base.errors import InputError
 from vasuki.engine.sequence import TOKEN_BYTES, USUAL, Request
 from vasuki.io.input.requests import PromptEncoder, RequestStream
-from vasuki.io.input.tables import open_table
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.files import description_folder
 from vasuki.models.fingerprint import model_fingerprint
@@ -27,6 +26,8 @@ from vasuki.models.named import named_shape
 from vasuki.models.shape import ModelShape
 from vasuki.models.token_counter import TokenCounter
 from vasuki.planner.lengths import Lengths, Prefixes, is_lengths_file, read_lengths
+from vasuki.runs.observers.progress import HowFar, busy_if_slow
+from vasuki.runs.opening import read_table
 from vasuki_solvers import shared_prefixes
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def job_workload(config: JobConfig) -> Workload:
     if is_lengths_file(config.input.path):
         return _recorded(config)
     shape = shape_of(config)
-    table = open_table(config)
+    table = read_table(config)
     stream = RequestStream(
         table,
         config,
@@ -87,8 +88,8 @@ def job_workload(config: JobConfig) -> Workload:
         max_context_tokens=shape.max_context_tokens,
         vocab_size=shape.vocab_size,
     )
-    with stream as requests:
-        lengths = lengths_of(first_rows(requests, COUNTED_REQUESTS, keeps=False), table.num_rows)
+    with stream as requests, busy_if_slow("counting the tokens of prompts") as far:
+        lengths = lengths_of(first_rows(requests, COUNTED_REQUESTS, far, table.num_rows, keeps=False), table.num_rows)
     for problem in table.unread:
         raise problem
     if not len(lengths):
@@ -118,16 +119,26 @@ def model_tokenizer(config: JobConfig) -> PlainTokenizer | Tokenizer:
     return tokenizer_without_torch(config.model)
 
 
-def first_rows(requests: Iterable[Request], num_requests: int, keeps: bool = True) -> Iterator[Request]:
+def first_rows(
+    requests: Iterable[Request], num_requests: int, far: HowFar, num_rows: int, keeps: bool = True
+) -> Iterator[Request]:
     """The first requests to plan from: so many, or as many as take `PLANNED_BYTES`, and the other samples of the last
     one's row.
 
-    keeps: the caller does. If not, prompts alone count, and there is one that can be run if the first so many have one.
+    Args:
+        requests: of `num_rows` rows.
+        num_requests: at most, but for samples.
+        far: is told how many were taken.
+        num_rows: there are.
+        keeps: the caller keeps them. If not, prompts alone count, and one can be run if any of the first can.
     """
-    num_bytes, is_runnable = 0, keeps
+    num_bytes, rows, is_runnable = 0, 0, keeps
     for count, request in enumerate(requests, 1):
         num_bytes += request.num_bytes if keeps else TOKEN_BYTES * request.num_prompt_tokens
+        rows += request.sample_index == 0
         is_runnable |= not request.error
+        far.share = max(count / num_requests, num_bytes / PLANNED_BYTES * is_runnable, rows / max(1, num_rows))
+        far.words = f"{rows:,} rows"
         yield request
         is_enough = count >= num_requests or (is_runnable and num_bytes >= PLANNED_BYTES)
         if is_enough and (request.error or request.sample_index == request.sampling.n - 1):

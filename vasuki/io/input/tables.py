@@ -12,7 +12,7 @@ import logging
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -129,8 +129,12 @@ class InputTable:
         return [cell_value(value) if isinstance(value, str) else value for value in values]
 
 
-def open_table(job: JobConfig) -> InputTable:
+def open_table(job: JobConfig, on_file: Callable[[int, int], None] = lambda index, files: None) -> InputTable:
     """Find, check and count the input of a job.
+
+    Args:
+        job: whose input it is.
+        on_file: told the index of each file before it is read, and how many there are.
 
     Raises:
         JobFileError: a column does not exist, ids are not unique or missing, or the format cannot be told.
@@ -148,7 +152,8 @@ def open_table(job: JobConfig) -> InputTable:
     num_rows = 0
     types: dict[str, Any] = {}
     numbers: defaultdict[str, list[tuple[Any, tuple[Any, ...]]]] = defaultdict(list)  # by file: their type, extremes
-    for file in files:
+    for index, file in enumerate(files):
+        on_file(index, len(files))
         survey = file.survey(needed, {*stored, id_name} - {""}, ids)
         file_rows.append(range(num_rows, num_rows + survey.num_rows))
         num_rows += survey.num_rows

@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from tqdm import tqdm
@@ -24,37 +25,72 @@ log = logging.getLogger(__name__)
 
 _BAR_EVERY_S = 0.2
 _LINE_EVERY_S = 30.0
+_SLOW_S = 2.0
 _BAR_FORMAT = "{percentage:3.0f}% {bar:10} {desc}"
+_SHORT_BAR_FORMAT = "{percentage:3.0f}% {bar:10}"
 _BAR_COLUMNS = 17  # of it, before what is said in words
 _CLEAR = "\r\x1b[2K"  # to the start of the line, which is then empty
 
 
+@dataclass(slots=True)
+class HowFar:
+    """How far a phase is, set by whoever works on it."""
+
+    share: float = 0.0  # of it that is done; 0 while nobody knows
+    words: str = ""  # such as `240 rows`
+
+
 @contextmanager
-def busy_with(phase: str, quiet: bool = False) -> Iterator[None]:
-    """Name a phase that cannot say how much of it is done, with the seconds it has taken so far on a terminal."""
-    if not _has_terminal(quiet):
+def busy_with(phase: str, quiet: bool = False, after_s: float = 0.0) -> Iterator[HowFar]:
+    """Name a phase, how far it is and how long it has taken: each second on a terminal; in a log at its start, then
+    every 30 seconds.
+
+    Args:
+        phase: what is done.
+        quiet: say nothing on a terminal.
+        after_s: seconds before it is named first. A shorter one never is.
+    """
+    far, ended, on_terminal = HowFar(), threading.Event(), _has_terminal(quiet)
+    started_s = time.perf_counter()
+    if not on_terminal and not after_s:
         log.info("%s", phase)
-        yield
-        return
-    ended = threading.Event()
 
-    def count_up() -> None:
-        started_s = time.perf_counter()
-        while not ended.is_set():
-            # The cursor goes back to the start, so that what is logged meanwhile writes over it.
-            sys.stderr.write(f"{_CLEAR}{phase}, {time.perf_counter() - started_s:.0f} s\r")
-            sys.stderr.flush()
-            ended.wait(1.0)
+    def tell() -> None:
+        every_s = 1.0 if on_terminal else _LINE_EVERY_S
+        wait_s = after_s if on_terminal or after_s else every_s
+        while not (wait_s and ended.wait(wait_s)):
+            wait_s = every_s
+            parts = (phase, far.words, f"{time.perf_counter() - started_s:.0f} s")
+            state = ", ".join(part for part in parts if part)
+            if on_terminal:
+                # The cursor goes back to the start, so that what is logged meanwhile writes over it.
+                sys.stderr.write(f"{_CLEAR}{_bar_of(far.share)}{state}\r")
+                sys.stderr.flush()
+            elif far.share:
+                log.info("%s of the work done; %s", percent_text(far.share), state)
+            else:
+                log.info("%s", state)
 
-    thread = threading.Thread(target=count_up, daemon=True)
+    thread = threading.Thread(target=tell, daemon=True)
     thread.start()
     try:
-        yield
+        yield far
     finally:
         ended.set()
         thread.join()
-        sys.stderr.write(_CLEAR)
-        sys.stderr.flush()
+        if on_terminal:
+            sys.stderr.write(_CLEAR)
+            sys.stderr.flush()
+
+
+def busy_if_slow(phase: str) -> AbstractContextManager[HowFar]:
+    """Name a phase that takes longer than anybody waits without wondering, unless logs are quiet."""
+    return busy_with(phase, not log.isEnabledFor(logging.INFO), _SLOW_S)
+
+
+def _bar_of(share: float) -> str:
+    bar = tqdm.format_meter(min(share, 1.0), 1.0, 0.0, bar_format=_SHORT_BAR_FORMAT) if share else ""
+    return f"{bar} " if bar else ""
 
 
 def _has_terminal(quiet: bool) -> bool:

@@ -23,6 +23,7 @@ from vasuki.planner import RunningPrediction
 from vasuki.planner.ordering.planned_order import order_requests
 from vasuki.planner.plan import Plan
 from vasuki.runs.foresight import expected
+from vasuki.runs.observers.progress import busy_if_slow
 from vasuki.runs.opening import OpenJob
 from vasuki.runs.placement import Placement, plan_for
 from vasuki.runs.workload import PLANNED_REQUESTS, first_rows, lengths_of
@@ -49,7 +50,8 @@ class TableRows:
         return nullcontext(requests)
 
     def first(self, requests: Iterator[Request]) -> list[Request]:
-        return list(first_rows(requests, PLANNED_REQUESTS))
+        with busy_if_slow("reading rows to plan from") as far:
+            return list(first_rows(requests, PLANNED_REQUESTS, far, self.to_plan))
 
     def plan(self, placement: Placement, first: list[Request]) -> Plan:
         """Plan for these, and for the others as if they went on like them."""

@@ -41,7 +41,7 @@ from vasuki.runs.foresight import expected
 from vasuki.runs.manifests import bounds_of
 from vasuki.runs.observers.deadline import Deadline, time_over
 from vasuki.runs.observers.metrics import FleetMetrics
-from vasuki.runs.observers.progress import StatusLine, busy_with
+from vasuki.runs.observers.progress import StatusLine, busy_if_slow, busy_with
 from vasuki.runs.opening import OpenJob, Outcome, opened
 from vasuki.runs.options import AS_USUAL, RunOptions
 from vasuki.runs.placement import job_of_replica
@@ -186,7 +186,8 @@ class Driver:
         )
         with stream:
             requests = self._journal.resume(stream)
-            first = list(first_rows(requests, PLANNED_REQUESTS))
+            with busy_if_slow("reading rows to plan from") as far:
+                first = list(first_rows(requests, PLANNED_REQUESTS, far, self.folder.rows_left))
             self._lengths = lengths_of(first, self.folder.rows_left)
             with busy_with("measuring the machine and planning", self.options.quiet):
                 plan = self._plan()

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from vasuki.commands import workload
-from vasuki.commands.workload import first_rows
 from vasuki.engine.sequence import Request, SamplingParams
+from vasuki.runs import workload
+from vasuki.runs.observers.progress import HowFar
+from vasuki.runs.workload import first_rows
 
 
 @pytest.fixture(autouse=True)
@@ -27,19 +28,27 @@ def rows(carried_bytes: int = 0, refused: int = 0, samples: int = 1) -> Iterator
             )  # fmt: skip
 
 
+def taken(requests: Iterator[Request], num_requests: int, keeps: bool = True) -> list[Request]:
+    far = HowFar()
+    found = list(first_rows(requests, num_requests, far, 1000, keeps))
+    assert far.share >= 1
+    assert far.words == f"{len({request.row for request in found})} rows"
+    return found
+
+
 def test_planning_takes_rows_up_to_a_number_and_to_bytes() -> None:
-    assert len(list(first_rows(rows(), 7))) == 7
-    assert len(list(first_rows(rows(), 500))) == 10
-    assert len(list(first_rows(rows(samples=4), 6))) == 8, "a row's samples stay together"
+    assert len(taken(rows(), 7)) == 7
+    assert len(taken(rows(), 500)) == 10
+    assert len(taken(rows(samples=4), 6)) == 8, "a row's samples stay together"
 
 
 def test_what_is_copied_to_the_output_counts_where_it_is_kept() -> None:
-    assert len(list(first_rows(rows(carried_bytes=4_000), 500))) == 5
-    assert len(list(first_rows(rows(carried_bytes=4_000, refused=1000), 500))) == 10
-    assert len(list(first_rows(rows(carried_bytes=4_000), 500, keeps=False))) == 10
+    assert len(taken(rows(carried_bytes=4_000), 500)) == 5
+    assert len(taken(rows(carried_bytes=4_000, refused=1000), 500)) == 10
+    assert len(taken(rows(carried_bytes=4_000), 500, keeps=False)) == 10
 
 
 def test_a_plan_looks_for_a_row_that_can_be_run() -> None:
-    planned = list(first_rows(rows(refused=50), 500, keeps=False))
+    planned = taken(rows(refused=50), 500, keeps=False)
     assert len(planned) == 51
     assert not planned[-1].error
