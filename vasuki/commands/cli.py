@@ -20,6 +20,7 @@ from vasuki.base.home import some_home
 from vasuki.base.logs import asks_for_json, is_json, last_words, log, set_up_logs, tell
 from vasuki.base.streams import is_read, take_streams
 from vasuki.base.units import bytes_text, plural, seconds_of
+from vasuki.base.urls import without_keys
 from vasuki.runs.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -608,9 +609,10 @@ def export(run_dir: str, target: str, form: str, partial: bool, as_json: bool) -
     from vasuki.base.errors import JobFileError
     from vasuki.io.export.writing import export_answers
 
-    extension = target.rsplit(".", 1)[-1]
+    address = target.partition("?")[0] if "://" in target else target
+    extension = address.rsplit(".", 1)[-1]
     if form == "auto" and extension not in ("jsonl", "csv"):
-        raise JobFileError(f"--to {target}: end it in .jsonl or .csv, or say --format")
+        raise JobFileError(f"--to {without_keys(target)}: end it in .jsonl or .csv, or say --format")
     chosen: Any = extension if form == "auto" else form
     written = export_answers(run_dir, target, chosen, partial)
     if as_json:

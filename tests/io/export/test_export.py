@@ -127,12 +127,16 @@ def test_mistakes_get_a_line(done: JobConfig, tmp_path: Path) -> None:
         (2, "end it in .jsonl or .csv", (done.output.path, "--to", "answers.xlsx")),
         (2, "cannot export", (done.output.path, "--to", str(tmp_path / "no" / "a.csv"))),
         (2, "cannot export", (done.output.path, "--to", "nowhere://a.csv")),
+        (2, "cannot export", (done.output.path, "--to", "nowhere://a.csv?region=x.y")),
+        (2, "end it in .jsonl or .csv", (done.output.path, "--to", "nowhere://a.parquet?name=b.csv")),
+        (2, "end it in .jsonl or .csv", (done.output.path, "--to", "s3://key:secret@b/a?c")),
         (4, "has no part-", (str(tmp_path / "empty"), "--to", str(tmp_path / "a.csv"))),
     ]:
         result = CliRunner().invoke(main, ["export", *arguments])
         assert (result.exit_code, words in result.stderr) == (code, True), result.stderr
         assert ".vasuki-" not in result.stderr, "nobody knows of temporary files"
         assert "Errno" not in result.stderr
+        assert "secret" not in result.stderr
     part = next(Path(done.output.path).glob("part-*"))
     part.write_bytes(part.read_bytes()[:-100])
     before = set(tmp_path.iterdir())

@@ -4,6 +4,7 @@ load_model        the model, or a refusal that names what is missing
 accounting        which tensors its files lack, and which nothing reads
 tokenizer         text and messages -> token ids -> text
 plain_tokenizer   the same for planning, without transformers where its files are plain
+least_tokens      how few tokens a text may have, by its length alone
 weights           weights that live on the host
 triton_kernels    Triton's kernels for a model, where they compile and agree with their twins
 """
