@@ -146,6 +146,8 @@ def test_unknown_keys_are_refused_with_the_nearest(
             },
             "rise",
         ),
+        ({"memory_gb_per_s": float("inf")}, "memory_gb_per_s"),
+        ({"memory_gb_per_s": float("nan")}, "memory_gb_per_s"),
         ({"measured": "elsewhere.yaml"}, "cannot read hardware profile"),
     ],
 )
