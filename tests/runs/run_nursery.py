@@ -159,6 +159,7 @@ def serve() -> None:
     from vasuki.base import commits
 
     commits.COMMIT_S = 0.02  # so that there are several commits in a second
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which whoever tests may ignore, as nohup does
     for line in sys.stdin:
         order = Order(**json.loads(line))
         child = os.fork()
