@@ -1,4 +1,5 @@
-"""A row whose logits are no numbers ends with an error, and the others answer as if it were not there."""
+"""A row whose logits are no numbers ends with an error, and the others answer as if it were not there, where memory is
+not so short that one of them takes a block of it (docs/LOG.md)."""
 
 from __future__ import annotations
 

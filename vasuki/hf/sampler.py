@@ -61,8 +61,8 @@ def sample(
     drawn = [row for row, sequence in enumerate(sequences) if draws(sequence)]
     for some in _slices(drawn, logits.shape[-1]):
         [rows] = to_device(logits.device, np.array(some))
-        wanted = torch.where(torch.isfinite(largest[rows]).unsqueeze(-1), logits[rows].float(), 0.0)
-        tokens = _draw(wanted, [sequences[row] for row in some], keep or keep_top_p)
+        own = logits[rows].float().masked_fill_(~torch.isfinite(largest[rows]).unsqueeze(-1), 0.0)
+        tokens = _draw(own, [sequences[row] for row in some], keep or keep_top_p)
         token_ids[rows] = torch.where(token_ids[rows] == NO_TOKEN, NO_TOKEN, tokens)
     return Sampled(token_ids, logprobs_of(logits, token_ids)) if want_logprobs else Sampled(token_ids)
 

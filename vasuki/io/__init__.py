@@ -7,6 +7,7 @@
     export/     part files -> one file, as other programs read it
     batch       a table in memory as a job's input, and with its answers
     ids         are the ids unique?
+    positions   files that are read from anywhere
     selection   shards, and rows that are done already
     plain       Arrow's types as few plain ones; values: between Arrow, Python and text
 

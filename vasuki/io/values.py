@@ -14,13 +14,16 @@ from vasuki.io.plain import holds_maps, mapped, plain
 
 
 def python_values(column: Any) -> list[Any]:
-    """The values of an Arrow array: maps as dicts, float32 with its own digits, see `vasuki.io.plain`. Values that
-    Python cannot hold exactly stay Arrow scalars.
+    """The values of an Arrow array: maps as dicts, float32 with its own digits, see `vasuki.io.plain`."""
+    return plain_values(plain(column))
+
+
+def plain_values(column: Any) -> list[Any]:
+    """The values of an array that is plain already. Those that Python cannot hold exactly stay Arrow scalars.
 
     Nanosecond times, years past 9999 and text that is not UTF-8 are such values; carried to the output they are
     unchanged, and only a row that needs them as text can fail.
     """
-    column = plain(column)
     try:
         values = column.to_pylist()
     except (ValueError, OverflowError):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections import OrderedDict
 from typing import Any
 
 from vasuki.io.location import Location
+from vasuki.io.positions import Positioned
 
 MOST_OPEN = 64
 
@@ -39,27 +39,13 @@ class OpenFiles:
         return self._open[location.path]
 
 
-class Reopened(io.RawIOBase):
+class Reopened(Positioned):
     """A file that holds no handle of its own."""
 
     def __init__(self, location: Location, files: OpenFiles) -> None:
+        super().__init__(files.size(location))
         self._location = location
         self._files = files
-        self._position = 0
-        self._size = files.size(location)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        return self._position
 
     def read(self, size: int = -1) -> bytes:
         left = max(0, self._size - self._position)

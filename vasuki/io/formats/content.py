@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from vasuki.base.errors import InputError
 from vasuki.io.location import Location
+from vasuki.io.positions import Positioned
 
 PIECE_BYTES = 2**20
 
@@ -66,7 +67,7 @@ class SeenStream(io.RawIOBase):
         return len(taken)
 
 
-class SeenFile(io.RawIOBase):
+class SeenFile(Positioned):
     """A file to read from anywhere, in which `content` sees all that lies in some stretches.
 
     A stretch is read piece by piece from its start, as it was surveyed; the last piece of each is kept, since whoever
@@ -79,26 +80,12 @@ class SeenFile(io.RawIOBase):
     """
 
     def __init__(self, file: Any, content: Content, stretches: Iterable[tuple[int, int]]) -> None:
+        super().__init__(file.size())
         self._file = file
         self._content = content
         self._stretches = sorted(stretches)
         self._starts = [start for start, _ in self._stretches]
         self._pieces: dict[int, tuple[int, bytes]] = {}  # by stretch: where its last piece begins, and that piece
-        self._position = 0
-        self._size = file.size()
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        return self._position
 
     def read(self, size: int = -1) -> bytes:
         stop = self._size if size < 0 else min(self._position + size, self._size)

@@ -21,7 +21,7 @@ from vasuki.io.ids import IdHashes
 from vasuki.io.location import Location
 from vasuki.io.plain import plain, plain_type
 from vasuki.io.selection import EVERY_ROW, Selection
-from vasuki.io.values import python_values
+from vasuki.io.values import plain_values
 
 _PAGE_BUFFER_BYTES = 2**20  # pages are read through a buffer of this size, so a row group is never held whole
 _FOOTER = -1  # its place, for what is noted of the content: that of each chunk is in it
@@ -54,7 +54,7 @@ class ParquetSource:
             if ids is not None and ids.column in schema.names:
                 for group in range(metadata.num_row_groups):
                     for piece, _ in self._pieces(stream, metadata, group, [ids.column]):
-                        for value in python_values(piece.column(ids.column)):
+                        for value in plain_values(piece.column(ids.column)):
                             ids.add(value)
             types = {field.name: plain_type(field.type) for field in schema}
             numbers = {name: _extremes(metadata, name, types[name]) for name in stored if name in types}
@@ -71,7 +71,7 @@ class ParquetSource:
                 first_row += num_rows
 
     def _pieces(self, stream: Any, metadata: Any, group: int, columns: Sequence[str]) -> Iterator[Piece]:
-        """Record batches of one row group, small enough to be decoded.
+        """Record batches of one row group, small enough to be decoded, of plain types.
 
         Texts that lie in a dictionary alone are left there until batches are cut by what they really hold. Where only
         some do, batches are so short that the longest entry may be in every row.
@@ -162,7 +162,7 @@ def _blocks(pieces: Iterable[Piece], columns: Sequence[str], first_row: int, sel
             block, num_bytes = Block([], {name: [] for name in columns}), 0
         block.rows += rows
         for name in columns:
-            block.columns[name] += python_values(piece.column(name))
+            block.columns[name] += plain_values(piece.column(name))
         num_bytes += piece_bytes
     if block.rows:
         yield block
