@@ -304,14 +304,14 @@ def test_manifest_counts_and_success_marker(job: Job) -> None:
 
 def test_the_bound_is_of_the_lengths_that_came(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not of those that were planned for; and of a run that goes on, of what was left."""
-    monkeypatch.setattr("vasuki.runs.run.is_affordable", lambda *_: True)
+    monkeypatch.setattr("vasuki.runs.workers.here.is_affordable", lambda *_: True)
     done: list[JobSums] = []
 
     def noted(schedules: AnySchedule, sums: JobSums, pace: float | None) -> Bounds:
         done.append(sums)
         return bounds_of(schedules, sums, pace)
 
-    monkeypatch.setattr("vasuki.runs.run.bounds_of", noted)
+    monkeypatch.setattr("vasuki.runs.workers.here.bounds_of", noted)
     path = job(sampling={"max_tokens": 60})
     manifest = json.loads(run(path, "--json").stdout)
     (sums,), rows = done, output(path)

@@ -44,6 +44,10 @@ class WaitingTimes:
                 ttft_s = at_s - self._arrived_at_s(chunk.sequence.request)
                 self.ttft_s.append(ttft_s)
                 self.on_first_token(at_s, ttft_s)
+        self.ended(finished, at_s)
+
+    def ended(self, finished: list[Sequence], at_s: float) -> None:
+        """Note who is done at that time."""
         for sequence in finished:
             request = sequence.request
             self.latency_s.append(at_s - self._arrived_at_s(request))

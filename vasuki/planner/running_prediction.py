@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vasuki.engine.batch import Batch, StepResult
@@ -45,10 +46,12 @@ class RunningPrediction:
     Args:
         plan: what was predicted.
         cost_model: the one the plan was made with.
+        rows_left: of those that have come, where more may: each takes its share of the plan.
     """
 
-    def __init__(self, plan: Plan, cost_model: CostModel) -> None:
+    def __init__(self, plan: Plan, cost_model: CostModel, rows_left: Callable[[], int] | None = None) -> None:
         self.plan = plan
+        self._rows_left = rows_left
         self._cost_model = cost_model
         self._shaping = shaping_of(plan.settings.policy)
         self._steps = self._peak_blocks = 0
@@ -124,6 +127,8 @@ class RunningPrediction:
         Rows that have ended correct what the plan took for their outputs, and near the end they speak for themselves;
         while a plan computes prompts first none end, so before that they say nothing.
         """
+        if self._rows_left is not None:
+            return self._rows_left() * self.makespan_s / max(1, self.plan.requests)
         overall, plan = self._all.ratio(1.0), self.plan
         shorter = self._output_tokens / self._expected_tokens if self._expected_tokens else 1.0
         ended = min(1.0, self._rows / plan.requests) if plan.requests else 1.0
@@ -135,12 +140,6 @@ class RunningPrediction:
             return by_work_s
         trust = ended**4
         return trust * self._elapsed_s * (1 / ended - 1) + (1 - trust) * by_work_s
-
-    @property
-    def done_share(self) -> float:
-        """Share of the job's time that has passed."""
-        total_s = self._elapsed_s + self.left_s
-        return self._elapsed_s / total_s if total_s else 0.0
 
     @property
     def makespan_s(self) -> float:

@@ -1,10 +1,11 @@
 """A job becomes a run, or a forecast of one.
 
-run              the composition root of every run; watch: a run for each file that arrives
+run              the only root of a run; watch: a run for each file that arrives
+results          what comes back from workers: rows, tokens and steps
 opening          a job's input and output, before there is a model
 options          how to run a job this time; signals: what stops it
 rows/            a table's rows, and rows that arrive
-workers/         several devices, here or in a Ray cluster
+workers/         a model here, or replicas: processes, or actors of a Ray cluster
 observers/       progress, metrics, the trace, the watchdog, the deadline
 forecast         `vasuki plan` and `simulate`, without a model; planned_fleets: which cards to rent
 workload         what has to run: lengths of a job's requests, the shape of its model

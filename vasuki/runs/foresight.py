@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import one_line
 from vasuki.base.units import duration, percent_text, time_range
-from vasuki.engine.sequence import Request
 from vasuki.machines import at_hand
 from vasuki.machines.gpus import profile_of_gpu
 from vasuki.machines.profile import HardwareProfile
@@ -160,17 +159,6 @@ def shape_in_use(loaded: LoadedModel, config: JobConfig) -> ModelShape:
 def tokens_of(lengths: Lengths) -> Tokens:
     """Count the tokens of all requests."""
     return Tokens(float(lengths.prompt_tokens.sum()), float(lengths.output_tokens.sum()))
-
-
-def rough_tokens(first: list[Request], num_rows: int) -> Tokens:
-    """Estimate the tokens of `num_rows` rows from the first ones."""
-    rows = len({request.row for request in first})
-    more = max(1.0, num_rows / rows) if rows else 0.0
-    runnable = [request for request in first if not request.error]
-    return Tokens(
-        more * sum(request.num_prompt_tokens for request in runnable),
-        more * sum(request.expected_tokens for request in runnable),
-    )
 
 
 def expected(plan: Plan) -> str:

@@ -31,6 +31,7 @@ from vasuki.planner.job_sums import JobSums
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import Simulated
+from vasuki.runs.opening import JobKey
 
 if TYPE_CHECKING:
     from vasuki.hf.loading.load_model import LoadedModel
@@ -87,9 +88,7 @@ def simulated_manifest(
 
 
 def run_manifest(
-    config: JobConfig,
-    config_hash: str,
-    fingerprint: str,
+    job: JobKey,
     plan: Plan,
     loaded: LoadedModel,
     stats: RunStats,
@@ -103,9 +102,7 @@ def run_manifest(
     """The manifest of a run. Its rows, and the tokens of prompts and outputs, are those that the output folder counts.
 
     Args:
-        config: the job.
-        config_hash: what decides its answers.
-        fingerprint: of its input.
+        job: the job.
         plan: by which it ran.
         loaded: its model.
         stats: of its steps.
@@ -135,7 +132,7 @@ def run_manifest(
     if energy_j is not None:
         device["energy_j"] = energy_j
     return Manifest(
-        **_of_job(config, config_hash, fingerprint, plan),
+        **_of_job(job.config, job.config_hash, job.input_fingerprint, plan),
         tokens=TokenCounts(recomputed=counters.recomputed_tokens, shared=counters.shared_tokens),
         timings=timings,
         bounds=bounds,

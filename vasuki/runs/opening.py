@@ -51,16 +51,28 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class JobKey:
+    """A job, and what decides whether another run goes on with it."""
+
+    config: JobConfig
+    config_hash: str
+    input_fingerprint: str
+    model_fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
 class OpenJob:
     """All that a run needs to know before it has a model."""
 
-    config: JobConfig
+    key: JobKey
     options: RunOptions
     table: InputTable | FollowedRows
     folder: OutputFolder
-    model_fingerprint: str
-    config_hash: str
     started_s: float  # on `time.perf_counter`'s clock
+
+    @property
+    def config(self) -> JobConfig:
+        return self.key.config
 
     @property
     def finished(self) -> Outcome | None:
@@ -135,4 +147,5 @@ def opened(
         fresh=options.fresh,
         retries_errors=options.retries_errors,
     ) as folder:
-        yield OpenJob(config, options, table, folder, fingerprint, config_hash, started_s)
+        key = JobKey(config, config_hash, table.fingerprint, fingerprint)
+        yield OpenJob(key, options, table, folder, started_s)

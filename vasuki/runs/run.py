@@ -1,64 +1,52 @@
-"""The composition root of `vasuki run`: a JobConfig becomes a run.
+"""The only root of a run: rows, and workers that compute them.
 
-    open_table ─ OutputFolder ─ load_model ─ RequestStream ─ make_plan ─ order_requests ─ drain ─ RowSink ─ manifest
+    open_table ─ OutputFolder ─ load ─ RequestStream ─ plan ─ order_requests ─ compute ─ Results ─ manifest
 
 Whatever can be refused is refused before the weights are loaded.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import Interrupted, JobFileError
+from vasuki.base.logs import is_json
 from vasuki.base.units import duration
-from vasuki.engine.loop import Observer
-from vasuki.engine.scheduler import Scheduler
-from vasuki.engine.sequence import Request, Sequence
 from vasuki.io.input.followed import FollowedRows
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.location import Location
 from vasuki.io.output.answers import answer_schema
-from vasuki.io.output.journal import Journal
-from vasuki.io.output.manifest import Bounds, Manifest
+from vasuki.io.output.manifest import Manifest
 from vasuki.io.output.output_folder import usable_folder
 from vasuki.io.output.ownership import ARRIVED
-from vasuki.io.output.parts import PartWriter
-from vasuki.io.output.sink import RowSink
-from vasuki.io.output.trace import TraceWriter
-from vasuki.machines.cost_model import CostModel
-from vasuki.machines.stolen_time import StolenTime
+from vasuki.machines.split import Share
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.shape import BACKENDS
-from vasuki.planner import RunningPrediction
 from vasuki.planner.loss import commits_within_s
-from vasuki.planner.plan import Plan
-from vasuki.planner.rows_done import RowsDone
-from vasuki.runs.foresight import rough_tokens
-from vasuki.runs.hindsight import cost_of_uncertainty, is_affordable
-from vasuki.runs.manifests import bounds_of
-from vasuki.runs.observers.deadline import Deadline, time_over
-from vasuki.runs.observers.metrics import RunMetrics
-from vasuki.runs.observers.progress import Progress, busy_with
-from vasuki.runs.opening import OpenJob, Outcome, opened
+from vasuki.runs.observers.deadline import time_over
+from vasuki.runs.observers.progress import busy_with
+from vasuki.runs.opening import JobKey, OpenJob, Outcome, opened
 from vasuki.runs.options import AS_USUAL, RunOptions
-from vasuki.runs.placement import Placement, placed_as_loaded, shares_here
+from vasuki.runs.placement import job_of_replica, shares_here
+from vasuki.runs.results import Results
 from vasuki.runs.rows.arriving import Emit, RowsThatArrive
+from vasuki.runs.rows.rows import Rows
 from vasuki.runs.rows.table import TableRows
 from vasuki.runs.signals import StopSignals
-from vasuki.runs.workers.device import Computation, load
-from vasuki.runs.workers.driver import run_on_replicas
-from vasuki.runs.workers.ray.run import run_on_ray
+from vasuki.runs.workers.device import load
+from vasuki.runs.workers.driver import Driver
+from vasuki.runs.workers.here import Here
+from vasuki.runs.workers.messages import Setup, Start
+from vasuki.runs.workers.processes import Processes
+from vasuki.runs.workers.ray.run import replicas_on_ray
+from vasuki.runs.workers.workers import Workers
 
 if TYPE_CHECKING:
-    from vasuki.hf.device.energy import EnergyMeter
     from vasuki.hf.loading.load_model import LoadedModel
 
 log = logging.getLogger(__name__)
@@ -68,11 +56,36 @@ def run_job(config: JobConfig, options: RunOptions = AS_USUAL) -> Outcome:
     """Run what is left of a job: in a Ray cluster if the options name one, on several devices if the job wants them,
     else here. See `Runner.run`."""
     if options.cluster is not None:
-        return run_on_ray(config, options.cluster, options)
+        with replicas_on_ray(config, options.cluster) as (shares, start):
+            return run_on_replicas(config, shares, options, start)
     if shares := shares_here(config):
         return run_on_replicas(config, shares, options)
     with StopSignals() as signals:
         return Runner(signals, options).run(config)
+
+
+def run_on_replicas(
+    config: JobConfig, shares: list[Share], options: RunOptions = AS_USUAL, start: Start = Processes
+) -> Outcome:
+    """Run what is left of a job on a replica for each share of a machine, which `start` starts.
+
+    Raises:
+        VasukiError: as a run on one device does; Interrupted also when every replica has died too often.
+        KeyboardInterrupt: a signal before rows are generated, or a second one.
+    """
+    with StopSignals() as signals, opened(config, options) as job:
+        if outcome := job.finished:
+            return outcome
+
+        def setup_of(share: Share, index: int, here: int) -> Setup:
+            own = replace(job.key, config=job_of_replica(config, share, here))
+            return Setup(own, share, index, len(shares), is_json())
+
+        rows = TableRows(job)
+        with start(setup_of, shares) as replicas:
+            manifest = run_to_end(job, rows, Driver(job, rows, replicas, shares), signals)
+            job.refuse_gaps()
+    return job.outcome(manifest)
 
 
 def answer_rows(
@@ -103,14 +116,12 @@ def answer_rows(
     file = (place / ARRIVED).path if pipe is not None else Location.parse(config.input.path).path
     with (
         StopSignals() as signals,
-        closing(FollowedRows(config, file, pipe, arrivals_from_s)) as rows,
-        opened(config, options, arriving=rows) as job,
+        closing(FollowedRows(config, file, pipe, arrivals_from_s)) as followed,
+        opened(config, options, arriving=followed) as job,
     ):
-        rows.begin(job.folder.selection)  # they wait from now on, also for the model
-        loaded, load_s = Runner(signals, options).model(config, job.model_fingerprint)
-        log.info("waiting for rows from %s", "standard input" if pipe is not None else config.input.path)
-        arriving = RowsThatArrive(job, rows, signals, emit, until_idle_s)
-        manifest = Run(job, arriving, load_s).to_end(loaded, signals)
+        followed.begin(job.folder.selection)  # they wait from now on, also for the model
+        rows = RowsThatArrive(job, followed, signals, emit, until_idle_s)
+        manifest = run_to_end(job, rows, Here(job, rows, lambda: loaded(job.key, options)), signals)
     counts = manifest.rows
     if left := counts.total - counts.succeeded - counts.failed:
         why = "stopped by a signal; " if signals.asked() else ""
@@ -131,7 +142,6 @@ class Runner:
         self.options = options
         self._loaded: LoadedModel | None = None  # while no run has it
         self._fingerprint = ""  # of the model that is loaded, whatever becomes of its files
-        self._load_s = 0.0  # in the run at hand
         self._has_run = False
 
     def run(self, config: JobConfig) -> Outcome:
@@ -147,223 +157,85 @@ class Runner:
         with opened(config, self.options, self._fingerprint if self._loaded else "") as job:
             if outcome := job.finished:
                 return outcome
-            self._fingerprint = job.model_fingerprint
-            loaded = self._kept() or self._load(config)
-            self._has_run = True
-            run = Run(job, TableRows(job), self._load_s)
-            manifest = run.to_end(loaded, self.signals)
-            self._loaded = None if run.weights_on_host else loaded  # which would have to be put together again
+            rows = TableRows(job)
+            here = Here(job, rows, lambda: self._model(job.key))
+            manifest = run_to_end(job, rows, here, self.signals)
+            self._loaded = here.reusable
             job.refuse_gaps()
         return job.outcome(manifest)
-
-    def model(self, config: JobConfig, fingerprint: str) -> tuple[LoadedModel, float]:
-        """The model of a job, and the seconds that it took to load. Raises ModelError, also if it has another
-        fingerprint by now."""
-        self._fingerprint = fingerprint
-        return self._load(config), self._load_s
 
     def load(self, config: JobConfig) -> None:
         """Load the model that the jobs share now; the first run does otherwise. Raises ModelError."""
         self._fingerprint = model_fingerprint(config.model)
-        self._loaded = self._load(config)
+        self._loaded, _ = loaded(JobKey(config, "", "", self._fingerprint), self.options)
 
-    def _load(self, config: JobConfig) -> LoadedModel:
-        with busy_with(f"loading {config.model.path}", self.options.quiet):
-            loaded, self._load_s = load(config, self._fingerprint)
-        how = "" if loaded.way == "ragged" else f", backend: {BACKENDS[loaded.way]}"
-        log.info("loaded %s on %s in %s%s", config.model.path, loaded.device, duration(self._load_s), how)
-        return loaded
-
-    def _kept(self) -> LoadedModel | None:
-        """The model if it is there. The device gets back the memory of the run before in any case."""
+    def _model(self, job: JobKey) -> tuple[LoadedModel, float]:
+        """The model, and the seconds that loading it took now. The device gets back the memory of the run before."""
         if self._has_run:
             from vasuki.hf.device.memory import give_back
 
             give_back()
-        if self._loaded is None:
-            return None
-        loaded, self._loaded, self._load_s = replace(self._loaded, compile_s=0.0), None, 0.0
-        return loaded
+        kept, self._loaded, self._has_run = self._loaded, None, True
+        self._fingerprint = job.model_fingerprint
+        return (replace(kept, compile_s=0.0), 0.0) if kept else loaded(job, self.options)
 
 
-class Rows(Protocol):
-    """Rows of a run, and what depends on where they come from.
-
-    Attributes:
-        has_end: whether all are there from the start: then there are bounds, and a signal or `options.max_time_s` stops
-            the run between two steps. Else they stop by themselves, and those that have begun may end.
-        to_plan: rows that the machine is measured for.
-        commits_within_s: how long a row that has ended may wait for its part, whatever the job allows.
-    """
-
-    has_end: bool
-    commits_within_s: float
-    to_plan: int
-
-    def to_answer(self) -> int:
-        """Rows of this run so far, those included that it has answered."""
-        ...
-
-    def reading(self, requests: Iterator[Request]) -> AbstractContextManager[Iterator[Request]]:
-        """The requests, while they are read."""
-        ...
-
-    def first(self, requests: Iterator[Request]) -> list[Request]:
-        """The requests to plan from."""
-        ...
-
-    def plan(self, placement: Placement, first: list[Request]) -> Plan:
-        """Plan from the first requests, and say so."""
-        ...
-
-    def predicting(self, plan: Plan, cost_model: CostModel) -> RunningPrediction:
-        """What foresees the end while the run lasts."""
-        ...
-
-    def source(
-        self, first: list[Request], others: Iterator[Request], plan: Plan, scheduler: Scheduler
-    ) -> tuple[Iterator[Request], list[Observer]]:
-        """All requests in the order in which they start, and who looks at the steps for that."""
-        ...
-
-    def sink(self, writer: PartWriter, decode: Callable[[Sequence], str], on_commit: Callable[[], None]) -> RowSink:
-        """Where rows go that end."""
-        ...
-
-    def finished(self, manifest: Manifest) -> Manifest:
-        """The manifest, with how long rows waited."""
-        ...
+def loaded(job: JobKey, options: RunOptions) -> tuple[LoadedModel, float]:
+    """See `load`; tells what is loaded, and how long that took."""
+    path = job.config.model.path
+    with busy_with(f"loading {path}", options.quiet):
+        model, load_s = load(job)
+    how = "" if model.way == "ragged" else f", backend: {BACKENDS[model.way]}"
+    log.info("loaded %s on %s in %s%s", path, model.device, duration(load_s), how)
+    return model, load_s
 
 
-class Run:
-    """One run of a loaded model, and what is measured of it.
+def run_to_end(job: OpenJob, rows: Rows, workers: Workers, signals: StopSignals) -> Manifest:
+    """Plan, generate, and write the manifest, also when interrupted."""
+    options, folder = job.options, job.folder
+    ready_s: float | None = None  # from the start until rows are computed
 
-    Args:
-        job: opened.
-        rows: its rows.
-        load_s: what loading the model took.
-    """
-
-    def __init__(self, job: OpenJob, rows: Rows, load_s: float) -> None:
-        self.job = job
-        self.config = job.config
-        self.options = job.options
-        self.folder = job.folder
-        self.rows = rows
-        self.load_s = load_s
-        self.weights_on_host = False
-        self.stolen = StolenTime()
-
-    def to_end(self, loaded: LoadedModel, signals: StopSignals) -> Manifest:
-        """Plan, generate, and write the manifest, also when interrupted."""
-        from vasuki.hf.device.energy import EnergyMeter
-
-        energy = EnergyMeter(loaded.device)
-        stream = RequestStream(
-            self.job.table,
-            self.config,
-            loaded.tokenizer,
-            max_context_tokens=loaded.max_context,
-            vocab_size=loaded.vocab_size,
-            selection=self.folder.selection,
-        )
-        journal = self.folder.journal()
-        with stream, self.rows.reading(journal.resume(stream)) as requests:
-            first = self.rows.first(requests)
-            with busy_with("measuring the machine and planning", self.options.quiet):
-                placement = placed_as_loaded(self.config, loaded, rough_tokens(first, self.rows.to_plan))
-                plan = self.rows.plan(placement, first)
-            self.weights_on_host = plan.layout.host_layers > 0
-            self.folder.begin()
-            schema, max_loss_s = answer_schema(self.config, self.job.table), commits_within_s(self.config.plan)
-            writer = self.folder.writer(schema, max_loss_s=min(max_loss_s, self.rows.commits_within_s))
-            with signals.deferred():
-                stop = partial(self._should_stop, signals, time.perf_counter() - self.job.started_s)
-                return self._generate(loaded, placement, plan, first, requests, writer, journal, stop, energy)
-
-    def _should_stop(self, signals: StopSignals, ready_s: float) -> bool:
-        """Whether to stop between two steps. Raises Interrupted if the time is over."""
-        if not self.rows.has_end:
+    def should_stop() -> bool:
+        if not rows.has_end:
             return False
-        most_s = self.options.max_time_s
-        if time.perf_counter() - self.job.started_s >= most_s:
-            raise time_over(most_s, ready_s)
+        if time.perf_counter() - job.started_s >= options.max_time_s:
+            raise time_over(options.max_time_s, ready_s)
         return signals.asked()
 
-    def _look_back(self, placement: Placement, plan: Plan, done: RowsDone, bounds: Bounds, taken_s: float) -> Bounds:
-        """The bounds, and what knowing the lengths would have saved, where finding out takes little of that time."""
-        lengths = done.lengths
-        if bounds.schedule_s is None or lengths is None or not is_affordable(plan, len(lengths), taken_s):
-            return bounds
-        with busy_with("looking back", self.options.quiet):
-            return replace(bounds, uncertainty=cost_of_uncertainty(placement, plan, lengths))
-
-    def _generate(
-        self,
-        loaded: LoadedModel,
-        placement: Placement,
-        plan: Plan,
-        first: list[Request],
-        others: Iterator[Request],
-        writer: PartWriter,
-        journal: Journal,
-        should_stop: Callable[[], bool],
-        energy: EnergyMeter,
-    ) -> Manifest:
-        interrupted: Interrupted | None = None
-        computation = Computation(
-            self.config, loaded, plan, placement.shape, placement.profile, predicting=self.rows.predicting
-        )
-        plan, prediction, scheduler = computation.plan, computation.prediction, computation.scheduler
-        requests, observers = self.rows.source(first, others, plan, scheduler)
-        try:
-            with TraceWriter(self.folder.trace) as trace:
-
-                def note() -> None:  # the trace last, so that it has no step whose tokens the journal lacks
-                    journal.write(itertools.chain(sink.incomplete(), scheduler.unfinished()))
-                    trace.flush(writer.committed.rows)
-
-                sink = self.rows.sink(writer, loaded.tokenizer.decode, note)
-                progress = Progress(self.rows.to_answer, lambda: sink.written.rows, prediction, self.options.quiet)
-                deadline = Deadline(self.options.deadline_s, self.job.started_s, lambda: prediction.left_s)
-                deadline.look(time.perf_counter())
-                counted = []
-                if self.options.metrics:
-                    counted = [RunMetrics(self.options.metrics, self.rows.to_answer, sink, writer, prediction)]
-                observers += [progress, deadline, *counted]
-                try:
-                    computation.compute(journal.started(requests), sink, trace.record, should_stop, observers)
-                except BaseException as error:
-                    if not isinstance(error, Interrupted):
-                        journal.close()
-                    raise
-                finally:
-                    progress.close()
-                    with busy_with("writing the last rows", self.options.quiet):
-                        sink.close()
-                    for run_metrics in counted:
-                        run_metrics.close()
-        except Interrupted as error:
-            interrupted = error
-        computation.end(placement.machine, self.stolen.share)
-        done = computation.done
-        bounds = Bounds()  # none is known of rows that are waited for
-        if self.rows.has_end:
-            bounds = bounds_of(plan.any_schedule, computation.done.sums, prediction.whole_pace)
-        if interrupted is None:
-            bounds = self._look_back(placement, plan, done, bounds, computation.taken_s)
-        written = writer.committed
-        manifest = computation.manifest(
-            self.job.config_hash,
-            self.job.table.fingerprint,
-            self.job.started_s,
-            self.load_s,
-            bounds,
-            written.prompt_tokens + written.output_tokens,
-            energy.energy_j,
-            self.stolen.share,
-        )
-        manifest = self.folder.finish(self.rows.finished(manifest), journal.resumed_rows, [trace])
-        if interrupted is not None:
-            raise type(interrupted)(f"{interrupted}; {self.folder.rows_left} rows are left, {interrupted.goes_on}")
-        return manifest
+    served = workers.load(should_stop)
+    stream = RequestStream(
+        job.table,
+        job.config,
+        served.tokenizer,
+        max_context_tokens=served.max_context_tokens,
+        vocab_size=served.vocab_size,
+        selection=folder.selection,
+    )
+    journal = folder.journal()
+    with stream, rows.reading(journal.resume(stream)):
+        lengths = rows.lengths()
+        with busy_with("measuring the machine and planning", options.quiet):
+            plan = workers.plan(lengths)
+        rows.announce(plan, workers.where)
+        folder.begin()
+        max_loss_s = min(commits_within_s(job.config.plan), rows.commits_within_s)
+        writer = folder.writer(answer_schema(job.config, job.table), max_loss_s=max_loss_s)
+        with signals.deferred():
+            ready_s = time.perf_counter() - job.started_s
+            workers.begin(plan)
+            results = Results(job, rows, writer, journal, workers.decode, workers.ask, workers.standing, workers.count)
+            interrupted: Interrupted | None = None
+            try:
+                with results:
+                    workers.compute(results, should_stop)
+            except Interrupted as error:
+                interrupted = error
+            written, left = writer.committed, folder.rows_left - results.sink.written.rows
+            manifest = workers.manifest(written.prompt_tokens + written.output_tokens, interrupted is None)
+            if manifest is not None:
+                manifest = folder.finish(rows.finished(manifest), journal.resumed_rows, results.traces)
+                left = folder.rows_left
+                if interrupted is None:
+                    return manifest
+            interrupted = interrupted or Interrupted("every replica has died before it could say what it did")
+            raise type(interrupted)(f"{interrupted}; {left} rows are left, {interrupted.goes_on}")

@@ -122,15 +122,15 @@ def test_a_file_that_cannot_be_written_any_more_does_not_end_a_run(
     monkeypatch.setattr(module, "WRITTEN_EVERY_S", 0.0)
     folder = tmp_path / "gone"
     folder.mkdir()
-    record = module.RunMetrics.record
+    look = module.RunMetrics.look
 
-    def record_without_folder(self: Any, *arguments: Any) -> None:
+    def look_without_folder(self: Any, *arguments: Any) -> None:
         if folder.exists():
             (folder / "figures.txt").unlink()
             folder.rmdir()
-        record(self, *arguments)
+        look(self, *arguments)
 
-    monkeypatch.setattr(module.RunMetrics, "record", record_without_folder)
+    monkeypatch.setattr(module.RunMetrics, "look", look_without_folder)
     result = run(job, "--metrics", str(folder / "figures.txt"))
     assert result.exit_code == 0
     assert result.stderr.count("no metrics from here on: cannot write") == 1

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 import yaml
-from test_replicas import QUIET, SHARES, job_into
+from replicas_job import QUIET, SHARES, job_into
 
 from vasuki.base.config import load_job
 from vasuki.base.errors import Interrupted, OutOfMemory
@@ -17,11 +17,13 @@ from vasuki.engine.sequence import FinishReason, Progress, Request
 from vasuki.io.output.manifest import Manifest
 from vasuki.io.output.trace import StepRecord
 from vasuki.machines.profile_files import find_profile
+from vasuki.machines.split import Share
 from vasuki.models.layout import Layout
 from vasuki.planner.job_sums import JobSums
 from vasuki.runs.options import RunOptions
 from vasuki.runs.placement import placed_on
-from vasuki.runs.workers.driver import MOST_STARTS, run_on_replicas
+from vasuki.runs.run import run_on_replicas
+from vasuki.runs.workers.driver import MOST_STARTS
 from vasuki.runs.workers.messages import (
     Begin,
     Ended,
@@ -99,7 +101,7 @@ class Virtual:
         replica = self.replicas[index]
         match message:
             case Foresee(lengths):
-                config, profile = self.setup.config, find_profile("cpu")
+                config, profile = self.setup.job.config, find_profile("cpu")
                 placement = placed_on(config, shape_of(config), profile)
                 plan = placement.plan(lengths, Layout(data_parallel=len(self.replicas)))
                 self.said.append((index, Foreseen(plan, placement.shape, profile)))
@@ -113,7 +115,7 @@ class Virtual:
             case Note():
                 self.said.append((index, Report(in_flight={})))
             case Finish() | Stop():
-                over = Over(Manifest({}, "", ""), JobSums.of(shape_of(self.setup.config), [], []), None)
+                over = Over(Manifest({}, "", ""), JobSums.of(shape_of(self.setup.job.config), [], []), None)
                 self.said.append((index, over))
 
     def receive(self, timeout_s: float) -> list[Said]:
@@ -140,7 +142,7 @@ def test_replicas_end_together_whatever_their_speeds(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, speeds: tuple[float, ...]
 ) -> None:
     """Their plan takes them to be alike."""
-    monkeypatch.setattr("test_replicas.NUM_ROWS", 1000)
+    monkeypatch.setattr("replicas_job.NUM_ROWS", 1000)
     job = job_into(tmp_path / "job", tiny_model)
     tree = yaml.safe_load(job.read_text())
     tree["sampling"]["ignore_eos"] = True
@@ -148,7 +150,7 @@ def test_replicas_end_together_whatever_their_speeds(
     job.write_text(yaml.safe_dump(tree))
     made: list[Virtual] = []
 
-    def start(setup_of: SetupOf) -> Virtual:
+    def start(setup_of: SetupOf, shares: list[Share]) -> Virtual:
         made.append(Virtual([0.01 / speed for speed in speeds], setup_of))
         return made[0]
 
@@ -174,7 +176,7 @@ def test_a_replica_that_runs_out_of_memory_ends_the_run_as_it_ends_one_on_one_de
 ) -> None:
     job = job_into(tmp_path / "job", tiny_model)
     with pytest.raises(OutOfMemory, match="memory ran out; 60 rows are left, they go on once the job takes less"):
-        run_on_replicas(load_job(str(job)), SHARES, QUIET, lambda setup_of: RunsOut([0.01, 0.01], setup_of))
+        run_on_replicas(load_job(str(job)), SHARES, QUIET, lambda setup_of, shares: RunsOut([0.01, 0.01], setup_of))
 
 
 class Dies(Processes):
@@ -190,11 +192,10 @@ class Dies(Processes):
 
 
 def test_a_replica_that_always_dies_is_left_out(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("vasuki.runs.workers.driver.Processes", Dies)
     job = job_into(tmp_path / "job", tiny_model)
-    manifest = run_on_replicas(load_job(str(job)), SHARES, QUIET).manifest
+    manifest = run_on_replicas(load_job(str(job)), SHARES, QUIET, Dies).manifest
     assert manifest.rows.succeeded == manifest.rows.total
     assert caplog.text.count("replica 0 has died and is started again") == MOST_STARTS - 1
     assert f"replica 0 has died {MOST_STARTS} times; the others go on without it" in caplog.text
@@ -203,13 +204,12 @@ def test_a_replica_that_always_dies_is_left_out(
 def test_a_run_whose_replicas_always_die_ends_and_can_be_gone_on_with(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vasuki.runs.workers.driver.Processes", Dies)
     monkeypatch.setattr(Dies, "doomed", {0, 1})
     job = job_into(tmp_path / "job", tiny_model)
     with pytest.raises(Interrupted, match=f"every replica has died {MOST_STARTS} times"):
-        run_on_replicas(load_job(str(job)), SHARES, QUIET)
+        run_on_replicas(load_job(str(job)), SHARES, QUIET, Dies)
     monkeypatch.setattr(Dies, "doomed", set())
-    assert run_on_replicas(load_job(str(job)), SHARES, QUIET).manifest.rows.succeeded
+    assert run_on_replicas(load_job(str(job)), SHARES, QUIET, Dies).manifest.rows.succeeded
 
 
 def test_the_time_that_a_run_may_take_counts_while_it_waits_for_replicas(tmp_path: Path, tiny_model: Path) -> None:

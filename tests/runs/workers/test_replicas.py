@@ -14,11 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import yaml
 from click.testing import CliRunner
-from tiny_job import WORDS, job_tree
+from replicas_job import NUM_ROWS, QUIET, SHARES, answers, children, count_parts, is_stopped_amid_rows, job_into
 
 from vasuki.base import commits
 from vasuki.base.config import load_job
@@ -26,51 +24,12 @@ from vasuki.commands.cli import main
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import Bounds
 from vasuki.io.output.trace import read_trace
-from vasuki.machines.split import Share
 from vasuki.planner.leases import Leases
-from vasuki.runs.options import RunOptions
-from vasuki.runs.run import run_job
-from vasuki.runs.workers.driver import run_on_replicas
+from vasuki.runs.run import run_on_replicas
 from vasuki.runs.workers.messages import Foreseen, Ready, ToDriver
 from vasuki.runs.workers.processes import Processes
 
-NUM_ROWS = 60
 KILLS = int(os.environ.get("VASUKI_KILLS", "0")) // 10
-QUIET = RunOptions(quiet=True)
-HERE = tuple(os.sched_getaffinity(0))
-SHARES = [Share(processors=HERE[:1], threads=1), Share(processors=HERE[-1:], threads=1)]
-
-
-def job_into(folder: Path, model: Path) -> Path:
-    """A job with short rows and long ones, into an output folder of its own."""
-    folder.mkdir()
-    texts = [" ".join(WORDS[row % 5 : row % 5 + 1 + row * 7 % 13]) for row in range(NUM_ROWS)]
-    limits = [70 if row % 7 == 0 else 3 + row % 11 for row in range(NUM_ROWS)]
-    within = [0.0 if row == 5 else 1e6 if row == 9 else None for row in range(NUM_ROWS)]
-    ids = [f"r{row}" for row in range(NUM_ROWS)]
-    table = pa.table({"id": ids, "text": texts, "limit": limits, "within": within})
-    pq.write_table(table, folder / "in.parquet")
-    tree = job_tree(model, folder / "in.parquet", folder / "out")
-    tree["sampling"] = {"max_tokens": {"column": "limit"}, "n": 2, "temperature": 0.5}
-    tree["model"]["dtype"] = "float32"
-    tree["input"]["deadline"] = "within"
-    (folder / "job.yaml").write_text(yaml.safe_dump(tree))
-    return folder / "job.yaml"
-
-
-def answers(job: Path) -> pa.Table:
-    parts = sorted((job.parent / "out").glob("part-*.parquet"))
-    return pa.concat_tables([pq.read_table(part) for part in parts]).sort_by(
-        [("id", "ascending"), ("sample", "ascending")]
-    )
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> pa.Table:
-    """The answers of a run on one device."""
-    job = job_into(tmp_path_factory.mktemp("one") / "job", tiny_model)
-    run_job(load_job(str(job)), RunOptions(quiet=True))
-    return answers(job)
 
 
 class KillsReplicas(Processes):
@@ -139,11 +98,10 @@ def test_a_replica_that_is_killed_at_any_moment_costs_no_row(
     tmp_path: Path, tiny_model: Path, expected: pa.Table, monkeypatch: pytest.MonkeyPatch, kills_at: int
 ) -> None:
     """From the moment on at which it has loaded its model."""
-    monkeypatch.setattr("vasuki.runs.workers.driver.Processes", KillsReplicas)
     monkeypatch.setattr(KillsReplicas, "kills_at", kills_at)
     monkeypatch.setattr(commits, "COMMIT_S", 0.02)
     job = job_into(tmp_path / "job", tiny_model)
-    assert run_on_replicas(load_job(str(job)), SHARES, QUIET).manifest.rows.succeeded == NUM_ROWS
+    assert run_on_replicas(load_job(str(job)), SHARES, QUIET, KillsReplicas).manifest.rows.succeeded == NUM_ROWS
     assert answers(job).equals(expected)
 
 
@@ -154,10 +112,9 @@ def test_a_replica_that_is_killed_is_started_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("vasuki.runs.workers.driver.Processes", KillsReplicas)
     monkeypatch.setattr(commits, "COMMIT_S", 0.02)
     job = job_into(tmp_path / "job", tiny_model)
-    manifest = run_on_replicas(load_job(str(job)), SHARES, QUIET).manifest
+    manifest = run_on_replicas(load_job(str(job)), SHARES, QUIET, KillsReplicas).manifest
     assert "replica 0 has died and is started again" in caplog.text
     assert answers(job).equals(expected)
     assert (job.parent / "out" / "_SUCCESS").exists()
@@ -174,10 +131,9 @@ def test_a_replica_that_is_killed_is_started_again(
 def test_a_replica_that_hangs_keeps_nobody_waiting(
     kind: type[Processes], tmp_path: Path, tiny_model: Path, expected: pa.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vasuki.runs.workers.driver.Processes", kind)
     monkeypatch.setattr("vasuki.runs.workers.driver.SILENT_S", 2.0)
     job = job_into(tmp_path / "job", tiny_model)
-    run_on_replicas(load_job(str(job)), SHARES, QUIET)
+    run_on_replicas(load_job(str(job)), SHARES, QUIET, kind)
     assert answers(job).equals(expected)
 
 
@@ -192,9 +148,8 @@ def test_a_slower_kind_of_card_is_expected_to_be_slower(
         join(self, replica, speed, row_token_s)
 
     monkeypatch.setattr(Leases, "join", noted)
-    monkeypatch.setattr("vasuki.runs.workers.driver.Processes", TwoKinds)
     job = job_into(tmp_path / "job", tiny_model)
-    manifest = run_on_replicas(load_job(str(job)), SHARES, QUIET).manifest
+    manifest = run_on_replicas(load_job(str(job)), SHARES, QUIET, TwoKinds).manifest
     assert answers(job).equals(expected)
     assert manifest.bounds == Bounds(), "of two kinds none is known"
     assert speeds[1] / speeds[0] == pytest.approx(0.5, rel=0.1)
@@ -264,29 +219,15 @@ def kill_somebody(job: Path, driver: subprocess.Popen[bytes], rng: random.Random
     return False
 
 
-def count_parts(job: Path) -> int:
-    return len(list((job.parent / "out").glob("part-*.parquet")))
-
-
 def start_driver(job: Path) -> subprocess.Popen[bytes]:
     script = (
         "import sys, vasuki.base.commits as c; c.COMMIT_S = 0.02\n"
         "from vasuki.base.config import load_job; from vasuki.machines.split import Share\n"
-        "from vasuki.runs.workers.driver import run_on_replicas\n"
+        "from vasuki.runs.run import run_on_replicas\n"
         "from vasuki.runs.options import RunOptions\n"
         f"run_on_replicas(load_job({str(job)!r}), {SHARES!r}, RunOptions(quiet=True))"
     )
     return subprocess.Popen([sys.executable, "-c", script])
-
-
-def is_stopped_amid_rows(driver: subprocess.Popen[bytes], job: Path) -> bool:
-    """Stop the driver. Whether some rows are answered by then, and the journal has tokens of others."""
-    driver.send_signal(signal.SIGSTOP)
-    journal = job.parent / "out" / ".vasuki-journal.jsonl"
-    if not (journal.exists() and count_parts(job)):
-        return False
-    begun = {f"r{json.loads(line.split(b' ', 1)[1])['row']}" for line in journal.read_bytes().splitlines()[1:]}
-    return bool(begun - set(answers(job)["id"].to_pylist()))
 
 
 def test_a_driver_that_is_killed_takes_its_replicas_with_it_and_is_gone_on_with(
@@ -307,12 +248,6 @@ def test_a_driver_that_is_killed_takes_its_replicas_with_it_and_is_gone_on_with(
     outcome = run_on_replicas(load_job(str(job)), SHARES, QUIET)
     assert answers(job).equals(expected)
     assert outcome.manifest.runs[-1].resumed_rows > 0
-
-
-def children(pid: int) -> list[int]:
-    with contextlib.suppress(OSError):
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
 
 
 def is_alive(pid: int) -> bool:

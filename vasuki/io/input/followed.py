@@ -53,6 +53,7 @@ class FollowedRows:
         num_rows: read so far; at first those that are in the file already.
         repeated: ids that came again through the pipe; whoever answers them takes them away.
         started_s: as given.
+        source: where they come from, in words.
 
     Raises:
         JobFileError: of no such format, or a pipe whose rows have no ids.
@@ -71,6 +72,7 @@ class FollowedRows:
         self.fingerprint = "rows that arrive" if pipe is not None else f"rows appended to {os.path.basename(path)}"
         if pipe is not None and not self.id_column:
             raise JobFileError("--stdin needs input.id: a line that is sent again is known by it")
+        self.source = job.input.path if pipe is None else "standard input"
         self._path = path
         self._pipe = pipe
         self.started_s = started_s

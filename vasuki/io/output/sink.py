@@ -22,6 +22,7 @@ class RowSink:
         decode: output text of a finished sequence, without the stop string.
         on_commit: called after every part, and as often while no row ends; the place to write down what else is known.
         on_row: told of the answers of each row.
+        clock: decides when a part is due where time goes on while no step does; that of the steps if not given.
     """
 
     def __init__(
@@ -30,11 +31,13 @@ class RowSink:
         decode: Callable[[Sequence], str],
         on_commit: Callable[[], None] = lambda: None,
         on_row: Callable[[list[Answer]], None] = lambda answers: None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._writer = writer
         self._decode = decode
         self._on_commit = on_commit
         self._on_row = on_row
+        self._clock = clock
         self._keeps_token_ids = "output_token_ids" in writer.schema.names
         self._samples: dict[int, list[Sequence]] = {}  # by row, until all are there
         self.written = Totals()  # rows handed to the writer, committed or not
@@ -67,8 +70,8 @@ class RowSink:
             yield from samples
 
     def commit_if_due(self, now_s: float) -> None:
-        """Make rows durable if it is time. `now_s` is on the clock of the writer's `started_s`."""
-        if self._writer.commit_if_due(now_s):
+        """Make rows durable if it is time. `now_s` is that of the steps, from the writer's `started_s`."""
+        if self._writer.commit_if_due(self._clock() if self._clock else now_s):
             self._on_commit()
 
     def commit(self) -> None:

@@ -48,6 +48,7 @@ class StepRecord:
     hidden_copy_s: float = 0.0
     predicted_s: float = 0.0  # what the cost model said of this step; 0 without one
     finished: int = 0
+    sampled_tokens: int = 0  # of output
     committed_rows: int = 0  # that became durable after it; set by the writer
     gathers: int = 0  # rows that are held back until so many have arrived; 0 where they are not
     run: int = 0  # set by the writer: 0 for the first run in the folder

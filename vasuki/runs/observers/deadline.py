@@ -4,14 +4,10 @@ whether its time could ever do."""
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 from vasuki.base.errors import Interrupted
 from vasuki.base.units import duration
-from vasuki.engine.batch import Batch, StepResult
-from vasuki.engine.scheduler import Scheduler
-from vasuki.engine.sequence import Sequence
 
 LOOK_EVERY_S = 1.0
 LATE_LOOKS = 3  # in a row, so that a slow step or two are not taken for the job
@@ -20,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Deadline:
-    """An engine observer that warns once.
+    """Warns once.
 
     Args:
         deadline_s: after the start; infinite where there is none.
@@ -36,14 +32,8 @@ class Deadline:
         self._late_looks = LATE_LOOKS - 1  # the plan is trusted at once
         self._told = False
 
-    def record(
-        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
-    ) -> None:
-        """Look again, if it is time."""
-        self.look(time.perf_counter())
-
     def look(self, now_s: float) -> None:
-        """Warn if the end has been foreseen too late for long enough; `now_s` is on the same clock."""
+        """Warn if the end has been foreseen too late for long enough; `now_s` is on that clock."""
         if self._told or now_s - self._looked_s < LOOK_EVERY_S:
             return
         self._looked_s = now_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from wsgiref.simple_server import WSGIServer
 
@@ -13,14 +13,11 @@ from prometheus_client.openmetrics.exposition import generate_latest
 
 from vasuki.base.errors import JobFileError, one_line
 from vasuki.base.logs import run_id
-from vasuki.engine.batch import Batch, StepResult
-from vasuki.engine.scheduler import Scheduler
-from vasuki.engine.sequence import Sequence
 from vasuki.io.location import Location
-from vasuki.io.output.parts import PartWriter, Totals
+from vasuki.io.output.parts import Totals
 from vasuki.io.output.sink import RowSink
 from vasuki.io.output.trace import StepRecord
-from vasuki.planner import RunningPrediction
+from vasuki.runs.observers.progress import Standing
 
 WRITTEN_EVERY_S = 5.0
 _NOBODY_ELSE = "127.0.0.1"
@@ -100,8 +97,8 @@ class Metrics:
 
 
 @dataclass(slots=True)
-class RowMetrics:
-    """Counts the rows of one run into the metrics of its process.
+class RunMetrics:
+    """Counts one run into the metrics of its process.
 
     Args:
         metrics: of the process.
@@ -114,13 +111,22 @@ class RowMetrics:
     sink: RowSink
     _counted: Totals = field(default_factory=Totals, init=False)
 
-    def look(self, running: int, kv_share: float, at_risk_s: float, left_s: float) -> None:
-        """Say how the run stands: sequences in steps, and what the gauges of `Metrics` say."""
+    def count(self, step: StepRecord) -> None:
+        """Count a step."""
         to = self.metrics
-        to.sequences.set(running)
-        to.kv_share.set(kv_share)
+        to.steps.inc()
+        to.prompt_tokens.inc(step.prefill_tokens)
+        to.generated_tokens.inc(step.sampled_tokens)
+        to.copied.inc(step.copied_bytes)
+        to.preemptions.inc(step.preempted)
+
+    def look(self, now: Standing, at_risk_s: float) -> None:
+        """Say how the run stands, and since when nothing has become durable."""
+        to = self.metrics
+        to.sequences.set(now.running)
+        to.kv_share.set(now.kv_share)
         to.at_risk.set(at_risk_s)
-        to.left.set(left_s)
+        to.left.set(now.left_s)
         self._count_rows()
         to.write_if_due()
 
@@ -138,49 +144,3 @@ class RowMetrics:
         self.metrics.rows_done.inc(rows.rows - self._counted.rows)
         self.metrics.rows_failed.inc(rows.failed - self._counted.failed)
         self._counted = rows
-
-
-@dataclass(slots=True)
-class RunMetrics(RowMetrics):
-    """An engine observer that counts steps, too.
-
-    Args:
-        writer: knows when rows, and with them the tokens of those under way, became durable last.
-        prediction: of the time left.
-    """
-
-    writer: PartWriter
-    prediction: RunningPrediction
-    _preempted: int = field(default=0, init=False)
-
-    def record(
-        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
-    ) -> None:
-        """Count a step."""
-        to, queues = self.metrics, scheduler.queues
-        to.steps.inc(result.num_steps)
-        to.prompt_tokens.inc(batch.num_prefill_tokens)
-        to.generated_tokens.inc(len(result.token_ids))
-        to.copied.inc(result.copied_bytes)
-        preempted = queues.counters.preemptions_recompute + queues.counters.preemptions_swap
-        to.preemptions.inc(preempted - self._preempted)
-        self._preempted = preempted
-        kv_share = queues.pool.num_held / queues.pool.num_blocks
-        self.look(queues.num_running, kv_share, now_s - self.writer.committed_s, self.prediction.left_s)
-
-
-class FleetMetrics(RowMetrics):
-    """The same of what replicas report: a row's tokens count when it ends."""
-
-    def count(self, steps: Iterable[StepRecord]) -> None:
-        """Count steps of a replica."""
-        to = self.metrics
-        for step in steps:
-            to.steps.inc()
-            to.prompt_tokens.inc(step.prefill_tokens)
-            to.copied.inc(step.copied_bytes)
-            to.preemptions.inc(step.preempted)
-
-    def ended(self, output_tokens: int) -> None:
-        """Count a row that ended with so many tokens computed now."""
-        self.metrics.generated_tokens.inc(output_tokens)

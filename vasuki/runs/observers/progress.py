@@ -15,11 +15,8 @@ from typing import Any
 from tqdm import tqdm
 
 from vasuki.base.logs import is_json, terminal_width
-from vasuki.base.units import count_text, duration, percent_text
-from vasuki.engine.batch import Batch, StepResult
-from vasuki.engine.scheduler import Scheduler
-from vasuki.engine.sequence import Sequence
-from vasuki.planner import RunningPrediction
+from vasuki.base.units import count_text, duration, percent_text, plural
+from vasuki.io.output.trace import StepRecord
 
 log = logging.getLogger(__name__)
 
@@ -138,15 +135,25 @@ class StatusLine:
         bar.set_description_str(", ".join(state))
 
 
-class Progress:
-    """An engine observer that tells the phase, time left, work done, rows, tokens/s, running sequences and KV use.
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How the workers of a run stand."""
 
-    The bar shows work, since rows stand still while prompts are computed.
+    running: int  # rows in steps
+    kv_share: float  # of their KV blocks, that are held
+    left_s: float  # to the last row, as foreseen now
+    replicas: int | None = None  # that run rows; None where no replicas do
+
+
+class Progress:
+    """Tells the phase, time left, work done, rows, tokens/s, running sequences and KV use.
+
+    The bar shows time, since rows stand still while prompts are computed.
 
     Args:
         total_rows: of this run, as far as is known now, those left out that earlier ones have done.
         rows_done: rows finished so far in this run.
-        prediction: of the time left, at the pace so far; it has to see each step first.
+        standing: how the workers stand.
         quiet: say nothing.
     """
 
@@ -154,37 +161,44 @@ class Progress:
         self,
         total_rows: Callable[[], int],
         rows_done: Callable[[], int],
-        prediction: RunningPrediction,
+        standing: Callable[[], Standing],
         quiet: bool = False,
     ) -> None:
         self._total_rows = total_rows
         self._rows_done = rows_done
-        self._prediction = prediction
+        self._standing = standing
         self._tokens = 0
+        self._phase = ""
         self._started_s = time.perf_counter()
         self._line = StatusLine("prompts", quiet)
 
-    def record(
-        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
-    ) -> None:
-        """Count a step, and show the state if it is time."""
-        self._tokens += batch.num_tokens
-        if self._line.is_due():
-            phase = "prompts" if batch.prefills else "decoding"
-            queues = scheduler.queues
-            self._show(phase, queues.num_running, queues.pool.num_held / queues.pool.num_blocks)
+    def count(self, step: StepRecord) -> None:
+        """Count a step."""
+        self._tokens += step.prefill_tokens + step.decode_tokens
+        self._phase = "prompts" if step.prefill_tokens else "decoding"
 
-    def _show(self, phase: str, running: int, kv_share: float) -> None:
-        elapsed_s, prediction = time.perf_counter() - self._started_s, self._prediction
+    def look(self) -> None:
+        """Show the state if it is time."""
+        if self._line.is_due():
+            self._show(self._standing())
+
+    def _show(self, now: Standing) -> None:
+        elapsed_s = time.perf_counter() - self._started_s
+        left, where = f"{duration(now.left_s)} left", ""
+        if now.replicas is None:
+            left = f"{self._phase}: {left}"
+        else:
+            left = left if now.replicas else "waiting for a replica"
+            where = f" on {plural(now.replicas, 'replica')}"
         state = [
-            f"{phase}: {duration(prediction.left_s)} left",
+            left,
             f"{self._rows_done():,}/{self._total_rows():,} rows",
             f"{self._tokens / elapsed_s:,.0f} tokens/s",
-            f"{running} running",
-            f"KV {percent_text(kv_share)}",
+            f"{now.running} running{where}",
+            f"KV {percent_text(now.kv_share)}",
             f"{count_text(self._tokens)} tokens",
         ]
-        self._line.show(prediction.done_share, state)
+        self._line.show(elapsed_s / (elapsed_s + now.left_s), state)
 
     def close(self) -> None:
         """Leave the last state on the screen."""

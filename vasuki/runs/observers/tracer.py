@@ -69,6 +69,7 @@ class StepTracer:
                 hidden_copy_s=result.hidden_copy_s,
                 predicted_s=self._prediction.step_s(batch, result, scheduler) if self._prediction else 0.0,
                 finished=counters.finished - self._finished,
+                sampled_tokens=len(result.token_ids),
             )
         )
         self._preempted = preempted

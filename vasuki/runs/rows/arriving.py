@@ -14,13 +14,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from vasuki.arrivals import ArrivingRows, Percentiles, WaitingTimes, admission_for
-from vasuki.engine.loop import Observer
+from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.policy import find_policy
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence
@@ -37,7 +36,7 @@ from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import refuse_target, settings_for_batches
 from vasuki.runs.opening import OpenJob
-from vasuki.runs.placement import Placement, plan_for
+from vasuki.runs.placement import Placement
 from vasuki.runs.signals import StopSignals
 from vasuki.runs.workload import PLANNED_REQUESTS, lengths_of
 
@@ -130,36 +129,8 @@ class LiveFeed:
         return request is not None
 
 
-class _TimedSink(RowSink):
-    """Commits by a clock that goes on while no step does."""
-
-    def __init__(self, now_s: Callable[[], float], *args: Any) -> None:
-        super().__init__(*args)
-        self._now_s = now_s
-
-    def commit_in_time(self) -> None:
-        """Make rows durable if it is time."""
-        super().commit_if_due(self._now_s())
-
-    def commit_if_due(self, now_s: float) -> None:
-        """Whatever the time of the loop, which counts steps alone."""
-        self.commit_in_time()
-
-
-class _StreamPrediction(RunningPrediction):
-    """Foresees the end of the rows that have come, each of which takes its share of the plan."""
-
-    def __init__(self, plan: Plan, cost_model: CostModel, rows_left: Callable[[], int]) -> None:
-        super().__init__(plan, cost_model)
-        self._rows_left = rows_left
-
-    @property
-    def left_s(self) -> float:
-        return self._rows_left() * self.makespan_s / max(1, self.plan.requests)
-
-
 class RowsThatArrive:
-    """See `vasuki.runs.run.Rows`.
+    """See `vasuki.runs.rows.rows.Rows`.
 
     Args:
         job: opened with these rows.
@@ -171,7 +142,6 @@ class RowsThatArrive:
 
     has_end = False
     commits_within_s = COMMITS_WITHIN_S
-    to_plan = PLANNED_REQUESTS
 
     def __init__(
         self, job: OpenJob, rows: FollowedRows, signals: StopSignals, emit: Emit, until_idle_s: float | None
@@ -183,7 +153,7 @@ class RowsThatArrive:
         self._emit = emit
         self._until_idle_s = until_idle_s
         self._answered_before = job.folder.done.count
-        self._sink: _TimedSink | None = None  # until rows can end
+        self._sink: RowSink | None = None  # until rows can end
         self._feed: LiveFeed  # set while rows are read
         self._waited: WaitingTimes  # set with the source
 
@@ -191,23 +161,35 @@ class RowsThatArrive:
         return max(0, self._rows.num_rows - self._answered_before)
 
     @contextmanager
-    def reading(self, requests: Iterator[Request]) -> Generator[Iterator[Request], None, None]:
+    def reading(self, requests: Iterator[Request]) -> Generator[None, None, None]:
         ahead = Prefetch((request for request in requests), ROWS_AHEAD)
         self._feed = LiveFeed(ahead, self._now_s, self._signals.asked, self._meanwhile, self._until_idle_s)
         try:
-            yield iter(())
+            yield
         finally:
             self._rows.stop()
             ahead.close()
 
-    def first(self, requests: Iterator[Request]) -> list[Request]:
+    def lengths(self) -> Lengths:
+        """Those of many rows like the first that come."""
+        log.info("waiting for rows from %s", self._rows.source)
         with self._signals.deferred():
             self._feed.wait_until(math.inf)
-            return self._feed.take_ready(PLANNED_REQUESTS)
+            return _many(lengths_of(self._feed.take_ready(PLANNED_REQUESTS)))
 
-    def plan(self, placement: Placement, first: list[Request]) -> Plan:
-        """Plan for many like these. No makespan is told: rows go on arriving."""
-        plan = plan_for(lengths_of(first), partial(self._planned, placement))
+    def plan(self, placement: Placement, lengths: Lengths) -> Plan:
+        gathering = self._config.arrivals
+        if find_policy(self._config.engine.policy).gathers:  # steps of a batch have to fit
+            placement = placement.with_engine(chunk_tokens=gathering.batch_tokens)
+        many = _many(lengths)
+        plan = placement.plan(replace(many, arrived_at_s=np.zeros(len(many))))
+        if plan.settings.policy.gathers:
+            refuse_target(gathering, lengths, CostModel(placement.shape, placement.profile, plan.layout))
+            plan = replace(plan, settings=settings_for_batches(plan.settings, gathering))
+        return plan
+
+    def announce(self, plan: Plan, where: str) -> None:
+        """No makespan is told: rows go on arriving."""
         log.info(
             "planned: steps of %d tokens for at most %d rows side by side, offload %s; rates: %s",
             plan.chunk_tokens,
@@ -215,40 +197,31 @@ class RowsThatArrive:
             plan.offload.mode,
             plan.source,
         )
-        return plan
-
-    def _planned(self, placement: Placement, lengths: Lengths) -> Plan:
-        many = lengths.take(np.arange(PLANNED_REQUESTS) % len(lengths))  # nobody knows what will come
-        gathering = self._config.arrivals
-        if find_policy(self._config.engine.policy).gathers:  # steps of a batch have to fit
-            placement = placement.with_engine(chunk_tokens=gathering.batch_tokens)
-        plan = placement.plan(replace(many, arrived_at_s=np.zeros(len(many))))
-        if plan.settings.policy.gathers:
-            refuse_target(gathering, lengths, CostModel(placement.shape, placement.profile, plan.layout))
-            plan = replace(plan, settings=settings_for_batches(plan.settings, gathering))
-        return plan
 
     def predicting(self, plan: Plan, cost_model: CostModel) -> RunningPrediction:
         def rows_left() -> int:
             return self.to_answer() - (self._sink.written.rows if self._sink else 0)
 
-        return _StreamPrediction(plan, cost_model, rows_left)
+        return RunningPrediction(plan, cost_model, rows_left)
 
-    def source(
-        self, first: list[Request], others: Iterator[Request], plan: Plan, scheduler: Scheduler
-    ) -> tuple[Iterator[Request], list[Observer]]:
+    def source(self, plan: Plan, scheduler: Scheduler) -> Iterator[Request]:
         """They start as they arrive."""
         admission = admission_for(plan.settings.policy, self._config.arrivals)
         self._waited = WaitingTimes(lambda request: request.arrived_s, self._now_s)
         self._waited.on_first_token = admission.first_token
-        return ArrivingRows(self._feed, scheduler, admission), [self._waited]
+        return ArrivingRows(self._feed, scheduler, admission)
+
+    def record(
+        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
+    ) -> None:
+        self._waited.record(now_s, batch, result, scheduler, finished)
 
     def sink(self, writer: PartWriter, decode: Callable[[Sequence], str], on_commit: Callable[[], None]) -> RowSink:
         def tell(answers: list[Answer]) -> None:
             for answer in answers:
                 self._emit(answer_line(answer, writer.schema))
 
-        self._sink = _TimedSink(self._now_s, writer, decode, on_commit, tell)
+        self._sink = RowSink(writer, decode, on_commit, tell, self._now_s)
         return self._sink
 
     def finished(self, manifest: Manifest) -> Manifest:
@@ -270,7 +243,7 @@ class RowsThatArrive:
         """Commit rows in time, and answer once more those that were sent again."""
         if self._sink is None:  # not begun
             return
-        self._sink.commit_in_time()
+        self._sink.commit_if_due(0.0)
         ids: dict[str, Any] = {}
         while self._rows.repeated:
             value = self._rows.repeated.popleft()
@@ -279,3 +252,8 @@ class RowsThatArrive:
             self._sink.commit()
             for line in self._folder.stored(set(ids)):  # none of a row that is under way: its answer will come
                 self._emit({**line, "id": ids[line["id"]]})
+
+
+def _many(lengths: Lengths) -> Lengths:
+    """As many rows as a plan is made for, like these: nobody knows what will come."""
+    return lengths.take(np.arange(PLANNED_REQUESTS) % len(lengths)) if len(lengths) else lengths

@@ -6,13 +6,13 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from vasuki.arrivals import Percentiles, WaitingTimes
 from vasuki.base.units import percent_text
-from vasuki.engine.loop import Observer
+from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.io.output.manifest import Manifest
@@ -20,46 +20,55 @@ from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.sink import RowSink
 from vasuki.machines.cost_model import CostModel
 from vasuki.planner import RunningPrediction
-from vasuki.planner.ordering.planned_order import order_requests
+from vasuki.planner.lengths import Lengths
+from vasuki.planner.ordering.planned_order import PlannedOrder, order_requests
 from vasuki.planner.plan import Plan
 from vasuki.runs.foresight import expected
 from vasuki.runs.observers.progress import busy_if_slow
 from vasuki.runs.opening import OpenJob
-from vasuki.runs.placement import Placement, plan_for
+from vasuki.runs.placement import Placement
 from vasuki.runs.workload import PLANNED_REQUESTS, first_rows, lengths_of
 
 log = logging.getLogger(__name__)
 
 
 class TableRows:
-    """See `vasuki.runs.run.Rows`."""
+    """See `vasuki.runs.rows.rows.Rows`."""
 
     has_end = True
     commits_within_s = math.inf  # unless the job says less
 
     def __init__(self, job: OpenJob) -> None:
         self._config = job.config
+        self._num_rows = job.folder.rows_left
         self._started_s = job.started_s
-        self.to_plan = job.folder.rows_left
-        self._waited: WaitingTimes  # set with the source
+        self._waited = WaitingTimes(lambda request: 0.0)
+        self._requests: Iterator[Request]  # set by `reading`
+        self._first: list[Request]  # to plan from, set by `lengths`
+        self._order: PlannedOrder  # set by `order`
 
     def to_answer(self) -> int:
-        return self.to_plan
+        return self._num_rows
 
-    def reading(self, requests: Iterator[Request]) -> AbstractContextManager[Iterator[Request]]:
-        return nullcontext(requests)
+    def reading(self, requests: Iterator[Request]) -> AbstractContextManager[None]:
+        self._requests = requests
+        return nullcontext()
 
-    def first(self, requests: Iterator[Request]) -> list[Request]:
+    def lengths(self) -> Lengths:
+        """Those of the first rows, and of the others as if they went on like them."""
         with busy_if_slow("reading rows to plan from") as far:
-            return list(first_rows(requests, PLANNED_REQUESTS, far, self.to_plan))
+            self._first = list(first_rows(self._requests, PLANNED_REQUESTS, far, self._num_rows))
+        return lengths_of(self._first, self._num_rows)
 
-    def plan(self, placement: Placement, first: list[Request]) -> Plan:
-        """Plan for these, and for the others as if they went on like them."""
-        plan = plan_for(lengths_of(first, self.to_plan), placement.plan)
+    def plan(self, placement: Placement, lengths: Lengths) -> Plan:
+        return placement.plan(lengths)
+
+    def announce(self, plan: Plan, where: str) -> None:
         log.info(
-            "planned: %d requests in %s, of which a better schedule could save at most %s; steps of %d tokens, "
+            "planned: %d requests%s in %s, of which a better schedule could save at most %s; steps of %d tokens, "
             "offload %s%s; rates: %s",
             plan.requests,
+            where,
             expected(plan),
             percent_text(plan.could_save),
             plan.chunk_tokens,
@@ -67,26 +76,36 @@ class TableRows:
             f", weights of {plan.layout.host_layers} layers on the host" if plan.layout.host_layers else "",
             plan.source,
         )
-        return plan
 
     def predicting(self, plan: Plan, cost_model: CostModel) -> RunningPrediction:
         return RunningPrediction(plan, cost_model)
 
-    def source(
-        self, first: list[Request], others: Iterator[Request], plan: Plan, scheduler: Scheduler
-    ) -> tuple[Iterator[Request], list[Observer]]:
-        """They start in the order of the plan."""
-        order = order_requests(
-            itertools.chain(first, others),
+    def source(self, plan: Plan, scheduler: Scheduler) -> Iterator[Request]:
+        return self.order(plan)
+
+    def order(self, plan: Plan, replicas: int = 1) -> PlannedOrder:
+        """Requests as they start by the plan, on all of so many replicas together."""
+        self._order = order_requests(
+            itertools.chain(self._first, self._requests),
             plan.settings,
             solver=plan.solver,
             output_length=self._config.plan.output_length,
             window_rows=self._config.plan.window_rows,
             order=plan.order,
+            replicas=replicas,
         )
-        self._waited = WaitingTimes(lambda request: 0.0, lambda: time.perf_counter() - self._started_s)
-        says_what_is_urgent = self._config.input.priority or self._config.input.deadline
-        return order, [order, self._waited] if says_what_is_urgent else [order]
+        return self._order
+
+    def record(
+        self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
+    ) -> None:
+        self.ended(finished, scheduler.queues.live())
+
+    def ended(self, finished: list[Sequence], live: Iterable[Sequence]) -> None:
+        """Rows have ended, and these have not."""
+        self._order.learn(finished, live)
+        if self._config.input.priority or self._config.input.deadline:
+            self._waited.ended(finished, time.perf_counter() - self._started_s)
 
     def sink(self, writer: PartWriter, decode: Callable[[Sequence], str], on_commit: Callable[[], None]) -> RowSink:
         return RowSink(writer, decode, on_commit)

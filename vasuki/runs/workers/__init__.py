@@ -1,6 +1,8 @@
-"""One job on several devices: a driver, and replicas that are processes of its machine or run in a cluster.
+"""Who computes the rows of a run: a model in this process, or a driver and replicas that have one each.
 
-driver        plans, hands out rows, writes the output; the only one that knows of either
+workers       what a run needs of them
+here          the model in this process, called directly
+driver        replicas are planned for, get rows, and are heard
 replica       loads the model, runs the rows that it is given
 rows_on_loan  the rows that a replica was given, as its loop sees them
 device        a model on a device of this process, and how rows are computed with it

@@ -1,5 +1,5 @@
-"""A model on a device of this process: how it is loaded, and how rows are computed with it. A run here and a replica
-do so by the same steps."""
+"""A model on a device of this process, from loading it to the manifest of what was done: a run here and a replica go
+through the same steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from vasuki.base.config import JobConfig
 from vasuki.base.errors import ModelError
 from vasuki.engine.loop import Observer, RunStats, Sink, drain
 from vasuki.engine.scheduler import Scheduler
@@ -18,27 +17,29 @@ from vasuki.engine.sequence import Request
 from vasuki.io.output.manifest import Bounds, Manifest, Timings
 from vasuki.io.output.trace import StepRecord
 from vasuki.machines.cost_model import CostModel
-from vasuki.machines.profile import HardwareProfile
+from vasuki.machines.stolen_time import StolenTime
 from vasuki.models.fingerprint import model_fingerprint
-from vasuki.models.shape import ModelShape
 from vasuki.planner import RunningPrediction
 from vasuki.planner.plan import Plan
 from vasuki.planner.rows_done import RowsDone
-from vasuki.runs.foresight import MachineProfile, look_back
+from vasuki.runs.foresight import Tokens, look_back
 from vasuki.runs.manifests import run_manifest
 from vasuki.runs.observers.tracer import StepTracer
 from vasuki.runs.observers.watchdog import Watchdog
-from vasuki.runs.placement import stays_on_host
+from vasuki.runs.opening import JobKey
+from vasuki.runs.placement import Placement, placed_as_loaded, stays_on_host
+from vasuki.runs.workers.messages import Foreseen
 
 if TYPE_CHECKING:
     from vasuki.hf.loading.load_model import LoadedModel
 
 
-def load(config: JobConfig, fingerprint: str) -> tuple[LoadedModel, float]:
+def load(job: JobKey) -> tuple[LoadedModel, float]:
     """The model of a job, and the seconds that it took to load, without compiling.
 
     Raises ModelError, also if the model has another fingerprint by now.
     """
+    config = job.config
     started_s = time.perf_counter()
     from vasuki.hf.loading.load_model import load_model  # torch and transformers take seconds to import
 
@@ -50,59 +51,82 @@ def load(config: JobConfig, fingerprint: str) -> tuple[LoadedModel, float]:
         config.kv.dtype,
         config.engine.attention,
     )
-    if model_fingerprint(config.model) != fingerprint:
+    if model_fingerprint(config.model) != job.model_fingerprint:
         raise ModelError(f"model {config.model.path} changed while it was loaded; run again when it is whole")
     return loaded, time.perf_counter() - started_s - loaded.compile_s
 
 
-class Computation:
-    """The rows of a run, or a replica's part of them, computed with a loaded model.
+class Device:
+    """A loaded model on a device of this process. Call `place`, `begin`, `compute`, `end` and `manifest` in that order;
+    `place` is left out where another device of this kind was planned for.
 
     Args:
-        config: the job.
-        loaded: its model.
-        plan: by which it runs.
-        shape: of the model,
-        profile: and of the machine, with which the plan was made.
-        predicting: makes what foresees the end.
+        job: whose model it is.
+        loaded: the model.
+        load_s: what loading took.
+        started_s: of the run, on `time.perf_counter`'s clock.
 
     Attributes:
-        plan: with the settings that the executor has come to.
         loaded: the model, its weights where they live while it runs.
+        placement: that was planned for here.
+        plan: with the settings that the executor has come to; set by `begin`, as what follows.
         prediction: of the time left.
         scheduler: of the rows.
         done: what the rows were.
         stats: of the steps.
-        ended_s: when the last step was over; set by `compute`.
     """
 
-    def __init__(
+    plan: Plan
+    prediction: RunningPrediction
+    scheduler: Scheduler
+    done: RowsDone
+
+    def __init__(self, job: JobKey, loaded: LoadedModel, load_s: float, started_s: float) -> None:
+        from vasuki.hf.device.energy import EnergyMeter
+
+        self._job = job
+        self.loaded = loaded
+        self._load_s = load_s
+        self._started_s = started_s
+        self._energy = EnergyMeter(loaded.device)
+        self._stolen = StolenTime()
+        self.placement: Placement | None = None
+        self.stats = RunStats()
+
+    def place(self, tokens: Tokens) -> Placement:
+        """The model on this machine, measured for about so many tokens. Raises as `placed_as_loaded`."""
+        self.placement = placed_as_loaded(self._job.config, self.loaded, tokens)
+        return self.placement
+
+    def begin(
         self,
-        config: JobConfig,
-        loaded: LoadedModel,
-        plan: Plan,
-        shape: ModelShape,
-        profile: HardwareProfile,
+        foreseen: Foreseen,
         predicting: Callable[[Plan, CostModel], RunningPrediction] = RunningPrediction,
     ) -> None:
+        """Make everything ready to run by a plan; `predicting` makes what foresees the end."""
         from vasuki.hf.loading.weights import place_weights
         from vasuki.hf.ragged_executor import build_executor
 
-        cost_model = CostModel(shape, profile, plan.layout)
-        self._config = config
-        self.done = RowsDone(shape)
-        self.stats = RunStats()
-        self.loaded = place_weights(loaded, plan.layout.host_layers)
-        self._started_s = self.ended_s = time.perf_counter()
-        self._executor = build_executor(self.loaded, plan.settings, config.output.logprobs, cost_model=cost_model)
+        plan, logprobs = foreseen.plan, self._job.config.output.logprobs
+        cost_model = CostModel(foreseen.shape, foreseen.profile, plan.layout)
+        self.done = RowsDone(foreseen.shape)
+        self.loaded = place_weights(self.loaded, plan.layout.host_layers)
+        self._begun_s = self._ended_s = time.perf_counter()
+        self._executor = build_executor(self.loaded, plan.settings, logprobs, cost_model=cost_model)
         self.plan = replace(plan, settings=self._executor.settings)
         self.prediction = predicting(self.plan, cost_model)
         self.scheduler = Scheduler(self.plan.settings)
 
     @property
     def taken_s(self) -> float:
-        """What generating has taken."""
-        return self.ended_s - self._started_s
+        """What generating has taken; set by `end`."""
+        return self._ended_s - self._begun_s
+
+    @property
+    def kv_share(self) -> float:
+        """The share of the KV blocks that is held."""
+        pool = self.scheduler.queues.pool
+        return pool.num_held / pool.num_blocks
 
     def compute(
         self,
@@ -132,47 +156,30 @@ class Computation:
             gc.unfreeze()
             watchdog.close()
 
-    def end(self, machine: MachineProfile | None, stolen_share: float) -> None:
-        """Count the rows that are under way as far as they came, and doubt a profile that the steps contradict.
-
-        Args:
-            machine: what was planned with, where that was here.
-            stolen_share: see `look_back`.
-        """
-        self.ended_s = time.perf_counter()
+    def end(self) -> None:
+        """Count the rows that are under way as far as they came, and doubt a profile that the steps contradict."""
+        self._ended_s = time.perf_counter()
         self.done.count(self.scheduler.unfinished())
-        if machine is not None:
-            look_back(machine, self.prediction.pace, stolen_share)
+        if self.placement is not None:
+            look_back(self.placement.machine, self.prediction.pace, self._stolen.share)
 
-    def manifest(
-        self,
-        config_hash: str,
-        input_fingerprint: str,
-        started_s: float,
-        load_s: float,
-        bounds: Bounds,
-        num_tokens: int,
-        energy_j: float | None,
-        stolen_share: float,
-    ) -> Manifest:
+    def manifest(self, bounds: Bounds, num_tokens: int) -> Manifest:
         """What was done, see `run_manifest`."""
         return run_manifest(
-            self._config,
-            config_hash,
-            input_fingerprint,
+            self._job,
             self.plan,
             self.loaded,
             self.stats,
             self.scheduler.queues.counters,
             Timings(
-                load_s=load_s,
+                load_s=self._load_s,
                 plan_s=self.plan.plan_s,
                 compile_s=self.loaded.compile_s,
                 generate_s=self.taken_s,
-                makespan_s=self.ended_s - started_s,
+                makespan_s=self._ended_s - self._started_s,
             ),
             bounds=bounds,
             num_tokens=num_tokens,
-            energy_j=energy_j,
-            stolen_share=stolen_share,
+            energy_j=self._energy.energy_j,
+            stolen_share=self._stolen.share,
         )

@@ -1,6 +1,6 @@
-"""One job on several replicas: a driver that reads, plans, hands out rows and writes, and replicas that compute.
+"""Replicas as the workers of a run: they are planned for, rows are handed out to them, and what they say is heard.
 
-    open_table ─ OutputFolder ─ Processes ─ RequestStream ─ plan ─ order ─ Leases ⇄ replicas ─ RowSink ─ manifest
+    order ─ Leases ⇄ replicas ─ Results
 
 Nothing is shared but messages, so a replica that dies takes no more with it than the tokens since its last note. Its
 rows go to the others, and it is started again.
@@ -8,44 +8,32 @@ rows go to the others, and it is started again.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import os
 import statistics
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from vasuki.base.config import JobConfig
 from vasuki.base.errors import Interrupted, VasukiError
-from vasuki.base.logs import is_json
-from vasuki.base.units import count_text, duration, percent_text, plural
+from vasuki.base.units import duration, plural
 from vasuki.engine.sequence import Sequence as Row
-from vasuki.io.input.requests import RequestStream
-from vasuki.io.output.answers import answer_schema
 from vasuki.io.output.manifest import Bounds, Manifest, Predicted, Timings, merge
-from vasuki.io.output.sink import RowSink
-from vasuki.io.output.trace import TraceWriter
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.price import Cost
 from vasuki.machines.split import Share
 from vasuki.planner.job_sums import JobSums
 from vasuki.planner.leases import Key, Leases, Work
 from vasuki.planner.lengths import Lengths
-from vasuki.planner.loss import commits_within_s
-from vasuki.planner.ordering.planned_order import PlannedOrder, order_requests
 from vasuki.planner.plan import Plan
-from vasuki.runs.foresight import expected
 from vasuki.runs.manifests import bounds_of
-from vasuki.runs.observers.deadline import Deadline, time_over
-from vasuki.runs.observers.metrics import FleetMetrics
-from vasuki.runs.observers.progress import StatusLine, busy_if_slow, busy_with
-from vasuki.runs.opening import OpenJob, Outcome, opened
-from vasuki.runs.options import AS_USUAL, RunOptions
-from vasuki.runs.placement import job_of_replica
-from vasuki.runs.signals import StopSignals
+from vasuki.runs.observers.progress import Standing, busy_with
+from vasuki.runs.opening import OpenJob
+from vasuki.runs.results import Results
+from vasuki.runs.rows.table import TableRows
 from vasuki.runs.workers.messages import (
     Begin,
     Ended,
@@ -59,13 +47,10 @@ from vasuki.runs.workers.messages import (
     Ready,
     Replicas,
     Report,
-    Setup,
-    Start,
     Stop,
     ToDriver,
 )
-from vasuki.runs.workers.processes import Processes
-from vasuki.runs.workload import PLANNED_REQUESTS, first_rows, lengths_of
+from vasuki.runs.workers.workers import Served
 
 log = logging.getLogger(__name__)
 
@@ -73,35 +58,6 @@ MOST_STARTS = 4  # of a replica, without the end of a row: what has killed it so
 SILENT_S = 600.0  # of a replica at work: then it hangs, unless steps take long
 SLOW = 50  # times the longest step
 LOOK_EVERY_S = 0.2  # at signals, and whether a part is due
-
-
-def run_on_replicas(
-    config: JobConfig,
-    shares: list[Share],
-    options: RunOptions = AS_USUAL,
-    start: Start | None = None,
-) -> Outcome:
-    """Run what is left of a job on a replica for each share of the machine, or wherever `start` starts them.
-
-    Raises:
-        VasukiError: as a run on one device does; Interrupted also when every replica has died too often.
-        KeyboardInterrupt: a signal before rows are generated, or a second one.
-    """
-    with StopSignals() as signals, opened(config, options) as job:
-        if outcome := job.finished:
-            return outcome
-
-        def setup_of(share: Share, index: int, here: int) -> Setup:
-            own = job_of_replica(config, share, here)
-            fingerprints = job.config_hash, job.table.fingerprint, job.model_fingerprint
-            return Setup(own, *fingerprints, share, index, len(shares), is_json())
-
-        if start is None:
-            setups = [setup_of(share, index, len(shares)) for index, share in enumerate(shares)]
-        with start(setup_of) if start else Processes(setups) as replicas:
-            manifest = Driver(job, replicas, shares).to_end(signals)
-            job.refuse_gaps()
-    return job.outcome(manifest)
 
 
 @dataclass(slots=True)
@@ -114,24 +70,26 @@ class _Pulse:
 
 
 class Driver:
-    """One run on several replicas.
+    """The workers of a run on several replicas, see `vasuki.runs.workers.workers.Workers`.
 
     Args:
         job: opened.
+        rows: its rows.
         replicas: started.
         shares: what those compute on that are there at the start.
     """
 
-    def __init__(self, job: OpenJob, replicas: Replicas, shares: list[Share]) -> None:
+    _lengths: Lengths  # of the job, set by `plan`
+    _work: Work  # what tokens take on the kind of device that was planned for first; set by `plan`
+    _leases: Leases  # set by `begin`
+    _results: Results  # set by `compute`
+
+    def __init__(self, job: OpenJob, rows: TableRows, replicas: Replicas, shares: list[Share]) -> None:
         self.config = job.config
-        self.options = options = job.options
-        self.table = job.table
-        self.folder = folder = job.folder
         self.replicas = replicas
-        self.shares = shares
-        self.started_s = started_s = job.started_s
-        self._ready_s: float | None = None  # from the start until rows are handed out
-        self._deadline = Deadline(options.deadline_s, started_s, lambda: self._leases.time_left_s)
+        self.count = len(shares)
+        self._job = job
+        self._table_rows = rows
         self._starts = Counter(range(len(shares)))
         self._ready: dict[int, Ready] = {}  # replicas that wait for a plan
         self._plans: dict[str, Foreseen] = {}  # by kind of device
@@ -147,65 +105,30 @@ class Driver:
         self._noting: set[int] = set()  # replicas that were asked how far their rows are
         self._rows: dict[Key, Row] = {}  # that were handed out, as far as is known
         self._texts: dict[Key, str] = {}  # of rows that have ended, other samples of which have not
-        self._missed_deadlines = 0
         self._over: list[Over] = []  # of replicas that have ended
         self._prices: dict[int, float | None] = {}  # of an hour of each replica that has begun
-        self._tokens = 0
+        self._begun_s = 0.0  # handing out rows, on `time.perf_counter`'s clock
         self._tail_s = 0.0
-        self._journal = folder.journal()
-        self._lengths: Lengths  # of the job, set once its first rows are read
-        self._work: Work  # what tokens take on the kind of device that was planned for first
-        self._order: PlannedOrder  # these are set with the plan
-        self._leases: Leases
         self._may_plan = False  # once it is known for what
         self._may_begin = False  # once there is somewhere for rows to go
         self._is_ending = False
         self._failure: VasukiError | None = None  # of a replica, that ends the run
-        self._sink: RowSink
-        self._traces: list[TraceWriter]
-        self._line: StatusLine
-        self._figures: FleetMetrics | None = None
 
-    def to_end(self, signals: StopSignals) -> Manifest:
-        """Plan, generate, and write the manifest, also when interrupted."""
+    @property
+    def where(self) -> str:
+        return f" on {plural(self.count, 'replica')}"
+
+    def load(self, refuse_late: Callable[[], object]) -> Served:
         from vasuki.hf.loading.tokenizer import Tokenizer  # transformers takes seconds to import
 
         model = self.config.model
-        with busy_with(f"loading {model.path} on {plural(len(self.shares), 'replica')}", self.options.quiet):
+        with busy_with(f"loading {model.path}{self.where}", self._job.options.quiet):
             while not self._are_enough_ready():
-                self._stop_when_over()
+                refuse_late()
                 self._listen()
         ready = next(iter(self._ready.values()))
-        stream = RequestStream(
-            self.table,
-            self.config,
-            Tokenizer(os.path.expanduser(model.path), model.revision, model.trust_remote_code),
-            max_context_tokens=ready.max_context_tokens,
-            vocab_size=ready.vocab_size,
-            selection=self.folder.selection,
-        )
-        with stream:
-            requests = self._journal.resume(stream)
-            with busy_if_slow("reading rows to plan from") as far:
-                first = list(first_rows(requests, PLANNED_REQUESTS, far, self.folder.rows_left))
-            self._lengths = lengths_of(first, self.folder.rows_left)
-            with busy_with("measuring the machine and planning", self.options.quiet):
-                plan = self._plan()
-            self.folder.begin()
-            with signals.deferred():
-                self._order = order_requests(
-                    itertools.chain(first, requests),
-                    plan.settings,
-                    solver=plan.solver,
-                    output_length=self.config.plan.output_length,
-                    window_rows=self.config.plan.window_rows,
-                    replicas=len(self.shares),
-                )
-                rows = max(1, len({request.row for request in first}))
-                self._leases = Leases(
-                    self._order, self._work, len(first) * self.folder.rows_left // rows, plan.makespan_s
-                )
-                return self._generate(plan, signals)
+        tokenizer = Tokenizer(os.path.expanduser(model.path), model.revision, model.trust_remote_code)
+        return Served(tokenizer, ready.max_context_tokens, ready.vocab_size)
 
     def _are_enough_ready(self) -> bool:
         """Whether all are, or some, and those had time that are late: they may hang, and join when they don't.
@@ -214,109 +137,80 @@ class Driver:
         """
         now_s = time.perf_counter()
         if not self._ready:
-            self._late_s = now_s + min(30.0, max(5.0, (now_s - self.started_s) / 2))
+            self._late_s = now_s + min(30.0, max(5.0, (now_s - self._job.started_s) / 2))
         return bool(self._ready) and (len(self._ready) == len(self._starts) or now_s > self._late_s)
 
-    def _plan(self) -> Plan:
+    def plan(self, lengths: Lengths) -> Plan:
         """The plan of one kind of device, which speaks for the job."""
+        self._lengths = lengths
         self._may_plan = True
         self._begin_those_ready()
         while not self._plans:
             self._listen()
         foreseen = next(iter(self._plans.values()))
-        plan = foreseen.plan
-        log.info(
-            "planned: %d requests on %s in %s, of which a better schedule could save at most %s; rates: %s",
-            plan.requests,
-            plural(len(self.shares), "replica"),
-            expected(plan),
-            percent_text(plan.could_save),
-            plan.source,
-        )
         self._work = _work(foreseen)
-        return plan
+        return foreseen.plan
 
-    def _stop_when_over(self) -> None:
-        """Raises Interrupted when the time is over that the run may take."""
-        most_s = self.options.max_time_s
-        if time.perf_counter() - self.started_s >= most_s:
-            raise time_over(most_s, self._ready_s)
+    def begin(self, plan: Plan) -> None:
+        self._plan = plan
+        order = self._table_rows.order(plan, self.count)
+        self._leases = Leases(order, self._work, len(self._lengths), plan.makespan_s)
 
-    def _generate(self, plan: Plan, signals: StopSignals) -> Manifest:
-        generate_started_s = time.perf_counter()
-        self._ready_s = generate_started_s - self.started_s
-        interrupted: Interrupted | None = None
-        writer = self.folder.writer(
-            answer_schema(self.config, self.table), max_loss_s=commits_within_s(self.config.plan)
-        )
-        self._traces = [TraceWriter(place) for place in self.folder.traces(len(self.shares))]
-        self._sink = RowSink(writer, self._text, on_commit=self._note)
-        self._line = StatusLine("prompts", self.options.quiet)
-        if self.options.metrics:
-            self._figures = FleetMetrics(self.options.metrics, lambda: self.folder.rows_left, self._sink)
+    def compute(self, results: Results, should_stop: Callable[[], bool]) -> None:
+        self._results = results
+        self._begun_s = time.perf_counter()
         try:
-            try:
-                self._may_begin = True
-                self._begin_those_ready()
-                while not self._leases.is_done:
-                    self._listen()
-                    self._hand_out()
-                    now_s = time.perf_counter()
-                    self._deadline.look(now_s)
-                    self._sink.commit_if_due(now_s - generate_started_s)
-                    if self._line.is_due():
-                        self._show(now_s - generate_started_s)
-                    if self._figures:
-                        at_risk_s = now_s - generate_started_s - writer.committed_s
-                        self._figures.look(*self._pulse(), at_risk_s, self._leases.time_left_s)
-                    if signals.asked():
-                        raise Interrupted("stopped by a signal")
-                    self._stop_when_over()
-                ends_s = [pulse.worked_s for pulse in self._running.values()]
-                self._tail_s = max(ends_s, default=0.0) - min(ends_s, default=0.0)
-                self._end_all(Finish())
-            except Interrupted as error:
-                interrupted = error
-                self._end_all(Stop())
-        except BaseException:
-            self._journal.close()
+            self._may_begin = True
+            self._begin_those_ready()
+            while not self._leases.is_done:
+                self._listen()
+                self._hand_out()
+                now_s = time.perf_counter() - self._begun_s
+                results.sink.commit_if_due(now_s)
+                results.look(now_s)
+                if should_stop():
+                    raise Interrupted("stopped by a signal")
+            ends_s = [pulse.worked_s for pulse in self._running.values()]
+            self._tail_s = max(ends_s, default=0.0) - min(ends_s, default=0.0)
+            self._end_all(Finish())
+        except Interrupted:
+            self._end_all(Stop())
             raise
         finally:
-            elapsed_s = time.perf_counter() - generate_started_s
-            rows = self._sink.written.rows
-            self._line.close(
-                rows >= self.folder.rows_left, [f"{rows:,} rows", f"{self._tokens / elapsed_s:,.0f} tokens/s"]
-            )
             self._running.clear()
-            with busy_with("writing the last rows", self.options.quiet):
-                self._sink.close()
-                if self._figures:
-                    self._figures.close()
-                for trace in self._traces:
-                    trace.close()
-        left = self.folder.rows_left - self._sink.written.rows
-        if self._over:
-            written = writer.committed
-            manifest = self.folder.finish(
-                self._manifest(plan, generate_started_s, written.prompt_tokens + written.output_tokens),
-                self._journal.resumed_rows,
-                self._traces,
-            )
-        elif interrupted is None:
-            interrupted = Interrupted("every replica has died before it could say what it did")
-        if interrupted is not None:
-            raise type(interrupted)(f"{interrupted}; {left} rows are left, {interrupted.goes_on}")
-        return manifest
 
-    def _manifest(self, plan: Plan, generate_started_s: float, num_tokens: int) -> Manifest:
-        """One for all: work adds up, and time is the driver's."""
-        merged, now_s = merge([over.manifest for over in self._over]), time.perf_counter()
+    def ask(self) -> None:
+        self._noting = set(self._running)
+        for index in self._noting:
+            self.replicas.send(index, Note())
+        self._noted(-1)
+
+    def _noted(self, index: int) -> None:
+        """Tell how far rows are when all have answered."""
+        self._noting.discard(index)
+        if not self._noting:
+            self._results.note(self._rows.values())
+
+    def standing(self) -> Standing:
+        pulses = self._running.values()
+        kv_share = sum([pulse.kv_share for pulse in pulses]) / max(1, len(pulses))
+        return Standing(sum([pulse.running for pulse in pulses]), kv_share, self._leases.time_left_s, len(pulses))
+
+    def decode(self, row: Row) -> str:
+        return self._texts.pop(row.request.key)
+
+    def manifest(self, num_tokens: int, is_whole: bool) -> Manifest | None:
+        """One for all: work adds up, and time is the driver's. None where all have died before they said what they
+        did."""
+        if not self._over:
+            return None
+        plan, merged, now_s = self._plan, merge([over.manifest for over in self._over]), time.perf_counter()
         timings = Timings(
             load_s=merged.timings.load_s,
             plan_s=plan.plan_s,
             compile_s=merged.timings.compile_s,
-            generate_s=now_s - generate_started_s,
-            makespan_s=now_s - self.started_s,
+            generate_s=now_s - self._begun_s,
+            makespan_s=now_s - self._job.started_s,
             tail_s=self._tail_s,
         )
         devices, per_hour = self.replicas.devices, self._per_hour()
@@ -329,8 +223,7 @@ class Driver:
             timings=timings,
             predicted=predicted,
             bounds=self._bounds(plan),
-            missed_deadlines=self._missed_deadlines,
-            device=merged.device | {"count": devices, "replicas": len(self.shares)},
+            device=merged.device | {"count": devices, "replicas": self.count},
             cost=Cost.of(timings.makespan_s, devices, per_hour and per_hour / devices, plan.cost.currency, num_tokens),
         )
 
@@ -339,7 +232,7 @@ class Driver:
         prices = [price for price in self._prices.values() if price is not None]
         if len(prices) < len(self._prices):
             return None
-        return statistics.mean(prices) * max(len(prices), len(self.shares))
+        return statistics.mean(prices) * max(len(prices), self.count)
 
     def _bounds(self, plan: Plan) -> Bounds:
         """What no schedule beats on as many replicas as fast as the fastest. None is known where they are of several
@@ -399,17 +292,14 @@ class Driver:
         worked_s = time.perf_counter() if report.steps else self._running[index].worked_s
         self._running[index] = _Pulse(worked_s, report.running, report.kv_share)
         for step in report.steps:
-            self._tokens += step.prefill_tokens + step.decode_tokens
             self._longest_step_s = max(self._longest_step_s, step.elapsed_s)
             self._leases.computed(index, step.prefill_tokens, step.decode_tokens, step.elapsed_s)
-            self._traces[index].record(step)
-        if self._figures:
-            self._figures.count(report.steps)
+            self._results.step(step, index)
         if report.wants_rows:
             self._wanting.add(index)
         ended = [self._settle(index, row) for row in report.ended]
         if ended:
-            self._order.learn(ended, self._rows.values())
+            self._table_rows.ended([row for row in ended if not row.request.error], self._rows.values())
         if report.in_flight is not None:
             for key, progress in report.in_flight.items():
                 row = self._rows[key]
@@ -423,17 +313,11 @@ class Driver:
         row.output_token_ids, row.logprob = list(ended.progress.output_token_ids), ended.progress.logprob
         row.finish_reason, row.error = ended.progress.finish_reason, ended.error
         self._texts[ended.key] = ended.text
-        self._missed_deadlines += time.perf_counter() - self.started_s > row.request.due_s
         self._leases.ended(index, ended.key, row.num_output_tokens)
-        if self._figures:
-            self._figures.ended(row.num_output_tokens - len(row.request.progress.output_token_ids))
-        self._sink.write(row)
+        self._results.sink.write(row)
         if row.error or row.request.error:
             self._texts.pop(ended.key, None)
         return row
-
-    def _text(self, row: Row) -> str:
-        return self._texts.pop(row.request.key)
 
     # --- what replicas are told --------------------------------------------------------------------------------------
 
@@ -449,8 +333,7 @@ class Driver:
                 self.replicas.send(index, Begin(self._plans[ready.kind]))
                 del self._ready[index]
                 self._prices[index] = self._plans[ready.kind].plan.cost.price_per_hour
-                for later in range(len(self._traces), index + 1):
-                    self._traces.append(TraceWriter(self.folder.traces(later + 1)[later]))
+                self._results.joined(index)
                 work = _work(self._plans[ready.kind])
                 self._leases.join(index, work.speed(self._work, self._lengths), work.row_token_s)
                 self._running[index] = _Pulse(time.perf_counter())
@@ -458,26 +341,11 @@ class Driver:
     def _hand_out(self) -> None:
         for index in list(self._wanting):
             if requests := self._leases.take(index):
-                for request in self._journal.started(requests):
+                for request in self._results.started(requests):
                     progress = request.progress
                     self._rows[request.key] = Row(request, list(progress.output_token_ids), logprob=progress.logprob)
                 self.replicas.send(index, Lease(requests))
                 self._wanting.discard(index)
-
-    def _note(self) -> None:
-        """A part was written: ask how far the other rows are, to write that down, too."""
-        self._noting = set(self._running)
-        for index in self._noting:
-            self.replicas.send(index, Note())
-        self._noted(-1)
-
-    def _noted(self, index: int) -> None:
-        """Write the journal when all have answered."""
-        self._noting.discard(index)
-        if not self._noting:
-            self._journal.write(itertools.chain(self._sink.incomplete(), self._rows.values()))
-            for trace in self._traces:
-                trace.flush()
 
     def _end_all(self, message: Finish | Stop) -> None:
         """Let replicas end, and hear their last words. Those that have not begun have none."""
@@ -518,24 +386,6 @@ class Driver:
         self._leases.give_back(held)
         if index in self._noting:
             self._noted(index)
-
-    def _pulse(self) -> tuple[int, float]:
-        """Rows in the steps of all replicas, and the share of their KV memory that is held."""
-        pulses = self._running.values()
-        kv_share = sum([pulse.kv_share for pulse in pulses]) / max(1, len(pulses))
-        return sum([pulse.running for pulse in pulses]), kv_share
-
-    def _show(self, elapsed_s: float) -> None:
-        left_s, (running, kv_share) = self._leases.time_left_s, self._pulse()
-        state = [
-            f"{duration(left_s)} left" if self._running else "waiting for a replica",
-            f"{self._sink.written.rows:,}/{self.folder.rows_left:,} rows",
-            f"{self._tokens / elapsed_s:,.0f} tokens/s",
-            f"{running} running on {plural(len(self._running), 'replica')}",
-            f"KV {percent_text(kv_share)}",
-            f"{count_text(self._tokens)} tokens",
-        ]
-        self._line.show(elapsed_s / (elapsed_s + left_s), state)
 
 
 def _work(foreseen: Foreseen) -> Work:

@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from vasuki.base.config import JobConfig
 from vasuki.base.errors import VasukiError
 from vasuki.engine.sequence import Progress, Request
 from vasuki.io.output.manifest import Manifest
@@ -32,16 +31,14 @@ from vasuki.planner.job_sums import JobSums
 from vasuki.planner.leases import Key
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
+from vasuki.runs.opening import JobKey
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What a replica is started with."""
 
-    config: JobConfig  # as for this replica: with its share of what a host has once
-    config_hash: str
-    input_fingerprint: str
-    model_fingerprint: str
+    job: JobKey  # as for this replica: with its share of what a host has once
     share: Share
     index: int
     replicas: int
@@ -170,4 +167,4 @@ class Replicas(Protocol):
 
 
 SetupOf = Callable[[Share, int, int], Setup]  # on that share, with this index, beside so many others on its machine
-Start = Callable[[SetupOf], AbstractContextManager[Replicas]]
+Start = Callable[[SetupOf, list[Share]], AbstractContextManager[Replicas]]

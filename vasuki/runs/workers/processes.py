@@ -8,24 +8,24 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 
 from vasuki.base.logs import run_id
-from vasuki.runs.workers.messages import Setup, ToDriver, ToReplica
+from vasuki.machines.split import Share
+from vasuki.runs.workers.messages import Setup, SetupOf, ToDriver, ToReplica
 
 
 class Processes:
-    """A process for each setup. They end with this one, or at the end of a `with` statement.
+    """A process for each share of this machine. They end with this one, or at the end of a `with` statement.
 
     Each pipe has a thread for either direction: a replica that hangs, perhaps in the midst of a message, keeps waiting
     nobody but them.
     """
 
-    def __init__(self, setups: Sequence[Setup]) -> None:
-        self._setups = setups
+    def __init__(self, setup_of: SetupOf, shares: list[Share]) -> None:
+        self._setups = [setup_of(share, index, len(shares)) for index, share in enumerate(shares)]
         self._running: dict[int, _Process] = {}
         self._said: queue.SimpleQueue[tuple[int, ToDriver | None]] = queue.SimpleQueue()
-        for index in range(len(setups)):
+        for index in range(len(shares)):
             self.start(index)
 
     @property

@@ -12,17 +12,16 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
 
 from vasuki.base.errors import Interrupted, VasukiError
 from vasuki.base.logs import log, set_up_logs
 from vasuki.base.streams import take_streams
 from vasuki.io.output.manifest import Bounds
-from vasuki.machines.stolen_time import StolenTime
 from vasuki.models.layout import Layout
-from vasuki.runs.foresight import MachineProfile, tokens_of
-from vasuki.runs.placement import placed_as_loaded, plan_for
-from vasuki.runs.workers.device import Computation, load
+from vasuki.planner.lengths import Lengths
+from vasuki.runs.foresight import tokens_of
+from vasuki.runs.placement import plan_for
+from vasuki.runs.workers.device import Device, load
 from vasuki.runs.workers.messages import (
     Begin,
     Failed,
@@ -35,9 +34,6 @@ from vasuki.runs.workers.messages import (
     ToReplica,
 )
 from vasuki.runs.workers.rows_on_loan import Driver, RowsOnLoan
-
-if TYPE_CHECKING:
-    from vasuki.hf.loading.load_model import LoadedModel
 
 
 def main() -> None:
@@ -102,11 +98,7 @@ class Replica:
     def __init__(self, driver: Driver, setup: Setup) -> None:
         self.driver = driver
         self.setup = setup
-        self.config = setup.config
         self.started_s = time.perf_counter()
-        self.stolen = StolenTime()
-        self.load_s = 0.0
-        self.machine: MachineProfile | None = None  # that this replica has planned for
 
     def run(self) -> None:
         """Load, plan if asked to, and run rows.
@@ -114,45 +106,34 @@ class Replica:
         Raises:
             VasukiError: as a run on one device does.
         """
-        loaded, self.load_s = load(self.config, self.setup.model_fingerprint)
+        job = self.setup.job
+        loaded, load_s = load(job)
+        device = Device(job, loaded, load_s, self.started_s)
         self.driver.send(Ready(loaded.device_name, loaded.max_context, loaded.vocab_size))
         message = self.driver.wait()
         if isinstance(message, Foresee):
-            self.driver.send(self._foresee(loaded, message))
+            self.driver.send(self._foresee(device, message.lengths))
             message = self.driver.wait()
         if isinstance(message, Begin):
-            self._generate(loaded, message.foreseen)
+            device.begin(message.foreseen)
+            self._generate(device)
 
-    def _foresee(self, loaded: LoadedModel, asked: Foresee) -> Foreseen:
-        placement = placed_as_loaded(self.config, loaded, tokens_of(asked.lengths))
-        self.machine = placement.machine
+    def _foresee(self, device: Device, lengths: Lengths) -> Foreseen:
+        placement = device.place(tokens_of(lengths))
         planned = partial(placement.plan, layout=Layout(data_parallel=self.setup.replicas))
-        return Foreseen(plan_for(asked.lengths, planned), placement.shape, placement.profile)
+        return Foreseen(plan_for(lengths, planned), placement.shape, placement.profile)
 
-    def _generate(self, loaded: LoadedModel, foreseen: Foreseen) -> None:
-        from vasuki.hf.device.energy import EnergyMeter
-
-        energy = EnergyMeter(loaded.device)
-        computation = Computation(self.config, loaded, foreseen.plan, foreseen.shape, foreseen.profile)
-        rows = RowsOnLoan(self.driver, computation.scheduler, loaded.tokenizer.decode)
+    def _generate(self, device: Device) -> None:
+        rows = RowsOnLoan(self.driver, device.scheduler, device.loaded.tokenizer.decode)
         try:
-            computation.compute(rows, rows, rows.steps.append, rows.should_stop)
+            device.compute(rows, rows, rows.steps.append, rows.should_stop)
         except Interrupted:
             if not rows.is_stopped:
                 raise
         rows.last_words()
-        computation.end(self.machine, self.stolen.share)
-        manifest = computation.manifest(
-            self.setup.config_hash,
-            self.setup.input_fingerprint,
-            self.started_s,
-            self.load_s,
-            Bounds(),  # are for all replicas together
-            rows.num_tokens,
-            energy.energy_j,
-            self.stolen.share,
-        )
-        self.driver.send(Over(manifest, computation.done.sums, computation.prediction.whole_pace))
+        device.end()
+        manifest = device.manifest(Bounds(), rows.num_tokens)  # bounds are for all replicas together
+        self.driver.send(Over(manifest, device.done.sums, device.prediction.whole_pace))
 
 
 if __name__ == "__main__":

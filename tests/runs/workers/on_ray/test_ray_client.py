@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import test_replicas
-from test_replicas import answers, children, count_parts, job_into
+import replicas_job
+from replicas_job import answers, children, count_parts, job_into
 
 from vasuki.base.config import load_job
 from vasuki.base.errors import Interrupted
@@ -78,7 +78,7 @@ def test_answers_are_those_of_one_device(tmp_path: Path, tiny_model: Path) -> No
 def test_a_server_that_goes_away_is_one_line_and_the_rows_stay(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(test_replicas, "NUM_ROWS", 6000)
+    monkeypatch.setattr(replicas_job, "NUM_ROWS", 6000)
     job = job_into(tmp_path / "job", tiny_model)
     with started_head() as (head, address):
         command = [sys.executable, "-m", "vasuki", "run", str(job), "--quiet", "--set", "engine.device=cpu"]

@@ -17,7 +17,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
-from test_replicas import NUM_ROWS, QUIET, answers, job_into
+from ray_nodes import two_nodes
+from replicas_job import NUM_ROWS, answers, job_into
 
 from vasuki.base import commits
 from vasuki.base.config import load_job
@@ -30,7 +31,6 @@ from vasuki.runs.workers.driver import MOST_STARTS
 from vasuki.runs.workers.messages import Setup, ToDriver
 from vasuki.runs.workers.ray import run as cluster_run
 from vasuki.runs.workers.ray.nodes import Nodes
-from vasuki.runs.workers.ray.run import run_on_ray
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -44,21 +44,14 @@ with warnings.catch_warnings():
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray's
 
 
+def on(address: str) -> RunOptions:
+    return RunOptions(quiet=True, cluster=address)
+
+
 @pytest.fixture
 def cluster() -> Iterator[Any]:
-    """A head without processors, and two nodes with one each."""
-    cluster = Cluster()
-    cluster.add_node(num_cpus=0)
-    cluster.workers = [cluster.add_node(num_cpus=1) for _ in range(2)]
-    yield cluster
-    cluster.shutdown()
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> pa.Table:
-    job = job_into(tmp_path_factory.mktemp("one") / "job", tiny_model)
-    run_job(load_job(str(job)), RunOptions(quiet=True))
-    return answers(job)
+    with two_nodes() as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -84,7 +77,7 @@ def strike_at(monkeypatch: pytest.MonkeyPatch, messages: int, strike: Callable[[
 
 
 def test_answers_are_those_of_one_device(cluster: Any, job: Path, expected: pa.Table) -> None:
-    manifest = run_on_ray(load_job(str(job)), cluster.address, QUIET).manifest
+    manifest = run_job(load_job(str(job)), on(cluster.address)).manifest
     assert answers(job).equals(expected)
     assert manifest.rows.succeeded == NUM_ROWS
     assert manifest.device["replicas"] == 2
@@ -94,7 +87,7 @@ def test_an_actor_that_is_killed_is_started_again(
     cluster: Any, job: Path, expected: pa.Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     strike_at(monkeypatch, 8, lambda there: there.kill(0))
-    run_on_ray(load_job(str(job)), cluster.address, QUIET)
+    run_job(load_job(str(job)), on(cluster.address))
     assert "replica 0 has died and is started again" in caplog.text
     assert answers(job).equals(expected)
 
@@ -122,7 +115,7 @@ def test_a_node_that_leaves_costs_no_row_and_prints_nothing(
         remove(cluster, node, replicas)
 
     strike_at(monkeypatch, 4, strike)
-    run_on_ray(load_job(str(job)), cluster.address, QUIET)
+    run_job(load_job(str(job)), on(cluster.address))
     assert "replica 0 has gone with its machine" in caplog.text
     assert "Ray: " in caplog.text
     assert capsys.readouterr().out == ""
@@ -142,7 +135,7 @@ def test_a_job_whose_only_node_leaves_goes_on_with_one_that_joins(
 
     strike_at(monkeypatch, 4, strike)
     try:
-        run_on_ray(load_job(str(job)), cluster.address, QUIET)
+        run_job(load_job(str(job)), on(cluster.address))
     finally:
         cluster.shutdown()
     assert "replica 0 has gone with its machine" in caplog.text
@@ -182,8 +175,9 @@ def test_a_cluster_that_cannot_run_a_job_is_told_in_one_line(
 
         def elsewhere(setup: Setup, path: Path = path) -> Setup:
             setup = on_any_node(setup)
-            model = setup.config.model.model_copy(update={"path": str(path)})
-            return replace(setup, config=setup.config.model_copy(update={"model": model}))
+            config = setup.job.config
+            model = config.model.model_copy(update={"path": str(path)})
+            return replace(setup, job=replace(setup.job, config=config.model_copy(update={"model": model})))
 
         with monkeypatch.context() as patch:
             patch.setattr(actors, "_on_any_node", elsewhere)
@@ -201,7 +195,7 @@ def another_model(job: Path, folder: Path) -> Path:
 
 
 def test_one_replica_is_one_and_what_is_unsaid_is_all(cluster: Any, job: Path, expected: pa.Table) -> None:
-    manifest = run_on_ray(load_job(str(job), ["engine.replicas=1"]), cluster.address, QUIET).manifest
+    manifest = run_job(load_job(str(job), ["engine.replicas=1"]), on(cluster.address)).manifest
     assert manifest.device["replicas"] == 1
     assert answers(job).equals(expected)
 
@@ -210,19 +204,19 @@ def test_a_deadline_that_will_not_hold_is_told(
     cluster: Any, job: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("vasuki.runs.observers.deadline.LOOK_EVERY_S", 0.0)
-    run_on_ray(load_job(str(job)), cluster.address, RunOptions(quiet=True, deadline_s=1.0))
+    run_job(load_job(str(job)), RunOptions(quiet=True, deadline_s=1.0, cluster=cluster.address))
     assert caplog.text.count("--deadline 1.0 s will be missed") == 1
 
 
 def test_no_cluster_there(job: Path) -> None:
     with pytest.raises(JobFileError, match="no Ray cluster there"):
-        run_on_ray(load_job(str(job)), "ray://127.0.0.1:9", QUIET)
+        run_job(load_job(str(job)), on("ray://127.0.0.1:9"))
 
 
 def test_no_cluster_where_the_environment_says(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     with pytest.raises(JobFileError, match=r"--on ray \(RAY_ADDRESS=127.0.0.1:9\): no Ray cluster there"):
-        run_on_ray(load_job(str(job)), "ray", QUIET)
+        run_job(load_job(str(job)), on("ray"))
 
 
 @contextmanager
@@ -259,7 +253,7 @@ def test_replicas_wait_for_room_and_say_so(
             return receive(self, timeout_s)
 
         monkeypatch.setattr(Actors, "receive", received)
-        run_on_ray(load_job(str(job), ["engine.device=auto"]), cluster.address, QUIET)
+        run_job(load_job(str(job), ["engine.device=auto"]), on(cluster.address))
     assert "2 of 2 replicas have not started after 1.0 s: each needs 1 CPU, and of 2 in the Ray cluster 0 are free" in (
         caplog.text
     )
@@ -280,7 +274,7 @@ def test_a_replica_whose_node_is_taken_moves_to_a_spare_one(
 
     monkeypatch.setattr(cluster_run, "Nodes", BusyFirst)
     with taken(cluster, busy):
-        run_on_ray(load_job(str(job), ["engine.replicas=1"]), cluster.address, QUIET)
+        run_job(load_job(str(job), ["engine.replicas=1"]), on(cluster.address))
     assert answers(job).equals(expected)
 
 
@@ -293,6 +287,6 @@ def test_an_actor_that_dies_of_an_error_says_which_and_is_not_started_for_ever(
 ) -> None:
     monkeypatch.setattr(actors, "_on_any_node", lambda setup: Unknown())
     with pytest.raises(Interrupted, match=f"every replica has died {MOST_STARTS} times"):
-        run_on_ray(load_job(str(job), ["engine.replicas=1"]), cluster.address, QUIET)
+        run_job(load_job(str(job), ["engine.replicas=1"]), on(cluster.address))
     said = re.findall("replica 0: .*No module named 'test_ray_cluster'\n", caplog.text)
     assert len(said) == MOST_STARTS

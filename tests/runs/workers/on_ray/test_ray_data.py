@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from test_replicas import NUM_ROWS, answers, job_into
+from replicas_job import NUM_ROWS, answers, job_into
 
 import vasuki.ray
 from vasuki.base.config import load_job

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_replicas
+import replicas_job
 import yaml
+from replicas_job import answers, job_into
 from test_ray_client import RAY, free_port
-from test_replicas import answers, job_into
 
 from vasuki.base.config import load_job
 from vasuki.runs.options import RunOptions
@@ -65,7 +65,7 @@ def has_mark(pid: int, mark: str) -> bool:
 @pytest.fixture
 def nightly(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A job of a minute, as `nightly.yaml`."""
-    monkeypatch.setattr(test_replicas, "NUM_ROWS", 2000)
+    monkeypatch.setattr(replicas_job, "NUM_ROWS", 2000)
     job = job_into(tmp_path / "job", tiny_model)
     shutil.copy(job, tmp_path / "nightly.yaml")
     return job

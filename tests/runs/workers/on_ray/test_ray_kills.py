@@ -20,28 +20,25 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from test_replicas import answers, children, count_parts, is_stopped_amid_rows, job_into
+from ray_nodes import two_nodes
+from replicas_job import answers, children, count_parts, is_stopped_amid_rows, job_into
 
-from vasuki.base.config import load_job
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import read_manifest
-from vasuki.runs.options import RunOptions
-from vasuki.runs.run import run_job
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
 
 KILLS = int(os.environ.get("VASUKI_RAY_KILLS", "3"))
 PROGRAM = """
 import sys
 from vasuki.base import commits
 from vasuki.base.config import load_job
-from vasuki.runs.workers.ray.run import run_on_ray
 from vasuki.runs.options import RunOptions
+from vasuki.runs.run import run_job
 commits.COMMIT_S = 0.02
-run_on_ray(load_job(sys.argv[1]), sys.argv[2], RunOptions(quiet=True))
+run_job(load_job(sys.argv[1]), RunOptions(quiet=True, cluster=sys.argv[2]))
 """
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray's
@@ -49,19 +46,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray's
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head without processors, and two nodes with one each."""
-    cluster = Cluster()
-    cluster.add_node(num_cpus=0)
-    cluster.workers = [cluster.add_node(num_cpus=1) for _ in range(2)]
-    yield cluster
-    cluster.shutdown()
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> pa.Table:
-    job = job_into(tmp_path_factory.mktemp("one") / "job", tiny_model)
-    run_job(load_job(str(job)), RunOptions(quiet=True))
-    return answers(job)
+    with two_nodes() as cluster:
+        yield cluster
 
 
 def start_driver(job: Path, cluster: Any) -> subprocess.Popen[bytes]:

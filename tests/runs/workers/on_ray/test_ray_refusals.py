@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from test_replicas import job_into
+from replicas_job import job_into
 
 import vasuki.ray
 from vasuki.base.errors import JobFileError

@@ -62,8 +62,9 @@ class ReplicaThread:
         log.setLevel(logging.WARNING)
         try:
             setup.share.enter()
-            if model_fingerprint(setup.config.model) != setup.model_fingerprint:
-                raise ModelError(f"model {setup.config.model.path} differs from the driver's")
+            job = setup.job
+            if model_fingerprint(job.config.model) != job.model_fingerprint:
+                raise ModelError(f"model {job.config.model.path} differs from the driver's")
             Replica(self, setup).run()
         except VasukiError as error:
             self.send(Failed(type(error)(f"{error} (on node {host})")))

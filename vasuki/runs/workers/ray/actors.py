@@ -269,8 +269,10 @@ def _reason(error: RayError) -> str:
 
 def _on_any_node(setup: Setup) -> Setup:
     """With the place of the model as nodes find it, and the device that Ray gives."""
-    model, engine = setup.config.model, setup.config.engine
+    config = setup.job.config
+    model, engine = config.model, config.engine
     if (folder := Path(model.path).expanduser()).is_dir():
         model = model.model_copy(update={"path": os.path.abspath(folder)})
     engine = engine.model_copy(update={"device": "cuda" if setup.share.gpu else "cpu"})
-    return replace(setup, config=setup.config.model_copy(update={"model": model, "engine": engine}))
+    config = config.model_copy(update={"model": model, "engine": engine})
+    return replace(setup, job=replace(setup.job, config=config))

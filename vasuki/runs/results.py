@@ -1,0 +1,109 @@
+"""What comes back from the workers of a run: rows that end go to the output, the tokens of the others to the journal,
+steps to traces and to the observers."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from vasuki.base.errors import Interrupted
+from vasuki.engine.sequence import Request, Sequence
+from vasuki.io.output.journal import Journal
+from vasuki.io.output.parts import PartWriter
+from vasuki.io.output.trace import StepRecord, TraceWriter
+from vasuki.runs.observers.deadline import Deadline
+from vasuki.runs.observers.metrics import RunMetrics
+from vasuki.runs.observers.progress import Progress, Standing, busy_with
+from vasuki.runs.opening import OpenJob
+from vasuki.runs.rows.rows import Rows
+
+
+class Results:
+    """Takes them, in a `with` statement, at whose end everything is written.
+
+    Args:
+        job: opened.
+        rows: of the run.
+        writer: of parts.
+        journal: of the rows in flight.
+        decode: output text of a finished sequence.
+        ask: asks workers how far the rows are that they have begun, which is told by `note`.
+        standing: how the workers stand.
+        workers: how many, at first.
+
+    Attributes:
+        sink: takes rows that end.
+        traces: one for each worker.
+    """
+
+    def __init__(
+        self,
+        job: OpenJob,
+        rows: Rows,
+        writer: PartWriter,
+        journal: Journal,
+        decode: Callable[[Sequence], str],
+        ask: Callable[[], None],
+        standing: Callable[[], Standing],
+        workers: int,
+    ) -> None:
+        self._folder = job.folder
+        self._quiet = job.options.quiet
+        self._writer = writer
+        self._journal = journal
+        self._standing = standing
+        self.traces = [TraceWriter(place) for place in self._folder.traces(workers)]
+        self.sink = rows.sink(writer, decode, ask)
+        self._progress = Progress(rows.to_answer, lambda: self.sink.written.rows, standing, self._quiet)
+        self._deadline = Deadline(job.options.deadline_s, job.started_s, lambda: standing().left_s)
+        metrics = job.options.metrics
+        self._metrics = RunMetrics(metrics, rows.to_answer, self.sink) if metrics else None
+
+    def joined(self, worker: int) -> None:
+        """There is a worker of this number, which may be new."""
+        for later in range(len(self.traces), worker + 1):
+            self.traces.append(TraceWriter(self._folder.traces(later + 1)[later]))
+
+    def started(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """The requests as they go to a worker."""
+        return self._journal.started(requests)
+
+    def step(self, step: StepRecord, worker: int = 0) -> None:
+        """A worker has made a step."""
+        self.traces[worker].record(step)
+        self._progress.count(step)
+        if self._metrics:
+            self._metrics.count(step)
+
+    def look(self, now_s: float) -> None:
+        """Show how the run stands, if it is time; `now_s` is the clock by which rows are committed."""
+        self._deadline.look(time.perf_counter())
+        self._progress.look()
+        if self._metrics:
+            self._metrics.look(self._standing(), now_s - self._writer.committed_s)
+
+    def note(self, rows: Iterable[Sequence]) -> None:
+        """Note how far all rows are that have begun. The trace comes last, so that it has no step whose tokens the
+        journal lacks."""
+        self._journal.write(itertools.chain(self.sink.incomplete(), rows))
+        durable_rows = self._writer.committed.rows if len(self.traces) == 1 else 0  # of whom, nobody knows
+        for trace in self.traces:
+            trace.flush(durable_rows)
+
+    def __enter__(self) -> Results:
+        self._deadline.look(time.perf_counter())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not issubclass(kind, Interrupted):
+            self._journal.close()
+        self._progress.close()
+        try:
+            with busy_with("writing the last rows", self._quiet):
+                self.sink.close()
+        finally:
+            if self._metrics:
+                self._metrics.close()
+            for trace in self.traces:
+                trace.close()
