@@ -120,6 +120,7 @@ def _lengths(rows: int, short: int, every_s: float, kind: str) -> Lengths:
         np.concatenate([np.zeros(rows), every_s * np.arange(1, short + 1)]),
         outputs,
         priority=np.where(shares == TENTH, 1.0, 0.0) if kind == "urgent" else None,
+        known=True,
     )
 
 

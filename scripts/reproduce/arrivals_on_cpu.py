@@ -154,7 +154,7 @@ def prepared(name: str, placement: Placement, rows: Lengths, batch_tokens: int) 
     system = SYSTEMS[name]
     chunk_tokens = "auto" if system.step_tokens is None else batch_tokens + MOST_RUNNING
     placement = placement.with_engine(policy=system.policy, chunk_tokens=chunk_tokens)
-    plan = placement.plan(Lengths(rows.prompt_tokens, rows.output_tokens, np.zeros(len(rows)), rows.max_tokens))
+    plan = placement.plan(replace(rows, arrived_at_s=np.zeros(len(rows)), known=True))
     gathering = system.gathering.model_copy(update={"batch_tokens": batch_tokens})
     if system.gathers:
         limits = replace(plan.settings.limits, lookahead=gathering.batch_rows + 1)

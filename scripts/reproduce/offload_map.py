@@ -17,13 +17,13 @@ import itertools
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vasuki.base.config import Column, EngineConfig, KVConfig, PlanConfig
+from vasuki.base.config import EngineConfig, KVConfig
 from vasuki.engine.offload import OffloadMode
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.memory_budget import memory_budget
@@ -219,12 +219,12 @@ def ahead_change(job: AheadJob, rows: int, shape: ModelShape) -> AheadChange:
     if job.lengths is not None:
         prompt, output = job.lengths
         lengths = Lengths(np.full(rows, prompt), np.full(rows, output))
-    config = PlanConfig(output_length=Column(column="recorded")) if job.known else PlanConfig()
+    lengths = replace(lengths, known=job.known)
     memory: dict[str, Any] = {} if job.kv_gib is None else {"device_memory": int(job.kv_gib * GIB)}
 
     def plan(offload: str) -> Plan:
         kv = KVConfig.model_validate({"host_memory": HOST_BYTES, "offload": offload, **memory})
-        return make_plan(lengths, shape, profile, plan=config, kv=kv)
+        return make_plan(lengths, shape, profile, kv=kv)
 
     auto = plan("auto")
     asked = plan("ahead").makespan_s / auto.makespan_s - 1
@@ -456,7 +456,7 @@ def _simulated(
 ) -> Simulated:
     kv = KVConfig(offload=mode or "auto", device_memory=kv_bytes, host_memory=HOST_BYTES)
     engine = EngineConfig.model_validate({"policy": policy})
-    plan = make_plan(job, shape, profile, plan=PlanConfig(), engine=engine, kv=kv)
+    plan = make_plan(job, shape, profile, engine=engine, kv=kv)
     return simulate_plan(plan, job, shape, profile)
 
 

@@ -21,12 +21,12 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from vasuki.base.config import Column, EngineConfig, PlanConfig
+from vasuki.base.config import EngineConfig, PlanConfig
 from vasuki.base.units import duration
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
@@ -37,7 +37,7 @@ from vasuki.planner.simulated import Simulated, simulate_plan
 MODEL = "llama-3-8b"
 CARDS = ("a10", "a40", "rtx4090")
 CONTEXT = 4096
-LEARNED, MAXIMUM, KNOWN = (PlanConfig(output_length=length) for length in ("auto", "max", Column(column="recorded")))
+LEARNED, MAXIMUM = PlanConfig(), PlanConfig(output_length="max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,13 @@ class Entry:
     name: str
     policy: str
     plan: PlanConfig = LEARNED
+    known: bool = False  # outputs are
     tuned: bool = False  # with the step size of vasuki's plan
 
 
 ENTRIES = (
     Entry("vasuki", "vasuki"),
-    Entry("vasuki, known", "vasuki", KNOWN),
+    Entry("vasuki, known", "vasuki", known=True),
     Entry("vasuki, max", "vasuki", MAXIMUM),
     Entry("sarathi", "sarathi"),
     Entry("sarathi, tuned", "sarathi", tuned=True),
@@ -88,6 +89,7 @@ def run(lengths: Lengths, card: str, entry: Entry, chunk_tokens: int | None) -> 
     """Plan and simulate one line. `chunk_tokens` is used by tuned entries."""
     shape, profile = named_shape(MODEL), find_profile(card)
     engine = EngineConfig(policy=entry.policy, chunk_tokens=(chunk_tokens if entry.tuned else None) or "auto")
+    lengths = replace(lengths, known=entry.known)
     plan = make_plan(lengths, shape, profile, plan=entry.plan, engine=engine)
     return simulate_plan(plan, lengths, shape, profile, plan_config=entry.plan)
 

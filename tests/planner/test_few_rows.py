@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from vasuki.base.config import Column, KVConfig, PlanConfig
+from vasuki.base.config import KVConfig, PlanConfig
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
 from vasuki.planner import make_plan
@@ -22,16 +23,17 @@ milp = pytest.importorskip("vasuki_solvers.milp")
 
 LLAMA = named_shape("llama-3-8b")
 A10 = find_profile("a10")
-KNOWN = PlanConfig(output_length=Column(column="recorded"))
+GREEDY = PlanConfig(solver="greedy")
 
 
 def twelve(longest: int, seed: int = 0) -> Lengths:
     """Twelve rows, whose outputs are of very different lengths."""
     random = np.random.default_rng(seed)
-    return Lengths(random.integers(longest // 10, longest, 12), random.integers(longest // 10, longest, 12))
+    prompts, outputs = (random.integers(longest // 10, longest, 12) for _ in range(2))
+    return Lengths(prompts, outputs, known=True)
 
 
-def crowded(job: Lengths, plan: PlanConfig = KNOWN) -> Plan:
+def crowded(job: Lengths, plan: PlanConfig | None = None) -> Plan:
     """A plan with memory for about three rows at a time."""
     kv_tokens = 3 * int((job.prompt_tokens + job.output_tokens).mean())
     return make_plan(
@@ -54,13 +56,13 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_a_better_order_is_looked_for_once_within_a_twentieth_of_the_job(limits: list[float]) -> None:
     job = twelve(2000, seed=1)
-    greedy = crowded(job, KNOWN.model_copy(update={"solver": "greedy"}))
+    greedy = crowded(job, GREEDY)
     plan = crowded(job)
     (limit_s,) = limits
     assert 0 < limit_s < PLANNING_SHARE * greedy.makespan_s
     assert plan.solver == "milp"
     assert plan.makespan_s < greedy.makespan_s
-    assert simulate_plan(plan, job, LLAMA, A10, plan_config=KNOWN).result.makespan_s == plan.makespan_s
+    assert simulate_plan(plan, job, LLAMA, A10).result.makespan_s == plan.makespan_s
     assert len(limits) == 1, "the run takes over what was found"
 
 
@@ -73,16 +75,18 @@ def test_a_short_job_has_no_time_for_the_exact_solver(limits: list[float]) -> No
 
 
 def test_nothing_is_looked_for_where_the_bound_is_met(limits: list[float]) -> None:
-    job = Lengths(np.full(12, 10), np.array([2000] + [100] * 11))
-    plan = make_plan(job, LLAMA, A10, plan=KNOWN)
+    job = Lengths(np.full(12, 10), np.array([2000] + [100] * 11), known=True)
+    plan = make_plan(job, LLAMA, A10)
     assert plan.optimal
     assert (plan.solver, plan.order) == ("greedy", ())
     assert not limits
 
 
-@pytest.mark.parametrize("plan", [PlanConfig(), KNOWN.model_copy(update={"solver": "greedy"})])
-def test_unknown_lengths_and_other_solvers_are_left_alone(plan: PlanConfig, limits: list[float]) -> None:
-    assert crowded(twelve(1000), plan).order == ()
+@pytest.mark.parametrize(("known", "plan"), [(False, None), (True, GREEDY)])
+def test_unknown_lengths_and_other_solvers_are_left_alone(
+    known: bool, plan: PlanConfig | None, limits: list[float]
+) -> None:
+    assert crowded(replace(twelve(1000), known=known), plan).order == ()
     assert not limits
 
 

@@ -19,7 +19,6 @@ TREE = {
     "model": {"shape": "llama-3-8b"},
     "input": {"path": "-", "prompt_token_ids": "-"},
     "output": {"path": "-"},
-    "plan": {"output_length": {"column": "-"}},
     "engine": {"chunk_tokens": 512},
     "kv": {"offload": "none"},
 }
@@ -29,8 +28,8 @@ TREE = {
 def workload(rows: int = 100, at_most: bool = False) -> Workload:
     random = np.random.default_rng(5)
     outputs = np.full(rows, 300) if at_most else random.integers(50, 400, rows)
-    config = parse_job(TREE | ({"plan": {}} if at_most else {}))
-    return Workload(config, named_shape("llama-3-8b"), Lengths(random.integers(100, 900, rows), outputs))
+    lengths = Lengths(random.integers(100, 900, rows), outputs, known=not at_most)
+    return Workload(parse_job(TREE), named_shape("llama-3-8b"), lengths)
 
 
 def chosen(

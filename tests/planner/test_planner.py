@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vasuki.base.config import Column, CostConfig, EngineConfig, KVConfig, PlanConfig
+from vasuki.base.config import CostConfig, EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import InputError, JobFileError, ModelError
 from vasuki.engine.policy import Mixing
 from vasuki.machines.cost_model import CostModel
@@ -25,7 +25,6 @@ LLAMA = named_shape("llama-3-8b")
 SMALL = replace(LLAMA, num_layers=8)
 A10 = find_profile("a10")
 LINE = 160  # characters of a reason
-KNOWN = PlanConfig(output_length=Column(column="recorded"))
 
 
 def lengths_of(rows: int, prompt: float = 800, output: float = 120, seed: int = 0) -> Lengths:
@@ -150,7 +149,7 @@ def test_what_is_given_is_kept() -> None:
 
 def test_known_lengths_are_worth_something() -> None:
     lengths = lengths_of(200, 300, 200)
-    known = make_plan(lengths, LLAMA, A10, plan=KNOWN)
+    known = make_plan(replace(lengths, known=True), LLAMA, A10)
     learned = make_plan(lengths, LLAMA, A10)
     assert known.makespan_s < learned.makespan_s
     assert known.lower_bound_s == learned.lower_bound_s
@@ -159,13 +158,13 @@ def test_known_lengths_are_worth_something() -> None:
 
 def test_optimal_is_said_only_of_what_was_proved() -> None:
     pytest.importorskip("highspy")
-    few = Lengths(np.full(6, 50), np.array([40, 30, 30, 20, 10, 10]))
-    plan = make_plan(few, LLAMA, A10, plan=KNOWN)
+    few = Lengths(np.full(6, 50), np.array([40, 30, 30, 20, 10, 10]), known=True)
+    plan = make_plan(few, LLAMA, A10)
     assert plan.solver == "greedy", "it meets the bound, so that nothing is left to find"
     assert plan.optimal
-    assert simulate_plan(plan, few, LLAMA, A10, plan_config=KNOWN).result.stats.steps == 40
-    assert not make_plan(few, LLAMA, A10).optimal, "lengths are not known"
-    assert not make_plan(lengths_of(100), LLAMA, A10, plan=KNOWN).optimal
+    assert simulate_plan(plan, few, LLAMA, A10).result.stats.steps == 40
+    assert not make_plan(replace(few, known=False), LLAMA, A10).optimal, "lengths are not known"
+    assert not make_plan(replace(lengths_of(100), known=True), LLAMA, A10).optimal
 
 
 # --- shared prefixes --------------------------------------------------------------------------------------------------
@@ -307,16 +306,16 @@ def test_streamed_blocks_are_large_unless_the_job_says_otherwise() -> None:
 
 def test_prompts_are_computed_ahead_where_the_job_asks_for_it() -> None:
     """Two waves of long prompts: those of the second one are computed while the first has yet to grow."""
-    rows = Lengths(np.full(34, 2000), np.full(34, 400))
-    plan = make_plan(rows, LLAMA, A10, plan=KNOWN, kv=KVConfig(offload="ahead"))
+    rows = Lengths(np.full(34, 2000), np.full(34, 400), known=True)
+    plan = make_plan(rows, LLAMA, A10, kv=KVConfig(offload="ahead"))
     assert plan.offload.mode == "ahead"
     assert plan.offload.prefills_ahead
     assert "prompts are computed ahead" in plan.offload.reason
     assert len(plan.offload.reason) <= LINE
-    auto = make_plan(rows, LLAMA, A10, plan=KNOWN)
+    auto = make_plan(rows, LLAMA, A10)
     assert not auto.offload.prefills_ahead
     assert plan.makespan_s < 0.995 * auto.makespan_s
-    run = simulate_plan(plan, rows, LLAMA, A10, plan_config=KNOWN)
+    run = simulate_plan(plan, rows, LLAMA, A10)
     assert run.to_dict()["kv"]["prefilled_ahead"] > 9
     assert run.result.makespan_s == plan.makespan_s
 
@@ -384,18 +383,18 @@ def test_cpu_profiles_are_planned_alike() -> None:
 
 def test_no_more_rows_run_than_end_with_the_longest() -> None:
     """Memory holds all 64 at once, but then the longest goes on in tiny batches."""
-    lengths, card = Lengths(np.full(64, 100), np.array([400] * 4 + [140] * 60)), find_profile("cpu")
-    plan = make_plan(lengths, SMALL, card, plan=KNOWN)
+    lengths, card = Lengths(np.full(64, 100), np.array([400] * 4 + [140] * 60), known=True), find_profile("cpu")
+    plan = make_plan(lengths, SMALL, card)
     assert plan.max_num_seqs < 64
-    all_at_once = make_plan(lengths, SMALL, card, plan=KNOWN, engine=EngineConfig(max_num_seqs=64))
+    all_at_once = make_plan(lengths, SMALL, card, engine=EngineConfig(max_num_seqs=64))
     assert plan.makespan_s < all_at_once.makespan_s
 
 
 def test_fewer_rows_run_only_where_that_saves_more_than_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths, card = Lengths(np.full(64, 100), np.array([400] * 8 + [250] * 56)), find_profile("cpu")
-    plan = make_plan(lengths, SMALL, card, plan=KNOWN)
+    lengths, card = Lengths(np.full(64, 100), np.array([400] * 8 + [250] * 56), known=True), find_profile("cpu")
+    plan = make_plan(lengths, SMALL, card)
     monkeypatch.setattr(one_device, "NOISE", 0.0)
-    fewer = make_plan(lengths, SMALL, card, plan=KNOWN)
+    fewer = make_plan(lengths, SMALL, card)
     assert fewer.max_num_seqs < 64 <= plan.max_num_seqs
     assert 0.98 * plan.makespan_s < fewer.makespan_s < plan.makespan_s
 

@@ -34,9 +34,13 @@ def test_replicas_take_leases_and_end_together(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Leases, "take", noted)
     monkeypatch.setattr(simulated, "simulate_replicas", kept)
-    lengths, shape, profile = read_lengths("jobs/compare/summarise.csv"), named_shape("llama-3-8b"), find_profile("a10")
+    lengths, shape, profile = (
+        read_lengths("jobs/compare/summarise.csv", known=True),
+        named_shape("llama-3-8b"),
+        find_profile("a10"),
+    )
     tree = {"model": {"shape": shape.name}, "input": {"path": "-", "prompt_token_ids": "-"}, "output": {"path": "-"}}
-    config, layout = parse_job(tree | {"plan": {"output_length": {"column": "-"}}}), Layout(data_parallel=4)
+    config, layout = parse_job(tree), Layout(data_parallel=4)
     plan = plan_parallel(lengths, shape, profile, config, layout)
     played = simulate_plan(plan, lengths, shape, profile, plan_config=config.plan)
     assert sorted(handed) == list(range(len(lengths)))

@@ -297,6 +297,11 @@ class PlanConfig(_Section):
     plan within it is taken, and parts are committed at least as often. With `auto`, a slower plan is taken only if it
     ends sooner after a kill."""
 
+    @property
+    def length_column(self) -> str:
+        """The input column that says how long outputs become; empty where none does."""
+        return self.output_length.column if isinstance(self.output_length, Column) else ""
+
 
 class EngineConfig(_Section):
     """How steps are formed and executed."""

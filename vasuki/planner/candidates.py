@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from vasuki.base.config import Column, EngineConfig, KVConfig, PlanConfig
+from vasuki.base.config import EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import JobFileError, ModelError
 from vasuki.engine.policy import Mixing, Policy, find_policy
 from vasuki.engine.settings import MOST_SEQS, EngineSettings, Limits
@@ -60,15 +60,10 @@ class Problem:
         return policy if self.shape.in_blocks else replace(policy, shares_prefixes=False)
 
     @property
-    def known(self) -> bool:
-        """Whether outputs are known beforehand."""
-        return isinstance(self.plan.output_length, Column)
-
-    @property
     def seeks_best_order(self) -> bool:
         """Whether a better order is looked for once a candidate is chosen (`few_rows`); greedy's serves until then."""
         few = 1 < len(self.lengths) <= MILP_ROWS
-        return few and self.known and self.policy.ordered and self.plan.solver in ("auto", "milp")
+        return few and self.lengths.known and self.policy.ordered and self.plan.solver in ("auto", "milp")
 
     @property
     def block_tokens(self) -> int:

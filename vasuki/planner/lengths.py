@@ -63,6 +63,7 @@ class Lengths:
         prefixes: what rows begin with that others begin with too; None where prompts are not known.
         priority: `[rows]` the highest goes first; None where all are alike.
         deadline_s: `[rows]` seconds from a row's arrival by which it should have ended; None where no row has one.
+        known: whether a run is told `output_tokens` beforehand.
     """
 
     prompt_tokens: Ints
@@ -72,6 +73,7 @@ class Lengths:
     prefixes: Prefixes | None = None
     priority: Floats | None = None
     deadline_s: Floats | None = None
+    known: bool = False
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -101,11 +103,20 @@ class Lengths:
         prefixes = self.prefixes and Prefixes(self.prefixes.token_ids, self.prefixes.of_row[rows])
         priority, deadline_s = (None if values is None else values[rows] for values in (self.priority, self.deadline_s))
         return Lengths(
-            self.prompt_tokens[rows], self.output_tokens[rows], None, self.limits[rows], prefixes, priority, deadline_s
+            self.prompt_tokens[rows],
+            self.output_tokens[rows],
+            None,
+            self.limits[rows],
+            prefixes,
+            priority,
+            deadline_s,
+            self.known,
         )
 
     def requests(self, known: bool = False) -> Iterator[Request]:
-        """A request for each row, in order. If lengths are `known`, the scheduler is told them as its estimate."""
+        """A request for each row, in order. If lengths are known, or `known` says so, the scheduler is told them as its
+        estimate."""
+        known = known or self.known
         limits, prefixes, arrivals = self.limits, self.prefixes, self.arrived_at_s
         for row in range(len(self)):
             limit = int(limits[row])
@@ -132,13 +143,14 @@ def is_lengths_file(path: str) -> bool:
     return PROMPT_COLUMN in header and OUTPUT_COLUMN in header
 
 
-def read_lengths(path: str | Path, priority: str = "", deadline: str = "") -> Lengths:
+def read_lengths(path: str | Path, priority: str = "", deadline: str = "", known: bool = False) -> Lengths:
     """Read a LENGTHS.csv.
 
     Args:
         path: of the file.
         priority: column of priorities, 0 where a cell is empty; none is read if empty.
         deadline: column of deadlines in seconds, no deadline where a cell is empty; likewise.
+        known: whether a run is told the lengths of outputs.
 
     Raises:
         InputError: it cannot be read, lacks a column or has no rows, or a value is not a length or a time.
@@ -188,6 +200,7 @@ def read_lengths(path: str | Path, priority: str = "", deadline: str = "") -> Le
         np.array(arrivals) if arrival is not None else None,
         priority=np.array(urgency[priority]) if priority else None,
         deadline_s=np.array(urgency[deadline]) if deadline else None,
+        known=known,
     )
     return _checked(path, lines, lengths)
 

@@ -141,7 +141,7 @@ def make_plan(
         simulated_requests=chosen.simulated_requests,
         shared_tokens=chosen.shared_tokens,
         source=profile.basis,
-        outputs_at_most=not problem.known and bool((job.output_tokens >= job.limits).all()),
+        outputs_at_most=not job.known and bool((job.output_tokens >= job.limits).all()),
         misfits=len(lengths) - len(job),
         misfit=misfit,
         error=known_error(profile),

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vasuki.base.arrays import Ints
-from vasuki.base.config import Column
 from vasuki.planner.candidates import Candidate, Problem
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.loss import Loss, RowWork, max_loss_s
@@ -51,21 +50,19 @@ class Prediction:
         return self.loss.mean_s > max_loss_s(problem.plan, self.makespan_s)
 
 
-def predict(
-    problem: Problem, candidate: Candidate, known: bool | None = None, found: Ordered | None = None
-) -> Prediction:
-    """Simulate the job, or a sample of it. known: as if outputs were, or were not. found: an order of the whole job."""
-    known = problem.known if known is None else known
+def predict(problem: Problem, candidate: Candidate, found: Ordered | None = None) -> Prediction:
+    """Simulate the job, or a sample of it. found: an order of the whole job."""
     job, settings, config = problem.lengths, candidate.settings, problem.plan
     most_rows = affordable_rows(problem, candidate)
     sample = job if len(job) <= most_rows else job.take(sample_rows(job, most_rows))
     solver: Solver = "greedy" if config.solver == "auto" or problem.seeks_best_order else config.solver
     found_order = tuple(found.order) if found else ()
     order = order_requests(
-        sample.requests(known or problem.policy.waves),  # whose batches are as large as memory was seen to hold
+        sample.requests(problem.policy.waves),  # whose batches are as large as memory was seen to hold
         settings,
         solver=found.solver if found else solver,
-        output_length=Column(column="recorded") if known and not problem.known else config.output_length,
+        known=job.known,
+        output_length=config.output_length,
         window_rows=config.window_rows,
         order=found_order,
     )
@@ -84,7 +81,7 @@ def predict(
         loss=seen.loss(config, missing * row_s, missing),
         result=result,
         solved=order.solved,
-        optimal=problem.known and not missing and order.solved.optimal and result.stats.steps == order.solved.steps,
+        optimal=job.known and not missing and order.solved.optimal and result.stats.steps == order.solved.steps,
         order=found_order,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vasuki.arrivals import Percentiles, WaitingTimes, admission_for
-from vasuki.base.config import ArrivalsConfig, Column, PlanConfig
+from vasuki.base.config import ArrivalsConfig, PlanConfig
 from vasuki.base.errors import JobFileError
 from vasuki.engine.loop import Observer
 from vasuki.engine.settings import EngineSettings
@@ -169,11 +169,12 @@ def simulate_plan(
         gathering = None
     layout = layout or plan.layout
     leased = layout.data_parallel > 1 and layout.pipeline_parallel == 1 and settings.policy.ordered
-    requests = lengths.requests(isinstance(config.output_length, Column) or settings.policy.waves)
+    requests = lengths.requests(settings.policy.waves)
     order = order_requests(
         requests,
         settings,
         solver=plan.solver,
+        known=lengths.known,
         output_length=config.output_length,
         window_rows=config.window_rows,
         order=plan.order,
@@ -259,9 +260,10 @@ def simulate_fleet(
     config, replicas = plan_config or PlanConfig(), sum(member.count for member in members)
     first = members[0]
     order = order_requests(
-        lengths.requests(isinstance(config.output_length, Column)),
+        lengths.requests(),
         first.plan.settings,
         solver=first.plan.solver,
+        known=lengths.known,
         output_length=config.output_length,
         window_rows=config.window_rows,
         replicas=replicas,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vasuki.base.config import Column
 from vasuki.models.layout import Layout
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
@@ -28,17 +27,16 @@ def cost_of_uncertainty(
         makespan_s: simulated with this plan, where it was.
         layout: over several devices.
     """
-    config = placement.config
-    if not plan.settings.policy.ordered or isinstance(config.plan.output_length, Column):
+    if not plan.settings.policy.ordered or lengths.known:
         return None
     if lengths.arrived_at_s is not None or (lengths.output_tokens >= lengths.limits).all():
         return None
     shape, profile = placement.shape, placement.profile
-    told_config = config.plan.model_copy(update={"output_length": Column(column="recorded")})
-    told = replace(placement, config=config.model_copy(update={"plan": told_config})).plan(lengths, layout)
-    told_s = simulate_plan(told, lengths, shape, profile, plan_config=told_config).plan.makespan_s
+    config, known = placement.config.plan, replace(lengths, known=True)
+    told = placement.plan(known, layout)
+    told_s = simulate_plan(told, known, shape, profile, plan_config=config).plan.makespan_s
     if makespan_s is None:
-        makespan_s = simulate_plan(plan, lengths, shape, profile, plan_config=config.plan).plan.makespan_s
+        makespan_s = simulate_plan(plan, lengths, shape, profile, plan_config=config).plan.makespan_s
     return max(0.0, makespan_s / told_s - 1)
 
 

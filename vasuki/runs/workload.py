@@ -89,7 +89,8 @@ def job_workload(config: JobConfig) -> Workload:
         vocab_size=shape.vocab_size,
     )
     with stream as requests, busy_if_slow("counting the tokens of prompts") as far:
-        lengths = lengths_of(first_rows(requests, COUNTED_REQUESTS, far, table.num_rows, keeps=False), table.num_rows)
+        first = first_rows(requests, COUNTED_REQUESTS, far, table.num_rows, keeps=False)
+        lengths = lengths_of(first, table.num_rows, bool(config.plan.length_column))
     for problem in table.unread:
         raise problem
     if not len(lengths):
@@ -99,8 +100,8 @@ def job_workload(config: JobConfig) -> Workload:
 
 def _recorded(config: JobConfig) -> Workload:
     """A job whose input is a LENGTHS.csv."""
-    source = config.input
-    return Workload(config, shape_of(config), read_lengths(source.path, source.priority, source.deadline))
+    source, known = config.input, bool(config.plan.length_column)
+    return Workload(config, shape_of(config), read_lengths(source.path, source.priority, source.deadline, known))
 
 
 def tokenizer_of(config: JobConfig) -> PromptEncoder:
@@ -145,10 +146,10 @@ def first_rows(
             return
 
 
-def lengths_of(requests: Iterable[Request], num_rows: int = 0) -> Lengths:
+def lengths_of(requests: Iterable[Request], num_rows: int = 0, known: bool = False) -> Lengths:
     """Lengths of requests that can run: prompts, what is expected of outputs, their limits, and what prompts share.
 
-    If they are the first of `num_rows` rows, the others are taken to go on like them.
+    If they are the first of `num_rows` rows, the others are taken to go on like them. `known`: as in `Lengths`.
     """
     rows: list[tuple[int, int, int]] = []
     urgency: list[tuple[float, float]] = []
@@ -176,6 +177,7 @@ def lengths_of(requests: Iterable[Request], num_rows: int = 0) -> Lengths:
         Prefixes(token_ids, of_row),
         priority if priority.any() else None,
         deadline_s if np.isfinite(deadline_s).any() else None,
+        known,
     )
     if not rows or rows_read >= num_rows:
         return lengths

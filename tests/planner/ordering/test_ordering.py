@@ -124,7 +124,7 @@ def test_long_rows_start_early_enough() -> None:
 
 def makespan_s(lengths: Lengths, solver: Solver) -> float:
     cost = CostModel(named_shape("llama-3-8b"), find_profile("a10"))
-    order = order_requests(lengths.requests(known=True), SETTINGS, solver=solver, output_length=Column(column="known"))
+    order = order_requests(lengths.requests(known=True), SETTINGS, solver=solver, known=True)
     return simulate(order, lengths.output_tokens.tolist(), SETTINGS, cost).makespan_s
 
 

@@ -56,8 +56,8 @@ def needed_columns(job: JobConfig) -> dict[str, str]:
     for setting, value in job.sampling:
         if isinstance(value, Column):
             named.append((value.column, f"sampling.{setting}"))
-    if isinstance(job.plan.output_length, Column):
-        named.append((job.plan.output_length.column, "plan.output_length"))
+    if job.plan.length_column:
+        named.append((job.plan.length_column, "plan.output_length"))
     named += [(column, "output.columns") for column in carried_columns(job)]
     needed: dict[str, str] = {}
     for column, setting in named:

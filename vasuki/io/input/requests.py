@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from vasuki.base.config import Column, JobConfig
+from vasuki.base.config import JobConfig
 from vasuki.base.errors import VasukiError, one_line
 from vasuki.engine.sequence import NO_TOKENS, Request, SamplingParams
 from vasuki.io.formats.sources import Block
@@ -121,9 +121,8 @@ class RequestStream:
         self._system = conversation_templates(job.input) if self._is_batch_format else []
         self._read_prompt = None if self._is_batch_format else prompt_reader(job.input, vocab_size, as_chat)
         self._sampling = SamplingReader(job.sampling)
-        length = job.plan.output_length
         self._priority_column, self._deadline_column = job.input.priority, job.input.deadline
-        self._length_column = length.column if isinstance(length, Column) else ""
+        self._length_column = job.plan.length_column
         self._blocks = Prefetch(self._tokenised(selection), _BLOCKS_AHEAD)
         # Made one at a time: a row may have thousands of samples.
         self._requests = (

@@ -154,7 +154,8 @@ class PlannedOrder:
         lengths: learns from rows that end and estimates those that wait; None leaves the requests' own estimates.
         window_rows: rows held at most.
         window_bytes: that they take at most, though always one row.
-        order: indices of all rows, where an order was found beforehand; the window's rows are not solved again then.
+        known: whether requests say how long their outputs become; else `output_length` says what is expected of them.
+    order: indices of all rows, where an order was found beforehand; the window's rows are not solved again then.
     """
 
     def __init__(
@@ -329,6 +330,7 @@ def order_requests(
     settings: EngineSettings,
     *,
     solver: Solver = "greedy",
+    known: bool = False,
     output_length: OutputLength = "auto",
     window_rows: int = WINDOW_ROWS,
     order: tuple[int, ...] = (),
@@ -336,6 +338,7 @@ def order_requests(
 ) -> PlannedOrder:
     """Requests in the order that the policy wants: vasuki's is planned, the others take rows as they come.
 
+    known: whether requests say how long their outputs become; else `output_length` says what is expected of them.
     order: indices of all rows, where planning found an order for them.
     replicas: that share the requests, each of these settings.
 
@@ -347,6 +350,8 @@ def order_requests(
         solver = "prompt_length"
     elif not policy.ordered:
         solver = "fifo"
+    elif known:
+        pass
     elif output_length == "auto":
         lengths = OutputLengths()
     elif isinstance(output_length, Quantile):

@@ -175,7 +175,8 @@ class RowsThatArrive:
         log.info("waiting for rows from %s", self._rows.source)
         with self._signals.deferred():
             self._feed.wait_until(math.inf)
-            return _many(lengths_of(self._feed.take_ready(PLANNED_REQUESTS)))
+            first = self._feed.take_ready(PLANNED_REQUESTS)
+        return _many(lengths_of(first, known=bool(self._config.plan.length_column)))
 
     def plan(self, placement: Placement, lengths: Lengths) -> Plan:
         gathering = self._config.arrivals

@@ -58,7 +58,7 @@ class TableRows:
         """Those of the first rows, and of the others as if they went on like them."""
         with busy_if_slow("reading rows to plan from") as far:
             self._first = list(first_rows(self._requests, PLANNED_REQUESTS, far, self._num_rows))
-        return lengths_of(self._first, self._num_rows)
+        return lengths_of(self._first, self._num_rows, bool(self._config.plan.length_column))
 
     def plan(self, placement: Placement, lengths: Lengths) -> Plan:
         return placement.plan(lengths)

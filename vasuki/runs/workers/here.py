@@ -93,7 +93,9 @@ class Here:
     def _look_back(self, bounds: Bounds) -> Bounds:
         """The bounds, and what knowing the lengths would have saved, where finding out takes little of that time."""
         plan, lengths = self._device.plan, self._device.done.lengths
-        if bounds.schedule_s is None or lengths is None or not is_affordable(plan, len(lengths), self._device.taken_s):
+        if self._job.config.plan.length_column or bounds.schedule_s is None or lengths is None:
+            return bounds
+        if not is_affordable(plan, len(lengths), self._device.taken_s):
             return bounds
         with busy_with("looking back", self._job.options.quiet):
             return replace(bounds, uncertainty=cost_of_uncertainty(self._placement, plan, lengths))
