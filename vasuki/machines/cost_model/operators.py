@@ -76,20 +76,17 @@ class OperatorModel:
 
         `decode_attention` and `chunk_attention` without the parts, for those who ask a million times.
         """
-        rooflines = self._rooflines
-        pair_s, read_s = rooflines.pair_s(heads, head_dim), rooflines.kv_read_s(kv_heads, head_dim)
-        kernel_s = rooflines.kernel_s
-        decode_s = roofline(pair_s, read_s)  # a decode has as many pairs as context, so its roofline is linear
+        attention_s = self._rooflines.attention_s(heads, kv_heads, head_dim)
         decode_ratio, chunk_ratio = self._ratios.decode_attention, self._ratios.chunk_attention
 
         def seconds(decode_context: float, pairs: float, chunk_context: float) -> float:
             total_s = 0.0
             if decode_context:
                 ratio = decode_ratio(decode_context * heads) if decode_ratio else 1.0
-                total_s = ratio * (kernel_s + decode_context * decode_s)
+                total_s = ratio * attention_s(decode_context, decode_context)
             if pairs:
                 ratio = chunk_ratio(pairs * heads) if chunk_ratio else 1.0
-                total_s += ratio * (kernel_s + roofline(pairs * pair_s, chunk_context * read_s))
+                total_s += ratio * attention_s(pairs, chunk_context)
             return total_s
 
         return seconds

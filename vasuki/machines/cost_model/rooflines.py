@@ -7,7 +7,10 @@ With c seconds of computing at the achievable rate and m seconds of memory traff
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from typing import Any
 
 from vasuki.machines.profile import ElementwiseOperator, HardwareProfile
 from vasuki.models.shape import DTYPE_BYTES
@@ -26,12 +29,9 @@ ELEMENTWISE_SHARE: dict[ElementwiseOperator, float] = {
 }
 
 
-def roofline(compute_s: float, memory_s: float) -> float:
+def roofline(compute_s: Any, memory_s: Any) -> Any:
     """Time of an operator from the times that computing and memory traffic would take alone."""
-    high, low = (compute_s, memory_s) if compute_s > memory_s else (memory_s, compute_s)
-    if high == 0.0:
-        return 0.0
-    return float(high * (1.0 + (low / high) ** ROOFLINE_SHARPNESS) ** (1.0 / ROOFLINE_SHARPNESS))
+    return (compute_s**ROOFLINE_SHARPNESS + memory_s**ROOFLINE_SHARPNESS) ** (1.0 / ROOFLINE_SHARPNESS)
 
 
 @dataclass(slots=True)
@@ -65,6 +65,9 @@ class OperatorCost:
 class Rooflines:
     """Single operators on one device at the profile's achievable rates.
 
+    Tokens, copies, pairs, contexts and bytes are numbers here, and arrays where a subclass has the arithmetic
+    of arrays.
+
     Args:
         profile: the device.
         dtype: of weights and activations; it decides the rates.
@@ -73,6 +76,11 @@ class Rooflines:
     Raises:
         ProfileError: the profile has no rate for the dtype.
     """
+
+    ceil: Any = staticmethod(math.ceil)
+    log2: Any = staticmethod(math.log2)
+    most: Any = staticmethod(max)
+    least: Any = staticmethod(min)
 
     def __init__(self, profile: HardwareProfile, dtype: str, kv_dtype: str = "") -> None:
         self.dtype_bytes = DTYPE_BYTES[dtype]
@@ -89,34 +97,34 @@ class Rooflines:
         self._shortest_tile = max(1, round(self._tile * SHORTEST_TILE))
         self._tile_columns = [max(1, round(self._tile * share)) for share in TILE_COLUMNS]
 
-    def matmul(self, tokens: float, k: int, n: int, copies: int = 1) -> OperatorCost:
+    def matmul(self, tokens: Any, k: int, n: int, copies: Any = 1) -> OperatorCost:
         """`copies` products `[tokens / copies, k] x [k, n]` with different weights, as one kernel.
 
         Rows and columns are padded to tiles, and tiles run in waves of one for each processor, so time rises in steps.
         Of the tile widths the best is taken, as matmul libraries do.
         """
         rows = tokens / copies
-        tile_rows, processors = self._tile_rows(rows), self._processors
-        row_tiles = copies * math.ceil(rows / tile_rows)
-        padded_elements = min(
-            math.ceil(row_tiles * math.ceil(n / columns) / processors) * processors * tile_rows * columns
-            for columns in self._tile_columns
+        ceil, processors = self.ceil, self._processors
+        power_of_two = 2.0 ** ceil(self.log2(self.most(1.0, rows)))
+        tile_rows = self.least(self._tile, self.most(self._shortest_tile, power_of_two))
+        row_tiles = copies * ceil(rows / tile_rows)
+        padded_elements = reduce(
+            self.least,
+            [
+                ceil(row_tiles * math.ceil(n / columns) / processors) * processors * tile_rows * columns
+                for columns in self._tile_columns
+            ],
         )
         compute_s = 2.0 * padded_elements * k / self._matmul_rate
         memory_bytes = self.dtype_bytes * (copies * k * n + tokens * (k + n))
         memory_s = memory_bytes / self._matmul_bandwidth
         return OperatorCost(self.kernel_s + roofline(compute_s, memory_s), compute_s, memory_s, memory_bytes)
 
-    def _tile_rows(self, rows: float) -> int:
-        """Rows of the tile for so many tokens."""
-        power_of_two = 1 << math.ceil(math.log2(rows)) if rows > 1 else 1
-        return min(self._tile, max(self._shortest_tile, power_of_two))
-
-    def elementwise(self, operator: ElementwiseOperator, tokens: float, bytes_per_token: float) -> OperatorCost:
+    def elementwise(self, operator: ElementwiseOperator, tokens: Any, bytes_per_token: float) -> OperatorCost:
         """A memory-bound operator."""
         memory_bytes = tokens * bytes_per_token
         memory_s = memory_bytes / (self._bandwidth * ELEMENTWISE_SHARE[operator])
-        return OperatorCost(max(self.kernel_s, memory_s), 0.0, memory_s, memory_bytes)
+        return OperatorCost(self.most(self.kernel_s, memory_s), 0.0, memory_s, memory_bytes)
 
     def pair_s(self, heads: float, head_dim: int) -> float:
         """Compute side of attention, a (query, key) pair."""
@@ -126,6 +134,15 @@ class Rooflines:
         """Memory side of attention, a token of context."""
         return 2 * kv_heads * head_dim * self.kv_dtype_bytes / self._kv_bandwidth
 
+    def attention_s(self, heads: float, kv_heads: float, head_dim: int) -> Callable[[float, float], float]:
+        """A function of the sums of chunks' (query, key) pairs and contexts: seconds of one layer of attention."""
+        kernel_s, pair_s, read_s = self.kernel_s, self.pair_s(heads, head_dim), self.kv_read_s(kv_heads, head_dim)
+
+        def seconds(pairs: float, context_tokens: float) -> float:
+            return float(kernel_s + roofline(pairs * pair_s, context_tokens * read_s))
+
+        return seconds
+
     def attention(
         self, pairs: float, context_tokens: float, heads: float, kv_heads: float, head_dim: int
     ) -> OperatorCost:
@@ -133,14 +150,15 @@ class Rooflines:
         compute_s = pairs * self.pair_s(heads, head_dim)
         memory_s = context_tokens * self.kv_read_s(kv_heads, head_dim)
         memory_bytes = 2 * kv_heads * head_dim * self.kv_dtype_bytes * context_tokens
-        return OperatorCost(self.kernel_s + roofline(compute_s, memory_s), compute_s, memory_s, memory_bytes)
+        total_s = self.attention_s(heads, kv_heads, head_dim)(pairs, context_tokens)
+        return OperatorCost(total_s, compute_s, memory_s, memory_bytes)
 
-    def recurrence(self, flops: float, memory_bytes: float, kernels: int) -> OperatorCost:
+    def recurrence(self, flops: Any, memory_bytes: Any, kernels: int) -> OperatorCost:
         """What a recurrent layer does between its matrices: as arithmetic like attention, else like an activation.
 
         Its many small kernels run no faster than they are launched.
         """
         compute_s = flops / self._attention_rate
         memory_s = memory_bytes / (self._bandwidth * ELEMENTWISE_SHARE["activation"])
-        total_s = max(kernels * self._eager_kernel_s, roofline(compute_s, memory_s))
+        total_s = self.most(kernels * self._eager_kernel_s, roofline(compute_s, memory_s))
         return OperatorCost(total_s, compute_s, memory_s, memory_bytes)
