@@ -3,7 +3,7 @@
 Each room imports only rooms below it in this list:
 
     commands/     what people type
-    runs/         a job becomes a run, or a forecast of one
+    runs/         a job becomes a run, or is planned
     report/       what people read about plans and runs
     planner/      what to run, in which order, and what that will take
     simulator/    prices steps: the same loop in virtual time

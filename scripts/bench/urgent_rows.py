@@ -32,8 +32,8 @@ from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.simulated import simulate_plan
-from vasuki.runs.forecast import placements_of
 from vasuki.runs.options import RunOptions
+from vasuki.runs.planning import placements_of
 from vasuki.runs.run import answer_rows
 from vasuki.runs.workload import Workload, shape_of
 

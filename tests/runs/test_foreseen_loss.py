@@ -15,7 +15,7 @@ import yaml
 from tiny_job import WORDS, job_tree
 
 from vasuki.base import commits
-from vasuki.runs.forecast import placements_of
+from vasuki.runs.planning import placements_of
 from vasuki.runs.workload import workload_of
 
 NUM_ROWS, OUTPUT_TOKENS, KILLS = 48, 24, 7  # which meets the waves of rows at as many moments of theirs

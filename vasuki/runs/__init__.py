@@ -1,4 +1,4 @@
-"""A job becomes a run, or a forecast of one.
+"""A job becomes a run, or is planned.
 
 run              the only root of a run; watch: a run for each file that arrives
 results          what comes back from workers: rows, tokens and steps
@@ -7,9 +7,9 @@ options          how to run a job this time; signals: what stops it
 rows/            a table's rows, and rows that arrive
 workers/         a model here, or replicas: processes, or actors of a Ray cluster
 observers/       progress, metrics, the trace, the watchdog, the deadline
-forecast         `vasuki plan` and `simulate`, without a model; planned_fleets: which cards to rent
+planning         `vasuki plan` and `simulate`, without a model; planned_fleets: which cards to rent
 workload         what has to run: lengths of a job's requests, the shape of its model
 placement        the machine that a job is planned and run on; foresight: where its rates come from
-hindsight        what knowing all lengths would have saved
+uncertainty      what knowing all lengths would have saved
 manifests        every manifest, built once
 """

@@ -13,8 +13,8 @@ from vasuki.planner.fleet import Choice, Members, card_of, choices_of
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import Member, Simulated, simulate_fleet
-from vasuki.runs.forecast import by_card, placements_of, priced
 from vasuki.runs.placement import Placement
+from vasuki.runs.planning import by_card, placements_of, priced
 from vasuki.runs.workload import Workload
 
 MOST_CARDS = 1024

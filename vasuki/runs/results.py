@@ -14,9 +14,9 @@ from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.trace import StepRecord, TraceWriter
 from vasuki.runs.observers.deadline import Deadline
 from vasuki.runs.observers.metrics import RunMetrics
-from vasuki.runs.observers.progress import Progress, Standing, busy_with
+from vasuki.runs.observers.progress import RunProgress, Standing, busy_with
 from vasuki.runs.opening import OpenJob
-from vasuki.runs.rows.rows import Rows
+from vasuki.runs.rows.rows import RunRows
 
 
 class Results:
@@ -40,7 +40,7 @@ class Results:
     def __init__(
         self,
         job: OpenJob,
-        rows: Rows,
+        rows: RunRows,
         writer: PartWriter,
         journal: Journal,
         decode: Callable[[Sequence], str],
@@ -55,7 +55,7 @@ class Results:
         self._standing = standing
         self.traces = [TraceWriter(place) for place in self._folder.traces(workers)]
         self.sink = rows.sink(writer, decode, ask)
-        self._progress = Progress(rows.to_answer, lambda: self.sink.written.rows, standing, self._quiet)
+        self._progress = RunProgress(rows.to_answer, lambda: self.sink.written.rows, standing, self._quiet)
         self._deadline = Deadline(job.options.deadline_s, job.started_s, lambda: standing().left_s)
         metrics = job.options.metrics
         self._metrics = RunMetrics(metrics, rows.to_answer, self.sink) if metrics else None

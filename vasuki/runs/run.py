@@ -35,7 +35,7 @@ from vasuki.runs.options import AS_USUAL, RunOptions
 from vasuki.runs.placement import job_of_replica, shares_here
 from vasuki.runs.results import Results
 from vasuki.runs.rows.arriving import Emit, RowsThatArrive
-from vasuki.runs.rows.rows import Rows
+from vasuki.runs.rows.rows import RunRows
 from vasuki.runs.rows.table import TableRows
 from vasuki.runs.signals import StopSignals
 from vasuki.runs.workers.device import load
@@ -190,7 +190,7 @@ def loaded(job: JobKey, options: RunOptions) -> tuple[LoadedModel, float]:
     return model, load_s
 
 
-def run_to_end(job: OpenJob, rows: Rows, workers: Workers, signals: StopSignals) -> Manifest:
+def run_to_end(job: OpenJob, rows: RunRows, workers: Workers, signals: StopSignals) -> Manifest:
     """Plan, generate, and write the manifest, also when interrupted."""
     options, folder = job.options, job.folder
     ready_s: float | None = None  # from the start until rows are computed
@@ -202,13 +202,13 @@ def run_to_end(job: OpenJob, rows: Rows, workers: Workers, signals: StopSignals)
             raise time_over(options.max_time_s, ready_s)
         return signals.asked()
 
-    served = workers.load(should_stop)
+    intake = workers.load(should_stop)
     stream = RequestStream(
         job.table,
         job.config,
-        served.tokenizer,
-        max_context_tokens=served.max_context_tokens,
-        vocab_size=served.vocab_size,
+        intake.tokenizer,
+        max_context_tokens=intake.max_context_tokens,
+        vocab_size=intake.vocab_size,
         selection=folder.selection,
     )
     journal = folder.journal()

@@ -29,16 +29,16 @@ from vasuki.runs.workers.messages import (
     Ended,
     Failed,
     Finish,
-    Foresee,
-    Foreseen,
-    Lease,
     Note,
     Over,
+    PlanFor,
+    Planned,
     Ready,
     Report,
     Setup,
     SetupOf,
     Stop,
+    Take,
     ToDriver,
     ToReplica,
 )
@@ -100,14 +100,14 @@ class Virtual:
     def send(self, index: int, message: ToReplica) -> None:
         replica = self.replicas[index]
         match message:
-            case Foresee(lengths):
+            case PlanFor(lengths):
                 config, profile = self.setup.job.config, find_profile("cpu")
                 placement = placed_on(config, shape_of(config), profile)
                 plan = placement.plan(lengths, Layout(data_parallel=len(self.replicas)))
-                self.said.append((index, Foreseen(plan, placement.shape, profile)))
+                self.said.append((index, Planned(plan, placement.shape, profile)))
             case Begin():
                 self.begun.add(index)
-            case Lease(requests):
+            case Take(requests):
                 if not replica.at_hand and not replica.running:
                     replica.now_s = max(replica.now_s, min(self.replicas[busy].now_s for busy in self.busy or [index]))
                 replica.at_hand.extend(requests)
@@ -164,7 +164,7 @@ class RunsOut(Virtual):
     """Has the first replica run out of memory, and be gone, with its first rows."""
 
     def send(self, index: int, message: ToReplica) -> None:
-        if index == 0 and isinstance(message, Lease):
+        if index == 0 and isinstance(message, Take):
             self.begun.discard(index)
             self.said += [(index, Failed(OutOfMemory("memory ran out"))), (index, None)]
         else:

@@ -26,7 +26,7 @@ from vasuki.io.output.manifest import Bounds
 from vasuki.io.output.trace import read_trace
 from vasuki.planner.leases import Leases
 from vasuki.runs.run import run_on_replicas
-from vasuki.runs.workers.messages import Foreseen, Ready, ToDriver
+from vasuki.runs.workers.messages import Planned, Ready, ToDriver
 from vasuki.runs.workers.processes import Processes
 
 KILLS = int(os.environ.get("VASUKI_KILLS", "0")) // 10
@@ -60,7 +60,7 @@ class TwoKinds(Processes):
     def _slow(self, message: ToDriver | None) -> ToDriver | None:
         if isinstance(message, Ready):
             return replace(message, kind="slow")
-        if isinstance(message, Foreseen):
+        if isinstance(message, Planned):
             profile = message.profile
             rates = {name: rate / 2 for name, rate in profile.peak_tflops.items()}
             slow = {

@@ -145,7 +145,7 @@ class Standing:
     replicas: int | None = None  # that run rows; None where no replicas do
 
 
-class Progress:
+class RunProgress:
     """Tells the phase, time left, work done, rows, tokens/s, running sequences and KV use.
 
     The bar shows time, since rows stand still while prompts are computed.

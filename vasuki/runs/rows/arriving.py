@@ -130,7 +130,7 @@ class LiveFeed:
 
 
 class RowsThatArrive:
-    """See `vasuki.runs.rows.rows.Rows`.
+    """See `vasuki.runs.rows.rows.RunRows`.
 
     Args:
         job: opened with these rows.

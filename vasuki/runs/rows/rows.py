@@ -19,7 +19,7 @@ from vasuki.planner.plan import Plan
 from vasuki.runs.placement import Placement
 
 
-class Rows(Observer, Protocol):
+class RunRows(Observer, Protocol):
     """Rows of a run, and what depends on where they come from. They see each step, for their order may learn from it.
 
     Attributes:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class TableRows:
-    """See `vasuki.runs.rows.rows.Rows`."""
+    """See `vasuki.runs.rows.rows.RunRows`."""
 
     has_end = True
     commits_within_s = math.inf  # unless the job says less

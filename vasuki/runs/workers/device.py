@@ -28,7 +28,7 @@ from vasuki.runs.observers.tracer import StepTracer
 from vasuki.runs.observers.watchdog import Watchdog
 from vasuki.runs.opening import JobKey
 from vasuki.runs.placement import Placement, placed_as_loaded, stays_on_host
-from vasuki.runs.workers.messages import Foreseen
+from vasuki.runs.workers.messages import Planned
 
 if TYPE_CHECKING:
     from vasuki.hf.loading.load_model import LoadedModel
@@ -100,16 +100,16 @@ class Device:
 
     def begin(
         self,
-        foreseen: Foreseen,
+        planned: Planned,
         predicting: Callable[[Plan, CostModel], RunningPrediction] = RunningPrediction,
     ) -> None:
         """Make everything ready to run by a plan; `predicting` makes what foresees the end."""
         from vasuki.hf.loading.weights import place_weights
         from vasuki.hf.ragged_executor import build_executor
 
-        plan, logprobs = foreseen.plan, self._job.config.output.logprobs
-        cost_model = CostModel(foreseen.shape, foreseen.profile, plan.layout)
-        self.done = RowsDone(foreseen.shape)
+        plan, logprobs = planned.plan, self._job.config.output.logprobs
+        cost_model = CostModel(planned.shape, planned.profile, plan.layout)
+        self.done = RowsDone(planned.shape)
         self.loaded = place_weights(self.loaded, plan.layout.host_layers)
         self._begun_s = self._ended_s = time.perf_counter()
         self._executor = build_executor(self.loaded, plan.settings, logprobs, cost_model=cost_model)

@@ -39,18 +39,18 @@ from vasuki.runs.workers.messages import (
     Ended,
     Failed,
     Finish,
-    Foresee,
-    Foreseen,
-    Lease,
     Note,
     Over,
+    PlanFor,
+    Planned,
     Ready,
     Replicas,
     Report,
     Stop,
+    Take,
     ToDriver,
 )
-from vasuki.runs.workers.workers import Served
+from vasuki.runs.workers.workers import Intake
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Driver:
         self._table_rows = rows
         self._starts = Counter(range(len(shares)))
         self._ready: dict[int, Ready] = {}  # replicas that wait for a plan
-        self._plans: dict[str, Foreseen] = {}  # by kind of device
+        self._plans: dict[str, Planned] = {}  # by kind of device
         self._planners: dict[str, int] = {}  # the replica that was asked for the plan of a kind
         self._silent_s: defaultdict[int, float] = defaultdict(
             float
@@ -118,7 +118,7 @@ class Driver:
     def where(self) -> str:
         return f" on {plural(self.count, 'replica')}"
 
-    def load(self, refuse_late: Callable[[], object]) -> Served:
+    def load(self, refuse_late: Callable[[], object]) -> Intake:
         from vasuki.hf.loading.tokenizer import Tokenizer  # transformers takes seconds to import
 
         model = self.config.model
@@ -128,7 +128,7 @@ class Driver:
                 self._listen()
         ready = next(iter(self._ready.values()))
         tokenizer = Tokenizer(os.path.expanduser(model.path), model.revision, model.trust_remote_code)
-        return Served(tokenizer, ready.max_context_tokens, ready.vocab_size)
+        return Intake(tokenizer, ready.max_context_tokens, ready.vocab_size)
 
     def _are_enough_ready(self) -> bool:
         """Whether all are, or some, and those had time that are late: they may hang, and join when they don't.
@@ -147,9 +147,9 @@ class Driver:
         self._begin_those_ready()
         while not self._plans:
             self._listen()
-        foreseen = next(iter(self._plans.values()))
-        self._work = _work(foreseen)
-        return foreseen.plan
+        planned = next(iter(self._plans.values()))
+        self._work = _work(planned)
+        return planned.plan
 
     def begin(self, plan: Plan) -> None:
         self._plan = plan
@@ -273,8 +273,8 @@ class Driver:
                 self._starts.setdefault(index, 1)  # one that joins
                 self._ready[index] = ready
                 self._begin_those_ready()
-            case Foreseen() as foreseen:
-                self._plans.setdefault(self._ready[index].kind, foreseen)
+            case Planned() as planned:
+                self._plans.setdefault(self._ready[index].kind, planned)
                 self._begin_those_ready()
             case Report() as report:
                 self._take(index, report)
@@ -328,7 +328,7 @@ class Driver:
         for index, ready in list(self._ready.items()):
             if ready.kind not in self._planners:
                 self._planners[ready.kind] = index
-                self.replicas.send(index, Foresee(self._lengths))
+                self.replicas.send(index, PlanFor(self._lengths))
             elif ready.kind in self._plans and self._may_begin:
                 self.replicas.send(index, Begin(self._plans[ready.kind]))
                 del self._ready[index]
@@ -344,7 +344,7 @@ class Driver:
                 for request in self._results.started(requests):
                     progress = request.progress
                     self._rows[request.key] = Row(request, list(progress.output_token_ids), logprob=progress.logprob)
-                self.replicas.send(index, Lease(requests))
+                self.replicas.send(index, Take(requests))
                 self._wanting.discard(index)
 
     def _end_all(self, message: Finish | Stop) -> None:
@@ -388,5 +388,5 @@ class Driver:
             self._noted(index)
 
 
-def _work(foreseen: Foreseen) -> Work:
-    return Work.of(CostModel(foreseen.shape, foreseen.profile, foreseen.plan.layout), foreseen.plan)
+def _work(planned: Planned) -> Work:
+    return Work.of(CostModel(planned.shape, planned.profile, planned.plan.layout), planned.plan)

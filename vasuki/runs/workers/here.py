@@ -14,16 +14,16 @@ from vasuki.io.output.manifest import Bounds, Manifest
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 from vasuki.runs.foresight import tokens_of
-from vasuki.runs.hindsight import cost_of_uncertainty, is_affordable
 from vasuki.runs.manifests import bounds_of
 from vasuki.runs.observers.progress import Standing, busy_with
 from vasuki.runs.opening import OpenJob
 from vasuki.runs.placement import Placement, plan_for
 from vasuki.runs.results import Results
-from vasuki.runs.rows.rows import Rows
+from vasuki.runs.rows.rows import RunRows
+from vasuki.runs.uncertainty import cost_of_uncertainty, is_affordable
 from vasuki.runs.workers.device import Device
-from vasuki.runs.workers.messages import Foreseen
-from vasuki.runs.workers.workers import Served
+from vasuki.runs.workers.messages import Planned
+from vasuki.runs.workers.workers import Intake
 
 if TYPE_CHECKING:
     from vasuki.hf.loading.load_model import LoadedModel
@@ -43,7 +43,7 @@ class Here:
     _device: Device  # set by `load`
     _placement: Placement  # set by `plan`
 
-    def __init__(self, job: OpenJob, rows: Rows, loaded: Callable[[], tuple[LoadedModel, float]]) -> None:
+    def __init__(self, job: OpenJob, rows: RunRows, loaded: Callable[[], tuple[LoadedModel, float]]) -> None:
         self._job = job
         self._rows = rows
         self._loaded = loaded
@@ -53,18 +53,18 @@ class Here:
         """The model, for another run; None where weights on the host would have to be put together again."""
         return None if self._device.plan.layout.host_layers else self._device.loaded
 
-    def load(self, refuse_late: Callable[[], object]) -> Served:
+    def load(self, refuse_late: Callable[[], object]) -> Intake:
         loaded, load_s = self._loaded()
         self._device = Device(self._job.key, loaded, load_s, self._job.started_s)
-        return Served(loaded.tokenizer, loaded.max_context, loaded.vocab_size)
+        return Intake(loaded.tokenizer, loaded.max_context, loaded.vocab_size)
 
     def plan(self, lengths: Lengths) -> Plan:
         self._placement = self._device.place(tokens_of(lengths))
         return plan_for(lengths, partial(self._rows.plan, self._placement))
 
     def begin(self, plan: Plan) -> None:
-        foreseen = Foreseen(plan, self._placement.shape, self._placement.profile)
-        self._device.begin(foreseen, self._rows.predicting)
+        planned = Planned(plan, self._placement.shape, self._placement.profile)
+        self._device.begin(planned, self._rows.predicting)
 
     def compute(self, results: Results, should_stop: Callable[[], bool]) -> None:
         self._results = results

@@ -2,11 +2,11 @@
 
 replica                        driver
 Ready       -------------------->          the model is loaded
-            <--------------------  Foresee   plan for these lengths: asked of one replica of each kind
-Foreseen    -------------------->
+            <--------------------  PlanFor   plan for these lengths: asked of one replica of each kind
+Planned    -------------------->
             <--------------------  Begin     run by this plan
 Report      -------------------->          every few steps: rows that ended, and whether more are wanted
-            <--------------------  Lease     rows
+            <--------------------  Take     rows
             <--------------------  Note      how far are the others?
 Report      -------------------->          with the tokens of rows in flight
             <--------------------  Finish    no row is left; or Stop, behind the step under way
@@ -55,14 +55,14 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Foresee:
+class PlanFor:
     """Plan for these requests, shared by all replicas."""
 
     lengths: Lengths
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class Planned:
     """A plan, with what it was priced by."""
 
     plan: Plan
@@ -74,11 +74,11 @@ class Foreseen:
 class Begin:
     """Run by this plan."""
 
-    foreseen: Foreseen
+    planned: Planned
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class Take:
     """Rows to run, in this order."""
 
     requests: list[Request]
@@ -137,8 +137,8 @@ class Failed:
     error: VasukiError
 
 
-ToReplica = Foresee | Begin | Lease | Note | Finish | Stop
-ToDriver = Ready | Foreseen | Report | Over | Failed
+ToReplica = PlanFor | Begin | Take | Note | Finish | Stop
+ToDriver = Ready | Planned | Report | Over | Failed
 
 
 class Replicas(Protocol):

@@ -25,15 +25,15 @@ from vasuki.runs.workers.device import Device, load
 from vasuki.runs.workers.messages import (
     Begin,
     Failed,
-    Foresee,
-    Foreseen,
     Over,
+    PlanFor,
+    Planned,
     Ready,
     Setup,
     ToDriver,
     ToReplica,
 )
-from vasuki.runs.workers.rows_on_loan import Driver, RowsOnLoan
+from vasuki.runs.workers.rows_on_loan import DriverLink, RowsOnLoan
 
 
 def main() -> None:
@@ -95,7 +95,7 @@ class _PipeToDriver:
 class Replica:
     """A replica's life, wherever it runs."""
 
-    def __init__(self, driver: Driver, setup: Setup) -> None:
+    def __init__(self, driver: DriverLink, setup: Setup) -> None:
         self.driver = driver
         self.setup = setup
         self.started_s = time.perf_counter()
@@ -111,17 +111,17 @@ class Replica:
         device = Device(job, loaded, load_s, self.started_s)
         self.driver.send(Ready(loaded.device_name, loaded.max_context, loaded.vocab_size))
         message = self.driver.wait()
-        if isinstance(message, Foresee):
-            self.driver.send(self._foresee(device, message.lengths))
+        if isinstance(message, PlanFor):
+            self.driver.send(self._planned_for(device, message.lengths))
             message = self.driver.wait()
         if isinstance(message, Begin):
-            device.begin(message.foreseen)
+            device.begin(message.planned)
             self._generate(device)
 
-    def _foresee(self, device: Device, lengths: Lengths) -> Foreseen:
+    def _planned_for(self, device: Device, lengths: Lengths) -> Planned:
         placement = device.place(tokens_of(lengths))
         planned = partial(placement.plan, layout=Layout(data_parallel=self.setup.replicas))
-        return Foreseen(plan_for(lengths, planned), placement.shape, placement.profile)
+        return Planned(plan_for(lengths, planned), placement.shape, placement.profile)
 
     def _generate(self, device: Device) -> None:
         rows = RowsOnLoan(self.driver, device.scheduler, device.loaded.tokenizer.decode)

@@ -10,13 +10,13 @@ from typing import Protocol
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Progress, Request, Sequence
 from vasuki.io.output.trace import StepRecord
-from vasuki.runs.workers.messages import Ended, Finish, Lease, Note, Report, Stop, ToDriver, ToReplica
+from vasuki.runs.workers.messages import Ended, Finish, Note, Report, Stop, Take, ToDriver, ToReplica
 from vasuki.simulator.replicas import ASK_BELOW
 
 REPORT_EVERY_S = 0.2  # while there is nothing that the driver waits for
 
 
-class Driver(Protocol):
+class DriverLink(Protocol):
     """The driver, as a replica sees it."""
 
     def send(self, message: ToDriver) -> None: ...
@@ -39,7 +39,7 @@ class RowsOnLoan:
         decode: output text of a finished sequence.
     """
 
-    def __init__(self, driver: Driver, scheduler: Scheduler, decode: Callable[[Sequence], str]) -> None:
+    def __init__(self, driver: DriverLink, scheduler: Scheduler, decode: Callable[[Sequence], str]) -> None:
         self._driver = driver
         self._scheduler = scheduler
         self._decode = decode
@@ -110,7 +110,7 @@ class RowsOnLoan:
 
     def _hear(self, message: ToReplica) -> None:
         match message:
-            case Lease(requests):
+            case Take(requests):
                 self._rows.extend(requests)
                 self._has_asked = False
             case Note():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class Intake:
     """What a loaded model takes."""
 
     tokenizer: Tokenizer
@@ -40,7 +40,7 @@ class Workers(Protocol):
     @property
     def where(self) -> str: ...
 
-    def load(self, refuse_late: Callable[[], object]) -> Served:
+    def load(self, refuse_late: Callable[[], object]) -> Intake:
         """Load the model. Raises ModelError, and what `refuse_late` raises that is called while they wait."""
         ...
 

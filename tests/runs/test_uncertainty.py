@@ -11,8 +11,8 @@ from vasuki.models.named import named_shape
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.simulated import simulate_plan
 from vasuki.runs.foresight import MachineProfile
-from vasuki.runs.hindsight import cost_of_uncertainty
 from vasuki.runs.placement import Placement
+from vasuki.runs.uncertainty import cost_of_uncertainty
 
 
 def test_rows_could_have_been_run_as_they_were() -> None:
