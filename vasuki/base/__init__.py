@@ -10,4 +10,5 @@ urls      addresses of object stores, without the keys that open them
 files     what is no file to read whole, such as a pipe
 streams   stdin, stdout and stderr, by which no run ends
 home      a home folder for users who have none
+version   which vasuki this is
 """

@@ -21,6 +21,7 @@ from vasuki.base.logs import asks_for_json, is_json, last_words, log, set_up_log
 from vasuki.base.streams import is_read, take_streams
 from vasuki.base.units import bytes_text, plural, seconds_of
 from vasuki.base.urls import without_keys
+from vasuki.base.version import VERSION
 from vasuki.runs.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ def _with_gpu(overrides: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="vasuki")
+@click.version_option(VERSION)
 def main() -> None:
     """Run an offline LLM batch as fast and as cheaply as the hardware allows, and predict time and cost beforehand.
 

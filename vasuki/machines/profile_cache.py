@@ -22,6 +22,7 @@ from pathlib import Path
 import pydantic
 
 from vasuki.base.errors import one_line
+from vasuki.base.version import VERSION
 from vasuki.machines import at_hand
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.this_cpu import LEVEL_VARIABLE, level_of
@@ -55,7 +56,7 @@ def cache_key(shape: ModelShape, device: str = "", compiles: bool = True) -> dic
         "threads": str(processor.cores),
         "rows": shape.way,
         "torch": importlib.metadata.version("torch"),
-        "vasuki": importlib.metadata.version("vasuki"),
+        "vasuki": VERSION,
         "model": " ".join(f"{matrix.k}x{matrix.n}x{matrix.copies}" for matrix in _matrices(shape))
         + f" {shape.num_layers} layers, vocabulary {shape.vocab_size}, {shape.dtype}, KV {shape.kv_dtype or 'alike'}",
     }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vasuki.base.config import JobConfig
 from vasuki.base.logs import run_id
+from vasuki.base.version import VERSION
 from vasuki.engine.loop import RunStats
 from vasuki.engine.queues import Counters
 from vasuki.io.output.manifest import (
@@ -77,7 +78,7 @@ def simulated_manifest(
             "layout": plan.layout.to_dict(),
         },
         cost=simulated.plan.cost,
-        versions={"vasuki": importlib.metadata.version("vasuki")},
+        versions={"vasuki": VERSION},
         simulated=True,
         finished_at=now_utc(),
         run_id=run_id(),
@@ -181,5 +182,6 @@ def _of_job(config: JobConfig, config_hash: str, fingerprint: str, plan: Plan) -
 
 
 def _versions() -> dict[str, str]:
-    packages = ("vasuki", "torch", "transformers", "pyarrow")
-    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
+    packages = ("torch", "transformers", "pyarrow")
+    others = {name: importlib.metadata.version(name) for name in packages}
+    return {"python": platform.python_version(), "vasuki": VERSION} | others
