@@ -206,6 +206,19 @@ def test_work_of_a_batch_equals_work_of_its_chunks() -> None:
     assert work.chunk_pairs == causal_pairs(200, 300) + causal_pairs(256, 256)
 
 
+@pytest.mark.parametrize(("gpu", "copy_ms"), [("h100", 2.84), ("a10", 5.64)])
+def test_a_recorded_step_hides_nothing_of_what_leaves_before_it(gpu: str, copy_ms: float) -> None:
+    """A row of 1,024 tokens beside 64 decodes: read from all layers before any of them is written to."""
+    cost, swap = model(gpu), Swap(sequence(1024), to_host=True, device=[0, 1, 2, 3], host=[0, 1, 2, 3])
+    copies = cost.swap_copies(Batch([], [], [], [swap]), block_tokens=256)
+    recorded, launched = cost.work([1] * 64, [512] * 64), cost.work([1] * 64 + [1024], [512] * 64 + [1024])
+    leaves = cost.step(recorded._replace(copies=copies))
+    assert 1e3 * leaves.exposed_copy_s == pytest.approx(copy_ms, rel=0.01)
+    assert leaves.hidden_copy_s == 0
+    assert leaves.total_s - cost.step(recorded).total_s == pytest.approx(leaves.exposed_copy_s)
+    assert cost.step(launched._replace(copies=copies)).exposed_copy_s == pytest.approx(leaves.exposed_copy_s / 32)
+
+
 def test_swaps_become_copies() -> None:
     """What leaves a layer does so before its kernels, what returns does so beside them."""
     swaps = [
@@ -341,6 +354,8 @@ def test_copies_hide_behind_kernels_up_to_their_time() -> None:
     assert hidden.hidden_copy_s == pytest.approx(0.5 * plain.device_s, rel=0.01)
     twice = cost.step(work._replace(copies=(Copies(to_device_bytes=2 * room_bytes),)))
     assert twice.total_s == pytest.approx(plain.total_s + plain.device_s, rel=0.02)
+    work = cost.work([1] * 64 + [1024], [1000] * 64 + [1024])  # more tokens than are recorded
+    plain = cost.step(work)
     for num_bytes in (2**28, 2**32):
         swap = cost.step(work._replace(copies=(Copies(to_host_bytes=num_bytes, overlapped=False),)))
         copy_s, layer_s = (swap.hidden_copy_s + swap.exposed_copy_s) / 32, plain.device_s / 32

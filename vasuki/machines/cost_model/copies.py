@@ -21,7 +21,7 @@ class Copies:
     to_device_bytes: float = 0.0
     to_host_bytes: float = 0.0
     copy_bytes: float = 0.0  # size of one contiguous copy; 0 for one copy in each direction
-    overlapped: bool = True  # behind the whole step; otherwise each layer's kernels wait for that layer's part
+    overlapped: bool = True  # behind the whole step; else layers wait for their own part, a recorded step for all of it
 
 
 class HostTraffic:
@@ -58,7 +58,8 @@ class HostTraffic:
     def swapped(self, batch: Batch, block_tokens: int) -> tuple[Copies, ...]:
         """What a batch's swaps move on each device, one copy for a block of a layer.
 
-        Blocks that leave a layer are copied before it writes to their place; those that return have a step's time.
+        Blocks that leave a layer are copied before it writes to their place, which for all layers of a recorded step is
+        before it begins; those that return have a step's time.
         """
         layer_block_bytes = block_tokens * self._kv_bytes * self._kv_share
         block_bytes = layer_block_bytes * self._num_layers / self._pipeline_parallel
@@ -75,17 +76,20 @@ class HostTraffic:
         """Seconds of the link, with nothing beside them."""
         return self._link.transfer_s(copies.to_device_bytes, copies.to_host_bytes, copies.copy_bytes)
 
-    def hidden_and_exposed_s(self, moves: Iterable[tuple[float, bool]], busy_s: float) -> tuple[float, float]:
+    def hidden_and_exposed_s(
+        self, moves: Iterable[tuple[float, bool]], busy_s: float, is_recorded: bool
+    ) -> tuple[float, float]:
         """Hidden and exposed seconds of a step's copies, which share the time that kernels leave them.
 
         Where layers wait for their own part, that of the first hides behind nothing: of L layers with copies of c and
-        kernels of e seconds, a step waits c if c <= e, and else L c - (L - 1) e.
+        kernels of e seconds, a step waits c if c <= e, and else L c - (L - 1) e. One that is recorded waits L c:
+        nothing of it starts before the last of them has left.
         """
         hidden_s = exposed_s = 0.0
         for copy_s, overlapped in moves:
             behind_s = min(copy_s, busy_s - hidden_s)
             if not overlapped:
-                behind_s *= 1 - 1 / self._num_layers
+                behind_s *= 0 if is_recorded else 1 - 1 / self._num_layers
             hidden_s += behind_s
             exposed_s += copy_s - behind_s
         return hidden_s, exposed_s

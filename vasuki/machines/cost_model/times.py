@@ -174,12 +174,12 @@ class PartTimes:
         Args:
             device_s: kernels and network.
             moves: of the step's copies, from `HostTraffic.moves`.
-            calls: forwards that the step takes.
+            calls: forwards of the step that are launched kernel by kernel; none if it is recorded.
         """
         busy_s = self.busy_s(device_s, calls)
         if not moves:
             return StepTime(busy_s + self._overhead_s)
-        hidden_s, exposed_s = self._traffic.hidden_and_exposed_s(moves, busy_s)
+        hidden_s, exposed_s = self._traffic.hidden_and_exposed_s(moves, busy_s, is_recorded=not calls)
         return StepTime(busy_s + self._overhead_s + exposed_s, exposed_s, hidden_s)
 
     def busy_s(self, device_s: float, calls: int = 1) -> float:
