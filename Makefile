@@ -111,7 +111,8 @@ test-airflow: $(SETUP) .venvs/airflow/.installed
 # Not RemBERT, whose rows transformers 5.17 lets nobody pad.
 test-versions: $(SETUP) .venvs/lowest/.installed
 	.venvs/lowest/bin/python -m pytest -n 2 --dist worksteal -k 'not rembert' \
-		tests/hf/test_golden.py tests/hf/padded tests/io/formats tests/io/input tests/io/test_hub.py
+		tests/hf/test_golden.py tests/hf/padded tests/io/formats tests/io/input tests/io/test_hub.py \
+		tests/scripts/test_gpu_check.py
 	$(BIN)/python -m pytest -n 0 tests/docs/test_lowest_versions.py
 
 .venvs/lowest/.installed: pyproject.toml constraints-lowest.txt

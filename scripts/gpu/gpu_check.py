@@ -4,17 +4,13 @@
     gpu_check.py --out DIR --device cpu --toy          every path at toy size, in less than a minute
 
 Nothing is downloaded: models have random weights, of Llama-3.2-1B's and Llama-3-8B's shape and tiny ones of many
-architectures. DIR gets gpu_check.json, gpu_check.md and the measured hardware profile, which later calls with the same
-DIR predict with. The report begins with the figures that a card is to reach, beside those that it reached. Nothing goes
-on after a preflight that fails; of the other sections, one that fails is reported, and the others go on. The exit code
-is 1 if a check did not hold; a figure that is not reached is none.
+architectures. DIR gets gpu_check.json, gpu_check.md and the measured hardware profile. Later calls with the same DIR
+predict with it, and add their sections to the report. It begins with the figures that a card is to reach, beside those
+that it reached. Nothing goes on after a preflight that fails; of the other sections, one that fails is reported, and
+the others go on. The exit code is 1 if a check did not hold; a figure that is not reached is none.
 
 Every section measures as much as its share of the time allows, and is ended where it takes twice that. All of them fit
-one call of ten minutes in brief; these three give each what it needs:
-
-    gpu_check.py --out DIR --only preflight checkpoint tests golden cases offload attention sanitizer
-    gpu_check.py --out DIR --only ceilings profile overlap steps kernels capped
-    gpu_check.py --out DIR --only contest vllm --vllm PYTHON
+one call of ten minutes in brief; first_minutes.sh and second_minutes.sh beside this file give each what it needs.
 """
 
 from __future__ import annotations
@@ -39,7 +35,20 @@ import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "gpu"))  # where the sections lie
-from gpu_sections import capped, cases, contest, golden, kernel_table, kernels, preflight, steps, subprocesses
+from gpu_sections import (
+    capped,
+    cases,
+    contest,
+    far_blocks,
+    golden,
+    job,
+    kernel_table,
+    kernels,
+    moved,
+    preflight,
+    steps,
+    subprocesses,
+)
 from gpu_sections.setting import Finding, Record, Setting
 
 from vasuki.base.errors import ModelError
@@ -61,6 +70,8 @@ def sections(setting: Setting) -> dict[str, tuple[float, Section]]:
         "cases": (0.05, cases.cases),
         "offload": (0.05, golden.offload),
         "attention": (0.03, kernels.attention),
+        "far blocks": (0.02, far_blocks.far_blocks),
+        "job": (0.10, job.job),
         "sanitizer": (0.06, subprocesses.sanitizer),
         "ceilings": (0.02, kernels.ceilings),
         "profile": (0.09, kernels.profile),
@@ -68,6 +79,7 @@ def sections(setting: Setting) -> dict[str, tuple[float, Section]]:
         "steps": (0.08, steps.steps),
         "kernels": (0.02, kernel_table.kernel_table),
         "capped": (0.08, capped.capped),
+        "moved": (0.20, moved.moved),
         **{f"contest {name}": (0.27 / len(names), partial(contest.contest, name=name)) for name in names},
         **({"vllm": (0.30, subprocesses.vllm)} if setting.vllm else {}),
     }
@@ -101,7 +113,7 @@ def main() -> None:
         parser.error(f"--vllm {options.vllm}: there is no such program")
     options.out.mkdir(parents=True, exist_ok=True)
     setting = Setting(device, options.toy, options.out, options.checkpoint, options.vllm)
-    report: Record = {"machine": _machine(device), "toy": options.toy, "figures": [], "sections": {}}
+    report = _report(options.out, _machine(device), options.toy)
     started_s = time.perf_counter()
     known = sections(setting)
     chosen = {name: known[name] for name in known if not options.only or name.startswith(tuple(options.only))}
@@ -110,18 +122,17 @@ def main() -> None:
     unit_s = options.budget_s / sum(share for share, _ in chosen.values())
     for name, (share, section) in chosen.items():
         spent_s = time.perf_counter() - started_s
-        found = _run(setting, name, section, share * unit_s, options.budget_s - spent_s)
-        report["figures"] += found.pop("figures")
-        report["sections"][name] = found
-        report["seconds"] = round(time.perf_counter() - started_s, 1)
+        report["sections"][name] = _run(setting, name, section, share * unit_s, options.budget_s - spent_s)
         _write(options.out, report)  # after each section, so that a run that is cut off leaves what it has
         if name == "preflight" and report["sections"][name]["failures"]:
             break
-    failures = [f"{name}: {each}" for name, part in report["sections"].items() for each in part["failures"]]
+    found = {name: part for name, part in report["sections"].items() if name in chosen}
+    failures = [f"{name}: {each}" for name, part in found.items() for each in part["failures"]]
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)
-    missed = [figure["figure"] for figure in report["figures"] if figure["reached"] == "no"]
-    print(json.dumps({"out": str(options.out), "seconds": report["seconds"], "failures": failures, "missed": missed}))
+    missed = [each["figure"] for part in found.values() for each in part["figures"] if each["reached"] == "no"]
+    seconds = round(time.perf_counter() - started_s, 1)
+    print(json.dumps({"out": str(options.out), "seconds": seconds, "failures": failures, "missed": missed}))
     sys.exit(bool(failures))
 
 
@@ -178,6 +189,14 @@ def _machine(device: torch.device) -> Record:
     }
 
 
+def _report(folder: Path, machine: Record, toy: bool) -> Record:
+    """What earlier calls have found on this machine, to be added to."""
+    begun: Record = {"machine": machine, "toy": toy, "sections": {}}
+    file = folder / "gpu_check.json"
+    earlier = json.loads(file.read_text()) if file.exists() else {}
+    return begun | {"sections": earlier["sections"]} if {**earlier, "sections": {}} == begun else begun
+
+
 def _write(folder: Path, report: Record) -> None:
     (folder / "gpu_check.json").write_text(json.dumps(report, indent=1) + "\n")
     (folder / "gpu_check.md").write_text(markdown(report))
@@ -188,7 +207,8 @@ def markdown(report: Record) -> str:
     machine = report["machine"]
     lines = [f"# {machine['device']}", "", ", ".join(f"{key} {value}" for key, value in machine.items()), ""]
     title = "Figures to reach" + " on a card, at toy size of no meaning" * report["toy"]
-    lines += [f"## {title}", "", *_table(report["figures"])] if report["figures"] else []
+    figures = [figure for part in report["sections"].values() for figure in part["figures"]]
+    lines += [f"## {title}", "", *_table(figures)] if figures else []
     for name, part in report["sections"].items():
         lines += [f"## {name} ({part['seconds']} s)", ""]
         lines += _table(part["rows"])

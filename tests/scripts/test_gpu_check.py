@@ -5,9 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
+import sysconfig
 import time
+import venv
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -37,25 +41,61 @@ class LLM:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[str, Any]:
-    out, vllm = tmp_path_factory.mktemp("check"), tmp_path_factory.mktemp("vllm")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The Python of an environment with all packages of this one but vasuki, and pydantic, which is a wheel instead.
+    Returns it, and the folder of the wheel."""
+    environment, wheels = tmp_path_factory.mktemp("bare"), tmp_path_factory.mktemp("wheels")
+    venv.create(environment, symlinks=True)
+    (bare,) = environment.glob("lib/python*/site-packages")
+    own = Path(sysconfig.get_path("purelib"))
+    for entry in own.iterdir():
+        if not re.search("vasuki|^pydantic$|^pydantic-", entry.name) and not (bare / entry.name).exists():
+            (bare / entry.name).symlink_to(entry)
+    with zipfile.ZipFile(wheels / "pydantic-2-py3-none-any.whl", "w") as wheel:
+        for file in [*own.glob("pydantic/**/*.py"), *own.glob("pydantic-*.dist-info/*")]:
+            wheel.write(file, file.relative_to(own))
+    python = environment / "bin" / "python"
+    for lacking in ("vasuki", "pydantic"):
+        done = subprocess.run([python, "-c", f"import {lacking}"], cwd=environment, capture_output=True, text=True)
+        assert "ModuleNotFoundError" in done.stderr
+    return python, wheels
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, bare: tuple[Path, Path]) -> Path:
+    """What both scripts leave, the second with the profile of the first, on a machine where nothing is installed."""
+    work, out, vllm = (tmp_path_factory.mktemp(name) for name in ("work", "out", "vllm"))
     (vllm / "vllm.py").write_text(FAKE_VLLM)
-    command = [sys.executable, "scripts/gpu/gpu_check.py", "--toy", "--device", "cpu", "--out", str(out)]
-    command += ["--checkpoint", str(tiny_model), "--vllm", sys.executable]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'solvers'}:{vllm}"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    last = json.loads(done.stdout.splitlines()[-1])
-    found: dict[str, Any] = json.loads((out / "gpu_check.json").read_text())
-    assert last["failures"] == []
-    assert (out / "this-machine.yaml").exists()
-    return found | {"markdown": (out / "gpu_check.md").read_text()}
+    python, wheels = bare
+    (vllm / "python").write_text(f'#!/bin/sh\nPYTHONPATH={vllm} exec {python} "$@"\n')
+    (vllm / "python").chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "OMP_NUM_THREADS": "1", "PYTHON": str(python), "WHEELS": str(wheels), "WORK": str(work), "OUT": str(out),
+        "VLLM": str(vllm / "python"), "CHECK": "--toy --device cpu", "SCALE": "10",
+    }  # fmt: skip
+    for script in (["first_minutes.sh"], ["second_minutes.sh", str(out / "this-machine.yaml")]):
+        command = [str(ROOT / "scripts" / "gpu" / script[0]), *script[1:]]
+        done = subprocess.run(command, cwd=work, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return out
+
+
+@pytest.fixture(scope="module")
+def report(results: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((results / "gpu_check.json").read_text())
+    return found | {"markdown": (results / "gpu_check.md").read_text()}
+
+
+def test_what_is_taken_home_is_few_small_files(results: Path) -> None:
+    files = {file.name: file.stat().st_size for file in results.iterdir()}
+    assert files.keys() == {"gpu_check.json", "gpu_check.md", "this-machine.yaml", "log.txt"}
+    assert all(0 < size < 16 * 2**20 for size in files.values())
 
 
 def test_every_section_ran(report: dict[str, Any]) -> None:
     assert list(report["sections"]) == [
-        *("preflight", "checkpoint", "tests", "golden", "cases", "offload", "attention", "sanitizer", "ceilings"),
-        *("profile", "overlap", "steps", "kernels", "capped", "contest toy", "vllm"),
+        *("preflight", "checkpoint", "tests", "golden", "cases", "offload", "attention", "far blocks", "job"),
+        *("ceilings", "profile", "overlap", "steps", "kernels", "capped", "moved", "contest toy", "sanitizer", "vllm"),
     ]
     for name, section in report["sections"].items():
         assert section["rows"], name
@@ -83,16 +123,54 @@ def test_nothing_goes_on_after_a_preflight_that_fails(tmp_path: Path, monkeypatc
 
 def test_figures_stand_beside_their_targets(report: dict[str, Any]) -> None:
     """But for the idle share, which a CPU has not."""
-    targets = {figure["figure"]: figure["target"] for figure in report["figures"]}
+    figures = [figure for part in report["sections"].values() for figure in part["figures"]]
+    targets = {figure["figure"]: figure["target"] for figure in figures}
     assert sorted(targets.values()) == [
-        *("at least 0.7", "at least 0.9", "at least 1", "at least 3", "at least 6", "at least 6"),
-        *("at most 0.02", "at most 0.09"),
+        *("at least 0.7", "at least 0.9", "at least 1", "at least 1", "at least 3", "at least 6", "at least 6"),
+        *("at most 0.02", *["at most 0.09"] * 5),
     ]
-    assert report["figures"][0] == {
+    assert figures[0] == {
         "figure": "KV bytes as planned without the card, share that they are off",
         "measured": 0.0, "target": "at most 0.02", "reached": "yes",
     }  # fmt: skip
     assert report["markdown"].index("## Figures to reach") < report["markdown"].index("## preflight")
+
+
+def _called(tmp_path: Path, script: str, *arguments: str, fails: str) -> tuple[int, list[list[str]]]:
+    """The exit code of a script whose checks fail where that is among their sections, and what it calls."""
+    calls = tmp_path / "calls"
+    python = tmp_path / "python"
+    python.write_text(f"""#!/bin/sh
+        for word in "$@"; do printf '%s|' "$word" >> {calls}; done; echo >> {calls}
+        case " $* " in *" {fails} "*) exit 1;; esac""")
+    python.chmod(0o755)
+    command = [str(ROOT / "scripts" / "gpu" / script), *arguments]
+    environment = {**os.environ, "PYTHON": str(python), "WORK": str(tmp_path / "work"), "OUT": str(tmp_path / "out")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    lines = calls.read_text().splitlines() if calls.exists() else []
+    return done.returncode, [line.strip("|").split("|")[1:] for line in lines]
+
+
+def test_the_first_time_stops_where_the_preflight_fails(tmp_path: Path) -> None:
+    code, calls = _called(tmp_path, "first_minutes.sh", fails="preflight")
+    assert code == 1
+    assert [call[call.index("--only") :] for call in calls] == [["--only", "preflight"]]
+
+
+def test_the_first_time_goes_on_from_other_failures_and_ends_within_25_minutes(tmp_path: Path) -> None:
+    """With half a minute for each start, and in calls of ten minutes."""
+    code, calls = _called(tmp_path, "first_minutes.sh", fails="cases")
+    assert code == 1
+    assert len(calls) == 5
+    seconds = [30 + int(call[call.index("--budget-s") + 1]) for call in calls]
+    assert sum(seconds) <= 25 * 60
+    preflight, right, job, speed, moved = seconds
+    assert max(preflight + right + job, preflight + speed, preflight + moved) <= 600
+
+
+@pytest.mark.parametrize("script", [["first_minutes.sh"], ["second_minutes.sh", os.devnull]])
+def test_stages_that_do_not_exist_are_refused(script: list[str], tmp_path: Path) -> None:
+    assert _called(tmp_path, *script, "contest", "spead", fails="nothing") == (2, [])
 
 
 @pytest.mark.parametrize(
@@ -153,6 +231,28 @@ def test_all_ways_ran_the_same_rows(report: dict[str, Any]) -> None:
     assert alone["predicted_s"] >= alone["lower_bound_s"] > 0
     (beside,) = report["sections"]["vllm"]["rows"]
     assert beside["ratio"] == pytest.approx(beside["vasuki, tokens/s"] / beside["vLLM, tokens/s"], rel=1e-3)
+
+
+def test_jobs_are_run_by_the_command(report: dict[str, Any]) -> None:
+    ways = {row["way"]: row for row in report["sections"]["job"]["rows"]}
+    assert list(ways) == ["at once", "weights on the host", "stopped and killed"]
+    assert all(row["rows"] == "400/400" and row["right"] > 0.95 for row in ways.values())
+    assert ways["stopped and killed"]["runs"] > 1
+    assert ways["stopped and killed"]["from earlier runs"] > 0
+
+
+def test_a_job_in_little_memory_moves_what_it_is_told(report: dict[str, Any]) -> None:
+    modes = {row["mode"]: row for row in report["sections"]["moved"]["rows"]}
+    assert list(modes) == ["none", "park", "stream", "auto"]
+    assert {mode for mode, row in modes.items() if row["moved_GB"] > 0} == {"park", "stream"}
+    assert modes["park"]["swaps"] > 0
+    assert modes["none"]["recomputed"] > 0
+    assert all(0 <= row["hidden_share"] <= 1 for row in modes.values())
+
+
+def test_far_blocks_are_far(report: dict[str, Any]) -> None:
+    rows = report["sections"]["far blocks"]["rows"]
+    assert all(row["elements"] > 2**31 and row["apart"] == 0 for row in rows)
 
 
 def test_half_the_memory_halves_the_batch(report: dict[str, Any]) -> None:

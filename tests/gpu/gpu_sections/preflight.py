@@ -22,6 +22,7 @@ def preflight(setting: Setting, share_s: float) -> Finding:
         "board": _board,
         "pinned memory": _pinned,
         "graph": _graph,
+        "profile": lambda setting: setting.profile.title,
     }
     for name, check in checks.items():
         try:

@@ -49,7 +49,7 @@ _TOY_CONFIG = dict(
     model_type="llama",
     hidden_size=64,
     intermediate_size=128,
-    num_hidden_layers=4,
+    num_hidden_layers=6,  # of fewer none is streamed: buffers would take as much
     num_attention_heads=4,
     num_key_value_heads=2,
     vocab_size=512,
@@ -141,15 +141,18 @@ class Setting:
         profile = load_profile(file) if file.exists() else None
         return profile if profile and describe(self.device).name in profile.device_names else None
 
+    def tree(self, name: str) -> Record:
+        """What a model's `config.json` says."""
+        return dict(_TOY_CONFIG if name == "toy" else NAMED_CONFIGS[name])
+
     def config(self, name: str) -> Any:
         """Of a model: transformers' own class."""
-        tree = dict(_TOY_CONFIG if name == "toy" else NAMED_CONFIGS[name])
+        tree = self.tree(name)
         return AutoConfig.for_model(tree.pop("model_type"), **tree)
 
     def shape(self, name: str) -> ModelShape:
         """What the planner and the cost model know of a model."""
-        tree = _TOY_CONFIG if name == "toy" else NAMED_CONFIGS[name]
-        return shape_from_config(tree, name).with_dtype(str(self.dtype).removeprefix("torch."))
+        return shape_from_config(self.tree(name), name).with_dtype(str(self.dtype).removeprefix("torch."))
 
     def model(self, name: str) -> Any:
         """A model with random weights, built on the device. Only the last one is kept."""
@@ -392,11 +395,18 @@ def run_planned(
     return PlannedRun(plan, seconds, rows, stats, log, kv, peak, planned, executor.replayed_steps, executor.waited_s)
 
 
-def fitting(setting: Setting, name: str, workload: str, most: int, share_s: float) -> list[Request]:
+def fitting(
+    setting: Setting,
+    name: str,
+    workload: str,
+    most: int,
+    share_s: float,
+    planned: Callable[[Setting, str, list[Request]], Plan] = plan_for,
+) -> list[Request]:
     """As many rows of a workload, up to `most`, as are foreseen to take no longer than that."""
     num_rows = most
     requests = setting.workload(workload, num_rows)
-    while num_rows > FEWEST_ROWS and plan_for(setting, name, requests).makespan_s > share_s:
+    while num_rows > FEWEST_ROWS and planned(setting, name, requests).makespan_s > share_s:
         num_rows //= 2
         requests = setting.workload(workload, num_rows)
     return requests
