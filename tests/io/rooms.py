@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,13 @@ class ByteTokenizer:
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         return [list(text.encode()) for text in texts]
 
-    def encode_messages(self, conversations: list[list[dict[str, Any]]]) -> list[list[int]]:
+    def encode_messages(self, conversations: list[list[dict[str, Any]]], now: datetime) -> list[list[int]]:
         if any(message["role"] == "SHOUTER" for messages in conversations for message in messages):
             raise ValueError("roles must alternate")
         return [list("|".join(m["role"] + ":" + m["content"] for m in messages).encode()) for messages in conversations]
+
+    def marked(self, text: str, own: Any = ()) -> str:
+        return text
 
     def surely_exceeds(self, prompt: str | list[dict[str, Any]], num_tokens: int) -> bool:
         return False
@@ -75,7 +79,7 @@ def run(
             return 0
         folder.begin()
         sink = RowSink(folder.writer(answer_schema(job, table)), text_of)
-        limits = {"max_context_tokens": MAX_CONTEXT, "vocab_size": VOCAB}
+        limits: dict[str, Any] = {"max_context_tokens": MAX_CONTEXT, "vocab_size": VOCAB}
         with RequestStream(table, job, ByteTokenizer(), **limits, selection=folder.selection) as requests:
             for step, request in enumerate(requests):
                 if step == stop_after:

@@ -134,6 +134,28 @@ def test_dense_layers_among_experts() -> None:
     assert sum(matrix.k * matrix.n * matrix.copies for matrix in shape.expert_matrices) == 64 * 8 + 8 * 3 * 64 * 32
 
 
+@pytest.mark.parametrize(
+    ("rope", "context"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+        ({"type": "yarn", "factor": 4.0}, 256),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}, 64),  # said after scaling
+        ({"rope_type": "yarn", "original_max_position_embeddings": 32}, 64),  # so that the factor is 2
+        ({"type": "linear", "factor": 2.5}, 160),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}, 512),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8}, 64),  # as Llama 3.1 says it
+        ({"rope_type": "dynamic", "factor": 4.0}, 64),
+        ({"rope_type": "default", "factor": 4.0}, 64),
+        ({"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": {"rope_type": "default"}}, 64),
+    ],
+)
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_contexts_reach_as_far_as_rotary_embeddings_are_scaled(rope: dict[str, Any], context: int, key: str) -> None:
+    tree = config(max_position_embeddings=64, **{key: rope})
+    assert shape_from_config(tree).max_context_tokens == context
+    assert shape_from_config({**tree, "model_type": "gemma3_text"}).max_context_tokens == 64
+
+
 def test_rows_stay_within_the_context_of_the_first_training() -> None:
     """As Phi-3's, Phi-4-mini's and transformers' own config.json spell it."""
     long = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}

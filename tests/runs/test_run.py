@@ -486,6 +486,68 @@ def test_penalties_that_the_model_asks_for_are_named(job: Job, tmp_path: Path, t
     assert "generation_config" not in run(job(texts(1)), "--fresh").stderr
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"eos_token_id": 2', "is not valid JSON"),
+        ("[1, 2]", "does not say how to generate"),
+        ('{"eos_token_id": "</s>"}', "eos_token_id should be a token id or a list of them, not '</s>'"),
+        ('{"eos_token_id": [1, null]}', "eos_token_id should be a token id or a list of them, not [1, None]"),
+    ],
+)
+def test_broken_defaults_of_a_model_are_refused_by_name(
+    job: Job, tmp_path: Path, tiny_model: Path, content: str, words: str
+) -> None:
+    """What ends an answer is in them."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    (folder / "generation_config.json").write_text(content)
+    path = job(texts(1), model__path=str(folder))
+    for result in (run(path), CliRunner().invoke(main, ["check", str(path)])):
+        assert result.exit_code == 4, result.output
+        assert f"generation_config.json{'' if 'valid' in words or 'does' in words else ':'} {words}" in result.stderr
+
+
+def test_rows_reach_as_far_as_generate_with_scaled_rotary_embeddings(
+    job: Job, tmp_path: Path, tiny_model: Path
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 16, "rope_parameters": rope}))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompts = [[5 + 7 * place % 300 for place in range(count)] for count in (6, 14, 40)]
+    rows = [{"id": str(number), "ids": prompt} for number, prompt in enumerate(prompts)]
+    source = {"path": str(tmp_path / "in.parquet"), "id": "id", "prompt_token_ids": "ids"}
+    sampling = {"max_tokens": 20, "ignore_eos": True}
+    path = job(rows, model__path=str(folder), input=source, sampling=sampling)
+    assert run(path).exit_code == 0
+    for row, prompt in zip(rows, prompts, strict=True):
+        tokens = model.generate(
+            torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
+        assert by_id(path)[row["id"]]["output_token_ids"] == tokens[0, len(prompt) :].tolist()
+
+
+def test_special_tokens_are_kept_where_the_job_says_so(job: Job, tiny_model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    path = job(texts(12), sampling__max_tokens=40)
+    assert run(path, "--set", "output.special_tokens=true").exit_code == 0
+    rows = output(path)
+    ended = [row for row in rows if row["finish_reason"] == "stop"]
+    assert ended, "the token that ends an answer is a special one"
+    for row in ended:
+        assert row["output"] == tokenizer.decode(row["output_token_ids"], skip_special_tokens=False)
+        assert row["output"].endswith("</s>")
+    assert run(path).exit_code == 5, "whose texts are others"
+
+
 def test_a_date_is_text_whether_a_calendar_has_it_or_not(job: Job) -> None:
     path = job()
     assert run(path, "--set", "name=2026-02-30").exit_code == 0

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -38,6 +39,8 @@ Auto = Literal["auto"]
 T = TypeVar("T")
 
 _MOST_BYTES = 2**20  # of a job file
+# Keys that jobs were hashed without before there were such, and still are where they say nothing.
+_LATER_KEYS = (("input", "csv"), ("input", "control_tokens"), ("input", "date"), ("output", "special_tokens"))
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
@@ -191,6 +194,15 @@ class CsvConfig(_Section):
         return self
 
 
+def _date_or_time(text: str) -> str:
+    if text != "auto":
+        try:
+            datetime.fromisoformat(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is no date; write it like 2026-11-25 or 2026-11-25T07:30:00") from None
+    return text
+
+
 class InputConfig(_Section):
     """Where the rows come from and which columns make the prompt."""
 
@@ -214,6 +226,13 @@ class InputConfig(_Section):
     messages: str | Annotated[tuple[MessageTemplate, ...], Field(min_length=1)] = ""
     """A conversation for the model's chat template: a column with lists of `{role, content}`, or one such list whose
     contents are templates over columns."""
+    control_tokens: Literal["auto", "text", "tokens"] = "auto"
+    """What control tokens of the model, such as `<|im_end|>`, are where a row spells them: `text`, so that no row can
+    end its turn and forge another one, or `tokens`. `auto`: text in messages and in prompts that a chat template wraps,
+    tokens in bare text, which may be rendered already. In what the job file itself writes they are tokens."""
+    date: Annotated[str, AfterValidator(_date_or_time)] = "auto"
+    """The date or time that chat templates are told which print it, such as `2026-11-25` or `2026-11-25T07:30:00`.
+    `auto`: when the job began, also for a run that goes on with it; for rows that arrive, when they do."""
     prompt_token_ids: str = ""
     """Column of token ids, used as they are."""
     priority: str = ""
@@ -222,6 +241,11 @@ class InputConfig(_Section):
     deadline: str = ""
     """Column of seconds, from a row's arrival or the start of the run, within which it should end. Rows that have one
     are urgent too, the earliest first. The manifest counts those that are late."""
+
+    @property
+    def now(self) -> datetime:
+        """What chat templates take for the time."""
+        return datetime.now() if self.date == "auto" else datetime.fromisoformat(self.date)
 
     @model_validator(mode="after")
     def _one_of(self) -> InputConfig:
@@ -253,6 +277,8 @@ class OutputConfig(_Section):
     """Input columns to copy. Numbers that no single type holds exactly are copied as text."""
     token_ids: bool = False
     """Add the column `output_token_ids`."""
+    special_tokens: bool = False
+    """Keep special tokens in `output`, such as the channels of gpt-oss and the token that ends the answer."""
     logprobs: bool = False
     """Add the column `logprob`: the sum of the log-probabilities of the output tokens."""
 
@@ -459,8 +485,15 @@ class JobConfig(_Section):
         deciding = self.model_dump(mode="json", include={"input", "sampling", "output"})
         del deciding["output"]["path"], deciding["input"]["path"]
         del deciding["input"]["priority"], deciding["input"]["deadline"]
-        if self.input.csv == CsvConfig():
-            del deciding["input"]["csv"]  # as before there was such a key
+        for section, key in (
+            ("input", "csv"),
+            ("input", "control_tokens"),
+            ("input", "date"),
+            ("output", "special_tokens"),
+        ):
+            given = getattr(self, section)
+            if getattr(given, key) == type(given).model_fields[key].default:
+                del deciding[section][key]  # as before there was such a key
         deciding["model"] = {"content": model, "dtype": self.model.dtype, "kv_dtype": self.kv.dtype}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -41,6 +41,7 @@ class SamplingParams:
     seed: int = 0
     n: int = 1
     ignore_eos: bool = False
+    special_tokens: bool = False  # stay in the output's text
 
 
 class FinishReason(enum.StrEnum):

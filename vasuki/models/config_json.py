@@ -99,6 +99,9 @@ _BIASES["gptj"] = (False, False, True)
 _QK_NORM_PER_HEAD = {"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "gemma3n_text", *_GEMMA_4}
 _QK_NORM_FULL = {"olmo2", "olmo3"}
 _LONG_ROPE = {"longrope", "su"}  # the second is how early models of Phi-3 spell it
+_SCALED_ROPE = {"yarn", "linear", "llama3"}  # by a factor that is the same for rows of all lengths
+_SAY_SCALED = {"gemma3", "gemma3_text"}  # whose context is said after scaling, without that of the first training
+_TRAINED = "original_max_position_embeddings"
 _UNSUPPORTED_KEYS = {"is_encoder_decoder": "an encoder", "moe_latent_size": "narrower experts"}
 # Architectures whose attention is gated by a projection as wide as its queries.
 _GATED_ATTENTION = {"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
@@ -253,16 +256,21 @@ def _read(config: Mapping[str, Any], name: str, way: Way | None) -> ModelShape:
 def context_of(config: Mapping[str, Any]) -> int | None:
     """Most tokens of a row; None where the config does not say.
 
-    With LongRoPE a row that outgrows the context of the first training asks for other rotary embeddings, and one model
-    has one set of them for all rows of a step. So rows are kept within that context.
+    Rotary embeddings that are scaled reach that many times further than those of the first training. With LongRoPE and
+    the dynamic kind a row that outgrows the context of that training asks for other embeddings, and one model has one
+    set of them for all rows of a step. So rows are kept within that context.
     """
-    sizes = [next((config[spelling] for spelling in _SPELLINGS["context"] if config.get(spelling)), None)]
+    said = next((int(config[spelling]) for spelling in _SPELLINGS["context"] if config.get(spelling)), None)
+    sizes = [] if said is None else [said]
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     for parameters in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):  # or one a layer type
-        if parameters.get("rope_type", parameters.get("type")) in _LONG_ROPE:
-            key = "original_max_position_embeddings"
-            sizes.append(config.get(key) or parameters.get(key))
-    return min((int(size) for size in sizes if size), default=None)
+        kind = parameters.get("rope_type", parameters.get("type"))
+        trained = config.get(_TRAINED) or parameters.get(_TRAINED)
+        if kind in _LONG_ROPE and trained:
+            sizes.append(int(trained))
+        elif kind in _SCALED_ROPE and parameters is rope and said and config.get("model_type") not in _SAY_SCALED:
+            sizes[0] = max(said, int((trained or said) * (parameters.get("factor") or 1)))
+    return min(sizes, default=None)
 
 
 def longest_packed(config: Mapping[str, Any]) -> int:

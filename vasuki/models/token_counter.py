@@ -18,9 +18,13 @@ class TokenCounter:
         """Return about as many numbers as there will be tokens, alike where texts begin alike."""
         return [_made_up_ids(text) for text in texts]
 
-    def encode_messages(self, conversations: list[list[Any]]) -> list[list[int]]:
+    def encode_messages(self, conversations: list[list[Any]], now: object) -> list[list[int]]:
         """Count conversations likewise, without what a chat template would add."""
         return self.encode_batch(list(map(_joined, conversations)))
+
+    def marked(self, text: str, own: object = ()) -> str:
+        """The text: no tokens are known that it might spell."""
+        return text
 
     def surely_exceeds(self, prompt: str | list[Any], num_tokens: int) -> bool:
         """Whether a text or a conversation has more tokens."""

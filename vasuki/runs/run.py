@@ -11,6 +11,7 @@ import logging
 import time
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from vasuki.base.config import JobConfig
@@ -45,6 +46,7 @@ from vasuki.runs.workers.messages import Setup, Start
 from vasuki.runs.workers.processes import Processes
 from vasuki.runs.workers.ray.run import replicas_on_ray
 from vasuki.runs.workers.workers import Workers
+from vasuki.runs.workload import model_tokenizer
 
 if TYPE_CHECKING:
     from vasuki.hf.loading.load_model import LoadedModel
@@ -210,6 +212,7 @@ def run_to_end(job: OpenJob, rows: RunRows, workers: Workers, signals: StopSigna
         max_context_tokens=intake.max_context_tokens,
         vocab_size=intake.vocab_size,
         selection=folder.selection,
+        twin=partial(model_tokenizer, job.config),
     )
     journal = folder.journal()
     with stream, rows.reading(journal.resume(stream)):

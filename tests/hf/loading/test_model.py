@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tiny_models import ARCHITECTURES, NoTokenizer, load, random_config
 from vasuki.base.errors import ModelError
 from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
 from vasuki.hf.loading.load_model import LoadedModel, prepare, resolve_device, resolve_dtype
+from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.models.config_json import shape_from_config
 
 SMALL: dict[str, Any] = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
@@ -66,10 +68,28 @@ def test_rows_end_before_rotary_embeddings_would_change(caplog: pytest.LogCaptur
     dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     loaded = _prepare(transformers.AutoModelForCausalLM.from_config(random_config("llama", rope_parameters=dynamic)))
     assert loaded.max_context == 256, "which change beyond the model's positions"
-    assert not caplog.records
+    assert "rows of over 256 tokens" in caplog.text
     loaded = _prepare(transformers.AutoModelForCausalLM.from_config(random_config("phi3")))
     assert loaded.max_context == 80, "which change beyond those of the first training"
     assert "rows of over 80 tokens" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("eos", "words"),
+    [
+        (2, "its tokenizer"),
+        ([2, 3], "end with <pad> or !, as"),
+        ([2, 1], ""),
+        (1, ""),
+    ],
+)
+def test_an_end_token_that_ends_no_answer_is_named(
+    tiny_model: Path, eos: int | list[int], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = transformers.AutoModelForCausalLM.from_config(random_config("llama"), attn_implementation="vasuki_ragged")
+    prepare(model.eval(), Tokenizer(str(tiny_model)), transformers.GenerationConfig(eos_token_id=eos), "tiny")
+    assert ("name that in sampling.stop" in caplog.text) == bool(words)
+    assert words in caplog.text
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "gpt_neox"])  # knows no num_key_value_heads

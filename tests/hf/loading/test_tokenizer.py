@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from vasuki.hf.loading.plain_tokenizer import PlainTokenizer, tokenizer_without_
 from vasuki.hf.loading.tokenizer import Tokenizer
 
 MESSAGES = [{"role": "user", "content": "two dogs run"}, {"role": "assistant", "content": "<x> fär away"}]
+NOW = datetime(2026, 11, 25, 7, 30)
 TEXTS = ["the cat sat on a mat", "<x> far <s> away", ""]
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
 RENDERED = "<s>user: two dogs run</s>assistant: <x> fär away</s>"
@@ -108,8 +110,8 @@ def of_run(model: Path) -> Tokenizer:
 def assert_same(model: Path, rendered: str) -> None:
     plan, run = of_plan(model), of_run(model)
     assert plan.encode_batch(TEXTS) == run.encode_batch(TEXTS)
-    (token_ids,) = plan.encode_messages([MESSAGES])
-    assert [token_ids] == run.encode_messages([MESSAGES])
+    (token_ids,) = plan.encode_messages([MESSAGES], NOW)
+    assert [token_ids] == run.encode_messages([MESSAGES], NOW)
     assert plan.text_of(token_ids) == run.text_of(token_ids) == rendered
 
 
@@ -133,7 +135,7 @@ def test_messages_of_all_kinds(model: Path, message: dict[str, Any]) -> None:
     change(model / "tokenizer_config.json", {"chat_template": "{{ messages | tojson }}"})
     conversations = [MESSAGES, [message]]
     assert isinstance(plan := of_plan(model), PlainTokenizer)
-    assert plan.encode_messages(conversations) == of_run(model).encode_messages(conversations)
+    assert plan.encode_messages(conversations, NOW) == of_run(model).encode_messages(conversations, NOW)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_templates_cannot_reach_beyond_their_messages(model: Path, template: str
     kinds = []
     for tokenizer in (of_plan(model), of_run(model)):
         with pytest.raises(TemplateError) as raised:
-            tokenizer.encode_messages([MESSAGES])
+            tokenizer.encode_messages([MESSAGES], NOW)
         kinds.append(type(raised.value))
     assert isinstance(of_plan(model), PlainTokenizer)
     assert kinds[0] is kinds[1]

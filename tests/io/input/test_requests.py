@@ -102,6 +102,68 @@ class BareTokenizer(ByteTokenizer):
     has_chat_template = False
 
 
+class Marking(ByteTokenizer):
+    """Writes what it marks in brackets."""
+
+    def marked(self, text: str, own: Any = ()) -> str:
+        inside = [range(begin, end) for begin, end in own]
+        return "".join(
+            f"[{letter}]" if letter == "X" and not any(place in span for span in inside) else letter
+            for place, letter in enumerate(text)
+        )
+
+
+BODY = {"messages": [{"role": "user", "content": "aX"}]}
+MESSAGES = [{"role": "userX", "content": [{"type": "text", "text": "aX"}]}]
+
+
+@pytest.mark.parametrize(
+    ("keys", "auto", "as_text"),
+    [
+        ({"prompt": "X{text}", "chat": False}, "XaX", "Xa[X]"),
+        ({"prompt": "X{text}", "chat": True}, "user:Xa[X]", "user:Xa[X]"),
+        ({"prompt": "{text}", "system": "X {text}"}, "system:X a[X]|user:a[X]", "system:X a[X]|user:a[X]"),
+        ({"messages": [{"role": "user", "content": "{text}X"}]}, "user:a[X]X", "user:a[X]X"),
+        ({"messages": "messages"}, "user[X]:a[X]", "user[X]:a[X]"),
+        ({"format": "openai-batch", "system": "X"}, "system:X|user:a[X]", "system:X|user:a[X]"),
+        ({"format": "openai-batch"}, "XaX", "[X]a[X]"),
+    ],
+)
+def test_control_tokens_of_rows_are_text_unless_the_job_says_otherwise(
+    parquet: WriteParquet, keys: dict[str, Any], auto: str, as_text: str, tmp_path: Path
+) -> None:
+    path = parquet(text=["aX"], messages=[json.dumps(MESSAGES)])
+    if "format" in keys:
+        path = tmp_path / "in.jsonl"
+        body = BODY if "system" in keys else {"prompt": "XaX"}
+        path.write_text(json.dumps({"custom_id": "a", "url": "/v1/completions", "body": body}))
+    limits: dict[str, Any] = {"max_context_tokens": MAX_CONTEXT, "vocab_size": VOCAB}
+    as_tokens = as_text.replace("[X]", "X")
+    for control_tokens, expected in (("auto", auto), ("text", as_text), ("tokens", as_tokens)):
+        source = {"path": str(path), "control_tokens": control_tokens, **keys}
+        config = parse_job({"model": {"path": "m"}, "input": source, "output": {"path": str(tmp_path / "out")}})
+        with RequestStream(open_table(config), config, Marking(), **limits) as requests:
+            assert text(next(requests)) == expected
+
+
+def test_a_plan_that_reads_the_first_row_otherwise_is_named(
+    job: MakeJob, parquet: WriteParquet, caplog: pytest.LogCaptureFixture
+) -> None:
+    class InPairs(ByteTokenizer):
+        def encode_batch(self, texts: list[str]) -> list[list[int]]:
+            return [list(text.encode()[::2]) for text in texts]
+
+    config = job(parquet(text=["abcd", "ef"]))
+    limits: dict[str, Any] = {"max_context_tokens": MAX_CONTEXT, "vocab_size": VOCAB}
+    for twin, words in (
+        (ByteTokenizer, []),
+        (InPairs, ["row 0 has 4 prompt tokens by the tokenizer that answers, and 2"]),
+    ):
+        with RequestStream(open_table(config), config, ByteTokenizer(), twin=twin, **limits) as requests:
+            assert [request.num_prompt_tokens for request in requests] == [4, 2]
+        assert [record.message[: len(words[0])] for record in caplog.records] == words
+
+
 @pytest.mark.parametrize(
     ("keys", "of_chat_model", "of_base_model"),
     [

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +83,23 @@ def test_a_row_fails_with_one_of_its_samples(sink: WatchedSink) -> None:
     sink.write(finished(request(1, n=2)))
     sink.write(Sequence(request(1, n=2, sample_index=1), error="no", finish_reason=FinishReason.ERROR))
     assert (sink.succeeded, sink.failed) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("ends", "ignore_eos", "words"),
+    [
+        ("lls", False, ["2 of 3 answers ran to their limit of tokens and were cut there"]),
+        ("ls", False, []),
+        ("ll", True, []),
+    ],
+)
+def test_it_is_said_when_most_answers_were_cut(
+    sink: WatchedSink, ends: str, ignore_eos: bool, words: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for row, end in enumerate(ends):
+        reason = FinishReason.LENGTH if end == "l" else FinishReason.STOP
+        wanted = replace(request(row), sampling=SamplingParams(ignore_eos=ignore_eos))
+        sink.write(Sequence(wanted, output_token_ids=[1], finish_reason=reason))
+    sink.close()
+    assert [record.message for record in caplog.records] == words

@@ -4,6 +4,8 @@ load_model        the model, or a refusal that names what is missing
 accounting        which tensors its files lack, and which nothing reads
 tokenizer         text and messages -> token ids -> text
 plain_tokenizer   the same for planning, without transformers where its files are plain
+tokenizer_files   who splits text by what the model's folder says, and its chat template
+prompt_text       control tokens in rows' texts as text, and no second start token
 least_tokens      how few tokens a text may have, by its length alone
 weights           weights that live on the host
 triton_kernels    Triton's kernels for a model, where they compile and agree with their twins

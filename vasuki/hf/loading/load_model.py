@@ -9,6 +9,7 @@ attention, for the padded backend, which has a probe too.
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import os
 import reprlib
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -46,6 +48,7 @@ from vasuki.hf.recurrent.recurrent_layer import RecurrentLayers
 from vasuki.machines import at_hand
 from vasuki.models.config_json import context_of
 from vasuki.models.dtypes import computed_dtype
+from vasuki.models.files import description_folder
 from vasuki.models.recurrent_config import MLP_ALONE, RECURRENT
 from vasuki.models.shape import Way
 from vasuki.models.weight_files import StoredTensor, stored_tensors, weight_files
@@ -271,6 +274,7 @@ class _Loading:
             config = AutoConfig.from_pretrained(path, **options)
         except Exception as error:
             raise ModelError(f"cannot read model {path}: {_first_line(error)}") from None
+        _refuse_broken_defaults(description_folder(model) / "generation_config.json")
         return cls(model, path, options, device, config, stays_on_host, compiles, kv_dtype, stored)
 
     def ragged(self) -> LoadedModel:
@@ -449,6 +453,7 @@ def _described(
     if eos is None:
         eos = tokenizer.eos_token_id
     eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
+    _warn_of_end_token(name, tokenizer, eos_ids)
     return LoadedModel(model, tokenizer, config, eos_ids, layout, dtype, model.device)
 
 
@@ -484,14 +489,47 @@ def _layer_types(config: Any) -> list[str]:
 
 
 def _warn_of_context(name: str, config: Any) -> None:
-    """Say so if rows are kept shorter than the model's positions."""
-    positions, context = getattr(config, "max_position_embeddings", 0), context_of(config.to_dict())
-    if context and positions and context < positions:
+    """Say so if rows are kept shorter than the model's positions reach."""
+    reach, context = getattr(config, "max_position_embeddings", 0), context_of(config.to_dict())
+    rope = getattr(config, "rope_parameters", None) or {}
+    if reach and rope.get("rope_type") == "dynamic":
+        reach *= rope.get("factor") or 1
+    if context and reach and context < reach:
         log.warning(
             "%s has other rotary embeddings for rows of over %d tokens, which would change shorter rows beside them: "
             "rows end there, and longer prompts fail",
             name,
             context,
+        )
+
+
+def _refuse_broken_defaults(file: Path) -> None:
+    """Refuse a generation_config.json that transformers would pass over, and with it the tokens that end answers."""
+    if not file.exists():
+        return
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+        end = GenerationConfig.from_pretrained(str(file.parent)).eos_token_id
+    except OSError as error:
+        raise ModelError(f"cannot read {file}: {error.strerror or _first_line(error)}") from None
+    except ValueError as error:
+        raise ModelError(f"{file} is not valid JSON: {_first_line(error)}") from None
+    except Exception as error:
+        raise ModelError(f"{file} does not say how to generate: {_first_line(error)}") from None
+    if not all(type(token_id) is int for token_id in (end if isinstance(end, list) else [end or 0])):
+        raise ModelError(f"{file}: eos_token_id should be a token id or a list of them, not {end!r}")
+
+
+def _warn_of_end_token(name: str, tokenizer: Tokenizer, eos_ids: frozenset[int]) -> None:
+    """Say so if answers go on behind the token that the tokenizer has for their end."""
+    own = tokenizer.eos_token_id
+    if own is not None and eos_ids and own not in eos_ids:
+        log.warning(
+            "%s: answers end with %s, as its configuration says, and not with %s, the end token of its tokenizer; "
+            "name that in sampling.stop if they should",
+            name,
+            " or ".join(tokenizer.text_of([token_id]) or str(token_id) for token_id in sorted(eos_ids)),
+            tokenizer.text_of([own]),
         )
 
 

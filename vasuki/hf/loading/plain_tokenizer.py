@@ -24,6 +24,8 @@ from jinja2.utils import Namespace
 
 from vasuki.base.config import ModelConfig
 from vasuki.hf.loading.least_tokens import LeastTokens
+from vasuki.hf.loading.prompt_text import PromptText, Span, encoded_as_text, without_marks
+from vasuki.hf.loading.tokenizer_files import legacy_template, read_json
 from vasuki.models.files import description_folder
 
 if TYPE_CHECKING:
@@ -41,44 +43,39 @@ _PLAIN_KEYS = {"role", "content", "name"}  # of a message; transformers gives so
 
 
 def tokenizer_without_torch(model: ModelConfig) -> PlainTokenizer | Tokenizer:
-    """The model's tokenizer for planning: as its tokenizer.json has it, where there is one.
-
-    `AutoTokenizer` imports torch to find the class that belongs to a model. That class may split a text otherwise than
-    the file after special tokens, as for Llama 2 by a token for each, which does not matter for a plan.
+    """The model's tokenizer for planning.
 
     Raises:
         ModelError: as for a run.
     """
-    folder = description_folder(model)
-    if plain := PlainTokenizer.of(folder):
+    if plain := PlainTokenizer.of(description_folder(model)):
         return plain
     from vasuki.hf.loading.tokenizer import Tokenizer
 
-    if (folder / "tokenizer.json").is_file():
-        return Tokenizer(str(folder), of_file=True)
     return Tokenizer(os.path.expanduser(model.path), model.revision, model.trust_remote_code)
 
 
 class PlainTokenizer:
     """What planning needs of a `Tokenizer`, which is the twin that this one's token ids equal."""
 
-    def __init__(
-        self, encoder: Any, template: jinja2.Template | None, names: Mapping[str, str], twin: Callable[[], Tokenizer]
-    ) -> None:
+    def __init__(self, encoder: Any, source: str, names: Mapping[str, str], twin: Callable[[], Tokenizer]) -> None:
         self._encoder = encoder
-        self._template = template
+        self._template = _environment().from_string(source) if source else None
         self._names = names  # text of the named special tokens, for the template
         self._twin = twin
         self._least_tokens = LeastTokens(encoder)
+        added = encoder.get_added_tokens_decoder().values()
+        as_text = functools.partial(encoded_as_text, encoder)
+        self._prompts = PromptText(self._encode, as_text, encoder.token_to_id, added, source)
 
     @classmethod
     def of(cls, folder: Path) -> PlainTokenizer | None:
         """The tokenizer of a folder; None if its files are not plain, or something is wrong with them."""
         try:
             encoder = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-            settings = _read_json(folder / "tokenizer_config.json")
+            settings = read_json(folder / "tokenizer_config.json")
             names = _named_tokens(encoder, settings, folder)
-            template = _chat_template(folder, settings)
+            source = _chat_template(folder, settings)
         except Exception:  # of any file; transformers and `Tokenizer` know better what to say of it
             return None
         encoder.no_truncation()
@@ -88,9 +85,9 @@ class PlainTokenizer:
         def twin() -> Tokenizer:
             from vasuki.hf.loading.tokenizer import Tokenizer
 
-            return Tokenizer(str(folder), of_file=True)
+            return Tokenizer(str(folder))
 
-        return cls(encoder, template, names, twin)
+        return cls(encoder, source, names, twin)
 
     @property
     def has_chat_template(self) -> bool:
@@ -99,38 +96,41 @@ class PlainTokenizer:
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Token ids of each text, with the special tokens that the model expects around it."""
-        return self._encode(texts, add_special_tokens=True)
+        return self._prompts.bare(texts)
 
-    def encode_messages(self, conversations: Rows[Rows[Mapping[str, Any]]]) -> list[list[int]]:
+    def encode_messages(self, conversations: Rows[Rows[Mapping[str, Any]]], now: datetime) -> list[list[int]]:
         """Token ids of each conversation, as `Tokenizer` has them. Raises as it does."""
         if self._template is None or not all(_is_plain(message) for messages in conversations for message in messages):
-            return self._twin().encode_messages(conversations)
-        return self._encode(list(map(self._rendered, conversations)), add_special_tokens=False)
+            return self._twin().encode_messages(conversations, now)
+        return self._prompts.rendered([self._rendered(messages, now) for messages in conversations])
+
+    def marked(self, text: str, own: Rows[Span] = ()) -> str:
+        """The text, its control tokens marked to be read as text, but for those within the spans `own`."""
+        return self._prompts.marked(text, own)
 
     def surely_exceeds(self, prompt: str | Rows[Mapping[str, Any]], num_tokens: int) -> bool:
         """Whether a text or a conversation has more tokens, where its length alone tells."""
-        return self._least_tokens.exceed(prompt, num_tokens, self._rendered)
+        prompt = without_marks(prompt) if isinstance(prompt, str) else prompt
+        return self._least_tokens.exceed(
+            prompt, num_tokens, lambda messages: without_marks(self._rendered(messages, datetime.now()))
+        )
 
     def text_of(self, token_ids: Rows[int]) -> str:
         """What the model reads, special tokens included."""
         text: str = self._encoder.decode(list(token_ids), skip_special_tokens=False)
         return text
 
-    def _rendered(self, messages: Rows[Mapping[str, Any]]) -> str:
+    def _rendered(self, messages: Rows[Mapping[str, Any]], now: datetime) -> str:
         assert self._template is not None, "conversations need a template"
-        given = {"tools": None, "documents": None, "add_generation_prompt": True, **self._names}
-        return self._template.render(messages=[dict(message) for message in messages], **given)
+        given = {"tools": None, "documents": None, "add_generation_prompt": True, "strftime_now": now.strftime}
+        return self._template.render(messages=[dict(message) for message in messages], **given, **self._names)
 
-    def _encode(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
-        return [each.ids for each in self._encoder.encode_batch(texts, add_special_tokens=add_special_tokens)]
+    def _encode(self, texts: list[str], special: bool) -> list[list[int]]:
+        return [each.ids for each in self._encoder.encode_batch(texts, add_special_tokens=special)]
 
 
 def _is_plain(message: Mapping[str, Any]) -> bool:
     return message.keys() <= _PLAIN_KEYS and all(type(value) is str for value in message.values())
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
 
 
 def _named_tokens(encoder: Any, settings: Mapping[str, Any], folder: Path) -> dict[str, str]:
@@ -155,18 +155,16 @@ def _text_of(token: str | dict[str, Any]) -> str:
     return token if isinstance(token, str) else str(token["content"])
 
 
-def _chat_template(folder: Path, settings: Mapping[str, Any]) -> jinja2.Template | None:
-    """The model's template, if it has one. Raises whatever shows that it is not plain."""
+def _chat_template(folder: Path, settings: Mapping[str, Any]) -> str:
+    """The source of the model's template, empty if it has none. Raises whatever shows that it is not plain."""
     if (folder / "additional_chat_templates").exists():
         raise ValueError("not plain")
     file = folder / "chat_template.jinja"
     source = file.read_text(encoding="utf-8") if file.exists() else settings.get("chat_template")
-    if not source:
-        return None
-    environment = _environment()
-    if "dict" in find_undeclared_variables(environment.parse(source)):
+    source = source or legacy_template(folder) or ""
+    if not isinstance(source, str) or "dict" in find_undeclared_variables(_environment().parse(source)):
         raise ValueError("not plain")
-    return environment.from_string(source)
+    return source
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
@@ -176,7 +174,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _to_json
     del environment.globals["dict"]  # transformers has one of its own, which only a few templates ask for
-    environment.globals.update(raise_exception=_refuse, strftime_now=_now, namespace=_Namespace)
+    environment.globals.update(raise_exception=_refuse, namespace=_Namespace)
     return environment
 
 
@@ -189,10 +187,6 @@ def _to_json(
 
 def _refuse(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 class _Namespace(Namespace):

@@ -6,18 +6,25 @@ import functools
 import json
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import transformers
+from transformers.utils import chat_template_utils
 
+from vasuki.base.config import ModelConfig
 from vasuki.base.errors import ModelError
 from vasuki.engine.sequence import Sequence
 from vasuki.hf.loading.least_tokens import LeastTokens
+from vasuki.hf.loading.prompt_text import PromptText, Span, encoded_as_text, without_marks
+from vasuki.hf.loading.tokenizer_files import LEGACY_TEMPLATE, legacy_template, splits_by_file
+from vasuki.models.files import description_folder
 
 transformers.logging.set_verbosity_error()
 
-_FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json")
+_FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", LEGACY_TEMPLATE)
+_TAIL = 8  # tokens before a text that decide how it begins: a character has four at most, and some may be spaces
 
 
 class Tokenizer:
@@ -27,30 +34,42 @@ class Tokenizer:
         path: a folder or hub id.
         revision: of the hub's model.
         trust_remote_code: whether a class that comes with the model may run.
-        of_file: take tokenizer.json as it is, without looking for the model's class.
 
     Raises:
         ModelError: there is none, or it cannot be read.
     """
 
-    def __init__(
-        self, path: str, revision: str | None = None, trust_remote_code: bool = False, of_file: bool = False
-    ) -> None:
+    def __init__(self, path: str, revision: str | None = None, trust_remote_code: bool = False) -> None:
+        folder = description_folder(ModelConfig(path=path, revision=revision))
         try:
-            if of_file:
-                self._tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(path)
+            if splits_by_file(folder, trust_remote_code):
+                self._tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(str(folder))
             else:
                 self._tokenizer = transformers.AutoTokenizer.from_pretrained(
                     path, revision=revision, trust_remote_code=trust_remote_code
                 )
+            self._tokenizer.chat_template = self._tokenizer.chat_template or legacy_template(folder)
         except Exception as error:
-            raise ModelError(_what_is_wrong(path, error)) from None
+            raise ModelError(_what_is_wrong(path, folder, error)) from None
         # Without files, classes of some models make up a tokenizer of their special tokens.
         if self._tokenizer.vocab_size <= len(self._tokenizer.all_special_tokens):
             raise ModelError(f"model {path} has no usable tokenizer: its vocabulary is empty")
         is_plain = type(self._tokenizer).__module__.startswith("transformers.")  # no class that came with the model
-        self._least_tokens = LeastTokens(getattr(self._tokenizer, "backend_tokenizer", None) if is_plain else None)
-        self._name = functools.cache(lambda token_id: self._text([token_id], skip_special_tokens=False))
+        encoder = getattr(self._tokenizer, "backend_tokenizer", None) if is_plain else None
+        self._least_tokens = LeastTokens(encoder)
+        template = self._tokenizer.chat_template or ""
+        added = self._tokenizer.added_tokens_decoder
+        self._prompts = PromptText(
+            self._encode,
+            functools.partial(encoded_as_text, encoder) if encoder else self._encode_as_text,
+            self._tokenizer.convert_tokens_to_ids,
+            added.values(),
+            template if isinstance(template, str) else "\0".join(template.values()),
+            getattr(self._tokenizer, "chat_control_tokens", None) or (),
+        )
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._name = functools.cache(lambda token_id: self._text([token_id]))
+        self._is_none = functools.cache(lambda token_id: self._tokenizer.convert_ids_to_tokens(token_id) is None)
 
     @property
     def eos_token_id(self) -> int | None:
@@ -65,11 +84,14 @@ class Tokenizer:
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Token ids of each text, with the special tokens that the model expects around it."""
-        encoded: list[list[int]] = self._tokenizer(texts, add_special_tokens=True)["input_ids"]
-        return encoded
+        return self._prompts.bare(texts)
 
-    def encode_messages(self, conversations: Rows[Rows[Mapping[str, Any]]]) -> list[list[int]]:
+    def encode_messages(self, conversations: Rows[Rows[Mapping[str, Any]]], now: datetime) -> list[list[int]]:
         """Token ids of each conversation, rendered by the chat template, open for the assistant's turn.
+
+        Args:
+            conversations: lists of messages.
+            now: the time that a template is told which asks for it.
 
         Raises:
             ModelError: the model has no chat template.
@@ -77,22 +99,28 @@ class Tokenizer:
         """
         if not self.has_chat_template:
             raise ModelError("the model has no chat template, which conversations need")
-        encoded: list[list[int]] = self._tokenizer.apply_chat_template(
-            list(conversations), add_generation_prompt=True, tokenize=True, return_dict=True
-        )["input_ids"]
-        return encoded
+        return self._prompts.rendered([self._rendered(messages, now) for messages in conversations])
+
+    def marked(self, text: str, own: Rows[Span] = ()) -> str:
+        """The text, its control tokens marked to be read as text, but for those within the spans `own`."""
+        return self._prompts.marked(text, own)
 
     def surely_exceeds(self, prompt: str | Rows[Mapping[str, Any]], num_tokens: int) -> bool:
         """Whether a text or a conversation has more tokens, where its length alone tells."""
-        return self._least_tokens.exceed(prompt, num_tokens, self._rendered)
+        prompt = without_marks(prompt) if isinstance(prompt, str) else prompt
+        return self._least_tokens.exceed(
+            prompt, num_tokens, lambda messages: without_marks(self._rendered(messages, datetime.now()))
+        )
 
     def text_of(self, token_ids: Rows[int]) -> str:
         """What the model reads, special tokens included."""
-        return self._text(list(token_ids), skip_special_tokens=False)
+        return self._text(list(token_ids))
 
     def decode(self, sequence: Sequence) -> str:
-        """The sequence's output as text, without special tokens, cut before the first stop string."""
-        text = self._text(sequence.output_token_ids)
+        """The sequence's output as it goes on behind its prompt, cut before the first stop string. Without special
+        tokens, unless the row keeps them."""
+        kept = [token_id for token_id in sequence.output_token_ids if self._has_text(token_id, sequence)]
+        text = self._text_behind(self._tail_of_prompt(sequence), kept)
         cuts = [position for stop in sequence.request.sampling.stop if (position := text.find(stop)) >= 0]
         return text[: min(cuts)] if cuts else text
 
@@ -100,38 +128,84 @@ class Tokenizer:
         """Return whether a stop string is complete, or the special token that it names is there, once `token_id`
         follows.
 
-        A token stands for at least one byte, so a stop string of n bytes lies within the last n tokens. A few more are
-        decoded because the first ones may be the rest of a character, or lose a leading space.
+        A token with a text stands for at least one byte, so a stop string of n bytes lies within the last n of them. A
+        few more are decoded because the first ones may be the rest of a character.
         """
         stops = sequence.request.sampling.stop
         if not stops:
             return False
+        if self._name(token_id) in stops:
+            return True
+        if not self._has_text(token_id, sequence):
+            return False
         window = max(len(stop.encode()) for stop in stops) + 4
-        tail = self._text([*sequence.output_token_ids[1 - window :], token_id])
-        return any(stop in tail for stop in stops) or self._name(token_id) in stops
+        last = [*self._last_with_text(sequence, window + _TAIL - 1), token_id]
+        before = last[:-window] or self._tail_of_prompt(sequence)
+        whole = self._text([*before, *last[-window:]])
+        if not any(stop in whole for stop in stops):  # as nearly always
+            return False
+        tail = self._text_behind(before, last[-window:])
+        return any(stop in tail for stop in stops)
 
-    def _rendered(self, messages: Rows[Mapping[str, Any]]) -> str:
+    def _last_with_text(self, sequence: Sequence, count: int) -> list[int]:
+        token_ids = sequence.output_token_ids
+        for some in (token_ids[-2 * count :], token_ids):
+            last = [token_id for token_id in some if self._has_text(token_id, sequence)][-count:]
+            if len(last) == count:
+                break
+        return last
+
+    def _has_text(self, token_id: int, sequence: Sequence) -> bool:
+        """Whether a token is part of the output's text: special ones may be left out, and some ids have no token."""
+        is_kept = sequence.request.sampling.special_tokens or token_id not in self._special
+        return is_kept and not self._is_none(token_id)
+
+    def _tail_of_prompt(self, sequence: Sequence) -> list[int]:
+        return [int(token_id) for token_id in sequence.request.prompt_token_ids[-_TAIL:]]
+
+    def _text_behind(self, before: list[int], token_ids: list[int]) -> str:
+        """Text of tokens that stand behind others: decoders drop the space before the first token of all."""
+        if not token_ids:
+            return ""
+        whole, start = self._text([*before, *token_ids]), self._text(before)
+        while not whole.startswith(start):  # as it ended in the midst of a character
+            start = start[:-1]
+        return whole[len(start) :]
+
+    def _rendered(self, messages: Rows[Mapping[str, Any]], now: datetime) -> str:
+        if isinstance(source := self._tokenizer.get_chat_template(), str):
+            chat_template_utils._compile_jinja_template(source).globals["strftime_now"] = now.strftime
         text: str = self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
         return text
 
-    def _text(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
+    def _encode(self, texts: list[str], special: bool) -> list[list[int]]:
+        encoded: list[list[int]] = self._tokenizer(texts, add_special_tokens=special)["input_ids"]
+        return encoded
+
+    def _encode_as_text(self, text: str) -> list[int]:
+        token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return token_ids
+
+    def _text(self, token_ids: list[int]) -> str:
         text: str = self._tokenizer.decode(
-            token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            token_ids,
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
+            spaces_between_special_tokens=False,
         )
         return text
 
 
-def _what_is_wrong(path: str, error: Exception) -> str:
+def _what_is_wrong(path: str, folder: Path, error: Exception) -> str:
     """A file that is no JSON, of which transformers does not say which one it is; else what it says itself."""
-    folder = Path(path)
     for file in (folder / name for name in _FILES):
         try:
             json.loads(file.read_text(encoding="utf-8"))
-        except OSError:  # not there, or the model is on the hub
+        except OSError:  # not there
             continue
         except ValueError as problem:
             return f"{file} is not valid JSON: {problem}"
-    missing = folder.is_dir() and not (folder / "tokenizer.json").exists()
+    missing = not (folder / "tokenizer.json").exists()
     reason = "no tokenizer.json in it, and transformers says: " if missing else ""
     return f"model {path} has no usable tokenizer: {reason}{_first_line(error).rstrip(': ')}"
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from vasuki.io.input.prompts import Message, Prompt, read_messages, read_token_ids
 from vasuki.io.input.row_error import RowError
+from vasuki.io.input.templates import Mark, as_it_is
 
 _SETTINGS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n", "ignore_eos")
 _PROMPTS = ("messages", "prompt")
@@ -35,9 +36,20 @@ _NEUTRAL_OF: dict[str, tuple[Any, ...]] = {
 
 
 def read_body(
-    values: Mapping[str, Any], vocab_size: int, before: Sequence[Message] = ()
+    values: Mapping[str, Any],
+    vocab_size: int,
+    before: Sequence[Message] = (),
+    mark_messages: Mark = as_it_is,
+    mark_prompt: Mark = as_it_is,
 ) -> tuple[Prompt, dict[str, Any]]:
-    """Prompt and sampling settings of a row. `before` are messages that the job puts before each conversation.
+    """Prompt and sampling settings of a row.
+
+    Args:
+        values: the row.
+        vocab_size: token ids must lie below it.
+        before: messages that the job puts before each conversation.
+        mark_messages: marks what the text of messages must not be read as.
+        mark_prompt: likewise, for a prompt that is bare text.
 
     Raises:
         RowError: the row asks for something other than text generation, or is malformed.
@@ -56,18 +68,20 @@ def read_body(
         settings["top_k"] = 0
     if body.get("max_completion_tokens") is not None:
         settings["max_tokens"] = body["max_completion_tokens"]
-    prompt = _prompt(body, vocab_size)
+    prompt = _prompt(body, vocab_size, mark_messages)
+    if isinstance(prompt, str):
+        prompt = mark_prompt(prompt, ())
     if before and not isinstance(prompt, list):
         raise RowError("input.system goes before body.messages, and the row has body.prompt")
     return [*before, *prompt] if before else prompt, settings
 
 
-def _prompt(body: Mapping[str, Any], vocab_size: int) -> Prompt:
+def _prompt(body: Mapping[str, Any], vocab_size: int, mark_messages: Mark) -> Prompt:
     messages, prompt = body.get("messages"), body.get("prompt")
     if (messages is None) == (prompt is None):
         raise RowError("body needs either messages or prompt")
     if messages is not None:
-        return read_messages(messages, "body.messages")
+        return read_messages(messages, "body.messages", mark_messages)
     if isinstance(prompt, list):
         return read_token_ids(prompt, vocab_size, "body.prompt")
     if not isinstance(prompt, str):

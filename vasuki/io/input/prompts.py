@@ -12,33 +12,36 @@ from numpy.typing import NDArray
 from vasuki.base.config import InputConfig
 from vasuki.base.errors import JobFileError, ModelError
 from vasuki.io.input.row_error import RowError
-from vasuki.io.input.templates import Template
+from vasuki.io.input.templates import Mark, Template, as_it_is
 
 Message = dict[str, Any]  # role, content, and whatever else the chat template reads
 Prompt = str | list[Message] | NDArray[np.int32]
 
 
-def prompt_reader(config: InputConfig, vocab_size: int, as_chat: bool) -> Callable[[Mapping[str, Any]], Prompt]:
+def prompt_reader(
+    config: InputConfig, vocab_size: int, as_chat: bool, mark: Mark = as_it_is
+) -> Callable[[Mapping[str, Any]], Prompt]:
     """Return a function that gets a row's prompt from its values. It raises RowError for rows that have none.
 
     Args:
         config: which columns make the prompt.
         vocab_size: token ids must lie below it.
         as_chat: send `input.prompt` as a user's message, see `is_chat`.
+        mark: marks what a row's text must not be read as.
     """
     if config.prompt_token_ids:
         return lambda values: read_token_ids(_present(values, config.prompt_token_ids), vocab_size)
     conversation = conversation_templates(config)
     if config.prompt and not as_chat:
         [(_, template)] = conversation  # a system message would have made it a chat
-        return lambda values: _text(template.render(values))
+        return lambda values: _text(template.render(values, mark))
 
     def messages(values: Mapping[str, Any]) -> Prompt:
-        written = [{"role": role, "content": template.render(values)} for role, template in conversation]
+        written = [{"role": role, "content": template.render(values, mark)} for role, template in conversation]
         if config.prompt:
             _text(written[-1]["content"])
         if isinstance(config.messages, str) and config.messages:
-            return written + read_messages(_present(values, config.messages), config.messages)
+            return written + read_messages(_present(values, config.messages), config.messages, mark)
         return written
 
     return messages
@@ -82,11 +85,12 @@ def is_chat(config: InputConfig, has_chat_template: bool) -> bool:
     return bool(config.messages) or (bool(config.prompt) and config.chat is not False and has_chat_template)
 
 
-def read_messages(value: Any, name: str = "messages") -> list[Message]:
+def read_messages(value: Any, name: str = "messages", mark: Mark = as_it_is) -> list[Message]:
     """A conversation: a list of `{role, content}`, or such a list as a JSON string, or as an object of equally long
     lists, as `datasets` stores a sequence of dicts.
 
-    Content in parts (`[{"type": "text", "text": ...}]`) is joined; keys whose value is null are dropped.
+    Content in parts (`[{"type": "text", "text": ...}]`) is joined; keys whose value is null are dropped. All text in it
+    gets `mark`.
 
     Raises:
         RowError: it is something else.
@@ -96,7 +100,8 @@ def read_messages(value: Any, name: str = "messages") -> list[Message]:
         value = _rows_of(value)
     if not isinstance(value, list) or not value:
         raise RowError(f"{name} must be a list of messages with at least one entry")
-    return [_message(message, f"{name}[{index}]") for index, message in enumerate(value)]
+    messages = [_message(message, f"{name}[{index}]") for index, message in enumerate(value)]
+    return messages if mark is as_it_is else [_marked(message, mark) for message in messages]
 
 
 def read_token_ids(value: Any, vocab_size: int, name: str = "prompt_token_ids") -> NDArray[np.int32]:
@@ -155,6 +160,15 @@ def _message(value: Any, name: str) -> Message:
     if not isinstance(message.get("role"), str) or not isinstance(content, str):
         raise RowError(f"{name} needs a role and a content, both text")
     return message | {"content": content}
+
+
+def _marked(value: Any, mark: Mark) -> Any:
+    """The value with all its text marked, however deep it lies."""
+    if isinstance(value, str):
+        return mark(value, ())
+    if isinstance(value, dict):
+        return {key: _marked(each, mark) for key, each in value.items()}
+    return [_marked(each, mark) for each in value] if isinstance(value, list) else value
 
 
 def _text_part(part: Any, name: str) -> str:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -26,6 +28,7 @@ from vasuki.io.input.prompts import Message, Prompt, conversation_templates, is_
 from vasuki.io.input.row_error import RowError
 from vasuki.io.input.sampling import SamplingReader
 from vasuki.io.input.tables import Rows
+from vasuki.io.input.templates import as_it_is
 from vasuki.io.selection import EVERY_ROW, Selection
 from vasuki.io.values import value_bytes
 
@@ -55,9 +58,14 @@ class PromptEncoder(Protocol):
         """Return one list of token ids for each text, special tokens included."""
         ...
 
-    def encode_messages(self, conversations: list[list[Message]]) -> list[list[int]]:
+    def encode_messages(self, conversations: list[list[Message]], now: datetime) -> list[list[int]]:
         """Return one list of token ids for each conversation, rendered by the chat template, ready for the model's
-        answer."""
+        answer. `now` is what a template is told that prints the time."""
+        ...
+
+    def marked(self, text: str, own: Sequence[tuple[int, int]] = ()) -> str:
+        """The text, its control tokens marked to be read as text, but for those within the spans `own` (begin, end),
+        which the job itself has written."""
         ...
 
     def surely_exceeds(self, prompt: str | list[Message], num_tokens: int) -> bool:
@@ -92,6 +100,7 @@ class RequestStream:
         max_context_tokens: most tokens of prompt and answer together.
         vocab_size: token ids must lie below it, those given in the input and those of the tokenizer.
         selection: which rows to read.
+        twin: makes the tokenizer that plans are made with, whose tokens of the first row are compared.
 
     Raises:
         ModelError: the job needs a chat template and the model has none.
@@ -109,18 +118,24 @@ class RequestStream:
         max_context_tokens: int,
         vocab_size: int,
         selection: Selection = EVERY_ROW,
+        twin: Callable[[], PromptEncoder] | None = None,
     ) -> None:
         self._table = table
         self._tokenizer = tokenizer
+        self._twin = twin
         self._max_context_tokens = max_context_tokens
         self._vocab_size = vocab_size
         self._is_batch_format = job.input.format == "openai-batch"
         as_chat = is_chat(job.input, tokenizer.has_chat_template)
         if job.input.prompt:
             log.info(_SENT_AS_CHAT if as_chat else _SENT_AS_TEXT)
+        self._input = job.input
         self._system = conversation_templates(job.input) if self._is_batch_format else []
-        self._read_prompt = None if self._is_batch_format else prompt_reader(job.input, vocab_size, as_chat)
-        self._sampling = SamplingReader(job.sampling)
+        marks = {"tokens": (as_it_is, as_it_is), "text": (tokenizer.marked, tokenizer.marked)}
+        self._mark_messages, self._mark_prompt = marks.get(job.input.control_tokens, (tokenizer.marked, as_it_is))
+        mark = self._mark_messages if as_chat else self._mark_prompt
+        self._read_prompt = None if self._is_batch_format else prompt_reader(job.input, vocab_size, as_chat, mark)
+        self._sampling = SamplingReader(job.sampling, job.output.special_tokens)
         self._priority_column, self._deadline_column = job.input.priority, job.input.deadline
         self._length_column = job.plan.length_column
         self._blocks = Prefetch(self._tokenised(selection), _BLOCKS_AHEAD)
@@ -170,8 +185,11 @@ class RequestStream:
 
     def _fill(self, draft: _Draft, values: Mapping[str, Any]) -> None:
         if self._read_prompt is None:
-            system = [{"role": role, "content": template.render(values)} for role, template in self._system]
-            prompt, settings = read_body(values, self._vocab_size, system)
+            system = [
+                {"role": role, "content": template.render(values, self._mark_messages)}
+                for role, template in self._system
+            ]
+            prompt, settings = read_body(values, self._vocab_size, system, self._mark_messages, self._mark_prompt)
             draft.sampling = self._sampling.read(values, settings)
         else:
             draft.sampling = self._sampling.read(values)
@@ -197,8 +215,13 @@ class RequestStream:
             elif draft.prompt is not None:
                 draft.token_ids = draft.prompt
             draft.prompt = None
+        now = self._input.now
         _encode(texts, self._tokenizer.encode_batch, "the tokenizer")
-        _encode(conversations, self._tokenizer.encode_messages, "the chat template")
+        _encode(conversations, partial(self._tokenizer.encode_messages, now=now), "the chat template")
+        if self._twin and (texts or conversations):
+            twin, self._twin = self._twin(), None
+            _compare(texts[:1], twin.encode_batch)
+            _compare(conversations[:1], partial(twin.encode_messages, now=now))
         for draft in drafts:
             draft.error = draft.error or self._problem(draft.token_ids)
 
@@ -280,6 +303,20 @@ def _encode(drafts: list[tuple[_Draft, P]], encode: Callable[[list[P]], list[lis
         return
     for (draft, _), token_ids in zip(drafts, encoded, strict=True):
         draft.token_ids = token_ids
+
+
+def _compare(drafts: list[tuple[_Draft, P]], encode: Callable[[list[P]], list[list[int]]]) -> None:
+    """Say so if a plan reads the first prompt otherwise than the run."""
+    for draft, prompt in drafts:
+        planned = _Draft(draft.row, draft.id, {})
+        _encode([(planned, prompt)], encode, "")
+        if not draft.error and not np.array_equal(planned.token_ids, draft.token_ids):
+            log.warning(
+                "row %s has %d prompt tokens by the tokenizer that answers, and %d by the one that plans are made with",
+                draft.id,
+                len(draft.token_ids),
+                len(planned.token_ids),
+            )
 
 
 def _number(value: Any, what: str, least: float, otherwise: float) -> float:

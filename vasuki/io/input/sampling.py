@@ -16,10 +16,15 @@ from vasuki.io.input.row_error import RowError
 
 
 class SamplingReader:
-    """Reads rows' settings, checked by the same rules as the job file's."""
+    """Reads rows' settings, checked by the same rules as the job file's.
 
-    def __init__(self, config: SamplingConfig) -> None:
-        self._settings: dict[str, Any] = {}
+    Args:
+        config: of the job.
+        special_tokens: whether they stay in the output's text.
+    """
+
+    def __init__(self, config: SamplingConfig, special_tokens: bool = False) -> None:
+        self._settings: dict[str, Any] = {"special_tokens": special_tokens}
         self._columns: dict[str, str] = {}
         for name, value in config:
             if isinstance(value, Column):

@@ -7,7 +7,7 @@ prompt is data and must never reach into objects.
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,14 @@ from vasuki.base.errors import JobFileError
 from vasuki.io.input.row_error import RowError
 from vasuki.io.values import as_text
 
+Mark = Callable[[str, Sequence[tuple[int, int]]], str]  # see `PromptEncoder.marked`
+
 _DOUBLE = "double the braces that stand for themselves"
+
+
+def as_it_is(text: str, own: Sequence[tuple[int, int]] = ()) -> str:
+    """The text without a mark."""
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +58,17 @@ class Template:
         """Columns it names, in order, each once."""
         return tuple(dict.fromkeys(name for _, name in self.pieces if name is not None))
 
-    def render(self, values: Mapping[str, Any]) -> str:
-        """The prompt of a row. Raises RowError where a column is null or cannot be written as text."""
-        out = []
+    def render(self, values: Mapping[str, Any], mark: Mark = as_it_is) -> str:
+        """The prompt of a row. Raises RowError where a column is null or cannot be written as text.
+
+        Args:
+            values: the row, by column.
+            mark: gets the text, and where the job's own words are in it.
+        """
+        out, own, length = [], [], 0
         for literal, name in self.pieces:
             out.append(literal)
+            own.append((length, length := length + len(literal)))
             if name is not None:
                 value = values[name]
                 if value is None:
@@ -64,4 +77,5 @@ class Template:
                     out.append(as_text(value))
                 except ValueError as error:
                     raise RowError(f"column '{name}' cannot be written as text: {error}") from None
-        return "".join(out)
+                length += len(out[-1])
+        return mark("".join(out), own)

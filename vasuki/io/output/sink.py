@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from vasuki.engine.sequence import FinishReason, Sequence
 from vasuki.io.output.answers import Answer
 from vasuki.io.output.parts import PartWriter, Totals
+
+log = logging.getLogger(__name__)
 
 
 class RowSink:
@@ -41,6 +44,8 @@ class RowSink:
         self._keeps_token_ids = "output_token_ids" in writer.schema.names
         self._samples: dict[int, list[Sequence]] = {}  # by row, until all are there
         self.written = Totals()  # rows handed to the writer, committed or not
+        self._answers = 0  # that ended by themselves or might have
+        self._cut = 0  # of them, by their limit
 
     @property
     def succeeded(self) -> int:
@@ -80,9 +85,11 @@ class RowSink:
         self._on_commit()
 
     def close(self) -> None:
-        """Make every complete row durable, and leave a part even if there is none."""
+        """Make every complete row durable, and leave a part even if there is none. Say so if most answers were cut."""
         self._writer.close()
         self._on_commit()
+        if 2 * self._cut > self._answers:
+            log.info("%d of %d answers ran to their limit of tokens and were cut there", self._cut, self._answers)
 
     def _answer(self, sequence: Sequence) -> Answer:
         request = sequence.request
@@ -102,6 +109,9 @@ class RowSink:
             )
         reason = sequence.finish_reason
         assert reason is not None, "only finished sequences have an answer"
+        if not request.sampling.ignore_eos:
+            self._answers += 1
+            self._cut += reason is FinishReason.LENGTH
         return Answer(
             row=request.row,
             id=request.id,
