@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import yaml
 from click.testing import CliRunner, Result
 from tiny_job import WORDS, job_tree
 
+from vasuki.base.config import InputConfig
 from vasuki.commands.cli import main
 from vasuki.io.input.tables import open_table
 from vasuki.io.location import Location
@@ -546,6 +548,34 @@ def test_special_tokens_are_kept_where_the_job_says_so(job: Job, tiny_model: Pat
         assert row["output"] == tokenizer.decode(row["output_token_ids"], skip_special_tokens=False)
         assert row["output"].endswith("</s>")
     assert run(path).exit_code == 5, "whose texts are others"
+
+
+def test_prompts_are_told_when_the_job_began(
+    job: Job, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever the rest of it runs."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    (folder / "chat_template.jinja").write_text("{{ strftime_now('%d %b %Y, %H:%M') }} {{ messages[0].content }}")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    rows = texts(6)
+    path = job(rows, model__path=str(folder), input__chat=True)
+    began = datetime(2020, 2, 29, 7, 30, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(InputConfig, "now", began)
+        assert run(path, "--shard", "0/2").exit_code == 0
+    assert run(path, "--shard", "1/2").exit_code == 0
+    answers = by_id(path)
+    for row in rows:
+        prompt = tokenizer(f"29 Feb 2020, 07:30 {row['text']}", return_tensors="pt")["input_ids"]
+        tokens = model.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=2)[0, prompt.shape[1] :]
+        assert answers[row["id"]]["output_token_ids"] == tokens.tolist()
+    manifest = json.loads((path.parent / "out" / "manifest-1-of-2.json").read_text())
+    assert manifest["job"]["input"]["date"] == began.isoformat()
+    assert run(path, "--shard", "0/2", "--set", "input.date=2020-02-29T07:30:01").exit_code == 5, "it may be another"
+    assert run(path, "--set", "input.date=tomorrow").exit_code == 2
 
 
 def test_a_date_is_text_whether_a_calendar_has_it_or_not(job: Job) -> None:

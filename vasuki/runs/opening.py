@@ -146,6 +146,10 @@ def opened(
         shard=shard,
         fresh=options.fresh,
         retries_errors=options.retries_errors,
+        now=config.input.now.isoformat(timespec="seconds"),
     ) as folder:
+        if arriving is None:  # rows that arrive are told when they do
+            dated = config.input.model_copy(update={"date": folder.began})
+            config = config.model_copy(update={"input": dated})
         key = JobKey(config, config_hash, table.fingerprint, fingerprint)
         yield OpenJob(key, options, table, folder, started_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +50,18 @@ def test_rows_go_on_from_the_tokens_that_they_had(file: Location) -> None:
         (4, 1): Progress((5, 2), -0.1, FinishReason.STOP),
         (5, 0): Progress((8,), 0.0),
     }
+
+
+def test_a_row_whose_prompt_is_another_one_begins_anew(file: Location, caplog: pytest.LogCaptureFixture) -> None:
+    def request(number: int, prompt: list[int]) -> Request:
+        return Request(number, f"r{number}", len(prompt), 9, prompt_token_ids=np.array(prompt, dtype=np.int32))
+
+    journal_at(file).write([Sequence(request(1, [3, 4]), [7]), Sequence(request(2, [3, 4]), [8])])
+    resumed = list(journal_at(file).resume([request(1, [3, 4]), request(2, [3, 5])]))
+    assert [each.progress for each in resumed] == [Progress((7,)), Progress()]
+    assert [record.message for record in caplog.records] == [
+        "row r2 had another prompt when it was begun: it begins anew"
+    ]
 
 
 def test_rows_that_have_ended_leave_the_journal_and_the_last_one_the_folder(file: Location) -> None:

@@ -23,7 +23,10 @@ from rooms import MakeJob, WriteParquet, output, run
 
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import Interrupted, JobFileError, OutputInUse, UnreadableError
+from vasuki.engine.sequence import Request, Sequence
+from vasuki.io.input.tables import open_table
 from vasuki.io.location import Location
+from vasuki.io.output.answers import Answer, answer_schema
 from vasuki.io.output.manifest import Manifest, Timings, read_manifest
 from vasuki.io.output.output_folder import OutputFolder, simulated_folder
 from vasuki.io.output.parts import PartLabel, read_label, to_parquet
@@ -46,6 +49,26 @@ def out(config: JobConfig) -> Path:
 
 
 # --- running, stopping, running again --------------------------------------------------------------------------------
+
+
+def test_an_output_knows_when_it_was_begun(job: MakeJob, parquet: WriteParquet) -> None:
+    """From its parts, and from rows in flight."""
+    config = job(parquet(text=["a", "b"]))
+    table = open_table(config)
+    request = Request(0, 0, 5, 9)
+    for of_part in (False, True):
+        with open_folder(out(config), num_rows=2, fresh=True, now="2026-11-25T07:30:00") as folder:
+            assert folder.began == "2026-11-25T07:30:00"
+            if of_part:
+                writer = folder.writer(answer_schema(config, table))
+                writer.append([Answer(0, 0, "a", "stop")])
+                writer.close()
+            else:
+                folder.journal().write([Sequence(request, [7])])
+        with open_folder(out(config), num_rows=2, now="2027-01-01T00:00:00") as folder:
+            assert folder.began == "2026-11-25T07:30:00"
+    with open_folder(out(config), num_rows=2, fresh=True, now="2027-01-01T00:00:00") as folder:
+        assert folder.began == "2027-01-01T00:00:00"
 
 
 def test_a_run_leaves_the_contract(job: MakeJob, parquet: WriteParquet) -> None:

@@ -3,10 +3,11 @@
 It is written anew beside each part, with the rows that run then, and is gone when none do. It is never appended to: it
 has a few bytes for each token of the running rows, object stores cannot append, and so no row that has ended stays.
 
-    {"version": 1, "config_hash": ..., "input_fingerprint": ...}
-    8c736521 {"row": 17, "sample": 0, "logprob": -3.25, "finish_reason": null, "tokens": "..."}
+    {"version": 2, "config_hash": ..., "input_fingerprint": ..., "began": "2026-11-25T07:30:00"}
+    8c736521 {"row": 17, "sample": 0, "prompt": 4157704578, "logprob": -3.25, "finish_reason": null, "tokens": "..."}
 
-Each line of a row begins with its own CRC-32. A line that does not fit its sum is left out: that row begins anew.
+Each line of a row begins with its own CRC-32, and has that of its prompt's tokens. A line that does not fit its sum is
+left out: that row begins anew, and so does one whose prompt has other tokens by now.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,9 +26,19 @@ from vasuki.engine.sequence import Sequence as Row
 from vasuki.io.location import Location, writing
 from vasuki.io.selection import Selection
 
-JOURNAL_VERSION = 1
+JOURNAL_VERSION = 2
 
 log = logging.getLogger(__name__)
+
+Key = tuple[int, int]  # row and sample
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What is left of a row in flight."""
+
+    progress: Progress
+    prompt: int  # sum over the tokens of its prompt
 
 
 class Journal:
@@ -40,6 +51,7 @@ class Journal:
         input_fingerprint: of the input, likewise.
         selection: the rows that this run works on.
         before_write: called before each write; raises where another run has taken the folder.
+        began: the time that prompts are told.
     """
 
     def __init__(
@@ -50,8 +62,10 @@ class Journal:
         input_fingerprint: str,
         selection: Selection,
         before_write: Callable[[], None] = lambda: None,
+        began: str = "",
     ) -> None:
         self._place = place
+        self._began = {"began": began}
         self._header = {
             "version": JOURNAL_VERSION,
             "config_hash": config_hash,
@@ -60,19 +74,26 @@ class Journal:
         self._before_write = before_write
         self._earlier = list(earlier)
         self._is_closed = False
-        self._left: dict[tuple[int, int], Progress] = {}  # by row and sample, of requests that are not started yet
+        self._left: dict[Key, _Left] = {}  # by row and sample, of requests that are not started yet
         for file in earlier:
-            self._left |= {key: progress for key, progress in self._read(file) if selection.wants(key[0])}
+            self._left |= {key: left for key, left in self._read(file) if selection.wants(key[0])}
         self.resumed_rows = len({row for row, _ in self._left})
         if self._left:
-            tokens = sum(len(progress.output_token_ids) for progress in self._left.values())
+            tokens = sum(len(left.progress.output_token_ids) for left in self._left.values())
             log.info("going on with %d rows that have %d tokens already", self.resumed_rows, tokens)
 
     def resume(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """The requests, those that were in flight with the tokens that they had."""
+        """The requests, those that were in flight with the tokens that they had, if their prompt is what it was."""
         for request in requests:
-            progress = self._left.get(request.key)
-            yield replace(request, progress=progress) if progress and not request.error else request
+            left = self._left.get(request.key)
+            if left is None or request.error:
+                yield request
+            elif left.prompt == _sum_of(request):
+                yield replace(request, progress=left.progress)
+            else:
+                log.warning("row %s had another prompt when it was begun: it begins anew", request.id)
+                del self._left[request.key]
+                yield request
 
     def started(self, requests: Iterable[Request]) -> Iterator[Request]:
         """The requests as they go to the scheduler, which knows of their tokens from then on."""
@@ -86,13 +107,13 @@ class Journal:
         """Note how far these have come, and those that are not started yet. Raises Interrupted."""
         if self._is_closed:
             return
-        in_flight = self._left | {row.request.key: row.progress for row in rows}
-        lines = [_line(*key, progress) for key, progress in sorted(in_flight.items(), key=lambda item: item[0])]
+        in_flight = self._left | {row.request.key: _Left(row.progress, _sum_of(row.request)) for row in rows}
+        lines = [_line(*key, left) for key, left in sorted(in_flight.items(), key=lambda item: item[0])]
         lines = [line for line in lines if line]
         self._before_write()
         with writing(self._place):
             if lines:
-                self._place.write_bytes(b"\n".join([json.dumps(self._header).encode(), *lines, b""]))
+                self._place.write_bytes(b"\n".join([json.dumps(self._header | self._began).encode(), *lines, b""]))
             for file in self._earlier:
                 if not lines or file.path != self._place.path:
                     file.delete()
@@ -102,12 +123,12 @@ class Journal:
         """Leave the file as it is from now on: a step was cut short, and what is known of its rows may be half."""
         self._is_closed = True
 
-    def _read(self, file: Location) -> Iterator[tuple[tuple[int, int], Progress]]:
+    def _read(self, file: Location) -> Iterator[tuple[Key, _Left]]:
         """Every whole record of a file of this job."""
         try:
             header, *lines = file.read_bytes().split(b"\n")
-            is_ours = json.loads(header) == self._header
-        except (OSError, ValueError):
+            is_ours = json.loads(header).items() >= self._header.items()
+        except (OSError, ValueError, AttributeError):
             is_ours = False
         if not is_ours:
             log.warning("%s is damaged or of another job: rows that were in flight begin anew", file)
@@ -119,14 +140,29 @@ class Journal:
                 log.warning("%s holds a damaged record: its row begins anew", file)
 
 
-def _line(row: int, sample: int, progress: Progress) -> bytes:
+def began_of(file: Location) -> str:
+    """The time that prompts of a journal's rows were told; empty where it does not say."""
+    try:
+        return str(json.loads(file.read_bytes().split(b"\n")[0]).get("began", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+def _sum_of(request: Request) -> int:
+    """A sum over the tokens of its prompt."""
+    return zlib.crc32(np.asarray(request.prompt_token_ids, dtype="<i4").tobytes())
+
+
+def _line(row: int, sample: int, left: _Left) -> bytes:
     """A record; empty for a row that has no token yet."""
+    progress = left.progress
     if not progress.output_token_ids:
         return b""
     tokens = np.array(progress.output_token_ids, dtype="<i4").tobytes()
     record = {
         "row": row,
         "sample": sample,
+        "prompt": left.prompt,
         "logprob": progress.logprob,
         "finish_reason": progress.finish_reason,
         "tokens": base64.b64encode(tokens).decode(),
@@ -135,7 +171,7 @@ def _line(row: int, sample: int, progress: Progress) -> bytes:
     return b"%08x %s" % (zlib.crc32(text), text)
 
 
-def _record(line: bytes) -> tuple[tuple[int, int], Progress]:
+def _record(line: bytes) -> tuple[Key, _Left]:
     """Raises ValueError, KeyError or TypeError for anything that `_line` did not write."""
     checksum, _, text = line.partition(b" ")
     if int(checksum, 16) != zlib.crc32(text):
@@ -144,4 +180,4 @@ def _record(line: bytes) -> tuple[tuple[int, int], Progress]:
     tokens = np.frombuffer(base64.b64decode(record["tokens"]), dtype="<i4").tolist()
     reason = record["finish_reason"]
     progress = Progress(tuple(tokens), record["logprob"], None if reason is None else FinishReason(reason))
-    return (record["row"], record["sample"]), progress
+    return (record["row"], record["sample"]), _Left(progress, record["prompt"])

@@ -30,7 +30,7 @@ from vasuki.base.errors import InputError, JobFileError, OutputInUse, Unreadable
 from vasuki.io.location import Location, name_of_temporary, writing
 from vasuki.io.output.answers import with_null_errors
 from vasuki.io.output.doubles import without_doubles
-from vasuki.io.output.journal import Journal
+from vasuki.io.output.journal import Journal, began_of
 from vasuki.io.output.lock import FolderLock
 from vasuki.io.output.manifest import MANIFEST, Manifest, RowCounts, after, merge, read_manifest
 from vasuki.io.output.ownership import (
@@ -67,6 +67,7 @@ class OutputFolder:
         self._config_hash = config_hash
         self._input_fingerprint = fingerprint
         self._next_index = 0
+        self.began = ""  # the time that prompts are told: that of the run which wrote first, set by open
         self.done = DoneRows(0)  # rows that earlier runs and other shards left; set by open, and by finish
 
     @classmethod
@@ -80,6 +81,7 @@ class OutputFolder:
         shard: Shard = WHOLE,
         fresh: bool = False,
         retries_errors: bool = False,
+        now: str = "",
     ) -> OutputFolder:
         """Create or continue an output folder.
 
@@ -91,6 +93,7 @@ class OutputFolder:
             shard: which rows this run will write.
             retries_errors: take rows that failed (of a shard: its own) out of the parts, so that they are left to do.
             fresh: delete what earlier runs wrote (of a shard: its own parts) and start over.
+            now: what the prompts of this run are told of the time, unless an earlier one has begun it.
 
         Raises:
             JobFileError: the path is not a folder or cannot be written.
@@ -107,6 +110,7 @@ class OutputFolder:
                 folder._delete_temporary_files()
                 folder._delete_broken_manifests()
                 folder._read_back(num_rows, retries_errors)
+                folder.began = folder.began or now
                 if not folder.is_finished:
                     place.refuse_unwritable()
                     refuse_fixed(place, shard.label)
@@ -174,6 +178,7 @@ class OutputFolder:
             schema,
             config_hash=self._config_hash,
             input_fingerprint=self._input_fingerprint,
+            began=self.began,
             started_s=started_s,
             max_loss_s=max_loss_s,
             even_if_empty=self.done.num_rows == 0,
@@ -181,15 +186,18 @@ class OutputFolder:
 
     def journal(self) -> Journal:
         """What earlier runs of this share left of rows in flight, and the place to note it."""
-        files = [file for file in self.place.children() if is_own_journal(file.name, self.shard.label)]
         return Journal(
             self.place / f".vasuki-journal{self.shard.label}.jsonl",
-            files,
+            self._journals(),
             self._config_hash,
             self._input_fingerprint,
             self.selection,
             self._lock.refuse_lost,
+            self.began,
         )
+
+    def _journals(self) -> list[Location]:
+        return [file for file in self.place.children() if is_own_journal(file.name, self.shard.label)]
 
     def _next_part(self) -> Location:
         self._lock.refuse_lost()
@@ -252,6 +260,8 @@ class OutputFolder:
 
     def _read_back(self, num_rows: int, retries_errors: bool) -> None:
         labels = list(self._labels(with_pages=True))
+        told = [label.began for _, label in labels] + [began_of(file) for file in self._journals()]
+        self.began = min(filter(None, told), default="")
         with writing(self.place):
             labels = without_doubles(labels)
             if retries_errors:

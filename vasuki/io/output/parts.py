@@ -110,13 +110,16 @@ class PartLabel:
     rows: NDArray[np.int64]  # numbers of the input rows it holds, rising
     totals: Totals
     pages: str = ""  # size and hash of everything before the footer
+    began: str = ""  # the time that prompts were told, see `input.date`
 
     def to_json(self) -> bytes:
         gaps = np.diff(self.rows, prepend=0).astype("<i8")
         packed = base64.b64encode(zlib.compress(gaps.tobytes())).decode()
         label = {"config_hash": self.config_hash, "input_fingerprint": self.input_fingerprint, "rows": packed}
         return json.dumps(
-            {"version": LABEL_VERSION} | label | {"totals": asdict(self.totals), "pages": self.pages}
+            {"version": LABEL_VERSION}
+            | label
+            | {"totals": asdict(self.totals), "pages": self.pages, "began": self.began}
         ).encode()
 
     @classmethod
@@ -128,7 +131,8 @@ class PartLabel:
         gaps = np.frombuffer(zlib.decompress(base64.b64decode(label["rows"])), dtype="<i8")
         totals = Totals(**label["totals"])
         rows = np.cumsum(gaps, dtype=np.int64)
-        return cls(label["config_hash"], label["input_fingerprint"], rows, totals, label["pages"])
+        began = label.get("began", "")  # which older ones lack
+        return cls(label["config_hash"], label["input_fingerprint"], rows, totals, label["pages"], began)
 
 
 class PartWriter:
@@ -139,6 +143,7 @@ class PartWriter:
         schema: `pyarrow.Schema` of every part.
         config_hash: of the job; written into every part.
         input_fingerprint: of the input; written into every part.
+        began: the time that prompts are told; written into every part.
         started_s: the time, on the clock of `commit_if_due`, at which the run began.
         max_loss_s: what the job allows to lose; parts are no further apart.
         even_if_empty: `close` writes a part without rows if there was none: an empty input has an empty output, with
@@ -156,11 +161,13 @@ class PartWriter:
         *,
         config_hash: str,
         input_fingerprint: str,
+        began: str = "",
         started_s: float = 0.0,
         max_loss_s: float = math.inf,
         even_if_empty: bool = False,
     ) -> None:
         self._next_part = next_part
+        self._began = began
         self.schema = schema
         self._config_hash = config_hash
         self._input_fingerprint = input_fingerprint
@@ -213,7 +220,7 @@ class PartWriter:
         answers = sorted(self._answers, key=lambda answer: (answer.row, answer.sample))
         totals = Totals.of(answers)
         rows = np.unique(np.array([answer.row for answer in answers], dtype=np.int64))
-        label = PartLabel(self._config_hash, self._input_fingerprint, rows, totals)
+        label = PartLabel(self._config_hash, self._input_fingerprint, rows, totals, began=self._began)
         content = to_parquet((to_table(some, self.schema) for some in _groups(answers)), label)
         self._answers = []
         self._num_bytes = 0
