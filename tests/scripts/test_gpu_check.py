@@ -19,6 +19,9 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(
+    1800
+)  # some twenty processes, each of which imports torch, on a machine that may be busy
 
 
 # What `gpu_check.py` asks of vLLM, answered as vLLM would.

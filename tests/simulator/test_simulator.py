@@ -168,9 +168,12 @@ def test_rows_wait_for_their_arrival() -> None:
 def test_streaming_costs_what_the_link_does_not_hide() -> None:
     lengths = lengths_of([(900, 60)] * 6)
     resident = engine_of("vasuki", num_blocks=2000, chunk_tokens=256)
-    streamed = run(lengths, replace(resident, offload=OffloadPlan(streamed_layers=4)))
+    streaming = replace(resident, offload=OffloadPlan(streamed_layers=4))
+    streamed, plain_s = run(lengths, streaming), run(lengths, resident).makespan_s
+    pinned_s = COST.pinning_s(streaming)  # before the first step
     assert streamed.stats.exposed_copy_s > 0
-    assert streamed.makespan_s == pytest.approx(run(lengths, resident).makespan_s + streamed.stats.exposed_copy_s)
+    assert pinned_s == pytest.approx(0.27 * 4 * 2000 * BLOCK_TOKENS * SHAPE.kv_bytes_per_token_per_layer / 2**30)
+    assert streamed.makespan_s == pytest.approx(plain_s + pinned_s + streamed.stats.exposed_copy_s)
 
 
 def test_parking_moves_blocks_instead_of_computing_again() -> None:

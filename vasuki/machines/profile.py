@@ -59,6 +59,8 @@ class Overheads(_Section):
     """Shortest time of a kernel on the device."""
     first_touch_us_per_mib: NonNegative = 0
     """Once for each MiB of KV that a job uses at its peak, where memory comes page by page as it is written: a CPU."""
+    pinning_s_per_gib: NonNegative = 0
+    """Once for each GiB of host memory that KV is offloaded to, before the first step: the system locks its pages."""
     source: str
     """Where the figures come from."""
 

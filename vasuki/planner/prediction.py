@@ -88,10 +88,11 @@ def predict(problem: Problem, candidate: Candidate, found: Ordered | None = None
 
 def predict_like(problem: Problem, base: Prediction, candidate: Candidate) -> Prediction:
     """Predict a candidate that arithmetic, which knows no preemption, cannot tell from that of `base`: the ratio of
-    the two samples holds for the whole job."""
+    the two samples holds for the whole job, but for what memory takes that is pinned once."""
     prediction = predict(problem, candidate)
-    ratio = prediction.result.makespan_s / base.result.makespan_s
-    return replace(prediction, makespan_s=ratio * base.makespan_s)
+    pinned_s, base_pinned_s = (each.cost.pinning_s(each.settings) for each in (candidate, base.candidate))
+    ratio = (prediction.result.makespan_s - pinned_s) / (base.result.makespan_s - base_pinned_s)
+    return replace(prediction, makespan_s=pinned_s + ratio * (base.makespan_s - base_pinned_s))
 
 
 def makespan_s(prediction: Prediction) -> float:

@@ -87,5 +87,6 @@ def simulate(
         observers = [waited, *observers]
     sink = CountingSink()
     stats = drain(requests, scheduler, executor, sink, observers)
-    makespan_s = executor.clock.now_s + cost_model.first_touch_s(stats.peak_device_blocks * settings.block_tokens)
+    touched_s = cost_model.first_touch_s(stats.peak_device_blocks * settings.block_tokens)
+    makespan_s = cost_model.pinning_s(settings) + executor.clock.now_s + touched_s
     return SimulationResult(makespan_s, stats, scheduler.queues.counters, sink, waited)

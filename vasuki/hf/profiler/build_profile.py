@@ -334,6 +334,7 @@ class _Profiler:
             launch_us=_us(found.launch_s),
             kernel_us=profile.overheads.kernel_us,
             first_touch_us_per_mib=_us(operator_times.first_touch_s_per_mib(self.bench)) if self.kind == "cpu" else 0,
+            pinning_s_per_gib=_digits(links.pinning_s_per_gib()) if self.kind == "gpu" else 0,
             source=f"{self.source}: {how}",
         )
 
@@ -389,8 +390,6 @@ class _Profiler:
     def _sources(self, loaded_w: float | None) -> dict[str, str]:
         """Return the sources of figures that have none of their own."""
         allocation = f"{operator_times.allocation_s(self.bench) * 1e6:.3g} us for a MiB from torch's allocator"
-        if self.kind == "gpu":
-            allocation += f", {links.pinning_s_per_gib():.3g} s for a GiB of pinned host memory"
         sources = dict(self.known.sources) if self.known and self.kind == "gpu" else {}
         if not sources:
             sources["peak_tflops"] = f"{self.source}: large square matmuls, or the fastest of the shape's"

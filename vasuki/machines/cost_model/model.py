@@ -24,6 +24,7 @@ from vasuki.models.shape import ModelShape
 
 if TYPE_CHECKING:
     from vasuki.engine.batch import Batch
+    from vasuki.engine.settings import EngineSettings
 
 
 class CostModel:
@@ -123,6 +124,18 @@ class CostModel:
     def first_touch_s(self, kv_tokens: int) -> float:
         """What memory for the KV of so many tokens costs beyond its use when it is written for the first time."""
         return kv_tokens * self.shape.kv_bytes_per_token / 2**20 * self.profile.overheads.first_touch_us_per_mib * 1e-6
+
+    @property
+    def records_decodes(self) -> bool:
+        """Whether steps of decodes are replayed, unless layers are streamed."""
+        return recorded_steps(self.shape, self.profile, self.layout).rows > 0
+
+    def pinning_s(self, settings: EngineSettings) -> float:
+        """What host memory costs before the first step: that of parked rows, and of the layers that are streamed."""
+        offload = settings.offload
+        blocks = offload.host_blocks + settings.num_blocks * offload.streamed_layers / self.shape.num_layers
+        num_bytes = blocks * settings.block_tokens * self.shape.kv_bytes_per_token
+        return num_bytes / 2**30 * self.profile.overheads.pinning_s_per_gib
 
     def _cost(self, work: StepWork, part: Part) -> StepCost:
         times = self._whole_times if part is self._whole else self._stage_times[part]

@@ -86,16 +86,17 @@ def _room(problem: Problem, candidate: Candidate) -> OffloadPlan | None:
 def _park_min_tokens(problem: Problem, candidate: Candidate) -> int | None:
     """The shortest context, a power of two, whose blocks move faster than it is computed again.
 
-    Leaving and returning hide behind a step, but for the first layer's leaving; computing again takes tokens away
-    from other prompts.
+    Leaving and returning hide behind a step, but for the first layer's leaving, or all of that where steps are recorded;
+    computing again takes tokens away from other prompts.
     """
     settings, state, shape, link = candidate.settings, candidate.state, problem.shape, problem.profile.link
     block_bytes = shape.kv_bytes_per_token_per_layer * settings.block_tokens
+    is_recorded = candidate.cost.records_decodes and not settings.offload.streamed_layers
     tokens = 16
     while tokens <= settings.kv_tokens:
         num_bytes = float(-(-tokens // settings.block_tokens) * settings.block_tokens * shape.kv_bytes_per_token)
         leaving_s = link.transfer_s(0, num_bytes, block_bytes)
-        moved_s = max(leaving_s / shape.num_layers, leaving_s - state.decode_step_s)
+        moved_s = leaving_s if is_recorded else max(leaving_s / shape.num_layers, leaving_s - state.decode_step_s)
         moved_s += max(0.0, link.transfer_s(num_bytes, 0, block_bytes) - state.decode_step_s)
         if moved_s < tokens / settings.limits.chunk_tokens * (state.mixed_step_s - state.decode_step_s):
             return tokens
