@@ -11,6 +11,7 @@ from gpu_sections.setting import Finding, Setting
 from vasuki.hf.cuda.step_graphs import record_on_device
 from vasuki.hf.device.board import Board
 from vasuki.hf.kernels.varlen import PAGE_TOKENS, can_page, why_unavailable
+from vasuki.hf.kv.kv_cache import pinned_zeros
 
 
 def preflight(setting: Setting, share_s: float) -> Finding:
@@ -55,8 +56,10 @@ def _board(setting: Setting) -> str:
 
 def _pinned(setting: Setting) -> str:
     num_bytes = 2**20 if setting.toy else 2**30
-    there = torch.ones(num_bytes, dtype=torch.uint8, pin_memory=setting.on_gpu)
-    back = torch.zeros_like(there)
+    zeros = pinned_zeros if setting.on_gpu else torch.zeros
+    there, back = (zeros((num_bytes,), dtype=torch.uint8) for _ in range(2))
+    assert there.is_pinned() == setting.on_gpu
+    there.fill_(1)
     back.copy_(there.to(setting.device, non_blocking=True), non_blocking=True)
     setting.synchronize()
     assert torch.equal(there, back), "what came back is something else"

@@ -37,29 +37,24 @@ def test_threads_spin_only_where_nobody_waits(monkeypatch: pytest.MonkeyPatch, p
     assert os.environ["GOMP_SPINCOUNT"] == "7"
 
 
-_EXPANDABLE = "expandable_segments:True"
-
-
 @pytest.mark.parametrize(
-    ("torch_version", "said", "added"),
+    ("said", "added"),
     [
-        ("2.13.0+cpu", {}, {"PYTORCH_ALLOC_CONF": f"{_EXPANDABLE},pinned_max_cached_size_mb:{host.KEPT_MIB}"}),
-        ("2.12.1", {}, {"PYTORCH_ALLOC_CONF": _EXPANDABLE}),  # does not know the other
-        ("2.13.0", {"PYTORCH_ALLOC_CONF": "backend:native"}, {}),
-        ("2.13.0", {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, {}),  # would not count beside the other
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ({"PYTORCH_ALLOC_CONF": "backend:native"}, {}),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, {}),  # would not count beside the other
     ],
 )
-def test_allocators_are_set_up_unless_somebody_has(
-    monkeypatch: pytest.MonkeyPatch, torch_version: str, said: dict[str, str], added: dict[str, str]
+def test_the_allocator_is_set_up_unless_somebody_has(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, str], added: dict[str, str]
 ) -> None:
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-    monkeypatch.setattr("importlib.metadata.version", lambda name: torch_version)
     for name in names:
         monkeypatch.setenv(name, "")  # so that it is as before after the test
         monkeypatch.delenv(name)
     for name, value in said.items():
         monkeypatch.setenv(name, value)
-    host.set_up_allocators()
+    host.set_up_allocator()
     assert {name: os.environ[name] for name in names if name in os.environ} == said | added
 
 

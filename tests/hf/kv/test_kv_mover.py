@@ -112,16 +112,56 @@ def test_a_failing_copy_reaches_the_compute() -> None:
         engine.require(engine.submit(True, fail, []))
 
 
-def test_memory_that_cannot_be_pinned_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object, **options: object) -> None:
-        assert options["pin_memory"]
-        raise RuntimeError("CUDA error: out of memory\nand a long explanation")
+class CudaError(RuntimeError):
+    """What torch raises for an error of CUDA's runtime."""
 
-    monkeypatch.setattr(torch, "zeros", refuse)
+
+class Runtime:
+    """CUDA's runtime, as far as it locks memory: up to so many bytes, by address."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most_bytes: int) -> None:
+        self.locked: dict[int, int] = {}
+        self._most_bytes = most_bytes
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: self)
+        monkeypatch.setattr(torch.cuda, "CudaError", CudaError)
+        monkeypatch.setattr(torch.cuda, "check_error", self.check)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    @staticmethod
+    def check(code: int) -> None:
+        if code:
+            raise CudaError("out of memory (2)\nand a long explanation")
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:  # noqa: N802
+        if sum(self.locked.values()) + num_bytes > self._most_bytes:
+            return 2
+        self.locked[address] = num_bytes
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        del self.locked[address]
+        return 0
+
+
+def test_as_much_is_pinned_as_is_asked_for_until_nobody_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime(monkeypatch, 2**30)
+    cache = KVCache(LAYOUT, 4, 5, CPU, pinned=True)
+    views = [layer[1:] for layer in cache.layers]
+    assert runtime.locked == {layer.data_ptr(): layer.nbytes for layer in cache.layers}
+    assert not any(layer.any() for layer in cache.layers)
+    del cache
+    assert len(runtime.locked) == len(views)
+    del views
+    assert not runtime.locked
+
+
+def test_memory_that_cannot_be_pinned_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Runtime(monkeypatch, 2000)
     with pytest.raises(
-        JobFileError, match=r"^kv.host_memory: .* pin that much memory \(CUDA error: out of memory\); lower it$"
+        JobFileError, match=r"^kv.host_memory: .* pin that much memory \(out of memory \(2\)\); lower it$"
     ):
         KVCache(LAYOUT, 4, 5, CPU, pinned=True)
+    assert not runtime.locked
 
 
 @pytest.mark.parametrize(("num_layers", "num_streamed"), [(32, 1), (32, 8), (32, 31), (3, 2)])

@@ -1,17 +1,15 @@
-"""Settings of the process before torch is loaded: how threads wait for work, that freed memory is kept, that a GPU's
-is not lost in pieces, and that pinned memory is not rounded up."""
+"""Settings of the process before torch is loaded: how threads wait for work, that freed memory is kept, and that none
+of a GPU's is lost in pieces."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from importlib import metadata
 from pathlib import Path
 
 BUSY = 25.0  # percent of the last ten seconds in which somebody waited for a processor, from which on it is shared
 # Of libgomp: rounds that an idle thread spins, some tenths of a millisecond, as long as what lies between two kernels.
 SPINS = 10_000
-KEPT_MIB = 16  # pinned blocks up to this size are rounded and kept: all that a step sends, and hardly a layer
 # Of glibc's malloc.h: blocks up to the first size come from the heap, and the heap is not handed back.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _SETTINGS = {_MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 2**30, _TOP_PAD: 64 * 2**20}
@@ -24,7 +22,7 @@ def prepare() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "0" if cpu_pressure() > BUSY else str(SPINS))
     keep_freed_memory()
-    set_up_allocators()
+    set_up_allocator()
 
 
 def cpu_pressure(path: Path = Path("/proc/pressure/cpu")) -> float:
@@ -46,16 +44,8 @@ def keep_freed_memory() -> None:
         mallopt(parameter, value)
 
 
-def set_up_allocators() -> None:
-    """Let torch take of a GPU what steps need and no more, and pin as much as is asked for where that is much."""
-    if any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
-        return
-    # Steps differ in size, and pieces that one frees may be too small for the next: plans leave no room for them.
-    settings = ["expandable_segments:True"]
-    # Torch rounds pinned memory up to powers of two, for reuse: a pool takes up to twice what kv.host_memory says. What
-    # it does not keep for reuse it does not round. That can be said from torch 2.13 on; before, the name is an error.
-    # (`pinned_max_round_threshold_mb` alone makes it hand out kept blocks that are smaller than what is asked for.)
-    major, minor = metadata.version("torch").split(".")[:2]
-    if (int(major), int(minor)) >= (2, 13):
-        settings.append(f"pinned_max_cached_size_mb:{KEPT_MIB}")
-    os.environ["PYTORCH_ALLOC_CONF"] = ",".join(settings)
+def set_up_allocator() -> None:
+    """Let torch take a GPU's memory in segments that grow: steps differ in size, and pieces that one frees may be too
+    small for the next. Plans leave no room for them."""
+    if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

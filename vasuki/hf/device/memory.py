@@ -1,12 +1,15 @@
-"""The memory that a device has left."""
+"""The memory that a device has left, and whether its driver gives it in the way that is asked for."""
 
 from __future__ import annotations
 
 import gc
+import logging
 
 import torch
 
 from vasuki.machines import at_hand
+
+log = logging.getLogger(__name__)
 
 
 def total_bytes(device: torch.device) -> int:
@@ -24,3 +27,17 @@ def give_back() -> None:
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
+
+
+def take_some(device: torch.device) -> None:
+    """Take the first memory of a GPU, in segments that can grow, as `host.set_up_allocator` asks for, or else in plain
+    ones: some drivers refuse the calls that such segments need, those of slices of cards that clouds rent out."""
+    try:
+        torch.empty(1, device=device)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+        torch.empty(1, device=device)  # raises what was wrong, if that was something else
+        reason = str(error).splitlines()[0]
+        log.warning("memory of %s is taken in plain segments, of which pieces may be lost: %s", device, reason)

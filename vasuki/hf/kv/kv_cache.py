@@ -14,10 +14,13 @@ import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
 from vasuki.base.errors import JobFileError
+
+_ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class PoolTooLarge(JobFileError):
@@ -123,12 +126,40 @@ class KVCache:
 
 
 def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros in page-locked host memory. Raises JobFileError where the system does not lock as much."""
+    """Zeros in page-locked host memory: as much as is asked for, where torch's own allocator takes up to twice that.
+
+    Raises JobFileError where the system does not lock as much.
+    """
+    if not (num_bytes := math.prod(shape) * dtype.itemsize):
+        return torch.zeros(shape, dtype=dtype)
     try:
-        return torch.zeros(shape, dtype=dtype, pin_memory=True)
-    except RuntimeError as error:
+        memory = _Locked(-1, num_bytes, flags=_ANONYMOUS)
+        zeros = torch.frombuffer(memory, dtype=dtype).view(shape)
+        memory.lock(zeros.data_ptr())
+    except (OSError, torch.cuda.CudaError) as error:
         reason = str(error).splitlines()[0]
         raise JobFileError(f"kv.host_memory: the system cannot pin that much memory ({reason}); lower it") from None
+    return zeros
+
+
+class _Locked(mmap.mmap):
+    """Memory that a device may copy from and to, until nobody refers to it."""
+
+    _address = 0
+
+    def lock(self, address: int) -> None:
+        """Lock all of it, which begins there. Raises CudaError."""
+        torch.cuda.check_error(_runtime().cudaHostRegister(address, len(self), 0))
+        self._address = address
+
+    def __del__(self) -> None:
+        if self._address:
+            torch.cuda.synchronize()  # copies may be under way, such as weights fetched for a step that never comes
+            _runtime().cudaHostUnregister(self._address)
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
 def _device_zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -150,7 +181,7 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     if not num_bytes:  # which the system refuses
         return torch.zeros(shape, dtype=dtype)
     try:
-        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, num_bytes, flags=_ANONYMOUS)
     except OSError as error:
         raise PoolTooLarge(f"kv.device_memory: that much is not there ({error.strerror}); lower it") from None
     return torch.frombuffer(memory, dtype=dtype).view(shape)

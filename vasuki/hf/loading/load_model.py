@@ -31,7 +31,7 @@ from vasuki.hf.attention.chunks import TileKernel
 from vasuki.hf.attention.probe import NOT_ON_INTERFACE, probe
 from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.device.board import why_no_cuda
-from vasuki.hf.device.memory import give_back
+from vasuki.hf.device.memory import give_back, take_some
 from vasuki.hf.fused.by_torch import fuse_modules
 from vasuki.hf.kernels import paged_attention
 from vasuki.hf.kernels.experts import install_experts
@@ -164,7 +164,9 @@ def resolve_device(wanted: str) -> torch.device:
     if wanted == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
-        return torch.device("cuda")
+        device = torch.device("cuda")
+        take_some(device)
+        return device
     if reason := why_no_cuda():
         raise ModelError(reason)
     if wanted == "cuda":

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from vasuki.hf.kv.kv_cache import pinned_zeros
 from vasuki.hf.kv.kv_mover import CopyEngine, Done, StreamedLayers, copy_engine
 from vasuki.hf.loading.load_model import LoadedModel
 
@@ -33,7 +34,7 @@ class _FlatLayer:
         for tensor in tensors:
             offsets.append(size)
             size += -(-tensor.numel() * tensor.element_size() // 64) * 64
-        self.host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        self.host = (pinned_zeros if pinned else torch.empty)((size,), dtype=torch.uint8)
         self._slots = list(zip(tensors, offsets, strict=True))
         for tensor, offset in self._slots:
             self._view(self.host, tensor, offset).copy_(tensor.data)

@@ -86,8 +86,8 @@ def _room(problem: Problem, candidate: Candidate) -> OffloadPlan | None:
 def _park_min_tokens(problem: Problem, candidate: Candidate) -> int | None:
     """The shortest context, a power of two, whose blocks move faster than it is computed again.
 
-    Leaving and returning hide behind a step, but for the first layer's leaving, or all of that where steps are recorded;
-    computing again takes tokens away from other prompts.
+    Leaving and returning hide behind a step, but for the first layer's leaving, or all layers' where steps are
+    recorded; computing again takes tokens away from other prompts.
     """
     settings, state, shape, link = candidate.settings, candidate.state, problem.shape, problem.profile.link
     block_bytes = shape.kv_bytes_per_token_per_layer * settings.block_tokens
