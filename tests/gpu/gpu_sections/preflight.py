@@ -10,6 +10,7 @@ from gpu_sections.kernels import compare
 from gpu_sections.setting import Finding, Setting
 from vasuki.hf.cuda.step_graphs import record_on_device
 from vasuki.hf.device.board import Board
+from vasuki.hf.fused.by_torch import fused
 from vasuki.hf.kernels.varlen import PAGE_TOKENS, can_page, why_unavailable
 from vasuki.hf.kv.kv_cache import pinned_zeros
 
@@ -23,6 +24,7 @@ def preflight(setting: Setting, share_s: float) -> Finding:
         "board": _board,
         "pinned memory": _pinned,
         "graph": _graph,
+        "fused layers": _fused,
         "profile": lambda setting: setting.profile.title,
     }
     for name, check in checks.items():
@@ -75,3 +77,9 @@ def _graph(setting: Setting) -> str:
     replay()
     assert double.tolist() == [6.0] * 4, "a replay does not see what its inputs hold"
     return "recorded and replayed"
+
+
+def _fused(setting: Setting) -> str:
+    found, layers = fused(setting.loaded(setting.small).model), setting.shape(setting.small).num_layers
+    assert found == (2 * layers + 1, layers, layers), f"{found} of {layers} layers"
+    return f"attention, MLP and norms of all {layers} of {setting.small}"

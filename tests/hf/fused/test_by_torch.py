@@ -37,6 +37,16 @@ def test_greedy_equals_generate(name: str) -> None:
     assert rows.outputs == reference(name)
 
 
+def test_what_is_not_fused_is_counted() -> None:
+    model = copy.deepcopy(load("llama").model)
+    for part in (model.model.layers[0].self_attn, model.model.layers[2].mlp, model.model.layers[0].mlp):
+        part.register_module("another", torch.nn.Identity())
+    found = fuse_modules(model)
+    assert found == (7, 2, 1)
+    assert found.lacks(3) == "the attention of 1 and the MLP of 2 of 3 layers"
+    assert fuse_modules(copy.deepcopy(load("llama").model)).lacks(3) == ""
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 def test_a_model_in_16_bits_is_fused_and_answers_alike(name: str) -> None:
     plain = copy.deepcopy(load(name).model).bfloat16()

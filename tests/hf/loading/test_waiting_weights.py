@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from vasuki.base.config import ModelConfig
 from vasuki.hf.fused.by_torch import SmallKernels
@@ -20,7 +21,9 @@ def refuses_host_tensors(*tensors: Any, **others: Any) -> Any:
     raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
 
 
-def test_a_model_that_waits_gets_no_kernels_of_the_host(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_waits_gets_no_kernels_of_the_host(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     on_device = object()
     asked: list[torch.device] = []
 
@@ -41,3 +44,18 @@ def test_a_model_that_waits_gets_no_kernels_of_the_host(tiny_model: Path, monkey
     loaded = loading.load_model(ModelConfig(path=str(tiny_model), dtype="float32"), stays_on_host=lambda *asked: True)
     assert (loaded.device, loaded.kernel, asked) == (CUDA, on_device, [CUDA])
     assert not loaded.is_on_device
+    assert not caplog.messages
+
+
+def test_layers_that_are_not_fused_are_said(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loading, "resolve_device", lambda name: CUDA)
+    monkeypatch.setattr(loading, "tile_attention", lambda *how: None)
+    for needs_a_card in ("give_back", "install_experts"):
+        monkeypatch.setattr(loading, needs_a_card, lambda *how: None)
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: 1.01 * self.down_proj(self.up_proj(x)))
+    with caplog.at_level("INFO", "vasuki"):
+        loading.load_model(ModelConfig(path=str(tiny_model), dtype="float32"), stays_on_host=lambda *asked: True)
+    said = "the MLP of 2 of 2 layers launch every operator by itself: small steps take longer"
+    assert caplog.messages == [f"{tiny_model}: {said}"]

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import gelu, rms_norm, silu
 
-from vasuki.hf.fused.attention import TurnAndStore, fuse_attention
+from vasuki.hf.fused.attention import FusedAttention, TurnAndStore, fuse_attention
 from vasuki.hf.fused.replace import close, replace_modules
 
 Linear = torch.nn.Linear
@@ -125,12 +125,33 @@ def rotate(heads: torch.Tensor, count: int, cos: torch.Tensor, sin: torch.Tensor
     return heads[:, :count]
 
 
+class Fused(NamedTuple):
+    """How many of a model's modules have given way to twins of fewer operators."""
+
+    norms: int
+    attentions: int
+    mlps: int
+
+    def lacks(self, layers: int) -> str:
+        """What is left of so many layers, where that is something: a step launches each operator of those."""
+        kinds = {"attention": self.attentions, "MLP": self.mlps}
+        left = [f"{kind} of {layers - count}" for kind, count in kinds.items() if count < layers]
+        return f"the {' and the '.join(left)} of {layers} layers" if left else ""
+
+
 @torch.inference_mode()
-def fuse_modules(model: torch.nn.Module, kernels: SmallKernels | None = None) -> None:
+def fuse_modules(model: torch.nn.Module, kernels: SmallKernels | None = None) -> Fused:
     """Replace a model's norms, attention layers and MLPs: those that answer a few tokens as their twins do."""
     replace_modules(model, partial(_norm, kernels=kernels))
     fuse_attention(model, Linear, join, rotate, kernels.turn_and_store if kernels else None)
     replace_modules(model, partial(_mlp, kernels=kernels))
+    return fused(model)
+
+
+def fused(model: torch.nn.Module) -> Fused:
+    """Count what `fuse_modules` has replaced."""
+    kinds = ((TorchNorm, OffsetNorm), (FusedAttention,), (JoinedMLP,))
+    return Fused(*(sum(isinstance(module, kind) for module in model.modules()) for kind in kinds))
 
 
 def _norm(module: Any, kernels: SmallKernels | None) -> TorchNorm | OffsetNorm | None:

@@ -294,7 +294,9 @@ class _Loading:
         loaded = self._on_device(loaded)
         if self.compiles and device.type == "cuda":
             # Modules are compared with their twins where their weights lie, and Triton computes on the device alone.
-            fuse_modules(loaded, small_kernels(device) if loaded.device.type == "cuda" else None)
+            fused = fuse_modules(loaded, small_kernels(device) if loaded.device.type == "cuda" else None)
+            if lacks := fused.lacks(self.config.get_text_config().num_hidden_layers):
+                log.info("%s: %s launch every operator by itself: small steps take longer", path, lacks)
             give_back()  # the memory of what was joined, in which little else fits
         ready = prepare(
             loaded,
