@@ -51,6 +51,17 @@ def test_what_recorded_steps_hold_is_set_aside() -> None:
     assert budgets[0].kv_bytes - budgets[1].kv_bytes > logits * (2 * 2 + 4)
 
 
+def test_tables_of_recorded_steps_are_as_wide_as_the_longest_row() -> None:
+    """A context of 128k in blocks of 16 would take 0.9 GB of tables; rows of 4,096 tokens have room in any case."""
+    long = replace(LLAMA, max_context_tokens=131072)
+    held = {
+        row_tokens: memory_budget(long, find_profile("h100"), max_num_seqs=2048, row_tokens=row_tokens).activation_bytes
+        for row_tokens in (0, 600, 4096, 8192)
+    }
+    assert held[600] == held[4096] == held[0] - 4 * (2048 + 256) * (8192 - 256) * 12
+    assert held[8192] == held[4096] + 4 * (2048 + 256) * 256 * 12
+
+
 def test_memory_budget_of_a_given_pool() -> None:
     assert memory_budget(LLAMA, find_profile("a10"), device_memory=2**30).kv_tokens == 8192
     with pytest.raises(ModelError, match=r"10\.0 GiB of KV \(kv\.device_memory\) is too much"):

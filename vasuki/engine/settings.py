@@ -20,6 +20,7 @@ class Limits:
     prefill_threshold: float = 0.5  # share of the pool that must be free to start a prefill phase, when exclusive
     short_step_tokens: int = 0  # the budget while memory has less room than for a usual row; 0: the same as ever
     usual_row_tokens: int = 0  # KV of that row
+    longest_row_tokens: int = 0  # KV of the longest row that is foreseen; 0: whatever the model allows
 
 
 @dataclass(frozen=True, slots=True)

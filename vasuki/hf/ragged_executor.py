@@ -32,6 +32,7 @@ from vasuki.hf.padded.forward import Alone, Forward, Padded
 from vasuki.hf.recurrent.states import StateCache
 from vasuki.hf.sampler import NO_TOKEN, Sampled, draws, likeliest, logprobs_of, sample
 from vasuki.machines.cost_model import CostModel
+from vasuki.machines.memory_budget import recorded_context
 
 log = logging.getLogger(__name__)
 
@@ -321,8 +322,9 @@ def build_executor(
     executor = RaggedExecutor(loaded, cache, want_logprobs, attention, offload, states, shaping, keep)
     executor.settings = settings
     if records:
-        most_rows = settings.limits.max_num_seqs
-        executor.graphs = StepGraphs(cache, attention, loaded.max_context, most_rows, record_on_device(), record_after)
+        limits, record = settings.limits, record_on_device()
+        context = recorded_context(loaded.max_context, limits.longest_row_tokens)
+        executor.graphs = StepGraphs(cache, attention, context, limits.max_num_seqs, record, record_after)
     return executor
 
 

@@ -14,6 +14,9 @@ from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout, spread_buffers
 from vasuki.models.shape import ModelShape
 
+_LEAST_RECORDED_CONTEXT = (
+    4096  # rows up to this have room in recorded steps, whatever is foreseen: tables are small then
+)
 _TABLE_BYTES = 12  # of a block in a table that either attention kernel walks
 
 DRAWN_LOGITS = 2**23  # that tokens are drawn from at a time, by `hf.sampler`
@@ -80,6 +83,12 @@ def rectangle_bytes(shape: ModelShape, rows: int, new: int, width: int) -> int:
     shared = shape.query_width if shape.query_width > shape.kv_width else 0
     scores = pairs * shape.num_heads * (2 * item + 4) if shape.eager else 0
     return 2 * columns * (shape.kv_width + shared) * item + pairs * item + scores
+
+
+def recorded_context(max_context_tokens: int, longest_row_tokens: int) -> int:
+    """Tokens of the longest row that recorded steps have tables for: of those that are foreseen, 0 if nothing is."""
+    longest = max(longest_row_tokens, _LEAST_RECORDED_CONTEXT) if longest_row_tokens else max_context_tokens
+    return min(max_context_tokens, longest)
 
 
 def recorded_bytes(
@@ -163,7 +172,8 @@ def memory_budget(
         kv = usable - weights - activations
     else:
         usable, kv = profile.memory_bytes, int(device_memory)
-    width = min(-(-shape.max_context_tokens // block_tokens), max(0, int(kv / (per_token * block_tokens))))
+    context = recorded_context(shape.max_context_tokens, row_tokens)
+    width = min(-(-context // block_tokens), max(0, int(kv / (per_token * block_tokens))))
     recorded = recorded_bytes(shape, profile, max_num_seqs, width, layout)
     activations += recorded
     if device_memory <= 1:

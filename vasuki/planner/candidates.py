@@ -233,7 +233,8 @@ def _settings(problem: Problem, chunk_tokens: int, layout: Layout) -> EngineSett
         kv_tokens = problem.num_blocks(chunk_tokens, 1, layout) * problem.block_tokens
         max_num_seqs = min(MOST_SEQS if problem.policy.ordered else NUM_SEQS, _rows_side_by_side(problem, kv_tokens))
     num_blocks = problem.num_blocks(chunk_tokens, max_num_seqs, layout)
-    limits = Limits(chunk_tokens, max_num_seqs, prefill_threshold=PREFILL_THRESHOLD)
+    longest = problem.row_tokens
+    limits = Limits(chunk_tokens, max_num_seqs, prefill_threshold=PREFILL_THRESHOLD, longest_row_tokens=longest)
     if not problem.policy.refill:  # a batch that starts as a whole is chosen from as many rows
         limits = replace(limits, lookahead=max(limits.lookahead, max_num_seqs))
     return EngineSettings(problem.policy, limits, num_blocks, problem.block_tokens)

@@ -176,6 +176,29 @@ def test_a_profile_that_names_torchs_kernel_records_no_prompts(kernels: CPUKerne
     assert {size.single for _, size in graphs._recorded} == {True}
 
 
+def test_rows_that_are_longer_than_was_foreseen_are_launched(kernels: CPUKernels) -> None:
+    """Tables of recorded steps have two blocks, and those of some rows more."""
+    loaded, tokens = load("llama"), prompts(longest=60)
+    cache = KVCache(loaded.kv_layout, 40, 16, loaded.device)
+    executor = RaggedExecutor(loaded, cache, attention=AttentionKernels(loaded.kernel, "paged"))
+    executor.graphs = StepGraphs(cache, executor.attention, 32, 3, _as_it_is, 1)
+    scheduler, rows = Scheduler(EngineSettings(POLICIES["vasuki"], Limits(64, 3), 39, 16)), Rows()
+    watched: list[bool] = []
+    size_of = executor.graphs._size_of
+
+    def watch(step: inputs.StepInputs) -> Size | None:
+        size = size_of(step)
+        watched.append(step.chunks.width <= 2)
+        assert (size is not None) == watched[-1] or step.input_ids.shape[1] > 64
+        return size
+
+    executor.graphs._size_of = watch  # type: ignore[method-assign]
+    drain(requests_of(tokens), scheduler, executor, rows)
+    assert rows.outputs == reference("llama")
+    assert set(watched) == {True, False}
+    assert executor.graphs.replayed_steps
+
+
 def test_a_size_is_recorded_once_it_has_come_up_often_enough() -> None:
     watched = Watched()
     rows, graphs = _run("llama", watched, record_after=10**6)

@@ -181,6 +181,11 @@ class Chunks:
         """Whether each is of one token that samples."""
         return bool((self._lengths == 1).all() and self._samples.all())
 
+    @property
+    def width(self) -> int:
+        """Blocks of the longest table."""
+        return int(self._tables.shape[1])
+
     # --- for kernels -------------------------------------------------------------------------------------------------
 
     @cached_property

@@ -61,7 +61,7 @@ class StepGraphs:
     Args:
         cache: its last block is for padding.
         kernels: those that attend.
-        max_context: most tokens of a sequence.
+        max_context: most tokens of a sequence in a recorded step.
         most_rows: that decode side by side.
         record: how a computation is recorded; `record_on_device` on CUDA.
         record_after: steps of a size before it is recorded.
@@ -108,7 +108,7 @@ class StepGraphs:
         single = step.chunks.are_single
         tokens, samples = step.input_ids.shape[1], max(1, len(step.sample_positions))
         sizes = self._rows if single else self._tokens
-        if not sizes or tokens > sizes[-1] or samples > self._rows[-1]:
+        if not sizes or tokens > sizes[-1] or samples > self._rows[-1] or step.chunks.width > self._width:
             return None
         return Size(_room(sizes, tokens), _room(self._rows, samples), single)
 
