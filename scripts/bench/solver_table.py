@@ -43,7 +43,7 @@ WEIGHT_BYTES = 16.06e9
 USABLE_SHARE = 0.9
 MEMORY_BYTES = {"A10": 24e9, "A40": 48e9}
 MAX_TOTAL_TOKENS = 4_096
-SOLVERS: tuple[SolverName, ...] = ("cp-sat", "highs")
+SOLVERS: tuple[SolverName, ...] = ("cbc", "highs")
 
 
 def kv_capacity_tokens(memory_bytes: float) -> int:

@@ -12,7 +12,6 @@
     local_search    better schedules for hundreds to thousands of items
     milp            the best schedules, and proofs, for tens of items (import it by name: it alone needs PuLP)
     holdings        what an exact model sees of the items
-    cp_sat          the constraint solver that milp asks where OR-Tools is installed, in a process of its own
     machines        how soon items can be done at best by machines of several kinds
     packing         lengths into the fewest bins
     prefix          prompts that begin alike, and what running them together saves
@@ -35,7 +34,7 @@ from vasuki_solvers.exceptions import (
 from vasuki_solvers.forward import forward_schedule
 from vasuki_solvers.greedy import fifo_schedule, greedy_order, greedy_schedule
 from vasuki_solvers.items import Instance, Item
-from vasuki_solvers.local_search import local_search
+from vasuki_solvers.local_search import local_search, moved
 from vasuki_solvers.machines import makespan_bound
 from vasuki_solvers.occupancy import future_peak, occupancy_profile
 from vasuki_solvers.packing import (
@@ -79,6 +78,7 @@ __all__ = [
     "local_search",
     "lower_bound",
     "makespan_bound",
+    "moved",
     "occupancy_profile",
     "pack_exact",
     "prefix_groups",

@@ -30,9 +30,8 @@ class Holdings:
     def makespan(self, starts: Ints) -> int:
         return int((starts + np.asarray(self.durations)).max())
 
-    def num_coefficients(self, starts: Ints) -> int:
-        """How many coefficients a model has with a variable for every item and step, up to the end of this schedule."""
-        horizon = self.makespan(starts)
+    def num_coefficients(self, horizon: int) -> int:
+        """How many coefficients a model of `horizon` steps has, with a variable for every item and step."""
         return sum(
             len(tokens) * (horizon - duration + 1) for tokens, duration in zip(self.tokens, self.durations, strict=True)
         )
@@ -67,10 +66,14 @@ class Holdings:
         return starts
 
 
-def growing_holdings(instance: Instance) -> Holdings:
-    """The items as they are hold prompt + age."""
-    tokens = [item.prompt + np.arange(item.duration) for item in instance.items]
-    return Holdings(tokens, instance.durations.tolist(), instance.capacity, instance.max_parallel)
+def growing_holdings(instance: Instance, clock: int = 1) -> Holdings:
+    """The items as they are hold prompt + age, or where several steps make a tick of the clock, the most that they hold
+    in one of them."""
+    tokens = [
+        item.prompt + np.minimum(np.arange(clock - 1, item.duration + clock - 1, clock), item.duration - 1)
+        for item in instance.items
+    ]
+    return Holdings(tokens, [len(each) for each in tokens], instance.capacity, instance.max_parallel)
 
 
 def static_holdings(instance: Instance) -> Holdings:

@@ -41,7 +41,7 @@ def local_search(
     for iteration in range(iterations):
         if best_cost == schedule.bound.steps or time.perf_counter() >= deadline:
             break
-        neighbour = _squeezed(order, decoder, rng) if rng.random() < SQUEEZE_SHARE else _moved(order, rng)
+        neighbour = _squeezed(order, decoder, rng) if rng.random() < SQUEEZE_SHARE else moved(order, rng)
         neighbour_cost = max(decoder.place(neighbour)[1])
         remembered = iteration % len(history)
         if neighbour_cost <= max(cost, history[remembered]):
@@ -55,17 +55,17 @@ def local_search(
     return Schedule.build(schedule.instance, starts, waits, f"{schedule.method} + local search", schedule.bound)
 
 
-def _moved(order: list[int], rng: random.Random) -> list[int]:
+def moved(order: list[int], rng: random.Random) -> list[int]:
     """The order with two items swapped, or one moved elsewhere; nearby half of the time."""
     i = rng.randrange(len(order))
     low, high = (0, len(order)) if rng.random() < 0.5 else (max(0, i - NEAR), min(len(order), i + NEAR + 1))
     j = rng.randrange(low, high)
-    moved = order[:]
+    neighbour = order[:]
     if rng.random() < 0.5:
-        moved[i], moved[j] = moved[j], moved[i]
+        neighbour[i], neighbour[j] = neighbour[j], neighbour[i]
     else:
-        moved.insert(j, moved.pop(i))
-    return moved
+        neighbour.insert(j, neighbour.pop(i))
+    return neighbour
 
 
 def _squeezed(order: list[int], decoder: ReverseDecoder, rng: random.Random) -> list[int]:

@@ -1,7 +1,5 @@
 """Exact schedules for small sets, by mixed-integer linear programming. The only module that imports PuLP.
 
-Where OR-Tools is installed, its constraint solver is asked instead, which proves far more (`cp_sat`).
-
 There are two formulations, after Appendix A (Algorithm 3) of the Vasuki paper:
 
 `growing`, the default, holds what an item really holds at each age. Start variables are all it needs: x[i, s] = 1 when
@@ -10,11 +8,16 @@ item i starts at step s.
 `static` is the appendix as printed, with its exit and presence variables e and y substituted by the starts that define
 them: an item holds its largest size from start to end, and one step longer ("presence" subtracts only the exits before
 step t). Its schedules are feasible but longer; it is here to be compared with.
+
+A model has a variable for every item and step, so items of a thousand steps need a coarser clock: several steps become
+one, in which an item holds the most that it holds in any of them. Whatever fits by that clock fits step by step, and
+the schedule is then packed step by step; but it proves nothing.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import math
 import time
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,7 +26,6 @@ from typing import Any, Literal
 import numpy as np
 import pulp
 
-from vasuki_solvers import cp_sat
 from vasuki_solvers.bounds import Bound
 from vasuki_solvers.exceptions import UnsupportedLimit
 from vasuki_solvers.greedy import greedy_schedule
@@ -32,12 +34,14 @@ from vasuki_solvers.items import Instance, Ints
 from vasuki_solvers.local_search import local_search
 from vasuki_solvers.schedule import Schedule
 
-MAX_COEFFICIENTS = 200_000  # of a MILP: PuLP takes about half a second to state so many
+MAX_COEFFICIENTS = 200_000  # of a model
+COEFFICIENTS_A_SECOND = 200_000  # that PuLP states, writes, and CBC reads, about
+STATING_SHARE = 0.25  # of the time limit
 WARM_START_ITERATIONS = 3_000
 WARM_START_SHARE = 0.2  # of the time limit, at most
 REFUTATION_SHARE = 0.7  # of the time that is left: refute short makespans before looking for a shorter schedule
 
-SolverName = Literal["cp-sat", "highs", "cbc"]
+SolverName = Literal["cbc", "highs"]
 
 
 def milp_schedule(
@@ -52,8 +56,7 @@ def milp_schedule(
     """The best schedule found in `time_limit_s`, with the best bound: `schedule.optimal` says whether it is proved.
 
     Greedy and local search come first. Their schedule is the answer whenever nothing shorter is found, and so also when
-    no solver is installed ("auto" takes CP-SAT, else HiGHS, else CBC), when its time is up, or when a MILP would have
-    more than `MAX_COEFFICIENTS`.
+    no solver is installed ("auto" takes CBC, which comes with PuLP before 4.0, else HiGHS) or when its time is up.
 
     `formulation="static"` returns the schedule of the paper's own model, even where it is longer than greedy's.
 
@@ -72,19 +75,41 @@ def milp_schedule(
     if backend is None or not len(instance) or (known.optimal and formulation == "growing"):
         return known
     search = _Search(backend, threads, deadline)
-    kind = "constraints" if backend == "cp-sat" else "milp"
 
     if formulation == "static":
         holdings = static_holdings(instance)
         starts, _ = search.run(holdings, holdings.list_schedule(known.order), holdings.longest)
-        return Schedule.build(instance, starts, None, f"{kind}, static ({backend})", known.bound)
+        return Schedule.build(instance, starts, None, f"milp, static ({backend})", known.bound)
 
-    starts, proved = search.run(growing_holdings(instance), known.starts, known.bound.steps)
-    bound = Bound(proved, kind) if proved > known.bound.steps else known.bound
-    found = Schedule.build(instance, starts, None, f"{kind} ({backend})", bound)
+    clock = _clock(instance, known, min(MAX_COEFFICIENTS, STATING_SHARE * COEFFICIENTS_A_SECOND * time_limit_s))
+    holdings = growing_holdings(instance, clock)
+    starts = known.starts if clock == 1 else holdings.list_schedule(known.order)
+    starts, proved = search.run(holdings, starts, -(-known.bound.steps // clock))
+    bound = Bound(proved, "milp") if clock == 1 and proved > known.bound.steps else known.bound
+    if clock > 1:
+        starts = growing_holdings(instance).list_schedule(np.argsort(starts, kind="stable"))
+    found = Schedule.build(instance, starts, None, f"milp ({backend})", bound)
     if found.makespan < known.makespan:
         return found
     return Schedule.build(instance, known.starts, None, known.method, bound)
+
+
+def has_solver() -> bool:
+    """Whether a solver for MILPs is installed."""
+    return _backend("auto") is not None
+
+
+def _clock(instance: Instance, known: Schedule, most: float) -> int:
+    """Steps to a tick of the clock with which a model, up to the end of the schedule known, has at most that number of
+    coefficients; or those of the longest item, where none has."""
+    coefficients = growing_holdings(instance).num_coefficients(known.makespan)
+    clock, longest = max(1, math.ceil(math.sqrt(coefficients / max(1.0, most)))), int(instance.durations.max())
+    while 1 < clock < longest:  # coefficients fall with its square, about
+        holdings = growing_holdings(instance, clock)
+        if holdings.num_coefficients(holdings.makespan(holdings.list_schedule(known.order))) <= most:
+            break
+        clock += 1
+    return min(clock, longest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +123,12 @@ class _Search:
     def run(self, holdings: Holdings, starts: Ints, bound: int) -> tuple[Ints, int]:
         """The best starts found, and a proved lower bound on their makespan.
 
-        CP-SAT is asked once. For the others the linear relaxation is no help: fractions of items fill the memory
-        evenly, and it can't exceed the area bound. Refuting single makespans is what works, as the shortest ones are
-        refuted the fastest. So first, from below: is there a schedule of `bound` steps? Each "no" raises the bound by
-        one, and the first "yes" is optimal. If an answer takes too long then, from above: minimise, starting from the
-        best schedule known.
+        The linear relaxation is no help: fractions of items fill the memory evenly, and it can't exceed the area bound.
+        Refuting single makespans is what works, as the shortest ones are refuted the fastest. So first, from below: is
+        there a schedule of `bound` steps? Each "no" raises the bound by one, and the first "yes" is optimal. If an
+        answer takes too long then, from above: minimise, starting from the best schedule known.
         """
-        if self.backend == "cp-sat":
-            time_limit_s = self.deadline - time.perf_counter()
-            return cp_sat.shortest_schedule(holdings, starts, bound, threads=self.threads, time_limit_s=time_limit_s)
-        if holdings.num_coefficients(starts) > MAX_COEFFICIENTS:
+        if holdings.num_coefficients(holdings.makespan(starts)) > MAX_COEFFICIENTS:
             return starts, bound
         refute_until = time.perf_counter() + REFUTATION_SHARE * (self.deadline - time.perf_counter())
         while bound < holdings.makespan(starts):
@@ -127,11 +148,11 @@ class _Search:
 
     def _solve(self, model: _Model, start: Ints | None, deadline: float) -> _Outcome:
         """Solve `model` until `deadline`, from the schedule `start` where the solver takes one."""
+        if start is not None:
+            model.set_start(start)
         time_limit_s = deadline - time.perf_counter()
         if time_limit_s <= 0:
             return _Outcome(None, complete=False, bound=0)
-        if start is not None:
-            model.set_start(start)
         problem = model.problem
         try:
             problem.solve(_pulp_solver(self.backend, self.threads, time_limit_s, warm=start is not None))
@@ -221,12 +242,10 @@ class _Model:
 
 def _backend(solver: SolverName | Literal["auto", "none"]) -> SolverName | None:
     """The solver to use, if it is installed."""
-    if solver in ("auto", "cp-sat") and importlib.util.find_spec("ortools") is not None:
-        return "cp-sat"
-    if solver in ("auto", "highs") and importlib.util.find_spec("highspy") is not None:
-        return "highs"
     if solver in ("auto", "cbc") and _cbc().available():
         return "cbc"
+    if solver in ("auto", "highs") and importlib.util.find_spec("highspy") is not None:
+        return "highs"
     return None
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 from vasuki.base.config import EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import JobFileError, ModelError
@@ -21,7 +22,7 @@ from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
 from vasuki.planner.lengths import Lengths
-from vasuki.planner.ordering.planned_order import MILP_ROWS
+from vasuki.planner.ordering.planned_order import MOST_ROWS
 from vasuki.planner.steady_state import MeanRow, SteadyState, steady_state
 
 CHUNK_TILES = (0.25, 0.5, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
@@ -60,10 +61,14 @@ class Problem:
         return policy if self.shape.in_blocks else replace(policy, shares_prefixes=False)
 
     @property
-    def seeks_best_order(self) -> bool:
-        """Whether a better order is looked for once a candidate is chosen (`few_rows`); greedy's serves until then."""
-        few = 1 < len(self.lengths) <= MILP_ROWS
-        return few and self.lengths.known and self.policy.ordered and self.plan.solver in ("auto", "milp")
+    def searching_solver(self) -> Literal["milp", "local_search"] | None:
+        """Which one looks for a better order once a candidate is chosen (`few_rows`); greedy's order serves until then.
+
+        Where the job leaves it open, a few rows of known lengths are worth it."""
+        if self.plan.solver == "milp" or self.plan.solver == "local_search":
+            return self.plan.solver
+        few = self.lengths.known and len(self.lengths) <= MOST_ROWS["milp"] and not self.rows_arrive
+        return "local_search" if few and self.policy.ordered and self.plan.solver == "auto" else None
 
     @property
     def block_tokens(self) -> int:

@@ -1,47 +1,107 @@
-"""A better order for a few rows of known lengths, found in no more time than it may save.
+"""A better order for a few rows, looked for once, after everything else is chosen; the run takes over what is found.
 
-Candidates are compared with greedy's order. That of the chosen one may be improved, once, and the run takes over what
-is found:
+    greedy's order ---+
+    first come -------+--> simulated, the best --> moves of single rows, each simulated, --> the order
+    the solver's -----+                            until the time is over
 
-    time = min(makespan / 20 - what planning took so far, makespan x (1 - bound / steps)),
-
-where the simulation takes `steps` steps, and none takes fewer than `bound`: no order can save more than that.
+A solver counts steps. What decides is the simulation, which also knows prompts, blocks and preemption: so the answer is
+behind neither greedy's order nor the input's, whatever the solver finds.
 """
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Iterable
 from dataclasses import replace
 
-from vasuki.planner.candidates import Problem
-from vasuki.planner.ordering.planned_order import Capacity, best_order
+from vasuki.base.errors import JobFileError
+from vasuki.planner.candidates import Candidate, Problem
+from vasuki.planner.ordering.planned_order import MOST_ROWS, Capacity, Ordered, searched_order, solve_order
 from vasuki.planner.prediction import PLANNING_SHARE, Prediction, predict, preferred
-from vasuki_solvers import Instance, lower_bound
+from vasuki_solvers import Instance, lower_bound, moved
+
+SEARCH_SHARE, MOST_SEARCH_S = 1 / 50, 60.0  # of the makespan, and at most, where plan.solver_time is `auto`
+SOLVER_SHARE = 1 / 3  # of the time for a better order is the solver's, the rest for moves
 
 
-def with_best_order(problem: Problem, chosen: Prediction, spent_s: float) -> Prediction:
-    """What was chosen, with a better order where one is found. spent_s: seconds that planning took so far."""
-    job, steps = problem.lengths, chosen.result.stats.steps
-    if not problem.seeks_best_order or chosen.simulated_requests < len(job):
+def refuse_solver(problem: Problem) -> None:
+    """Raises JobFileError for a solver that could not do what the job asks it for."""
+    solver, rows = problem.plan.solver, len(problem.lengths)
+    if solver in ("auto", "fifo"):
+        return
+    if not problem.policy.ordered:
+        name = problem.policy.name
+        raise JobFileError(
+            f"plan.solver: {solver} plans the order of policy vasuki, and {name} has its own: leave it out"
+        )
+    if solver not in MOST_ROWS:
+        return
+    most = MOST_ROWS[solver]
+    if problem.rows_arrive:
+        raise JobFileError(f"plan.solver: {solver} orders rows that are there, and these arrive; `auto` orders both")
+    if rows > most:
+        raise JobFileError(
+            f"plan.solver: {solver} orders {most:,} rows at most, and the job has {rows:,}; `auto` does any"
+        )
+    if solver == "milp":
+        from vasuki_solvers.milp import has_solver  # PuLP takes a while to import
+
+        if not has_solver():
+            raise JobFileError("plan.solver: milp has no solver; `pip install 'vasuki[milp]'` brings one")
+
+
+def with_best_order(
+    problem: Problem, chosen: Prediction, candidates: Iterable[Candidate], spent_s: float
+) -> Prediction:
+    """What was chosen, with the best order that is found in time.
+
+    `order_gap` of the result says by how much its steps exceed what no order undercuts.
+
+    Args:
+        problem: the job.
+        chosen: the best of those simulated in greedy's order.
+        candidates: others, which may be better in the input's order.
+        spent_s: seconds that planning took so far.
+    """
+    solver, job = problem.searching_solver, problem.lengths
+    if solver is None or len(job) < 2:
         return chosen
-    bound_steps = _least_steps(problem, chosen)
-    if steps <= bound_steps:
-        return replace(chosen, optimal=True)
-    limit_s = time_limit_s(chosen.makespan_s, steps, bound_steps, spent_s)
-    if limit_s <= 0:
-        return chosen
-    capacity = Capacity.of(chosen.candidate.settings)
-    found = best_order(job.prompt_tokens, job.output_tokens, capacity, limit_s)
-    better = preferred(problem, [chosen, predict(problem, chosen.candidate, found=found)])
-    return replace(better, optimal=found.optimal and better.result.stats.steps == found.steps)
+    began_s = time.perf_counter()
+
+    def tried(candidate: Candidate, order: list[int]) -> Prediction:
+        return predict(problem, candidate, found=Ordered(order, solver))
+
+    as_they_come = list(range(len(job)))
+    known = [tried(candidate, as_they_come) for candidate in [chosen.candidate, *candidates]]
+    best = preferred(problem, [chosen, *known])
+    candidate = best.candidate
+    capacity, least_steps = Capacity.of(candidate.settings), _least_steps(problem, candidate)
+    greedy = solve_order(job.prompt_tokens, job.output_tokens, capacity, "greedy").order
+    best = preferred(problem, [best, tried(candidate, greedy)])
+    limit_s = time_limit_s(problem, best, least_steps, spent_s)
+    if best.result.stats.steps > least_steps and limit_s > 0:
+        found = searched_order(job.prompt_tokens, job.output_tokens, capacity, solver, SOLVER_SHARE * limit_s)
+        best = preferred(problem, [best, tried(candidate, found)])
+    rng = random.Random(0)
+    while best.result.stats.steps > least_steps and time.perf_counter() < began_s + limit_s:
+        best = preferred(problem, [best, tried(candidate, moved(list(best.order) or greedy, rng))])
+    if problem.plan.solver == solver:  # and looked for the order, even if the best one known before is as good
+        best = replace(best, solved=replace(best.solved, solver=solver))
+    return replace(best, order_gap=best.result.stats.steps / least_steps - 1)
 
 
-def time_limit_s(makespan_s: float, steps: int, bound_steps: int, spent_s: float) -> float:
-    """Seconds that looking for a better order may take, negative where too many are spent already."""
-    return min(PLANNING_SHARE * makespan_s - spent_s, makespan_s * (1 - bound_steps / steps))
+def time_limit_s(problem: Problem, known: Prediction, least_steps: int, spent_s: float) -> float:
+    """Seconds that looking for a better order may take: no more than it can save, nor than the job says."""
+    saved_s = known.makespan_s * (1 - least_steps / known.result.stats.steps)
+    if problem.plan.solver_time != "auto":
+        return min(problem.plan.solver_time, saved_s)
+    left_s = PLANNING_SHARE * known.makespan_s - spent_s
+    return min(SEARCH_SHARE * known.makespan_s, MOST_SEARCH_S, saved_s, left_s)
 
 
-def _least_steps(problem: Problem, chosen: Prediction) -> int:
+def _least_steps(problem: Problem, candidate: Candidate) -> int:
     """Steps that no order undercuts, whatever rows share and however blocks are filled."""
-    job, settings = problem.lengths, chosen.candidate.settings
+    job, settings = problem.lengths, candidate.settings
     instance = Instance(job.own_prompt_tokens, job.output_tokens, settings.kv_tokens, settings.limits.max_num_seqs)
     return lower_bound(instance).steps

@@ -30,7 +30,7 @@ from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
 from vasuki.planner.any_schedule import AnySchedule
 from vasuki.planner.candidates import Candidate, Problem, ranked_candidates, with_fewer_rows
-from vasuki.planner.few_rows import with_best_order
+from vasuki.planner.few_rows import refuse_solver, with_best_order
 from vasuki.planner.job_sums import JobSums
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.loss import max_loss_s
@@ -85,11 +85,13 @@ def make_plan(
     rows_arrive = lengths.arrived_at_s is not None
     problem = Problem(lengths, shape, profile, plan, engine, kv, beside_weights_bytes, layout or Layout(), rows_arrive)
 
+    refuse_solver(problem)
     problem, candidates, misfit = _that_fit(problem)
     predictions = _predictions(problem, candidates)
     base = preferred(problem, predictions)
     chosen = choose_offload(problem, base)
-    chosen = with_best_order(problem, chosen, time.perf_counter() - started_s)
+    others = (each.candidate for each in predictions if each is not base)
+    chosen = with_best_order(problem, chosen, others, time.perf_counter() - started_s)
     candidate, job = chosen.candidate, problem.lengths
     settings, layout = candidate.settings, candidate.cost.layout
 
@@ -127,7 +129,8 @@ def make_plan(
         risks_too_much=_risk_reason(problem, chosen, predictions),
         solver=chosen.solved.solver,
         order=chosen.order,
-        optimal=chosen.optimal,
+        optimal=problem.lengths.known and chosen.order_gap == 0,
+        order_gap=chosen.order_gap,
         policy=problem.policy.name,
         chunk_tokens=limits.chunk_tokens,
         max_num_seqs=limits.max_num_seqs,

@@ -31,7 +31,6 @@ class Plan:
     at_risk_most_s: float  # and at the worst of them
     risks_too_much: str  # why more is at risk than plan.max_loss; empty if it is not, or nobody asked and none has less
     solver: Solver
-    optimal: bool  # proved: no order takes fewer steps, and the plan takes as many
     policy: str
     chunk_tokens: int
     max_num_seqs: int
@@ -48,6 +47,8 @@ class Plan:
     state_bytes: int = 0  # that each of `max_num_seqs` rows keeps beside its KV
     outputs_at_most: bool = False  # nothing but `max_tokens` is known of outputs, and all are taken to be as long
     uncertainty: float | None = None  # what not knowing the outputs adds to the makespan: 0.02 is 2 %; None: not known
+    optimal: bool = False  # proved: no order takes fewer steps
+    order_gap: float | None = None  # by what share the steps exceed those that no order undercuts; None: not looked for
     order: tuple[int, ...] = ()  # of all requests, where planning found one; else they are ordered as they come
     misfits: int = 0  # requests that can never run
     misfit: str = ""  # the first of them, with the capacity that it needs
@@ -124,6 +125,7 @@ class Plan:
             "source": self.source,
             "solver": self.solver,
             "optimal": self.optimal,
+            "order_gap": self.order_gap,
             "policy": self.policy,
             "chunk_tokens": self.chunk_tokens,
             "max_num_seqs": self.max_num_seqs,

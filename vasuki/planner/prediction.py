@@ -42,8 +42,10 @@ class Prediction:
     loss: Loss  # of a kill
     result: SimulationResult  # of the rows simulated
     solved: Ordered  # the order of the rows simulated
-    optimal: bool  # proved for the whole job
     order: tuple[int, ...] = ()  # of all rows, where it was found beforehand
+    order_gap: float | None = (
+        None  # by what share its steps may exceed those of the best order, where one was looked for
+    )
 
     def loses_too_much(self, problem: Problem) -> bool:
         """Whether a kill costs more than the job allows."""
@@ -54,8 +56,8 @@ def predict(problem: Problem, candidate: Candidate, found: Ordered | None = None
     """Simulate the job, or a sample of it. found: an order of the whole job."""
     job, settings, config = problem.lengths, candidate.settings, problem.plan
     most_rows = affordable_rows(problem, candidate)
-    sample = job if len(job) <= most_rows else job.take(sample_rows(job, most_rows))
-    solver: Solver = "greedy" if config.solver == "auto" or problem.seeks_best_order else config.solver
+    sample = job if found or len(job) <= most_rows else job.take(sample_rows(job, most_rows))
+    solver: Solver = "greedy" if config.solver == "auto" or problem.searching_solver else config.solver
     found_order = tuple(found.order) if found else ()
     order = order_requests(
         sample.requests(problem.policy.waves),  # whose batches are as large as memory was seen to hold
@@ -81,7 +83,6 @@ def predict(problem: Problem, candidate: Candidate, found: Ordered | None = None
         loss=seen.loss(config, missing * row_s, missing),
         result=result,
         solved=order.solved,
-        optimal=job.known and not missing and order.solved.optimal and result.stats.steps == order.solved.steps,
         order=found_order,
     )
 

@@ -77,7 +77,6 @@ def plan_parallel(
         schedule_bound_s=schedule_bound_s,
         any_schedule=any_schedule,
         bound_by=bound.binding,
-        optimal=False,
         shared_tokens=stream.shared_tokens * layout.num_streams,
         cost=Cost.of(makespan_s, layout.num_gpus, price, currency, tokens),
         plan_s=time.perf_counter() - started_s,

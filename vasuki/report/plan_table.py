@@ -62,7 +62,7 @@ def _figures(plans: Sequence[Plan]) -> Rows:
         ("  million input tokens", lambda p: money_text(p.per_million_input_tokens)),
         ("  million output tokens", lambda p: money_text(p.per_million_output_tokens)),
         ("policy", lambda p: p.policy),
-        ("order", lambda p: p.solver + ", optimal" * p.optimal),
+        ("order", _order),
         ("tokens a step, at most", lambda p: f"{p.chunk_tokens:,}"),
         ("rows at a time, at most", lambda p: f"{p.max_num_seqs:,}"),
         ("KV memory, tokens", lambda p: f"{p.settings.kv_tokens:,}"),
@@ -73,6 +73,12 @@ def _figures(plans: Sequence[Plan]) -> Rows:
         ("  at the worst moment", lambda p: time_text(p.at_risk_most_s)),
     ]
     return [(name, [cell(plan) for plan in plans]) for name, cell in cells]
+
+
+def _order(plan: Plan) -> str:
+    if plan.optimal or not plan.order_gap:
+        return plan.solver + ", optimal" * plan.optimal
+    return f"{plan.solver}, gap {percent_text(plan.order_gap)}"
 
 
 def _price(plan: Plan) -> str:

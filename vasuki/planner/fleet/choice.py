@@ -73,7 +73,6 @@ class Choice:
             lower_bound_s=min(card.whole.lower_bound_s for card, _ in fleet.members) / fleet.replicas,
             schedule_bound_s=fleet.bound_s,
             cost=Cost.of(foreseen.mean_s, num_gpus, fleet.per_hour / num_gpus, whole.cost.currency, tokens),
-            optimal=False,
             order=(),
             shared_tokens=whole.shared_tokens,
             misfits=whole.misfits,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -42,10 +43,8 @@ WINDOW_ROWS = 32_768
 FIRST_ROWS = 4_096
 WINDOW_BYTES = 64_000_000  # of prompts and what is copied to the output, whatever the number of rows
 PORTFOLIO_ROWS = 300  # beyond, trying variants of the greedy order gains less than a per cent
-LOCAL_SEARCH_ROWS = 2_000
 LOCAL_SEARCH_WORK = 400_000  # rows x moves
-MILP_ROWS = 32
-MILP_START_S = 1.0  # loading the exact solver takes about so long
+MOST_ROWS: dict[str, int] = {"milp": 32, "local_search": 2_000}  # of solvers that search
 EARLY_MEMORY = 2  # times the memory, were they all to reach max_tokens, is what rows that may be longest take at first
 WORTH_GROUPING = 0.01  # of the steps that are counted for it: less is within what the count leaves out
 
@@ -71,22 +70,19 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """An order and how good it is known to be."""
+    """An order, and who found it."""
 
     order: list[int]  # indices into the rows given
     solver: Solver
-    steps: int | None = None  # that the solver's own plan takes, where it made one
-    optimal: bool = False  # proved: no plan takes fewer steps
 
 
 def solve_order(
     prompts: Ints, outputs: Ints, capacity: Capacity, solver: Solver, lengths: OutputLengths | None = None
 ) -> Ordered:
-    """Order rows of these lengths.
+    """Order rows of these lengths, at once, since the run waits for it.
 
-    A solver that would take too long for so many rows is replaced by the next faster one. For many rows, and for
-    outputs that `lengths` still learns, the greedy one sorts without trying variants. Orders are not proved here, since
-    the run waits for them: `best_order` does that, once and beforehand, and `milp` falls back on local search.
+    What `milp` and `local_search` find is found beforehand (`few_rows`); rows that are ordered here, or again, have
+    greedy's order. For many rows, and for outputs that `lengths` still learns, greedy sorts without trying variants.
     """
     rows = len(prompts)
     if solver == "fifo" or rows < 2:
@@ -94,9 +90,6 @@ def solve_order(
     if solver == "prompt_length":
         return Ordered(np.argsort(prompts, kind="stable").tolist(), solver)
     instance = _instance(prompts, outputs, capacity)
-    if solver in ("milp", "local_search") and rows <= LOCAL_SEARCH_ROWS:
-        schedule = local_search(greedy_schedule(instance), iterations=LOCAL_SEARCH_WORK // rows)
-        return Ordered(schedule.order.tolist(), "local_search", schedule.makespan, schedule.optimal)
     if lengths or rows > PORTFOLIO_ROWS:
         order = spread_order(instance, lower_bound(instance).steps)
         if lengths and not lengths.knows_enough:
@@ -105,21 +98,21 @@ def solve_order(
     return Ordered(greedy_order(instance).tolist(), "greedy")
 
 
-def best_order(prompts: Ints, outputs: Ints, capacity: Capacity, time_limit_s: float) -> Ordered:
-    """The order of the shortest schedule that is found for a few rows in so many seconds.
-
-    The exact solver looks for it, or local search where the time would pass while that one is loaded.
-    """
+def searched_order(
+    prompts: Ints, outputs: Ints, capacity: Capacity, solver: Literal["milp", "local_search"], time_limit_s: float
+) -> list[int]:
+    """The order of the shortest schedule that this solver finds in time, from greedy's on."""
     instance = _instance(prompts, outputs, capacity)
-    if time_limit_s <= MILP_START_S:
+    if solver == "local_search":
         iterations = LOCAL_SEARCH_WORK // len(prompts)
-        known = local_search(greedy_schedule(instance), iterations=iterations, time_budget_s=time_limit_s)
-        return Ordered(known.order.tolist(), "local_search", known.makespan, known.optimal)
-    from vasuki_solvers.milp import milp_schedule  # PuLP takes a while to import
+        schedule = local_search(greedy_schedule(instance), iterations=iterations, time_budget_s=time_limit_s)
+    else:
+        from vasuki_solvers.milp import milp_schedule  # PuLP takes a while to import
 
-    instance = replace(instance, prefill_tokens_per_step=None)
-    best = milp_schedule(instance, time_limit_s=time_limit_s, threads=1)
-    return Ordered(best.order.tolist(), "milp", best.makespan, best.optimal)
+        instance = replace(instance, prefill_tokens_per_step=None)
+        schedule = milp_schedule(instance, time_limit_s=time_limit_s, threads=1)
+    order: list[int] = schedule.order.tolist()
+    return order
 
 
 def _longest_ahead(order: Ints, prompts: Ints, outputs: Ints, kv_tokens: int) -> Ints:
