@@ -247,6 +247,11 @@ class InputConfig(_Section):
         """What chat templates take for the time."""
         return datetime.now() if self.date == "auto" else datetime.fromisoformat(self.date)
 
+    @property
+    def may_be_urgent(self) -> bool:
+        """Whether a column says what is urgent."""
+        return bool(self.priority or self.deadline)
+
     @model_validator(mode="after")
     def _one_of(self) -> InputConfig:
         given = [name for name in ("prompt", "messages", "prompt_token_ids") if getattr(self, name)]
@@ -384,7 +389,8 @@ class KVConfig(_Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of keys and values. `auto` keeps the model's type, so tokens don't change."""
     host_memory: Bytes = 8 * 2**30
-    """Pinned host memory for weights that stay on the host and for offloaded KV."""
+    """Pinned host memory for weights that stay on the host and for offloaded KV. A CPU takes it from its own, no more
+    than half of that unless it is set."""
     offload: Literal["auto", "none", "stream", "park", "ahead"] = "auto"
     """What moves to the host: some layers of all rows (`stream`), rows that have to make room (`park`), or also rows
     whose prompt is computed ahead (`ahead`). `auto` takes what makes the job fastest, often nothing."""

@@ -146,6 +146,7 @@ def memory_budget(
     row_tokens: int = 0,
     layout: Layout | None = None,
     beside_weights_bytes: int | None = None,
+    host_kv_bytes: int = 0,
 ) -> MemoryBudget:
     """KV that fits on each device of the layout. Plans for other machines and runs on this one count it here.
 
@@ -154,6 +155,7 @@ def memory_budget(
     of rows of at most `row_tokens`.
     What recurrent layers keep of so many rows is taken from the pool. `beside_weights_bytes` is what the share leaves
     to activations and KV on a device that is at hand, where that is known better than the profile tells (`room_bytes`).
+    `host_kv_bytes` of KV lie outside the pool and in the same memory: a CPU's host memory is its own.
 
     Raises:
         ModelError: not even one block fits; the message says what would.
@@ -169,9 +171,10 @@ def memory_budget(
         usable = int(profile.memory_bytes * device_memory)
         if beside_weights_bytes is not None:
             usable = weights + beside_weights_bytes
+        usable -= host_kv_bytes
         kv = usable - weights - activations
     else:
-        usable, kv = profile.memory_bytes, int(device_memory)
+        usable, kv = profile.memory_bytes - host_kv_bytes, int(device_memory)
     context = recorded_context(shape.max_context_tokens, row_tokens)
     width = min(-(-context // block_tokens), max(0, int(kv / (per_token * block_tokens))))
     recorded = recorded_bytes(shape, profile, max_num_seqs, width, layout)

@@ -49,6 +49,7 @@ class Problem:
     beside_weights_bytes: int | None
     layout: Layout
     rows_arrive: bool = False  # rather than being there from the start
+    may_be_urgent: bool = False  # rows that others make room for, whether or not the first ones are
 
     @cached_property
     def work(self) -> MeanRow:
@@ -93,6 +94,7 @@ class Problem:
             row_tokens=self.row_tokens,
             layout=layout,
             beside_weights_bytes=self.beside_weights_bytes,
+            host_kv_bytes=self.kv.host_memory if self.profile.kind == "cpu" and self.kv.asks_for_offload else 0,
         ).num_blocks
 
     @cached_property

@@ -59,6 +59,7 @@ def make_plan(
     cost: CostConfig | None = None,
     beside_weights_bytes: int | None = None,
     layout: Layout | None = None,
+    may_be_urgent: bool = False,
 ) -> Plan:
     """Plan a job.
 
@@ -72,6 +73,7 @@ def make_plan(
         cost: price; the profile's where it says nothing.
         beside_weights_bytes: see `memory_budget`.
         layout: over several devices; how many layers live on the host is decided here.
+        may_be_urgent: some rows may have a priority or a deadline, see `input.priority`.
 
     Raises:
         ModelError: the model does not fit the device, nor device and host together.
@@ -83,7 +85,10 @@ def make_plan(
     if not shape.in_blocks:
         lengths = replace(lengths, prefixes=None)
     rows_arrive = lengths.arrived_at_s is not None
-    problem = Problem(lengths, shape, profile, plan, engine, kv, beside_weights_bytes, layout or Layout(), rows_arrive)
+    layout = layout or Layout()
+    problem = Problem(
+        lengths, shape, profile, plan, engine, kv, beside_weights_bytes, layout, rows_arrive, may_be_urgent
+    )
 
     refuse_solver(problem)
     problem, candidates, misfit = _that_fit(problem)
@@ -93,7 +98,7 @@ def make_plan(
     others = (each.candidate for each in predictions if each is not base)
     chosen = with_best_order(problem, chosen, others, time.perf_counter() - started_s)
     candidate, job = chosen.candidate, problem.lengths
-    settings, layout = candidate.settings, candidate.cost.layout
+    settings, layout, offload = candidate.settings, candidate.cost.layout, candidate.settings.offload
 
     any_schedule = AnySchedule(
         shape,
@@ -111,8 +116,8 @@ def make_plan(
     price, currency, price_date = profile.price.per_hour, profile.price.currency, profile.price.date
     if cost.price_per_hour is not None:
         price, currency, price_date = cost.price_per_hour, cost.currency, ""
-    peaks = chosen.result.stats.peak_device_blocks, chosen.result.stats.peak_host_blocks
-    kv_on_host = footprint(settings, settings.block_tokens * shape.kv_bytes_per_token, shape.num_layers, *peaks)[1]
+    block_bytes, pools = settings.block_tokens * shape.kv_bytes_per_token, (settings.num_blocks, offload.host_blocks)
+    kv_on_host = footprint(settings, block_bytes, shape.num_layers, *pools)[1]  # which is taken as a whole
     limits = settings.limits
     job_tokens = int(job.prompt_tokens.sum() + job.output_tokens.sum())
     return Plan(

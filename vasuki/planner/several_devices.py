@@ -103,6 +103,7 @@ def _plan(
         kv=config.kv,
         cost=config.cost,
         layout=layout,
+        may_be_urgent=config.input.may_be_urgent,
     )
 
 

@@ -27,7 +27,6 @@ from vasuki.models.layout import Layout
 from vasuki.models.shape import BACKENDS, ModelShape
 from vasuki.planner import make_plan, plan_parallel
 from vasuki.planner.lengths import Lengths
-from vasuki.planner.offload.parking import with_room_for_victims
 from vasuki.planner.plan import Plan
 from vasuki.runs.foresight import MachineProfile, Tokens, profile_for_plan, profile_for_run, shape_in_use
 
@@ -68,11 +67,7 @@ class Placement:
 
     def plan(self, lengths: Lengths, layout: Layout = ONE_DEVICE) -> Plan:
         """Plan the job, or some of its requests. Raises as `make_plan` and `plan_parallel` do."""
-        plan = replace(self._plan(lengths, layout), source=self.machine.source, spread=self.machine.spread)
-        says_what_is_urgent = self.config.input.priority or self.config.input.deadline
-        if says_what_is_urgent and self.kv.offload != "none" and layout.pipeline_parallel == 1:
-            plan = with_room_for_victims(plan, self.shape, self.kv.host_memory)
-        return plan
+        return replace(self._plan(lengths, layout), source=self.machine.source, spread=self.machine.spread)
 
     def _plan(self, lengths: Lengths, layout: Layout) -> Plan:
         config = self.config.model_copy(update={"kv": self.kv})
@@ -87,6 +82,7 @@ class Placement:
             kv=config.kv,
             cost=config.cost,
             beside_weights_bytes=self.beside_weights_bytes,
+            may_be_urgent=config.input.may_be_urgent,
         )
 
 
@@ -125,7 +121,10 @@ def placed_on(config: JobConfig, shape: ModelShape, profile: HardwareProfile) ->
     fast = peaks.get("bfloat16", 0.0) >= CLEARLY * peaks.get("float32", 0.0)
     on_cpu = profile.kind == "cpu"
     shape = _computed(config, shape, on_cpu, fast)
-    kv = _in_blocks(config.kv, shape, None if on_cpu else profile.generation, profile.attention)
+    kv, memory = config.kv, profile.memory_bytes
+    if on_cpu:
+        kv = _kv(config, _Device("", memory, memory), memory - shape.weight_bytes)
+    kv = _in_blocks(kv, shape, None if on_cpu else profile.generation, profile.attention)
     return Placement(config, shape, MachineProfile.of(profile), kv)
 
 
@@ -314,9 +313,15 @@ def _beside_weights(config: JobConfig, device: _Device, available_bytes: int) ->
 
 
 def _kv(config: JobConfig, device: _Device, free_bytes: int) -> KVConfig:
-    """No more host memory than there is."""
+    """No more host memory than there is. On a CPU that is what the device leaves; half of it where nobody says more."""
     kv = config.kv
-    return within_host_memory(kv, free_bytes) if not device.on_cpu or kv.asks_for_offload else kv
+    if device.on_cpu:
+        if not kv.asks_for_offload:
+            return kv
+        free_bytes = room_bytes(kv.device_memory, device.total_bytes, free_bytes)
+        if "host_memory" not in kv.model_fields_set:
+            free_bytes //= 2
+    return within_host_memory(kv, free_bytes)
 
 
 def _in_blocks(

@@ -15,7 +15,7 @@ from vasuki.engine.offload import OffloadMode, OffloadPlan
 from vasuki.engine.policy import Admission
 from vasuki.planner.candidates import Candidate, Problem
 from vasuki.planner.offload.options import because
-from vasuki.planner.offload.parking import parked, prefilled_ahead
+from vasuki.planner.offload.parking import parked, prefilled_ahead, with_room_for_victims
 from vasuki.planner.offload.streaming import streamed
 from vasuki.planner.prediction import NOISE, Prediction, end_after_a_kill_s, loss_s, makespan_s, predict_like, preferred
 
@@ -36,6 +36,8 @@ def choose_offload(problem: Problem, base: Prediction) -> Prediction:
         chosen = because(plain, OffloadPlan("none", ahead)) if isinstance(ahead, str) else ahead
     else:
         chosen = _cheapest(problem, base, plain, modes)
+    if chosen.candidate.settings.offload.mode == "none" and _makes_room_for_urgent(problem):
+        chosen = with_room_for_victims(problem, chosen)
     if weights := _weights_reason(problem, chosen.candidate):
         offload = chosen.candidate.settings.offload
         return because(chosen, replace(offload, reason=f"{weights}; {offload.reason}"))
@@ -45,6 +47,12 @@ def choose_offload(problem: Problem, base: Prediction) -> Prediction:
 def may_offload(problem: Problem) -> bool:
     """Whether KV may pass over the link. States stay on the device, and so does the KV beside them."""
     return any(mode != "none" for mode in _modes(problem)) and problem.shape.in_blocks
+
+
+def _makes_room_for_urgent(problem: Problem) -> bool:
+    """Whether running rows may have to make way, and the job lets them keep their KV."""
+    may_move = problem.shape.in_blocks and problem.kv.offload != "none" and problem.layout.pipeline_parallel == 1
+    return may_move and problem.may_be_urgent and problem.policy.urgent_first
 
 
 def _modes(problem: Problem) -> tuple[OffloadMode, ...]:

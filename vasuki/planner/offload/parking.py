@@ -7,11 +7,11 @@ from dataclasses import replace
 from vasuki.base.units import longer_text
 from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import Admission, Mixing
-from vasuki.models.shape import ModelShape
 from vasuki.planner.candidates import Candidate, Problem
 from vasuki.planner.offload.options import host_kv_bytes
-from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import Prediction, predict_like
+
+VICTIMS_SHARE = 1 / 8  # of a CPU's blocks, for the KV of rows that make way; what finds no room is computed again
 
 _TOO_SLOW = "computing again is cheaper than moving KV over the link"
 
@@ -60,15 +60,21 @@ def prefilled_ahead(problem: Problem, base: Prediction) -> Prediction | str:
     return replace(option, candidate=replace(option.candidate, settings=settings))
 
 
-def with_room_for_victims(plan: Plan, shape: ModelShape, host_memory: int) -> Plan:
-    """The plan, with room on the host for rows that have to make way for urgent ones, where it moves nothing itself."""
-    settings = plan.settings
-    blocks = min(settings.num_blocks, host_memory // (shape.kv_bytes_per_token * settings.block_tokens))
-    if settings.offload.mode != "none" or shape.recurrent or blocks < 1:
-        return plan
-    reason = "rows that make room for urgent ones are parked"
-    offload = OffloadPlan("park", reason, host_blocks=blocks, park_min_tokens=1)
-    return replace(plan, settings=replace(settings, offload=offload))
+def with_room_for_victims(problem: Problem, base: Prediction) -> Prediction:
+    """Rows that make way for urgent ones keep their KV on the host. A CPU's host memory is its own, so there a share of
+    the blocks is set aside for them, if the longest row fits the others."""
+    settings = base.candidate.settings
+    block_bytes = problem.shape.kv_bytes_per_token * settings.block_tokens
+    blocks = min(settings.num_blocks, host_kv_bytes(problem, base.candidate) // block_bytes)
+    if problem.profile.kind == "cpu":
+        longest = -(-int(problem.lengths.peak_tokens.max()) // settings.block_tokens)
+        blocks = min(blocks, int(VICTIMS_SHARE * settings.num_blocks), settings.num_blocks - longest)
+        settings = replace(settings, num_blocks=settings.num_blocks - max(0, blocks))
+    if blocks < 1:
+        return base
+    offload = OffloadPlan("park", "rows that make room for urgent ones are parked", 0, blocks, park_min_tokens=1)
+    candidate = Candidate.of(problem, replace(settings, offload=offload), base.candidate.cost)
+    return predict_like(problem, base, candidate)
 
 
 def _room(problem: Problem, candidate: Candidate) -> OffloadPlan | None:

@@ -104,7 +104,7 @@ class TableRows:
     def ended(self, finished: list[Sequence], live: Iterable[Sequence]) -> None:
         """Rows have ended, and these have not."""
         self._order.learn(finished, live)
-        if self._config.input.priority or self._config.input.deadline:
+        if self._config.input.may_be_urgent:
             self._waited.ended(finished, time.perf_counter() - self._started_s)
 
     def sink(self, writer: PartWriter, decode: Callable[[Sequence], str], on_commit: Callable[[], None]) -> RowSink:
