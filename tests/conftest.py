@@ -54,11 +54,11 @@ def no_run_beats_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test finds what earlier runs measured on this machine, nor leaves anything for later ones."""
-    from vasuki.machines import profile_cache
+    from vasuki.machines.here import measured
 
     folder = tmp_path_factory.mktemp("profiles")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profile_cache, "_folder", lambda: folder)
+        patch.setattr(measured, "_folder", lambda: folder)
         yield
 
 

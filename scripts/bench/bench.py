@@ -35,7 +35,7 @@ from vasuki.hf import ragged_executor
 from vasuki.hf.attention import ragged_attention
 from vasuki.hf.kernels import paged_attention
 from vasuki.hf.kernels.paged_attention import PagedKernel
-from vasuki.machines.stolen_time import StolenTime
+from vasuki.machines.here.stolen_time import StolenTime
 
 import torch  # isort: skip
 

@@ -20,8 +20,8 @@ from tiny_job import WORDS, job_tree
 
 from vasuki.base.config import load_job
 from vasuki.commands.cli import main
-from vasuki.machines import at_hand, profile_cache
-from vasuki.machines.this_cpu import typical_of
+from vasuki.machines.here import cpu, measured
+from vasuki.machines.here.cpu import typical_of
 from vasuki.planner.plan import Plan
 from vasuki.runs import foresight
 from vasuki.runs.foresight import DATASHEET, MEASURE_VARIABLE, MachineProfile, _ago, _budget_s, expected, look_back
@@ -42,7 +42,7 @@ def measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """No job is too short, and measuring is done as soon as each size has been seen. The cache's folder."""
     monkeypatch.delenv(MEASURE_VARIABLE)
     monkeypatch.setattr(foresight, "_TOO_SHORT_S", 0.0)
-    monkeypatch.setattr(profile_cache, "_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(measured, "_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -118,18 +118,18 @@ def test_a_profile_that_a_run_contradicts_is_not_used_again(
     measures: Path, pace: float | None, stolen_share: float, forgotten: bool
 ) -> None:
     key = {"device": "this"}
-    profile = typical_of(at_hand.processor())
-    profile_cache.keep(key, profile, 1.0)
-    assert profile_cache.read_cached(key) is not None
+    profile = typical_of(cpu.processor())
+    measured.keep(key, profile, 1.0)
+    assert measured.read_cached(key) is not None
     look_back(MachineProfile(profile, "measured", key), pace, stolen_share)
-    assert (profile_cache.read_cached(key) is None) == forgotten
+    assert (measured.read_cached(key) is None) == forgotten
 
 
 def test_what_another_machine_measured_is_not_believed(measures: Path, caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs = {"device": "this"}, {"device": "that"}
-    profile_cache.keep(theirs, typical_of(at_hand.processor()), 1.0)
-    profile_cache._file(theirs).rename(profile_cache._file(ours))
-    assert profile_cache.read_cached(ours) is None
+    measured.keep(theirs, typical_of(cpu.processor()), 1.0)
+    measured._file(theirs).rename(measured._file(ours))
+    assert measured.read_cached(ours) is None
     assert "another machine" in caplog.text
 
 
@@ -145,13 +145,13 @@ def test_a_plan_with_a_cached_profile_imports_nothing_large(job: Path, tmp_path:
 import sys
 from vasuki.runs.foresight import cache_key, shape_of
 from vasuki.base.config import load_job
-from vasuki.machines.profile_cache import keep
-from vasuki.machines import at_hand
-from vasuki.machines.this_cpu import typical_of
+from vasuki.machines.here.measured import keep
+from vasuki.machines.here import cpu, gpu
+from vasuki.machines.here.cpu import typical_of
 from vasuki.commands.cli import main
 config = load_job({str(job)!r}, ())
-keep(cache_key(shape_of(config)), typical_of(at_hand.processor()), 1.0)
-at_hand.gpu = lambda: None
+keep(cache_key(shape_of(config)), typical_of(cpu.processor()), 1.0)
+gpu.gpu = lambda: None
 main(["plan", {str(job)!r}, "--json"], standalone_mode=False)
 assert not (large := {{"torch", "transformers", "pandas"}} & set(sys.modules)), large
 """

@@ -20,11 +20,11 @@ from tiny_job import WORDS, job_tree
 from vasuki.base.config import JobConfig, parse_job
 from vasuki.base.errors import ModelError
 from vasuki.commands.cli import main
-from vasuki.hf.device.device import device_name
-from vasuki.hf.device.memory import total_bytes
+from vasuki.hf.device.device import device_name, total_bytes
 from vasuki.hf.kernels import levels, varlen
-from vasuki.machines import at_hand
-from vasuki.machines.at_hand import Card, Processor
+from vasuki.machines.here import cpu, gpu
+from vasuki.machines.here.cpu import Processor
+from vasuki.machines.here.gpu import Card
 from vasuki.machines.paging import page_tokens
 from vasuki.machines.profile_files import find_profile
 from vasuki.machines.profile_writing import write_profile
@@ -76,9 +76,9 @@ def test_plan_and_run_predict_the_same(tmp_path: Path, tiny_model: Path, changes
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine on which a run takes two cores."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    at_hand.processor.cache_clear()
+    cpu.processor.cache_clear()
     yield
-    at_hand.processor.cache_clear()
+    cpu.processor.cache_clear()
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -125,19 +125,19 @@ def test_a_model_is_planned_in_the_type_that_it_runs_in(tmp_path: Path, tiny_mod
 
 
 def test_what_is_known_without_torch_is_what_torch_finds() -> None:
-    processor = at_hand.processor()
+    processor = cpu.processor()
     assert processor.name == device_name(CPU)
     assert processor.torch_multiplies_bfloat16 == torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert levels.executable(processor.capabilities) == levels.executable()
     assert levels.chosen(processor.capabilities) == levels.chosen()
-    assert at_hand.total_bytes() == total_bytes(CPU)
-    assert 0 < at_hand.available_bytes() <= at_hand.total_bytes()
+    assert cpu.total_bytes() == total_bytes(CPU)
+    assert 0 < cpu.available_bytes() <= cpu.total_bytes()
 
 
 def test_as_many_cores_as_torch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
-    show = "print(at_hand.processor().cores, torch.get_num_threads())"
-    code = f"import torch; from vasuki.machines import at_hand; {show}"
+    show = "print(cpu.processor().cores, torch.get_num_threads())"
+    code = f"import torch; from vasuki.machines.here import cpu, gpu; {show}"
     ours, theirs = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout.split()
     assert ours == theirs
 
@@ -146,10 +146,10 @@ def test_cores_share_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2})
     fields = [{"processor": str(i), "physical id": "0", "core id": str(i // 2)} for i in range(8)]
-    assert at_hand._cores(fields) == 2
-    assert at_hand._cores([]) == 3
+    assert cpu._cores(fields) == 2
+    assert cpu._cores([]) == 3
     monkeypatch.setenv("OMP_NUM_THREADS", "5,2")
-    assert at_hand._cores(fields) == 5
+    assert cpu._cores(fields) == 5
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_the_type_depends_on_the_processor_and_on_kernels(
     monkeypatch.setenv("CXX", "c++")
     monkeypatch.delenv(levels.VARIABLE, raising=False)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(at_hand, "processor", lambda: Processor("a processor", 2, frozenset(flags.split())))
+    monkeypatch.setattr(cpu, "processor", lambda: Processor("a processor", 2, frozenset(flags.split())))
     job = job_of(engine={"compile": compile}, kv={"device_memory": "1GiB"})
     placement = placed_here(job, named_shape("mistral-7b"))
     assert placement.shape.dtype == dtype
@@ -185,18 +185,18 @@ def job_of(**sections: dict[str, object]) -> JobConfig:
 
 def test_a_gpu_at_hand_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = named_shape("mistral-7b")
-    monkeypatch.setattr(at_hand, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 21 * GIB, (8, 6)))
-    monkeypatch.setattr(at_hand, "available_bytes", lambda: 32 * GIB)
+    monkeypatch.setattr(gpu, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 21 * GIB, (8, 6)))
+    monkeypatch.setattr(cpu, "available_bytes", lambda: 32 * GIB)
     placement = placed_here(job_of(), shape)
     assert (placement.profile.name, placement.shape.dtype) == ("a10", "bfloat16")
     assert placement.profile.memory_bytes == 22 * GIB
     assert placement.kv.block_tokens == 256
     assert placement.beside_weights_bytes == int(21 * GIB - shape.weight_bytes - 0.1 * 22 * GIB)
     assert placed_here(job_of(engine={"device": "cpu"}), shape).profile.kind == "cpu"
-    monkeypatch.setattr(at_hand, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 12 * GIB, (8, 6)))
+    monkeypatch.setattr(gpu, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 12 * GIB, (8, 6)))
     waiting = placed_here(job_of(), shape)  # for a plan that keeps some of them on the host
     assert (waiting.beside_weights_bytes, waiting.profile.memory_bytes) == (None, 12 * GIB)
-    monkeypatch.setattr(at_hand, "gpu", lambda: None)
+    monkeypatch.setattr(gpu, "gpu", lambda: None)
     with pytest.raises(ModelError, match="no CUDA device here; name a card with --gpu"):
         placed_here(job_of(engine={"device": "cuda"}), shape)
 
@@ -237,8 +237,8 @@ def test_a_profile_that_names_our_kernel_leaves_the_size_of_blocks_to_the_planne
     write_profile(card.model_copy(update={"attention": "paged"}), tmp_path / "a10.yaml")
     monkeypatch.setenv("VASUKI_PROFILES", str(tmp_path))
     assert placed_on(job_of(), shape, find_profile("a10")).kv.block_tokens == "auto"
-    monkeypatch.setattr(at_hand, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 21 * GIB, (8, 6)))
-    monkeypatch.setattr(at_hand, "available_bytes", lambda: 32 * GIB)
+    monkeypatch.setattr(gpu, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 21 * GIB, (8, 6)))
+    monkeypatch.setattr(cpu, "available_bytes", lambda: 32 * GIB)
     assert placed_here(job_of(), shape).kv.block_tokens == "auto"
 
 
@@ -252,8 +252,8 @@ def test_a_card_at_hand_has_the_kv_that_was_planned_for_it(
     lengths = Lengths(np.full(300, 1500), np.full(300, 150))
     elsewhere = placed_on(job, shape, profile).plan(lengths)
     total = profile.memory_bytes
-    monkeypatch.setattr(at_hand, "gpu", lambda: Card("NVIDIA A10", total, total, (8, 6)))
-    monkeypatch.setattr(at_hand, "available_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(gpu, "gpu", lambda: Card("NVIDIA A10", total, total, (8, 6)))
+    monkeypatch.setattr(cpu, "available_bytes", lambda: 64 * GIB)
     here = placed_here(job, shape).plan(lengths)
     assert here.chunk_tokens == elsewhere.chunk_tokens
     assert here.settings.block_tokens == elsewhere.settings.block_tokens == 256

@@ -20,7 +20,7 @@ from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.attention.inputs import LastTokens, StepInputs, build_inputs
 from vasuki.hf.cuda.choice import attention_kernels, can_record
 from vasuki.hf.cuda.step_graphs import RECORD_AFTER, Answers, StepGraphs, record_on_device
-from vasuki.hf.device.memory import give_back
+from vasuki.hf.device.device import give_back
 from vasuki.hf.kernels.top_tokens import KeepTopP
 from vasuki.hf.kernels.transfer import ToHost
 from vasuki.hf.kv.kv_cache import KVCache, PoolTooLarge

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from vasuki.machines import at_hand
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile, profile_for_device
 
@@ -66,14 +65,13 @@ def profile_of_gpu(name: str, reported: Reported | None = None) -> HardwareProfi
 
     Args:
         name: as torch or NVML reports it.
-        reported: the rest of what the driver says; read if it is needed and not given.
+        reported: the rest of what its driver says, for a card that is not listed.
 
     Raises:
         ProfileError: a profile file is malformed.
     """
     if known := known_profile(name):
         return known
-    reported = reported or read_gpu()
     if reported is None:
         profile = find_profile("a100")
         return profile.model_copy(update={"title": f"{name}, which nothing is known of: as an A100"})
@@ -144,25 +142,3 @@ def scaled(reported: Reported) -> HardwareProfile:
             "price": card.price.model_copy(update=unknown),
         }
     )
-
-
-def read_gpu() -> Reported | None:
-    """Ask the driver's management interface (NVML); None where there is no GPU, or no such interface."""
-    try:
-        import pynvml as nvml
-
-        if (handle := at_hand.gpu_handle()) is None:
-            return None
-        capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
-        name = nvml.nvmlDeviceGetName(handle)
-        return Reported(
-            name=name.decode() if isinstance(name, bytes) else str(name),
-            memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-            multiprocessors=nvml.nvmlDeviceGetNumGpuCores(handle) // (64 if capability <= (8, 0) else 128),
-            clock_hz=nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6,
-            memory_clock_hz=nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM) * 1e6,
-            bus_bits=nvml.nvmlDeviceGetMemoryBusWidth(handle),
-            capability=(capability[0], capability[1]),
-        )
-    except Exception:  # no library, no driver, no permission: each has an exception of its own
-        return None

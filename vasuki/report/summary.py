@@ -5,7 +5,7 @@ from __future__ import annotations
 from vasuki.arrivals.percentiles import Percentiles
 from vasuki.base.units import bytes_text, count_text, money_text, percent_text, plural, significant, time_text
 from vasuki.io.output.manifest import Manifest
-from vasuki.machines.stolen_time import NOISE
+from vasuki.machines.here.stolen_time import NOISE
 from vasuki.report.savings import could_save, knowing_saves
 
 WORTH_A_WORD = 0.005  # share of the time

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import one_line
 from vasuki.base.units import duration, percent_text, time_range
-from vasuki.machines import at_hand
-from vasuki.machines.gpus import profile_of_gpu
+from vasuki.machines.gpus import known_profile, profile_of_gpu
+from vasuki.machines.here import cpu
+from vasuki.machines.here.cpu import typical_of
+from vasuki.machines.here.gpu import Board
+from vasuki.machines.here.measured import cache_key, forget, keep, read_cached
+from vasuki.machines.here.stolen_time import NOISE, StolenTime
 from vasuki.machines.profile import HardwareProfile
-from vasuki.machines.profile_cache import cache_key, forget, keep, read_cached
 from vasuki.machines.profile_files import profile_measured_here
-from vasuki.machines.stolen_time import NOISE, StolenTime
-from vasuki.machines.this_cpu import typical_of
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.shape import ModelShape
 from vasuki.planner.lengths import Lengths
@@ -123,7 +124,7 @@ def profile_for_plan(
     base = _unmeasured(gpu)
     if not config.model.path:
         return MachineProfile(base, f"{DATASHEET}; there is no model to measure with")
-    processor = at_hand.processor()
+    processor = cpu.processor()
     if kept := _kept(key := _key(config, gpu), (gpu,) if gpu else (processor.name, processor.model)):
         return kept
     rough_s = _rough_s(shape, base, tokens)
@@ -188,7 +189,10 @@ def look_back(machine: MachineProfile, pace: float | None, stolen_share: float) 
 
 
 def _unmeasured(gpu: str) -> HardwareProfile:
-    return profile_of_gpu(gpu) if gpu else typical_of(at_hand.processor())
+    if not gpu:
+        return typical_of(cpu.processor())
+    board = None if known_profile(gpu) else Board.of()
+    return profile_of_gpu(gpu, board.reported if board else None)
 
 
 def _why_not(rough_s: float, waits: bool) -> str:

@@ -15,13 +15,13 @@ import numpy as np
 
 from vasuki.base.config import JobConfig, KVConfig
 from vasuki.base.errors import InputError, JobFileError, ModelError
-from vasuki.machines import at_hand
+from vasuki.machines.here import cpu, gpu
+from vasuki.machines.here.cpu import limits_of
+from vasuki.machines.here.split import Share, split
 from vasuki.machines.memory_budget import room_bytes
 from vasuki.machines.paging import page_tokens
 from vasuki.machines.profile import AttentionChoice, HardwareProfile, Limits
 from vasuki.machines.profile_files import find_profile
-from vasuki.machines.split import Share, split
-from vasuki.machines.this_cpu import limits_of
 from vasuki.models.dtypes import computed_dtype
 from vasuki.models.layout import Layout
 from vasuki.models.shape import BACKENDS, ModelShape
@@ -151,7 +151,7 @@ def placed_here(config: JobConfig, shape: ModelShape, tokens: Tokens = NO_TOKENS
     weight_bytes = shape.weight_bytes
     waits = not device.on_cpu and weights_wait(config, weight_bytes, device.total_bytes, device.available_bytes)
     beside_weights_bytes = None if waits else _beside_weights(config, device, device.available_bytes - weight_bytes)
-    free_bytes = at_hand.available_bytes() - (weight_bytes if device.on_cpu or waits else 0)
+    free_bytes = cpu.available_bytes() - (weight_bytes if device.on_cpu or waits else 0)
     kv = _kv(config, device, free_bytes)
     machine = _machine(config, device, waits, lambda: profile_for_plan(config, shape, tokens, device.gpu, waits))
     kv = _in_blocks(kv, shape, device.generation, machine.profile.attention)
@@ -201,20 +201,19 @@ def replicas_elsewhere(config: JobConfig) -> int:
 
 def placed_as_loaded(config: JobConfig, loaded: LoadedModel, tokens: Tokens) -> Placement:
     """A loaded model on the machine at hand, which is measured with it as in `placed_here`. Raises the same."""
-    from vasuki.hf.device.device import describe
-    from vasuki.hf.device.memory import available_bytes, total_bytes
+    from vasuki.hf.device.device import available_bytes, describe, total_bytes
 
     device = _Device(
         gpu="" if loaded.device.type == "cpu" else loaded.device_name,
         total_bytes=total_bytes(loaded.device),
         available_bytes=available_bytes(loaded.device),
-        generation=describe(loaded.device).compute_capability if at_hand.torch_pages() else None,
+        generation=describe(loaded.device).compute_capability if gpu.torch_pages() else None,
     )
     # Weights that wait on the host are planned for what is free; the others are on the device already.
     waits = not loaded.is_on_device
     beside_weights_bytes = None if waits else _beside_weights(config, device, device.available_bytes)
     shape = shape_in_use(loaded, config)
-    kv = _kv(config, device, at_hand.available_bytes())
+    kv = _kv(config, device, cpu.available_bytes())
     machine = _machine(config, device, waits, lambda: profile_for_run(config, loaded, shape, tokens))
     kv = _in_blocks(kv, shape, device.generation, machine.profile.attention)
     return Placement(config, shape, machine, kv, beside_weights_bytes)
@@ -222,7 +221,7 @@ def placed_as_loaded(config: JobConfig, loaded: LoadedModel, tokens: Tokens) -> 
 
 def stays_on_host(config: JobConfig, weight_bytes: int, device: torch.device) -> bool:
     """Whether so many bytes of weights, loaded into host memory, wait there for a plan."""
-    from vasuki.hf.device.memory import available_bytes, total_bytes
+    from vasuki.hf.device.device import available_bytes, total_bytes
 
     return weights_wait(config, weight_bytes, total_bytes(device), available_bytes(device))
 
@@ -251,13 +250,13 @@ def within_host_memory(kv: KVConfig, free_bytes: int) -> KVConfig:
 
 def _device_at_hand(config: JobConfig) -> _Device:
     """The device that a run would take."""
-    card = None if config.engine.device == "cpu" else at_hand.gpu()
+    card = None if config.engine.device == "cpu" else gpu.gpu()
     if card is not None:
-        generation = card.generation if at_hand.torch_pages() else None
+        generation = card.generation if gpu.torch_pages() else None
         return _Device(card.name, card.total_bytes, card.available_bytes, generation)
     if config.engine.device == "cuda":
         raise ModelError("engine.device is cuda, but there is no CUDA device here; name a card with --gpu")
-    return _Device("", at_hand.total_bytes(), at_hand.available_bytes())
+    return _Device("", cpu.total_bytes(), cpu.available_bytes())
 
 
 def _profile_elsewhere(config: JobConfig, device: _Device) -> HardwareProfile | None:
@@ -270,7 +269,7 @@ def _multiplies_bfloat16(config: JobConfig) -> bool:
     """Whether the processor multiplies bfloat16 no slower than float32, by the kernels that a run would take."""
     from vasuki.hf.kernels import levels, native
 
-    processor = at_hand.processor()
+    processor = cpu.processor()
     level = levels.chosen(processor.capabilities) if config.engine.compile != "off" else levels.NONE
     if level is levels.NONE or native.find_compiler() is None:
         return processor.torch_multiplies_bfloat16
@@ -301,7 +300,7 @@ def _machine(
         machine = found()
         changes["memory_mib"] = (device.available_bytes if weights_wait else device.total_bytes) // 2**20
     if device.on_cpu:
-        changes["limits"] = limits_of(at_hand.processor())
+        changes["limits"] = limits_of(cpu.processor())
     return replace(machine, profile=machine.profile.model_copy(update=changes))
 
 

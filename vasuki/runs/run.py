@@ -25,7 +25,7 @@ from vasuki.io.output.answers import answer_schema
 from vasuki.io.output.manifest import Manifest
 from vasuki.io.output.output_folder import usable_folder
 from vasuki.io.output.ownership import ARRIVED
-from vasuki.machines.split import Share
+from vasuki.machines.here.split import Share
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.shape import BACKENDS
 from vasuki.planner.loss import commits_within_s
@@ -174,7 +174,7 @@ class Runner:
     def _model(self, job: JobKey) -> tuple[LoadedModel, float]:
         """The model, and the seconds that loading it took now. The device gets back the memory of the run before."""
         if self._has_run:
-            from vasuki.hf.device.memory import give_back
+            from vasuki.hf.device.device import give_back
 
             give_back()
         kept, self._loaded, self._has_run = self._loaded, None, True

@@ -9,7 +9,7 @@ import torch
 from gpu_sections.kernels import compare
 from gpu_sections.setting import Finding, Setting
 from vasuki.hf.cuda.step_graphs import record_on_device
-from vasuki.hf.device.board import Board
+from vasuki.hf.device.device import board_of
 from vasuki.hf.fused.by_torch import fused
 from vasuki.hf.kernels.varlen import PAGE_TOKENS, can_page, why_unavailable
 from vasuki.hf.kv.kv_cache import pinned_zeros
@@ -52,7 +52,7 @@ def _packed(setting: Setting) -> str:
 def _board(setting: Setting) -> str:
     if not setting.on_gpu:
         return "none"
-    board = Board.of(setting.device)
+    board = board_of(setting.device)
     return "NVML does not answer: no driver version, no power" if board is None else f"driver {board.driver}"
 
 

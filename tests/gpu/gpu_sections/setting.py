@@ -20,16 +20,15 @@ from vasuki.engine.loop import Observer, RunStats, drain
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.hf.attention import ragged_attention
-from vasuki.hf.device.device import describe
-from vasuki.hf.device.memory import available_bytes, total_bytes
+from vasuki.hf.device.device import available_bytes, describe, total_bytes
 from vasuki.hf.fused.by_torch import fuse_modules
 from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.loading.triton_kernels import small_kernels
 from vasuki.hf.ragged_executor import build_executor
-from vasuki.machines.at_hand import torch_pages
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.gpus import profile_of_gpu
+from vasuki.machines.here.gpu import torch_pages
 from vasuki.machines.memory_budget import activation_bytes, room_bytes
 from vasuki.machines.paging import page_tokens
 from vasuki.machines.profile import HardwareProfile

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from vasuki.base.errors import ModelError
-from vasuki.hf.device import board as board_of_gpu
-from vasuki.hf.device.board import Board
+from vasuki.hf.device import energy
 from vasuki.hf.device.energy import EnergyMeter
 from vasuki.hf.loading.load_model import resolve_device
+from vasuki.machines.here import gpu
+from vasuki.machines.here.gpu import Board
 
 
 class CounterError(Exception):
@@ -26,7 +27,7 @@ def board(counter_mj: Callable[[], int]) -> Board:
 
 
 def meter(monkeypatch: pytest.MonkeyPatch, counter_mj: Callable[[], int]) -> EnergyMeter:
-    monkeypatch.setattr(Board, "of", lambda device: board(counter_mj))
+    monkeypatch.setattr(energy, "board_of", lambda device: board(counter_mj))
     return EnergyMeter(torch.device("cuda"))
 
 
@@ -94,8 +95,8 @@ def test_a_gpu_without_the_drivers_libraries_is_said(
     for path, text in (files | ({"dev/nvidia0": ""} if is_given else {})).items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    monkeypatch.setattr(board_of_gpu, "_DRIVER", tmp_path / "nvidia")
-    monkeypatch.setattr(board_of_gpu, "_DEVICES", tmp_path / "dev")
+    monkeypatch.setattr(gpu, "_DRIVER", tmp_path / "nvidia")
+    monkeypatch.setattr(gpu, "_DEVICES", tmp_path / "dev")
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

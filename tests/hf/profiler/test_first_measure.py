@@ -13,10 +13,10 @@ from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import load_model
 from vasuki.hf.profiler import first_measure
 from vasuki.hf.profiler.first_measure import SIZES, Size, Timings, fitted, time_steps
-from vasuki.machines import at_hand
 from vasuki.machines.cost_model import CostModel
+from vasuki.machines.here import cpu
+from vasuki.machines.here.cpu import typical_of
 from vasuki.machines.profile_files import find_profile
-from vasuki.machines.this_cpu import typical_of
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.named import named_shape
 
@@ -32,7 +32,7 @@ def test_steps_of_other_sizes_are_foreseen(matmul: float, kv_read: float) -> Non
     shares = generic.efficiency.model_copy(update={"matmul": matmul, "kv_read": kv_read, "attention": matmul / 3})
     true = CostModel(SHAPE, generic.model_copy(update={"efficiency": shares, "tile_rows": 1}))
     timings = Timings({size: [true.step_time_s(size.work(true))] for size in SIZES})
-    found = CostModel(SHAPE, fitted(timings, SHAPE, typical_of(at_hand.processor())))
+    found = CostModel(SHAPE, fitted(timings, SHAPE, typical_of(cpu.processor())))
     for size in (*SIZES, *OTHERS):
         seen_s, true_s = found.step_time_s(size.work(found)), true.step_time_s(size.work(true))
         assert seen_s == pytest.approx(true_s, rel=0.12), size

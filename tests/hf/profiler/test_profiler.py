@@ -36,14 +36,14 @@ from vasuki.hf.profiler.operator_times import Bench, Product, mlp_width, product
 from vasuki.hf.profiler.recurrent_times import measure_recurrent
 from vasuki.hf.profiler.step_overheads import fit_overheads, measure_overheads, narrow, stand_in
 from vasuki.hf.profiler.timing import QUICK, HostClock, affordable, low_quantile, measure
-from vasuki.machines.at_hand import without_noise
 from vasuki.machines.cost_model import CostModel, launches_of
 from vasuki.machines.cost_model.stages import Part
 from vasuki.machines.gpus import profile_of_gpu
+from vasuki.machines.here.cpu import without_noise
+from vasuki.machines.here.stolen_time import StolenTime
 from vasuki.machines.profile import HardwareProfile, MatmulPoints
 from vasuki.machines.profile_files import find_profile, load_profile, profile_for_device, user_profile_path
 from vasuki.machines.profile_writing import write_profile
-from vasuki.machines.stolen_time import StolenTime
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.named import named_shape
 from vasuki.models.shape import ModelShape

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import yaml
 from tiny_job import WORDS, job_tree
 
-from vasuki.machines.split import Share
+from vasuki.machines.here.split import Share
 from vasuki.runs.options import RunOptions
 
 NUM_ROWS = 60

@@ -16,8 +16,8 @@ from vasuki.base.errors import Interrupted, OutOfMemory
 from vasuki.engine.sequence import FinishReason, Progress, Request
 from vasuki.io.output.manifest import Manifest
 from vasuki.io.output.trace import StepRecord
+from vasuki.machines.here.split import Share
 from vasuki.machines.profile_files import find_profile
-from vasuki.machines.split import Share
 from vasuki.models.layout import Layout
 from vasuki.planner.job_sums import JobSums
 from vasuki.runs.options import RunOptions

@@ -1,7 +1,9 @@
-"""The device: its name, driver, memory and processors."""
+"""The device that torch computes on: its name, driver, memory and processors, and why it is no GPU."""
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import platform
 import re
@@ -9,9 +11,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from vasuki.hf.device.board import Board
-from vasuki.hf.device.memory import total_bytes
-from vasuki.machines import at_hand
+from vasuki.machines.here import cpu
+from vasuki.machines.here.gpu import Board, hidden_gpu
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ def describe(device: torch.device) -> Machine:
     """Read what can be known without measuring."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        board = Board.of(device)
+        board = board_of(device)
         return Machine(
             name=properties.name,
             other_names=(),
@@ -44,7 +47,7 @@ def describe(device: torch.device) -> Machine:
             processors=properties.multi_processor_count,
             compute_capability=(properties.major, properties.minor),
         )
-    processor = replace(at_hand.processor(), cores=torch.get_num_threads())
+    processor = replace(cpu.processor(), cores=torch.get_num_threads())
     return Machine(
         name=processor.name,
         other_names=(processor.model,),
@@ -52,6 +55,12 @@ def describe(device: torch.device) -> Machine:
         memory_bytes=total_bytes(device),
         processors=processor.cores,
     )
+
+
+def board_of(device: torch.device) -> Board | None:
+    """The board of a CUDA device, by its identity: CUDA numbers devices by CUDA_VISIBLE_DEVICES, NVML does not. None
+    of a CPU, and where NVML cannot be reached, as in some containers."""
+    return Board.of(str(torch.cuda.get_device_properties(device).uuid)) if device.type == "cuda" else None
 
 
 def device_name(device: torch.device) -> str:
@@ -67,3 +76,48 @@ def cache_bytes(device: torch.device) -> int:
         return max(os.sysconf("SC_LEVEL3_CACHE_SIZE"), 2**20)
     except (OSError, ValueError):
         return 2**25
+
+
+def total_bytes(device: torch.device) -> int:
+    """Memory of the device; for a CPU, of the machine or of the container, whichever is smaller."""
+    return int(torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else cpu.total_bytes()
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that this process can still take without pushing anybody out."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else cpu.available_bytes()
+
+
+def give_back() -> None:
+    """Return memory that nobody uses any more, that of a run that has ended, to the device."""
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+
+
+def take_some(device: torch.device) -> None:
+    """Take the first memory of a GPU, in segments that can grow, as `host.set_up_allocator` asks for, or else in plain
+    ones: some drivers refuse the calls that such segments need, those of slices of cards that clouds rent out."""
+    try:
+        torch.empty(1, device=device)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+        torch.empty(1, device=device)  # raises what was wrong, if that was something else
+        reason = str(error).splitlines()[0]
+        log.warning("memory of %s is taken in plain segments, of which pieces may be lost: %s", device, reason)
+
+
+def why_no_cuda() -> str:
+    """Why torch cannot use a GPU that the driver shows; empty where the driver shows none, or the user hides it."""
+    if not (gpu := hidden_gpu()):
+        return ""
+    found = f"there is a GPU ({gpu})"
+    if torch.version.cuda is None:
+        return f"{found}, but this torch is built for CPUs; install its CUDA build, or set engine.device: cpu"
+    return (
+        f"{found}, but torch {torch.__version__} is built for CUDA {torch.version.cuda} and cannot use it; "
+        "update the driver, install a torch built for an older CUDA (pip install -c constraints-cuda12.txt), or set "
+        "engine.device: cpu"
+    )

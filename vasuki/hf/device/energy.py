@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vasuki.hf.device.board import Board
+from vasuki.hf.device.device import board_of
 
 
 class EnergyMeter:
@@ -15,7 +15,7 @@ class EnergyMeter:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._board = Board.of(device) if device.type == "cuda" else None
+        self._board = board_of(device)
         self._start_j = self._counter_j()
 
     @property

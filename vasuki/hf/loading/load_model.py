@@ -30,8 +30,7 @@ from vasuki.hf.attention import ragged_attention
 from vasuki.hf.attention.chunks import TileKernel
 from vasuki.hf.attention.probe import NOT_ON_INTERFACE, probe
 from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
-from vasuki.hf.device.board import why_no_cuda
-from vasuki.hf.device.memory import give_back, take_some
+from vasuki.hf.device.device import give_back, take_some, why_no_cuda
 from vasuki.hf.fused.by_torch import fuse_modules
 from vasuki.hf.kernels import paged_attention
 from vasuki.hf.kernels.experts import install_experts
@@ -45,7 +44,7 @@ from vasuki.hf.padded.held_memory import ALL_IN_BLOCKS, HeldBytes
 from vasuki.hf.padded.probe import probe as probe_padded
 from vasuki.hf.recurrent.discovery import wrap_layers
 from vasuki.hf.recurrent.recurrent_layer import RecurrentLayers
-from vasuki.machines import at_hand
+from vasuki.machines.here import cpu
 from vasuki.models.config_json import context_of
 from vasuki.models.dtypes import computed_dtype
 from vasuki.models.files import description_folder
@@ -121,7 +120,7 @@ class LoadedModel:
         """The device's name, as the driver or the kernel reports it."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
-        return at_hand.processor().model
+        return cpu.processor().model
 
     @property
     def threads(self) -> int | None:

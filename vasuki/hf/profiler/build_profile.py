@@ -28,8 +28,7 @@ from vasuki.hf.attention.chunks import AttentionKernels, TileKernel
 from vasuki.hf.attention.ragged_attention import Unsupported
 from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
 from vasuki.hf.cuda.choice import attention_kernels
-from vasuki.hf.device.board import Board
-from vasuki.hf.device.device import Machine, describe
+from vasuki.hf.device.device import Machine, board_of, describe
 from vasuki.hf.kernels.paged_attention import load_kernel
 from vasuki.hf.kv.kv_cache import KVLayout
 from vasuki.hf.loading.load_model import resolve_device, resolve_dtype
@@ -39,9 +38,11 @@ from vasuki.hf.profiler.in_step import WholeSteps
 from vasuki.hf.profiler.operator_times import Bench
 from vasuki.hf.profiler.recurrent_times import measure_recurrent
 from vasuki.hf.profiler.timing import FULL, QUICK, Effort
-from vasuki.machines import at_hand
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.gpus import known_profile
+from vasuki.machines.here import cpu
+from vasuki.machines.here.cpu import limits_of
+from vasuki.machines.here.stolen_time import NOISE, StolenTime
 from vasuki.machines.price import Price
 from vasuki.machines.profile import (
     AttentionChoice,
@@ -56,8 +57,6 @@ from vasuki.machines.profile import (
     RecurrentPoints,
 )
 from vasuki.machines.profile_files import find_profile, profile_for_device
-from vasuki.machines.stolen_time import NOISE, StolenTime
-from vasuki.machines.this_cpu import limits_of
 from vasuki.models.named import named_shape
 from vasuki.models.shape import ModelShape
 
@@ -208,7 +207,7 @@ class _Profiler:
             dollars_per_fp32_gflop_per_watt=self.known.dollars_per_fp32_gflop_per_watt if self.known else None,
             sources=self._sources(loaded_w),
             measured=measured,
-            limits=limits_of(at_hand.processor()) if self.kind == "cpu" else None,
+            limits=limits_of(cpu.processor()) if self.kind == "cpu" else None,
         )
         profile = profile.model_copy(update={"overheads": self._overheads(profile)})
         return profile.model_copy(update={"measured": self._in_steps(profile, measured)})
@@ -355,7 +354,7 @@ class _Profiler:
 
     def _power(self) -> tuple[float | None, float | None, float | None]:
         """Watts at idle and under full load, and the limit; None where they cannot be read."""
-        board = Board.of(self.device) if self.kind == "gpu" else None
+        board = board_of(self.device)
         if board is None:
             return None, None, None
         self._begin("power")

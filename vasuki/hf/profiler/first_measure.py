@@ -27,9 +27,8 @@ from vasuki.engine.blocks import BlockTable
 from vasuki.engine.policy import find_policy
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
-from vasuki.hf.device.device import describe
+from vasuki.hf.device.device import available_bytes, describe
 from vasuki.hf.device.host import BUSY, cpu_pressure
-from vasuki.hf.device.memory import available_bytes
 from vasuki.hf.kernels.varlen import preferred_block_tokens
 from vasuki.hf.loading.load_model import LoadedModel
 from vasuki.hf.profiler import links

@@ -20,7 +20,7 @@ from vasuki.engine.blocks import BlockTable
 from vasuki.engine.policy import find_policy
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
-from vasuki.hf.device.memory import available_bytes
+from vasuki.hf.device.device import available_bytes
 from vasuki.hf.profiler.operator_times import BLOCK_TOKENS, MEMORY_SHARE, Bench, cold_bytes
 from vasuki.hf.profiler.step_overheads import cut, stand_in
 from vasuki.hf.profiler.timing import HostClock, affordable

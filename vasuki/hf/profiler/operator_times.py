@@ -30,8 +30,7 @@ from vasuki.hf.attention.plain_attention import Variant
 from vasuki.hf.attention.ragged_attention import attend, store
 from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.cpu.packed_linear import DTYPES, Format, LinearKernel, PackedLinear, PackedMatrix
-from vasuki.hf.device.device import cache_bytes
-from vasuki.hf.device.memory import available_bytes
+from vasuki.hf.device.device import available_bytes, cache_bytes
 from vasuki.hf.fused import by_torch
 from vasuki.hf.kernels.varlen import preferred_block_tokens
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout

@@ -17,7 +17,7 @@ from vasuki.engine.sequence import Request
 from vasuki.io.output.manifest import Bounds, Manifest, Timings
 from vasuki.io.output.trace import StepRecord
 from vasuki.machines.cost_model import CostModel
-from vasuki.machines.stolen_time import StolenTime
+from vasuki.machines.here.stolen_time import StolenTime
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.planner import RunningPrediction
 from vasuki.planner.plan import Plan

@@ -23,8 +23,8 @@ from vasuki.base.units import duration, plural
 from vasuki.engine.sequence import Sequence as Row
 from vasuki.io.output.manifest import Bounds, Manifest, Predicted, Timings, merge
 from vasuki.machines.cost_model import CostModel
+from vasuki.machines.here.split import Share
 from vasuki.machines.price import Cost
-from vasuki.machines.split import Share
 from vasuki.planner.job_sums import JobSums
 from vasuki.planner.leases import Key, Leases, Work
 from vasuki.planner.lengths import Lengths

@@ -24,8 +24,8 @@ from vasuki.base.errors import VasukiError
 from vasuki.engine.sequence import Progress, Request
 from vasuki.io.output.manifest import Manifest
 from vasuki.io.output.trace import StepRecord
+from vasuki.machines.here.split import Share
 from vasuki.machines.profile import HardwareProfile
-from vasuki.machines.split import Share
 from vasuki.models.shape import ModelShape
 from vasuki.planner.job_sums import JobSums
 from vasuki.planner.leases import Key

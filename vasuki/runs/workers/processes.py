@@ -10,7 +10,7 @@ import sys
 import threading
 
 from vasuki.base.logs import run_id
-from vasuki.machines.split import Share
+from vasuki.machines.here.split import Share
 from vasuki.runs.workers.messages import Setup, SetupOf, ToDriver, ToReplica
 
 

@@ -14,7 +14,7 @@ from replicas_job import job_into
 import vasuki.ray
 from vasuki.base.errors import JobFileError
 from vasuki.commands.cli import main
-from vasuki.machines.split import Share
+from vasuki.machines.here.split import Share
 from vasuki.runs.workers.ray.nodes import _survey, shares_of_node
 
 

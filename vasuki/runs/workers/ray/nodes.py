@@ -16,7 +16,7 @@ from importlib import metadata
 from typing import Any, Literal
 
 from vasuki.base.errors import Interrupted, JobFileError, one_line
-from vasuki.machines.split import Share, split
+from vasuki.machines.here.split import Share, split
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vasuki.base.config import JobConfig
-from vasuki.machines.split import Share
+from vasuki.machines.here.split import Share
 from vasuki.runs.workers.messages import Start
 from vasuki.runs.workers.ray.nodes import Nodes, connected
 

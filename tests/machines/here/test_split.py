@@ -7,14 +7,14 @@ import os
 import pytest
 
 from vasuki.base.errors import JobFileError
-from vasuki.machines import at_hand, split
-from vasuki.machines.split import Share
+from vasuki.machines.here import gpu, split
+from vasuki.machines.here.split import Share
 
 
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> list[split._Core]:
     """Two sockets with four cores each, and two threads a core."""
-    monkeypatch.setattr(at_hand, "visible_gpus", list)
+    monkeypatch.setattr(gpu, "visible_gpus", list)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cores = [split._Core(n // 4, n // 4, n % 4, (n, n + 8)) for n in range(8)]
     monkeypatch.setattr(split, "_cores", lambda: cores)
@@ -45,13 +45,13 @@ def test_threads_that_were_asked_for_are_shared(cores: list[split._Core], monkey
 def test_more_replicas_than_devices_are_refused(cores: list[split._Core], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(JobFileError, match=r"engine.replicas: 9 are asked for, and there are 8 cores here"):
         split.split("cpu", 9)
-    monkeypatch.setattr(at_hand, "visible_gpus", lambda: ["2"])
+    monkeypatch.setattr(gpu, "visible_gpus", lambda: ["2"])
     assert split.split("auto", "auto") == [Share(gpu="2")]
     with pytest.raises(JobFileError, match="and there is 1 GPU here"):
         split.split("auto", 2)
 
 
 def test_this_machine_is_split_into_what_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at_hand, "visible_gpus", list)
+    monkeypatch.setattr(gpu, "visible_gpus", list)
     (share,) = split.split("auto", 1)
     assert set(share.processors) == os.sched_getaffinity(0)

@@ -23,9 +23,9 @@ import pydantic
 
 from vasuki.base.errors import one_line
 from vasuki.base.version import VERSION
-from vasuki.machines import at_hand
+from vasuki.machines.here import cpu
+from vasuki.machines.here.cpu import LEVEL_VARIABLE, level_of
 from vasuki.machines.profile import HardwareProfile
-from vasuki.machines.this_cpu import LEVEL_VARIABLE, level_of
 from vasuki.models.shape import Matrix, ModelShape
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def cache_key(shape: ModelShape, device: str = "", compiles: bool = True) -> dic
         device: the name of a GPU, or empty for the CPU.
         compiles: whether the kernels of this package may be compiled, or steps recorded.
     """
-    processor = at_hand.processor()
+    processor = cpu.processor()
     return {
         "device": device or processor.model,
         "instructions": (os.environ.get(LEVEL_VARIABLE) or level_of(processor)) + " compiled" * compiles,

@@ -1,4 +1,5 @@
-"""What can be known of this machine's processor without measuring, and without torch.
+"""The processor and the memory of this machine, as the operating system describes them, and what can be known of their
+rates without measuring.
 
 limits_of    what nothing computes faster than: cores x clock x multiply-adds of a cycle, by instruction level
 typical_of   what kernels usually reach, for a plan before anything was measured
@@ -6,12 +7,14 @@ typical_of   what kernels usually reach, for a plan before anything was measured
 
 from __future__ import annotations
 
+import functools
+import os
 import platform
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vasuki.machines.at_hand import Processor
 from vasuki.machines.profile import HardwareProfile, Limits
 from vasuki.machines.profile_files import find_profile
 
@@ -24,6 +27,7 @@ _FASTEST_HZ, _FASTEST_SERVER_HZ = 6.2e9, 5.0e9
 # No core draws more: some 30 GB/s on servers, 60 on desktops, 120 on Apple's.
 _CORE_BYTES_PER_S = {"x86": 64e9, "arm": 128e9}
 _TYPICAL_HZ = 3e9
+_TORCH_WORDS = {"fma": "fma3"} | {f"avx512{part}": f"avx512_{part}" for part in ("f", "bw", "dq", "vl", "cd", "ifma")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,57 @@ _LEVELS = (
     _Level("amx", frozenset({"avx512f", "amx_tile", "amx_bf16"}), 64, 2048),
 )
 _ARM = _Level("neon", frozenset(), 32, 128)  # four ports, and bfloat16 products where there are any
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A CPU, and as many of its cores as torch computes on."""
+
+    model: str
+    cores: int
+    flags: frozenset[str]  # instructions that it has, in the words of /proc/cpuinfo
+
+    @property
+    def name(self) -> str:
+        """The name under which its measured profile is found."""
+        return f"CPU {without_noise(self.model)} {self.cores} core{'s' * (self.cores > 1)}"
+
+    @property
+    def capabilities(self) -> set[str]:
+        """The flags in the words of `torch.cpu.get_capabilities`."""
+        return {_TORCH_WORDS.get(flag, flag) for flag in self.flags}
+
+    @property
+    def torch_multiplies_bfloat16(self) -> bool:
+        """Whether torch's products of bfloat16 are no slower than those of float32, as with AVX-512."""
+        return {"avx512vl", "avx512bw", "avx512dq"} <= self.flags or bool({"avx_ne_convert", "bf16"} & self.flags)
+
+
+@functools.cache
+def processor() -> Processor:
+    """The processor of this machine."""
+    fields = _cpu_info()
+    model = next((each["model name"] for each in fields if "model name" in each), "")
+    flags = next((each.get("flags") or each.get("Features") for each in fields), "") or ""
+    return Processor(model or platform.processor() or platform.machine(), _cores(fields), frozenset(flags.split()))
+
+
+def without_noise(model: str) -> str:
+    """`Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz` -> `Intel Xeon Platinum 8375C`."""
+    short = re.sub(r"\((?:r|tm)\)|\bcpu\b|\bprocessor\b|\d+-core|@.*", " ", model, flags=re.IGNORECASE)
+    return " ".join(short.split()) or model
+
+
+def total_bytes() -> int:
+    """Memory of the machine or of the container, whichever is smaller."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(machine, _control_group("memory.max") or machine)
+
+
+def available_bytes() -> int:
+    """Memory that this process can still take without pushing anybody out."""
+    limit, available = _control_group("memory.max"), _mem_available()
+    return min(available, limit - _used_by_control_group()) if limit else available
 
 
 def level_of(processor: Processor) -> str:
@@ -86,6 +141,61 @@ def typical_of(processor: Processor) -> HardwareProfile:
             "power": power.model_copy(update={"idle_w": power.idle_w * more, "peak_w": power.peak_w * more}),
         }
     )
+
+
+def _cpu_info() -> list[dict[str, str]]:
+    """What /proc/cpuinfo says of each processor; nothing where there is no such file."""
+    try:
+        texts = Path("/proc/cpuinfo").read_text().strip().split("\n\n")
+    except OSError:
+        return []
+    return [
+        {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+        for text in texts
+    ]
+
+
+def _cores(fields: list[dict[str, str]]) -> int:
+    """Threads that torch takes: as the environment says, else one for each core that this process may use."""
+    said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if said.isdigit() and int(said):
+        return int(said)
+    try:
+        usable = os.sched_getaffinity(0)
+    except AttributeError:  # not Linux
+        return os.cpu_count() or 1
+    cores = {
+        (each["physical id"], each["core id"])
+        for each in fields
+        if {"processor", "physical id", "core id"} <= set(each) and int(each["processor"]) in usable
+    }
+    return len(cores) or len(usable)
+
+
+def _mem_available() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _used_by_control_group() -> int:
+    """Memory that the container uses, without files that the kernel caches for it and drops when memory is short: those
+    of a model's weights would make it look full."""
+    used = _control_group("memory.current") or 0
+    try:
+        lines = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
+    except OSError:
+        return used
+    return used - next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+
+
+def _control_group(name: str) -> int | None:
+    try:
+        return int(Path("/sys/fs/cgroup", name).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _level(processor: Processor) -> _Level:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vasuki.machines.stolen_time import StolenTime
+from vasuki.machines.here.stolen_time import StolenTime
 
 # user nice system idle iowait irq softirq steal guest guest_nice
 BEFORE = "cpu  100 0 20 500 5 0 1 30 7 0\ncpu0 50 0 10 250 3 0 0 15 7 0\n"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from vasuki.hf.device import memory
+from vasuki.hf.device.device import take_some
 
 CUDA = torch.device("cuda", 0)
 
@@ -33,7 +33,7 @@ def test_memory_is_taken_in_segments_that_grow(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = Driver(monkeypatch, None)
-    memory.take_some(CUDA)
+    take_some(CUDA)
     assert (driver.taken, driver.settings) == (1, "expandable_segments:True")
     assert not caplog.messages
 
@@ -42,7 +42,7 @@ def test_a_driver_that_refuses_them_gives_plain_ones(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = Driver(monkeypatch, RuntimeError("CUDA driver error: operation not supported\nand more"))
-    memory.take_some(CUDA)
+    take_some(CUDA)
     assert (driver.taken, driver.settings) == (1, "expandable_segments:False")
     [said] = caplog.messages
     assert said.endswith("CUDA driver error: operation not supported")
@@ -52,5 +52,5 @@ def test_a_driver_that_refuses_them_gives_plain_ones(
 def test_what_plain_ones_do_not_mend_is_raised(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch, error, always=True)
     with pytest.raises(type(error)):
-        memory.take_some(CUDA)
+        take_some(CUDA)
     assert driver.settings == f"expandable_segments:{isinstance(error, torch.OutOfMemoryError)}"

@@ -12,7 +12,7 @@ from typing import Literal
 
 from vasuki.base.errors import JobFileError
 from vasuki.base.units import plural
-from vasuki.machines import at_hand
+from vasuki.machines.here import cpu, gpu
 
 _CPUS = Path("/sys/devices/system/cpu")
 _NODES = Path("/sys/devices/system/node")
@@ -42,7 +42,7 @@ class Share:
         environment, processors = dict(os.environ), os.sched_getaffinity(0) if self.processors else set()
         os.environ.update(self.environment)
         self.enter()
-        at_hand.processor.cache_clear()
+        cpu.processor.cache_clear()
         try:
             yield
         finally:
@@ -51,7 +51,7 @@ class Share:
             os.environ.update(environment)
             if processors:
                 os.sched_setaffinity(0, processors)
-            at_hand.processor.cache_clear()
+            cpu.processor.cache_clear()
 
 
 def split(device: str, replicas: int | Literal["auto"]) -> list[Share]:
@@ -64,7 +64,7 @@ def split(device: str, replicas: int | Literal["auto"]) -> list[Share]:
     Raises:
         JobFileError: there are fewer devices.
     """
-    gpus = [] if device == "cpu" else at_hand.visible_gpus()
+    gpus = [] if device == "cpu" else gpu.visible_gpus()
     if gpus:
         wanted = len(gpus) if replicas == "auto" else replicas
         _refuse_more(wanted, len(gpus), "GPU")
@@ -72,7 +72,7 @@ def split(device: str, replicas: int | Literal["auto"]) -> list[Share]:
     if not hasattr(os, "sched_setaffinity"):
         wanted = 1 if replicas == "auto" else replicas
         _refuse_more(wanted, 1, "device")
-        return [Share(threads=at_hand.processor().cores)]
+        return [Share(threads=cpu.processor().cores)]
     cores = _cores()
     wanted = len({core.node for core in cores}) if replicas == "auto" else replicas
     _refuse_more(wanted, len(cores), "core")

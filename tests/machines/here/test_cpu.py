@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vasuki.machines import at_hand, this_cpu
-from vasuki.machines.at_hand import Processor
-from vasuki.machines.this_cpu import level_of, limits_of, typical_of
+from vasuki.machines.here import cpu
+from vasuki.machines.here.cpu import Processor, level_of, limits_of, typical_of
 
 AVX2 = "fpu sse2 fma avx2"
 AVX512 = f"{AVX2} avx512f avx512bw avx512dq avx512vl"
@@ -36,7 +35,7 @@ def test_limits_follow_the_instructions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(this_cpu, "_MAX_CLOCK", tmp_path / "absent")
+    monkeypatch.setattr(cpu, "_MAX_CLOCK", tmp_path / "absent")
     processor = Processor("One", 4, frozenset(flags.split()) | ({"hypervisor"} if hypervisor else set()))
     clock_hz = 5e9 if hypervisor else 6.2e9
     assert level_of(processor) == level
@@ -46,10 +45,10 @@ def test_limits_follow_the_instructions(
 
 
 def test_a_clock_that_the_system_tells_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    processor = at_hand.processor()
+    processor = cpu.processor()
     before = limits_of(processor)
     (tmp_path / "clock").write_text("2000000\n")
-    monkeypatch.setattr(this_cpu, "_MAX_CLOCK", tmp_path / "clock")
+    monkeypatch.setattr(cpu, "_MAX_CLOCK", tmp_path / "clock")
     assert limits_of(processor).peak_tflops["float32"] < before.peak_tflops["float32"]
 
 
@@ -61,3 +60,11 @@ def test_what_is_typical_grows_with_cores_and_stays_below_the_limits() -> None:
     for dtype, peak in typical.peak_tflops.items():
         assert peak < limits.peak_tflops[dtype]
         assert typical.most_flops(dtype) == limits.peak_tflops[dtype] * 1e12
+
+
+def test_cached_files_do_not_fill_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"memory.max": 8 * 2**30, "memory.current": 7 * 2**30}
+    monkeypatch.setattr(cpu, "_control_group", files.get)
+    monkeypatch.setattr(cpu, "_mem_available", lambda: 64 * 2**30)
+    monkeypatch.setattr(Path, "read_text", lambda path: "anon 5\ninactive_file 5368709120\nactive_file 7\n")
+    assert cpu.available_bytes() == 6 * 2**30
