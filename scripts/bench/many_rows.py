@@ -83,7 +83,7 @@ def write_job(folder: Path, rows: int, tokens: int, seqs: int) -> Path:
 def measure(rows: int, tokens: int, seqs: int) -> dict[str, Any]:
     """Run so many rows. Returns what the process held before, while, and after."""
     from vasuki.hf import ragged_executor
-    from vasuki.runs.foresight import MEASURE_VARIABLE
+    from vasuki.machines.here.measured import MEASURE_VARIABLE
     from vasuki.runs.options import RunOptions
     from vasuki.runs.run import run_job
 

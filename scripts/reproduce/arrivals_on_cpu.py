@@ -41,8 +41,8 @@ from vasuki.machines.cost_model import CostModel
 from vasuki.planner import RunningPrediction
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
-from vasuki.runs.foresight import tokens_of
 from vasuki.runs.placement import Placement, placed_as_loaded
+from vasuki.runs.workload import tokens_of
 from vasuki.simulator import CountingSink, VirtualFeed, simulate
 from vasuki.simulator.simulated_executor import VirtualClock
 

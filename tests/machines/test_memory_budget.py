@@ -10,13 +10,13 @@ import pytest
 from vasuki.base.config import EngineConfig, KVConfig
 from vasuki.base.errors import JobFileError, ModelError
 from vasuki.machines.cost_model.stages import MOST_ROWS_OF_ALL_EXPERTS
+from vasuki.machines.here.device import within_host_memory
 from vasuki.machines.memory_budget import activation_bytes, attention_bytes, memory_budget, recorded_bytes
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape
 from vasuki.planner import make_plan
 from vasuki.planner.lengths import Lengths
-from vasuki.runs.placement import within_host_memory
 
 LLAMA = named_shape("llama-3-8b")
 GIB = 2**30

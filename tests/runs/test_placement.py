@@ -22,7 +22,7 @@ from vasuki.base.errors import ModelError
 from vasuki.commands.cli import main
 from vasuki.hf.device.device import device_name, total_bytes
 from vasuki.hf.kernels import levels, varlen
-from vasuki.machines.here import cpu, gpu
+from vasuki.machines.here import cpu, device
 from vasuki.machines.here.cpu import Processor
 from vasuki.machines.here.gpu import Card
 from vasuki.machines.paging import page_tokens
@@ -185,7 +185,7 @@ def job_of(**sections: dict[str, object]) -> JobConfig:
 
 def test_a_gpu_at_hand_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = named_shape("mistral-7b")
-    monkeypatch.setattr(gpu, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 21 * GIB, (8, 6)))
+    monkeypatch.setattr(device, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 21 * GIB, (8, 6)))
     monkeypatch.setattr(cpu, "available_bytes", lambda: 32 * GIB)
     placement = placed_here(job_of(), shape)
     assert (placement.profile.name, placement.shape.dtype) == ("a10", "bfloat16")
@@ -193,10 +193,10 @@ def test_a_gpu_at_hand_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert placement.kv.block_tokens == 256
     assert placement.beside_weights_bytes == int(21 * GIB - shape.weight_bytes - 0.1 * 22 * GIB)
     assert placed_here(job_of(engine={"device": "cpu"}), shape).profile.kind == "cpu"
-    monkeypatch.setattr(gpu, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 12 * GIB, (8, 6)))
+    monkeypatch.setattr(device, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 12 * GIB, (8, 6)))
     waiting = placed_here(job_of(), shape)  # for a plan that keeps some of them on the host
     assert (waiting.beside_weights_bytes, waiting.profile.memory_bytes) == (None, 12 * GIB)
-    monkeypatch.setattr(gpu, "gpu", lambda: None)
+    monkeypatch.setattr(device, "gpu", lambda: None)
     with pytest.raises(ModelError, match="no CUDA device here; name a card with --gpu"):
         placed_here(job_of(engine={"device": "cuda"}), shape)
 
@@ -237,7 +237,7 @@ def test_a_profile_that_names_our_kernel_leaves_the_size_of_blocks_to_the_planne
     write_profile(card.model_copy(update={"attention": "paged"}), tmp_path / "a10.yaml")
     monkeypatch.setenv("VASUKI_PROFILES", str(tmp_path))
     assert placed_on(job_of(), shape, find_profile("a10")).kv.block_tokens == "auto"
-    monkeypatch.setattr(gpu, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 21 * GIB, (8, 6)))
+    monkeypatch.setattr(device, "gpu", lambda: Card("NVIDIA A10", 22 * GIB, 21 * GIB, (8, 6)))
     monkeypatch.setattr(cpu, "available_bytes", lambda: 32 * GIB)
     assert placed_here(job_of(), shape).kv.block_tokens == "auto"
 
@@ -252,7 +252,7 @@ def test_a_card_at_hand_has_the_kv_that_was_planned_for_it(
     lengths = Lengths(np.full(300, 1500), np.full(300, 150))
     elsewhere = placed_on(job, shape, profile).plan(lengths)
     total = profile.memory_bytes
-    monkeypatch.setattr(gpu, "gpu", lambda: Card("NVIDIA A10", total, total, (8, 6)))
+    monkeypatch.setattr(device, "gpu", lambda: Card("NVIDIA A10", total, total, (8, 6)))
     monkeypatch.setattr(cpu, "available_bytes", lambda: 64 * GIB)
     here = placed_here(job, shape).plan(lengths)
     assert here.chunk_tokens == elsewhere.chunk_tokens

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from vasuki.base.config import parse_job
+from vasuki.machines.here.measured import MachineProfile
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.simulated import simulate_plan
-from vasuki.runs.foresight import MachineProfile
 from vasuki.runs.placement import Placement
 from vasuki.runs.uncertainty import cost_of_uncertainty
 

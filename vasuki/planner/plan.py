@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vasuki.base.units import duration, time_range
 from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.settings import EngineSettings
 from vasuki.machines.price import Cost
@@ -141,3 +142,12 @@ class Plan:
             "uncertainty": self.uncertainty,
             "plan_s": self.plan_s,
         }
+
+
+def expected(plan: Plan) -> str:
+    """The makespan for a log line; with its range where the machine was too busy to tell."""
+    range_s = plan.range_s if plan.spread else None
+    if max((plan.makespan_s, *(range_s or ()))) < 1:
+        return "less than a second"
+    text = duration(plan.makespan_s)
+    return f"{text} ({time_range(*range_s)})" if range_s else text

@@ -9,7 +9,7 @@ workers/         a model here, or replicas: processes, or actors of a Ray cluste
 observers/       progress, metrics, the trace, the watchdog, the deadline
 planning         `vasuki plan` and `simulate`, without a model; planned_fleets: which cards to rent
 workload         what has to run: lengths of a job's requests, the shape of its model
-placement        the machine that a job is planned and run on; foresight: where its rates come from
+placement        a job's model on the machine that it is planned for and runs on
 uncertainty      what knowing all lengths would have saved
 manifests        every manifest, built once
 """

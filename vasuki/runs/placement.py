@@ -9,16 +9,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vasuki.base.config import JobConfig, KVConfig
-from vasuki.base.errors import InputError, JobFileError, ModelError
-from vasuki.machines.here import cpu, gpu
+from vasuki.base.errors import InputError, ModelError
+from vasuki.machines.here import cpu
 from vasuki.machines.here.cpu import limits_of
+from vasuki.machines.here.device import LocalDevice, local_device
+from vasuki.machines.here.measured import (
+    DATASHEET,
+    MachineProfile,
+    Tokens,
+    cache_key,
+    datasheet,
+    measured_before,
+    roughly_s,
+    why_not_measured,
+)
 from vasuki.machines.here.split import Share, split
-from vasuki.machines.memory_budget import room_bytes
 from vasuki.machines.paging import page_tokens
 from vasuki.machines.profile import AttentionChoice, HardwareProfile, Limits
 from vasuki.machines.profile_files import find_profile
@@ -28,11 +39,9 @@ from vasuki.models.shape import BACKENDS, ModelShape
 from vasuki.planner import make_plan, plan_parallel
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
-from vasuki.runs.foresight import MachineProfile, Tokens, profile_for_plan, profile_for_run, shape_in_use
+from vasuki.runs.workload import shape_of
 
 if TYPE_CHECKING:
-    import torch
-
     from vasuki.hf.loading.load_model import LoadedModel
 
 log = logging.getLogger(__name__)
@@ -40,6 +49,7 @@ log = logging.getLogger(__name__)
 ONE_DEVICE = Layout()
 NO_TOKENS = Tokens(0.0, 0.0)  # of nothing that anybody waits for, so nothing is measured
 NOTHING_TO_RUN = Lengths(np.ones(1, np.int64), np.ones(1, np.int64))  # stands in where none of the first rows can run
+_MOST_LOADED_BYTES = 2**31  # of weights that are loaded for a plan alone
 CLEARLY = 1.2  # times as fast; a CPU's rates, measured one after the other, differ by noise
 
 
@@ -94,21 +104,6 @@ def plan_for(lengths: Lengths, planned: Callable[[Lengths], Plan]) -> Plan:
         return planned(NOTHING_TO_RUN)
 
 
-@dataclass(frozen=True, slots=True)
-class _Device:
-    """What the job computes on, and what it has to itself there."""
-
-    gpu: str  # as its driver reports it; empty for the CPU
-    total_bytes: int
-    available_bytes: int
-    generation: tuple[int, int] | None = None  # of a GPU whose torch walks block tables
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether that is the CPU."""
-        return not self.gpu
-
-
 def placed_on(config: JobConfig, shape: ModelShape, profile: HardwareProfile) -> Placement:
     """A model on a machine that is not at hand.
 
@@ -123,7 +118,7 @@ def placed_on(config: JobConfig, shape: ModelShape, profile: HardwareProfile) ->
     shape = _computed(config, shape, on_cpu, fast)
     kv, memory = config.kv, profile.memory_bytes
     if on_cpu:
-        kv = _kv(config, _Device("", memory, memory), memory - shape.weight_bytes)
+        kv = LocalDevice("", memory, memory).with_host_memory(kv, memory - shape.weight_bytes)
     kv = _in_blocks(kv, shape, None if on_cpu else profile.generation, profile.attention)
     return Placement(config, shape, MachineProfile.of(profile), kv)
 
@@ -132,7 +127,7 @@ def placed_here(config: JobConfig, shape: ModelShape, tokens: Tokens = NO_TOKENS
     """A model on the machine at hand, before it is loaded.
 
     A job that names the profile of another kind of machine (`plan.gpu`) is planned for that one. Where the job is long
-    enough and nobody has measured the machine, it is measured, see `profile_for_plan`.
+    enough and nobody has measured the machine, it is measured, see `machines.here.measured`.
 
     Args:
         config: the job.
@@ -142,20 +137,15 @@ def placed_here(config: JobConfig, shape: ModelShape, tokens: Tokens = NO_TOKENS
     Raises:
         ModelError: the job wants a CUDA device, and there is none.
         ProfileError: there is no such profile, or it is malformed.
-        JobFileError: see `within_host_memory`.
+        JobFileError: see `machines.here.device.within_host_memory`.
     """
-    device = _device_at_hand(config)
+    device = local_device(config.engine.device)
     if profile := _profile_elsewhere(config, device):
         return placed_on(config, shape, profile)
     shape = _computed(config, shape, device.on_cpu, _multiplies_bfloat16(config))
-    weight_bytes = shape.weight_bytes
-    waits = not device.on_cpu and weights_wait(config, weight_bytes, device.total_bytes, device.available_bytes)
-    beside_weights_bytes = None if waits else _beside_weights(config, device, device.available_bytes - weight_bytes)
-    free_bytes = cpu.available_bytes() - (weight_bytes if device.on_cpu or waits else 0)
-    kv = _kv(config, device, free_bytes)
-    machine = _machine(config, device, waits, lambda: profile_for_plan(config, shape, tokens, device.gpu, waits))
-    kv = _in_blocks(kv, shape, device.generation, machine.profile.attention)
-    return Placement(config, shape, machine, kv, beside_weights_bytes)
+    waits = device.weights_wait(config.engine, config.kv, shape.weight_bytes)
+    load = partial(_load_to_measure, config, shape)
+    return _placed(config, shape, device, waits, shape.weight_bytes, tokens, load)
 
 
 def shares_here(config: JobConfig) -> list[Share]:
@@ -184,7 +174,7 @@ def job_of_replica(config: JobConfig, share: Share, here: int) -> JobConfig:
 def placed_on_shares(config: JobConfig, shape: ModelShape, tokens: Tokens = NO_TOKENS) -> Placement:
     """A model on each of the replicas that the job wants on the machine at hand. Raises as `placed_here`, and
     JobFileError if there are fewer devices."""
-    if _profile_elsewhere(config, _device_at_hand(config)):
+    if _profile_elsewhere(config, local_device(config.engine.device)):
         return replace(placed_here(config, shape, tokens), replicas=replicas_elsewhere(config))
     if not (shares := shares_here(config)):
         return placed_here(config, shape, tokens)
@@ -201,65 +191,48 @@ def replicas_elsewhere(config: JobConfig) -> int:
 
 def placed_as_loaded(config: JobConfig, loaded: LoadedModel, tokens: Tokens) -> Placement:
     """A loaded model on the machine at hand, which is measured with it as in `placed_here`. Raises the same."""
-    from vasuki.hf.device.device import available_bytes, describe, total_bytes
+    from vasuki.hf.device.device import device_of
 
-    device = _Device(
-        gpu="" if loaded.device.type == "cpu" else loaded.device_name,
-        total_bytes=total_bytes(loaded.device),
-        available_bytes=available_bytes(loaded.device),
-        generation=describe(loaded.device).compute_capability if gpu.torch_pages() else None,
-    )
-    # Weights that wait on the host are planned for what is free; the others are on the device already.
-    waits = not loaded.is_on_device
-    beside_weights_bytes = None if waits else _beside_weights(config, device, device.available_bytes)
-    shape = shape_in_use(loaded, config)
-    kv = _kv(config, device, cpu.available_bytes())
-    machine = _machine(config, device, waits, lambda: profile_for_run(config, loaded, shape, tokens))
-    kv = _in_blocks(kv, shape, device.generation, machine.profile.attention)
-    return Placement(config, shape, machine, kv, beside_weights_bytes)
+    shape = loaded.shape_in_use(config.model.path, config.kv.dtype)
+    return _placed(config, shape, device_of(loaded.device), not loaded.is_on_device, 0, tokens, lambda: loaded)
 
 
-def stays_on_host(config: JobConfig, weight_bytes: int, device: torch.device) -> bool:
-    """Whether so many bytes of weights, loaded into host memory, wait there for a plan."""
-    from vasuki.hf.device.device import available_bytes, total_bytes
+def _placed(
+    config: JobConfig,
+    shape: ModelShape,
+    device: LocalDevice,
+    waits: bool,
+    unloaded_bytes: int,
+    tokens: Tokens,
+    load: Callable[[], LoadedModel | None],
+) -> Placement:
+    """A model on a device of this machine, with the profile that the job names, else the one that is found, and the
+    memory that there is. Bounds go by the processor that really runs.
 
-    return weights_wait(config, weight_bytes, total_bytes(device), available_bytes(device))
-
-
-def weights_wait(config: JobConfig, weight_bytes: int, total_bytes: int, available_bytes: int) -> bool:
-    """Whether weights are more than a device with so much memory has room for, or the job keeps some on the host."""
-    if config.engine.weights_on_host != "auto":
-        return config.engine.weights_on_host > 0
-    return weight_bytes >= room_bytes(config.kv.device_memory, total_bytes, available_bytes)
-
-
-def within_host_memory(kv: KVConfig, free_bytes: int) -> KVConfig:
-    """Lower `kv.host_memory` to what is free, with a warning if that is less than allowed.
-
-    Raises JobFileError if the job names both the mode and the amount: then it is to run like that or not at all.
+    Args:
+        config: the job.
+        shape: of the model as it runs there.
+        device: where.
+        waits: the weights wait in host memory for a plan, for what is free; else they are on the device, or will be.
+        unloaded_bytes: of weights that are not in memory yet.
+        tokens: about so many of prompts and of outputs.
+        load: the model to measure with; None if it is too large for a plan to load.
     """
-    if kv.host_memory <= free_bytes:
-        return kv
-    asked, free = (f"{num_bytes / 2**30:.1f} GiB" for num_bytes in (kv.host_memory, free_bytes))
-    short = f"kv.host_memory: {asked} are asked for, {free} are free"
-    if kv.asks_for_offload and "host_memory" in kv.model_fields_set:
-        raise JobFileError(f"{short}; lower it, or let kv.offload be auto to take what there is")
-    log.warning("%s; taking those", short)
-    return kv.model_copy(update={"host_memory": max(1, free_bytes)})
+    beside = None if waits else device.beside_weights_bytes(config.kv, device.available_bytes - unloaded_bytes)
+    on_host = unloaded_bytes if device.on_cpu or waits else 0
+    kv = device.with_host_memory(config.kv, cpu.available_bytes() - on_host)
+    changes: dict[str, int | Limits] = {"limits": limits_of(cpu.processor())} if device.on_cpu else {}
+    if config.plan.gpu == "auto":
+        machine = _found(config, shape, device, waits, tokens, load)
+        changes["memory_mib"] = (device.available_bytes if waits else device.total_bytes) // 2**20
+    else:
+        machine = MachineProfile.of(find_profile(config.plan.gpu))
+    machine = replace(machine, profile=machine.profile.model_copy(update=changes))
+    kv = _in_blocks(kv, shape, device.paging, machine.profile.attention)
+    return Placement(config, shape, machine, kv, beside)
 
 
-def _device_at_hand(config: JobConfig) -> _Device:
-    """The device that a run would take."""
-    card = None if config.engine.device == "cpu" else gpu.gpu()
-    if card is not None:
-        generation = card.generation if gpu.torch_pages() else None
-        return _Device(card.name, card.total_bytes, card.available_bytes, generation)
-    if config.engine.device == "cuda":
-        raise ModelError("engine.device is cuda, but there is no CUDA device here; name a card with --gpu")
-    return _Device("", cpu.total_bytes(), cpu.available_bytes())
-
-
-def _profile_elsewhere(config: JobConfig, device: _Device) -> HardwareProfile | None:
+def _profile_elsewhere(config: JobConfig, device: LocalDevice) -> HardwareProfile | None:
     """The profile that the job names, if that is another kind of machine than the one at hand."""
     profile = None if config.plan.gpu == "auto" else find_profile(config.plan.gpu)
     return profile if profile and (profile.kind == "cpu") != device.on_cpu else None
@@ -288,39 +261,44 @@ def _computed(config: JobConfig, shape: ModelShape, on_cpu: bool, multiplies_bfl
     return shape.with_dtype(dtype, config.kv.dtype)
 
 
-def _machine(
-    config: JobConfig, device: _Device, weights_wait: bool, found: Callable[[], MachineProfile]
+def _found(
+    config: JobConfig,
+    shape: ModelShape,
+    device: LocalDevice,
+    waits: bool,
+    tokens: Tokens,
+    load: Callable[[], LoadedModel | None],
 ) -> MachineProfile:
-    """The profile that the job names, else the one that is found, with the memory that there is. Bounds go by the
-    processor that really runs."""
-    changes: dict[str, int | Limits] = {}
-    if config.plan.gpu != "auto":
-        machine = MachineProfile.of(find_profile(config.plan.gpu))
-    else:
-        machine = found()
-        changes["memory_mib"] = (device.available_bytes if weights_wait else device.total_bytes) // 2**20
-    if device.on_cpu:
-        changes["limits"] = limits_of(cpu.processor())
-    return replace(machine, profile=machine.profile.model_copy(update=changes))
+    """The profile of a device of this machine: measured before, measured now, or its datasheet."""
+    base = datasheet(device)
+    if not config.model.path:
+        return MachineProfile(base, f"{DATASHEET}; there is no model to measure with")
+    key = cache_key(shape_of(config).served_by(config.engine.attention), device.gpu, config.engine.compile != "off")
+    if kept := measured_before(device.names, key):
+        return kept
+    rough_s = roughly_s(shape, base, tokens)
+    if why_not := why_not_measured(rough_s, waits):
+        return MachineProfile(base, f"{DATASHEET}; {why_not}")
+    if (loaded := load()) is None:
+        return MachineProfile(base, f"{DATASHEET}; the first run measures this machine, or `vasuki profile`")
+    from vasuki.hf.profiler.first_measure import measured_now
+
+    shape = loaded.shape_in_use(config.model.path, config.kv.dtype)
+    return measured_now(loaded, shape, base, rough_s, key, config.kv.block_tokens)
 
 
-def _beside_weights(config: JobConfig, device: _Device, available_bytes: int) -> int | None:
-    """What `kv.device_memory` leaves to activations and KV where so much is free beside the weights."""
-    if config.kv.device_memory > 1:
+def _load_to_measure(config: JobConfig, shape: ModelShape) -> LoadedModel | None:
+    """The model, for a plan of a job on a machine that nobody has measured. Raises ModelError as `load_model`."""
+    if shape.weight_bytes > _MOST_LOADED_BYTES:
         return None
-    return max(0, room_bytes(config.kv.device_memory, device.total_bytes, available_bytes))
+    from vasuki.hf.loading.load_model import load_model
 
-
-def _kv(config: JobConfig, device: _Device, free_bytes: int) -> KVConfig:
-    """No more host memory than there is. On a CPU that is what the device leaves; half of it where nobody says more."""
-    kv = config.kv
-    if device.on_cpu:
-        if not kv.asks_for_offload:
-            return kv
-        free_bytes = room_bytes(kv.device_memory, device.total_bytes, free_bytes)
-        if "host_memory" not in kv.model_fields_set:
-            free_bytes //= 2
-    return within_host_memory(kv, free_bytes)
+    log.info("loading the model to measure this machine with it, once")
+    engine = config.engine
+    compiles = engine.compile != "off"
+    return load_model(
+        config.model, engine.device, compiles=compiles, kv_dtype=config.kv.dtype, attention=engine.attention
+    )
 
 
 def _in_blocks(

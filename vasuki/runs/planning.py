@@ -18,13 +18,12 @@ from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import Simulated, simulate_plan
-from vasuki.runs.foresight import tokens_of
 from vasuki.runs.manifests import simulated_manifest
 from vasuki.runs.observers.progress import busy_if_slow
 from vasuki.runs.observers.tracer import StepTracer
 from vasuki.runs.placement import ONE_DEVICE, Placement, placed_on, placed_on_shares
 from vasuki.runs.uncertainty import cost_of_uncertainty
-from vasuki.runs.workload import Workload
+from vasuki.runs.workload import Workload, tokens_of
 
 
 def output_of(overrides: tuple[str, ...]) -> str:

@@ -19,6 +19,7 @@ from vasuki.base.config import JobConfig, load_job, parse_overrides
 from vasuki.base.errors import InputError
 from vasuki.engine.sequence import TOKEN_BYTES, USUAL, Request
 from vasuki.io.input.requests import PromptEncoder, RequestStream
+from vasuki.machines.here.measured import Tokens
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.files import description_folder
 from vasuki.models.fingerprint import model_fingerprint
@@ -195,3 +196,8 @@ def shape_of(config: JobConfig) -> ModelShape:
     if model.shape:
         return named_shape(model.shape)
     return shape_from_config(description_folder(model), name=Path(model.path).name)
+
+
+def tokens_of(lengths: Lengths) -> Tokens:
+    """Count the tokens of all requests."""
+    return Tokens(float(lengths.prompt_tokens.sum()), float(lengths.output_tokens.sum()))

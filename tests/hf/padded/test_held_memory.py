@@ -10,12 +10,10 @@ import torch
 from tiny_models import ALONE, UNCACHED, load_padded, prompts, random_config, random_model, requests_of, run
 from transformers import DynamicCache
 
-from vasuki.base.config import JobConfig
 from vasuki.hf.padded import block_cache
 from vasuki.hf.padded.held_memory import held_bytes, memory_of
 from vasuki.machines.memory_budget import rectangle_bytes
 from vasuki.models.shape import TOKEN_ID_BYTES
-from vasuki.runs.foresight import shape_in_use
 
 JOB = {"model": {"path": "x"}, "input": {"path": "x", "prompt": "{x}"}, "output": {"path": "x"}}
 
@@ -54,7 +52,7 @@ def test_what_generate_keeps_is_what_is_counted() -> None:
 @pytest.mark.parametrize("name", [*ALONE, *UNCACHED])
 def test_plans_count_what_the_loaded_model_keeps(name: str) -> None:
     loaded = load_padded(name)
-    shape = shape_in_use(loaded, JobConfig.model_validate(JOB))
+    shape = loaded.shape_in_use(JOB["model"]["path"], "auto")
     assert (shape.way, shape.state_bytes) == (loaded.way, loaded.held.row)
     assert shape.kv_bytes_per_token == -(-loaded.held.token // shape.num_layers) * shape.num_layers
     assert not shape.in_blocks
@@ -64,7 +62,7 @@ def test_plans_count_what_the_loaded_model_keeps(name: str) -> None:
 @pytest.mark.parametrize("name", ["stablelm", "nemotron", "phimoe"])
 def test_rectangles_are_counted_as_large_as_they_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load_padded(name)
-    shape = replace(shape_in_use(loaded, JobConfig.model_validate(JOB)), num_heads=0)  # scores are the model's own
+    shape = replace(loaded.shape_in_use(JOB["model"]["path"], "auto"), num_heads=0)  # scores are the model's own
     seen: list[int] = []
     update = block_cache._Layer.update
 

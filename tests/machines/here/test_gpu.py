@@ -71,11 +71,10 @@ def test_what_an_older_library_does_not_know_is_not_known(nvml: SimpleNamespace)
     del nvml.nvmlMemory_v2, nvml.nvmlDeviceGetNumGpuCores
     board = Board.of()
     assert board is not None
-    assert board.card is board.reported is None
+    assert (board.card, board.reported) == (None, None)
     assert board.memory_bytes == 24 * GIB
 
 
 def test_without_the_library_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert gpu() is Board.of() is None
-    assert visible_gpus() == []
+    assert (gpu(), Board.of(), visible_gpus()) == (None, None, [])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from vasuki.machines.here import cpu
+from vasuki.machines.here.device import LocalDevice, local_device
 from vasuki.machines.here.gpu import Board, hidden_gpu
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,15 @@ def describe(device: torch.device) -> Machine:
         memory_bytes=total_bytes(device),
         processors=processor.cores,
     )
+
+
+def device_of(device: torch.device) -> LocalDevice:
+    """The same as a job sees it."""
+    if device.type == "cpu":
+        return local_device("cpu")
+    properties = torch.cuda.get_device_properties(device)
+    generation = properties.major, properties.minor
+    return LocalDevice(properties.name, total_bytes(device), available_bytes(device), generation)
 
 
 def board_of(device: torch.device) -> Board | None:

@@ -45,11 +45,11 @@ from vasuki.hf.padded.probe import probe as probe_padded
 from vasuki.hf.recurrent.discovery import wrap_layers
 from vasuki.hf.recurrent.recurrent_layer import RecurrentLayers
 from vasuki.machines.here import cpu
-from vasuki.models.config_json import context_of
+from vasuki.models.config_json import context_of, shape_from_config
 from vasuki.models.dtypes import computed_dtype
 from vasuki.models.files import description_folder
 from vasuki.models.recurrent_config import MLP_ALONE, RECURRENT
-from vasuki.models.shape import Way
+from vasuki.models.shape import ModelShape, Way
 from vasuki.models.weight_files import StoredTensor, stored_tensors, weight_files
 
 transformers.logging.disable_progress_bar()
@@ -151,6 +151,21 @@ class LoadedModel:
     def weight_bytes(self) -> int:
         tensors = [*self.model.parameters(), *self.model.buffers()]  # packed weights are buffers
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def shape_in_use(self, name: str, kv_dtype: str) -> ModelShape:
+        """The model's shape, in the types that it really runs in.
+
+        Args:
+            name: of the model.
+            kv_dtype: of keys and values, as the job has it.
+        """
+        shape = shape_from_config(self.config.to_dict(), name, self.way)
+        packed, compiles = self.longest_packed_tokens, self.compiles
+        shape = replace(shape, longest_packed_tokens=packed, compiles=compiles, eager=self.is_eager)
+        shape = shape.with_dtype(str(self.dtype).removeprefix("torch."), kv_dtype)
+        shape = replace(shape, kept_bytes=self.state_bytes)
+        stored = self.token_bytes  # which a configuration does not always tell
+        return shape if stored == shape.kv_bytes_per_token else replace(shape, stored_bytes=stored)
 
 
 def resolve_device(wanted: str) -> torch.device:

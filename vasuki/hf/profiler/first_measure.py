@@ -15,13 +15,15 @@ import itertools
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 import torch
 
+from vasuki.base.errors import one_line
+from vasuki.base.units import duration, percent_text
 from vasuki.engine.batch import Batch, ScheduledChunk
 from vasuki.engine.blocks import BlockTable
 from vasuki.engine.policy import find_policy
@@ -35,6 +37,8 @@ from vasuki.hf.profiler import links
 from vasuki.hf.profiler.timing import QUICK
 from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
 from vasuki.machines.cost_model import CostModel, OperatorModel, StepWork
+from vasuki.machines.here.measured import DATASHEET, MachineProfile, budget_s, keep
+from vasuki.machines.here.stolen_time import NOISE, StolenTime
 from vasuki.machines.profile import (
     AttentionPoint,
     AttentionPoints,
@@ -146,6 +150,31 @@ class Timings:
                 low, high = np.quantile(seconds, (0.25, 0.75))
                 apart.append(float(high - low) / statistics.median(seconds))
         return statistics.median(apart) if apart else 0.0
+
+
+def measured_now(
+    loaded: LoadedModel,
+    shape: ModelShape,
+    base: HardwareProfile,
+    rough_s: float,
+    key: Mapping[str, str],
+    block_tokens: int | Literal["auto"],
+) -> MachineProfile:
+    """`measure_first` for a job that takes about `rough_s`, kept under a key; the base profile if nothing runs."""
+    started_s, stolen = time.perf_counter(), StolenTime()
+    try:
+        profile = measure_first(loaded, shape, base, lambda slower: budget_s(slower * rough_s), block_tokens)
+    except (RuntimeError, MemoryError) as error:  # what torch raises, also for memory that ran out
+        log.warning("this machine could not be measured: %s", one_line(error))
+        return MachineProfile(base, DATASHEET)
+    seconds = time.perf_counter() - started_s
+    keep(key, profile, seconds)
+    machine = MachineProfile(profile, f"measured just now in {duration(seconds)}", key)
+    if machine.spread:
+        why = "its host gave processors to others" if stolen.share > NOISE else "other programs use its processors"
+        off = percent_text(machine.spread)
+        log.warning("this machine is too busy to be measured well (%s): times may be %s off", why, off)
+    return machine
 
 
 def measure_first(

@@ -3,6 +3,7 @@
 cpu            its processor and memory
 gpu            its GPUs, as NVML shows them; nothing else talks to NVML
 split          the machine split among replicas
-measured       what earlier runs have measured
+device         what a job computes on, and how much memory it may hold
+measured       how fast it is: measured before, or as such machines are known to be
 stolen_time    what the host of a virtual machine takes from it
 """

@@ -22,8 +22,7 @@ from vasuki.machines.cost_model import CostModel
 from vasuki.planner import RunningPrediction
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.ordering.planned_order import PlannedOrder, order_requests
-from vasuki.planner.plan import Plan
-from vasuki.runs.foresight import expected
+from vasuki.planner.plan import Plan, expected
 from vasuki.runs.observers.progress import busy_if_slow
 from vasuki.runs.opening import OpenJob
 from vasuki.runs.placement import Placement

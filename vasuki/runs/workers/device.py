@@ -7,7 +7,6 @@ import gc
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from vasuki.base.errors import ModelError
@@ -17,17 +16,17 @@ from vasuki.engine.sequence import Request
 from vasuki.io.output.manifest import Bounds, Manifest, Timings
 from vasuki.io.output.trace import StepRecord
 from vasuki.machines.cost_model import CostModel
+from vasuki.machines.here.measured import Tokens, look_back
 from vasuki.machines.here.stolen_time import StolenTime
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.planner import RunningPrediction
 from vasuki.planner.plan import Plan
 from vasuki.planner.rows_done import RowsDone
-from vasuki.runs.foresight import Tokens, look_back
 from vasuki.runs.manifests import run_manifest
 from vasuki.runs.observers.tracer import StepTracer
 from vasuki.runs.observers.watchdog import Watchdog
 from vasuki.runs.opening import JobKey
-from vasuki.runs.placement import Placement, placed_as_loaded, stays_on_host
+from vasuki.runs.placement import Placement, placed_as_loaded
 from vasuki.runs.workers.messages import Planned
 
 if TYPE_CHECKING:
@@ -41,12 +40,13 @@ def load(job: JobKey) -> tuple[LoadedModel, float]:
     """
     config = job.config
     started_s = time.perf_counter()
+    from vasuki.hf.device.device import device_of
     from vasuki.hf.loading.load_model import load_model  # torch and transformers take seconds to import
 
     loaded = load_model(
         config.model,
         config.engine.device,
-        partial(stays_on_host, config),
+        lambda weight_bytes, device: device_of(device).weights_wait(config.engine, config.kv, weight_bytes),
         config.engine.compile != "off",
         config.kv.dtype,
         config.engine.attention,

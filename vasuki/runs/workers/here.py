@@ -13,7 +13,6 @@ from vasuki.engine.sequence import Sequence
 from vasuki.io.output.manifest import Bounds, Manifest
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
-from vasuki.runs.foresight import tokens_of
 from vasuki.runs.manifests import bounds_of
 from vasuki.runs.observers.progress import Standing, busy_with
 from vasuki.runs.opening import OpenJob
@@ -24,6 +23,7 @@ from vasuki.runs.uncertainty import cost_of_uncertainty, is_affordable
 from vasuki.runs.workers.device import Device
 from vasuki.runs.workers.messages import Planned
 from vasuki.runs.workers.workers import Intake
+from vasuki.runs.workload import tokens_of
 
 if TYPE_CHECKING:
     from vasuki.hf.loading.load_model import LoadedModel

@@ -19,7 +19,6 @@ from vasuki.base.streams import take_streams
 from vasuki.io.output.manifest import Bounds
 from vasuki.models.layout import Layout
 from vasuki.planner.lengths import Lengths
-from vasuki.runs.foresight import tokens_of
 from vasuki.runs.placement import plan_for
 from vasuki.runs.workers.device import Device, load
 from vasuki.runs.workers.messages import (
@@ -34,6 +33,7 @@ from vasuki.runs.workers.messages import (
     ToReplica,
 )
 from vasuki.runs.workers.rows_on_loan import DriverLink, RowsOnLoan
+from vasuki.runs.workload import tokens_of
 
 
 def main() -> None:

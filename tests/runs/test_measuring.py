@@ -22,9 +22,17 @@ from vasuki.base.config import load_job
 from vasuki.commands.cli import main
 from vasuki.machines.here import cpu, measured
 from vasuki.machines.here.cpu import typical_of
-from vasuki.planner.plan import Plan
-from vasuki.runs import foresight
-from vasuki.runs.foresight import DATASHEET, MEASURE_VARIABLE, MachineProfile, _ago, _budget_s, expected, look_back
+from vasuki.machines.here.measured import (
+    DATASHEET,
+    MEASURE_VARIABLE,
+    MachineProfile,
+    _ago,
+    budget_s,
+    cache_key,
+    look_back,
+)
+from vasuki.planner.plan import Plan, expected
+from vasuki.runs.workload import shape_of
 
 
 @pytest.fixture
@@ -41,7 +49,7 @@ def job(tmp_path: Path, tiny_model: Path) -> Path:
 def measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """No job is too short, and measuring is done as soon as each size has been seen. The cache's folder."""
     monkeypatch.delenv(MEASURE_VARIABLE)
-    monkeypatch.setattr(foresight, "_TOO_SHORT_S", 0.0)
+    monkeypatch.setattr(measured, "_TOO_SHORT_S", 0.0)
     monkeypatch.setattr(measured, "_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache"
 
@@ -72,7 +80,6 @@ def test_nothing_is_measured_where_that_is_switched_off(
 def test_the_first_run_measures_and_the_next_one_finds_it(
     job: Path, measures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foresight, "look_back", lambda *_: None)
     monkeypatch.setattr("vasuki.runs.workers.device.look_back", lambda *_: None)  # whatever this machine does meanwhile
     first, plan = sources(job)
     assert first.startswith("measured just now in ")
@@ -134,24 +141,23 @@ def test_what_another_machine_measured_is_not_believed(measures: Path, caplog: p
 
 
 def test_what_one_backend_measured_says_nothing_of_the_other(job: Path) -> None:
-    as_chosen, *others = (
-        foresight._key(load_job(str(job), [f"engine.attention={asked}"]), "") for asked in ("auto", "ragged", "padded")
-    )
+    shape = shape_of(load_job(str(job), []))
+    as_chosen, *others = (cache_key(shape.served_by(asked)) for asked in ("auto", "ragged", "padded"))
     assert [key == as_chosen for key in others] == [True, False]
 
 
 def test_a_plan_with_a_cached_profile_imports_nothing_large(job: Path, tmp_path: Path) -> None:
     code = f"""
 import sys
-from vasuki.runs.foresight import cache_key, shape_of
+from vasuki.runs.workload import shape_of
 from vasuki.base.config import load_job
-from vasuki.machines.here.measured import keep
-from vasuki.machines.here import cpu, gpu
+from vasuki.machines.here import cpu, device
+from vasuki.machines.here.measured import cache_key, keep
 from vasuki.machines.here.cpu import typical_of
 from vasuki.commands.cli import main
 config = load_job({str(job)!r}, ())
 keep(cache_key(shape_of(config)), typical_of(cpu.processor()), 1.0)
-gpu.gpu = lambda: None
+device.gpu = lambda: None
 main(["plan", {str(job)!r}, "--json"], standalone_mode=False)
 assert not (large := {{"torch", "transformers", "pandas"}} & set(sys.modules)), large
 """
@@ -171,16 +177,16 @@ def test_ages_are_told_as_people_do(age_s: float, text: str) -> None:
 @given(st.floats(0, 1e6))
 def test_measuring_takes_five_seconds_or_three_percent_at_most(rough_s: float) -> None:
     """And of a short job no more than a fifth, or half a second."""
-    budget_s = _budget_s(rough_s)
-    assert budget_s <= max(5.0, 0.03 * rough_s)
-    assert budget_s <= max(0.5, 0.2 * rough_s)
+    taken_s = budget_s(rough_s)
+    assert taken_s <= max(5.0, 0.03 * rough_s)
+    assert taken_s <= max(0.5, 0.2 * rough_s)
 
 
 def test_a_job_of_two_seconds_is_not_measured_for_five() -> None:
-    assert _budget_s(2.0) == 0.5
-    assert _budget_s(10.0) == 2.0
-    assert _budget_s(60.0) == 5.0
-    assert _budget_s(600.0) == 18.0
+    assert budget_s(2.0) == 0.5
+    assert budget_s(10.0) == 2.0
+    assert budget_s(60.0) == 5.0
+    assert budget_s(600.0) == 18.0
 
 
 @pytest.mark.parametrize(
