@@ -22,8 +22,8 @@ from vasuki.base.config import KVConfig, PlanConfig
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
+from vasuki.machines.attention import page_tokens
 from vasuki.machines.cost_model import CostModel
-from vasuki.machines.paging import page_tokens
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape

@@ -18,19 +18,20 @@ from click.testing import CliRunner
 from tiny_job import WORDS, job_tree
 
 from vasuki.base.config import JobConfig, parse_job
-from vasuki.base.errors import ModelError
+from vasuki.base.errors import JobFileError, ModelError
 from vasuki.commands.cli import main
 from vasuki.hf.device.device import device_name, total_bytes
 from vasuki.hf.kernels import levels, varlen
+from vasuki.machines.attention import page_tokens
 from vasuki.machines.here import cpu, device
 from vasuki.machines.here.cpu import Processor
 from vasuki.machines.here.gpu import Card
-from vasuki.machines.paging import page_tokens
+from vasuki.machines.here.split import Share
 from vasuki.machines.profile_files import find_profile
 from vasuki.machines.profile_writing import write_profile
 from vasuki.models.named import named_shape
 from vasuki.planner.lengths import Lengths
-from vasuki.runs.placement import placed_here, placed_on
+from vasuki.runs.placement import job_of_replica, placed_here, placed_on
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -260,3 +261,20 @@ def test_a_card_at_hand_has_the_kv_that_was_planned_for_it(
     assert abs(here.settings.num_blocks - elsewhere.settings.num_blocks) <= 1
     smaller = placed_here(job_of(kv=kv, engine={"chunk_tokens": 128, "max_num_seqs": 32}), shape).plan(lengths)
     assert smaller.settings.num_blocks >= here.settings.num_blocks  # of steps that need less room
+
+
+def test_replicas_share_the_host_memory_that_nobody_set(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They take what there is, as one would, and a job that names it is refused."""
+    monkeypatch.setattr(cpu, "total_bytes", lambda: 7 * GIB)
+    monkeypatch.setattr(cpu, "available_bytes", lambda: 6 * GIB)
+    for kv, refused in (({}, False), ({"host_memory": "8GiB"}, True)):
+        job = job_of(kv={"offload": "park", **kv}, engine={"device": "cpu", "replicas": 2})
+        share = job_of_replica(job, Share(threads=1), 2)
+        if refused:
+            with pytest.raises(JobFileError, match=r"kv\.host_memory: 4\.0 GiB are asked for"):
+                placed_here(share, named_shape("qwen2.5-0.5b"))
+        else:
+            assert 0 < placed_here(share, named_shape("qwen2.5-0.5b")).kv.host_memory < 2 * GIB
+            assert "taking those" in caplog.text

@@ -6,6 +6,6 @@ known_error      how far predictions have been off, by where a profile's rates c
 here/            this machine: what it is, how fast, and how much a job may hold
 price            what its time costs
 cost_model/      what a step takes on it
-paging           the blocks that KV is kept in; attention: which kernel attends on a GPU
+attention        which kernel attends on a GPU, and in what blocks it wants KV
 memory_budget    how much KV fits beside weights and activations
 """

@@ -16,6 +16,7 @@ import numpy as np
 
 from vasuki.base.config import JobConfig, KVConfig
 from vasuki.base.errors import InputError, ModelError
+from vasuki.machines.attention import page_tokens
 from vasuki.machines.here import cpu
 from vasuki.machines.here.cpu import limits_of
 from vasuki.machines.here.device import LocalDevice, local_device
@@ -30,7 +31,6 @@ from vasuki.machines.here.measured import (
     why_not_measured,
 )
 from vasuki.machines.here.split import Share, split
-from vasuki.machines.paging import page_tokens
 from vasuki.machines.profile import AttentionChoice, HardwareProfile, Limits
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.dtypes import computed_dtype
@@ -168,7 +168,9 @@ def job_of_replica(config: JobConfig, share: Share, here: int) -> JobConfig:
             changes["device_memory"] = kv.device_memory / here
         if cost.price_per_hour is not None:
             cost = cost.model_copy(update={"price_per_hour": cost.price_per_hour / here})
-    return config.model_copy(update={"kv": kv.model_copy(update=changes), "cost": cost})
+    shared = kv.model_copy(update=changes)
+    shared.model_fields_set.intersection_update(kv.model_fields_set)  # what nobody set stays so
+    return config.model_copy(update={"kv": shared, "cost": cost})
 
 
 def placed_on_shares(config: JobConfig, shape: ModelShape, tokens: Tokens = NO_TOKENS) -> Placement:

@@ -26,11 +26,11 @@ from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.loading.triton_kernels import small_kernels
 from vasuki.hf.ragged_executor import build_executor
+from vasuki.machines.attention import page_tokens
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.gpus import profile_of_gpu
 from vasuki.machines.here.gpu import torch_pages
 from vasuki.machines.memory_budget import activation_bytes, room_bytes
-from vasuki.machines.paging import page_tokens
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile, load_profile
 from vasuki.models.config_json import shape_from_config

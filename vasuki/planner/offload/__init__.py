@@ -1,6 +1,6 @@
 """What moves to host memory.
 
-choice        mode and reason, by price: the one reader of `kv.offload`
+choice        mode and reason, by price: the one place where `kv.offload` is decided
 streaming     layers that pass through the device in every step
 parking       sequences and prompts that wait on the host
 options       what the ways share, and how two are compared

@@ -1,8 +1,8 @@
 """What moves to host memory, by price: nothing, streamed layers, parked sequences, or both, and why in a sentence.
 
-This is the one reader of `kv.offload`: what the job asks for, or `auto`. Streaming is found by arithmetic and then
-simulated; parking saves what preemption costs, which only a simulation knows. Where prices differ by no more than
-noise, nothing moves.
+This is the one place where `kv.offload` is decided: what the job asks for, or `auto`. Streaming is found by arithmetic
+and then simulated; parking saves what preemption costs, which only a simulation knows. Where prices differ by no more
+than noise, nothing moves.
 """
 
 from __future__ import annotations
