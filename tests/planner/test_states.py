@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hybrid import HYBRID
@@ -13,6 +15,7 @@ from vasuki.machines.memory_budget import memory_budget
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.layout import Layout
+from vasuki.models.named import named_shape
 from vasuki.planner import make_plan
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
@@ -100,3 +103,11 @@ def test_memory_is_one_for_both() -> None:
     states = share.max_num_seqs * HYBRID.state_bytes
     used = HYBRID.weight_bytes + states + share.settings.kv_tokens * HYBRID.kv_bytes_per_token
     assert used < 0.9 * CARD.memory_bytes
+
+
+@pytest.mark.parametrize("policy", ["vllm", "sarathi"])
+def test_other_policies_too_run_no_more_rows_computed_alone_than_keep_their_caches(policy: str) -> None:
+    shape = replace(named_shape("llama-3-8b"), way="alone", kept_bytes=GIB // 4)
+    kv = KVConfig(device_memory=3 * GIB)
+    plan = make_plan(lengths_of(300), shape, CARD, engine=EngineConfig.model_validate({"policy": policy}), kv=kv)
+    assert 1 <= plan.max_num_seqs < 12

@@ -236,7 +236,7 @@ def _settings(problem: Problem, chunk_tokens: int, layout: Layout) -> EngineSett
     shape, max_num_seqs = problem.shape, NUM_SEQS
     if problem.engine.max_num_seqs != "auto":
         max_num_seqs = problem.engine.max_num_seqs
-    elif problem.policy.ordered or shape.recurrent or shape.way == "padded":
+    elif problem.policy.ordered or shape.state_bytes or shape.way == "padded":
         kv_tokens = problem.num_blocks(chunk_tokens, 1, layout) * problem.block_tokens
         max_num_seqs = min(MOST_SEQS if problem.policy.ordered else NUM_SEQS, _rows_side_by_side(problem, kv_tokens))
     num_blocks = problem.num_blocks(chunk_tokens, max_num_seqs, layout)
