@@ -6,22 +6,25 @@ from vasuki.base.config import JobConfig
 from vasuki.base.urls import without_keys
 from vasuki.engine.policy import runnable_policy
 from vasuki.io.input.requests import RequestStream
-from vasuki.io.input.tables import InputTable
 from vasuki.io.output.output_folder import OutputFolder
 from vasuki.models.fingerprint import model_fingerprint
-from vasuki.models.shape import BACKENDS, ModelShape
+from vasuki.models.shape import BACKENDS
+from vasuki.runs.observers.progress import busy_if_slow
 from vasuki.runs.opening import read_table
-from vasuki.runs.placement import placed_here
-from vasuki.runs.workload import model_tokenizer, shape_of
+from vasuki.runs.placement import placed_on_shares, plan_for, refuse_backend, shares_here
+from vasuki.runs.workload import PLANNED_REQUESTS, first_rows, lengths_of, model_tokenizer, shape_of
 
 
 def check_job(config: JobConfig) -> dict[str, str | int]:
     """Look at everything that a run would need, without changing anything.
 
     Raises:
-        VasukiError: the same that the run would raise, as far as it can be known without loading weights.
+        VasukiError: the same that the run would raise, unless only running the model shows it.
     """
+    from vasuki.hf.loading.load_model import check_model  # torch and transformers take seconds to import
+
     runnable_policy(config.engine.policy, config.engine.attention)
+    shares_here(config)
     table = read_table(config)
     OutputFolder.check(
         config.output.path,
@@ -29,31 +32,24 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
         config_hash=config.config_hash(model_fingerprint(config.model)),
         input_fingerprint=table.fingerprint,
     )
-    shape = placed_here(config, shape_of(config)).shape
-    first_prompt = _first_prompt(config, table, shape)
-    if config.model.path:
-        from vasuki.hf.loading.load_model import check_model  # torch and transformers take seconds to import
-
-        check_model(config.model, config.engine.device, config.engine.attention)
+    shape = shape_of(config)
+    refuse_backend(config, shape)
+    check_model(config.model, config.engine.device, config.engine.attention)
+    placement = placed_on_shares(config, shape)
+    tokenizer, context = model_tokenizer(config), placement.shape.max_context_tokens
+    with (
+        busy_if_slow("reading rows to plan from") as far,
+        RequestStream(table, config, tokenizer, max_context_tokens=context, vocab_size=shape.vocab_size) as requests,
+    ):
+        first = list(first_rows(requests, PLANNED_REQUESTS, far, table.num_rows))
+    plan_for(lengths_of(first, table.num_rows), placement.plan)
     return {
         "job": config.name,
         "rows": table.num_rows,
         "model": shape.name,
         "parameters": shape.num_parameters,
-        "kv_bytes_per_token": shape.kv_bytes_per_token,
-        "backend": BACKENDS[shape.way],
+        "kv_bytes_per_token": placement.shape.kv_bytes_per_token,
+        "backend": BACKENDS[placement.shape.way],
         "output": without_keys(config.output.path),
-        "first_prompt": first_prompt,
+        "first_prompt": next((each.error or tokenizer.text_of(each.prompt_token_ids.tolist()) for each in first), ""),
     }
-
-
-def _first_prompt(config: JobConfig, table: InputTable, shape: ModelShape) -> str:
-    """The first row's prompt as the model will read it, special tokens included, or why there is none."""
-    if not config.model.path:
-        return "not known: model.shape comes without a tokenizer"
-    tokenizer = model_tokenizer(config)
-    with RequestStream(
-        table, config, tokenizer, max_context_tokens=shape.max_context_tokens, vocab_size=shape.vocab_size
-    ) as requests:
-        first = next(requests)
-    return first.error or tokenizer.text_of(first.prompt_token_ids.tolist())

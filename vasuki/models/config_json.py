@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vasuki.base.errors import ModelError
+from vasuki.models.files import why_no_json
 from vasuki.models.launches import LAUNCHES, UNKNOWN_LAUNCHES
 from vasuki.models.recurrent_config import (
     MLP_ALONE,
@@ -37,18 +38,24 @@ def shape_from_config(source: str | Path | Mapping[str, Any], name: str = "", wa
         return _from_config(source, name or str(source.get("_name_or_path") or source.get("model_type", "model")), way)
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
+    tree = read_config(path)
+    shape = _from_config(tree, name or path.resolve().parent.name, way)
+    text = tree.get("text_config")
+    said = any(each.get(key) for each in (tree, text or {}) for key in _SPELLINGS["dtype"])
+    return shape if said else shape.with_dtype("float32")  # as transformers loads weights of which nothing is said
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """What a `config.json` holds. Raises ModelError if it cannot be read, or is something else."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelError(f"cannot read model config {path}: {error.strerror or error}") from None
     except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from None
+        raise ModelError(why_no_json(path, error)) from None
     if not isinstance(tree, dict):
         raise ModelError(f"{path} does not describe a model")
-    shape = _from_config(tree, name or path.resolve().parent.name, way)
-    text = tree.get("text_config")
-    said = any(each.get(key) for each in (tree, text or {}) for key in _SPELLINGS["dtype"])
-    return shape if said else shape.with_dtype("float32")  # as transformers loads weights of which nothing is said
+    return tree
 
 
 # How one config key is spelled across architectures; the first that is present counts.
@@ -154,7 +161,7 @@ def _read(config: Mapping[str, Any], name: str, way: Way | None) -> ModelShape:
     by_itself = way in ("alone", "uncached")  # each row, so that rough sizes do
     for key, feature in _UNSUPPORTED_KEYS.items():
         if config.get(key):
-            raise ModelError(f"{name}: {feature} (config key {key}) is not supported by the cost model")
+            raise ModelError(f"{name}: {feature} (config key {key}) is not supported")
 
     def size(key: str, default: int | None = None) -> int:
         for spelling in _SPELLINGS[key]:

@@ -10,6 +10,8 @@ from vasuki.base.config import ModelConfig
 from vasuki.base.errors import ModelError
 from vasuki.base.files import refuse_special
 
+POINTER = b"version https://git-lfs"
+IS_POINTER = "is a pointer of Git LFS, not the file: run `git lfs pull` in the model's folder"
 DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")  # sizes, tokenizer and defaults, but no weights
 
 
@@ -33,6 +35,17 @@ def description_folder(model: ModelConfig) -> Path:
     if not (folder / "config.json").is_file():
         raise ModelError(f"cannot read model {model.path}: no config.json in it")
     return folder
+
+
+def why_no_json(file: Path, error: ValueError) -> str:
+    """What a file of a model is, where reading it as JSON raised this error."""
+    return f"{file} {IS_POINTER}" if starts_with(file, POINTER) else f"{file} is not valid JSON: {error}"
+
+
+def starts_with(file: Path, start: bytes) -> bool:
+    """Whether a file starts with these bytes. Raises OSError."""
+    with file.open("rb") as stream:
+        return stream.read(len(start)) == start
 
 
 @functools.cache  # lengths and shape are read from the same files

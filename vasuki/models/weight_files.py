@@ -17,12 +17,11 @@ from typing import Any
 
 from vasuki.base.config import ModelConfig
 from vasuki.base.errors import ModelError
-from vasuki.models.files import description_folder
+from vasuki.models.files import IS_POINTER, POINTER, description_folder
 
 _ALONE, _PICKLED, _ADAPTER = "model.safetensors", "pytorch_model.bin", "adapter_config.json"
 _MERGE = "which is not applied: merge the two (merge_and_unload of peft), or take the adapter out of the folder"
 _MOST_HEADER_BYTES = 100 * 2**20  # as in safetensors itself
-_POINTER = b"version https://git-lfs"
 _GGUF = b"GGUF"
 _BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16}
 _BITS |= dict.fromkeys(("I8", "U8", "BOOL"), 8)
@@ -106,8 +105,8 @@ def _header(file: Path) -> dict[str, StoredTensor]:
     with file.open("rb") as stream:
         start = stream.read(8)
         length = int.from_bytes(start, "little")
-        if _POINTER.startswith(start):
-            raise ValueError("is a pointer of Git LFS, not the file: run `git lfs pull` in the model's folder")
+        if start == POINTER[:8]:
+            raise ValueError(IS_POINTER)
         if start.startswith(_GGUF):
             raise ValueError("is GGUF, which is not read; take the model's safetensors")
         if not 0 < length <= _MOST_HEADER_BYTES:

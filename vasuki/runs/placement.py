@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -195,7 +196,7 @@ def placed_as_loaded(config: JobConfig, loaded: LoadedModel, tokens: Tokens) -> 
     """A loaded model on the machine at hand, which is measured with it as in `placed_here`. Raises the same."""
     from vasuki.hf.device.device import device_of
 
-    shape = loaded.shape_in_use(config.model.path, config.kv.dtype)
+    shape = loaded.shape_in_use(Path(config.model.path).name, config.kv.dtype)
     return _placed(config, shape, device_of(loaded.device), not loaded.is_on_device, 0, tokens, lambda: loaded)
 
 
@@ -253,14 +254,18 @@ def _multiplies_bfloat16(config: JobConfig) -> bool:
 
 def _computed(config: JobConfig, shape: ModelShape, on_cpu: bool, multiplies_bfloat16: bool) -> ModelShape:
     dtype = computed_dtype(config.model.dtype, shape.dtype, on_cpu, multiplies_bfloat16)
-    asked = config.engine.attention
-    if asked == "ragged" != shape.way:
+    refuse_backend(config, shape)
+    shape = replace(shape.served_by(config.engine.attention), compiles=config.engine.compile != "off")
+    return shape.with_dtype(dtype, config.kv.dtype)
+
+
+def refuse_backend(config: JobConfig, shape: ModelShape) -> None:
+    """Refuse a model that the backend which the job asks for cannot serve, as its type tells. Raises ModelError."""
+    if config.engine.attention == "ragged" != shape.way:
         raise ModelError(
             f"{shape.name}: the ragged backend cannot serve it; where engine.attention is auto, its backend is "
             f"{BACKENDS[shape.way]}"
         )
-    shape = replace(shape.served_by(asked), compiles=config.engine.compile != "off")
-    return shape.with_dtype(dtype, config.kv.dtype)
 
 
 def _found(
@@ -285,7 +290,7 @@ def _found(
         return MachineProfile(base, f"{DATASHEET}; the first run measures this machine, or `vasuki profile`")
     from vasuki.hf.profiler.first_measure import measured_now
 
-    shape = loaded.shape_in_use(config.model.path, config.kv.dtype)
+    shape = loaded.shape_in_use(Path(config.model.path).name, config.kv.dtype)
     return measured_now(loaded, shape, base, rough_s, key, config.kv.block_tokens)
 
 

@@ -20,7 +20,7 @@ from vasuki.base.errors import InputError
 from vasuki.engine.sequence import TOKEN_BYTES, USUAL, Request
 from vasuki.io.input.requests import PromptEncoder, RequestStream
 from vasuki.machines.here.measured import Tokens
-from vasuki.models.config_json import shape_from_config
+from vasuki.models.config_json import read_config, shape_from_config
 from vasuki.models.files import description_folder
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.named import named_shape
@@ -190,12 +190,16 @@ def shape_of(config: JobConfig) -> ModelShape:
     """The shape of the job's model as it was saved: a named one, or read from its files.
 
     Raises:
-        ModelError: there is no such shape or model.
+        ModelError: there is no such shape or model, or its type is unknown.
     """
+    from vasuki.hf.loading.known_types import refuse_unknown_type
+
     model = config.model
     if model.shape:
         return named_shape(model.shape)
-    return shape_from_config(description_folder(model), name=Path(model.path).name)
+    folder = description_folder(model)
+    refuse_unknown_type(model.path, read_config(folder / "config.json"))
+    return shape_from_config(folder, name=Path(model.path).name)
 
 
 def tokens_of(lengths: Lengths) -> Tokens:

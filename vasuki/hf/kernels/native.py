@@ -6,6 +6,7 @@ Where there is no C++ compiler, or it fails, there is no kernel, and torch opera
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import logging
 import os
@@ -18,6 +19,7 @@ from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 
+from vasuki.base.errors import one_line
 from vasuki.hf.kernels.levels import NONE, Level
 
 log = logging.getLogger(__name__)
@@ -37,14 +39,23 @@ int threads() { return omp_get_max_threads(); }
 
 def load(source_name: str, level: Level, flags: tuple[str, ...] = ()) -> ctypes.CDLL | None:
     """The library made from a source of this package, compiled if it is not on disk yet; None if it cannot be had."""
+    if level is NONE:
+        return None
     compiler = find_compiler()
-    if level is NONE or compiler is None:
+    if compiler is None:
+        _say_once("there is no C++ compiler (g++, clang++, or what CXX names)")
         return None
     try:
         return ctypes.CDLL(str(build(source_name, level, flags, compiler)))
     except (OSError, ValueError, subprocess.SubprocessError) as error:  # ValueError: a quote in CXX that is not closed
-        log.warning("%s was not compiled, slower torch operators are used: %s", source_name, error)
+        _say_once(f"kernels were not compiled: {one_line(error)}")
         return None
+
+
+@functools.cache
+def _say_once(reason: str) -> None:
+    """Kernels have several sources, and one reason to be absent."""
+    log.warning("%s; torch's operators compute in place of kernels, which took 1.6 times as long on SmolLM2", reason)
 
 
 def find_compiler() -> str | None:
@@ -59,22 +70,32 @@ def build(source_name: str, level: Level, flags: tuple[str, ...], compiler: str)
     # A cache folder may be shared between machines.
     wanted = (*_COMPILE, *_WHERE_KNOWN, *level.flags, *flags)
     recipe = "\0".join([*sources, *wanted, compiler, level.name, platform.machine()])
-    name = f"{Path(source_name).stem}-{level.name}-{hashlib.sha256(recipe.encode()).hexdigest()[:20]}.so"
-    library = _cache_folder() / name
-    if not library.exists():
-        _compile(compiler, level, flags, folder / source_name, library)
-    return library
+    name = f"{Path(source_name).stem}-{level.name}-{_digest(recipe.encode())}"
+    for library in _cache_folder().glob(f"{name}-*.so"):
+        if library.stem == f"{name}-{_digest(library.read_bytes())}":
+            return library
+        log.warning("%s is damaged, which would end the process once it is used: it is compiled again", library)
+        library.unlink(missing_ok=True)
+    return _compile(compiler, level, flags, folder / source_name, name)
 
 
-def _compile(compiler: str, level: Level, flags: tuple[str, ...], source: Path, library: Path) -> None:
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:20]
+
+
+def _compile(compiler: str, level: Level, flags: tuple[str, ...], source: Path, name: str) -> Path:
+    """Make a library, whose name ends in a digest of its content."""
+    cache = _cache_folder()
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
         compiled, built = (Path(folder, f"kernel.{suffix}") for suffix in ("o", "so"))
         known = _known_flags(compiler, (*_WHERE_KNOWN, *level.flags), Path(folder))
         _call(compiler, *_COMPILE, *known, *flags, str(source), "-o", str(compiled))
         # Linked apart, never with -ffast-math: with it, loading the library would flush denormals in the whole process.
         _call(compiler, "-shared", *(flag for flag in known if flag == "-fopenmp"), str(compiled), "-o", str(built))
+        library = cache / f"{name}-{_digest(built.read_bytes())}.so"
         os.replace(built, library)  # whole or absent, also with several processes at it
+    return library
 
 
 def _known_flags(compiler: str, flags: tuple[str, ...], folder: Path) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Loading: a folder or hub id becomes a model that is ready to run.
 
 load_model        the model, or a refusal that names what is missing
+known_types       whether transformers knows a model's type
 accounting        which tensors its files lack, and which nothing reads
 tokenizer         text and messages -> token ids -> text
 plain_tokenizer   the same for planning, without transformers where its files are plain

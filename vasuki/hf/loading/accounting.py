@@ -15,11 +15,13 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from vasuki.base.errors import ModelError
+from vasuki.models.files import IS_POINTER, POINTER, starts_with
 from vasuki.models.weight_files import StoredTensor
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,8 @@ _WITHOUT_EFFECT = re.compile(r"\b(attn|attention)\.(masked_)?bias$|rotary_emb\.|
 _WRAPPERS = {"_orig_mod.": "torch.compile", "module.": "DistributedDataParallel", "_fsdp_wrapped_module.": "FSDP"}
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _TYPES |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "BOOL": torch.bool}
-_TYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8}
+_TYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
+_NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 class Outline(torch.Tensor):
@@ -44,6 +47,33 @@ class Outline(torch.Tensor):
 
     def to(self, *args: Any, dtype: torch.dtype | None = None, **others: Any) -> torch.Tensor:
         return self if dtype is None else super().to(dtype=dtype)
+
+
+def pickled_tensors(path: str, files: Iterable[Path]) -> dict[str, StoredTensor]:
+    """The tensors in pickles that a job allows, by name, without their numbers. Raises ModelError for a file that
+    torch cannot read, without running code that it may hold.
+
+    Args:
+        path: as errors call the model.
+        files: of which those that end in `.bin` are looked at.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    for file in files:
+        if file.suffix != ".bin":
+            continue
+        try:
+            saved = torch.load(file, map_location="meta", weights_only=True)
+            named = {name: tensor for name, tensor in saved.items() if isinstance(tensor, torch.Tensor)}
+        except Exception:  # of zips, of pickles, of torch, some of them pages long
+            raise ModelError(f"cannot read model {path}: {file.name} {_what_it_is(file)}") from None
+        tensors |= {name: StoredTensor(_NAMES.get(t.dtype, "?"), tuple(t.shape)) for name, t in named.items()}
+    return tensors
+
+
+def _what_it_is(file: Path) -> str:
+    if starts_with(file, POINTER):
+        return IS_POINTER
+    return "is no dictionary of tensors by torch.save, or was cut: copy or fetch it again"
 
 
 def refuse_unaccounted(path: str, model: Any, info: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> None:

@@ -12,6 +12,7 @@ import copy
 import json
 import logging
 import os
+import re
 import reprlib
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.quantizers.auto import get_hf_quantizer
 
 from vasuki.base.config import ModelConfig
 from vasuki.base.errors import ModelError
@@ -37,7 +39,7 @@ from vasuki.hf.kernels.experts import install_experts
 from vasuki.hf.kernels.recurrent_functions import missing_packages
 from vasuki.hf.kv.kv_cache import KVLayout
 from vasuki.hf.kv.kv_mover import CopyEngine
-from vasuki.hf.loading.accounting import Outline, refuse_unaccounted
+from vasuki.hf.loading.accounting import Outline, pickled_tensors, refuse_unaccounted
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.loading.triton_kernels import small_kernels, tile_attention
 from vasuki.hf.padded.held_memory import ALL_IN_BLOCKS, HeldBytes
@@ -265,7 +267,7 @@ class _Loading:
     stays_on_host: Callable[[int, torch.device], bool] | None
     compiles: bool
     kv_dtype: str
-    stored: Mapping[str, StoredTensor]  # what its files hold; empty for pickles, and for weights that are on the hub
+    stored: Mapping[str, StoredTensor]  # what its files hold; empty for weights that are on the hub
 
     @classmethod
     def of(
@@ -284,6 +286,7 @@ class _Loading:
         files = weight_files(model)
         stored = stored_tensors(model, [file for file in files if file.suffix == ".safetensors"])
         path = os.path.expanduser(path)
+        stored = stored or pickled_tensors(path, files)
         options: dict[str, Any] = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
         device = resolve_device(device_name)
         try:
@@ -347,11 +350,13 @@ class _Loading:
         """Account for the tensors by the headers of their files. Raises as loading them does."""
         if "attn_implementation" in options:
             _refuse_config(self.path, self.config.get_text_config())
+        config = copy.deepcopy(self.config)
+        self._made_by(get_hf_quantizer, config, None, None, True, {})  # refuses packages and devices that are not there
         if not self.stored:
             return
         with torch.device("meta"):
             from_config = partial(AutoModelForCausalLM.from_config, trust_remote_code=self.model.trust_remote_code)
-            empty = self._made_by(from_config, copy.deepcopy(self.config), **options)
+            empty = self._made_by(from_config, config, **options)
         outlines = {name: Outline.of(tensor) for name, tensor in self.stored.items()}
         try:
             loaded = type(empty).from_pretrained(
@@ -565,5 +570,9 @@ def _warn_of_penalties(generation: Any) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    text = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-    return (text.strip().splitlines() or [type(error).__name__])[0][:300]
+    """What an error of transformers' says first, or what would help."""
+    text = f"there is no {error}" if isinstance(error, KeyError) else str(error).strip()
+    if "trust_remote_code=True" in text:
+        return "it comes with code, which runs only if the job says model.trust_remote_code and you --trust-remote-code"
+    text = re.sub(r":\n\s*", ": ", text)  # where it says of what it speaks, and then what is wrong
+    return (text.splitlines() or [type(error).__name__])[0][:300]

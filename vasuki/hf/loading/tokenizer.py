@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from vasuki.engine.sequence import Sequence
 from vasuki.hf.loading.least_tokens import LeastTokens
 from vasuki.hf.loading.prompt_text import PromptText, Span, encoded_as_text, without_marks
 from vasuki.hf.loading.tokenizer_files import LEGACY_TEMPLATE, legacy_template, splits_by_file
-from vasuki.models.files import description_folder
+from vasuki.models.files import IS_POINTER, POINTER, description_folder, starts_with, why_no_json
 
 transformers.logging.set_verbosity_error()
 
+_SENTENCEPIECE = b"\n"  # the tag of its first piece; files of tiktoken are text
+_VOCABULARIES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "*.bpe", "*.py")
 _FILES = ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", LEGACY_TEMPLATE)
 _TAIL = 8  # tokens before a text that decide how it begins: a character has four at most, and some may be spaces
 
@@ -204,8 +207,15 @@ def _what_is_wrong(path: str, folder: Path, error: Exception) -> str:
         except OSError:  # not there
             continue
         except ValueError as problem:
-            return f"{file} is not valid JSON: {problem}"
-    missing = not (folder / "tokenizer.json").exists()
+            return why_no_json(file, problem)
+    for file in sorted(folder.glob("*.model")):
+        if starts_with(file, POINTER):
+            return f"{file} {IS_POINTER}"
+        if starts_with(file, _SENTENCEPIECE) and find_spec("sentencepiece") is None:
+            return f"{file} is read by sentencepiece, which is not installed: pip install sentencepiece protobuf"
+    if folder.is_dir() and not any(file for pattern in _VOCABULARIES for file in folder.glob(pattern)):
+        return f"model {path} has no usable tokenizer: no tokenizer.json in it, nor a file that one could be made of"
+    missing = folder.is_dir() and not (folder / "tokenizer.json").exists()
     reason = "no tokenizer.json in it, and transformers says: " if missing else ""
     return f"model {path} has no usable tokenizer: {reason}{_first_line(error).rstrip(': ')}"
 

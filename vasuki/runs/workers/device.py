@@ -26,8 +26,9 @@ from vasuki.runs.manifests import run_manifest
 from vasuki.runs.observers.tracer import StepTracer
 from vasuki.runs.observers.watchdog import Watchdog
 from vasuki.runs.opening import JobKey
-from vasuki.runs.placement import Placement, placed_as_loaded
+from vasuki.runs.placement import Placement, placed_as_loaded, refuse_backend
 from vasuki.runs.workers.messages import Planned
+from vasuki.runs.workload import shape_of
 
 if TYPE_CHECKING:
     from vasuki.hf.loading.load_model import LoadedModel
@@ -40,6 +41,7 @@ def load(job: JobKey) -> tuple[LoadedModel, float]:
     """
     config = job.config
     started_s = time.perf_counter()
+    refuse_backend(config, shape_of(config))  # in the words of `vasuki check`, before anything is loaded
     from vasuki.hf.device.device import device_of
     from vasuki.hf.loading.load_model import load_model  # torch and transformers take seconds to import
 
