@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -351,7 +352,7 @@ def run(
     streamed = StreamedLayers.spread(loaded.kv_layout.num_layers, num_streamed)
     cache = KVCache(loaded.kv_layout, num_blocks, block_tokens, loaded.device, buffer_of=streamed.buffer_of)
     for layer in cache.layers:
-        layer.fill_(1e4)  # finite, and ruinous wherever a stale value is read
+        layer.fill_(math.nan)  # ruinous wherever a stale value is read
     types = (loaded.model.dtype, loaded.kv_layout.dtype)
     kernel = load_kernel(loaded.kv_layout.head_dims, *types, level=level) if native else None
     assert bool(kernel) == native
@@ -360,10 +361,10 @@ def run(
         host = KVCache(loaded.kv_layout, host_blocks, block_tokens, loaded.device) if host_blocks else None
         offload = KVMover(cache, ThreadCopyEngine(bytes_per_s), host)
         for layer in host.layers if host else ():
-            layer.fill_(1e4)
+            layer.fill_(math.nan)
     states = StateCache(loaded.recurrent, max_num_seqs, loaded.device) if loaded.recurrent else None
     for tensor in itertools.chain(*states.tensors) if states else ():
-        tensor.fill_(1e4)
+        tensor.fill_(math.nan)
     shaping = shaping_of(policy) or Similar(loaded.longest_packed_tokens, price)
     executor = RaggedExecutor(loaded, cache, want_logprobs, AttentionKernels(kernel), offload, states, shaping)
     executor.steps_ahead = steps_ahead

@@ -37,6 +37,7 @@ class DecodeGroup:
     tokens: torch.Tensor  # int64 [rows], their places in the packed batch
     positions: torch.Tensor  # int64 [rows]
     blocks: torch.Tensor  # int64 [rows, blocks_per_row]; padded with what the mask hides
+    shortest: int  # tokens that each row sees, itself included
 
 
 class TileKernel(Protocol):
@@ -247,7 +248,8 @@ class Chunks:
             rows = slice(first, first + size)
             table = tables[rows, : widths[first]]
             on_device = to_device(device, tokens[rows], positions[rows], table.reshape(-1))
-            groups.append(DecodeGroup(on_device[0], on_device[1], on_device[2].view(table.shape)))
+            shortest = int(positions[rows][-1]) + 1
+            groups.append(DecodeGroup(on_device[0], on_device[1], on_device[2].view(table.shape), shortest))
             first += size
         return groups
 

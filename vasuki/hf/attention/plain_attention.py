@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from vasuki.hf.attention.chunks import DecodeGroup
 from vasuki.hf.attention.inputs import StepInputs
 
 _SCORES = 2**24  # that are written down at once, several times over: 64 MiB each
@@ -39,6 +40,7 @@ def attend_gathered(query: torch.Tensor, layer: int, step: StepInputs, variant: 
     output = query.new_empty(query.shape)
     for group in step.chunks.decode_groups:
         keys, values = step.cache.gather(layer, group.blocks, query.dtype)
+        _clear_hidden(keys, values, group)
         output[group.tokens] = _decode(query[group.tokens], keys, values, group.positions, variant)
     for chunk in step.chunks.long_chunks:
         start = chunk.end - (chunk.last - chunk.first)
@@ -48,6 +50,17 @@ def attend_gathered(query: torch.Tensor, layer: int, step: StepInputs, variant: 
         function = _sdpa if variant.is_plain else attend_eagerly
         output[chunk.first : chunk.last] = function(query[chunk.first : chunk.last], keys[:end], values[:end], variant)
     return output
+
+
+def _clear_hidden(keys: torch.Tensor, values: torch.Tensor, group: DecodeGroup) -> None:
+    """Zero what no row of a group may see: others may have left there what is no number, and 0 x NaN is NaN.
+
+    Keys and values are `[rows, length, num_kv_heads, head_dim]`, copied from the cache.
+    """
+    columns = torch.arange(group.shortest, keys.shape[1], device=keys.device)
+    hidden = (columns > group.positions[:, None])[..., None, None]
+    for states in (keys, values):
+        states[:, group.shortest :].masked_fill_(hidden, 0)
 
 
 def _first_seen(position: int, window: int | None) -> int:

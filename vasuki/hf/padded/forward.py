@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from vasuki.engine.batch import Batch, ScheduledChunk
+from vasuki.engine.rectangles import Rows
 from vasuki.engine.sequence import Sequence, Status
 from vasuki.engine.shaping import Shaping, Similar
 from vasuki.hf.attention.inputs import tokens_of
@@ -55,11 +56,20 @@ class Padded:
     def __call__(self, batch: Batch) -> torch.Tensor:
         logits: dict[int, torch.Tensor] = {}
         for rows, columns in self._shaping(batch):
-            rectangle = Rectangle.of([[batch.chunks[i] for i in row] for row in rows], self._cache, columns)
-            cache = block_cache(self._cache, rectangle, self._offload)
-            last, _ = self._call(rectangle.input_ids, rectangle.position_ids, rectangle.mask, cache, rectangle.ends)
-            logits |= zip(itertools.chain(*rows), last, strict=True)
+            last = self._compute(batch, rows, columns)
+            chunks = [*itertools.chain(*rows)]
+            if len(chunks) > len(rows) and not torch.isfinite(last.amax(-1)).all():
+                # One of them has spread what is no number over those that share its row, since 0 x NaN is NaN.
+                last = self._compute(batch, [[i] for i in chunks])
+            logits |= zip(chunks, last, strict=True)
         return _sampled(batch, logits)
+
+    def _compute(self, batch: Batch, rows: Rows, columns: int = 0) -> torch.Tensor:
+        """Logits `[chunks, vocab_size]` of a rectangle, row by row."""
+        rectangle = Rectangle.of([[batch.chunks[i] for i in row] for row in rows], self._cache, columns)
+        cache = block_cache(self._cache, rectangle, self._offload)
+        last, _ = self._call(rectangle.input_ids, rectangle.position_ids, rectangle.mask, cache, rectangle.ends)
+        return last
 
 
 class Alone:
