@@ -87,7 +87,7 @@ def test_rows_in_blocks_of_one_without_numbers_answer_as_generate_does(mode: str
         model.get_input_embeddings().weight[BAD] = float("nan")
     rows = [row for prompt in good for row in ([BAD, *prompt], prompt)]  # each behind one of about its length
     most = max(map(len, rows)) + 14
-    blocks = {"num_blocks": -(-most // block_tokens), "block_tokens": block_tokens}
+    blocks: dict[str, Any] = {"num_blocks": -(-most // block_tokens), "block_tokens": block_tokens}
     answered, scheduler, _ = run(loaded, hopeful(requests_of(rows)), **blocks, **SHORT_OF_MEMORY[mode])
     assert scheduler.queues.pool.peak_held == blocks["num_blocks"]
     for row, (prompt, output) in enumerate(zip(good, expected, strict=True)):

@@ -20,8 +20,10 @@ from vasuki.base.config import load_job
 from vasuki.base.errors import Interrupted
 from vasuki.runs.options import RunOptions
 from vasuki.runs.run import run_job
+from vasuki.runs.workers.ray import nodes
 
 pytest.importorskip("ray")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray's
 
 RAY = str(Path(sys.executable).with_name("ray"))
 ENVIRONMENT = os.environ | {
@@ -37,22 +39,34 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def started_head() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A head of two processors, and its address for those that are no part of the cluster."""
+def starting_head() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A head of two processors that is about to start, and the port for those that are no part of the cluster."""
     port = free_port()
     options = [f"--port={free_port()}", f"--ray-client-server-port={port}", "--num-cpus=2", "--include-dashboard=false"]
     head = subprocess.Popen(
-        [RAY, "start", "--head", "--block", "--disable-usage-stats", *options],
+        [RAY, "start", "--head", "--block", "--disable-usage-stats", *agent_port(), *options],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=ENVIRONMENT,
     )
-    while not answers_at(port):  # until the test times out
-        assert head.poll() is None
-        time.sleep(0.1)
-    yield head, f"ray://127.0.0.1:{port}"
+    yield head, port
     head.terminate()
     head.wait()
+
+
+def agent_port() -> list[str]:
+    """An earlier cluster may still hold the port that is usual."""
+    return [f"--dashboard-agent-listen-port={free_port()}"]
+
+
+@contextlib.contextmanager
+def started_head() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """The same, once it listens, and its address."""
+    with starting_head() as (head, port):
+        while not answers_at(port):  # until the test times out
+            assert head.poll() is None
+            time.sleep(0.1)
+        yield head, f"ray://127.0.0.1:{port}"
 
 
 def answers_at(port: int) -> bool:
@@ -73,6 +87,18 @@ def test_answers_are_those_of_one_device(tmp_path: Path, tiny_model: Path) -> No
         ended = run(job, "--on", address, "--replicas", "2")
     assert ended.returncode == 0, ended.stderr
     assert answers(job).equals(answers(one))
+
+
+def test_a_server_that_is_still_starting_is_waited_for(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "_PATIENCE_S", 600.0)  # of a busy machine
+    monkeypatch.setenv("RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S", "120")
+    job = job_into(tmp_path / "job", tiny_model)
+    with starting_head() as (_, port):
+        assert not answers_at(port)
+        run_job(load_job(str(job)), RunOptions(quiet=True, cluster=f"ray://127.0.0.1:{port}"))
+    assert answers(job).num_rows
 
 
 def test_a_server_that_goes_away_is_one_line_and_the_rows_stay(

@@ -29,6 +29,7 @@ from vasuki.runs.options import RunOptions
 from vasuki.runs.run import run_job
 from vasuki.runs.workers.driver import MOST_STARTS
 from vasuki.runs.workers.messages import Setup, ToDriver
+from vasuki.runs.workers.ray import nodes
 from vasuki.runs.workers.ray import run as cluster_run
 from vasuki.runs.workers.ray.nodes import Nodes
 
@@ -208,15 +209,28 @@ def test_a_deadline_that_will_not_hold_is_told(
     assert caplog.text.count("--deadline 1.0 s will be missed") == 1
 
 
-def test_no_cluster_there(job: Path) -> None:
-    with pytest.raises(JobFileError, match="no Ray cluster there"):
+def test_a_cluster_that_is_not_there_may_still_start(
+    job: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(nodes, "_PATIENCE_S", 0.2)
+    with (
+        caplog.at_level(logging.INFO),
+        pytest.raises(Interrupted, match="no Ray cluster there yet: Connection refused"),
+    ):
         run_job(load_job(str(job)), on("ray://127.0.0.1:9"))
-
-
-def test_no_cluster_where_the_environment_says(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert caplog.text.count("waiting for the Ray cluster at ray://127.0.0.1:9") == 1
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
-    with pytest.raises(JobFileError, match=r"--on ray \(RAY_ADDRESS=127.0.0.1:9\): no Ray cluster there"):
+    with pytest.raises(Interrupted, match=r"--on ray \(RAY_ADDRESS=127.0.0.1:9\): no Ray cluster there yet"):
         run_job(load_job(str(job)), on("ray"))
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [("ray://no.such.host.invalid:10001", "no Ray cluster there"), ("127.0.0.1:99999", "no Ray cluster there")],
+)
+def test_an_address_that_leads_nowhere_is_not_waited_for(job: Path, address: str, words: str) -> None:
+    with pytest.raises(JobFileError, match=words):
+        run_job(load_job(str(job)), on(address))
 
 
 @contextmanager

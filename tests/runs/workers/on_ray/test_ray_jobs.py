@@ -18,7 +18,7 @@ import pytest
 import replicas_job
 import yaml
 from replicas_job import answers, job_into
-from test_ray_client import RAY, free_port
+from test_ray_client import RAY, agent_port, free_port
 
 from vasuki.base.config import load_job
 from vasuki.runs.options import RunOptions
@@ -100,12 +100,14 @@ def test_a_ray_job_runs_on_the_cluster_around_it(start: Start, tmp_path: Path, t
     run_job(load_job(str(one)), RunOptions(quiet=True))
     port = free_port()
     options = [f"--port={free_port()}", f"--dashboard-port={port}", "--num-cpus=2", "--disable-usage-stats"]
-    head = start(RAY, "start", "--head", "--block", *options, log=tmp_path / "head.log")
+    head = start(RAY, "start", "--head", "--block", *options, *agent_port(), log=tmp_path / "head.log")
     wait_for("Ray runtime started", tmp_path / "head.log", head)
     command = ["vasuki", "run", str(job), "--on", "ray", "--replicas", "2"]
     submit = [RAY, "job", "submit", "--address", f"http://127.0.0.1:{port}", "--", *command]
     log = tmp_path / "submit.log"
-    while start(*submit, log=log).wait():
+    for _ in range(60):  # while the agent that takes jobs starts
+        if not start(*submit, log=log).wait():
+            break
         assert "try again later" in log.read_text(), log.read_text()[-3000:]
         time.sleep(1)
     assert answers(job).equals(answers(one))

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -24,6 +25,7 @@ _ADDRESS = re.compile(r"(?:ray://)?(?P<host>[^/:]+|\[[^/\]]+\]):(?P<port>\d+)")
 _HERE = ("ray", "auto")  # the cluster that this machine, or the Ray job around this process, belongs to
 _VARIABLE = "RAY_ADDRESS"
 _CONNECT_S = 5.0
+_PATIENCE_S, _KNOCK_EVERY_S = 30.0, 1.0  # with a cluster that is still starting
 _SURVEY_S = 60.0
 
 
@@ -54,7 +56,8 @@ def connected(address: str) -> Iterator[None]:
         address: `ray` or `auto` for the one around, `ray://HOST:PORT`, or `HOST:PORT`.
 
     Raises:
-        JobFileError: Ray is not installed, or there is no cluster.
+        JobFileError: Ray is not installed, or there is no such address, or no cluster that this Ray can join.
+        Interrupted: nobody answers there for half a minute, as where a cluster is still starting.
     """
     asked = f"--on {address}"
     if address not in _HERE and _ADDRESS.fullmatch(address) is None:
@@ -66,23 +69,40 @@ def connected(address: str) -> Iterator[None]:
     handler = signal.getsignal(signal.SIGTERM)
     if address in _HERE and (said := os.environ.get(_VARIABLE)):
         address, asked = said, f"{asked} ({_VARIABLE}={said})"
-    try:
-        where = _found(address)
-        if match := _ADDRESS.fullmatch(where):  # Ray itself would knock for minutes, and fill the log meanwhile
-            socket.create_connection((match["host"].strip("[]"), int(match["port"])), _CONNECT_S).close()
-        with warnings.catch_warnings(action="ignore"):
-            ray.init(where, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, RuntimeError, ImportError, ValueError, OverflowError) as error:
-        message = getattr(error, "strerror", None) or one_line(error).split(". ")[0]
-        if "timeout" in message:  # of a server that takes the connection and says nothing
-            message += "; one that wants a token gets it with RAY_AUTH_MODE=token"
-        raise JobFileError(f"{asked}: no Ray cluster there, or not one of this Ray: {message}") from None
+    patient_until_s, waits = time.monotonic() + _PATIENCE_S, False
+    while missing := _not_joined(ray, address, asked):
+        if time.monotonic() >= patient_until_s:
+            raise Interrupted(f"{asked}: no Ray cluster there yet: {missing}; run the same command again")
+        if not waits:
+            log.info("waiting for the Ray cluster at %s: %s", address, missing)
+        waits = True
+        time.sleep(_KNOCK_EVERY_S)
     signal.signal(signal.SIGTERM, handler)  # Ray has one of its own
     try:
         with redirect_stdout(_Unheard()):
             yield
     finally:
         ray.shutdown()
+
+
+def _not_joined(ray: Any, address: str, asked: str) -> str:
+    """Connect with a cluster, or say why nobody answers yet. Raises JobFileError for what will not change."""
+    try:
+        where = _found(address)
+        if match := _ADDRESS.fullmatch(where):  # Ray itself would knock for minutes, and fill the log meanwhile
+            socket.create_connection((match["host"].strip("[]"), int(match["port"])), _CONNECT_S).close()
+        with warnings.catch_warnings(action="ignore"):
+            ray.init(where, log_to_driver=False, logging_level=logging.ERROR)
+        return ""
+    except (OSError, RuntimeError, ImportError, ValueError, OverflowError) as error:
+        message = getattr(error, "strerror", None) or one_line(error).split(". ")[0]
+        may_start = isinstance(error, (OSError, RuntimeError)) and not isinstance(error, socket.gaierror)
+        is_another = "ersion" in message  # of Ray or of Python
+        if is_another or not may_start or _ADDRESS.fullmatch(address) is None:
+            raise JobFileError(f"{asked}: no Ray cluster there, or not one of this Ray: {message}") from None
+    if "timeout" in message:  # of a server that takes the connection and says nothing
+        message += "; one that wants a token gets it with RAY_AUTH_MODE=token"
+    return message
 
 
 def import_ray(asked: str) -> Any:
