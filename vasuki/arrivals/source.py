@@ -18,7 +18,7 @@ from vasuki.engine.policy import Policy
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request
 
-MOST_HERE = 4096  # more rows are left with the feed
+MOST_HERE, MOST_BYTES = 4096, 48_000_000  # more rows are left with the feed
 
 
 class Feed(Protocol):
@@ -73,6 +73,7 @@ class ArrivingRows:
         self._ready: list[tuple[tuple[float, float], int, Request]] = []  # heap
         self._numbers = itertools.count()
         self._given = 0
+        self._num_bytes = 0  # of rows that are here
         scheduler.queues.held_back = lambda: feed.num_arrived() - self._given
         scheduler.queues.urgent_held_back = self._holds_urgent
 
@@ -97,13 +98,16 @@ class ArrivingRows:
             admission.idle(idle_since_s, feed.now_s)
         feed.work_until(math.inf)
         self._given += 1
-        return heapq.heappop(self._ready)[-1]
+        request = heapq.heappop(self._ready)[-1]
+        self._num_bytes -= request.num_bytes
+        return request
 
     def _take_in(self) -> None:
         """Take what has arrived, and whose turn it is."""
         admission, queues = self._admission, self._scheduler.queues
-        while len(self._ready) + len(admission) < MOST_HERE and (row := self._feed.arrived()):
+        while self._has_room() and (row := self._feed.arrived()):
             request, at_s = row
+            self._num_bytes += request.num_bytes
             if request.is_urgent:
                 self._add(request)
             else:
@@ -112,6 +116,9 @@ class ArrivingRows:
             for request in admission.take(self._feed.now_s, not queues.waiting, self._scheduler.is_idle):
                 self._add(request)
             queues.gathers = admission.gathers
+
+    def _has_room(self) -> bool:
+        return len(self._ready) + len(self._admission) < MOST_HERE and self._num_bytes < MOST_BYTES
 
     def _add(self, request: Request) -> None:
         heapq.heappush(self._ready, (request.urgency, next(self._numbers), request))

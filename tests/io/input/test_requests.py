@@ -684,6 +684,25 @@ def test_prefetch_keeps_order_and_bound() -> None:
     assert list(items) == []
 
 
+def test_prefetch_is_bounded_in_bytes() -> None:
+    made = []
+
+    def source() -> Generator[bytes, None, None]:
+        for size in (40, 40, 300, *[10] * 50):
+            made.append(size)
+            yield bytes(size)
+
+    items = Prefetch(source(), 100, len, 100)
+    while len(made) < 3:  # until the test times out
+        time.sleep(0.002)
+    for _ in range(2):  # the large one has no room beside another
+        for _ in range(20):
+            time.sleep(0.002)
+        assert made == [40, 40, 300]
+        assert len(next(items)) == 40
+    assert [len(item) for item in items] == [300, *[10] * 50]
+
+
 def test_prefetch_raises_where_the_source_did() -> None:
     def source() -> Generator[int, None, None]:
         yield 1

@@ -33,7 +33,7 @@ from vasuki.io.location import Location
 from vasuki.io.selection import EVERY_ROW, Selection
 
 LOOK_S = 0.05  # between two looks at a file that has not grown
-BLOCKS_AHEAD = 16  # read, and not asked for
+BLOCKS_AHEAD = 4  # read, and not asked for
 _PIPE_BYTES = 2**16
 
 log = logging.getLogger(__name__)

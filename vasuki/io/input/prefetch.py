@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -24,10 +24,25 @@ class Prefetch(Generic[T]):
 
     Items keep their order. An exception of the source is raised where its next item would have come. `close` stops the
     thread and the source, whether or not everything was taken.
+
+    Args:
+        source: of the items.
+        depth: how many wait at most.
+        bytes_of: what an item takes in memory.
+        most_bytes: of items that wait; a larger one waits alone.
     """
 
-    def __init__(self, source: Generator[T, None, None], depth: int) -> None:
+    def __init__(
+        self,
+        source: Generator[T, None, None],
+        depth: int,
+        bytes_of: Callable[[T], int] = lambda item: 0,
+        most_bytes: int = 0,
+    ) -> None:
         self._source = source
+        self._bytes_of, self._most_bytes = bytes_of, most_bytes
+        self._num_bytes = 0  # of items that wait
+        self._room = threading.Condition()
         self._items: queue.Queue[T | _End] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
         self._finished = False
@@ -53,6 +68,9 @@ class Prefetch(Generic[T]):
 
     def _taken(self, item: T | _End) -> T:
         if not isinstance(item, _End):
+            with self._room:
+                self._num_bytes -= self._bytes_of(item)
+                self._room.notify()
             return item
         self._finished = True
         self._thread.join()
@@ -63,12 +81,15 @@ class Prefetch(Generic[T]):
     def close(self) -> None:
         self._finished = True
         self._stop.set()
+        with self._room:
+            self._room.notify()
         self._thread.join()
 
     def _produce(self) -> None:
         end = _End()
         try:
             for item in self._source:
+                self._make_room(self._bytes_of(item))
                 if not self._put(item):
                     break
         except BaseException as error:
@@ -76,6 +97,17 @@ class Prefetch(Generic[T]):
         finally:
             self._source.close()
         self._put(end)
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Wait until so many bytes more may wait, unless the reader has gone."""
+
+        def has_room() -> bool:
+            waiting = self._num_bytes
+            return self._stop.is_set() or not waiting or waiting + num_bytes <= self._most_bytes
+
+        with self._room:
+            self._room.wait_for(has_room)
+            self._num_bytes += num_bytes
 
     def _put(self, item: T | _End) -> bool:
         """Wait for room, unless the reader has gone."""

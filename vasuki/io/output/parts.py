@@ -1,6 +1,6 @@
 """Finished rows -> `part-00000.parquet`, `part-00001.parquet`, ...: each there as a whole or not at all.
 
-A part is committed when the buffered rows reach 64 MiB, or when the time since the last commit reaches
+A part is committed when the buffered rows reach 32 MiB, or when the time since the last commit reaches
 
     max(5 s, 3 % of the time the run has taken so far)
 
@@ -40,8 +40,8 @@ from vasuki.io.output.answers import Answer, to_table
 
 METADATA_KEY = b"vasuki"
 PART_NAME = re.compile(r"part-(?P<index>\d{5,})(?P<label>|-\d+-of-\d+)(-[0-9a-f]{8})?\.parquet")
-COMMIT_BYTES = 2**26
-GROUP_BYTES = 2**24  # of answers that become Arrow data together, a row group
+COMMIT_BYTES = 2**25
+GROUP_BYTES = 2**23  # of answers that become Arrow data together, a row group
 LABEL_VERSION = 3
 _READABLE = (2, 3)  # 1 knew a model by its path alone; 2 has an empty `error` where there was none
 

@@ -40,7 +40,7 @@ from vasuki.runs.placement import Placement
 from vasuki.runs.signals import StopSignals
 from vasuki.runs.workload import PLANNED_REQUESTS, lengths_of
 
-ROWS_AHEAD = 4096  # read, tokenised, and not taken by the engine
+ROWS_AHEAD, BYTES_AHEAD = 4096, 48_000_000  # read, tokenised, and not taken by the engine
 COMMITS_WITHIN_S = 60.0  # a run without an end must not wait for 3 % of it
 _LOOK_S = 0.1  # between two looks at signals, commits and the time
 
@@ -162,7 +162,7 @@ class RowsThatArrive:
 
     @contextmanager
     def reading(self, requests: Iterator[Request]) -> Generator[None, None, None]:
-        ahead = Prefetch((request for request in requests), ROWS_AHEAD)
+        ahead = Prefetch((row for row in requests), ROWS_AHEAD, lambda row: row.num_bytes, BYTES_AHEAD)
         self._feed = LiveFeed(ahead, self._now_s, self._signals.asked, self._meanwhile, self._until_idle_s)
         try:
             yield

@@ -224,13 +224,9 @@ def test_a_cluster_that_is_not_there_may_still_start(
         run_job(load_job(str(job)), on("ray"))
 
 
-@pytest.mark.parametrize(
-    ("address", "words"),
-    [("ray://no.such.host.invalid:10001", "no Ray cluster there"), ("127.0.0.1:99999", "no Ray cluster there")],
-)
-def test_an_address_that_leads_nowhere_is_not_waited_for(job: Path, address: str, words: str) -> None:
-    with pytest.raises(JobFileError, match=words):
-        run_job(load_job(str(job)), on(address))
+def test_a_host_without_an_address_is_not_waited_for(job: Path) -> None:
+    with pytest.raises(JobFileError, match="no Ray cluster there"):
+        run_job(load_job(str(job)), on("ray://no.such.host.invalid:10001"))
 
 
 @contextmanager
