@@ -22,7 +22,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vasuki.machines.cost_model import OperatorModel
-from vasuki.machines.profile import ElementwiseOperator, ElementwisePoints, HardwareProfile, MatmulPoints, Measured
+from vasuki.machines.profile import (
+    ElementwiseOperator,
+    ElementwisePoints,
+    HardwareProfile,
+    MatmulPoints,
+    Measured,
+    Rates,
+)
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
 
@@ -66,7 +73,7 @@ def main() -> None:
     for card in CARDS:
         rows = read_rows(arguments.data / f"llama2_7b_layer_times_{card}.csv")
         datasheet = find_profile(card).datasheet_only()
-        points = measured_points(rows[::EVERY], card)
+        points = measured_points(rows[::EVERY], card, datasheet.rates)
         calibrated = datasheet.model_copy(update={"measured": points})
         held_out = [row for index, row in enumerate(rows) if index % EVERY]
         for label, profile, tested in (("datasheet", datasheet, rows), ("held out", calibrated, held_out)):
@@ -124,7 +131,7 @@ def relative_errors(profile: HardwareProfile, rows: list[Row]) -> dict[str, list
     return result
 
 
-def measured_points(rows: list[Row], card: str) -> Measured:
+def measured_points(rows: list[Row], card: str, rates: Rates) -> Measured:
     """The `measured` section of a profile from rows of the CSV."""
     tokens = tuple(int(row["num_tokens"]) for row in rows)
 
@@ -140,6 +147,7 @@ def measured_points(rows: list[Row], card: str) -> Measured:
             f"Vidur's public profile of {card.upper()} (one layer of Llama-2-7B, float16, tensor parallel 1), "
             f"every {EVERY}th row, written by scripts/bench/cost_model_error.py --write"
         ),
+        rates=rates,
         matmul=tuple(
             MatmulPoints(k=k, n=n, dtype=DTYPE, tokens=tokens, us=microseconds(column))
             for column, (k, n) in MATMULS.items()
@@ -151,6 +159,8 @@ def measured_points(rows: list[Row], card: str) -> Measured:
 def write_points(path: Path, points: Measured) -> None:
     """Write YAML with one line a series, so that a change of one figure is a small diff."""
     lines = [f"source: {json.dumps(points.source)}"]
+    if points.rates:
+        lines.append(f"rates: {json.dumps(points.rates.model_dump())}")
     for section in ("matmul", "elementwise"):
         lines.append(f"{section}:")
         for series in getattr(points, section):

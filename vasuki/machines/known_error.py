@@ -11,6 +11,6 @@ TYPICAL_CPU = 1.0  # clocks and memory of CPUs differ by a factor of two
 
 def known_error(profile: HardwareProfile) -> float:
     """The share by which a makespan may be off either way: 0.25 means from 0.8 to 1.25 times as long."""
-    if profile.measured:
+    if profile.measured and profile.is_as_measured:
         return max(MEASURED, profile.measured.spread)
     return TYPICAL_CPU if profile.kind == "cpu" else DATASHEET

@@ -307,11 +307,39 @@ class InStep(_Section):
         return self
 
 
+class Rates(_Section):
+    """Rates by which rooflines are drawn, in one place."""
+
+    memory_gb_per_s: Positive
+    """Of memory."""
+    peak_tflops: Annotated[dict[str, Positive], Field(min_length=1)]
+    """By dtype."""
+    processors: Count
+    """How many output tiles are computed at once."""
+    tile_rows: Count
+    """Rows of the matmul tile."""
+    matmul: Fraction
+    """Share of the peak."""
+    bandwidth: Fraction
+    """Share of the memory bandwidth."""
+    attention: Fraction
+    """Share of the peak."""
+    kv_read: Fraction
+    """Share of the memory bandwidth."""
+    launch_us: NonNegative
+    """Host time of an operator."""
+    kernel_us: NonNegative
+    """Shortest time of a kernel."""
+
+
 class Measured(_Section):
     """Operator times that take precedence over the analytical rooflines, which then only fill in between."""
 
     source: str
     """Date, device, driver, script; or whose public measurements."""
+    rates: Rates | None = None
+    """Of the profile that the times were measured for. One with other rates keeps the shares of them that operators
+    reached, not the times. Not given: the profile's own, whatever they are."""
     matmul: tuple[MatmulPoints, ...] = ()
     """Matrix products, by size."""
     elementwise: tuple[ElementwisePoints, ...] = ()
@@ -395,9 +423,36 @@ class HardwareProfile(_Section):
         return self.compute_capability or (8, 0)
 
     @property
+    def rates(self) -> Rates:
+        """Those by which rooflines are drawn."""
+        efficiency = self.efficiency.model_dump(exclude={"source"})
+        overheads = self.overheads.model_dump(include={"launch_us", "kernel_us"})
+        own = self.model_dump(include={"memory_gb_per_s", "peak_tflops", "processors", "tile_rows"})
+        return Rates(**own, **efficiency, **overheads)
+
+    @property
+    def is_as_measured(self) -> bool:
+        """Whether operators were measured at the rates that it has."""
+        return self.measured is not None and self.measured.rates in (None, self.rates)
+
+    def as_measured(self) -> HardwareProfile:
+        """The profile with the rates at which operators were measured."""
+        if self.measured is None or self.measured.rates is None:
+            return self
+        rates = self.measured.rates.model_dump()
+        sections = {
+            name: section.model_copy(update={key: rates.pop(key) for key in type(section).model_fields if key in rates})
+            for name, section in (("efficiency", self.efficiency), ("overheads", self.overheads))
+        }
+        return self.model_copy(update={**rates, **sections})
+
+    @property
     def basis(self) -> str:
         """What its rates come from: measurements, whose and when, or a datasheet."""
-        return f"measured: {self.measured.source}" if self.measured else "datasheet"
+        if self.measured is None:
+            return "datasheet"
+        scaled = "" if self.is_as_measured else "; scaled to the profile's rates, which are others"
+        return f"measured: {self.measured.source}{scaled}"
 
     def peak_flops(self, dtype: str) -> float:
         """Peak dense matmul rate in FLOP/s. Raises ProfileError for a dtype that the profile does not list."""

@@ -25,6 +25,7 @@ from vasuki.machines.cost_model import (
 )
 from vasuki.machines.cost_model.copies import HostTraffic
 from vasuki.machines.cost_model.stages import MOST_ROWS_OF_ALL_EXPERTS, Part
+from vasuki.machines.known_error import known_error
 from vasuki.machines.profile import AttentionPoint, AttentionPoints, HardwareProfile, InStep, Measured
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
@@ -105,6 +106,27 @@ def test_measured_points_are_met_exactly_and_hold_beyond_the_ends() -> None:
             / datasheet.matmul(4 * last, series.k, series.n).total_s
         )
         assert beyond == pytest.approx(ratio_at_end)
+
+
+@pytest.mark.parametrize("card", ["a100", "h100"])
+@pytest.mark.parametrize("shape", ["qwen2.5-0.5b", "llama-2-7b"])
+def test_a_better_card_than_the_measured_one_is_never_slower(card: str, shape: str) -> None:
+    """What was measured are shares of its rates, also for sizes that were not."""
+    profile = find_profile(card)
+    faster = {
+        "memory_gb_per_s": 4 * profile.memory_gb_per_s,
+        "peak_tflops": {dtype: 2 * peak for dtype, peak in profile.peak_tflops.items()},
+        "overheads": profile.overheads.model_copy(update={"kernel_us": 1.0}),
+        "efficiency": profile.efficiency.model_copy(update={"bandwidth": 0.95}),
+    }
+    for change in [{key: value} for key, value in faster.items()] + [faster]:
+        better = profile.model_copy(update=change)
+        assert better.basis == f"{profile.basis}; scaled to the profile's rates, which are others"
+        assert known_error(better) > known_error(profile), "as a datasheet's"
+        before, after = (CostModel(named_shape(shape), each) for each in (profile, better))
+        for tokens in (1, 16, 64, 128, 500, 2048, 8000):
+            assert prefill_s(after, tokens) <= prefill_s(before, tokens), (change, tokens)
+        assert prefill_s(after, 1) < prefill_s(before, 1) or "peak_tflops" in change
 
 
 def test_sarathi_table_2_and_figure_7() -> None:

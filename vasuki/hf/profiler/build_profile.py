@@ -210,6 +210,7 @@ class _Profiler:
             limits=limits_of(cpu.processor()) if self.kind == "cpu" else None,
         )
         profile = profile.model_copy(update={"overheads": self._overheads(profile)})
+        measured = measured.model_copy(update={"rates": profile.rates})
         return profile.model_copy(update={"measured": self._in_steps(profile, measured)})
 
     def _begin(self, what: str) -> None:

@@ -307,6 +307,7 @@ def fitted(timings: Timings, shape: ModelShape, base: HardwareProfile, spread: f
     measured = before.model_copy(
         update={
             "source": source,
+            "rates": base.rates,
             "attention": attention,
             "in_step": None,
             "spread": float(f"{spread:.3g}"),

@@ -26,7 +26,9 @@ class OperatorModel:
 
     def __init__(self, profile: HardwareProfile, dtype: str, kv_dtype: str = "") -> None:
         self._rooflines = Rooflines(profile, dtype, kv_dtype)
-        self._ratios = MeasuredRatios.of(profile.measured, self._rooflines) if profile.measured else MeasuredRatios()
+        self._ratios = MeasuredRatios()
+        if profile.measured:
+            self._ratios = MeasuredRatios.of(profile.measured, Rooflines(profile.as_measured(), dtype, kv_dtype))
 
     def matmul(self, tokens: float, k: int, n: int, copies: int = 1) -> OperatorCost:
         """`copies` products `[tokens / copies, k] x [k, n]` with different weights, as one kernel."""

@@ -38,7 +38,10 @@ class RecurrentModel:
         self._decode_ratio: RatioCurve | None = None
         self._chunk_ratio: RatioCurve | None = None
         if measured and DTYPE_BYTES.get(measured.dtype) == self._item:
-            self._decode_ratio, self._chunk_ratio = (self._ratio(measured, of_decodes) for of_decodes in (True, False))
+            at_rates = OperatorModel(profile.as_measured(), shape.dtype, shape.kv_dtype)
+            self._decode_ratio, self._chunk_ratio = (
+                self._ratio(measured, at_rates, of_decodes) for of_decodes in (True, False)
+            )
 
     def step(self, work: StepWork) -> tuple[OperatorCost, OperatorCost]:
         """Matmuls of all recurrent layers, and what is between them."""
@@ -60,28 +63,35 @@ class RecurrentModel:
 
     def _of_layers(self, group: Group, ratio: RatioCurve | None) -> tuple[OperatorCost, OperatorCost]:
         factor = self._layer.layers * self._operators.ratio(ratio, group[0])
-        matmuls, between = self._group(self._layer, self._matrices, self._row_bytes, group, self._devices)
+        layer, devices = self._layer, self._devices
+        matmuls, between = self._group(self._operators, layer, self._matrices, self._row_bytes, group, devices)
         return matmuls.scaled(factor), between.scaled(factor)
 
     def _group(
-        self, layer: Recurrent, matrices: Iterable[tuple[int, int]], row_bytes: float, group: Group, devices: int
+        self,
+        operators: OperatorModel,
+        layer: Recurrent,
+        matrices: Iterable[tuple[int, int]],
+        row_bytes: float,
+        group: Group,
+        devices: int,
     ) -> tuple[OperatorCost, OperatorCost]:
         tokens, rows = group
         matmuls = OperatorCost()
         for k, n in matrices:
-            matmuls += self._operators.matmul(tokens, k, n)
+            matmuls += operators.matmul(tokens, k, n)
         flops = tokens * layer.flops_per_token
         moved = 2 * rows * row_bytes + tokens * layer.numbers_per_token * self._item
-        return matmuls, self._operators.recurrence(flops / devices, moved / devices, layer.kernels)
+        return matmuls, operators.recurrence(flops / devices, moved / devices, layer.kernels)
 
-    def _ratio(self, measured: RecurrentPoints, of_decodes: bool) -> RatioCurve | None:
-        """What the measured layer takes over what is said here, by the tokens of a group."""
+    def _ratio(self, measured: RecurrentPoints, at_rates: OperatorModel, of_decodes: bool) -> RatioCurve | None:
+        """What the measured layer takes over what is said here at the rates of that time, by the tokens of a group."""
         matrices = tuple(Matrix("measured", k, n) for k, n in measured.matrices)
         layer = Recurrent(1, matrices, 0, measured.state_size, self._layer.kernels)
         ratios: dict[float, float] = {}
         for point in sorted(measured.points, key=lambda point: point.sequences * point.tokens):
             if (point.tokens == 1) == of_decodes:
                 group = float(point.sequences * point.tokens), point.sequences
-                costs = self._group(layer, measured.matrices, measured.row_bytes, group, devices=1)
+                costs = self._group(at_rates, layer, measured.matrices, measured.row_bytes, group, devices=1)
                 ratios[group[0]] = point.us * 1e-6 / sum(cost.total_s for cost in costs)
         return RatioCurve(list(ratios), list(ratios.values())) if ratios else None
