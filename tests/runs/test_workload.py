@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from vasuki.base.errors import InputError
 from vasuki.engine.sequence import Request, SamplingParams
 from vasuki.runs import workload
 from vasuki.runs.observers.progress import HowFar
-from vasuki.runs.workload import first_rows
+from vasuki.runs.workload import first_rows, workload_of
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +54,40 @@ def test_a_plan_looks_for_a_row_that_can_be_run() -> None:
     planned = taken(rows(refused=50), 500, keeps=False)
     assert len(planned) == 51
     assert not planned[-1].error
+
+
+# --- recorded lengths that a model has no context for -----------------------------------------------------------------
+
+
+def recorded(folder: Path, *rows: str) -> str:
+    path = folder / "lengths.csv"
+    path.write_text("\n".join(["num_prefill_tokens,num_decode_tokens,arrived_at", *rows]), encoding="utf-8")
+    return str(path)
+
+
+def test_outputs_end_where_the_context_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As a run cuts `max_tokens`; the limit is the longest output, where nothing else is known."""
+    path = recorded(tmp_path, "100,500,0", "8000,500,1", "7000,10,2")
+    lengths = workload_of(path, ("model.shape=llama-3-8b",)).lengths
+    assert lengths.output_tokens.tolist() == [500, 192, 10]
+    assert lengths.limits.tolist() == [500, 192, 500]
+    assert caplog.messages == [
+        "1 row is shorter than recorded: after 8,000 prompt tokens the first has 192 left of the model's context, 8,192"
+    ]
+
+
+def test_prompts_that_fill_the_context_never_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = recorded(tmp_path, "100,5,0", "8192,5,1", "9000,5,2", "8191,1,3")
+    lengths = workload_of(path, ("model.shape=llama-3-8b",)).lengths
+    assert lengths.prompt_tokens.tolist() == [100, 8191]
+    assert lengths.arrived_at_s is not None
+    assert lengths.arrived_at_s.tolist() == [0, 3]
+    assert caplog.messages == ["2 rows can never run: row 1 has a prompt of 8,192 tokens, the model a context of 8,192"]
+    with pytest.raises(InputError, match="has no row that can be run: row 0 has a prompt of 9,000 tokens"):
+        workload_of(recorded(tmp_path, "9000,5,0"), ("model.shape=llama-3-8b",))
+
+
+def test_what_fits_is_taken_as_it_is_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lengths = workload_of(recorded(tmp_path, "100,50,0", "7900,20,1"), ("model.shape=llama-3-8b",)).lengths
+    assert lengths.max_tokens is None
+    assert not caplog.messages

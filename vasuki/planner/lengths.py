@@ -98,14 +98,15 @@ class Lengths:
         own: Ints = np.maximum(1, self.prompt_tokens - self.prefixes.tokens())
         return own
 
-    def take(self, rows: Ints) -> Lengths:
-        """Some of the rows, as if all were there from the start."""
+    def take(self, rows: Ints, arriving: bool = False) -> Lengths:
+        """Some of the rows, in rising order if they keep arriving; else as if all were there from the start."""
+        arrived_at_s = self.arrived_at_s[rows] if arriving and self.arrived_at_s is not None else None
         prefixes = self.prefixes and Prefixes(self.prefixes.token_ids, self.prefixes.of_row[rows])
         priority, deadline_s = (None if values is None else values[rows] for values in (self.priority, self.deadline_s))
         return Lengths(
             self.prompt_tokens[rows],
             self.output_tokens[rows],
-            None,
+            arrived_at_s,
             self.limits[rows],
             prefixes,
             priority,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from vasuki.base.config import JobConfig, load_job, parse_overrides
 from vasuki.base.errors import InputError
+from vasuki.base.units import plural
 from vasuki.engine.sequence import TOKEN_BYTES, USUAL, Request
 from vasuki.io.input.requests import PromptEncoder, RequestStream
 from vasuki.machines.here.measured import Tokens
@@ -91,7 +92,7 @@ def job_workload(config: JobConfig) -> Workload:
     )
     with stream as requests, busy_if_slow("counting the tokens of prompts") as far:
         first = first_rows(requests, COUNTED_REQUESTS, far, table.num_rows, keeps=False)
-        lengths = lengths_of(first, table.num_rows, bool(config.plan.length_column))
+        lengths = lengths_of(_naming_errors(first), table.num_rows, bool(config.plan.length_column))
     for problem in table.unread:
         raise problem
     if not len(lengths):
@@ -99,10 +100,50 @@ def job_workload(config: JobConfig) -> Workload:
     return Workload(config, shape, lengths, table.fingerprint)
 
 
+def _naming_errors(requests: Iterable[Request]) -> Iterator[Request]:
+    """The requests; at their end says which of them can never run."""
+    errors = 0
+    first = ""
+    for request in requests:
+        if request.error:
+            errors, first = errors + 1, first or f"row {request.row}: {request.error}"
+        yield request
+    if errors:
+        log.warning("%s can never run: %s", plural(errors, "row"), first)
+
+
 def _recorded(config: JobConfig) -> Workload:
     """A job whose input is a LENGTHS.csv."""
-    source, known = config.input, bool(config.plan.length_column)
-    return Workload(config, shape_of(config), read_lengths(source.path, source.priority, source.deadline, known))
+    source, shape, known = config.input, shape_of(config), bool(config.plan.length_column)
+    lengths = read_lengths(source.path, source.priority, source.deadline, known)
+    return Workload(config, shape, _within_context(lengths, shape.max_context_tokens, source.path))
+
+
+def _within_context(lengths: Lengths, context: int, path: str) -> Lengths:
+    """The rows that a model with such a context runs, to the ends that it lets them have: as a run, which has an error
+    row for a prompt that fills it, and stops outputs at its end. Says so where that is less than was recorded.
+
+    Raises InputError if no row is left.
+    """
+    room = context - lengths.prompt_tokens
+    if (room < 1).any():
+        row = int(np.argmax(room < 1))
+        first = f"row {row} has a prompt of {lengths.prompt_tokens[row]:,} tokens, the model a context of {context:,}"
+        if not (room >= 1).any():
+            raise InputError(f"{path} has no row that can be run: {first}")
+        log.warning("%s can never run: %s", plural(int((room < 1).sum()), "row"), first)
+        lengths, room = lengths.take(np.flatnonzero(room >= 1), arriving=True), room[room >= 1]
+    if (cut := lengths.output_tokens > room).any():
+        row = int(np.argmax(cut))
+        log.warning(
+            "%s shorter than recorded: after %s prompt tokens the first has %s left of the model's context, %s",
+            "1 row is" if cut.sum() == 1 else f"{cut.sum():,} rows are",
+            *(f"{tokens:,}" for tokens in (lengths.prompt_tokens[row], room[row], context)),
+        )
+    if (lengths.limits <= room).all():
+        return lengths
+    outputs = np.minimum(lengths.output_tokens, room)
+    return replace(lengths, output_tokens=outputs, max_tokens=np.minimum(lengths.limits, room))
 
 
 def tokenizer_of(config: JobConfig) -> PromptEncoder:
