@@ -28,7 +28,9 @@ LENGTHS = Lengths(np.array([100, 200, 9000]), np.array([50, 20, 10]))
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_the_table_is_narrow_and_says_why(width: int) -> None:
     plans = [
-        make_plan(LENGTHS, named_shape("llama-3-8b"), find_profile(card), kv=KVConfig(device_memory=2**29))
+        make_plan(
+            LENGTHS, named_shape("llama-3-8b"), find_profile(card), kv=KVConfig(device_memory=2**29, offload="none")
+        )
         for card in ("a10", "rtx4090", "h100-pcie", "l4")
     ]
     text = plan_table(plans, width)

@@ -14,7 +14,7 @@ from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
-from vasuki.planner import make_plan, one_device
+from vasuki.planner import make_plan, one_device, whole_job
 from vasuki.planner.lengths import Lengths, Prefixes
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import sample_rows
@@ -52,6 +52,7 @@ def test_a_plan_has_the_fields_that_users_rely_on() -> None:
     fields = plan.to_dict()
     assert list(fields) == [
         *("gpu", "requests", "prompt_tokens", "output_tokens_estimate", "shared_tokens", "makespan_s", "range_s"),
+        "predicted_from",
         "lower_bound_s",
         *(
             "schedule_bound_s",
@@ -69,6 +70,7 @@ def test_a_plan_has_the_fields_that_users_rely_on() -> None:
             "cost",
             "host_bytes",
             "backend",
+            "one_replica_s",
             "uncertainty",
         ),
         "plan_s",
@@ -96,11 +98,49 @@ def test_a_small_job_is_predicted_to_the_last_digit() -> None:
 
 
 @pytest.mark.parametrize(("prompt", "output"), [(1500, 60), (300, 150)])
-def test_a_large_job_is_predicted_from_a_sample(prompt: float, output: float) -> None:
+def test_a_large_job_is_predicted_from_a_sample(monkeypatch: pytest.MonkeyPatch, prompt: float, output: float) -> None:
+    monkeypatch.setattr(whole_job, "MOST_S", 0.4)
     lengths = lengths_of(4000, prompt, output)
     plan = make_plan(lengths, LLAMA, A10)
-    assert plan.simulated_requests < 3000
-    assert plan.makespan_s == pytest.approx(simulated_s(plan, lengths), rel=0.06)
+    assert 500 < plan.simulated_requests < 3000
+    assert plan.makespan_s == pytest.approx(simulated_s(plan, lengths), rel=0.02)
+    assert 0.01 < plan.sample_spread < 0.05
+    assert plan.to_dict()["predicted_from"] == {"rows": plan.simulated_requests, "spread": plan.sample_spread}
+    assert plan.range_s is not None
+    assert plan.range_s[1] == pytest.approx(plan.makespan_s * (1 + plan.error) * (1 + plan.sample_spread))
+
+
+def test_a_job_is_simulated_whole_where_that_takes_little_of_its_time() -> None:
+    """A sample of long outputs does not fill memory as all rows do."""
+    random = np.random.default_rng(3)
+    outputs = np.clip(random.lognormal(np.log(1500), 0.5, 600), 1, 4000).astype(np.int64)
+    lengths = Lengths(np.clip(random.lognormal(4.1, 0.5, 600), 1, 500).astype(np.int64), outputs)
+    plan = make_plan(lengths, LLAMA, A10)
+    assert plan.simulated_requests == 600
+    assert plan.makespan_s == simulated_s(plan, lengths)
+    assert plan.sample_spread == 0
+    assert plan.gap > 0.02
+
+
+def test_rows_that_arrive_are_predicted_as_they_do() -> None:
+    rows = replace(lengths_of(60), arrived_at_s=np.linspace(0.0, 177.0, 60))
+    plan = make_plan(rows, LLAMA, A10)
+    assert plan.makespan_s == simulated_s(plan, rows) > 177
+
+
+def test_a_sample_tells_never_less_than_the_bound_and_how_far_its_halves_differ() -> None:
+    """Of jobs that take a second a row, and more at their start and end."""
+    lengths = lengths_of(1000)
+
+    def least_s(rows: Lengths) -> float:
+        return 0.9 * len(rows)
+
+    even = whole_job.told_from(lengths, 100, lambda rows: 10 + len(rows), least_s)
+    assert [even.makespan_s, even.rows, even.spread] == pytest.approx([1010, 100, 0.018])
+    late = whole_job.told_from(lengths, 100, lambda rows: 10 + len(rows) + rows.prompt_tokens.max() / 50, least_s)
+    assert late.spread > even.spread
+    falling = whole_job.told_from(lengths, 100, lambda rows: 100.0 + (len(rows) == 50) * 50, least_s)
+    assert falling.makespan_s == pytest.approx(900 + 100 - 90)
 
 
 def test_a_sample_has_the_means_of_the_job() -> None:
@@ -179,7 +219,8 @@ def templated(rows: int, groups: int = 3, shared: int = 1000, seed: int = 0) -> 
 
 
 @pytest.mark.parametrize("rows", [200, 4000])
-def test_what_rows_share_is_computed_once(rows: int) -> None:
+def test_what_rows_share_is_computed_once(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    monkeypatch.setattr(whole_job, "MOST_S", 0.4)
     lengths = templated(rows)
     plan = make_plan(lengths, LLAMA, A10)
     simulated = simulate_plan(plan, lengths, LLAMA, A10).result
@@ -348,25 +389,51 @@ def test_forced_modes_are_obeyed_where_they_are_possible() -> None:
 # --- what does not fit ------------------------------------------------------------------------------------------------
 
 
+def test_a_row_that_fits_once_layers_are_streamed_can_run() -> None:
+    """None of the layouts without offload has room for the last row."""
+    lengths = Lengths(np.array([200] * 40 + [3300]), np.full(41, 200))
+    memory = KVConfig(device_memory=400 * 2**20)
+    plan = make_plan(lengths, LLAMA, A10, kv=memory)
+    assert (plan.misfits, plan.misfit) == (0, "")
+    assert plan.offload.mode == "stream"
+    assert plan.offload.reason.endswith("which the longest row needs")
+    run = simulate_plan(plan, lengths, LLAMA, A10).result
+    assert (run.written.failed, run.makespan_s) == (0, plan.makespan_s)
+    for mode in ("none", "park", "ahead"):
+        without = make_plan(lengths, LLAMA, A10, kv=memory.model_copy(update={"offload": mode}))
+        assert without.misfits == 1, mode
+        assert "has room for 3,200" in without.misfit
+        assert simulate_plan(without, lengths, LLAMA, A10).result.written.failed == 1
+
+
+def test_what_no_layout_has_room_for_is_left_out_by_the_roomiest() -> None:
+    lengths = Lengths(np.array([200] * 40 + [3300, 90_000]), np.full(42, 200))
+    plan = make_plan(lengths, LLAMA, A10, kv=KVConfig(device_memory=400 * 2**20))
+    assert plan.misfits == 1
+    assert plan.misfit.startswith("row 41 needs KV memory for 90,199 tokens")
+    assert simulate_plan(plan, lengths, LLAMA, A10).result.written.failed == 1
+
+
 def test_requests_that_never_fit_are_named_with_what_they_need() -> None:
     lengths = Lengths(np.array([100, 9000, 100, 8000]), np.array([20, 20, 20, 20]))
-    plan = make_plan(lengths, LLAMA, A10, kv=KVConfig(device_memory=2**29))
+    memory = KVConfig(device_memory=2**29, offload="none")
+    plan = make_plan(lengths, LLAMA, A10, kv=memory)
     assert plan.misfits == 2
     assert "row 1 needs KV memory for 9,019 tokens" in plan.misfit
     assert "has room for 4,096" in plan.misfit
     assert plan.requests == 4
-    fitting = make_plan(lengths.take(np.array([0, 2])), LLAMA, A10, kv=KVConfig(device_memory=2**29))
+    fitting = make_plan(lengths.take(np.array([0, 2])), LLAMA, A10, kv=memory)
     assert (plan.chunk_tokens, plan.makespan_s) == (fitting.chunk_tokens, fitting.makespan_s), (
         "planned by those that fit"
     )
     with pytest.raises(InputError, match="no request fits: row 0 needs KV memory for 9,019 tokens"):
-        make_plan(lengths.take(np.array([1])), LLAMA, A10, kv=KVConfig(device_memory=2**29))
+        make_plan(lengths.take(np.array([1])), LLAMA, A10, kv=memory)
 
 
 def test_a_row_that_has_no_room_beside_the_batch_of_those_that_fit_is_left_out_too() -> None:
     """Without the longest row the others are short: more of them run side by side, whose logits take up KV memory."""
     prompts, outputs = np.array([10] * 900 + [40_000, 100_000]), np.array([10] * 900 + [1, 20_000])
-    plan = make_plan(Lengths(prompts, outputs, None, outputs), LLAMA, A10)
+    plan = make_plan(Lengths(prompts, outputs, None, outputs), LLAMA, A10, kv=KVConfig(offload="none"))
     assert plan.misfits == 2
     assert "row 901 needs KV memory for 119,999 tokens" in plan.misfit
 

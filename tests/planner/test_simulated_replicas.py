@@ -32,8 +32,6 @@ def test_replicas_take_leases_and_end_together(monkeypatch: pytest.MonkeyPatch) 
         results.append(simulate_replicas(*arguments, **options))  # type: ignore[arg-type]
         return results[-1]
 
-    monkeypatch.setattr(Leases, "take", noted)
-    monkeypatch.setattr(simulated, "simulate_replicas", kept)
     lengths, shape, profile = (
         read_lengths("jobs/compare/summarise.csv", known=True),
         named_shape("llama-3-8b"),
@@ -42,6 +40,8 @@ def test_replicas_take_leases_and_end_together(monkeypatch: pytest.MonkeyPatch) 
     tree = {"model": {"shape": shape.name}, "input": {"path": "-", "prompt_token_ids": "-"}, "output": {"path": "-"}}
     config, layout = parse_job(tree), Layout(data_parallel=4)
     plan = plan_parallel(lengths, shape, profile, config, layout)
+    monkeypatch.setattr(Leases, "take", noted)
+    monkeypatch.setattr(simulated, "simulate_replicas", kept)
     played = simulate_plan(plan, lengths, shape, profile, plan_config=config.plan)
     assert sorted(handed) == list(range(len(lengths)))
     assert played.result.written.rows == len(lengths)

@@ -70,6 +70,7 @@ class RunStats:
 
     now_s: float = 0.0  # virtual or real seconds spent in steps
     steps: int = 0
+    batches: int = 0  # a simulation takes several steps of one
     sequence_steps: int = 0  # sum over steps of sequences in the batch
     max_seqs: int = 0
     peak_device_blocks: int = 0
@@ -88,6 +89,7 @@ class RunStats:
         num_steps, num_seqs = result.num_steps, batch.num_seqs
         self.now_s += result.elapsed_s
         self.steps += num_steps
+        self.batches += 1
         self.sequence_steps += num_steps * num_seqs
         self.max_seqs = max(self.max_seqs, num_seqs)
         queues = scheduler.queues

@@ -6,6 +6,7 @@
     candidates            the ways to run a job that memory allows
     steady_state          what each is worth, by arithmetic alone
     prediction            how long one takes: the real scheduler in virtual time
+    whole_job             how long the chosen one takes for every row, and how sure that is
     offload/              what moves to the host, by price
     ordering/             the order in which rows start, made while they come
     leases                rows for replicas, so that all end together

@@ -136,6 +136,10 @@ class Candidate:
         )
         return cls(settings, cost, state)
 
+    def holds_all(self, problem: Problem) -> bool:
+        """Whether there is room for the longest row."""
+        return self.settings.kv_tokens >= int(problem.lengths.peak_tokens.max())
+
     @property
     def mixing(self) -> Mixing:
         return self.settings.policy.mixing

@@ -34,7 +34,7 @@ from vasuki.planner.few_rows import refuse_solver, with_best_order
 from vasuki.planner.job_sums import JobSums
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.loss import max_loss_s
-from vasuki.planner.offload.choice import choose_offload, may_offload
+from vasuki.planner.offload.choice import choose_offload, may_offload, most_kv_tokens
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import (
     NOISE,
@@ -44,6 +44,7 @@ from vasuki.planner.prediction import (
     preferred,
 )
 from vasuki.planner.steady_state import price_split
+from vasuki.planner.whole_job import row_s, with_all_rows
 
 SHORTLIST = 3
 
@@ -110,9 +111,7 @@ def make_plan(
     )
     bound = any_schedule.at_datasheet_rates(JobSums.of_lengths(shape, job))
     schedule_bound_s = any_schedule.least_of_lengths_s(job)
-    makespan_s = chosen.makespan_s
-    if chosen.simulated_requests < len(job) or job.arrived_at_s is not None:  # less than happens was simulated
-        makespan_s = max(makespan_s, schedule_bound_s)
+    chosen = with_all_rows(problem, chosen, any_schedule.least_of_lengths_s)
     price, currency, price_date = profile.price.per_hour, profile.price.currency, profile.price.date
     if cost.price_per_hour is not None:
         price, currency, price_date = cost.price_per_hour, cost.currency, ""
@@ -125,7 +124,7 @@ def make_plan(
         requests=len(lengths),
         prompt_tokens=int(lengths.prompt_tokens.sum()),
         output_tokens_estimate=int(lengths.output_tokens.sum()),
-        makespan_s=makespan_s,
+        makespan_s=chosen.makespan_s,
         lower_bound_s=bound.seconds,
         schedule_bound_s=schedule_bound_s,
         any_schedule=any_schedule,
@@ -139,7 +138,7 @@ def make_plan(
         policy=problem.policy.name,
         chunk_tokens=limits.chunk_tokens,
         max_num_seqs=limits.max_num_seqs,
-        cost=Cost.of(makespan_s, layout.num_gpus, price, currency, job_tokens),
+        cost=Cost.of(chosen.makespan_s, layout.num_gpus, price, currency, job_tokens),
         settings=settings,
         layout=layout,
         state_bytes=shape.state_bytes,
@@ -147,6 +146,8 @@ def make_plan(
         bound_by=bound.binding,
         prompt_steps_share=chosen.prompt_steps_share,
         simulated_requests=chosen.simulated_requests,
+        simulated_row_s=row_s(chosen.result),
+        sample_spread=chosen.spread,
         shared_tokens=chosen.shared_tokens,
         source=profile.basis,
         outputs_at_most=not job.known and bool((job.output_tokens >= job.limits).all()),
@@ -165,23 +166,26 @@ def make_plan(
 
 
 def _that_fit(problem: Problem) -> tuple[Problem, list[Candidate], str]:
-    """The problem without the rows that never fit, the candidates in which all the others do, and what the first of
-    the rows left out would need.
+    """The problem without the rows that never fit, the candidates in which all the others do, if need be with layers
+    streamed, and what the first of the rows left out would need.
 
     Raises InputError if none fits.
     """
     misfit = ""
     while True:
         candidates, needed = ranked_candidates(problem), problem.lengths.peak_tokens
-        roomiest = max(candidate.settings.kv_tokens for candidate in candidates)
+        rooms = [candidate.settings.kv_tokens for candidate in candidates]
+        if max(rooms) < needed.max():
+            rooms = [most_kv_tokens(problem, candidate) for candidate in candidates]
+        roomiest = max(rooms)
         fits = needed <= roomiest
         if fits.all():
-            most = needed.max()
-            return problem, [each for each in candidates if each.settings.kv_tokens >= most], misfit
+            roomy = (each for each, room in zip(candidates, rooms, strict=True) if room >= needed.max())
+            return problem, list(roomy), misfit
         misfit = misfit or _misfit(problem, int(np.argmin(fits)), roomiest)
         if not fits.any():
             raise InputError(f"no request fits: {misfit}")
-        problem = replace(problem, lengths=problem.lengths.take(np.flatnonzero(fits)))
+        problem = replace(problem, lengths=problem.lengths.take(np.flatnonzero(fits), arriving=True))
 
 
 def _misfit(problem: Problem, row: int, kv_tokens: int) -> str:

@@ -41,11 +41,14 @@ class Plan:
     mixing: str  # `mixed`, `exclusive` or `prefill first`, and why
     bound_by: str  # what the lower bound counts: compute, memory, kv_area or longest_request
     prompt_steps_share: float  # of the time, in steps that carry prompts
-    simulated_requests: int  # as many were simulated; the rest is scaled up if there are more
+    simulated_requests: int  # of all, which the makespan is told from
+    simulated_row_s: float = 0.0  # what simulating a row takes, about
+    sample_spread: float = 0.0  # by what share the makespan may be off, since other rows might have been simulated
     shared_tokens: int = 0  # of prompts, which rows find in memory since others begin alike
     source: str = ""  # of the profile's rates: measured, by whom and when, or a datasheet
     layout: Layout = field(default_factory=Layout)  # where the weights live
     state_bytes: int = 0  # that each of `max_num_seqs` rows keeps beside its KV
+    one_replica_s: float | None = None  # what one replica takes for the job, where all together take no less
     outputs_at_most: bool = False  # nothing but `max_tokens` is known of outputs, and all are taken to be as long
     uncertainty: float | None = None  # what not knowing the outputs adds to the makespan: 0.02 is 2 %; None: not known
     optimal: bool = False  # proved: no order takes fewer steps
@@ -78,14 +81,15 @@ class Plan:
 
     @property
     def range_s(self) -> tuple[float, float] | None:
-        """Least and most seconds by what predictions have been off; None where that is not known.
+        """Least and most seconds by what predictions have been off, and samples may be; None where that is not known.
 
         Where nothing but `max_tokens` is known of outputs, rows may also end at once and leave the prompts' share.
         """
         if not (off := max(self.spread, self.error)):
             return None
         least_s = self.makespan_s * (self.prompt_share if self.outputs_at_most else 1.0)
-        return least_s / (1 + off), self.makespan_s * (1 + off)
+        factor = (1 + off) * (1 + self.sample_spread)
+        return least_s / factor, self.makespan_s * factor
 
     @property
     def cost_range(self) -> tuple[float, float] | None:
@@ -118,6 +122,7 @@ class Plan:
             "shared_tokens": self.shared_tokens,
             "makespan_s": self.makespan_s,
             "range_s": self.range_s,
+            "predicted_from": {"rows": self.simulated_requests, "spread": self.sample_spread},
             "lower_bound_s": self.lower_bound_s,
             "schedule_bound_s": self.schedule_bound_s,
             "gap": self.gap,
@@ -139,6 +144,7 @@ class Plan:
             },
             "host_bytes": self.host_bytes,
             "backend": {"way": self.way, "padding": self.padding},
+            "one_replica_s": self.one_replica_s,
             "uncertainty": self.uncertainty,
             "plan_s": self.plan_s,
         }

@@ -43,24 +43,39 @@ class Prediction:
     result: SimulationResult  # of the rows simulated
     solved: Ordered  # the order of the rows simulated
     order: tuple[int, ...] = ()  # of all rows, where it was found beforehand
-    order_gap: float | None = (
-        None  # by what share its steps may exceed those of the best order, where one was looked for
-    )
+    order_gap: float | None = None  # by what share its steps exceed those that no order undercuts, where one was sought
+    spread: float = 0.0  # by what share the makespan may be off, since other rows might have been simulated
 
     def loses_too_much(self, problem: Problem) -> bool:
         """Whether a kill costs more than the job allows."""
         return self.loss.mean_s > max_loss_s(problem.plan, self.makespan_s)
 
 
-def predict(problem: Problem, candidate: Candidate, found: Ordered | None = None) -> Prediction:
-    """Simulate the job, or a sample of it. found: an order of the whole job."""
+def predict(
+    problem: Problem,
+    candidate: Candidate,
+    found: Ordered | None = None,
+    rows: int | None = None,
+    arriving: bool = False,
+) -> Prediction:
+    """Simulate the job, or a sample of it.
+
+    Args:
+        problem: the job.
+        candidate: how it is run.
+        found: an order of the whole job.
+        rows: to simulate; if not given, as many as are affordable for each of several candidates.
+        arriving: rows start no earlier than they arrive, where all are simulated; else as if they were there.
+    """
     job, settings, config = problem.lengths, candidate.settings, problem.plan
-    most_rows = affordable_rows(problem, candidate)
+    most_rows = affordable_rows(problem, candidate) if rows is None else rows
     sample = job if found or len(job) <= most_rows else job.take(sample_rows(job, most_rows))
     solver: Solver = "greedy" if config.solver == "auto" or problem.searching_solver else config.solver
     found_order = tuple(found.order) if found else ()
+    arrivals = sample.arrived_at_s if arriving else None
+    requests = sample.requests(problem.policy.waves)  # whose batches are as large as memory was seen to hold
     order = order_requests(
-        sample.requests(problem.policy.waves),  # whose batches are as large as memory was seen to hold
+        requests,
         settings,
         solver=found.solver if found else solver,
         known=job.known,
@@ -70,7 +85,14 @@ def predict(problem: Problem, candidate: Candidate, found: Ordered | None = None
     )
     outputs = np.minimum(sample.output_tokens, sample.limits).tolist()
     seen = RowWork()
-    result = simulate(order, outputs, settings, candidate.cost, observers=[seen, order])
+    result = simulate(
+        order if arrivals is None else requests,  # what has not arrived cannot be ordered
+        outputs,
+        settings,
+        candidate.cost,
+        arrived_at_s=None if arrivals is None else np.ascontiguousarray(arrivals).data,
+        observers=[seen, order] if arrivals is None else [seen],
+    )
     missing = len(job) - len(sample)
     # The arithmetic knows how vasuki fills memory; of the other policies it takes what the sample shows.
     row_s = UNEVEN * candidate.state.request_s if problem.policy.ordered else _steady_s(seen.ends_s)
@@ -152,10 +174,14 @@ def affordable_predictions(problem: Problem, candidate: Candidate) -> int:
 
 def sample_rows(lengths: Lengths, rows: int) -> Ints:
     """`[rows]` indices, in input order, of rows that are evenly spaced in the order of their work."""
-    work = lengths.prompt_tokens / lengths.prompt_tokens.mean() + lengths.output_tokens / lengths.output_tokens.mean()
-    by_work = np.argsort(work, kind="stable")
     positions = ((np.arange(rows) + 0.5) * len(lengths) / rows).astype(np.int64)
-    return np.sort(by_work[positions])
+    return np.sort(by_work(lengths)[positions])
+
+
+def by_work(lengths: Lengths) -> Ints:
+    """`[rows]` indices in the order of their work."""
+    work = lengths.prompt_tokens / lengths.prompt_tokens.mean() + lengths.output_tokens / lengths.output_tokens.mean()
+    return np.argsort(work, kind="stable")
 
 
 def _scaled_up(shared_tokens: int, sample: Lengths, job: Lengths, block_tokens: int) -> int:

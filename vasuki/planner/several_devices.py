@@ -2,8 +2,9 @@
 
 A replica of S stages keeps S micro-batches in flight, each with an S-th of the KV memory and a scheduler of its own, so
 what has to be planned is one such stream: its share of the rows on one replica, whose steps pass through all stages one
-after the other. As long as no stage ever waits, that takes as long as all streams side by side. What bubbles add is
-left to the simulation (`vasuki.simulator.pipeline`).
+after the other. As long as no stage ever waits, that takes as long as all streams side by side. What bubbles add
+(`vasuki.simulator.pipeline`), and what replicas wait at the end for the one with the longest row, only a simulation of
+the whole job knows. Of a job that is small enough for one, replicas may also take the steps of one that does it alone.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from vasuki.planner.job_sums import JobSums
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.one_device import make_plan
 from vasuki.planner.plan import Plan
-from vasuki.planner.prediction import sample_rows
+from vasuki.planner.prediction import SIMULATION_US, sample_rows
+from vasuki.planner.simulated import simulate_plan
+from vasuki.planner.whole_job import affordable_rows
 
 
 def plan_parallel(
@@ -48,10 +51,33 @@ def plan_parallel(
         return _plan(lengths, shape, profile, config, layout)
     started_s = time.perf_counter()
     _refuse(lengths, config, layout)
-    rows = math.ceil(len(lengths) / layout.num_streams)
     replica = replace(layout, data_parallel=1)
     shared = config if replica.num_streams == 1 else _of_stream(lengths, shape, profile, config, replica)
-    stream = _plan(lengths.take(sample_rows(lengths, rows)), shape, profile, shared, replica)
+    stream = _plan(lengths.take(_share(lengths, layout.num_streams)), shape, profile, shared, replica)
+    plan = _of_job(replace(stream, order=()), lengths, shape, config, layout)
+    if len(lengths) <= affordable_rows(plan.makespan_s, stream.simulated_row_s, SIMULATION_US * 1e-6):
+        options, alone_s = [plan], math.inf
+        if replica.num_streams == 1:  # whose steps may be better, where one row is much of the job
+            alone = _plan(lengths, shape, profile, config, replica)
+            options.append(_of_job(alone, lengths, shape, config, layout))
+            alone_s = alone.makespan_s
+        simulated = [simulate_plan(option, lengths, shape, profile, plan_config=config.plan) for option in options]
+        plan = min((each.plan for each in simulated), key=lambda option: option.makespan_s)
+        if alone_s <= plan.makespan_s:
+            plan = replace(plan, one_replica_s=alone_s)
+    return replace(plan, plan_s=time.perf_counter() - started_s)
+
+
+def _share(lengths: Lengths, streams: int) -> Ints:
+    """`[rows]` indices of the rows that one of the streams gets: its share of the work, and the row that needs most
+    memory."""
+    rows = sample_rows(lengths, math.ceil(len(lengths) / streams))
+    return np.union1d(rows, [int(np.argmax(lengths.peak_tokens))])
+
+
+def _of_job(stream: Plan, lengths: Lengths, shape: ModelShape, config: JobConfig, layout: Layout) -> Plan:
+    """The plan of all streams, each run as one of them was planned: what that one takes beyond its bound, the job takes
+    beyond its own."""
     needed = lengths.peak_tokens
     fits = needed <= stream.settings.kv_tokens
     job = lengths.take(np.flatnonzero(fits))
@@ -63,23 +89,20 @@ def plan_parallel(
     )
     sums = JobSums.of_lengths(shape, job)
     bound, schedule_bound_s = any_schedule.at_datasheet_rates(sums), any_schedule.least_s(sums)
-    makespan_s = max(stream.makespan_s, schedule_bound_s)  # what one stream takes leaves out the longest row of another
-    prompt_tokens, output_tokens = int(lengths.prompt_tokens.sum()), int(lengths.output_tokens.sum())
+    makespan_s = schedule_bound_s + stream.makespan_s - stream.schedule_bound_s
     tokens = int(job.prompt_tokens.sum() + job.output_tokens.sum())
-    price, currency = stream.cost.price_per_hour, stream.cost.currency
     return replace(
         stream,
         requests=len(lengths),
-        prompt_tokens=prompt_tokens,
-        output_tokens_estimate=output_tokens,
+        prompt_tokens=int(lengths.prompt_tokens.sum()),
+        output_tokens_estimate=int(lengths.output_tokens.sum()),
         makespan_s=makespan_s,
         lower_bound_s=bound.seconds,
         schedule_bound_s=schedule_bound_s,
         any_schedule=any_schedule,
         bound_by=bound.binding,
         shared_tokens=stream.shared_tokens * layout.num_streams,
-        cost=Cost.of(makespan_s, layout.num_gpus, price, currency, tokens),
-        plan_s=time.perf_counter() - started_s,
+        cost=Cost.of(makespan_s, layout.num_gpus, stream.cost.price_per_hour, stream.cost.currency, tokens),
         layout=layout,
         host_bytes=stream.host_bytes * layout.num_streams,
         misfits=int((~fits).sum()),

@@ -209,6 +209,8 @@ def simulate_plan(
     simulated = replace(
         plan,
         makespan_s=result.makespan_s,
+        simulated_requests=result.written.rows,
+        sample_spread=0.0,
         cost=Cost.of(result.makespan_s, plan.layout.num_gpus, plan.cost.price_per_hour, plan.cost.currency, tokens),
         shared_tokens=result.counters.shared_tokens,
     )
@@ -291,6 +293,8 @@ def simulate_fleet(
     simulated = replace(
         whole,
         makespan_s=result.makespan_s,
+        simulated_requests=result.written.rows,
+        sample_spread=0.0,
         lower_bound_s=boot_s + whole.lower_bound_s,  # no schedule computes before a machine is there
         schedule_bound_s=boot_s + whole.schedule_bound_s,
         cost=Cost.of(result.makespan_s, whole.layout.num_gpus, cost.price_per_hour, cost.currency, tokens),

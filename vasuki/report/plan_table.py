@@ -55,6 +55,7 @@ def _figures(plans: Sequence[Plan]) -> Rows:
         ("  unknown outputs add", lambda p: percent_text(p.uncertainty, signed=True)),
         ("  datasheet bound", lambda p: time_text(p.lower_bound_s)),
         ("  predicted from", lambda p: plural(p.simulated_requests, "row")),
+        ("  samples may be off by", lambda p: percent_text(p.sample_spread) if p.sample_spread else UNKNOWN),
         ("cost", lambda p: money_text(p.cost.amount, p.cost.currency)),
         ("  may be", lambda p: _money_range(*p.cost_range) if p.cost_range else UNKNOWN),
         ("  an hour", _price),
@@ -211,6 +212,8 @@ def _notes(plan: Plan) -> Iterable[str]:
     yield f"steps: {plan.mixing}"
     if plan.layout.num_streams > 1:
         yield "steps, rows and KV memory are those of one micro-batch, of which every stage of a replica has one"
+    if plan.one_replica_s is not None:
+        yield f"one replica alone takes {time_text(plan.one_replica_s)}, no longer than all together: take one"
     yield f"offload: {plan.offload.reason}"
     if plan.risks_too_much:
         yield plan.risks_too_much

@@ -16,7 +16,7 @@ from vasuki.engine.policy import Admission
 from vasuki.planner.candidates import Candidate, Problem
 from vasuki.planner.offload.options import because
 from vasuki.planner.offload.parking import parked, prefilled_ahead, with_room_for_victims
-from vasuki.planner.offload.streaming import streamed
+from vasuki.planner.offload.streaming import most_streamed_tokens, streamed
 from vasuki.planner.prediction import NOISE, Prediction, end_after_a_kill_s, loss_s, makespan_s, predict_like, preferred
 
 _STATES_STAY = "rows keep states or caches of their own, which stay on the device"
@@ -55,6 +55,13 @@ def _makes_room_for_urgent(problem: Problem) -> bool:
     return may_move and problem.may_be_urgent and problem.policy.urgent_first
 
 
+def most_kv_tokens(problem: Problem, candidate: Candidate) -> int:
+    """Tokens that a row of this candidate may have, with layers streamed where the job lets them be."""
+    if "stream" in _modes(problem) and problem.shape.in_blocks:
+        return most_streamed_tokens(problem, candidate)
+    return candidate.settings.kv_tokens
+
+
 def _modes(problem: Problem) -> tuple[OffloadMode, ...]:
     """What is to be tried. On a CPU both tiers are the same memory: moving gains nothing, unless somebody asks for it.
     Nor is prefilling ahead tried by itself: on recorded lengths it gains nothing."""
@@ -77,6 +84,12 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
         tried.append(streamed(problem, base, asked == "stream", may_park="park" in modes))
     options = [option for option in tried if isinstance(option, Prediction)]
     why_not = [reason for reason in tried if isinstance(reason, str)]
+
+    roomy = [option for option in options if option.candidate.holds_all(problem)]
+    if roomy and not plain.candidate.holds_all(problem):
+        fastest = min(roomy, key=makespan_s)
+        offload = fastest.candidate.settings.offload
+        return because(fastest, replace(offload, reason=f"{offload.reason}, which the longest row needs"))
 
     def change(option: Prediction) -> str:
         return longer_text(option.makespan_s / plain.makespan_s - 1)

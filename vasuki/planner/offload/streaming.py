@@ -11,7 +11,7 @@ from dataclasses import replace
 from vasuki.base.errors import ModelError
 from vasuki.base.units import longer_text
 from vasuki.engine.offload import OffloadPlan
-from vasuki.engine.settings import MOST_SEQS
+from vasuki.engine.settings import MOST_SEQS, EngineSettings
 from vasuki.models.layout import spread_buffers
 from vasuki.planner.candidates import Candidate, Problem
 from vasuki.planner.loss import max_loss_s
@@ -28,7 +28,7 @@ STEADY_HIDDEN = 0.955  # share of copies to hide in a steady state, whose steps 
 
 def streamed(problem: Problem, base: Prediction, asked: bool, may_park: bool) -> Prediction | str:
     """The best depth and blocks, or why there is none. With parked sequences beside them where that is better."""
-    candidates = _options(problem, base.candidate, asked)
+    candidates = _options(problem, base.candidate, asked or not base.candidate.holds_all(problem))
     if isinstance(candidates, str):
         return candidates
     options = [predict(problem, candidate) for candidate in candidates]
@@ -43,17 +43,33 @@ def streamed(problem: Problem, base: Prediction, asked: bool, may_park: bool) ->
     return best(problem, options)
 
 
-def _options(problem: Problem, candidate: Candidate, asked: bool) -> list[Candidate] | str:
-    """Find the best depth for each block size, or say why there is none.
+def most_streamed_tokens(problem: Problem, candidate: Candidate) -> int:
+    """The most tokens that the device may have room for with streamed layers, or without where none can be."""
+    most = candidate.settings.kv_tokens
+    if _why_not(problem, candidate):
+        return most
+    depths = (_settings_with_depth(problem, candidate, depth) for depth in range(1, problem.shape.num_layers))
+    return max([most, *(settings.kv_tokens for settings in depths if settings)])
 
-    Arithmetic is not aware that a small job hardly settles, so sizes are left to the simulation.
-    """
+
+def _why_not(problem: Problem, candidate: Candidate) -> str:
+    """Why no layer can be streamed; empty if some can."""
     if not problem.policy.ordered:
         return "only vasuki streams layers"
     if not problem.shape.stores_evenly:
         return "layers keep more of a token than others do, and are not streamed"
     if _weights_s(candidate) >= LINK_BUSY * candidate.state.mixed_step_s:
         return "weights keep the link busy"
+    return ""
+
+
+def _options(problem: Problem, candidate: Candidate, asked: bool) -> list[Candidate] | str:
+    """Find the best depth for each block size, or say why there is none.
+
+    Arithmetic is not aware that a small job hardly settles, so sizes are left to the simulation.
+    """
+    if why_not := _why_not(problem, candidate):
+        return why_not
     sizes = STREAM_BLOCKS if problem.kv.block_tokens == "auto" else (1,)
     depths = [_best_depth(problem, _with_blocks(problem, candidate, size)) for size in sizes]
     options = sorted((option for option in depths if option), key=_request_s)
@@ -119,7 +135,13 @@ def _with_kv(problem: Problem, candidate: Candidate, share: float) -> Candidate:
 
 
 def _with_depth(problem: Problem, candidate: Candidate, streamed: int) -> Candidate | None:
-    """The candidate with so many streamed layers, and blocks and sequences in the room that they leave."""
+    """The candidate with so many streamed layers."""
+    settings = _settings_with_depth(problem, candidate, streamed)
+    return Candidate.of(problem, settings, candidate.cost) if settings else None
+
+
+def _settings_with_depth(problem: Problem, candidate: Candidate, streamed: int) -> EngineSettings | None:
+    """Its settings with so many streamed layers, and blocks and sequences in the room that they leave."""
     shape, settings, limits = problem.shape, candidate.settings, candidate.settings.limits
     layers, layout = shape.num_layers, candidate.cost.layout
     device_layers = layers - streamed + spread_buffers(layers, streamed)
@@ -138,6 +160,4 @@ def _with_depth(problem: Problem, candidate: Candidate, streamed: int) -> Candid
     num_blocks = min(num_blocks * layers // device_layers, max(settings.num_blocks, most_homes))
     reason = f"{streamed} of {layers} layers stream in blocks of {settings.block_tokens} tokens"
     offload = OffloadPlan("stream", reason, streamed_layers=streamed)
-    return Candidate.of(
-        problem, replace(settings, num_blocks=num_blocks, limits=limits, offload=offload), candidate.cost
-    )
+    return replace(settings, num_blocks=num_blocks, limits=limits, offload=offload)
