@@ -181,10 +181,12 @@ class RaggedExecutor:
         )
 
     def collect(self, step: LaunchedStep) -> StepResult:
-        """Wait for a launched step."""
+        """Wait for a launched step. Raises ModelError where somebody has written into the weights meanwhile."""
         asked_s = time.perf_counter()
         token_ids, logprobs = [tensor.tolist() for tensor in step.sampled.wait()]
         self.waited_s += time.perf_counter() - asked_s
+        if self.loaded.mapped is not None:
+            self.loaded.mapped.refuse_changed()
         stopped = list(map(self._stops, step.sequences, token_ids))
         problem = _NO_NUMBERS[self.loaded.dtype == torch.float16] if NO_TOKEN in token_ids else ""
         exposed_s, hidden_s = self._copy_times()

@@ -7,6 +7,7 @@ named              well-known models by name
 files              a model's folder, or its description from the hub
 weight_files       what its weight files say they hold
 fingerprint        which model it is, by the content of its files
+mapped_weights     those that are read where they lie while rows are computed
 dtypes             the type that it computes in
 layout             how a model is spread over devices, and which weights live on the host
 token_counter      counts tokens where there is no tokenizer

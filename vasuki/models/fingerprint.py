@@ -48,7 +48,7 @@ def model_fingerprint(model: ModelConfig) -> str:
         for file in _matching(folder, patterns):
             content = file.read_bytes()
             digest.update(f"{file.relative_to(folder)}\0{len(content)}\0".encode() + content)
-        for file in _matching(folder, _WEIGHTS):
+        for file in weights_in(folder):
             digest.update(f"{file.name}\0".encode())
             with file.open("rb", buffering=0) as stream:
                 for piece in _weight_samples(stream, file.stat().st_size):
@@ -56,6 +56,11 @@ def model_fingerprint(model: ModelConfig) -> str:
     except OSError as error:
         raise ModelError(f"cannot read model {model.path}: {error.filename}: {error.strerror}") from None
     return digest.hexdigest()
+
+
+def weights_in(folder: Path) -> list[Path]:
+    """The weight files of a model's folder, by name."""
+    return _matching(folder, _WEIGHTS)
 
 
 def _commit_of(folder: Path) -> str:

@@ -50,6 +50,7 @@ from vasuki.machines.here import cpu
 from vasuki.models.config_json import context_of, shape_from_config
 from vasuki.models.dtypes import computed_dtype
 from vasuki.models.files import description_folder
+from vasuki.models.mapped_weights import MappedWeights
 from vasuki.models.recurrent_config import MLP_ALONE, RECURRENT
 from vasuki.models.shape import ModelShape, Way
 from vasuki.models.weight_files import StoredTensor, stored_tensors, weight_files
@@ -102,6 +103,7 @@ class LoadedModel:
     way: Way = "ragged"
     longest_packed_tokens: int = 0  # of a prompt that may share a padded row with others; 0: none may
     held: HeldBytes = ALL_IN_BLOCKS  # by each row that is computed alone
+    mapped: MappedWeights | None = None  # files that steps read weights from; set by whoever knows what was loaded
 
     @property
     def is_on_device(self) -> bool:

@@ -19,6 +19,7 @@ from vasuki.machines.cost_model import CostModel
 from vasuki.machines.here.measured import Tokens, look_back
 from vasuki.machines.here.stolen_time import StolenTime
 from vasuki.models.fingerprint import model_fingerprint
+from vasuki.models.mapped_weights import MappedWeights
 from vasuki.planner import RunningPrediction
 from vasuki.planner.plan import Plan
 from vasuki.planner.rows_done import RowsDone
@@ -53,9 +54,10 @@ def load(job: JobKey) -> tuple[LoadedModel, float]:
         config.kv.dtype,
         config.engine.attention,
     )
+    mapped = MappedWeights(config.model)
     if model_fingerprint(config.model) != job.model_fingerprint:
         raise ModelError(f"model {config.model.path} changed while it was loaded; run again when it is whole")
-    return loaded, time.perf_counter() - started_s - loaded.compile_s
+    return replace(loaded, mapped=mapped), time.perf_counter() - started_s - loaded.compile_s
 
 
 class Device:
