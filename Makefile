@@ -5,7 +5,8 @@
 # make reproduce run the experiments of the papers and write docs/reproduction.md; DATA=DIR has the traces
 # make coverage run the tests and print which lines of vasuki none of them reaches
 # make wheel     write dist/: the wheel, and constraints.txt with what was tested together
-# make test-kill kill 300 runs and 20 replicas at random moments, trouble 200 in other ways, and compare the answers
+# make test-kill kill 300 runs and 20 replicas at random moments, trouble 450 by their machine and 300 by changed, removed
+#                copied and broken files, and compare answers and words
 # make test-airflow run the DAG by Airflow, in an environment of its own, and kill the run in its midst
 # make test-hostile  run jobs with 300 spoiled files, 1,000 made up, and one of 100,000 steps
 # make test-ray  run jobs on a Ray cluster of this machine, in an environment of its own, and kill 20 of its parts
@@ -77,7 +78,7 @@ coverage: $(SETUP)
 
 test-kill: $(SETUP)
 	VASUKI_KILLS=200 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/runs/test_killed_runs.py tests/runs/test_troubled_runs.py \
-		tests/runs/workers/test_replicas.py
+		tests/runs/test_hands.py tests/runs/workers/test_replicas.py
 
 test-hostile: $(SETUP)
 	VASUKI_HOSTILE=300 VASUKI_FUZZED=500 VASUKI_ROWS=25000 $(BIN)/python -m pytest -n 0 --timeout 3600 \

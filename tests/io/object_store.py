@@ -19,6 +19,10 @@ from pyarrow import fs
 
 BUCKET = "bucket"
 METHODS = (b"GET ", b"HEAD ", b"PUT ", b"POST ", b"DELETE ")
+DENIED = (
+    b"HTTP/1.1 403 Forbidden\r\nContent-Type: application/xml\r\nContent-Length: 77\r\nConnection: close\r\n\r\n"
+    b"<Error><Code>AccessDenied</Code><Message>no permission here</Message></Error>"
+)
 KEY, SECRET = "AKIDTESTING", "verysecretword"
 
 
@@ -26,11 +30,11 @@ class Proxy:
     """Hands requests on to a port, but for those that it loses with their connections.
 
     lost_share: of the requests, as a seed draws them. cut_uploads: so many of the next uploads end after a few bytes.
-    delay_s: that every answer waits for.
+    delay_s: that every answer waits for. denied: requests for objects with this in their name have no permission.
     """
 
     def __init__(self, target: int) -> None:
-        self.lost_share, self.cut_uploads, self.delay_s = 0.0, 0, 0.0
+        self.lost_share, self.cut_uploads, self.delay_s, self.denied = 0.0, 0, 0.0, ""
         self.requests = self.lost = self.cut = 0
         self._target, self._rng, self._lock = target, random.Random(1), threading.Lock()
         self._server = socket.create_server(("127.0.0.1", 0))
@@ -67,6 +71,9 @@ class Proxy:
                 time.sleep(self.delay_s)
                 client.sendall(data)
             elif data.startswith(METHODS) and self._is_to_be_lost():
+                return False
+            elif self.denied and self.denied.encode() in data.partition(b"\r\n")[0]:
+                client.sendall(DENIED)
                 return False
             elif data.startswith(b"PUT ") and b"part-" in data[:300] and self._is_to_be_cut():
                 server.sendall(data[: len(data) // 2])

@@ -61,6 +61,17 @@ import vasuki.__main__
 """
 
 
+def export(store: ObjectStore, file: Path, *options: str) -> tuple[int, str]:
+    """How an export ended, and what it said."""
+    command = [sys.executable, "-m", "vasuki", "export", f"s3://{BUCKET}/out", "--to", str(file), *options]
+    done = subprocess.run(command, env=store.environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def parts(store: ObjectStore) -> list[str]:
+    return [name for name in store.names("out") if name.rpartition("/")[2].startswith("part-")]
+
+
 def start(store: ObjectStore, job: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", PROGRAM, "run", str(job), *options]
     return subprocess.Popen(
@@ -82,20 +93,16 @@ def run(store: ObjectStore, job: Path, *options: str) -> tuple[int, str]:
 
 def answers(store: ObjectStore) -> dict[str, list[int]]:
     """What the rows got. Fails if one got two answers."""
-    rows = [
-        row
-        for name in store.names("out")
-        if name.rpartition("/")[2].startswith("part-")
-        for row in pq.read_table(io.BytesIO(store.get(name))).to_pylist()
-    ]
+    rows = [row for name in parts(store) for row in pq.read_table(io.BytesIO(store.get(name))).to_pylist()]
     found = {row["id"]: row["output_token_ids"] for row in rows}
     assert len(found) == len(rows), "a row has two answers"
     return found
 
 
-def wait_for_parts(store: ObjectStore, count: int = 1) -> None:
+def wait_for_parts(store: ObjectStore, name: str = "part-") -> None:
+    """Until there is an object of the output with this in its name."""
     until = time.monotonic() + 600
-    while sum("part-" in name for name in store.names("out")) < count:
+    while not any(name in there for there in store.names("out")):
         assert time.monotonic() < until, "no part came"
         time.sleep(0.02)
 
@@ -185,6 +192,99 @@ def test_uploads_that_end_half_way(store: ObjectStore, job: Path, expected: dict
     if code:
         code, words = run(store, job, "--quiet")
         assert code == 0, words
+    assert answers(store) == expected
+
+
+def test_an_input_that_is_overwritten_while_it_is_read(
+    store: ObjectStore, job: Path, expected: dict[str, list[int]]
+) -> None:
+    """One of two objects, with as many rows of the same lengths, once both have been surveyed."""
+    rows = pq.read_table(io.BytesIO(store.get("in/rows.parquet")))
+    halves = {"in/a.parquet": rows.slice(0, 30), "in/b.parquet": rows.slice(30)}
+    for name, half in halves.items():
+        store.put(name, table_bytes(half))
+    store.files.delete_file(f"{BUCKET}/in/rows.parquet")
+    turned = halves["in/b.parquet"].set_column(1, "text", [[text[::-1] for text in rows["text"].to_pylist()[30:]]])
+    process = start(store, job, "--quiet")
+    wait_for_parts(store, ".vasuki-lease")  # which is taken after the survey, and before the model is loaded
+    store.put("in/b.parquet", table_bytes(turned))
+    words, _ = process.communicate(timeout=900)
+    assert process.returncode == 4, words
+    last = words.splitlines()[-1]
+    assert last.startswith(f"vasuki: input changed while it was read: s3://{BUCKET}/in/b.parquet; all other rows are ")
+    assert "the output lacks 30 rows until it is as it was" in last
+    assert answers(store) == {name: answer for name, answer in expected.items() if int(name[1:]) < 30}
+    store.put("in/b.parquet", table_bytes(halves["in/b.parquet"]))
+    code, words = run(store, job, "--quiet")
+    assert code == 0, words
+    assert answers(store) == expected
+
+
+def test_parts_that_are_removed_meanwhile(
+    store: ObjectStore, job: Path, expected: dict[str, list[int]], tmp_path: Path
+) -> None:
+    process = start(store, job, "--quiet")
+    wait_for_parts(store)
+    store.files.delete_file(f"{BUCKET}/{parts(store)[0]}")
+    words, _ = process.communicate(timeout=900)
+    assert process.returncode == 75, words
+    there = answers(store)
+    left = NUM_ROWS - len(there)
+    assert f"s3://bucket/out lacks {left} row" in words.splitlines()[-1]
+    assert not any(name.endswith("_SUCCESS") for name in store.names("out"))
+    assert all(expected[name] == answer for name, answer in there.items())
+    code, words = export(store, tmp_path / "all.jsonl")
+    assert (code, f"{len(there)} of {NUM_ROWS} rows" in words) == (4, True), words
+    code, words = export(store, tmp_path / "some.jsonl", "--partial")
+    assert (code, len((tmp_path / "some.jsonl").read_text().splitlines())) == (0, len(there)), words
+    code, words = run(store, job, "--quiet")
+    assert code == 0, words
+    assert answers(store) == expected
+
+
+def test_a_copy_of_a_part_goes_and_the_part_stays(
+    store: ObjectStore, job: Path, expected: dict[str, list[int]], tmp_path: Path
+) -> None:
+    code, words = run(store, job, "--quiet")
+    assert code == 0, words
+    before = parts(store)
+    store.put("out/a copy.parquet", store.get(before[0]))
+    code, words = export(store, tmp_path / "all.jsonl")
+    assert (code, "holds rows twice" in words) == (4, True), words
+    code, words = run(store, job, "--quiet")
+    assert (code, "in other parts too, with equal answers" in words) == (0, True), words
+    assert parts(store) == before
+    assert not any("copy" in name for name in store.names("out"))
+    assert answers(store) == expected
+    code, words = export(store, tmp_path / "all.jsonl")
+    assert (code, len((tmp_path / "all.jsonl").read_text().splitlines())) == (0, NUM_ROWS), words
+
+
+def test_a_part_without_permission_is_not_called_damaged(
+    store: ObjectStore, job: Path, expected: dict[str, list[int]], tmp_path: Path
+) -> None:
+    code, words = run(store, job, "--quiet")
+    assert code == 0, words
+    store.proxy.denied = parts(store)[0].rpartition("/")[2]
+    for code, words in (export(store, tmp_path / "all.jsonl"), run(store, job, "--quiet")):
+        assert code == 4, words
+        last = words.splitlines()[-1]
+        assert last.startswith(f"vasuki: cannot read s3://{BUCKET}/{parts(store)[0]}: ")
+        assert "damaged" not in last
+        assert "delete" not in last
+    store.proxy.denied = ""
+    assert answers(store) == expected
+    assert run(store, job, "--quiet")[0] == 0
+
+
+def test_a_broken_manifest_is_made_again(store: ObjectStore, job: Path, expected: dict[str, list[int]]) -> None:
+    code, words = run(store, job, "--quiet")
+    assert code == 0, words
+    whole = store.get("out/manifest.json")
+    store.put("out/manifest.json", whole[: len(whole) // 2])
+    code, words = run(store, job, "--quiet")
+    assert (code, "manifest.json is damaged; it is made again from the parts" in words) == (0, True), words
+    assert json.loads(store.get("out/manifest.json"))["rows"]["succeeded"] == NUM_ROWS
     assert answers(store) == expected
 
 

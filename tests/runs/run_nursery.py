@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import itertools
 import json
 import os
 import resource
@@ -23,13 +24,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hands import HANDS, counting, lay_hands
+
 PHASES = {  # what a run calls there, how often at least, and about how long the phase takes from there on
     "load": ("vasuki.hf.loading.load_model:load_model", 1, 0.3),
+    "measure": ("vasuki.runs.run:placed_as_loaded", 1, 0.1),
     "plan": ("vasuki.runs.placement:make_plan", 1, 0.1),
     "prompts": ("vasuki.io.input.requests:RequestStream._tokenise", 1, 0.05),
     "decodes": ("vasuki.io.output.trace:TraceWriter.record", 12, 0.02),
     "journal": ("vasuki.io.output.journal:Journal.write", 3, 0.002),
     "commit": ("vasuki.io.output.parts:PartWriter._commit", 3, 0.01),
+    "last rows": ("vasuki.io.output.sink:RowSink.close", 1, 0.01),
     "manifest": ("vasuki.io.output.output_folder:OutputFolder.finish", 1, 0.02),
 }
 MOST_CPU_S = 60  # then a run is killed: it would not end
@@ -73,6 +78,10 @@ def hang_up(order: Order) -> None:
     os.kill(os.getpid(), signal.SIGHUP)
 
 
+def terminate(order: Order) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def limit_files(order: Order) -> None:
     """No file can be written beyond so many bytes, as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (order.amount, resource.RLIM_INFINITY))
@@ -96,8 +105,8 @@ def limit_handles(order: Order) -> None:
 
 
 def turn_clock_back(order: Order) -> None:
-    """From now on each look at the wall clock is a minute before the last one."""
-    now_s, looks = time.time(), iter(range(1, 1_000_000))
+    """To 1970, or from now on each look at the wall clock is a minute before the last one."""
+    now_s, looks = 1e6 if order.amount else time.time(), iter(range(1, 1_000_000))
     time.time = lambda: now_s - 60.0 * next(looks)
     time.time_ns = lambda: int(time.time() * 1e9)
 
@@ -106,12 +115,14 @@ EVENTS: dict[str, Callable[[Order], None]] = {
     "nothing": lambda order: None,
     "kill": kill,
     "hang_up": hang_up,
+    "terminate": terminate,
     "limit_files": limit_files,
     "sleep": sleep,
     "fill_disk": fill_disk,
     "make_read_only": make_read_only,
     "limit_handles": limit_handles,
     "turn_clock_back": turn_clock_back,
+    **dict.fromkeys(HANDS, lambda order: lay_hands(Path(order.job).parent, order.event, order.amount)),
 }
 
 
@@ -188,6 +199,7 @@ def run(order: Order) -> int:
     for stream, name in ((1, "stdout"), (2, "stderr")):
         with open(Path(order.job).parent / name, "w") as said:
             os.dup2(said.fileno(), stream)
+    on_entry("manifest", counting.set)
     if order.phase:
         start_clock(order)
     else:
@@ -204,21 +216,30 @@ def run(order: Order) -> int:
 
 def start_clock(order: Order) -> None:
     """Let the event happen so long after the run has entered the phase."""
-    place, _, _ = PHASES[order.phase]
+    entered = itertools.count(1)
+
+    def enter() -> None:
+        if next(entered) == order.entries:
+            threading.Timer(order.delay_s, EVENTS[order.event], [order]).start()
+
+    on_entry(order.phase, enter)
+
+
+def on_entry(phase: str, act: Callable[[], None]) -> None:
+    """Let a run do something whenever it enters the phase."""
+    place, _, _ = PHASES[phase]
     module, _, path = place.partition(":")
     *outer, name = path.split(".")
     owner = importlib.import_module(module)
     for part in outer:
         owner = getattr(owner, part)
-    wrapped, entered = getattr(owner, name), [0]
+    wrapped = getattr(owner, name)
 
-    def with_clock(*arguments: Any, **options: Any) -> Any:
-        entered[0] += 1
-        if entered[0] == order.entries:
-            threading.Timer(order.delay_s, EVENTS[order.event], [order]).start()
+    def entering(*arguments: Any, **options: Any) -> Any:
+        act()
         return wrapped(*arguments, **options)
 
-    setattr(owner, name, with_clock)
+    setattr(owner, name, entering)
 
 
 if __name__ == "__main__":

@@ -805,7 +805,7 @@ def test_parts_that_are_removed_while_the_job_runs(job: Job, monkeypatch: pytest
         patched.setattr(OutputFolder, "finish", remove_first)
         result = run(path)
     assert result.exit_code == 75
-    assert "12 rows are missing from" in result.stderr
+    assert "lacks 12 rows, removed while the job ran" in result.stderr
     assert not (path.parent / "out/_SUCCESS").exists()
     assert run(path).exit_code == 0
     assert len(by_id(path)) == 12

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -120,17 +121,30 @@ def test_handles_that_run_out(
 
 def test_a_clock_that_goes_back(tmp_path: Path, tiny_model: Path, nursery: Nursery, expected: pa.Table) -> None:
     job = job_into(tmp_path / "job", tiny_model)
-    for code, _ in troubled(nursery, job, "turn_clock_back", random.Random(5), 1, expected):
+    for code, _ in troubled(nursery, job, "turn_clock_back", random.Random(5), 2, expected):
         assert code == 0
         (tmp_path / "job" / "out" / "_SUCCESS").unlink()
         next((tmp_path / "job" / "out").glob("part-*.parquet")).unlink()
 
 
-def test_a_terminal_that_is_closed(tmp_path: Path, tiny_model: Path, nursery: Nursery, expected: pa.Table) -> None:
+@pytest.mark.parametrize("event", ["terminate", "hang_up"])
+def test_a_signal_in_each_phase(
+    tmp_path: Path, tiny_model: Path, nursery: Nursery, expected: pa.Table, event: str
+) -> None:
+    """It ends the run with 75, and with the number of rows that are left once some are written; with 0 if none is."""
     job = job_into(tmp_path / "job", tiny_model)
-    for phase in ("load", "plan", "decodes", "commit"):
-        assert nursery.run(Order(str(job), "hang_up", phase)) == 75
+    for phase in PHASES:
+        code = nursery.run(Order(str(job), event, phase))
         said = (job.parent / "stderr").read_text()
-        assert re.fullmatch("vasuki: stopped by a signal; .*run the same command again to go on\n", said)
+        if phase in ("last rows", "manifest"):
+            assert (code, said) == (0, "")
+            assert answers(job).equals(expected)
+            shutil.rmtree(job.parent / "out")
+            continue
+        assert code == 75
+        words = re.fullmatch(r"vasuki: stopped by a signal; (?:(\d+) rows are left, )?run the same .* to go on\n", said)
+        assert words, said
+        there = answers(job)
+        assert words[1] is None or int(words[1]) == expected.num_rows - (0 if there is None else there.num_rows)
     assert nursery.run(Order(str(job))) == 0
     assert answers(job).equals(expected)

@@ -311,6 +311,8 @@ def writing(place: Location) -> Iterator[None]:
     """
     try:
         yield
+    except FileNotFoundError:
+        raise Interrupted(f"cannot write {place}: what lay there was removed while the job ran") from None
     except OSError as error:
         raise Interrupted(
             f"cannot write {place}: {error.strerror or error}; rows finished before it are kept"

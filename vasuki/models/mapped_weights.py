@@ -1,5 +1,5 @@
-"""Weights that stay in their files while a process computes with them: a CPU reads them where the kernel has mapped them,
-so whoever writes into such a file changes the model in the midst of a job. A file that takes the place of another, as
+"""Weights that stay in their files while a process computes with them: a CPU reads them where the kernel has mapped
+them, so writing into such a file changes the model in the midst of a job. A file that takes the place of another, as
 with `mv`, does not: the one that was mapped lives on.
 """
 

@@ -98,9 +98,8 @@ class OpenJob:
         left = plural(self.folder.rows_left, "row")
         if isinstance(self.table, InputTable) and self.table.unread:
             problems = "; ".join(map(str, self.table.unread))
-            raise InputError(f"{problems}; all other rows are answered, {left} are left until it is as it was")
-        place, goes_on = self.folder.place, Interrupted.goes_on
-        raise Interrupted(f"{left} are missing from {place}, removed while the job ran; {goes_on}")
+            raise InputError(f"{problems}; all other rows are answered, the output lacks {left} until it is as it was")
+        raise Interrupted(f"{self.folder.place} lacks {left}, removed while the job ran; {Interrupted.goes_on}")
 
 
 def read_table(config: JobConfig) -> InputTable:

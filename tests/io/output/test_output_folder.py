@@ -29,6 +29,7 @@ from vasuki.io.location import Location
 from vasuki.io.output.answers import Answer, answer_schema
 from vasuki.io.output.manifest import Manifest, Timings, read_manifest
 from vasuki.io.output.output_folder import OutputFolder, simulated_folder
+from vasuki.io.output.ownership import labelled_parts
 from vasuki.io.output.parts import PartLabel, read_label, to_parquet
 from vasuki.io.output.trace import StepRecord, TraceWriter
 from vasuki.io.selection import WHOLE, Shard
@@ -437,6 +438,62 @@ def test_parts_of_the_first_version_are_named(job: MakeJob, parquet: WriteParque
     assert run(config, fresh=True) == 5
 
 
+def test_an_output_of_a_newer_version_is_refused_before_it_is_worked_on(job: MakeJob, parquet: WriteParquet) -> None:
+    config = job(parquet(text=["a"] * 30))
+    run(config, stop_after=12)
+    manifest = out(config) / "manifest.json"
+    tree = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(tree | {"schema_version": 3, "rows": "as it says them"}))
+    with pytest.raises(OutputInUse, match="the output of a newer version of vasuki; let that version finish it"):
+        run(config)
+    assert run(config, fresh=True) == 30
+
+
+def test_a_manifest_that_says_less_is_gone_on_with(job: MakeJob, parquet: WriteParquet) -> None:
+    """As the first manifests were."""
+    config = job(parquet(text=["a"] * 30))
+    run(config, stop_after=12)
+    manifest = out(config) / "manifest.json"
+    tree = json.loads(manifest.read_text())
+    keys = ("job", "config_hash", "input_fingerprint", "rows", "tokens", "timings")
+    manifest.write_text(json.dumps({"schema_version": 1, **{key: tree[key] for key in keys}}))
+    assert run(config) == 18
+    assert read_manifest(Location.parse(config.output.path)).rows.succeeded == 30
+
+
+@pytest.mark.parametrize("content", [b'{"schema_version": 2, "job": {', b"", b"[]"])
+def test_a_manifest_that_breaks_while_the_job_runs_is_made_again(
+    job: MakeJob, parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    config = job(parquet(text=["a"] * 30))
+    run(config, stop_after=12)
+    finish = OutputFolder.finish
+
+    def break_and_finish(self: OutputFolder, *arguments: Any) -> Manifest:
+        self.manifest.write_bytes(content)
+        return finish(self, *arguments)
+
+    monkeypatch.setattr(OutputFolder, "finish", break_and_finish)
+    assert run(config) == 18
+    assert read_manifest(Location.parse(config.output.path)).rows.succeeded == 30
+
+
+def test_a_part_that_goes_while_parts_are_counted(
+    job: MakeJob, parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = job(parquet(text=["a"] * 30))
+    run(config, stop_after=12)
+    first, *others = sorted(out(config).glob("part-*.parquet"))
+
+    def read_late(part: Location, with_pages: bool = False) -> PartLabel | None:
+        first.unlink(missing_ok=True)  # listed, and gone
+        return read_label(part, with_pages)
+
+    monkeypatch.setattr("vasuki.io.output.ownership.read_label", read_late)
+    kept = [label for _, label in labelled_parts(Location.parse(config.output.path))]
+    assert len(kept) == len(others)
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_parts_of_the_version_before_are_gone_on_with(
     job: MakeJob, parquet: WriteParquet, caplog: pytest.LogCaptureFixture, n: int
@@ -643,7 +700,7 @@ def test_a_file_system_that_cannot_rename(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_folder_that_is_gone_interrupts(tmp_path: Path) -> None:
     with open_folder(tmp_path / "out") as folder:
         shutil.rmtree(tmp_path / "out")
-        with pytest.raises(Interrupted, match=r"cannot write .*/out: No such file or directory; rows finished before"):
+        with pytest.raises(Interrupted, match=r"cannot write .*/out: what lay there was removed while the job ran"):
             folder.finish(Manifest(job={}, config_hash="c", input_fingerprint="f"))
 
 

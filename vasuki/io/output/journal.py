@@ -131,7 +131,7 @@ class Journal:
         except (OSError, ValueError, AttributeError):
             is_ours = False
         if not is_ours:
-            log.warning("%s is damaged or of another job: rows that were in flight begin anew", file)
+            log.warning("%s is damaged, or of another job or version: rows that were in flight begin anew", file)
             return
         for line in filter(None, lines):
             try:

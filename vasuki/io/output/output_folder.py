@@ -37,6 +37,7 @@ from vasuki.io.output.ownership import (
     SUCCESS,
     has_parts,
     is_broken_manifest,
+    is_newer_manifest,
     is_own_journal,
     is_own_name,
     labelled_parts,
@@ -52,6 +53,7 @@ from vasuki.io.selection import WHOLE, DoneRows, Selection, Shard
 log = logging.getLogger(__name__)
 
 _WAY_OUT = "run with --fresh to replace it, or choose another output.path"
+_THAT_VERSION = f"let that version finish it, {_WAY_OUT}"
 
 
 class OutputFolder:
@@ -222,6 +224,7 @@ class OutputFolder:
         """
         self._lock.refuse_lost()
         with writing(self.place), self._lock.alone(self.place):
+            self._delete_broken_manifests()
             labels = without_doubles(list(self._labels()))
             done = self._done_rows(labels, self.done.num_rows)
             own = [label for part, label in labels if self._is_own(part)]
@@ -259,6 +262,8 @@ class OutputFolder:
         self.close()
 
     def _read_back(self, num_rows: int, retries_errors: bool) -> None:
+        if any(map(is_newer_manifest, self.place.children())):
+            raise OutputInUse(f"{self.place} holds the output of a newer version of vasuki; {_THAT_VERSION}")
         labels = list(self._labels(with_pages=True))
         told = [label.began for _, label in labels] + [began_of(file) for file in self._journals()]
         self.began = min(filter(None, told), default="")
@@ -283,7 +288,7 @@ class OutputFolder:
             if not label.config_hash:
                 raise OutputInUse(
                     f"{self.place} holds the output of another version of vasuki, which knows models and inputs in "
-                    f"another way; let that version finish it, {_WAY_OUT}"
+                    f"another way; {_THAT_VERSION}"
                 )
             if label.config_hash != self._config_hash:
                 what = "a job with another model, input, sampling or output columns"

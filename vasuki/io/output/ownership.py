@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from vasuki.base.errors import OutputInUse, UnreadableError, one_line
 from vasuki.io.location import Location
-from vasuki.io.output.manifest import MANIFEST, is_manifest
+from vasuki.io.output.manifest import MANIFEST, SCHEMA_VERSION, is_manifest
 from vasuki.io.output.parts import PART_NAME, DamagedPart, PartLabel, read_label
 
 SUCCESS = "_SUCCESS"
@@ -99,7 +100,12 @@ def labelled_parts(place: Location, with_pages: bool = False) -> Iterator[tuple[
     """
     parts = [child for child in place.children() if _is_part(child.name)]
     for part in sorted(parts, key=lambda part: PART_NAME.fullmatch(part.name) is None):
-        label = read_label(part, with_pages)
+        try:
+            label = read_label(part, with_pages)
+        except UnreadableError:
+            if part.exists():
+                raise
+            continue  # somebody removed it just now
         if label is None:
             raise _not_ours(place, part)
         yield part, label
@@ -131,6 +137,8 @@ def is_broken_manifest(file: Location) -> bool:
         return False
     try:
         tree = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return False
     except OSError as error:
         raise UnreadableError(f"cannot read {file}: {error.strerror or one_line(error)}") from None
     except (ValueError, RecursionError):
@@ -138,6 +146,14 @@ def is_broken_manifest(file: Location) -> bool:
     if isinstance(tree, dict) and tree.keys() >= _MANIFEST_KEYS:
         return not is_manifest(tree)
     return not (isinstance(tree, dict) and tree)
+
+
+def is_newer_manifest(file: Location) -> bool:
+    """Whether a manifest is of a version of vasuki that says more than this one understands."""
+    if not _MANIFEST.fullmatch(file.name):
+        return False
+    version = _tree_of(file).get("schema_version")
+    return isinstance(version, int) and version > SCHEMA_VERSION
 
 
 def _is_part(name: str) -> bool:
@@ -154,11 +170,16 @@ def _not_ours(place: Location, file: Location) -> OutputInUse:
 
 
 def _is_manifest(file: Location) -> bool:
+    return _tree_of(file).keys() >= _MANIFEST_KEYS
+
+
+def _tree_of(file: Location) -> dict[str, Any]:
+    """The JSON object in a file; an empty one if there is none."""
     try:
         tree = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(tree, dict) and tree.keys() >= _MANIFEST_KEYS
+        return {}
+    return tree if isinstance(tree, dict) else {}
 
 
 def _is_trace(file: Location) -> bool:

@@ -156,7 +156,7 @@ def trace_files(place: Location) -> list[Location]:
         if not files[0].exists():
             files = [child for child in place.children() if child.name.startswith("trace-")]
     if not files or not files[0].exists():
-        raise InputError(f"{place} has no {TRACE}")
+        raise InputError(f"{place} has no {TRACE}" if place.is_folder() else f"{place} is not there")
     return files
 
 
