@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,12 @@ def answers(job: Path) -> pa.Table:
     table = pa.concat_tables([pq.read_table(part) for part in parts]).sort_by("id")
     assert len(set(table["id"].to_pylist())) == table.num_rows, "a row is there twice"
     return table
+
+
+def said(job: Path) -> str:
+    """What a run left on stderr, but for slow steps, which a busy machine has."""
+    lines = (job.parent / "stderr").read_text().splitlines(keepends=True)
+    return "".join(line for line in lines if not re.match(r"[\d:]+ step \d+ (took|has taken) ", line))
 
 
 @contextmanager

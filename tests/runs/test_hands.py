@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from hands import HANDS, clean_up, read_rows, remove_parts, write_rows
-from resumed_job import NUM_ROWS, answers, job_into, reader_beside
+from resumed_job import NUM_ROWS, answers, job_into, reader_beside, said
 from run_nursery import PHASES, Nursery, Order, open_nursery
 
 from vasuki.io.location import Location
@@ -101,7 +101,7 @@ def check_words(
     job: Path, order: Order, code: int, was_broken: bool, was_double: bool, inputs: dict[str, pa.Table]
 ) -> None:
     """Compare each line that a run left with what is there. `inputs` are the files' rows before it."""
-    *warnings, last = ["", *(job.parent / "stderr").read_text().splitlines()]
+    *warnings, last = ["", *said(job).splitlines()]
     if not code and last:
         warnings.append(last)
     done = job.parent / "done"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from resumed_job import answers, job_into, reader_beside
+from resumed_job import answers, job_into, reader_beside, said
 from run_nursery import PHASES, Nursery, Order, open_nursery, set_read_only
 
 from vasuki.io.location import Location
@@ -61,10 +61,10 @@ def troubled(
         entries, delay_s = 1 + rng.randrange(most_entries), rng.uniform(0, seconds)
         with reader_beside(job, expected):
             code = nursery.run(Order(str(job), event, phase, entries, delay_s, rng.randrange(most)))
-        said = (job.parent / "stderr").read_text()
-        assert len(said.splitlines()) == (code != 0), said
-        assert said.startswith("vasuki: ") or not code, said
-        yield code, said
+        words = said(job)
+        assert len(words.splitlines()) == (code != 0), words
+        assert words.startswith("vasuki: ") or not code, words
+        yield code, words
     assert nursery.run(Order(str(job))) == 0
     assert answers(job).equals(expected)
     assert (job.parent / "out" / "_SUCCESS").exists()
@@ -77,9 +77,9 @@ def test_a_disk_that_fills_up(
 ) -> None:
     job = job_into(tmp_path / "job", tiny_model)
     with small_disk(tmp_path / "job" / "out"):
-        for code, said in troubled(nursery, job, "fill_disk", random.Random(seed), 40_000, expected):
+        for code, words in troubled(nursery, job, "fill_disk", random.Random(seed), 40_000, expected):
             assert code in (0, 2, 75)
-            assert not code or "No space left on device" in said
+            assert not code or "No space left on device" in words
             (tmp_path / "job" / "out" / "ballast").unlink(missing_ok=True)
 
 
@@ -88,9 +88,9 @@ def test_files_that_may_not_grow(
     tmp_path: Path, tiny_model: Path, nursery: Nursery, expected: pa.Table, seed: int
 ) -> None:
     job = job_into(tmp_path / "job", tiny_model)
-    for code, said in troubled(nursery, job, "limit_files", random.Random(seed), 10_000, expected):
+    for code, words in troubled(nursery, job, "limit_files", random.Random(seed), 10_000, expected):
         assert code in (0, 2, 75)
-        assert not code or "File too large" in said
+        assert not code or "File too large" in words
 
 
 def test_a_folder_that_cannot_be_written_to(
@@ -101,9 +101,9 @@ def test_a_folder_that_cannot_be_written_to(
     if not (set_read_only(tmp_path / "job" / "out", True) and set_read_only(tmp_path / "job" / "out", False)):
         pytest.skip("no folder can be made read-only here")
     try:
-        for code, said in troubled(nursery, job, "make_read_only", random.Random(3), 1, expected):
+        for code, words in troubled(nursery, job, "make_read_only", random.Random(3), 1, expected):
             assert code in (0, 2, 75)
-            assert not code or "not permitted" in said or "Permission denied" in said
+            assert not code or "not permitted" in words or "Permission denied" in words
             set_read_only(tmp_path / "job" / "out", False)
     finally:
         set_read_only(tmp_path / "job" / "out", False)
@@ -114,9 +114,9 @@ def test_handles_that_run_out(
     tmp_path: Path, tiny_model: Path, nursery: Nursery, expected: pa.Table, seed: int
 ) -> None:
     job = job_into(tmp_path / "job", tiny_model)
-    for code, said in troubled(nursery, job, "limit_handles", random.Random(seed), 12, expected):
+    for code, words in troubled(nursery, job, "limit_handles", random.Random(seed), 12, expected):
         assert code in (0, 2, 4, 75)
-        assert not code or "Too many open files" in said
+        assert not code or "Too many open files" in words
 
 
 def test_a_clock_that_goes_back(tmp_path: Path, tiny_model: Path, nursery: Nursery, expected: pa.Table) -> None:
@@ -135,15 +135,16 @@ def test_a_signal_in_each_phase(
     job = job_into(tmp_path / "job", tiny_model)
     for phase in PHASES:
         code = nursery.run(Order(str(job), event, phase))
-        said = (job.parent / "stderr").read_text()
         if phase in ("last rows", "manifest"):
-            assert (code, said) == (0, "")
+            assert (code, said(job)) == (0, "")
             assert answers(job).equals(expected)
             shutil.rmtree(job.parent / "out")
             continue
         assert code == 75
-        words = re.fullmatch(r"vasuki: stopped by a signal; (?:(\d+) rows are left, )?run the same .* to go on\n", said)
-        assert words, said
+        words = re.fullmatch(
+            r"vasuki: stopped by a signal; (?:(\d+) rows are left, )?run the same .* to go on\n", said(job)
+        )
+        assert words, said(job)
         there = answers(job)
         assert words[1] is None or int(words[1]) == expected.num_rows - (0 if there is None else there.num_rows)
     assert nursery.run(Order(str(job))) == 0
