@@ -28,7 +28,7 @@ from hands import HANDS, counting, lay_hands
 
 PHASES = {  # what a run calls there, how often at least, and about how long the phase takes from there on
     "load": ("vasuki.hf.loading.load_model:load_model", 1, 0.3),
-    "measure": ("vasuki.runs.run:placed_as_loaded", 1, 0.1),
+    "measure": ("vasuki.runs.workers.device:placed_as_loaded", 1, 0.1),
     "plan": ("vasuki.runs.placement:make_plan", 1, 0.1),
     "prompts": ("vasuki.io.input.requests:RequestStream._tokenise", 1, 0.05),
     "decodes": ("vasuki.io.output.trace:TraceWriter.record", 12, 0.02),
