@@ -103,9 +103,9 @@ def labelled_parts(place: Location, with_pages: bool = False) -> Iterator[tuple[
         try:
             label = read_label(part, with_pages)
         except UnreadableError:
-            if part.exists():
+            if not _is_gone(part):
                 raise
-            continue  # somebody removed it just now
+            continue
         if label is None:
             raise _not_ours(place, part)
         yield part, label
@@ -154,6 +154,14 @@ def is_newer_manifest(file: Location) -> bool:
         return False
     version = _tree_of(file).get("schema_version")
     return isinstance(version, int) and version > SCHEMA_VERSION
+
+
+def _is_gone(part: Location) -> bool:
+    """Whether somebody has removed a part just now. Where permission is lacking, nobody can tell."""
+    try:
+        return not part.exists()
+    except OSError:
+        return False
 
 
 def _is_part(name: str) -> bool:
