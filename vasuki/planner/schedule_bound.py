@@ -174,10 +174,10 @@ class RoomBound:
     def chunks_s(self) -> float:
         """What longer chunks take of attention, whatever the number of steps."""
         sums, full, windowed = self.job.sums, self.terms.full, self.terms.windowed
-        full_s: float = roofline(sums.pairs * full.pair_s, self.job.ends * full.read_s)
+        full_s = roofline(sums.pairs * full.pair_s, self.job.ends * full.read_s)
         # A query sees no more than all those of its chunk together.
         read_s = sums.windowed_pairs / self.room.step_tokens * windowed.read_s
-        windowed_s: float = roofline(sums.windowed_pairs * windowed.pair_s, read_s)
+        windowed_s = roofline(sums.windowed_pairs * windowed.pair_s, read_s)
         return self.in_step * (full.layers * full_s + windowed.layers * windowed_s)
 
     def seconds(self) -> float:

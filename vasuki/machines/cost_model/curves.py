@@ -11,7 +11,7 @@ import numpy as np
 
 from vasuki.machines.cost_model.measured import RatioCurve
 from vasuki.machines.cost_model.operators import OperatorModel
-from vasuki.machines.cost_model.rooflines import OperatorCost, Rooflines
+from vasuki.machines.cost_model.rooflines import OperatorCost, Rooflines, roofline
 from vasuki.machines.profile import HardwareProfile
 
 TABLE = 4096  # tokens of the largest step that is looked at by itself
@@ -22,6 +22,10 @@ class RooflineCurves(Rooflines):
     """`Rooflines` of arrays."""
 
     ceil, log2, most, least = np.ceil, np.log2, np.maximum, np.minimum
+
+    @staticmethod
+    def roofline(compute_s: Any, memory_s: Any) -> Any:
+        return np.asarray(np.frompyfunc(roofline, 2, 1)(compute_s, memory_s), np.float64)
 
 
 class OperatorCurves(OperatorModel):

@@ -29,9 +29,12 @@ ELEMENTWISE_SHARE: dict[ElementwiseOperator, float] = {
 }
 
 
-def roofline(compute_s: Any, memory_s: Any) -> Any:
+def roofline(compute_s: float, memory_s: float) -> float:
     """Time of an operator from the times that computing and memory traffic would take alone."""
-    return (compute_s**ROOFLINE_SHARPNESS + memory_s**ROOFLINE_SHARPNESS) ** (1.0 / ROOFLINE_SHARPNESS)
+    high, low = (compute_s, memory_s) if compute_s > memory_s else (memory_s, compute_s)
+    if high == 0.0:
+        return 0.0
+    return float(high * (1.0 + (low / high) ** ROOFLINE_SHARPNESS) ** (1.0 / ROOFLINE_SHARPNESS))
 
 
 @dataclass(slots=True)
@@ -81,6 +84,7 @@ class Rooflines:
     log2: Any = staticmethod(math.log2)
     most: Any = staticmethod(max)
     least: Any = staticmethod(min)
+    roofline: Any = staticmethod(roofline)
 
     def __init__(self, profile: HardwareProfile, dtype: str, kv_dtype: str = "") -> None:
         self.dtype_bytes = DTYPE_BYTES[dtype]
@@ -118,7 +122,7 @@ class Rooflines:
         compute_s = 2.0 * padded_elements * k / self._matmul_rate
         memory_bytes = self.dtype_bytes * (copies * k * n + tokens * (k + n))
         memory_s = memory_bytes / self._matmul_bandwidth
-        return OperatorCost(self.kernel_s + roofline(compute_s, memory_s), compute_s, memory_s, memory_bytes)
+        return OperatorCost(self.kernel_s + self.roofline(compute_s, memory_s), compute_s, memory_s, memory_bytes)
 
     def elementwise(self, operator: ElementwiseOperator, tokens: Any, bytes_per_token: float) -> OperatorCost:
         """A memory-bound operator."""
@@ -160,5 +164,5 @@ class Rooflines:
         """
         compute_s = flops / self._attention_rate
         memory_s = memory_bytes / (self._bandwidth * ELEMENTWISE_SHARE["activation"])
-        total_s = self.most(kernels * self._eager_kernel_s, roofline(compute_s, memory_s))
+        total_s = self.most(kernels * self._eager_kernel_s, self.roofline(compute_s, memory_s))
         return OperatorCost(total_s, compute_s, memory_s, memory_bytes)
