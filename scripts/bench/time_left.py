@@ -19,7 +19,7 @@ from vasuki.base.config import load_job
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
-from vasuki.planner import RunningPrediction
+from vasuki.planner import TimeLeft
 from vasuki.runs.options import RunOptions
 from vasuki.runs.run import run_job
 
@@ -39,10 +39,10 @@ def main() -> None:
 
 def _errors(job: str, overrides: tuple[str, ...]) -> dict[str, list[float]]:
     seen: list[tuple[float, float]] = []  # (when, seconds left as shown)
-    record = RunningPrediction.record
+    record = TimeLeft.record
 
     def watched(
-        self: RunningPrediction,
+        self: TimeLeft,
         now_s: float,
         batch: Batch,
         result: StepResult,
@@ -52,14 +52,14 @@ def _errors(job: str, overrides: tuple[str, ...]) -> dict[str, list[float]]:
         record(self, now_s, batch, result, scheduler, finished)
         seen.append((time.perf_counter(), self.left_s))
 
-    RunningPrediction.record = watched  # type: ignore[method-assign]
+    TimeLeft.record = watched  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:
             manifest = run_job(
                 load_job(job, (*overrides, f"output.path={folder}/out")), RunOptions(quiet=True)
             ).manifest
     finally:
-        RunningPrediction.record = record  # type: ignore[method-assign]
+        TimeLeft.record = record  # type: ignore[method-assign]
     ended_s, total_s = seen[-1][0], manifest.timings.generate_s
     tenths: list[list[float]] = [[] for _ in range(TENTHS)]
     for now_s, left_s in seen:

@@ -38,7 +38,7 @@ from vasuki.engine.sequence import Sequence as Row
 from vasuki.hf.loading.load_model import LoadedModel, load_model
 from vasuki.hf.ragged_executor import build_executor
 from vasuki.machines.cost_model import CostModel
-from vasuki.planner import RunningPrediction
+from vasuki.planner import TimeLeft
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 from vasuki.runs.placement import Placement, placed_as_loaded
@@ -99,7 +99,7 @@ class ProcessorClock(VirtualClock):
 class Priced:
     """An observer that adds up what was predicted of the steps."""
 
-    def __init__(self, prediction: RunningPrediction) -> None:
+    def __init__(self, prediction: TimeLeft) -> None:
         self.seconds = 0.0
         self._prediction = prediction
 
@@ -203,7 +203,7 @@ def measured(system: Prepared, loaded: LoadedModel, cost_model: CostModel, lengt
 
     settings = system.plan.settings
     executor, scheduler = build_executor(loaded, settings), Scheduler(settings)
-    priced = Priced(RunningPrediction(system.plan, cost_model))
+    priced = Priced(TimeLeft(system.plan, cost_model))
     timed = TimedAdmission(system.gathering, system.pack) if system.pack else None
     admission = admission_for(settings.policy) if timed is None else timed
     clock = ProcessorClock()

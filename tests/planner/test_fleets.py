@@ -10,7 +10,7 @@ import pytest
 
 from vasuki.base.config import parse_job
 from vasuki.models.named import named_shape
-from vasuki.planner.fleet import Choice, Fleet, flip_of, forecast
+from vasuki.planner.fleet import Choice, Fleet, fleet_end, flip_of
 from vasuki.planner.lengths import Lengths
 from vasuki.runs.planned_fleets import Market, fleet_choices, parse_fleets, play
 from vasuki.runs.workload import Workload
@@ -50,17 +50,17 @@ def disturbed(gpus: str) -> Fleet:
 @pytest.mark.parametrize("gpus", ["a10", "a10+a40"])
 def test_disturbed_runs_end_as_foreseen(gpus: str) -> None:
     fleet = disturbed(gpus)
-    foreseen = forecast(fleet, error=0.0)  # a simulation takes as long as it is predicted to
-    calm = play(Choice(forecast(Fleet(fleet.members))), workload(), seed=0)
-    assert calm.plan.makespan_s == pytest.approx(foreseen.calm_s, rel=0.05)
-    runs = [play(Choice(foreseen), workload(), seed) for seed in range(40)]
+    ends = fleet_end(fleet, error=0.0)  # a simulation takes as long as it is predicted to
+    calm = play(Choice(fleet_end(Fleet(fleet.members))), workload(), seed=0)
+    assert calm.plan.makespan_s == pytest.approx(ends.calm_s, rel=0.05)
+    runs = [play(Choice(ends), workload(), seed) for seed in range(40)]
     ends_s = np.array([run.plan.makespan_s for run in runs])
     noise_s = ends_s.std() / len(runs) ** 0.5
-    assert abs(ends_s.mean() - foreseen.mean_s) <= 0.02 * foreseen.mean_s + 2 * noise_s
+    assert abs(ends_s.mean() - ends.mean_s) <= 0.02 * ends.mean_s + 2 * noise_s
     interruptions = [run.interruptions for run in runs]
-    assert np.mean(interruptions) == pytest.approx(foreseen.interruptions, abs=0.5)
-    for deadline_s in (1.1 * foreseen.calm_s, 1.8 * foreseen.calm_s):
-        assert (ends_s <= deadline_s).mean() == pytest.approx(foreseen.in_time(deadline_s), abs=0.15)
+    assert np.mean(interruptions) == pytest.approx(ends.interruptions, abs=0.5)
+    for deadline_s in (1.1 * ends.calm_s, 1.8 * ends.calm_s):
+        assert (ends_s <= deadline_s).mean() == pytest.approx(ends.in_time(deadline_s), abs=0.15)
     assert {run.result.written.rows for run in runs} == {len(workload().lengths)}
     assert sum(run.recomputed_tokens for run in runs) > 0
 
@@ -87,13 +87,13 @@ def test_a_share_takes_what_its_plan_says_and_all_shares_make_the_job() -> None:
 
 
 def test_the_cheapest_that_holds_comes_first() -> None:
-    alone = chosen("a40")[0].forecast.quantile_s(0.9)
+    alone = chosen("a40")[0].end.quantile_s(0.9)
     easy = chosen("a10:4", "a40:2", deadline_s=1.1 * alone)
     assert easy[0].fleet.label == "1 a40"
     assert [choice.amount for choice in easy if choice.holds] == sorted(
         choice.amount for choice in easy if choice.holds
     )
-    together = chosen("a40:2")[0].forecast.quantile_s(0.9)
+    together = chosen("a40:2")[0].end.quantile_s(0.9)
     tight = chosen("a10:4", "a40:2", deadline_s=1.02 * together)[0]
     assert tight.holds
     assert tight.fleet.replicas > 1
@@ -103,23 +103,23 @@ def test_the_cheapest_that_holds_comes_first() -> None:
 
 
 def test_cards_of_the_next_kind_are_added_where_the_cheapest_are_too_few() -> None:
-    together = chosen("a40:1+a10:1")[0].forecast.quantile_s(0.9)
+    together = chosen("a40:1+a10:1")[0].end.quantile_s(0.9)
     best = chosen("a10:1", "a40:1", deadline_s=1.02 * together)[0]
     assert best.fleet.label == "1 a40 + 1 a10"
     assert best.holds
 
 
 def test_a_deadline_holds_more_surely_the_later_it_is() -> None:
-    foreseen = chosen("a10:2")[0].forecast
-    chances = [foreseen.in_time(share * foreseen.calm_s) for share in (0.5, 0.9, 1.0, 1.1, 2.0)]
+    ends = chosen("a10:2")[0].end
+    chances = [ends.in_time(share * ends.calm_s) for share in (0.5, 0.9, 1.0, 1.1, 2.0)]
     assert chances == sorted(chances)
     assert chances[0] < 0.01 < 0.3 < chances[2] < 0.7 < 0.99 < chances[-1]
-    within = foreseen.in_time(1.25 * foreseen.calm_s) - foreseen.in_time(foreseen.calm_s / 1.25)
+    within = ends.in_time(1.25 * ends.calm_s) - ends.in_time(ends.calm_s / 1.25)
     assert within == pytest.approx(0.9, abs=0.02)  # a datasheet's predictions are within 25 %, nine times of ten
 
 
 def test_unknown_outputs_spread_the_end() -> None:
-    known, unknown = (chosen("a10", of=workload(100, at_most))[0].forecast for at_most in (False, True))
+    known, unknown = (chosen("a10", of=workload(100, at_most))[0].end for at_most in (False, True))
     assert unknown.ends_s.std() / unknown.mean_s > 1.5 * known.ends_s.std() / known.mean_s
     assert unknown.mean_s < 0.8 * unknown.calm_s  # a plan takes them as long as they may be
 

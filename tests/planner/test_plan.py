@@ -17,7 +17,7 @@ from vasuki.machines.price import Cost
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
 from vasuki.planner import make_plan
-from vasuki.planner.lengths import Lengths, Prefixes
+from vasuki.planner.lengths import Lengths, SharedPrefixes
 from vasuki.report.plan_table import plan_table, plan_verdict
 from vasuki.runs.placement import placed_on
 from vasuki.runs.workload import workload_of
@@ -91,7 +91,7 @@ def test_the_host_memory_of_weights_that_wait_there_is_counted() -> None:
 
 
 def test_the_table_says_what_rows_share() -> None:
-    prefixes = Prefixes([np.zeros(0, np.int32), np.arange(96, dtype=np.int32)], np.array([1, 1, 0]))
+    prefixes = SharedPrefixes([np.zeros(0, np.int32), np.arange(96, dtype=np.int32)], np.array([1, 1, 0]))
     plan = make_plan(replace(LENGTHS, prefixes=prefixes), named_shape("llama-3-8b"), find_profile("a10"))
     assert "96 of their tokens (1 %) are shared with rows that begin alike" in plan_table([plan])
     assert "begin alike" not in plan_table([replace(plan, shared_tokens=0)])

@@ -15,7 +15,7 @@ from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
 from vasuki.planner import make_plan, one_device, whole_job
-from vasuki.planner.lengths import Lengths, Prefixes
+from vasuki.planner.lengths import Lengths, SharedPrefixes
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import sample_rows
 from vasuki.planner.simulated import simulate_plan
@@ -214,7 +214,7 @@ def templated(rows: int, groups: int = 3, shared: int = 1000, seed: int = 0) -> 
     """Rows that begin, one after the other, with one of some templates."""
     own = lengths_of(rows, 100, 100, seed)
     templates = [np.zeros(0, np.int32), *(np.full(shared, group, np.int32) for group in range(groups))]
-    prefixes = Prefixes(templates, 1 + np.arange(rows) % groups)
+    prefixes = SharedPrefixes(templates, 1 + np.arange(rows) % groups)
     return replace(own, prompt_tokens=own.prompt_tokens + shared, prefixes=prefixes)
 
 

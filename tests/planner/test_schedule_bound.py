@@ -25,7 +25,7 @@ from vasuki.models.layout import Layout, spread_buffers
 from vasuki.models.named import named_shape
 from vasuki.models.shape import ModelShape, Way
 from vasuki.planner.job_sums import JobSums
-from vasuki.planner.lengths import Lengths, Prefixes
+from vasuki.planner.lengths import Lengths, SharedPrefixes
 from vasuki.planner.one_device import make_plan
 from vasuki.planner.rows_done import RowsDone
 from vasuki.planner.schedule_bound import StepRoom, step_rooms
@@ -106,12 +106,12 @@ def profiles(draw: st.DrawFn, shape: ModelShape) -> HardwareProfile:
 
 
 @st.composite
-def shared_beginnings(draw: st.DrawFn, rows: int) -> Prefixes:
+def shared_beginnings(draw: st.DrawFn, rows: int) -> SharedPrefixes:
     """What rows begin with: nothing, one text, or that and more."""
     first, more = draw(st.sampled_from([1, 16, 100])), draw(st.sampled_from([8, 40, 300]))
     text = np.arange(first + more, dtype=np.int32)
     of_row = draw(st.lists(st.integers(0, 2), min_size=rows, max_size=rows))
-    return Prefixes([text[:0], text[:first], text], np.array(of_row))
+    return SharedPrefixes([text[:0], text[:first], text], np.array(of_row))
 
 
 @st.composite
@@ -266,7 +266,7 @@ def test_half_a_link_would_be_beaten(card: str, rows: int, prompt: int, output: 
 def test_shared_prefixes_are_free() -> None:
     """Rows are counted as if each had its own text alone, but for what it attends to."""
     cost, room = CostModel(LLAMA, A10), [StepRoom(512, 20_000)]
-    prefixes = Prefixes([np.zeros(0, np.int32), np.zeros(400, np.int32)], np.ones(100, np.int64))
+    prefixes = SharedPrefixes([np.zeros(0, np.int32), np.zeros(400, np.int32)], np.ones(100, np.int64))
     plain = job(100, 500, 40)
     shared, short = replace(plain, prefixes=prefixes), job(100, 100, 40)
     shared_s, plain_s, short_s = (schedule_bound_s(each, cost, room) for each in (shared, plain, short))

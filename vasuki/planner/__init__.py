@@ -16,15 +16,15 @@
     lower_bound           seconds that no schedule can beat at datasheet rates
     schedule_bound        the same under the cost model, and what a better plan could save
     any_schedule          what no schedule of a job beats; job_sums: its rows as sums; rows_done: those a run has done
-    running_prediction    the prediction, corrected while the job runs
+    time_left             the prediction, corrected while the job runs
     plan                  the result; lengths: prompt and output lengths of a job's requests
 
 docs/planner.md tells the whole.
 """
 
 from vasuki.planner.one_device import make_plan
-from vasuki.planner.running_prediction import RunningPrediction
 from vasuki.planner.several_devices import plan_parallel
 from vasuki.planner.simulated import Simulated, simulate_plan
+from vasuki.planner.time_left import TimeLeft
 
-__all__ = ["RunningPrediction", "Simulated", "make_plan", "plan_parallel", "simulate_plan"]
+__all__ = ["Simulated", "TimeLeft", "make_plan", "plan_parallel", "simulate_plan"]

@@ -28,7 +28,7 @@ PROMPT_COLUMN, OUTPUT_COLUMN, ARRIVAL_COLUMN = "num_prefill_tokens", "num_decode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prefixes:
+class SharedPrefixes:
     """The beginning that each row shares with another one.
 
     Args:
@@ -70,7 +70,7 @@ class Lengths:
     output_tokens: Ints
     arrived_at_s: Floats | None = None
     max_tokens: Ints | None = None
-    prefixes: Prefixes | None = None
+    prefixes: SharedPrefixes | None = None
     priority: Floats | None = None
     deadline_s: Floats | None = None
     known: bool = False
@@ -101,7 +101,7 @@ class Lengths:
     def take(self, rows: Ints, arriving: bool = False) -> Lengths:
         """Some of the rows, in rising order if they keep arriving; else as if all were there from the start."""
         arrived_at_s = self.arrived_at_s[rows] if arriving and self.arrived_at_s is not None else None
-        prefixes = self.prefixes and Prefixes(self.prefixes.token_ids, self.prefixes.of_row[rows])
+        prefixes = self.prefixes and SharedPrefixes(self.prefixes.token_ids, self.prefixes.of_row[rows])
         priority, deadline_s = (None if values is None else values[rows] for values in (self.priority, self.deadline_s))
         return Lengths(
             self.prompt_tokens[rows],

@@ -70,8 +70,8 @@ def _chance(choice: Choice) -> str:
 def _figures(choices: Sequence[Choice]) -> Rows:
     """(name, one cell for each choice), each fact once."""
     return [
-        ("ends after, on average", [duration(choice.forecast.mean_s) for choice in choices]),
-        ("  90 of 100 within", [duration(choice.forecast.quantile_s(0.9)) for choice in choices]),
+        ("ends after, on average", [duration(choice.end.mean_s) for choice in choices]),
+        ("  90 of 100 within", [duration(choice.end.quantile_s(0.9)) for choice in choices]),
         ("in time", [UNKNOWN if choice.in_time is None else _chance(choice) for choice in choices]),
         ("cost", [money_text(choice.amount, choice.plan.cost.currency) for choice in choices]),
         ("  an hour", [money_text(choice.fleet.per_hour) for choice in choices]),
@@ -83,7 +83,7 @@ def _figures(choices: Sequence[Choice]) -> Rows:
 
 
 def _interruptions(choice: Choice) -> str:
-    return significant(choice.forecast.interruptions) if choice.fleet.on_spot else UNKNOWN
+    return significant(choice.end.interruptions) if choice.fleet.on_spot else UNKNOWN
 
 
 def _cost_of_interruptions(choice: Choice) -> str:

@@ -27,7 +27,7 @@ from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.named import named_shape
 from vasuki.models.shape import ModelShape
 from vasuki.models.token_counter import TokenCounter
-from vasuki.planner.lengths import Lengths, Prefixes, is_lengths_file, read_lengths
+from vasuki.planner.lengths import Lengths, SharedPrefixes, is_lengths_file, read_lengths
 from vasuki.runs.observers.progress import HowFar, busy_if_slow
 from vasuki.runs.opening import read_table
 from vasuki_solvers import shared_prefixes
@@ -216,7 +216,7 @@ def lengths_of(requests: Iterable[Request], num_rows: int = 0, known: bool = Fal
         table[:, 1],
         None,
         table[:, 2],
-        Prefixes(token_ids, of_row),
+        SharedPrefixes(token_ids, of_row),
         priority if priority.any() else None,
         deadline_s if np.isfinite(deadline_s).any() else None,
         known,

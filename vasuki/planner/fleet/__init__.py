@@ -2,26 +2,26 @@
 
 card        what one replica does in how long, and what it costs on demand and on spot
 bound       how soon a fleet can be done at best
-forecast    when a fleet of them ends, machines that are taken away and wrong predictions included
+ends        when a fleet of them ends, machines that are taken away and wrong predictions included
 choice      the cheapest that holds the deadline, the next ones, and the price at which they change places
 
 Symbols: a replica does the share s(t) of a job in t seconds, so n of them end when n s(t) = 1.
 """
 
-from vasuki.planner.fleet.card import Card, Pace, card_of
+from vasuki.planner.fleet.card import FleetCard, Pace, card_of
 from vasuki.planner.fleet.choice import Choice, Flip, choices_of, flip_of
-from vasuki.planner.fleet.forecast import Fleet, Forecast, Members, forecast
+from vasuki.planner.fleet.ends import Fleet, FleetEnd, Members, fleet_end
 
 __all__ = [
-    "Card",
     "Choice",
     "Fleet",
+    "FleetCard",
+    "FleetEnd",
     "Flip",
-    "Forecast",
     "Members",
     "Pace",
     "card_of",
     "choices_of",
+    "fleet_end",
     "flip_of",
-    "forecast",
 ]

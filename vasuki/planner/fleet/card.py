@@ -66,7 +66,7 @@ class Pace:
 
 
 @dataclass(frozen=True, eq=False)
-class Card:
+class FleetCard:
     """A kind of replica, as it can be rented: a machine with as many cards as the model is spread over.
 
     Args:
@@ -151,7 +151,7 @@ def card_of(
     shape: ModelShape,
     profile: HardwareProfile,
     replicas: int,
-) -> Card:
+) -> FleetCard:
     """Plan a job, and parts of it, on replicas of a kind.
 
     Args:
@@ -168,7 +168,7 @@ def card_of(
     longest = lengths.take(np.array([np.argmax(lengths.output_tokens)]))
     whole = plan(lengths)
     plans = [whole, *(plan_part(part, whole) for part in parts[1:])]
-    return Card(Pace(plans, plan_part(longest, whole).makespan_s), shape, profile, lengths)
+    return FleetCard(Pace(plans, plan_part(longest, whole).makespan_s), shape, profile, lengths)
 
 
 def _since_note_s(job_s: float) -> float:

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from vasuki.machines.price import Cost
-from vasuki.planner.fleet.card import Card
-from vasuki.planner.fleet.forecast import Fleet, Forecast, Members, forecast
+from vasuki.planner.fleet.card import FleetCard
+from vasuki.planner.fleet.ends import Fleet, FleetEnd, Members, fleet_end
 from vasuki.planner.plan import Plan
 
 HOLDS = 0.9  # a deadline holds if so many of the draws keep it
@@ -23,12 +23,12 @@ HOLDS = 0.9  # a deadline holds if so many of the draws keep it
 class Choice:
     """A fleet, and what is to be expected of it."""
 
-    forecast: Forecast
+    end: FleetEnd
     deadline_s: float | None = None  # from now
 
     @property
     def fleet(self) -> Fleet:
-        return self.forecast.fleet
+        return self.end.fleet
 
     @property
     def name(self) -> str:
@@ -38,7 +38,7 @@ class Choice:
     @property
     def in_time(self) -> float | None:
         """The probability that the deadline holds; None where there is none."""
-        return None if self.deadline_s is None else self.forecast.in_time(self.deadline_s)
+        return None if self.deadline_s is None else self.end.in_time(self.deadline_s)
 
     @property
     def holds(self) -> bool:
@@ -48,17 +48,17 @@ class Choice:
     @property
     def amount(self) -> float:
         """Expected cost."""
-        return self.forecast.cost(self.forecast.mean_s)
+        return self.end.cost(self.end.mean_s)
 
     @property
     def interruptions_cost(self) -> float:
         """What interruptions add to it."""
-        return self.forecast.cost(self.forecast.delay_s)
+        return self.end.cost(self.end.delay_s)
 
     @cached_property
     def plan(self) -> Plan:
         """The plan of the whole job. Its makespan is that of an undisturbed run, and its cost that of the mean end."""
-        fleet, foreseen = self.fleet, self.forecast
+        fleet, ends = self.fleet, self.end
         first = fleet.members[0][0]
         whole, part = first.whole, first.pace.plan(1 / fleet.replicas)
         num_gpus = sum(count * card.gpus for card, count in fleet.members)
@@ -72,7 +72,7 @@ class Choice:
             makespan_s=fleet.end_s(boots=False),
             lower_bound_s=min(card.whole.lower_bound_s for card, _ in fleet.members) / fleet.replicas,
             schedule_bound_s=fleet.bound_s,
-            cost=Cost.of(foreseen.mean_s, num_gpus, fleet.per_hour / num_gpus, whole.cost.currency, tokens),
+            cost=Cost.of(ends.mean_s, num_gpus, fleet.per_hour / num_gpus, whole.cost.currency, tokens),
             order=(),
             shared_tokens=whole.shared_tokens,
             misfits=whole.misfits,
@@ -84,7 +84,7 @@ class Choice:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan's object in `plan --json`, with the fleet's figures below `fleet`."""
-        fleet, foreseen = self.fleet, self.forecast
+        fleet, ends = self.fleet, self.end
         return self.plan.to_dict() | {
             "fleet": {
                 "cards": {card.name: count * card.gpus for card, count in fleet.members},
@@ -94,10 +94,10 @@ class Choice:
                 "in_time": self.in_time,
                 "holds": self.holds,
                 "ends_s": {
-                    "mean": foreseen.mean_s,
-                    **{f"p{share}": foreseen.quantile_s(share / 100) for share in (5, 50, 90, 95)},
+                    "mean": ends.mean_s,
+                    **{f"p{share}": ends.quantile_s(share / 100) for share in (5, 50, 90, 95)},
                 },
-                "interruptions": foreseen.interruptions,
+                "interruptions": ends.interruptions,
                 "interruptions_cost": self.interruptions_cost,
             }
         }
@@ -135,14 +135,14 @@ def choices_of(groups: Sequence[Members], deadline_s: float | None, markets: Seq
 
 
 def _as_they_are(groups: Sequence[Members], on_spot: bool) -> Iterator[Choice]:
-    return (Choice(forecast(Fleet(tuple(members), on_spot))) for members in groups)
+    return (Choice(fleet_end(Fleet(tuple(members), on_spot))) for members in groups)
 
 
 def _best_of_each(groups: Sequence[Members], deadline_s: float, on_spot: bool) -> Iterator[Choice]:
     """The best number of cards of each kind, and of the next kind beside all cards of those that cost less."""
     cards = [member for members in groups for member in members]
     cards.sort(key=lambda member: _job_cost(member[0], on_spot))
-    cheaper: list[tuple[Card, int]] = []
+    cheaper: list[tuple[FleetCard, int]] = []
     is_enough = False
     for card, most in cards:
         alone = _best_number(card, most, (), deadline_s, on_spot)
@@ -155,14 +155,14 @@ def _best_of_each(groups: Sequence[Members], deadline_s: float, on_spot: bool) -
         cheaper.append((card, most))
 
 
-def _job_cost(card: Card, on_spot: bool) -> float:
+def _job_cost(card: FleetCard, on_spot: bool) -> float:
     """What the whole job costs on one replica."""
     return card.gpus * card.per_hour(on_spot) * card.pace.seconds(1.0)
 
 
-def _best_number(card: Card, most: int, beside: Members, deadline_s: float, on_spot: bool) -> Choice:
+def _best_number(card: FleetCard, most: int, beside: Members, deadline_s: float, on_spot: bool) -> Choice:
     fleets = (Fleet((*beside, (card, number)), on_spot) for number in range(1, most + 1))
-    return min((Choice(forecast(fleet), deadline_s) for fleet in fleets), key=_rank)
+    return min((Choice(fleet_end(fleet), deadline_s) for fleet in fleets), key=_rank)
 
 
 def _rank(choice: Choice) -> tuple[bool, float, float]:
@@ -172,13 +172,13 @@ def _rank(choice: Choice) -> tuple[bool, float, float]:
 def flip_of(choices: Sequence[Choice]) -> Flip | None:
     """At which price of a card that it has the best choice is not the cheapest any more; None if nothing else holds."""
     best, flips = choices[0], []
-    hours = best.forecast.mean_s / 3600
+    hours = best.end.mean_s / 3600
     for other in choices[1:] if best.holds else ():
         if not other.holds:
             continue
         for card, count in best.fleet.members:
             theirs = dict(other.fleet.members).get(card, 0) if other.fleet.on_spot == best.fleet.on_spot else 0
-            more_hours = (count * hours - theirs * other.forecast.mean_s / 3600) * card.gpus
+            more_hours = (count * hours - theirs * other.end.mean_s / 3600) * card.gpus
             if more_hours > 0:
                 per_hour = card.per_hour(best.fleet.on_spot) + (other.amount - best.amount) / more_hours
                 flips.append(Flip(card.name, per_hour, other))

@@ -10,7 +10,7 @@ from vasuki.engine.sequence import Sequence
 from vasuki.engine.settings import EngineSettings
 from vasuki.io.output.trace import StepRecord
 from vasuki.machines.memory_budget import footprint
-from vasuki.planner import RunningPrediction
+from vasuki.planner import TimeLeft
 
 
 class StepTracer:
@@ -30,7 +30,7 @@ class StepTracer:
         settings: EngineSettings,
         token_bytes: int,
         num_layers: int,
-        prediction: RunningPrediction | None = None,
+        prediction: TimeLeft | None = None,
     ) -> None:
         self._note = note
         self._settings = settings

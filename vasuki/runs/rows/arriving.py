@@ -31,7 +31,7 @@ from vasuki.io.output.manifest import Manifest, Predicted
 from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.sink import RowSink
 from vasuki.machines.cost_model import CostModel
-from vasuki.planner import RunningPrediction
+from vasuki.planner import TimeLeft
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import refuse_target, settings_for_batches
@@ -199,11 +199,11 @@ class RowsThatArrive:
             plan.source,
         )
 
-    def predicting(self, plan: Plan, cost_model: CostModel) -> RunningPrediction:
+    def time_left_of(self, plan: Plan, cost_model: CostModel) -> TimeLeft:
         def rows_left() -> int:
             return self.to_answer() - (self._sink.written.rows if self._sink else 0)
 
-        return RunningPrediction(plan, cost_model, rows_left)
+        return TimeLeft(plan, cost_model, rows_left)
 
     def source(self, plan: Plan, scheduler: Scheduler) -> Iterator[Request]:
         """They start as they arrive."""

@@ -13,7 +13,7 @@ from vasuki.io.output.manifest import Manifest
 from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.sink import RowSink
 from vasuki.machines.cost_model import CostModel
-from vasuki.planner import RunningPrediction
+from vasuki.planner import TimeLeft
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 from vasuki.runs.placement import Placement
@@ -51,7 +51,7 @@ class RunRows(Observer, Protocol):
         """Tell the log of a plan; `where` is that of the workers."""
         ...
 
-    def predicting(self, plan: Plan, cost_model: CostModel) -> RunningPrediction:
+    def time_left_of(self, plan: Plan, cost_model: CostModel) -> TimeLeft:
         """What foresees the end while the run lasts."""
         ...
 

@@ -19,7 +19,7 @@ from vasuki.io.output.manifest import Manifest
 from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.sink import RowSink
 from vasuki.machines.cost_model import CostModel
-from vasuki.planner import RunningPrediction
+from vasuki.planner import TimeLeft
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.ordering.planned_order import PlannedOrder, order_requests
 from vasuki.planner.plan import Plan, expected
@@ -76,8 +76,8 @@ class TableRows:
             plan.source,
         )
 
-    def predicting(self, plan: Plan, cost_model: CostModel) -> RunningPrediction:
-        return RunningPrediction(plan, cost_model)
+    def time_left_of(self, plan: Plan, cost_model: CostModel) -> TimeLeft:
+        return TimeLeft(plan, cost_model)
 
     def source(self, plan: Plan, scheduler: Scheduler) -> Iterator[Request]:
         return self.order(plan)

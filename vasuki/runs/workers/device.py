@@ -20,7 +20,7 @@ from vasuki.machines.here.measured import Tokens, look_back
 from vasuki.machines.here.stolen_time import StolenTime
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.mapped_weights import MappedWeights
-from vasuki.planner import RunningPrediction
+from vasuki.planner import TimeLeft
 from vasuki.planner.plan import Plan
 from vasuki.planner.rows_done import RowsDone
 from vasuki.runs.manifests import run_manifest
@@ -81,7 +81,7 @@ class Device:
     """
 
     plan: Plan
-    prediction: RunningPrediction
+    time_left: TimeLeft
     scheduler: Scheduler
     done: RowsDone
 
@@ -105,9 +105,9 @@ class Device:
     def begin(
         self,
         planned: Planned,
-        predicting: Callable[[Plan, CostModel], RunningPrediction] = RunningPrediction,
+        time_left_of: Callable[[Plan, CostModel], TimeLeft] = TimeLeft,
     ) -> None:
-        """Make everything ready to run by a plan; `predicting` makes what foresees the end."""
+        """Make everything ready to run by a plan; `time_left_of` makes what foresees the end."""
         from vasuki.hf.loading.weights import place_weights
         from vasuki.hf.ragged_executor import build_executor
 
@@ -118,7 +118,7 @@ class Device:
         self._begun_s = self._ended_s = time.perf_counter()
         self._executor = build_executor(self.loaded, plan.settings, logprobs, cost_model=cost_model)
         self.plan = replace(plan, settings=self._executor.settings)
-        self.prediction = predicting(self.plan, cost_model)
+        self.time_left = time_left_of(self.plan, cost_model)
         self.scheduler = Scheduler(self.plan.settings)
 
     @property
@@ -150,9 +150,9 @@ class Device:
             observers: who else sees each step.
         """
         num_layers = self.loaded.kv_layout.num_layers
-        tracer = StepTracer(note, self.plan.settings, self.loaded.token_bytes, num_layers, self.prediction)
-        watchdog = Watchdog(self.prediction.step_s)
-        watching: list[Observer] = [self.prediction, tracer, watchdog, self.done, *observers]
+        tracer = StepTracer(note, self.plan.settings, self.loaded.token_bytes, num_layers, self.time_left)
+        watchdog = Watchdog(self.time_left.step_s)
+        watching: list[Observer] = [self.time_left, tracer, watchdog, self.done, *observers]
         gc.freeze()  # the collector need not walk through what was loaded, half a second in the midst of a job
         try:
             drain(requests, self.scheduler, self._executor, sink, watching, should_stop, self.stats)
@@ -165,7 +165,7 @@ class Device:
         self._ended_s = time.perf_counter()
         self.done.count(self.scheduler.unfinished())
         if self.placement is not None:
-            look_back(self.placement.machine, self.prediction.pace, self._stolen.share)
+            look_back(self.placement.machine, self.time_left.pace, self._stolen.share)
 
     def manifest(self, bounds: Bounds, num_tokens: int) -> Manifest:
         """What was done, see `run_manifest`."""

@@ -64,7 +64,7 @@ class Here:
 
     def begin(self, plan: Plan) -> None:
         planned = Planned(plan, self._placement.shape, self._placement.profile)
-        self._device.begin(planned, self._rows.predicting)
+        self._device.begin(planned, self._rows.time_left_of)
 
     def compute(self, results: Results, should_stop: Callable[[], bool]) -> None:
         self._results = results
@@ -77,7 +77,7 @@ class Here:
 
     def standing(self) -> Standing:
         device = self._device
-        return Standing(device.scheduler.queues.num_running, device.kv_share, device.prediction.left_s)
+        return Standing(device.scheduler.queues.num_running, device.kv_share, device.time_left.left_s)
 
     def decode(self, row: Sequence) -> str:
         return self._device.loaded.tokenizer.decode(row)
@@ -86,7 +86,7 @@ class Here:
         device, bounds = self._device, Bounds()  # none is known of rows that are waited for
         device.end()
         if self._rows.has_end:
-            bounds = bounds_of(device.plan.any_schedule, device.done.sums, device.prediction.whole_pace)
+            bounds = bounds_of(device.plan.any_schedule, device.done.sums, device.time_left.whole_pace)
             bounds = self._look_back(bounds) if is_whole else bounds
         return device.manifest(bounds, num_tokens)
 

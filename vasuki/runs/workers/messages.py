@@ -127,7 +127,7 @@ class Over:
 
     manifest: Manifest
     done: JobSums  # of the rows that it ran, as far as they came
-    pace: float | None  # of its steps, see `RunningPrediction.whole_pace`
+    pace: float | None  # of its steps, see `TimeLeft.whole_pace`
 
 
 @dataclass(frozen=True, slots=True)

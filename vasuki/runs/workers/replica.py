@@ -133,7 +133,7 @@ class Replica:
         rows.last_words()
         device.end()
         manifest = device.manifest(Bounds(), rows.num_tokens)  # bounds are for all replicas together
-        self.driver.send(Over(manifest, device.done.sums, device.prediction.whole_pace))
+        self.driver.send(Over(manifest, device.done.sums, device.time_left.whole_pace))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class _Kind:
         return trust * self.measured_s / self.predicted_s + (1 - trust) * otherwise
 
 
-class RunningPrediction:
+class TimeLeft:
     """An engine observer that compares steps with the cost model, by kind, and corrects the plan with the ratios.
 
     A job begins with prompts and ends with decodes. Weighing both kinds by the time that the plan gives them keeps the

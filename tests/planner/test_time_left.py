@@ -14,10 +14,10 @@ from vasuki.engine.sequence import Sequence
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
-from vasuki.planner import RunningPrediction, make_plan
+from vasuki.planner import TimeLeft, make_plan
 from vasuki.planner.lengths import Lengths
-from vasuki.planner.running_prediction import WARM_UP_STEPS
 from vasuki.planner.simulated import simulate_plan
+from vasuki.planner.time_left import WARM_UP_STEPS
 
 LLAMA, A10 = named_shape("llama-3-8b"), find_profile("a10")
 LENGTHS = Lengths(np.full(150, 400), np.full(150, 100))
@@ -27,7 +27,7 @@ PLAN = make_plan(LENGTHS, LLAMA, A10)
 class Slower:
     """Hands steps on as if the machine were slower than its profile says."""
 
-    def __init__(self, prediction: RunningPrediction, prompts: float, decodes: float) -> None:
+    def __init__(self, prediction: TimeLeft, prompts: float, decodes: float) -> None:
         self.prediction, self.prompts, self.decodes = prediction, prompts, decodes
         self.ratios: list[float] = []
 
@@ -41,7 +41,7 @@ class Slower:
 
 @pytest.mark.parametrize("one_by_one", [True, False])
 def test_a_machine_as_predicted_confirms_the_plan(one_by_one: bool) -> None:
-    prediction = RunningPrediction(PLAN, CostModel(LLAMA, A10))
+    prediction = TimeLeft(PLAN, CostModel(LLAMA, A10))
     run = simulate_plan(PLAN, LENGTHS, LLAMA, A10, observers=[prediction], one_by_one=one_by_one)
     assert prediction.ratio == pytest.approx(1, rel=1e-9)
     assert prediction.makespan_s == pytest.approx(run.result.makespan_s)
@@ -52,7 +52,7 @@ def test_a_step_is_priced_alike_for_whoever_asks_first() -> None:
     prices: dict[str, list[float]] = {"before": [], "behind": []}
 
     class Asking:
-        def __init__(self, where: str, prediction: RunningPrediction) -> None:
+        def __init__(self, where: str, prediction: TimeLeft) -> None:
             self.where, self.prediction = where, prediction
 
         def record(
@@ -61,7 +61,7 @@ def test_a_step_is_priced_alike_for_whoever_asks_first() -> None:
             prices[self.where].append(self.prediction.step_s(batch, result, scheduler))
 
     for where in prices:
-        prediction = RunningPrediction(PLAN, CostModel(LLAMA, A10))
+        prediction = TimeLeft(PLAN, CostModel(LLAMA, A10))
         observers: list[Observer] = [Asking(where, prediction), prediction]
         simulate_plan(PLAN, LENGTHS, LLAMA, A10, observers=observers[:: 1 if where == "before" else -1])
         assert prediction.ratio == pytest.approx(1, rel=1e-9)
@@ -70,7 +70,7 @@ def test_a_step_is_priced_alike_for_whoever_asks_first() -> None:
 
 
 def test_slow_decodes_are_expected_to_stay_slow() -> None:
-    slower = Slower(RunningPrediction(PLAN, CostModel(LLAMA, A10)), prompts=1.0, decodes=2.0)
+    slower = Slower(TimeLeft(PLAN, CostModel(LLAMA, A10)), prompts=1.0, decodes=2.0)
     simulate_plan(PLAN, LENGTHS, LLAMA, A10, observers=[slower], one_by_one=True)
     assert slower.ratios[WARM_UP_STEPS - 1] == 1.0
     share = PLAN.prompt_steps_share
@@ -80,13 +80,13 @@ def test_slow_decodes_are_expected_to_stay_slow() -> None:
 
 def test_a_slow_start_says_less_than_the_plan_knows_about_decodes() -> None:
     """While only prompts were seen, decodes are taken to be off by as much; then they are known."""
-    slower = Slower(RunningPrediction(PLAN, CostModel(LLAMA, A10)), prompts=3.0, decodes=1.0)
+    slower = Slower(TimeLeft(PLAN, CostModel(LLAMA, A10)), prompts=3.0, decodes=1.0)
     simulate_plan(PLAN, LENGTHS, LLAMA, A10, observers=[slower], one_by_one=True)
     assert max(slower.ratios) > slower.ratios[-1] > 1
 
 
 def test_nothing_measured_changes_nothing() -> None:
-    prediction = RunningPrediction(replace(PLAN, makespan_s=10.0), CostModel(LLAMA, A10))
+    prediction = TimeLeft(replace(PLAN, makespan_s=10.0), CostModel(LLAMA, A10))
     prediction.record(0.0, Batch([], [], [], []), StepResult([], [], 1.0), Scheduler(PLAN.settings), [])
     assert prediction.ratio == 1.0
     assert prediction.makespan_s == 10.0
@@ -96,7 +96,7 @@ def test_nothing_measured_changes_nothing() -> None:
 class TimesLeft:
     """Notes what a run says of its time left, step by step."""
 
-    def __init__(self, prediction: RunningPrediction, slower: float) -> None:
+    def __init__(self, prediction: TimeLeft, slower: float) -> None:
         self.prediction, self.slower = prediction, slower
         self.seen: list[tuple[float, float]] = []  # (now_s, left_s)
         self.now_s = 0.0
@@ -122,7 +122,7 @@ def test_the_time_left_is_known_from_a_tenth_of_the_job_on(
     planned = Lengths(np.full(150, prompt), outputs)
     plan = make_plan(planned, LLAMA, A10)
     happens = replace(planned, output_tokens=np.maximum(1, (ends * outputs).astype(int)))
-    left = TimesLeft(RunningPrediction(plan, CostModel(LLAMA, A10)), slower)
+    left = TimesLeft(TimeLeft(plan, CostModel(LLAMA, A10)), slower)
     simulate_plan(plan, happens, LLAMA, A10, observers=[left], one_by_one=True)
     total_s = left.now_s
     errors = [abs(left_s - (total_s - now_s)) / total_s for now_s, left_s in left.seen if now_s >= 0.1 * total_s]

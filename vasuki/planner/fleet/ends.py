@@ -20,9 +20,9 @@ import numpy as np
 
 from vasuki.base.arrays import Floats
 from vasuki.planner.fleet.bound import fleet_bound_s
-from vasuki.planner.fleet.card import Card
+from vasuki.planner.fleet.card import FleetCard
 
-Members = Sequence[tuple[Card, int]]
+Members = Sequence[tuple[FleetCard, int]]
 
 DRAWS = 10_000
 _WITHIN = 1.645  # standard deviations that 90 of 100 draws lie within
@@ -33,7 +33,7 @@ _LEAST_USEFUL = 1e-3  # share of its time, of a machine that is taken away befor
 class Fleet:
     """Replicas of some kinds, all on demand or all on spot."""
 
-    members: tuple[tuple[Card, int], ...]
+    members: tuple[tuple[FleetCard, int], ...]
     on_spot: bool = False
 
     @property
@@ -85,7 +85,7 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class FleetEnd:
     """What is to be expected of a fleet."""
 
     fleet: Fleet
@@ -111,8 +111,8 @@ class Forecast:
         return self.fleet.per_hour * seconds / 3600
 
 
-def forecast(fleet: Fleet, error: float | None = None) -> Forecast:
-    """Foresee the end of a job.
+def fleet_end(fleet: Fleet, error: float | None = None) -> FleetEnd:
+    """When a fleet ends its job.
 
     Args:
         fleet: that does it.
@@ -140,7 +140,7 @@ def forecast(fleet: Fleet, error: float | None = None) -> Forecast:
         expected += float(number.mean())
         lost_s = loss_s * number + random.standard_normal(DRAWS) * loss_s * np.sqrt(number / 3)  # since a note, evenly
         ends_s = ends_s + speed * (card.price.boot_s * number + np.maximum(0.0, lost_s))
-    return Forecast(fleet, calm_s, ends_s, expected, float((ends_s - calm_ends_s).mean()))
+    return FleetEnd(fleet, calm_s, ends_s, expected, float((ends_s - calm_ends_s).mean()))
 
 
 def _outputs(fleet: Fleet, random: np.random.Generator) -> Floats | float:
