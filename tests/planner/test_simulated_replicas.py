@@ -15,7 +15,7 @@ from vasuki.planner import make_plan, plan_parallel, simulate_plan, simulated
 from vasuki.planner.leases import Leases, Work
 from vasuki.planner.lengths import Lengths, read_lengths
 from vasuki.planner.ordering import order_requests
-from vasuki.simulator import Machine, ReplicasResult, simulate_replicas
+from vasuki.simulator import ReplicasResult, SimulatedMachine, simulate_replicas
 
 
 def test_replicas_take_leases_and_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,5 +69,5 @@ def test_a_replica_that_gets_nothing_at_first_asks_again() -> None:
     plan = make_plan(lengths, cost.shape, cost.profile)
     order = order_requests(lengths.requests(), plan.settings)
     leases = LeavesLongRows(order, Work.of(cost, plan), len(lengths), plan.makespan_s)
-    result = simulate_replicas(leases, lengths.output_tokens.data, [Machine(plan.settings, cost)] * 2)
+    result = simulate_replicas(leases, lengths.output_tokens.data, [SimulatedMachine(plan.settings, cost)] * 2)
     assert min(result.ended_s) > 0.5 * max(result.ended_s)

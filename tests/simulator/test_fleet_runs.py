@@ -15,7 +15,7 @@ from vasuki.models.named import named_shape
 from vasuki.planner.leases import Leases, Work
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.ordering import order_requests
-from vasuki.simulator import Machine, ReplicasResult, simulate_replicas
+from vasuki.simulator import ReplicasResult, SimulatedMachine, simulate_replicas
 
 SETTINGS = EngineSettings(POLICIES["vasuki"], Limits(256, 32), 4000, 16)
 
@@ -24,7 +24,7 @@ def play(cards: list[str], rows: int, rate: float, boot_s: float, seed: int) -> 
     random = np.random.default_rng(1)
     lengths = Lengths(random.integers(10, 300, rows), random.integers(1, 200, rows))
     machines = [
-        Machine(
+        SimulatedMachine(
             SETTINGS,
             CostModel(named_shape("llama-3-8b"), find_profile(card)),
             interruptions_per_hour=rate,

@@ -28,11 +28,11 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 
 
-class _Section(BaseModel):
+class _ProfileSection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Efficiency(_Section):
+class Efficiency(_ProfileSection):
     """Achievable shares of the datasheet's rates. They multiply the peak rates in the cost model's rooflines."""
 
     matmul: Fraction = 0.75
@@ -47,7 +47,7 @@ class Efficiency(_Section):
     """Where the shares come from: fitted to which measurements, or assumed by what argument."""
 
 
-class Overheads(_Section):
+class Overheads(_ProfileSection):
     """Fixed costs that no roofline shows."""
 
     step_us: NonNegative
@@ -65,7 +65,7 @@ class Overheads(_Section):
     """Where the figures come from."""
 
 
-class LinkPoint(_Section):
+class LinkPoint(_ProfileSection):
     """Rates of copies of one size."""
 
     bytes: Count
@@ -83,7 +83,7 @@ class LinkPoint(_Section):
         return self.bytes / (rate * 1e9)
 
 
-class Link(_Section):
+class Link(_ProfileSection):
     """The path between host and device memory: bandwidth by direction and copy size.
 
     A copy takes a fixed time plus its bytes at the saturated rate, so the time between two points is interpolated
@@ -173,7 +173,7 @@ class Link(_Section):
         return num_bytes / copy_bytes * self.copy_s(copy_bytes, direction)
 
 
-class Interconnect(_Section):
+class Interconnect(_ProfileSection):
     """The path between devices of one machine."""
 
     kind: str
@@ -186,7 +186,7 @@ class Interconnect(_Section):
     """Where the figures come from."""
 
 
-class Power(_Section):
+class Power(_ProfileSection):
     """What the device draws."""
 
     idle_w: NonNegative
@@ -202,7 +202,7 @@ def _check_pairs(tokens: tuple[int, ...], values: tuple[float, ...], name: str) 
         raise ValueError("tokens must rise")
 
 
-class _TokenSeries(_Section):
+class _TokenSeries(_ProfileSection):
     """Times by the number of tokens."""
 
     tokens: tuple[Count, ...]
@@ -236,7 +236,7 @@ class ElementwisePoints(_TokenSeries):
     """What it reads and writes for a token."""
 
 
-class AttentionPoint(_Section):
+class AttentionPoint(_ProfileSection):
     """One measured attention call of one layer."""
 
     sequences: Count
@@ -249,7 +249,7 @@ class AttentionPoint(_Section):
     """Microseconds."""
 
 
-class AttentionPoints(_Section):
+class AttentionPoints(_ProfileSection):
     """Measured attention of one head layout."""
 
     heads: Count
@@ -266,7 +266,7 @@ class AttentionPoints(_Section):
     """In any order."""
 
 
-class RecurrentPoint(_Section):
+class RecurrentPoint(_ProfileSection):
     """One measured call of a recurrent layer."""
 
     sequences: Count
@@ -277,7 +277,7 @@ class RecurrentPoint(_Section):
     """Microseconds."""
 
 
-class RecurrentPoints(_Section):
+class RecurrentPoints(_ProfileSection):
     """A measured layer that carries a state from token to token, its matrices included."""
 
     matrices: Annotated[tuple[tuple[Count, Count], ...], Field(min_length=2)]
@@ -292,7 +292,7 @@ class RecurrentPoints(_Section):
     """In any order."""
 
 
-class InStep(_Section):
+class InStep(_ProfileSection):
     """What the operators of a step take there, over what they take alone: a step's other operators use the same caches
     and the same memory."""
 
@@ -307,7 +307,7 @@ class InStep(_Section):
         return self
 
 
-class Rates(_Section):
+class Rates(_ProfileSection):
     """Rates by which rooflines are drawn, in one place."""
 
     memory_gb_per_s: Positive
@@ -332,7 +332,7 @@ class Rates(_Section):
     """Shortest time of a kernel."""
 
 
-class Measured(_Section):
+class Measured(_ProfileSection):
     """Operator times that take precedence over the analytical rooflines, which then only fill in between."""
 
     source: str
@@ -354,7 +354,7 @@ class Measured(_Section):
     """By what share the middle half of repeated whole steps lay apart: how far the machine's pace can be told."""
 
 
-class Limits(_Section):
+class Limits(_ProfileSection):
     """Rates that nothing beats, for bounds, where they are not those of a datasheet."""
 
     peak_tflops: dict[str, Positive]
@@ -369,7 +369,7 @@ class Limits(_Section):
     """Where the figures come from."""
 
 
-class HardwareProfile(_Section):
+class HardwareProfile(_ProfileSection):
     """One accelerator, or a CPU."""
 
     name: str

@@ -26,9 +26,9 @@ from vasuki.planner.ordering import PlannedOrder, order_requests
 from vasuki.planner.plan import Plan
 from vasuki.simulator import (
     CountingSink,
-    Machine,
     PipelineResult,
     ReplicasResult,
+    SimulatedMachine,
     SimulationResult,
     simulate,
     simulate_pipelines,
@@ -189,7 +189,7 @@ def simulate_plan(
     if arrivals is None:
         observers = [*observers, order, *_watching(waited, lengths)]
     if leased:
-        machines = [Machine(settings, cost_model)] * layout.data_parallel
+        machines = [SimulatedMachine(settings, cost_model)] * layout.data_parallel
         leases = Leases(order, Work.of(cost_model, plan), len(lengths), plan.makespan_s)
         result, _ = _on_replicas(leases, outputs, machines, observers)
     elif cost_model.layout.num_streams > 1:
@@ -272,7 +272,7 @@ def simulate_fleet(
     )
     works = [Work.of(member.cost_model, member.plan) for member in members]
     machines = [
-        Machine(
+        SimulatedMachine(
             member.plan.settings,
             member.cost_model,
             speed=work.speed(works[0], lengths),
@@ -360,7 +360,7 @@ def _in_streams(
 def _on_replicas(
     leases: Leases,
     output_tokens: Vector[int],
-    machines: Vector[Machine],
+    machines: Vector[SimulatedMachine],
     observers: Iterable[Observer],
     seed: int = 0,
 ) -> tuple[SimulationResult, ReplicasResult]:

@@ -10,16 +10,16 @@ fast_forward          runs of steps in which nothing is decided, taken as one
 
 from vasuki.simulator.arrivals import VirtualFeed
 from vasuki.simulator.pipeline import PipelineResult, simulate_pipelines
-from vasuki.simulator.replicas import Machine, ReplicasResult, simulate_replicas
+from vasuki.simulator.replicas import ReplicasResult, SimulatedMachine, simulate_replicas
 from vasuki.simulator.simulate import CountingSink, SimulationResult, simulate
 from vasuki.simulator.simulated_executor import SimulatedExecutor
 
 __all__ = [
     "CountingSink",
-    "Machine",
     "PipelineResult",
     "ReplicasResult",
     "SimulatedExecutor",
+    "SimulatedMachine",
     "SimulationResult",
     "VirtualFeed",
     "simulate",

@@ -91,7 +91,7 @@ def simulate_pipelines(
     stages, replicas = cost_model.layout.pipeline_parallel, cost_model.layout.data_parallel
     if stages > 1 and (settings.policy.pads or settings.offload.streamed_layers):
         raise ValueError("padded policies and streamed layers are not simulated in pipelines")
-    simulation = _Simulation(requests, list(observers), on_ended)
+    simulation = _PipelineSimulation(requests, list(observers), on_ended)
 
     def stream(free_s: list[float]) -> _Stream:
         scheduler = build() if build else Scheduler(settings)
@@ -157,7 +157,7 @@ class _Stream:
     executor: SimulatedExecutor
 
 
-class _Simulation:
+class _PipelineSimulation:
     """One call of `simulate_pipelines`."""
 
     def __init__(

@@ -37,7 +37,7 @@ ASK_BELOW = 16  # rows of a lease at hand: then the next one is asked for; the s
 Key = tuple[int, int]  # row and sample
 
 
-class Leases(Protocol):
+class RowDispatcher(Protocol):
     """Hands out rows to replicas as real runs do, see `vasuki.planner.leases`."""
 
     @property
@@ -57,7 +57,7 @@ class Leases(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class SimulatedMachine:
     """What one replica runs on."""
 
     settings: EngineSettings
@@ -80,9 +80,9 @@ class ReplicasResult:
 
 
 def simulate_replicas(
-    leases: Leases,
+    leases: RowDispatcher,
     output_tokens: Vector[int],
-    machines: Vector[Machine],
+    machines: Vector[SimulatedMachine],
     *,
     seed: int = 0,
     observers: Iterable[Observer] = (),
@@ -101,13 +101,13 @@ def simulate_replicas(
     Raises:
         SchedulerStalled: work is left but no batch can be formed.
     """
-    return _Simulation(leases, output_tokens, machines, seed, list(observers), on_ended).run()
+    return _ReplicasSimulation(leases, output_tokens, machines, seed, list(observers), on_ended).run()
 
 
 class _Replica:
     """A machine, and what runs on it while it is there."""
 
-    def __init__(self, machine: Machine, moments: np.random.Generator) -> None:
+    def __init__(self, machine: SimulatedMachine, moments: np.random.Generator) -> None:
         self.machine = machine
         self.is_there = False
         self.taken_s = math.inf  # when it will be taken away
@@ -136,14 +136,14 @@ class _Replica:
             self.peak_host_blocks = max(self.peak_host_blocks, queues.host_pool.peak_held)
 
 
-class _Simulation:
+class _ReplicasSimulation:
     """One call of `simulate_replicas`."""
 
     def __init__(
         self,
-        leases: Leases,
+        leases: RowDispatcher,
         output_tokens: Vector[int],
-        machines: Vector[Machine],
+        machines: Vector[SimulatedMachine],
         seed: int,
         observers: list[Observer],
         on_ended: Callable[[Sequence], None],

@@ -33,7 +33,7 @@ from vasuki.hf.attention import chunks, inputs
 from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.attention.inputs import build_inputs
 from vasuki.hf.cuda.choice import can_record
-from vasuki.hf.cuda.step_graphs import Answers, Replay, Size, _Recorded
+from vasuki.hf.cuda.step_graphs import Answers, GraphSize, Replay, _Recorded
 from vasuki.hf.fused.by_torch import SmallKernels, fuse_modules
 from vasuki.hf.kernels import experts, varlen
 from vasuki.hf.kernels.varlen import PagedVarlen
@@ -228,7 +228,7 @@ def _recorded(loaded: LoadedModel, title: str = "decodes", draws: bool = False) 
     cache = KVCache(loaded.kv_layout, 5, 256, CUDA)
     kernels = AttentionKernels(loaded.kernel, "auto")
     executor = RaggedExecutor(loaded, cache, want_logprobs=True, attention=kernels)
-    size = {"decodes": Size(4, 4, True), "mixed": Size(32, 4, False)}[title]
+    size = {"decodes": GraphSize(4, 4, True), "mixed": GraphSize(32, 4, False)}[title]
     compute = executor._all_logits if draws else executor._likeliest
     with torch.inference_mode():
         recorded = _Recorded(size, 1, cache, kernels, compute, _record, None)

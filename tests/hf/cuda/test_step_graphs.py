@@ -27,7 +27,7 @@ from vasuki.hf.attention.chunks import AttentionKernels, PagedTiles
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.cuda import step_graphs
 from vasuki.hf.cuda.choice import can_record
-from vasuki.hf.cuda.step_graphs import SIZES, Answers, Record, Replay, Size, StepGraphs, _Recorded
+from vasuki.hf.cuda.step_graphs import SIZES, Answers, GraphSize, Record, Replay, StepGraphs, _Recorded
 from vasuki.hf.kernels import varlen
 from vasuki.hf.kernels.varlen import PAGE_TOKENS, PagedVarlen
 from vasuki.hf.kv.kv_cache import KVCache
@@ -238,7 +238,7 @@ def test_a_size_that_cannot_be_recorded_keeps_no_other_from_being_replayed(
     """Such as the largest, of more rows than the experts of some cards compute without waiting for them."""
 
     class Some(_Recorded):
-        def __init__(self, size: Size, *others: Any) -> None:
+        def __init__(self, size: GraphSize, *others: Any) -> None:
             if size.tokens in fails:
                 raise RuntimeError("operation not permitted when stream is capturing")
             super().__init__(size, *others)

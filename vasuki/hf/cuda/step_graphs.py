@@ -47,7 +47,7 @@ RECORD_AFTER = 8  # steps of a size: recording takes longer than a step, and doe
 _CLOSE = {torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 
-class Size(NamedTuple):
+class GraphSize(NamedTuple):
     """What a graph has room for."""
 
     tokens: int
@@ -81,9 +81,9 @@ class StepGraphs:
         self._rows = _sizes(min(most_rows, MOST_RECORDED_ROWS))
         # Steps with prompts are padded for ours alone.
         self._tokens = _sizes(MOST_RECORDED_TOKENS) if kernels.ours and kernels.choice != "packed" else []
-        self._seen: Counter[tuple[Compute, Size]] = Counter()
-        self._recorded: dict[tuple[Compute, Size], _Recorded] = {}
-        self._tried: set[tuple[Compute, Size]] = set()
+        self._seen: Counter[tuple[Compute, GraphSize]] = Counter()
+        self._recorded: dict[tuple[Compute, GraphSize], _Recorded] = {}
+        self._tried: set[tuple[Compute, GraphSize]] = set()
         self._kept: dict[Compute, Answers] = {}  # where graphs of any size leave what they answer
         self.replayed_steps = 0
 
@@ -103,24 +103,24 @@ class StepGraphs:
             self._record_for(step, compute, size)
         return answers
 
-    def _size_of(self, step: StepInputs) -> Size | None:
+    def _size_of(self, step: StepInputs) -> GraphSize | None:
         """The smallest that has room for a step; None if none has."""
         single = step.chunks.are_single
         tokens, samples = step.input_ids.shape[1], max(1, len(step.sample_positions))
         sizes = self._rows if single else self._tokens
         if not sizes or tokens > sizes[-1] or samples > self._rows[-1] or step.chunks.width > self._width:
             return None
-        return Size(_room(sizes, tokens), _room(self._rows, samples), single)
+        return GraphSize(_room(sizes, tokens), _room(self._rows, samples), single)
 
-    def _record_for(self, step: StepInputs, compute: Compute, size: Size) -> None:
+    def _record_for(self, step: StepInputs, compute: Compute, size: GraphSize) -> None:
         most = (self._rows if size.single else self._tokens)[-1]
-        largest = Size(most, _room(self._rows, min(most, self._rows[-1])), size.single)
+        largest = GraphSize(most, _room(self._rows, min(most, self._rows[-1])), size.single)
         for each in dict.fromkeys((largest, size)):
             if (compute, each) not in self._tried:
                 self._tried.add((compute, each))
                 self._try(step, compute, each)
 
-    def _try(self, step: StepInputs, compute: Compute, size: Size) -> None:
+    def _try(self, step: StepInputs, compute: Compute, size: GraphSize) -> None:
         """Record a size, and use it if it answers a step as the same tokens are answered without a graph."""
         try:
             kept = self._kept.get(compute)
@@ -160,7 +160,7 @@ class _Recorded:
 
     def __init__(
         self,
-        size: Size,
+        size: GraphSize,
         width: int,
         cache: KVCache,
         kernels: AttentionKernels,

@@ -27,7 +27,7 @@ class Piece(NamedTuple):
     samples: bool
 
 
-class _Call(NamedTuple):
+class _UnpackedCall(NamedTuple):
     """A forward of `rows` rows of `new` tokens, over `width` columns of keys."""
 
     rows: int
@@ -45,7 +45,7 @@ def padded_work(
         num_samples += sum(pieces[i].samples for row in rows for i in row)
         new = [sum(pieces[i].num_tokens for i in row) for row in rows]
         width = max(pieces[row[0]].start + count for row, count in zip(rows, new, strict=True))
-        found.append(_Call(len(rows), max(new), max(width, columns)))
+        found.append(_UnpackedCall(len(rows), max(new), max(width, columns)))
     if window is None:
         return _work(found, num_samples, copies)
     tokens, contexts = zip(*[(call.new, call.width) for call in found for _ in range(call.rows)], strict=True)
@@ -54,17 +54,17 @@ def padded_work(
 
 def rectangle_work(rows: int, new: int, width: int) -> StepWork:
     """The work of one rectangle, see `engine.rectangles.Price`."""
-    return _work([_Call(rows, new, width)], rows, ())
+    return _work([_UnpackedCall(rows, new, width)], rows, ())
 
 
 def work_alone(pieces: Sequence[Piece], copies: tuple[Copies, ...] = (), cached: bool = True) -> StepWork:
     """The work of rows that are computed one after another."""
     ends = [(piece.num_tokens, piece.start + piece.num_tokens) for piece in pieces if piece.samples]
-    calls = [_Call(1, 1 if cached and count == 1 else end, end) for count, end in ends]
+    calls = [_UnpackedCall(1, 1 if cached and count == 1 else end, end) for count, end in ends]
     return _work(calls, len(ends), copies)
 
 
-def _work(calls: Sequence[_Call], num_samples: int, copies: tuple[Copies, ...]) -> StepWork:
+def _work(calls: Sequence[_UnpackedCall], num_samples: int, copies: tuple[Copies, ...]) -> StepWork:
     decodes = [call for call in calls if call.new == 1]
     longer = [call for call in calls if call.new > 1]
     num_decodes = sum(call.rows for call in decodes)

@@ -74,7 +74,7 @@ class Device:
         loaded: the model, its weights where they live while it runs.
         placement: that was planned for here.
         plan: with the settings that the executor has come to; set by `begin`, as what follows.
-        prediction: of the time left.
+        time_left: as foreseen, and how fast steps were.
         scheduler: of the rows.
         done: what the rows were.
         stats: of the steps.
