@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,15 @@ def test_a_rooms_list_names_no_file_that_is_gone(room: Path) -> None:
         "packed",
         "groups",
     } == set()
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """Whoever reads a name knows what it stands for, in whichever room."""
+    places = Counter(
+        node.name
+        for room in ROOMS
+        for file in room.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name: count for name, count in places.items() if count > 1} == {}

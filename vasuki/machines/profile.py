@@ -354,7 +354,7 @@ class Measured(_ProfileSection):
     """By what share the middle half of repeated whole steps lay apart: how far the machine's pace can be told."""
 
 
-class Limits(_ProfileSection):
+class ProcessorLimits(_ProfileSection):
     """Rates that nothing beats, for bounds, where they are not those of a datasheet."""
 
     peak_tflops: dict[str, Positive]
@@ -407,7 +407,7 @@ class HardwareProfile(_ProfileSection):
     sources: dict[str, str] = {}
     """Where the remaining figures come from, by key."""
     measured: Measured | None = None
-    limits: Limits | None = None
+    limits: ProcessorLimits | None = None
 
     @property
     def memory_bytes(self) -> int:

@@ -32,7 +32,7 @@ from vasuki.machines.here.measured import (
     why_not_measured,
 )
 from vasuki.machines.here.split import Share, split
-from vasuki.machines.profile import AttentionChoice, HardwareProfile, Limits
+from vasuki.machines.profile import AttentionChoice, HardwareProfile, ProcessorLimits
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.dtypes import computed_dtype
 from vasuki.models.layout import Layout
@@ -224,7 +224,7 @@ def _placed(
     beside = None if waits else device.beside_weights_bytes(config.kv, device.available_bytes - unloaded_bytes)
     on_host = unloaded_bytes if device.on_cpu or waits else 0
     kv = device.with_host_memory(config.kv, cpu.available_bytes() - on_host)
-    changes: dict[str, int | Limits] = {"limits": limits_of(cpu.processor())} if device.on_cpu else {}
+    changes: dict[str, int | ProcessorLimits] = {"limits": limits_of(cpu.processor())} if device.on_cpu else {}
     if config.plan.gpu == "auto":
         machine = _found(config, shape, device, waits, tokens, load)
         changes["memory_mib"] = (device.available_bytes if waits else device.total_bytes) // 2**20

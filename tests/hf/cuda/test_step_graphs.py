@@ -186,7 +186,7 @@ def test_rows_that_are_longer_than_was_foreseen_are_launched(kernels: CPUKernels
     watched: list[bool] = []
     size_of = executor.graphs._size_of
 
-    def watch(step: inputs.StepInputs) -> Size | None:
+    def watch(step: inputs.StepInputs) -> GraphSize | None:
         size = size_of(step)
         watched.append(step.chunks.width <= 2)
         assert (size is not None) == watched[-1] or step.input_ids.shape[1] > 64

@@ -12,7 +12,7 @@ from vasuki.hf import ragged_executor
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import load_model
 from vasuki.hf.profiler import first_measure
-from vasuki.hf.profiler.first_measure import SIZES, Size, Timings, fitted, time_steps
+from vasuki.hf.profiler.first_measure import SIZES, StepSize, StepTimings, fitted, time_steps
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.here import cpu
 from vasuki.machines.here.cpu import typical_of
@@ -21,7 +21,14 @@ from vasuki.models.config_json import shape_from_config
 from vasuki.models.named import named_shape
 
 SHAPE = named_shape("llama-3.2-1b").with_dtype("float32", "auto")
-OTHERS = (Size(4, 0, 200), Size(16, 0, 300), Size(64, 0, 100), Size(0, 128, 128), Size(0, 384, 384), Size(0, 256, 900))
+OTHERS = (
+    StepSize(4, 0, 200),
+    StepSize(16, 0, 300),
+    StepSize(64, 0, 100),
+    StepSize(0, 128, 128),
+    StepSize(0, 384, 384),
+    StepSize(0, 256, 900),
+)
 
 
 @pytest.mark.parametrize("matmul", [0.15, 0.7])
@@ -31,7 +38,7 @@ def test_steps_of_other_sizes_are_foreseen(matmul: float, kv_read: float) -> Non
     generic = find_profile("cpu")
     shares = generic.efficiency.model_copy(update={"matmul": matmul, "kv_read": kv_read, "attention": matmul / 3})
     true = CostModel(SHAPE, generic.model_copy(update={"efficiency": shares, "tile_rows": 1}))
-    timings = Timings({size: [true.step_time_s(size.work(true))] for size in SIZES})
+    timings = StepTimings({size: [true.step_time_s(size.work(true))] for size in SIZES})
     found = CostModel(SHAPE, fitted(timings, SHAPE, typical_of(cpu.processor())))
     for size in (*SIZES, *OTHERS):
         seen_s, true_s = found.step_time_s(size.work(found)), true.step_time_s(size.work(true))
@@ -42,7 +49,7 @@ def test_a_few_sizes_will_do() -> None:
     """Where there was no time for more."""
     true = CostModel(SHAPE, find_profile("cpu"))
     for count in range(1, len(SIZES) + 1):
-        timings = Timings({size: [true.step_time_s(size.work(true))] for size in SIZES[:count]})
+        timings = StepTimings({size: [true.step_time_s(size.work(true))] for size in SIZES[:count]})
         found = CostModel(SHAPE, fitted(timings, SHAPE, find_profile("cpu")))
         for size in timings.seconds:
             assert found.step_time_s(size.work(found)) == pytest.approx(timings.typical_s(size), rel=0.1)
@@ -84,5 +91,5 @@ def test_real_steps_are_timed(tiny_model: Path) -> None:
 
 def test_a_machine_that_is_now_fast_now_slow_is_told() -> None:
     steady, restless = ({SIZES[0]: [1.0, 1.01, 1.02, 1.0]}, {SIZES[0]: [1.0, 2.0, 1.0, 3.0]})
-    assert Timings(steady).spread < 0.05
-    assert Timings(restless).spread > 0.5
+    assert StepTimings(steady).spread < 0.05
+    assert StepTimings(restless).spread > 0.5

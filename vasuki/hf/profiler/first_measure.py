@@ -64,7 +64,7 @@ _ATTENTION = (0.05, 4.0)  # times what rooflines say of it: beyond, it is noise 
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class StepSize:
     """A step of some decodes of one context, or of one chunk of a prompt that ends at it."""
 
     decodes: int
@@ -91,41 +91,41 @@ class Size:
             return cost_model.work([self.chunk], [self.context])
         return cost_model.work([1] * self.decodes, [self.context] * self.decodes)
 
-    def within(self, max_context: int) -> Size:
+    def within(self, max_context: int) -> StepSize:
         """Return the size that fits a model with no more context than that."""
-        return Size(self.decodes, min(self.chunk, max_context), min(self.context, max_context))
+        return StepSize(self.decodes, min(self.chunk, max_context), min(self.context, max_context))
 
 
 # Those that tell most come first, so that a budget ends with those that matter least: (decodes, chunk, context).
 SIZES = (
-    Size(1, 0, _SHORT),
-    Size(0, 64, 64),
-    Size(8, 0, _SHORT),
-    Size(8, 0, 512),
-    Size(0, 256, 256),
-    Size(32, 0, _SHORT),
-    Size(0, 64, 1024),
-    Size(96, 0, _SHORT),
-    Size(0, 512, 512),
+    StepSize(1, 0, _SHORT),
+    StepSize(0, 64, 64),
+    StepSize(8, 0, _SHORT),
+    StepSize(8, 0, 512),
+    StepSize(0, 256, 256),
+    StepSize(32, 0, _SHORT),
+    StepSize(0, 64, 1024),
+    StepSize(96, 0, _SHORT),
+    StepSize(0, 512, 512),
 )
 # Of rows that are computed one after another: a call has one, and starts at its first token.
-SIZES_ALONE = (Size(0, 1, 1), Size(0, 64, 64), Size(0, 256, 256), Size(0, 512, 512))
+SIZES_ALONE = (StepSize(0, 1, 1), StepSize(0, 64, 64), StepSize(0, 256, 256), StepSize(0, 512, 512))
 
 
 @dataclass(slots=True)
-class Timings:
+class StepTimings:
     """Seconds of each size's steps."""
 
-    seconds: dict[Size, list[float]] = field(default_factory=dict)
-    busy_s: dict[Size, list[float]] = field(default_factory=dict)  # of all processors, in this process
+    seconds: dict[StepSize, list[float]] = field(default_factory=dict)
+    busy_s: dict[StepSize, list[float]] = field(default_factory=dict)  # of all processors, in this process
     disturbed: bool = False  # by other programs
 
-    def add(self, size: Size, seconds: float, busy_s: float) -> None:
+    def add(self, size: StepSize, seconds: float, busy_s: float) -> None:
         """Note a step."""
         self.seconds.setdefault(size, []).append(seconds)
         self.busy_s.setdefault(size, []).append(busy_s)
 
-    def typical_s(self, size: Size) -> float:
+    def typical_s(self, size: StepSize) -> float:
         """Seconds of a step of that size.
 
         Its median, on a machine of one's own. On a shared one a few steps tell more of the others than of themselves:
@@ -136,7 +136,7 @@ class Timings:
         waited, busy = (sum(map(sum, each.values())) for each in (self.seconds, self.busy_s))
         return statistics.median(self.busy_s[size]) * waited / busy
 
-    def expected_s(self, size: Size) -> float:
+    def expected_s(self, size: StepSize) -> float:
         """A step takes at least about so long, by the largest one that is smaller."""
         smaller = max((each for each in self.seconds if each.tokens <= size.tokens), key=lambda each: each.tokens)
         return self.seconds[smaller][0] * size.tokens / max(smaller.tokens, _NARROW)
@@ -216,7 +216,7 @@ def time_steps(
     cost_model: CostModel,
     budget_of: Callable[[float], float],
     block_tokens: int | Literal["auto"] = "auto",
-) -> Timings:
+) -> StepTimings:
     """Run steps of each size by turns until the time is over; sizes that a first look leaves no time for are left out.
 
     Args:
@@ -234,7 +234,7 @@ def time_steps(
         block_tokens = preferred or _BLOCK_TOKENS
     sizes = [size for size in sizes if size.num_blocks(block_tokens) * block_tokens <= room] or sizes[:1]
     executor = _executor(loaded, cost_model, sizes, block_tokens)
-    timings, batches, slower = Timings(), {}, 1.0
+    timings, batches, slower = StepTimings(), {}, 1.0
     for size in sizes:
         budget_s = budget_of(slower)
         first_look_ends_s = started_s + _FIRST_SHARE * budget_s
@@ -262,7 +262,7 @@ def _timed(executor: RaggedExecutor, batch: Batch) -> tuple[float, float]:
     return time.perf_counter() - started_s, time.process_time() - busy_s
 
 
-def _executor(loaded: LoadedModel, cost_model: CostModel, sizes: list[Size], block_tokens: int) -> RaggedExecutor:
+def _executor(loaded: LoadedModel, cost_model: CostModel, sizes: list[StepSize], block_tokens: int) -> RaggedExecutor:
     """That of a run, which records a step of decodes as soon as it has been timed once."""
     limits = Limits(max(size.tokens for size in sizes), max(1, *(size.decodes for size in sizes)))
     num_blocks = max(size.num_blocks(block_tokens) for size in sizes)
@@ -273,7 +273,7 @@ def _executor(loaded: LoadedModel, cost_model: CostModel, sizes: list[Size], blo
     return executor
 
 
-def _batch(size: Size, vocab_size: int, block_tokens: int) -> Batch:
+def _batch(size: StepSize, vocab_size: int, block_tokens: int) -> Batch:
     rng = np.random.default_rng(0)
     blocks, each = itertools.count(), -(-size.context // block_tokens)
 
@@ -293,7 +293,7 @@ def _batch(size: Size, vocab_size: int, block_tokens: int) -> Batch:
 # --- fit -------------------------------------------------------------------------------------------------------------
 
 
-def fitted(timings: Timings, shape: ModelShape, base: HardwareProfile, spread: float = 0.0) -> HardwareProfile:
+def fitted(timings: StepTimings, shape: ModelShape, base: HardwareProfile, spread: float = 0.0) -> HardwareProfile:
     """The base profile with rates, attention and ratios by which it meets these steps."""
     base = _paced(timings, shape, base)
     points = tuple(_attention_points(timings, shape, base))
@@ -319,7 +319,7 @@ def fitted(timings: Timings, shape: ModelShape, base: HardwareProfile, spread: f
     )
 
 
-def _paced(timings: Timings, shape: ModelShape, base: HardwareProfile) -> HardwareProfile:
+def _paced(timings: StepTimings, shape: ModelShape, base: HardwareProfile) -> HardwareProfile:
     """Give a CPU the rates that the longest chunk and the shortest step show, so that ratios are near 1 everywhere and
     hold beyond the sizes measured."""
     overheads = base.overheads.model_copy(
@@ -346,7 +346,7 @@ def _paced(timings: Timings, shape: ModelShape, base: HardwareProfile) -> Hardwa
     )
 
 
-def _attention_points(timings: Timings, shape: ModelShape, base: HardwareProfile) -> Iterator[AttentionPoint]:
+def _attention_points(timings: StepTimings, shape: ModelShape, base: HardwareProfile) -> Iterator[AttentionPoint]:
     """Points of decodes and of chunks, where there were steps of both a short and a long context."""
     operators = OperatorModel(base.datasheet_only(), shape.dtype, shape.kv_dtype)
     heads = (shape.num_heads, *shape.full_heads)
@@ -362,7 +362,9 @@ def _attention_points(timings: Timings, shape: ModelShape, base: HardwareProfile
             yield AttentionPoint(sequences=rows, tokens=tokens, context=long.context, us=us)
 
 
-def _attention_ratio(timings: Timings, shape: ModelShape, base: HardwareProfile, short: Size, long: Size) -> float:
+def _attention_ratio(
+    timings: StepTimings, shape: ModelShape, base: HardwareProfile, short: StepSize, long: StepSize
+) -> float:
     """What attention takes over what rooflines say, of two steps alike in all else.
 
     With d seconds of everything but attention, and a and b of attention by the rooflines, the steps take r (d + x a)
@@ -378,7 +380,7 @@ def _attention_ratio(timings: Timings, shape: ModelShape, base: HardwareProfile,
     return min(most, max(least, found))
 
 
-def _ratios(timings: Timings, shape: ModelShape, profile: HardwareProfile) -> InStep:
+def _ratios(timings: StepTimings, shape: ModelShape, profile: HardwareProfile) -> InStep:
     """Steps over what the cost model says of them, by tokens. Of sizes with as many tokens, the shortest context."""
     cost_model, ratios = CostModel(shape, profile), {}
     for size in sorted(timings.seconds, key=lambda size: (size.tokens, -size.kv_tokens)):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vasuki.machines.profile import HardwareProfile, Limits
+from vasuki.machines.profile import HardwareProfile, ProcessorLimits
 from vasuki.machines.profile_files import find_profile
 
 LEVEL_VARIABLE = "VASUKI_CPU_LEVEL"
@@ -107,12 +107,12 @@ def level_of(processor: Processor) -> str:
     return _level(processor).name
 
 
-def limits_of(processor: Processor) -> Limits:
+def limits_of(processor: Processor) -> ProcessorLimits:
     """Rates for bounds. What the system does not tell is taken to be the best there is."""
     level = _level(processor)
     float32 = processor.cores * _max_clock_hz("hypervisor" in processor.flags) * level.float32 / 1e12
     half = float32 * level.bfloat16 / level.float32
-    return Limits(
+    return ProcessorLimits(
         peak_tflops={"float32": float32, "bfloat16": half, "float16": half},
         memory_gb_per_s=processor.cores * _CORE_BYTES_PER_S["arm" if level is _ARM else "x86"] / 1e9,
         cache_mib=_cache_bytes() // 2**20,

@@ -41,7 +41,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
+class _ClusterNode:
     id: str
     host: str
     cpus: int
@@ -154,7 +154,7 @@ class Nodes:
 
         self.most = replicas
         self._asked: set[str] = set()
-        self._asking: dict[Any, _Node] = {}
+        self._asking: dict[Any, _ClusterNode] = {}
         self.on_gpus = device != "cpu" and any(node.gpus for node in self._alive())
         if device == "cuda" and not self.on_gpus:
             raise JobFileError("engine.device: cuda asks for GPUs, and the Ray cluster has none")
@@ -226,7 +226,7 @@ class Nodes:
             return [Slot(node.id, node.host, Share(gpu=str(gpu)), node.gpus, 0) for gpu in range(node.gpus)], ""
         return [Slot(node.id, node.host, share, len(shares), node.cpus // len(shares)) for share in shares], ""
 
-    def _alive(self) -> list[_Node]:
+    def _alive(self) -> list[_ClusterNode]:
         import ray
 
         try:
@@ -235,7 +235,7 @@ class Nodes:
             raise Interrupted(f"the Ray cluster names no nodes: {one_line(error)}") from None
         nodes = [node for node in listed if node["Alive"]]
         return [
-            _Node(
+            _ClusterNode(
                 node["NodeID"],
                 node["NodeManagerAddress"],
                 int(node["Resources"].get("CPU", 0)),
@@ -244,7 +244,7 @@ class Nodes:
             for node in nodes
         ]
 
-    def _has_room(self, node: _Node) -> bool:
+    def _has_room(self, node: _ClusterNode) -> bool:
         return node.gpus > 0 if self.on_gpus else node.cpus > 0
 
 
