@@ -38,7 +38,7 @@ from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
 from vasuki.hf.loading.load_model import LoadedModel, prepare, prepare_padded
 from vasuki.hf.padded.probe import fewest_rows
 from vasuki.models.config_json import ENCODERS, shape_from_config
-from vasuki.models.shape import BACKENDS, Way
+from vasuki.models.shape import BACKENDS, Backend
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "hf"))
 tiny: Any = importlib.import_module("tiny_models")  # the random models of the golden tests, and how they are run
@@ -208,7 +208,7 @@ class Finding:
     """What became of one model type."""
 
     name: str
-    way: Way | None = None  # in which it is served
+    backend: Backend | None = None  # in which it is served
     kernels: str = ""  # that a CPU computes it by, beside attention and products
     is_foreseen: bool = True  # whether its config tells how much KV it stores, and which backend it takes
     in_batches: bool = False  # whether transformers' `generate_batch` gives the tokens of `generate`, too
@@ -250,11 +250,15 @@ def _run(name: str) -> Finding:
             by_itself = [_without_a_cache(model, prompt) for prompt in prompts]
             if by_itself != expected:
                 raise ValueError("`generate` changes its tokens by its cache")
-            raise ValueError(f"tokens differ, {ready.way}, form {forms.index(ready)}, {how}")
+            raise ValueError(f"tokens differ, {ready.backend}, form {forms.index(ready)}, {how}")
     stored, shape = ready.token_bytes, shape_from_config(ready.config.to_dict(), name)
     planned = shape.with_dtype("float32").kv_bytes_per_token
-    is_foreseen = ready.way == shape.way and stored <= planned < stored + 8 * shape.num_layers  # each layer rounded up
-    return Finding(name, ready.way, _kernels_of(ready.model), is_foreseen, _serves_batches(model, prompts, expected))
+    is_foreseen = (
+        ready.backend == shape.backend and stored <= planned < stored + 8 * shape.num_layers
+    )  # each layer rounded up
+    return Finding(
+        name, ready.backend, _kernels_of(ready.model), is_foreseen, _serves_batches(model, prompts, expected)
+    )
 
 
 def _ways_to_run(prompts: list[list[int]]) -> Iterator[tuple[list[int], dict[str, Any]]]:
@@ -380,15 +384,15 @@ def _time_limit(seconds: int) -> Iterator[None]:
 
 def page(findings: list[Finding]) -> str:
     """The survey as a page of the documentation."""
-    served: dict[Way | None, list[str]] = {}
+    served: dict[Backend | None, list[str]] = {}
     for finding in findings:
-        served.setdefault(finding.way, []).append(finding.name)
-    packed, padded, alone, uncached = (served.get(way, []) for way in BACKENDS)
+        served.setdefault(finding.backend, []).append(finding.name)
+    packed, padded, alone, uncached = (served.get(backend, []) for backend in BACKENDS)
     refused = [finding for finding in findings if finding.refusal]
     fused = _grouped((finding.kernels, finding.name) for finding in findings if finding.kernels)
     reasons = _grouped((_reason(finding.refusal), finding.name) for finding in refused)
     unknown = _grouped((finding.trouble, finding.name) for finding in findings if finding.trouble)
-    in_ours = [finding for finding in findings if finding.way]
+    in_ours = [finding for finding in findings if finding.backend]
     in_theirs = [finding.name for finding in in_ours if finding.in_batches]
     not_in_theirs = [finding.name for finding in in_ours if not finding.in_batches]
     return f"""# Models

@@ -31,7 +31,7 @@ from vasuki.engine.sequence import Sequence
 from vasuki.hf.loading.load_model import LoadedModel, load_model
 from vasuki.hf.padded.forward import Padded
 from vasuki.hf.ragged_executor import build_executor
-from vasuki.models.shape import Way
+from vasuki.models.shape import Backend
 from vasuki.planner.lengths import Lengths
 
 QUERIES, SHRUNK_MIX, SHRUNK_SHORT = 16, 52, 8
@@ -81,7 +81,7 @@ def run(method: Method, loaded: LoadedModel, lengths: Lengths, batch: int) -> Se
 
 
 def measured(
-    methods: Iterable[Method], models: dict[Way, LoadedModel], lengths: Lengths, batch: int, rounds: int
+    methods: Iterable[Method], models: dict[Backend, LoadedModel], lengths: Lengths, batch: int, rounds: int
 ) -> dict[str, list[Seen]]:
     """Run each method so often, by turns. Raises AssertionError if their tokens differ."""
     found: dict[str, list[Seen]] = {}
@@ -98,7 +98,7 @@ def ratio(found: dict[str, list[Seen]], name: str, other: str) -> float:
     return statistics.median(b.seconds[-1] / a.seconds[-1] for a, b in zip(found[name], found[other], strict=True))
 
 
-def tables(models: dict[Way, LoadedModel], rounds: int) -> list[Table]:
+def tables(models: dict[Backend, LoadedModel], rounds: int) -> list[Table]:
     """Both of the paper's tables, and what its figures 5 to 7 show."""
     names = [method.name for method in METHODS]
     times = Table("static over each, the mix (paper; here)", ("batch", *names[1:]))
@@ -135,7 +135,7 @@ def tables(models: dict[Way, LoadedModel], rounds: int) -> list[Table]:
     return [times, over_time, slots]
 
 
-def load() -> dict[Way, LoadedModel]:
+def load() -> dict[Backend, LoadedModel]:
     """The model for both backends."""
     torch.manual_seed(0)
     torch.set_num_threads(1)  # other programs disturb one thread less than several that wait for each other
@@ -143,7 +143,7 @@ def load() -> dict[Way, LoadedModel]:
         LlamaForCausalLM(LlamaConfig(**SIZES, initializer_range=0.1)).save_pretrained(folder)
         AutoTokenizer.from_pretrained(TOKENIZER).save_pretrained(folder)
         model = ModelConfig(path=folder)
-        return {"ragged": load_model(model, "cpu"), "padded": load_model(model, "cpu", attention="padded")}
+        return {"ragged": load_model(model, "cpu"), "padded": load_model(model, "cpu", backend="padded")}
 
 
 def main() -> None:

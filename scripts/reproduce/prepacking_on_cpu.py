@@ -40,7 +40,7 @@ from vasuki.engine.shaping import Shaped
 from vasuki.hf.loading.load_model import LoadedModel
 from vasuki.hf.padded.forward import Padded
 from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
-from vasuki.models.shape import Way
+from vasuki.models.shape import Backend
 from vasuki.planner.lengths import read_lengths
 from vasuki_solvers import first_fit_decreasing
 
@@ -125,7 +125,7 @@ def set_packed(lengths: Ints, rows: int) -> Iterable[Call]:
 class Machine:
     """Computes calls on both backends, over blocks that are there already."""
 
-    def __init__(self, models: dict[Way, LoadedModel], lengths: Ints) -> None:
+    def __init__(self, models: dict[Backend, LoadedModel], lengths: Ints) -> None:
         random = np.random.default_rng(0)
         self.prompts = [random.integers(3, 700, length).astype(np.int32) for length in lengths]
         blocks = int((lengths // BLOCK_TOKENS + 1).sum())
@@ -182,7 +182,7 @@ def drawn(data: Path, rows: int) -> dict[str, Ints]:
     return {name: np.maximum(1, random.permutation(each)[:rows] // SHRUNK) for name, each in traces.items()}
 
 
-def tables(models: dict[Way, LoadedModel], data: Path, rounds: int) -> list[Table]:
+def tables(models: dict[Backend, LoadedModel], data: Path, rounds: int) -> list[Table]:
     """What the paper's figures 2, 8 and 9 to 12 show, and how much of what is computed is padding."""
     ways = ("full", "prepacking", "ordered", "set packed", "ragged")
     first = Table(

@@ -108,7 +108,7 @@ class Method:
 
     def cost(self, card: str) -> CostModel:
         """Of Llama-2-7B in float16."""
-        shape = replace(SHAPE, way="padded" if self.is_padded else "ragged")
+        shape = replace(SHAPE, backend="padded" if self.is_padded else "ragged")
         return WithHoles(shape, card) if self.holes else CostModel(shape, find_profile(card))
 
     def settings(self, lengths: Lengths, batch: int) -> EngineSettings:

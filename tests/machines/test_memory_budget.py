@@ -41,7 +41,7 @@ def test_what_recorded_steps_hold_is_set_aside() -> None:
     assert few == many < recorded_bytes(mixture, card, 2048, 1)
     assert not recorded_bytes(LLAMA, find_profile("cpu"), 64, 1)
     assert not recorded_bytes(LLAMA, card, 64, 1, Layout(host_layers=1))
-    for others in ({"way": "padded"}, {"compiles": False}):
+    for others in ({"backend": "padded"}, {"compiles": False}):
         assert not recorded_bytes(replace(LLAMA, **others), card, 64, 1)
     packed = card.model_copy(update={"attention": "packed"})
     tables = (recorded_bytes(LLAMA, each, 64, 9) - recorded_bytes(LLAMA, each, 64, 1) for each in (card, packed))
@@ -104,7 +104,7 @@ def test_too_large_steps_say_what_would_fit() -> None:
 
 def test_rectangles_hold_what_a_layer_gathers_beside_all_kv() -> None:
     """Llama-3-8B: 8 KV heads of 128 numbers, which 32 heads share, in bfloat16."""
-    ragged, padded, alone = (replace(LLAMA, way=way) for way in ("ragged", "padded", "alone"))
+    ragged, padded, alone = (replace(LLAMA, backend=backend) for backend in ("ragged", "padded", "alone"))
     limits = dict(max_step_tokens=512, max_num_seqs=100)
     packed = activation_bytes(ragged, **limits)
     assert activation_bytes(ragged, **limits, row_tokens=4000) == packed
@@ -118,13 +118,15 @@ def test_rectangles_hold_what_a_layer_gathers_beside_all_kv() -> None:
 
 def test_plans_of_padded_rows_leave_room_for_them() -> None:
     lengths = Lengths(np.array([3000] * 40), np.array([500] * 40))
-    ragged, padded = (make_plan(lengths, replace(LLAMA, way=way), find_profile("a10")) for way in ("ragged", "padded"))
+    ragged, padded = (
+        make_plan(lengths, replace(LLAMA, backend=backend), find_profile("a10")) for backend in ("ragged", "padded")
+    )
     assert padded.settings.kv_tokens < 0.97 * ragged.settings.kv_tokens
     asked = EngineConfig(max_num_seqs=1000)
     with pytest.raises(
         ModelError, match=r"side by side are too large for it: lower engine\.max_num_seqs or"
     ) as refused:
-        make_plan(lengths, replace(LLAMA, way="padded"), find_profile("a10"), engine=asked)
+        make_plan(lengths, replace(LLAMA, backend="padded"), find_profile("a10"), engine=asked)
     assert "such GPUs" not in str(refused.value)
 
 

@@ -365,15 +365,15 @@ def test_rows_that_are_computed_alone_have_a_rough_cost(name: str) -> None:
 
 
 def test_an_encoder_may_be_a_decoder() -> None:
-    assert shape_from_config(config(model_type="bert", is_decoder=True)).way == "ragged"
-    assert shape_from_config(config(model_type="roformer", is_decoder=True)).way == "alone"
+    assert shape_from_config(config(model_type="bert", is_decoder=True)).backend == "ragged"
+    assert shape_from_config(config(model_type="roformer", is_decoder=True)).backend == "alone"
 
 
 def test_how_rows_are_computed_may_be_known_better_than_from_the_type() -> None:
     unknown = config(model_type="new", layer_types=["linear_attention"] * 4)
     with pytest.raises(ModelError, match="none of its layers attend"):
         shape_from_config(unknown)
-    assert shape_from_config(unknown, way="alone").in_blocks is False
+    assert shape_from_config(unknown, backend="alone").in_blocks is False
 
 
 def test_a_mixture_of_one_expert_is_none() -> None:

@@ -23,7 +23,7 @@ from vasuki.machines.profile import AttentionPoint, AttentionPoints, HardwarePro
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout, spread_buffers
 from vasuki.models.named import named_shape
-from vasuki.models.shape import ModelShape, Way
+from vasuki.models.shape import Backend, ModelShape
 from vasuki.planner.job_sums import JobSums
 from vasuki.planner.lengths import Lengths, SharedPrefixes
 from vasuki.planner.one_device import make_plan
@@ -41,8 +41,8 @@ SHAPES = {
     "some windows": replace(LLAMA, sliding_window=100, num_windowed_layers=2),
     "experts": replace(named_shape("mixtral-8x7b"), num_layers=4, num_expert_layers=4),
     "recurrent": HYBRID,
-    "padded": replace(LLAMA, way="padded"),
-    "alone": replace(LLAMA, way="alone"),
+    "padded": replace(LLAMA, backend="padded"),
+    "alone": replace(LLAMA, backend="alone"),
 }
 CARDS = ("a10", "a40", "a100", "h100", "cpu")
 
@@ -71,7 +71,7 @@ class Run:
         limits, policy, layers = self.settings.limits, self.settings.policy, self.cost.shape.num_layers
         streamed = self.settings.offload.streamed_layers
         resident = (layers - streamed + spread_buffers(layers, streamed)) / layers
-        split = policy.chunked and policy.refill and self.cost.shape.way != "alone"
+        split = policy.chunked and policy.refill and self.cost.shape.backend != "alone"
         step_tokens = max(limits.chunk_tokens, limits.max_num_seqs) if split else math.inf
         return StepRoom(step_tokens, resident * kv_tokens_at_most(self.settings, self.cost.shape))
 
@@ -275,18 +275,18 @@ def test_shared_prefixes_are_free() -> None:
     assert shared_s <= run.makespan_s() < plain_s
 
 
-@pytest.mark.parametrize("way", ["ragged", "padded", "alone"])
-def test_plans_of_any_backend_end_behind_their_bound(way: Way) -> None:
+@pytest.mark.parametrize("backend", ["ragged", "padded", "alone"])
+def test_plans_of_any_backend_end_behind_their_bound(backend: Backend) -> None:
     """Where rows run one by one, prompts are computed with their last chunk, in no more steps for being cut."""
     lengths, a10 = job(6, 900, 5), find_profile("a10")
     engine = EngineConfig(chunk_tokens=64, max_num_seqs=1)
-    plan = make_plan(lengths, replace(LLAMA, way=way), a10, engine=engine)
-    simulated = simulate_plan(plan, lengths, replace(LLAMA, way=way), a10).plan
+    plan = make_plan(lengths, replace(LLAMA, backend=backend), a10, engine=engine)
+    simulated = simulate_plan(plan, lengths, replace(LLAMA, backend=backend), a10).plan
     assert simulated.makespan_s == plan.makespan_s
     assert 0 <= simulated.gap < 4
     rooms = plan.any_schedule.rooms(Layout())
     roomiest = max(room.kv_tokens for room in rooms)
-    assert len(rooms) > 30 if way != "alone" else rooms == [(math.inf, roomiest)]
+    assert len(rooms) > 30 if backend != "alone" else rooms == [(math.inf, roomiest)]
 
 
 def test_every_step_size_has_a_room() -> None:

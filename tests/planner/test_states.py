@@ -107,7 +107,7 @@ def test_memory_is_one_for_both() -> None:
 
 @pytest.mark.parametrize("policy", ["vllm", "sarathi"])
 def test_other_policies_too_run_no_more_rows_computed_alone_than_keep_their_caches(policy: str) -> None:
-    shape = replace(named_shape("llama-3-8b"), way="alone", kept_bytes=GIB // 4)
+    shape = replace(named_shape("llama-3-8b"), backend="alone", kept_bytes=GIB // 4)
     kv = KVConfig(device_memory=3 * GIB)
     plan = make_plan(lengths_of(300), shape, CARD, engine=EngineConfig.model_validate({"policy": policy}), kv=kv)
     assert 1 <= plan.max_num_seqs < 12

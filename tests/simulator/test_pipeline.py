@@ -32,7 +32,7 @@ class OneSecondATokenOnEachStage:
     layout: Layout
     shape: SimpleNamespace = field(
         default_factory=lambda: SimpleNamespace(
-            num_layers=12, num_windowed_layers=0, kv_bytes_per_token_per_layer=1, way="ragged"
+            num_layers=12, num_windowed_layers=0, kv_bytes_per_token_per_layer=1, backend="ragged"
         )
     )
 

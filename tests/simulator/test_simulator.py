@@ -24,7 +24,7 @@ from vasuki.simulator import SimulationResult, simulate
 SHAPE = replace(named_shape("llama-3-8b"), num_layers=4)
 COST = CostModel(SHAPE, find_profile("a10"))
 WINDOWED = CostModel(replace(SHAPE, num_windowed_layers=3, sliding_window=40), find_profile("a10"))
-PADDED, ALONE = (CostModel(replace(SHAPE, way=way), find_profile("a10")) for way in ("padded", "alone"))
+PADDED, ALONE = (CostModel(replace(SHAPE, backend=backend), find_profile("a10")) for backend in ("padded", "alone"))
 BLOCK_TOKENS = 4
 
 

@@ -49,7 +49,7 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
         "model": shape.name,
         "parameters": shape.num_parameters,
         "kv_bytes_per_token": placement.shape.kv_bytes_per_token,
-        "backend": BACKENDS[placement.shape.way],
+        "backend": BACKENDS[placement.shape.backend],
         "output": without_keys(config.output.path),
         "first_prompt": next((each.error or tokenizer.text_of(each.prompt_token_ids.tolist()) for each in first), ""),
     }

@@ -266,11 +266,11 @@ class RaggedExecutor:
 
 def _unpacked(loaded: LoadedModel, cache: KVCache, offload: KVMover | None, shaping: Shaping | None) -> Forward | None:
     """How a model is computed that no packed step can be."""
-    if loaded.way == "ragged":
+    if loaded.backend == "ragged":
         return None
-    if loaded.way == "padded":
+    if loaded.backend == "padded":
         return Padded(loaded.model, cache, offload, shaping)
-    return Alone(loaded.model, loaded.way)
+    return Alone(loaded.model, loaded.backend)
 
 
 def is_out_of_memory(error: Exception) -> bool:

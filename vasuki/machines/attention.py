@@ -42,4 +42,4 @@ def page_tokens(shape: ModelShape, generation: tuple[int, int], attention: Atten
         return None
     in_half = shape.dtype in ("bfloat16", "float16") and shape.kv_dtype in ("", shape.dtype)
     made_for = all(dim % 8 == 0 and dim <= _MOST_HEAD_DIM for dim in (shape.head_dim, shape.full_heads[1]))
-    return PAGE_TOKENS if shape.way == "ragged" and generation >= _AMPERE and in_half and made_for else None
+    return PAGE_TOKENS if shape.backend == "ragged" and generation >= _AMPERE and in_half and made_for else None

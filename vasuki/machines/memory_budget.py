@@ -56,7 +56,7 @@ def activation_bytes(
     every sampled token, and what drawing tokens holds for a slice of them. `row_tokens` are those of the longest row;
     one that is computed alone begins with all of its own.
     """
-    if shape.way in ("alone", "uncached"):
+    if shape.backend in ("alone", "uncached"):
         max_step_tokens = max(max_step_tokens, row_tokens)
     attention = attention_bytes(shape, max_step_tokens, max_num_seqs, row_tokens) / tensor_parallel
     mlp = max_step_tokens * _mlp_token_bytes(shape, tensor_parallel)
@@ -66,9 +66,9 @@ def activation_bytes(
 
 def attention_bytes(shape: ModelShape, max_step_tokens: int, max_num_seqs: int, row_tokens: int) -> int:
     """Most that a layer's attention holds beside the KV: of the rectangle of all decodes, or of that of prompts."""
-    if shape.way == "ragged" or not row_tokens:
+    if shape.backend == "ragged" or not row_tokens:
         return 0
-    if shape.way != "padded":
+    if shape.backend != "padded":
         return rectangle_bytes(shape, 1, row_tokens, row_tokens)
     new = min(math.ceil(MOST_PADDING * max_step_tokens), row_tokens)
     prompts = rectangle_bytes(shape, max(1, math.ceil(MOST_PADDING * max_step_tokens / new)), new, row_tokens)
@@ -215,7 +215,7 @@ def _too_large(
         wrong = "much beside that" if kv >= block_bytes else f"little: a block takes {bytes_text(block_bytes)}"
         return f"{need}; {bytes_text(max(0, kv))} of KV (kv.device_memory) is too {wrong}"
     if weights < 0.9 * usable < activations:  # which no number of GPUs makes smaller
-        if shape.way != "ragged":
+        if shape.backend != "ragged":
             return f"{need}; so many rows side by side are too large for it: lower engine.max_num_seqs or chunk_tokens"
         most = int(0.9 * (usable - weights) / activations * max_step_tokens)
         return (

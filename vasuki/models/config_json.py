@@ -19,27 +19,31 @@ from vasuki.models.recurrent_config import (
     layers_with_mlp,
     recurrent_layers,
 )
-from vasuki.models.shape import DTYPE_BYTES, TOKEN_ID_BYTES, Latent, ModelShape, Way
+from vasuki.models.shape import DTYPE_BYTES, TOKEN_ID_BYTES, Backend, Latent, ModelShape
 
 
-def shape_from_config(source: str | Path | Mapping[str, Any], name: str = "", way: Way | None = None) -> ModelShape:
+def shape_from_config(
+    source: str | Path | Mapping[str, Any], name: str = "", backend: Backend | None = None
+) -> ModelShape:
     """Read a `config.json`, a folder that holds one, or its parsed content.
 
     Args:
         source: of these.
         name: the model's; by default where it comes from.
-        way: how its rows are computed, where that is known better than from its type.
+        backend: how its rows are computed, where that is known better than from its type.
 
     Raises:
         ModelError: the file cannot be read, lacks sizes, or describes a model whose cost this cannot state
             (encoder-decoder; layers of unknown kinds that all rows pass together).
     """
     if isinstance(source, Mapping):
-        return _from_config(source, name or str(source.get("_name_or_path") or source.get("model_type", "model")), way)
+        return _from_config(
+            source, name or str(source.get("_name_or_path") or source.get("model_type", "model")), backend
+        )
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
     tree = read_config(path)
-    shape = _from_config(tree, name or path.resolve().parent.name, way)
+    shape = _from_config(tree, name or path.resolve().parent.name, backend)
     text = tree.get("text_config")
     said = any(each.get(key) for each in (tree, text or {}) for key in _SPELLINGS["dtype"])
     return shape if said else shape.with_dtype("float32")  # as transformers loads weights of which nothing is said
@@ -121,18 +125,18 @@ ENCODERS = (
 ).split()
 _NEVER_CAUSAL = {"xlm", "xlnet"}
 # Architectures that the ragged backend refuses, see docs/models.md.
-_WAYS: dict[str, Way] = dict.fromkeys(
+_BACKENDS: dict[str, Backend] = dict.fromkeys(
     "big_bird bloom codegen diffllama falcon gpt_neo gptj hrm_text llama4 llama4_text megatron-bert mpt nemotron "
     "phimoe rembert stablelm xglm".split(),
     "padded",
 )
-_WAYS |= dict.fromkeys(
+_BACKENDS |= dict.fromkeys(
     "axk2 bart bigbird_pegasus blenderbot blenderbot-small deepseek_v32 deepseek_v4 doge dots3_note_text falcon_mamba "
     "git glm_moe_dsa gpt_neox_japanese hy_v4 inkling2_text inkling_text mamba mamba2 marian mbart minimax mllama mvp "
     "pegasus plbart prophetnet qwen4_exp qwen4_exp_text roformer rwkv trocr whisper xlstm zamba zamba2 zaya".split(),
     "alone",
 )
-_WAYS |= dict.fromkeys(("openai-gpt", "recurrent_gemma", "reformer"), "uncached")
+_BACKENDS |= dict.fromkeys(("openai-gpt", "recurrent_gemma", "reformer"), "uncached")
 # Those of them, and of the others that compute padded rows, that attend by transformers' operators alone.
 _EAGER = set(
     "big_bird bigbird_pegasus bloom codegen deepseek_v4 git gpt_neo gpt_neox_japanese gptj hy_v4 inkling2_text "
@@ -140,25 +144,25 @@ _EAGER = set(
 )
 
 
-def _from_config(config: Mapping[str, Any], name: str, way: Way | None) -> ModelShape:
+def _from_config(config: Mapping[str, Any], name: str, backend: Backend | None) -> ModelShape:
     try:
-        return _read(config, name, way)
+        return _read(config, name, backend)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error)
         raise ModelError(f"{name}: its config has sizes that are not understood: {what}") from None
 
 
-def _read(config: Mapping[str, Any], name: str, way: Way | None) -> ModelShape:
+def _read(config: Mapping[str, Any], name: str, backend: Backend | None) -> ModelShape:
     text = config.get("text_config")
     if isinstance(text, Mapping):  # a multimodal wrapper: the language model decides
         config = {**{key: value for key, value in config.items() if key in ("tie_word_embeddings", "dtype")}, **text}
     family = str(config.get("model_type", "llama"))
-    if way is None and family in _NEVER_CAUSAL:
+    if backend is None and family in _NEVER_CAUSAL:
         raise ModelError(f"{name}: its tokens attend to those behind them")
-    if way is None and family in ENCODERS and not config.get("is_decoder"):
+    if backend is None and family in ENCODERS and not config.get("is_decoder"):
         raise ModelError(f"{name}: its tokens attend to those behind them; a decoder's config says is_decoder: true")
-    way = way or _WAYS.get(family, "ragged")
-    by_itself = way in ("alone", "uncached")  # each row, so that rough sizes do
+    backend = backend or _BACKENDS.get(family, "ragged")
+    by_itself = backend in ("alone", "uncached")  # each row, so that rough sizes do
     for key, feature in _UNSUPPORTED_KEYS.items():
         if config.get(key):
             raise ModelError(f"{name}: {feature} (config key {key}) is not supported")
@@ -244,7 +248,7 @@ def _read(config: Mapping[str, Any], name: str, way: Way | None) -> ModelShape:
         full_head_dim=full_head_dim,
         latent=latent,
         recurrent=recurrent,
-        stored_bytes=TOKEN_ID_BYTES if way == "uncached" or attending == 0 else 0,
+        stored_bytes=TOKEN_ID_BYTES if backend == "uncached" or attending == 0 else 0,
         attention_layers=attending,
         mlp_layers=with_mlp,
         gated_attention=family in _GATED_ATTENTION,
@@ -254,7 +258,7 @@ def _read(config: Mapping[str, Any], name: str, way: Way | None) -> ModelShape:
         extra_parameters=norm_width + positions * hidden + lookup * layers * (hidden + lookups),
         dtype=_dtype(config),
         launched_per_layer=LAUNCHES.get(family, UNKNOWN_LAUNCHES),
-        way=way,
+        backend=backend,
         longest_packed_tokens=longest_packed(config),
         eager=family in _EAGER,
     )

@@ -19,8 +19,8 @@ from vasuki.models.launches import UNKNOWN_LAUNCHES
 
 # How rows share a forward: packed end to end, padded to rectangles, or not at all; and where a model keeps nothing of a
 # row, each of its tokens takes all tokens before it along.
-Way = Literal["ragged", "padded", "alone", "uncached"]
-BACKENDS: dict[Way, str] = {
+Backend = Literal["ragged", "padded", "alone", "uncached"]
+BACKENDS: dict[Backend, str] = {
     "ragged": "ragged",
     "padded": "padded",
     "alone": "padded, row by row",
@@ -117,7 +117,7 @@ class ModelShape:
     dtype: str = "bfloat16"
     kv_dtype: str = ""  # of keys and values, where they are kept in another
     launched_per_layer: int = UNKNOWN_LAUNCHES  # operators that a GPU's host launches, where they are joined
-    way: Way = "ragged"
+    backend: Backend = "ragged"
     compiles: bool = True  # kernels for it, and joins operators; on a GPU, small steps are recorded
     longest_packed_tokens: int = 0  # of a prompt that may share a padded row with others; 0: none may
     eager: bool = False  # attention of its own, by transformers' operators: the scores of all pairs are in memory
@@ -160,7 +160,7 @@ class ModelShape:
     @property
     def in_blocks(self) -> bool:
         """Return whether blocks hold all that a row keeps, so that rows can share them and move to the host."""
-        return self.recurrent is None and self.way in ("ragged", "padded")
+        return self.recurrent is None and self.backend in ("ragged", "padded")
 
     @property
     def without_states(self) -> ModelShape:
@@ -355,10 +355,10 @@ class ModelShape:
                 raise ModelError(f"unknown dtype '{name}'{did_you_mean(name, DTYPE_BYTES)}")
         return replace(self, dtype=dtype, kv_dtype="" if kv_dtype == "auto" else kv_dtype)
 
-    def served_by(self, attention: Literal["auto", "ragged", "padded"]) -> ModelShape:
+    def served_by(self, backend: Literal["auto", "ragged", "padded"]) -> ModelShape:
         """Return the shape with its rows computed as a job asks, see `engine.attention`."""
-        if attention == "padded" and self.way == "ragged":
-            return replace(self, way="padded" if self.in_blocks else "alone")
+        if backend == "padded" and self.backend == "ragged":
+            return replace(self, backend="padded" if self.in_blocks else "alone")
         return self
 
     def _over_layers(self, size: Callable[[Matrix], int]) -> int:

@@ -81,7 +81,7 @@ class AnySchedule:
         Where rows run one by one, a prompt is computed with its last chunk, so that a step has any number of tokens.
         """
         rooms = step_rooms(partial(self._kv_tokens, layout))
-        if rooms and self.shape.way == "alone":
+        if rooms and self.shape.backend == "alone":
             rooms = [StepRoom(math.inf, rooms[0].kv_tokens)]
         return [StepRoom(room.step_tokens, room.kv_tokens / layout.pipeline_parallel) for room in rooms]
 

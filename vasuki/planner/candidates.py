@@ -240,7 +240,7 @@ def _settings(problem: Problem, chunk_tokens: int, layout: Layout) -> EngineSett
     shape, max_num_seqs = problem.shape, NUM_SEQS
     if problem.engine.max_num_seqs != "auto":
         max_num_seqs = problem.engine.max_num_seqs
-    elif problem.policy.ordered or shape.state_bytes or shape.way == "padded":
+    elif problem.policy.ordered or shape.state_bytes or shape.backend == "padded":
         kv_tokens = problem.num_blocks(chunk_tokens, 1, layout) * problem.block_tokens
         max_num_seqs = min(MOST_SEQS if problem.policy.ordered else NUM_SEQS, _rows_side_by_side(problem, kv_tokens))
     num_blocks = problem.num_blocks(chunk_tokens, max_num_seqs, layout)
@@ -255,7 +255,7 @@ def _rows_side_by_side(problem: Problem, kv_tokens: int) -> int:
     """More than usually fit, since rows may turn out short. What memory a state or a row of a rectangle takes is set
     aside for each of them, though, and the longest row that fits by itself must still fit beside them."""
     work, shape = problem.work, problem.shape
-    rectangle = rectangle_bytes(shape, 1, 1, problem.row_tokens) if shape.way == "padded" else 0
+    rectangle = rectangle_bytes(shape, 1, 1, problem.row_tokens) if shape.backend == "padded" else 0
     state_tokens = (shape.state_bytes + rectangle) / shape.kv_bytes_per_token
     roomy = work.most_sequences(kv_tokens, state_tokens)
     if not state_tokens:

@@ -158,7 +158,7 @@ def make_plan(
         prompt_share=price_split(
             candidate.cost, problem.work, settings.kv_tokens, limits.chunk_tokens, limits.max_num_seqs
         ),
-        way=shape.way,
+        backend=shape.backend,
         padding=_padding(problem, chosen),
         host_bytes=kv_on_host + host_weight_bytes(shape, layout),
         plan_s=time.perf_counter() - started_s,
@@ -213,10 +213,10 @@ def _predictions(problem: Problem, candidates: list[Candidate]) -> list[Predicti
 
 def _padding(problem: Problem, chosen: Prediction) -> float:
     """The share of the time that packed steps would save, of a model that knows none."""
-    if problem.shape.way == "ragged":
+    if problem.shape.backend == "ragged":
         return 0.0
     cost = chosen.candidate.cost
-    packed = CostModel(replace(problem.shape, way="ragged"), problem.profile, cost.layout)
+    packed = CostModel(replace(problem.shape, backend="ragged"), problem.profile, cost.layout)
     packed_s = predict(problem, replace(chosen.candidate, cost=packed)).result.makespan_s
     return max(0.0, 1 - packed_s / chosen.result.makespan_s)
 
@@ -247,7 +247,7 @@ def _mixing_reason(chosen: Candidate, candidates: list[Candidate], rows_arrive: 
     if ratio >= 1:
         would_be = "about as fast" if ratio < 1.0005 else f"about {percent_text(ratio - 1)} slower"
     if chosen.mixing is Mixing.MIXED:
-        packed = chosen.cost.shape.way == "ragged"
+        packed = chosen.cost.shape.backend == "ragged"
         why = "decodes read the weights that prompts compute with" if packed else "rows start when others end"
         return f"mixed, {tokens} tokens each: {why}; taking turns would be {would_be}"
     return f"exclusive, prompts in steps of {tokens} tokens, then decodes: mixing them would be {would_be}"

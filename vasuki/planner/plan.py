@@ -10,7 +10,7 @@ from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.settings import EngineSettings
 from vasuki.machines.price import Cost
 from vasuki.models.layout import Layout
-from vasuki.models.shape import Way
+from vasuki.models.shape import Backend
 from vasuki.planner.any_schedule import AnySchedule
 
 Solver = Literal["greedy", "local_search", "milp", "fifo", "prompt_length"]
@@ -60,7 +60,7 @@ class Plan:
     error: float = 0.0  # by what share predictions with such a profile have been off
     price_date: str = ""  # month of the price that the profile knows; empty where it was given
     prompt_share: float = 0.0  # of the makespan, see `price_split`
-    way: Way = "ragged"
+    backend: Backend = "ragged"
     padding: float = 0.0  # share of the makespan that packed steps would save, of a model that knows none
     host_bytes: int = 0  # of host memory, for KV and weights
 
@@ -143,7 +143,7 @@ class Plan:
                 "range": self.cost_range,
             },
             "host_bytes": self.host_bytes,
-            "backend": {"way": self.way, "padding": self.padding},
+            "backend": {"way": self.backend, "padding": self.padding},
             "one_replica_s": self.one_replica_s,
             "uncertainty": self.uncertainty,
             "plan_s": self.plan_s,

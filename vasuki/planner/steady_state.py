@@ -88,8 +88,8 @@ def steady_state(
     def step(decodes: float, chunk: float) -> StepTime:
         count, size = max(0, round(decodes)), max(0, round(chunk))
         context = max(size, round(work.chunk_context_tokens)) if size else 0
-        calls = {"ragged": 1.0, "padded": (count > 0) + (size > 0)}.get(way, count + size / work.prompt_tokens)
-        seen = round(work.widest_tokens if way == "padded" else work.context_tokens)
+        calls = {"ragged": 1.0, "padded": (count > 0) + (size > 0)}.get(backend, count + size / work.prompt_tokens)
+        seen = round(work.widest_tokens if backend == "padded" else work.context_tokens)
         work_of_step = StepWork(
             num_tokens=count + size,
             num_samples=max(1, count),
@@ -97,10 +97,10 @@ def steady_state(
             num_chunks=bool(size),
             decode_context_tokens=count * seen,
             chunk_context_tokens=context,
-            chunk_pairs=causal_pairs(size, context) if way == "ragged" else size * context,
+            chunk_pairs=causal_pairs(size, context) if backend == "ragged" else size * context,
             calls=max(1, round(calls)),
         )
-        if way == "uncached":  # a token is a chunk of all that it sees
+        if backend == "uncached":  # a token is a chunk of all that it sees
             work_of_step = work_of_step._replace(
                 num_tokens=count * seen + size,
                 num_decodes=0,
@@ -111,7 +111,7 @@ def steady_state(
             )
         return next(cost.repeated(work_of_step, 1, streamed_layers, copy_bytes))
 
-    way, prompt, output = cost.shape.way, work.prompt_tokens, work.output_tokens
+    backend, prompt, output = cost.shape.backend, work.prompt_tokens, work.output_tokens
     decoding = (output - 1) / output  # of the sequences that sample
     sequences = min(float(max_num_seqs), work.most_sequences(kv_tokens))
     if mixing is Mixing.MIXED:

@@ -206,9 +206,9 @@ def _notes(plan: Plan) -> Iterable[str]:
     off = max(plan.spread, plan.error)
     busy = "; this machine is busy" * bool(plan.spread)
     yield f"rates: {plan.source or 'datasheet'}{busy}; makespans may be {percent_text(off)} off"
-    if plan.way != "ragged":
-        why = "rows are filled up to rectangles" if plan.way == "padded" else "rows share no step"
-        yield f"backend: {BACKENDS[plan.way]}; {why}, where packed steps would save {percent_text(plan.padding)}"
+    if plan.backend != "ragged":
+        why = "rows are filled up to rectangles" if plan.backend == "padded" else "rows share no step"
+        yield f"backend: {BACKENDS[plan.backend]}; {why}, where packed steps would save {percent_text(plan.padding)}"
     yield f"steps: {plan.mixing}"
     if plan.layout.num_streams > 1:
         yield "steps, rows and KV memory are those of one micro-batch, of which every stage of a replica has one"

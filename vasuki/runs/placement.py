@@ -261,10 +261,10 @@ def _computed(config: JobConfig, shape: ModelShape, on_cpu: bool, multiplies_bfl
 
 def refuse_backend(config: JobConfig, shape: ModelShape) -> None:
     """Refuse a model that the backend which the job asks for cannot serve, as its type tells. Raises ModelError."""
-    if config.engine.attention == "ragged" != shape.way:
+    if config.engine.attention == "ragged" != shape.backend:
         raise ModelError(
             f"{shape.name}: the ragged backend cannot serve it; where engine.attention is auto, its backend is "
-            f"{BACKENDS[shape.way]}"
+            f"{BACKENDS[shape.backend]}"
         )
 
 
@@ -304,7 +304,7 @@ def _load_to_measure(config: JobConfig, shape: ModelShape) -> LoadedModel | None
     engine = config.engine
     compiles = engine.compile != "off"
     return load_model(
-        config.model, engine.device, compiles=compiles, kv_dtype=config.kv.dtype, attention=engine.attention
+        config.model, engine.device, compiles=compiles, kv_dtype=config.kv.dtype, backend=engine.attention
     )
 
 

@@ -187,7 +187,7 @@ def loaded(job: JobKey, options: RunOptions) -> tuple[LoadedModel, float]:
     path = job.config.model.path
     with busy_with(f"loading {path}", options.quiet):
         model, load_s = load(job)
-    how = "" if model.way == "ragged" else f", backend: {BACKENDS[model.way]}"
+    how = "" if model.backend == "ragged" else f", backend: {BACKENDS[model.backend]}"
     log.info("loaded %s on %s in %s%s", path, model.device, duration(load_s), how)
     return model, load_s
 

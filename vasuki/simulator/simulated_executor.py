@@ -54,7 +54,7 @@ class SimulatedExecutor:
         self.clock = VirtualClock()  # moved on by every batch
         self._output_tokens = output_tokens
         # Where tokens are computed anew in each step, no step is the one before with a token more.
-        self._fast_forward = None if cost_model.shape.way == "uncached" else fast_forward
+        self._fast_forward = None if cost_model.shape.backend == "uncached" else fast_forward
         self._shaping = shaping_of(settings.policy)
         self._block_tokens = settings.block_tokens
         self._streamed_layers = settings.offload.streamed_layers

@@ -28,11 +28,11 @@ def _saved(model: Any, folder: Path) -> ModelConfig:
 
 def test_the_backend_is_the_fastest_that_serves_the_model(tmp_path: Path) -> None:
     llama, falcon = (_saved(random_model.__wrapped__(name), tmp_path / name) for name in ("llama", "falcon"))
-    assert load_model(llama, "cpu").way == "ragged"
-    assert load_model(llama, "cpu", attention="padded").way == "padded"
-    assert load_model(falcon, "cpu").way == "padded"
+    assert load_model(llama, "cpu").backend == "ragged"
+    assert load_model(llama, "cpu", backend="padded").backend == "padded"
+    assert load_model(falcon, "cpu").backend == "padded"
     with pytest.raises(ModelError, match="the ragged backend cannot serve"):
-        load_model(falcon, "cpu", attention="ragged")
+        load_model(falcon, "cpu", backend="ragged")
 
 
 def test_what_neither_backend_serves_is_refused_with_both_reasons(tmp_path: Path) -> None:
@@ -74,4 +74,4 @@ def test_a_model_whose_tokens_depend_on_padding_is_computed_row_by_row(monkeypat
         return whole(self, **{**arguments, "attention_mask": None})
 
     monkeypatch.setattr(type(model), "forward", forward)
-    assert prepare_padded(model, NoTokenizer(), model.generation_config, "it").way == "alone"
+    assert prepare_padded(model, NoTokenizer(), model.generation_config, "it").backend == "alone"

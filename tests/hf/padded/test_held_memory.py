@@ -53,7 +53,7 @@ def test_what_generate_keeps_is_what_is_counted() -> None:
 def test_plans_count_what_the_loaded_model_keeps(name: str) -> None:
     loaded = load_padded(name)
     shape = loaded.shape_in_use(JOB["model"]["path"], "auto")
-    assert (shape.way, shape.state_bytes) == (loaded.way, loaded.held.row)
+    assert (shape.backend, shape.state_bytes) == (loaded.backend, loaded.held.row)
     assert shape.kv_bytes_per_token == -(-loaded.held.token // shape.num_layers) * shape.num_layers
     assert not shape.in_blocks
     assert replace(shape, kept_bytes=0).without_states.state_bytes == 0

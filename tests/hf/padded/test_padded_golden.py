@@ -16,7 +16,7 @@ from vasuki.hf.padded.probe import fewest_rows
 def test_greedy_equals_generate(name: str, chunk_tokens: int) -> None:
     expected = reference(name)
     loaded = load_padded(name)
-    assert loaded.way == ("alone" if name in ALONE else "uncached" if name in UNCACHED else "padded")
+    assert loaded.backend == ("alone" if name in ALONE else "uncached" if name in UNCACHED else "padded")
     rows, _, _ = run(loaded, requests_of(prompts()), chunk_tokens)
     assert rows.outputs == expected
 

@@ -39,7 +39,7 @@ COSTS = {
     ),
     "weights on the host": CostModel(DENSE, A10, Layout(host_layers=1)),
     "tensor parallel": CostModel(DENSE, A10, Layout(2)),
-    "padded": CostModel(replace(DENSE, way="padded"), A10),
+    "padded": CostModel(replace(DENSE, backend="padded"), A10),
     "every kernel launched": CostModel(replace(DENSE, compiles=False), A10),
 }
 TERMS = {name: cost.terms() for name, cost in COSTS.items()}
@@ -82,7 +82,7 @@ def test_no_step_is_below_its_terms(name: str, chunks: list[tuple[int, int]], sa
         assert step_s - least_s <= second_kernel_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("name", [name for name, cost in COSTS.items() if cost.shape.way == "ragged"])
+@pytest.mark.parametrize("name", [name for name, cost in COSTS.items() if cost.shape.backend == "ragged"])
 def test_steps_beyond_the_table(name: str) -> None:
     """Their rates are no more than they take, and nearly that."""
     cost, terms = COSTS[name], TERMS[name]

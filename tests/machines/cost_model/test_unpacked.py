@@ -20,7 +20,7 @@ from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.config_json import shape_from_config
 from vasuki.models.named import named_shape
-from vasuki.models.shape import BACKENDS, Recurrent, Way
+from vasuki.models.shape import BACKENDS, Backend, Recurrent
 from vasuki.planner import make_plan
 from vasuki.planner.lengths import Lengths
 from vasuki.report.plan_table import plan_table
@@ -32,8 +32,8 @@ CARD = find_profile("a10")
 SKEWED = Lengths(np.array([50, 60, 70, 4000] * 20), np.array([40, 50, 400, 40] * 20))
 
 
-def cost_of(way: Way) -> CostModel:
-    return CostModel(replace(SHAPE, way=way), CARD)
+def cost_of(backend: Backend) -> CostModel:
+    return CostModel(replace(SHAPE, backend=backend), CARD)
 
 
 def batch_of(decodes: list[int], prompts: list[tuple[int, int]]) -> Batch:
@@ -109,20 +109,20 @@ def test_rows_of_which_nothing_is_kept_are_computed_anew() -> None:
     assert work.chunk_pairs == 10 * 10 + 100 * 100 + 40 * 40
 
 
-@pytest.mark.parametrize("way", ["alone", "uncached"])
-def test_simulated_steps_of_such_rows_take_what_each_costs(way: Way) -> None:
+@pytest.mark.parametrize("backend", ["alone", "uncached"])
+def test_simulated_steps_of_such_rows_take_what_each_costs(backend: Backend) -> None:
     """Steps may be taken many at a time only where they follow from the first."""
-    cost, settings = cost_of(way), EngineSettings(POLICIES["vasuki"], Limits(64, 2), 40, 16)
+    cost, settings = cost_of(backend), EngineSettings(POLICIES["vasuki"], Limits(64, 2), 40, 16)
     requests = [Request(row, row, 40, 20, np.zeros(40, np.int32), SamplingParams(max_tokens=20)) for row in range(3)]
     one, many = (simulate(requests, [20] * 3, settings, cost, one_by_one=each) for each in (True, False))
     assert many.makespan_s == pytest.approx(one.makespan_s)
 
 
-@pytest.mark.parametrize("way", ["padded", "alone", "uncached"])
+@pytest.mark.parametrize("backend", ["padded", "alone", "uncached"])
 @given(decodes=st.lists(st.integers(0, 900), max_size=9), prompts=st.lists(st.integers(2, 900), max_size=4))
-def test_no_way_is_cheaper_than_packed(way: Way, decodes: list[int], prompts: list[int]) -> None:
+def test_no_way_is_cheaper_than_packed(backend: Backend, decodes: list[int], prompts: list[int]) -> None:
     batch = batch_of(decodes, [(0, count) for count in prompts])
-    packed, other = cost_of("ragged"), cost_of(way)
+    packed, other = cost_of("ragged"), cost_of(backend)
     packed_s = packed.step_time_s(packed.batch_work(batch))
     assert other.step_time_s(other.batch_work(batch)) >= packed_s * (1 - 1e-9) - 2e-5
 
@@ -134,7 +134,8 @@ def test_rows_of_one_length_are_a_rectangle_anyway() -> None:
 
 def test_plans_say_which_backend_and_what_it_costs() -> None:
     ragged, padded, alone, uncached = (
-        make_plan(SKEWED, replace(SHAPE, way=way), CARD, engine=EngineConfig(max_num_seqs=16)) for way in BACKENDS
+        make_plan(SKEWED, replace(SHAPE, backend=backend), CARD, engine=EngineConfig(max_num_seqs=16))
+        for backend in BACKENDS
     )
     assert ragged.padding == 0.0
     assert 0.1 < padded.padding < alone.padding < uncached.padding < 1.0
@@ -148,13 +149,13 @@ def test_plans_say_which_backend_and_what_it_costs() -> None:
 
 def test_the_backend_is_known_from_the_config_or_asked_for() -> None:
     bloom = {"model_type": "bloom", "n_layer": 2, "n_head": 4, "hidden_size": 32, "vocab_size": 100}
-    assert shape_from_config(bloom).way == "padded"
+    assert shape_from_config(bloom).backend == "padded"
     job = {"model": {"path": "x"}, "input": {"path": "x", "prompt": "{x}"}, "output": {"path": "x"}}
     asked = JobConfig.model_validate({**job, "engine": {"attention": "padded"}})
-    assert placed_on(asked, SHAPE, CARD).shape.way == "padded"
-    assert placed_on(JobConfig.model_validate(job), SHAPE, CARD).shape.way == "ragged"
+    assert placed_on(asked, SHAPE, CARD).shape.backend == "padded"
+    assert placed_on(JobConfig.model_validate(job), SHAPE, CARD).shape.backend == "ragged"
     hybrid = replace(SHAPE, recurrent=Recurrent(2, (), 8, 8, 1), attention_layers=2)
-    assert placed_on(asked, hybrid, CARD).shape.way == "alone", "no mask keeps a state from padding"
+    assert placed_on(asked, hybrid, CARD).shape.backend == "alone", "no mask keeps a state from padding"
     ragged = JobConfig.model_validate({**job, "engine": {"attention": "ragged"}})
     with pytest.raises(ModelError, match=r"the ragged backend cannot serve it.* its backend is padded"):
         placed_on(ragged, shape_from_config(bloom), CARD)

@@ -91,7 +91,7 @@ def test_weights_on_the_host_leave_the_rest_to_rows_that_make_way() -> None:
 
 def test_rows_computed_alone_are_not_parked() -> None:
     """They keep caches of their own, which no block holds."""
-    shape = replace(LLAMA, way="alone")
+    shape = replace(LLAMA, backend="alone")
     plan = placed_on(job(shape), shape, find_profile("a10")).plan(Lengths(np.full(20, 300), np.full(20, 30)))
     assert plan.offload.mode == "none"
     assert plan.settings.offload.host_blocks == plan.host_bytes == 0

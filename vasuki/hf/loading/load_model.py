@@ -52,7 +52,7 @@ from vasuki.models.dtypes import computed_dtype
 from vasuki.models.files import description_folder
 from vasuki.models.mapped_weights import MappedWeights
 from vasuki.models.recurrent_config import MLP_ALONE, RECURRENT
-from vasuki.models.shape import ModelShape, Way
+from vasuki.models.shape import Backend, ModelShape
 from vasuki.models.weight_files import StoredTensor, stored_tensors, weight_files
 
 transformers.logging.disable_progress_bar()
@@ -60,7 +60,7 @@ transformers.logging.disable_progress_bar()
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Attention = Literal["auto", "ragged", "padded"]
+AskedBackend = Literal["auto", "ragged", "padded"]
 
 _ACCOUNTED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 
@@ -100,7 +100,7 @@ class LoadedModel:
     kernel: TileKernel | None = None  # attention of ours, where it could be compiled
     compiles: bool = True  # whether what can be compiled or recorded for it is
     compile_s: float = 0.0  # that the kernels took to compile, or to be found on disk
-    way: Way = "ragged"
+    backend: Backend = "ragged"
     longest_packed_tokens: int = 0  # of a prompt that may share a padded row with others; 0: none may
     held: HeldBytes = ALL_IN_BLOCKS  # by each row that is computed alone
     mapped: MappedWeights | None = None  # files that steps read weights from; set by whoever knows what was loaded
@@ -134,7 +134,7 @@ class LoadedModel:
     @property
     def in_blocks(self) -> bool:
         """Return whether keys and values are in blocks; else each row has a cache of the model's own."""
-        return self.way in ("ragged", "padded")
+        return self.backend in ("ragged", "padded")
 
     @property
     def is_eager(self) -> bool:
@@ -163,7 +163,7 @@ class LoadedModel:
             name: of the model.
             kv_dtype: of keys and values, as the job has it.
         """
-        shape = shape_from_config(self.config.to_dict(), name, self.way)
+        shape = shape_from_config(self.config.to_dict(), name, self.backend)
         packed, compiles = self.longest_packed_tokens, self.compiles
         shape = replace(shape, longest_packed_tokens=packed, compiles=compiles, eager=self.is_eager)
         shape = shape.with_dtype(str(self.dtype).removeprefix("torch."), kv_dtype)
@@ -209,7 +209,7 @@ def load_model(
     stays_on_host: Callable[[int, torch.device], bool] | None = None,
     compiles: bool = True,
     kv_dtype: str = "auto",
-    attention: Attention = "auto",
+    backend: AskedBackend = "auto",
 ) -> LoadedModel:
     """Load weights, tokenizer and generation defaults.
 
@@ -220,16 +220,16 @@ def load_model(
         compiles: on a CPU, compute by the kernels of this package where they can be compiled; on CUDA, compute by
             fewer operators, and let steps be recorded, where they can be.
         kv_dtype: of keys and values; `auto` is the model's.
-        attention: the backend; `auto` is the ragged one, or else the padded one.
+        backend: `auto` is the ragged one, or else the padded one.
 
     Raises:
         ModelError: the model or its tokenizer cannot be read, or it needs what the backend does not have.
     """
     loading = _Loading.of(model, device_name, stays_on_host, compiles, kv_dtype)
-    return _by_a_backend(loading.ragged, loading.padded, attention, loading.path)
+    return _by_a_backend(loading.ragged, loading.padded, backend, loading.path)
 
 
-def check_model(model: ModelConfig, device_name: str = "auto", attention: Attention = "auto") -> None:
+def check_model(model: ModelConfig, device_name: str = "auto", backend: AskedBackend = "auto") -> None:
     """Refuse what `load_model` would, without reading a weight: by the files' headers, and a model without numbers.
 
     Raises:
@@ -238,18 +238,18 @@ def check_model(model: ModelConfig, device_name: str = "auto", attention: Attent
     loading = _Loading.of(model, device_name)
     Tokenizer(loading.path, **loading.options)
     _by_a_backend(
-        partial(loading.outline, attn_implementation=ragged_attention.NAME), loading.outline, attention, loading.path
+        partial(loading.outline, attn_implementation=ragged_attention.NAME), loading.outline, backend, loading.path
     )
 
 
-def _by_a_backend(ragged: Callable[[], T], padded: Callable[[], T], attention: Attention, path: str) -> T:
+def _by_a_backend(ragged: Callable[[], T], padded: Callable[[], T], backend: AskedBackend, path: str) -> T:
     """What the first backend gives, or the second where the job leaves it open and the first refuses."""
-    if attention == "padded":
+    if backend == "padded":
         return padded()
     try:
         return ragged()
     except Refused as refusal:
-        if attention == "ragged":
+        if backend == "ragged":
             raise
         try:
             return padded()
@@ -451,7 +451,7 @@ def prepare_padded(model: Any, tokenizer: Tokenizer, generation: Any, name: str,
         raise Refused(f"{name}: the padded backend cannot serve {type(model).__name__}: {error}") from None
     return replace(
         _described(model, tokenizer, generation, name, found.layout, kv_dtype),
-        way=found.way,
+        backend=found.backend,
         longest_packed_tokens=found.longest_packed_tokens,
         held=found.held,
         compiles=False,

@@ -22,7 +22,7 @@ from vasuki.hf.kv.kv_mover import KVMover
 from vasuki.hf.padded.block_cache import block_cache
 from vasuki.hf.padded.calls import ModelCall
 from vasuki.hf.padded.rectangles import Rectangle
-from vasuki.models.shape import Way
+from vasuki.models.shape import Backend
 
 
 class Forward(Protocol):
@@ -81,11 +81,11 @@ class Alone:
 
     Args:
         model: a causal LM of transformers.
-        way: `alone`, or `uncached`.
+        backend: `alone`, or `uncached`.
     """
 
-    def __init__(self, model: Any, way: Way) -> None:
-        self._call = ModelCall(model, use_cache=way != "uncached")
+    def __init__(self, model: Any, backend: Backend) -> None:
+        self._call = ModelCall(model, use_cache=backend != "uncached")
         self._device = model.device
         self._kept: dict[Sequence, tuple[int, Any]] = {}  # tokens of each running row, and its cache
 

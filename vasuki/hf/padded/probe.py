@@ -32,7 +32,7 @@ from vasuki.hf.padded.calls import ModelCall
 from vasuki.hf.padded.forward import Alone, Forward, Padded
 from vasuki.hf.padded.held_memory import ALL_IN_BLOCKS, HeldBytes, held_bytes
 from vasuki.models.config_json import longest_packed
-from vasuki.models.shape import Way
+from vasuki.models.shape import Backend
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ _ROUGHLY = 0.1  # the same of other types
 class Served(NamedTuple):
     """How a model's rows can be computed, and what its layers store."""
 
-    way: Way
+    backend: Backend
     layout: KVLayout  # of blocks; without heads where rows are computed alone
     longest_packed_tokens: int = 0  # of a prompt that may share a row with others; 0: none may
     held: HeldBytes = ALL_IN_BLOCKS  # by each row that is computed alone
@@ -75,14 +75,16 @@ def probe(model: Any) -> Served:
         return _probe_padded(model, own, prompts, expected)
     except Unsupported as error:
         why = error
-    ways: tuple[Way, ...] = ("uncached",) if own is None else ("alone", "uncached")
-    way = next((way for way in ways if not _difference(model, Alone(model, way), prompts, expected)), None)
-    if way is None:
+    backends: tuple[Backend, ...] = ("uncached",) if own is None else ("alone", "uncached")
+    backend = next(
+        (backend for backend in backends if not _difference(model, Alone(model, backend), prompts, expected)), None
+    )
+    if backend is None:
         raise Unsupported("what it keeps of a row is of use to `generate` alone, and without it its tokens are others")
     log.info("%s is computed row by row: %s", type(model).__name__, why)
     num_layers = len(getattr(own, "layers", ())) or int(model.config.get_text_config().num_hidden_layers)
-    held = held_bytes(lambda tokens: way == "alone" and _own_cache(model, np.arange(tokens) % vocab_size))
-    return Served(way, KVLayout.uniform(num_layers, 0, 0, model.dtype), held=held)
+    held = held_bytes(lambda tokens: backend == "alone" and _own_cache(model, np.arange(tokens) % vocab_size))
+    return Served(backend, KVLayout.uniform(num_layers, 0, 0, model.dtype), held=held)
 
 
 def _probe_padded(

@@ -41,7 +41,7 @@ class CostModel:
     """
 
     def __init__(self, shape: ModelShape, profile: HardwareProfile, layout: Layout | None = None) -> None:
-        if shape.way != "ragged":  # windows are masks then, see `unpacked`
+        if shape.backend != "ragged":  # windows are masks then, see `unpacked`
             shape = replace(shape, sliding_window=0, num_windowed_layers=0)
         self.shape = shape
         self.profile = profile
@@ -60,7 +60,7 @@ class CostModel:
 
     def work(self, tokens: Iterable[int], contexts: Iterable[int], num_samples: int | None = None) -> StepWork:
         """The work of chunks of so many tokens that end at these contexts, with this model's sliding window."""
-        if self.shape.way != "ragged":
+        if self.shape.backend != "ragged":
             sizes = sorted(zip(tokens, contexts, strict=True), key=lambda size: size[0] != 1)
             pieces = [Piece(end - count, count, num_samples != 0) for count, end in sizes]
             return self._unpacked(pieces, sum(piece.num_tokens == 1 for piece in pieces), ())
@@ -71,7 +71,7 @@ class CostModel:
     ) -> StepWork:
         """The work of a scheduled batch, with this model's sliding window, in calls that its policy has shaped or as
         the backend has them."""
-        if self.shape.way == "ragged" and shaped is None:
+        if self.shape.backend == "ragged" and shaped is None:
             return StepWork.from_batch(batch, self.shape.sliding_window, copies)
         pieces = [Piece(start, 1, True) for start in batch.starts]
         pieces += [Piece(start, count, samples) for _, start, count, samples in batch.prefills]
@@ -84,14 +84,14 @@ class CostModel:
         copies: tuple[Copies, ...],
         shaped: Iterable[Shaped] | None = None,
     ) -> StepWork:
-        way = self.shape.way
-        if way in ("alone", "uncached"):
-            return work_alone(pieces, copies, cached=way == "alone")
+        backend = self.shape.backend
+        if backend in ("alone", "uncached"):
+            return work_alone(pieces, copies, cached=backend == "alone")
         if shaped is None:
             chunks = [(piece.start, piece.num_tokens) for piece in pieces]
             packed = self.shape.longest_packed_tokens
             shaped = map(Shaped, rectangles(chunks, num_decodes, packed, self.rectangle_s))
-        return padded_work(pieces, shaped, copies, self.shape.sliding_window if way == "ragged" else None)
+        return padded_work(pieces, shaped, copies, self.shape.sliding_window if backend == "ragged" else None)
 
     def rectangle_s(self, rows: int, new: int, width: int) -> float:
         """Seconds of a call, see `engine.rectangles.Price`."""

@@ -72,7 +72,7 @@ def launches_of(shape: ModelShape, kind: Literal["gpu", "cpu"]) -> Launches:
     """What a step of a model launches on a device of that kind."""
     if kind == "cpu":
         return Launches(KERNELS_PER_LAYER, KERNELS_PER_STEP)
-    joined = shape.compiles and shape.way == "ragged"
+    joined = shape.compiles and shape.backend == "ragged"
     return Launches(shape.launched_per_layer if joined else LAUNCHED_UNJOINED, LAUNCHED_PER_STEP)
 
 
@@ -88,7 +88,7 @@ def recorded_steps(shape: ModelShape, profile: HardwareProfile, layout: Layout) 
     state, where weights are waited for between layers, or where the job says so."""
     if profile.kind == "cpu" or layout.host_layers:
         return Recorded()
-    if not shape.compiles or shape.way != "ragged" or shape.recurrent is not None:
+    if not shape.compiles or shape.backend != "ragged" or shape.recurrent is not None:
         return Recorded()
     waits = shape.num_expert_layers and profile.generation < HOPPER
     rows = MOST_ROWS_OF_ALL_EXPERTS if waits else MOST_RECORDED_ROWS

@@ -154,7 +154,7 @@ def cache_key(shape: ModelShape, device: str = "", compiles: bool = True) -> dic
         "device": device or processor.model,
         "instructions": (os.environ.get(LEVEL_VARIABLE) or level_of(processor)) + " compiled" * compiles,
         "threads": str(processor.cores),
-        "rows": shape.way,
+        "rows": shape.backend,
         "torch": importlib.metadata.version("torch"),
         "vasuki": VERSION,
         "model": " ".join(f"{matrix.k}x{matrix.n}x{matrix.copies}" for matrix in _matrices(shape))
