@@ -299,7 +299,9 @@ def test_manifest_counts_and_success_marker(job: Job) -> None:
     assert manifest == json.loads((folder / "manifest.json").read_text())
     assert manifest["rows"] == {"total": 12, "succeeded": 12, "failed": 0}
     assert manifest["tokens"]["output"] == sum(row["output_tokens"] for row in output(path))
-    assert manifest["steps"] == len((folder / "trace.jsonl").read_text().splitlines())
+    steps = [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
+    assert manifest["steps"] == len(steps)
+    assert manifest["tokens"]["output"] == sum(step["sampled_tokens"] for step in steps)
     assert manifest["input_fingerprint"]
     assert (folder / "_SUCCESS").exists()
 

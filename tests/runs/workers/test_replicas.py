@@ -121,6 +121,7 @@ def test_a_replica_that_is_killed_is_started_again(
     assert manifest.rows.succeeded == NUM_ROWS
     assert manifest.device["replicas"] == 2
     assert manifest.missed_deadlines == 2, "both samples of a row"
+    assert manifest.urgent_latency is not None
     assert 0 < (manifest.bounds.datasheet_s or 0) < (manifest.bounds.schedule_s or 0) < manifest.timings.generate_s
     traces = sorted((job.parent / "out").glob("trace-*.jsonl"))
     assert [trace.name for trace in traces] == ["trace-0-of-2.jsonl", "trace-1-of-2.jsonl"]
