@@ -78,9 +78,6 @@ class Location:
     def is_folder(self) -> bool:
         return bool(self.filesystem.get_file_info(self.path).type == fs.FileType.Directory)
 
-    def is_link(self) -> bool:
-        return self.is_local and os.path.islink(self.path)
-
     def exists(self) -> bool:
         return bool(self.filesystem.get_file_info(self.path).type != fs.FileType.NotFound)
 

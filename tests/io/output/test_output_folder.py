@@ -246,7 +246,7 @@ def test_what_becomes_a_link_while_a_run_lasts_is_not_followed(tmp_path: Path) -
         for name in ("trace.jsonl", ".vasuki-summary.lock"):
             (tmp_path / "out" / name).symlink_to(tmp_path / "precious")
         with pytest.raises(Interrupted, match=r"trace\.jsonl is a link"):
-            TraceWriter(folder.trace)
+            TraceWriter(folder.traces(1)[0])
         with pytest.raises(Interrupted, match=r"\.vasuki-summary\.lock is a link"):
             folder.finish(Manifest(job={}, config_hash="c", input_fingerprint="f"))
     assert (tmp_path / "precious").read_text() == "theirs"
@@ -621,7 +621,7 @@ def test_a_run_that_was_killed_is_known_by_its_trace(tmp_path: Path) -> None:
 
     def run_for(t_s: float, rows: int, is_killed: bool = False, shard: Shard = WHOLE) -> list[tuple[float, int, bool]]:
         with open_folder(tmp_path, shard=shard) as folder:
-            with TraceWriter(folder.trace) as trace:
+            with TraceWriter(folder.traces(1)[0]) as trace:
                 trace.record(StepRecord(t_s / 2, t_s / 2, 5, 3, 4, 2))
                 trace.record(StepRecord(t_s, t_s / 2, 5, 3, 4, 2))
                 trace.flush(rows)

@@ -76,13 +76,13 @@ def test_failed_rows(sink: WatchedSink) -> None:
         ("failed without a reason", "", 5, 0),
     ]
     assert {row["finish_reason"] for row in sink.rows()} == {"error"}
-    assert (sink.succeeded, sink.failed) == (0, 3)
+    assert (sink.written.succeeded, sink.written.failed) == (0, 3)
 
 
 def test_a_row_fails_with_one_of_its_samples(sink: WatchedSink) -> None:
     sink.write(finished(request(1, n=2)))
     sink.write(Sequence(request(1, n=2, sample_index=1), error="no", finish_reason=FinishReason.ERROR))
-    assert (sink.succeeded, sink.failed) == (0, 1)
+    assert (sink.written.succeeded, sink.written.failed) == (0, 1)
 
 
 @pytest.mark.parametrize(

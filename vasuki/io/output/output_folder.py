@@ -153,19 +153,14 @@ class OutputFolder:
         """The location of this run's manifest."""
         return self.place / f"manifest{self.shard.label}.json"
 
-    @property
-    def trace(self) -> Location:
-        """The location of this run's trace."""
-        return self.place / f"trace{self.shard.label}.jsonl"
-
     def grow(self, num_rows: int) -> None:
         """The input has so many rows by now."""
         self.done.grow(num_rows)
 
-    def traces(self, replicas: int) -> list[Location]:
-        """Those of a run on several replicas, named as if each were a part of this share."""
-        own, count = self.shard, self.shard.count * replicas
-        parts = [Shard(own.index * replicas + replica, count) for replica in range(replicas)]
+    def traces(self, workers: int) -> list[Location]:
+        """Those of this run, one for each worker, named as if each worked on a part of this share."""
+        own, count = self.shard, self.shard.count * workers
+        parts = [Shard(own.index * workers + worker, count) for worker in range(workers)]
         return [self.place / f"trace{part.label}.jsonl" for part in parts]
 
     def begin(self) -> None:

@@ -47,16 +47,6 @@ class RowSink:
         self._answers = 0  # that ended by themselves or might have
         self._cut = 0  # of them, by their limit
 
-    @property
-    def succeeded(self) -> int:
-        """Rows of this run without an error."""
-        return self.written.succeeded
-
-    @property
-    def failed(self) -> int:
-        """Rows of this run with an error in at least one sample."""
-        return self.written.failed
-
     def write(self, sequence: Sequence) -> None:
         """Take a finished or rejected sequence."""
         request = sequence.request
