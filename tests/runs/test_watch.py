@@ -265,7 +265,7 @@ def test_a_folder_that_cannot_be_looked_into(job: Job, tmp_path: Path, monkeypat
             raise PermissionError(13, "Permission denied", "in/sub")
         return find_files(path)
 
-    monkeypatch.setattr("vasuki.runs.watch.find_files", find)
+    monkeypatch.setattr("vasuki.runs.rows.inbox.find_files", find)
     with pytest.raises(InputError, match=r"cannot look into input\.path .* Permission denied"):
         watch(job(), until_idle_s=3 * EVERY_S)
 

@@ -2,5 +2,6 @@
 
 rows         what a run needs of them
 table        all there from the start
+inbox        in files that arrive, each of which is a table
 arriving     on standard input, or in a file that grows
 """
