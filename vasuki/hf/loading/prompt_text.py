@@ -45,7 +45,6 @@ class PromptText:
         self._encode = encode
         self._encode_as_text = encode_as_text
         self._id_of = id_of
-        self._has_said = False
         contents = {
             token.content
             for token in added
@@ -114,9 +113,7 @@ class PromptText:
         count = len(before)
         if not count or token_ids[count : 2 * count] != before:
             return token_ids
-        if not self._has_said:
-            log.info("texts that begin with the model's start token get no second one")
-            self._has_said = True
+        _say_started()
         return token_ids[count:]
 
     @functools.cached_property
@@ -131,6 +128,11 @@ class PromptText:
             if whole[begin : begin + len(inner)] == inner:
                 return whole[:begin], whole[begin + len(inner) :]
         return [], []
+
+
+@functools.cache  # once: the tokenizer of a plan finds the same
+def _say_started() -> None:
+    log.info("texts that begin with the model's start token get no second one")
 
 
 def without_marks(text: str) -> str:
