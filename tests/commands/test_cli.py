@@ -21,7 +21,7 @@ PLAN_FIELDS = {
     "gpu", "requests", "prompt_tokens", "output_tokens_estimate", "makespan_s", "lower_bound_s", "gap", "solver",
     "schedule_bound_s", "source", "range_s", "at_risk_s", "at_risk_most_s",
     "optimal", "policy", "chunk_tokens", "max_num_seqs", "shared_tokens", "offload", "cost",
-    "host_bytes", "backend", "uncertainty", "plan_s",
+    "host_bytes", "backend", "uncertainty", "plan_s", "predicted_from", "order_gap", "one_replica_s",
 }  # fmt: skip
 SIMULATED_FIELDS = {
     "ttft", "latency", "urgent_latency", "missed_deadlines", "steps", "batch", "kv", "preemptions", "layout", "bubbles",

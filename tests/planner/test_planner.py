@@ -103,8 +103,9 @@ def test_a_large_job_is_predicted_from_a_sample(monkeypatch: pytest.MonkeyPatch,
     lengths = lengths_of(4000, prompt, output)
     plan = make_plan(lengths, LLAMA, A10)
     assert 500 < plan.simulated_requests < 3000
-    assert plan.makespan_s == pytest.approx(simulated_s(plan, lengths), rel=0.02)
-    assert 0.01 < plan.sample_spread < 0.05
+    # Lengths that are not known make samples noisy: the spread is two standard deviations, of a single pair of halves.
+    assert plan.makespan_s == pytest.approx(simulated_s(plan, lengths), rel=max(0.03, 1.5 * plan.sample_spread))
+    assert 0.01 < plan.sample_spread < 0.06
     assert plan.to_dict()["predicted_from"] == {"rows": plan.simulated_requests, "spread": plan.sample_spread}
     assert plan.range_s is not None
     assert plan.range_s[1] == pytest.approx(plan.makespan_s * (1 + plan.error) * (1 + plan.sample_spread))
@@ -299,10 +300,11 @@ def test_parking_is_taken_where_moving_is_cheaper_than_computing() -> None:
     assert plan.offload.park_min_tokens > 0
     assert "cheaper than computing them again" in plan.offload.reason
     slow = make_plan(lengths, LLAMA, with_link(0.05), kv=memory)
-    assert slow.offload.mode == "none"
-    assert slow.offload.reason
-    assert slow.offload.host_blocks == 0
-    assert plan.makespan_s <= slow.makespan_s
+    assert (slow.offload.mode, slow.offload.park_min_tokens) == ("park", 1)
+    assert "are parked, as the job asks" in slow.offload.reason
+    by_price = make_plan(lengths, LLAMA, with_link(0.05), kv=memory.model_copy(update={"offload": "auto"}))
+    assert by_price.offload.mode == "none"
+    assert plan.makespan_s <= by_price.makespan_s < slow.makespan_s
     assert max(len(plan.offload.reason), len(slow.offload.reason)) <= LINE
 
 

@@ -786,7 +786,7 @@ def test_an_input_that_changes_meanwhile_is_told(
         result = run(path)
     assert result.exit_code == 4
     assert f"input changed while it was read: {tmp_path}/in/b.parquet; all other rows are answered" in result.stderr
-    assert "12 rows are left" in result.stderr
+    assert "the output lacks 12 rows until it is as it was" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert set(by_id(path)) == {row["id"] for row in rows[:12]}
     (tmp_path / "in/b.parquet").write_bytes(before)

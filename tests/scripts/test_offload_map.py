@@ -59,13 +59,13 @@ def test_steps_hide_more_with_prompts_and_with_larger_copies() -> None:
     assert layers_table(rows).count("\n") == 2 + 4
 
 
-def test_prefilling_ahead_pays_in_two_waves_of_equal_rows() -> None:
+def test_prefilling_ahead_does_not_pay_for_the_memory_that_it_pins() -> None:
     known = AheadJob("equal", "a10", (), (2000, 400))
     changes = [
         *(ahead_change(known, rows, SHAPE) for rows in (18, 34)),
         ahead_change(AheadJob("not known", "a10", (), None, known=False), 20, SHAPE),
     ]
-    assert [change.asked < 0 for change in changes[:2]] == [False, True]
+    assert [change.asked < 0 for change in changes[:2]] == [False, False]
     assert ahead_table(changes).count("\n") == 2 + 3
 
 

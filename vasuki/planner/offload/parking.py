@@ -25,14 +25,15 @@ def parked(problem: Problem, base: Prediction, asked: bool = False) -> Predictio
         return "only vasuki parks sequences"
     if not base.result.counters.preemptions_recompute and not asked:
         return "no sequence has to make room"
-    room = _room(problem, base.candidate)
+    room = _room(problem, base.candidate, asked)
     if room is None:
         return _TOO_SLOW
     if room.mode == "stream":
         offload = replace(room, reason=f"{room.reason}, and preempted sequences are parked")
     else:
         least = f"{room.park_min_tokens:,}"
-        reason = f"preempted sequences of {least} tokens or more are parked, cheaper than computing them again"
+        why = "cheaper than computing them again" if _park_min_tokens(problem, base.candidate) else "as the job asks"
+        reason = f"preempted sequences of {least} tokens or more are parked, {why}"
         offload = replace(room, mode="park", reason=reason)
     settings = replace(base.candidate.settings, offload=offload)
     return predict_like(problem, base, Candidate.of(problem, settings, base.candidate.cost))
@@ -77,13 +78,14 @@ def with_room_for_victims(problem: Problem, base: Prediction) -> Prediction:
     return predict_like(problem, base, candidate)
 
 
-def _room(problem: Problem, candidate: Candidate) -> OffloadPlan | None:
-    """The candidate's offload with what host memory is left as room for sequences; None if nobody should use it."""
+def _room(problem: Problem, candidate: Candidate, asked: bool = False) -> OffloadPlan | None:
+    """The candidate's offload with what host memory is left as room for sequences; None if nobody should use it, which
+    a job that asks for it does all the same."""
     settings, shape = candidate.settings, problem.shape
     block_bytes = shape.kv_bytes_per_token * settings.block_tokens
     homes_bytes = settings.num_blocks * block_bytes * settings.offload.streamed_layers // shape.num_layers
     host_blocks = (host_kv_bytes(problem, candidate) - homes_bytes) // block_bytes
-    least = _park_min_tokens(problem, candidate)
+    least = _park_min_tokens(problem, candidate) or (1 if asked else None)
     if host_blocks < 1 or least is None:
         return None
     return replace(settings.offload, host_blocks=host_blocks, park_min_tokens=least)
