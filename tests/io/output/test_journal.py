@@ -59,9 +59,8 @@ def test_a_row_whose_prompt_is_another_one_begins_anew(file: Location, caplog: p
     journal_at(file).write([Sequence(request(1, [3, 4]), [7]), Sequence(request(2, [3, 4]), [8])])
     resumed = list(journal_at(file).resume([request(1, [3, 4]), request(2, [3, 5])]))
     assert [each.progress for each in resumed] == [Progress((7,)), Progress()]
-    assert [record.message for record in caplog.records] == [
-        "row r2 had another prompt when it was begun: it begins anew"
-    ]
+    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert told == ["row r2 had another prompt when it was begun: it begins anew"]
 
 
 def test_rows_that_have_ended_leave_the_journal_and_the_last_one_the_folder(file: Location) -> None:
