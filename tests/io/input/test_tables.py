@@ -314,6 +314,15 @@ def test_files_whose_types_disagree(job: MakeJob, parquet: WriteParquet, tmp_pat
         open_table(job(tmp_path / "in", output={"columns": ["extra"]}))
 
 
+def test_a_table_without_rows_keeps_the_types_of_its_columns(job: MakeJob, tmp_path: Path) -> None:
+    empty = pa.table(
+        {"id": pa.array([], pa.int32()), "text": pa.array([], pa.string()), "at": pa.array([], pa.date32())}
+    )
+    pq.write_table(empty, tmp_path / "a.parquet")
+    table = open_table(job(tmp_path / "a.parquet", id="id", output={"columns": ["at"]}))
+    assert (table.num_rows, table.id_type, table.carried_types) == (0, pa.int32(), {"at": pa.date32()})
+
+
 def test_long_rows_come_in_small_blocks(job: MakeJob, parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_module, "BLOCK_BYTES", 100_000)
     rng = np.random.default_rng(0)

@@ -151,6 +151,7 @@ def open_table(job: JobConfig, on_file: Callable[[int, int], None] = lambda inde
     of_folders: list[dict[str, str | None]] = []
     num_rows = 0
     types: dict[str, Any] = {}
+    types_at_first: dict[str, Any] = {}
     numbers: defaultdict[str, list[tuple[Any, tuple[Any, ...]]]] = defaultdict(list)  # by file: their type, extremes
     for index, file in enumerate(files):
         on_file(index, len(files))
@@ -164,12 +165,15 @@ def open_table(job: JobConfig, on_file: Callable[[int, int], None] = lambda inde
         if not isinstance(file, JsonlSource):  # a file with a schema has to have every column itself
             _check_columns(needed, survey.types, file.location)
         types = _merge(types, survey, file, {*stored, id_name})
+        types_at_first = survey.types | types_at_first
         for name, extremes in survey.numbers.items():
             numbers[name].append((survey.types[name], extremes))
         digest.update(f"{survey.num_rows}\0".encode() + survey.digest)
         digest.update(repr(sorted(given.items())).encode() if given else b"")
     if num_rows:
         _check_columns(needed, types, job.input.path)
+    else:
+        types = types_at_first  # nothing can disagree
     columns = tuple(needed) + ((BATCH_URL,) if job.input.format == "openai-batch" else ())
     id_type = pa.int64()
     if id_name:
