@@ -3,7 +3,15 @@
 Rates are those of the datasheet, or what was measured where that is more; on a CPU those of its instructions at its
 fastest clock. What a CPU's caches hold need not come from memory in every step.
 
-Four arguments, of which the largest counts; docs/cost-model.md states them side by side.
+The largest of four bounds counts:
+
+    compute          every token but each request's last passes all layers (the last MLP only where it is sampled), and
+                     every sampled one the head
+    memory           weights are read once a step, in at least as many steps as the longest output has tokens; decodes
+                     read their KV
+    kv_area          a request of p prompt and o output tokens holds o p + o (o - 1) / 2 tokens, summed over its steps;
+                     the sum over all requests, divided by the capacity, is a number of steps that read the weights
+    longest_request  the longest request alone: its prompt, then one step after the other
 """
 
 from __future__ import annotations
