@@ -20,14 +20,15 @@ from vasuki.base import config
 from vasuki.base.config import JobConfig, parse_bytes, parse_seconds
 
 SIZE, TIME = "size", "time"
-_NAMES = {str: "text", bool: "`true`, `false`", int: "whole number", float: "number"}
+_NAMES = {str: "text", int: "whole number", float: "number"}
 PATH = Path(__file__).resolve().parents[2] / "docs" / "job.md"
+_HEADER = ("| key | value | meaning |", "|---|---|---|")
 HEAD = """\
 # job.yaml
 
 Every key of a job file. Unknown keys are refused, with the closest known key suggested. The command line can set any of
-them: `--set sampling.max_tokens=64`. A size is a number of bytes, or written like `512MiB` or `8GiB`; a time is in
-seconds, or written like `30s`, `10min` or `2h`.
+them: `--set sampling.max_tokens=64`. Defaults are bold. A size is a number of bytes, or written like `512MiB` or
+`8GiB`; a time is in seconds, or written like `30s`, `10min` or `2h`.
 
 `scripts/docs/job_reference.py` writes this page from the descriptions in `vasuki/base/config.py`.
 
@@ -41,14 +42,11 @@ def reference() -> str:
     for name, field in JobConfig.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             lines += ["", f"## {name}", "", " ".join((field.annotation.__doc__ or "").split()), ""]
-            lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
+            lines += _HEADER
             lines += _rows(name, field.annotation)
         else:
             plain.append(_row(name, field, _meanings(JobConfig).get(name, "")))
-    return (
-        "\n".join([*lines[:1], "", "| key | value | default | meaning |", "|---|---|---|---|", *plain, *lines[1:]])
-        + "\n"
-    )
+    return "\n".join([*lines[:1], "", *_HEADER, *plain, *lines[1:]]) + "\n"
 
 
 def _rows(name: str, section: type[BaseModel]) -> Iterator[str]:
@@ -79,8 +77,11 @@ def _meanings(section: type[BaseModel]) -> dict[str, str]:
 
 def _row(name: str, field: Any, meaning: str) -> str:
     values = list(dict.fromkeys(_values(field.annotation, field.metadata)))
-    default = "required" if field.is_required() else _default(field.default, values)
-    return f"| `{name}` | {', '.join(values)} | {default} | {' '.join(meaning.split())} |"
+    default = "**required**" if field.is_required() else _default(field.default, values)
+    described = ", ".join(f"**{value}**" if value == default else value for value in values)
+    if default and default not in values:
+        described += f"; {default if field.is_required() else f'**{default}**'}"
+    return f"| `{name}` | {described} | {' '.join(meaning.split())} |"
 
 
 def _values(kind: Any, constraints: Iterable[Any] = ()) -> Iterator[str]:
@@ -90,6 +91,8 @@ def _values(kind: Any, constraints: Iterable[Any] = ()) -> Iterator[str]:
         yield from _values(parts[0], [*constraints, *parts[1:]])
     elif origin is Literal:
         yield from (f"`{value}`" for value in parts)
+    elif kind is bool:
+        yield from ("`true`", "`false`")
     elif origin in (Union, UnionType):
         for part in sorted(parts, key=_is_mapping):
             yield from _values(part)
@@ -120,7 +123,7 @@ def _limits(constraints: Iterable[Any]) -> Iterator[str]:
 
 def _default(value: Any, values: Collection[str]) -> str:
     if value is None or value == "" or isinstance(value, BaseModel):
-        return "not set"
+        return ""
     if SIZE in values and isinstance(value, int):
         return f"`{value // 2**30}GiB`"
     if isinstance(value, tuple):

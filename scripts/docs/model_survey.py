@@ -393,35 +393,34 @@ def page(findings: list[Finding]) -> str:
     reasons = _grouped((_reason(finding.refusal), finding.name) for finding in refused)
     unknown = _grouped((finding.trouble, finding.name) for finding in findings if finding.trouble)
     in_ours = [finding for finding in findings if finding.backend]
-    in_theirs = [finding.name for finding in in_ours if finding.in_batches]
-    not_in_theirs = [finding.name for finding in in_ours if not finding.in_batches]
+    in_theirs = sum(finding.in_batches for finding in in_ours)
     return f"""# Models
 
-vasuki runs the causal language models of transformers. `engine.attention: auto` takes the ragged backend for those that
-use transformers' attention interface (some of their layers may carry a state from token to token instead: Qwen 3.5,
-Jamba, LFM2), and the padded one for the others. What neither can run correctly is refused by name before a row is read
-(exit code 4). Seven things to know:
+vasuki runs the causal language models of transformers. `engine.attention: auto` takes the ragged backend for models
+that use transformers' attention interface (also with recurrent layers: Qwen 3.5, Jamba, LFM2), and the padded one for
+the others. What neither can run correctly is refused by name before a row is read (exit code 4). Good to know:
 
 - Padded rows are computed by the model's own attention, under its own mask, and read as many columns as the longest;
   prompts share rows where the model lets them. `vasuki plan` says what that costs.
 - Where a row keeps what no block holds (a state, a compressed cache), rows are computed one by one, each with a cache
-  of the model's own. Of a model that keeps nothing, each token is computed with all tokens before it.
-- Encoders are served as decoders, where their config says `is_decoder: true`. Of models with both (Bart, Whisper), only
-  decoders are served that were saved alone.
+  of the model's own. With a model that keeps nothing, each token is computed with all tokens before it.
+- Encoders are served as decoders, where their config says `is_decoder: true`. Encoder-decoders (Bart, Whisper) are
+  served only as decoders that were saved alone.
 - Latent attention (DeepSeek) stores expanded keys and values, both as wide as keys.
 - Layers that share another layer's keys and values (Gemma 4) store copies. Where layers store different amounts, none
   is streamed.
-- With LongRoPE (Phi), rows end at the context of the first training.
-- States stay on the device, one for each of `engine.max_num_seqs` rows, and are not shared between rows that begin
-  alike.
+- Contexts reach as far as rotary embeddings are scaled (yarn, linear, llama3). With LongRoPE (Phi) and dynamic scaling,
+  rows end at the context of the first training.
+- States of recurrent layers stay on the device, one for each of `engine.max_num_seqs` rows, and are not shared between
+  rows.
 
 On CUDA, transformers takes faster kernels for recurrences from flash-linear-attention, mamba-ssm and causal-conv1d if
 they are installed; a run names the missing ones.
 
 `scripts/docs/model_survey.py --write` makes this page: it builds every causal model of transformers in a tiny form
-with random weights and compares greedy tokens in float32 with those of `generate`: prompts whole and in chunks, rows
-that wait, make room for others and come back, prompts that share rows, with and without vasuki's CPU kernels. Names are
-those of `model_type` in config.json, findings those with transformers {transformers.__version__}.
+with random weights and compares greedy tokens in float32 with `generate`: prompts whole and in chunks, preempted rows,
+prompts that share rows, with and without vasuki's CPU kernels. Names are values of `model_type` in config.json, for
+transformers {transformers.__version__}.
 
 ## Ragged: {len(packed)}
 
@@ -445,8 +444,8 @@ On a CPU, vasuki's own kernels do the matrix products and the attention of all o
 
 {", ".join(uncached)}
 
-Runs look at the model that they load. From config.json alone, `vasuki plan` counts KV memory differently for these, or
-expects another backend: {", ".join(finding.name for finding in findings if not finding.is_foreseen)}.
+From config.json alone, `vasuki plan` counts KV memory differently from a run, or expects another backend, for
+{", ".join(finding.name for finding in findings if not finding.is_foreseen)}.
 
 ## Refused: {len(refused)}
 
@@ -462,10 +461,10 @@ A run serves or refuses these when it loads one; the survey can't tell:
 |---|---|
 {unknown}
 
-## Beside transformers' own continuous batching
+## Compared with transformers' own continuous batching
 
-`generate_batch` gives the tokens of `generate` for {len(in_theirs)} of the {len(in_ours)} that are served here, with
-eager attention or torch's own. Not for: {", ".join(not_in_theirs)}.
+`generate_batch` gives the tokens of `generate` for {in_theirs} of the {len(in_ours)} that are served here, with eager
+attention or torch's own.
 """
 
 

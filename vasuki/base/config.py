@@ -126,14 +126,14 @@ class ModelConfig(_Section):
     """Instead of `path`, for `plan` and `simulate` without weights: llama-3-8b, mistral-7b, llama-13b, gpt-3, ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and KV cache. `auto`: the one the model was saved in, if the device is fast with it. With
-    bfloat16 on a CPU, matrix products use bfloat16, everything else float32."""
+    bfloat16 on a CPU, only matrix products use it."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     allow_pickle: bool = False
     """Read weights from `.bin` files, with torch's `weights_only`, where there are no safetensors."""
     trust_remote_code: bool = False
     """Run modelling code that comes with the model. It also needs `--trust-remote-code` on the command line, or
-    `VASUKI_TRUST_REMOTE_CODE=1` in the environment, since whoever runs a job may not have written it."""
+    `VASUKI_TRUST_REMOTE_CODE=1` in the environment, since the person who runs a job may not have written it."""
 
     @model_validator(mode="after")
     def _one_of(self) -> ModelConfig:
@@ -173,19 +173,19 @@ class CsvConfig(_Section):
     """How CSV files are written, where their first lines leave doubt."""
 
     delimiter: Annotated[Character, Field(min_length=1)] = "auto"
-    """What separates cells: one character, or `tab`. `auto`: a comma, or a semicolon, tab or bar if that alone cuts the
-    first lines into as many cells as the header."""
+    """What separates cells: one character, or `tab`. `auto`: a comma, or a semicolon, tab or bar if only that gives the
+    first lines as many cells as the header."""
     quote: Character = "auto"
-    """What stands around cells that hold a delimiter or a line break. Empty: nothing does. `auto`: double quotes, or
-    single ones if all cells of the header are in them."""
+    """What surrounds cells that hold a delimiter or a line break; may be empty. `auto`: double quotes, or single ones
+    if all cells of the header are in them."""
     encoding: Annotated[str, AfterValidator(_known_encoding)] = "auto"
     """Such as `cp1252`. `auto`: UTF-8, or UTF-16 if the file begins with its mark."""
     header: bool | Annotated[tuple[str, ...], Field(min_length=1)] = True
-    """Whether the first line names the columns. `false`: they are column0, column1, ...; or a list of their names, for
-    files without that line."""
+    """Whether the first line names the columns. Files without it: a list of names, or `false` for column0, column1,
+    ..."""
     types: Literal["text", "infer"] = "text"
-    """What columns are that are copied to the output, and ids. `infer`: integers, numbers, dates, times and truth
-    values keep their type, and empty cells are null, where all cells of a column agree."""
+    """Types of copied columns and ids. `infer`: integers, numbers, dates, times and truth values keep their type, and
+    empty cells are null, where all cells of a column agree."""
 
     @model_validator(mode="after")
     def _two_characters(self) -> CsvConfig:
@@ -207,9 +207,9 @@ class InputConfig(_Section):
     """Where the rows come from and which columns make the prompt."""
 
     path: Place
-    """File, folder or glob, or an s3:// or gs:// URL, or `hf://datasets/OWNER/NAME/...` on the Hugging Face hub
-    (private ones with `HF_TOKEN`). Parquet, JSONL or CSV, by extension. Folders named like `year=2024` are columns of
-    text in their files, unless a file has a column of that name itself."""
+    """File, folder or glob, s3:// or gs:// URL, or `hf://datasets/OWNER/NAME/...` on the Hugging Face hub (private ones
+    with `HF_TOKEN`). Parquet, JSONL or CSV, by extension. A folder named like `year=2024` adds a column of text, unless
+    a file has that column itself."""
     format: Literal["auto", "parquet", "jsonl", "csv", "openai-batch"] = "auto"
     """Needed if the extension doesn't say it, and always for `openai-batch`."""
     csv: CsvConfig = CsvConfig()
@@ -221,26 +221,25 @@ class InputConfig(_Section):
     system: str = ""
     """System message before each prompt or conversation; a template like `prompt`."""
     chat: Auto | bool = "auto"
-    """Whether a prompt is sent as a user's message in the model's chat template. `auto`: if the model has one; base
-    models get the plain text."""
+    """Whether a prompt is sent as a user's message in the model's chat template. `auto`: if the model has one."""
     messages: str | Annotated[tuple[MessageTemplate, ...], Field(min_length=1)] = ""
     """A conversation for the model's chat template: a column with lists of `{role, content}`, or one such list whose
     contents are templates over columns."""
     control_tokens: Literal["auto", "text", "tokens"] = "auto"
     """What control tokens of the model, such as `<|im_end|>`, are where a row spells them: `text`, so that no row can
-    end its turn and forge another one, or `tokens`. `auto`: text in messages and in prompts that a chat template wraps,
-    tokens in bare text, which may be rendered already. In what the job file itself writes they are tokens."""
+    forge a turn, or `tokens`. `auto`: text in messages and in prompts that a chat template wraps, tokens in bare text,
+    which may be rendered already. In the job file itself they are tokens."""
     date: Annotated[str, AfterValidator(_date_or_time)] = "auto"
-    """The date or time that chat templates are told which print it, such as `2026-11-25` or `2026-11-25T07:30:00`.
-    `auto`: when the job began, also for a run that goes on with it; for rows that arrive, when they do."""
+    """Date or time for chat templates that print it, such as `2026-11-25` or `2026-11-25T07:30:00`. `auto`: when the
+    job began, also in a run that continues it; when rows arrive, that time."""
     prompt_token_ids: str = ""
     """Column of token ids, used as they are."""
     priority: str = ""
     """Column of numbers; null is 0. Rows above 0 are urgent: the highest goes first, and with the policies `vasuki` and
-    `prefill-packing` other rows make room for it and go on later."""
+    `prefill-packing` other rows make room for it."""
     deadline: str = ""
-    """Column of seconds, from a row's arrival or the start of the run, within which it should end. Rows that have one
-    are urgent too, the earliest first. The manifest counts those that are late."""
+    """Column of seconds, from a row's arrival or the start of the run, within which it should end. Such rows are urgent
+    too, the earliest first. The manifest counts late ones."""
 
     @property
     def now(self) -> datetime:
@@ -283,15 +282,14 @@ class OutputConfig(_Section):
     token_ids: bool = False
     """Add the column `output_token_ids`."""
     special_tokens: bool = False
-    """Keep special tokens in `output`, such as the channels of gpt-oss and the token that ends the answer."""
+    """Keep special tokens in `output`, such as the channels of gpt-oss."""
     logprobs: bool = False
     """Add the column `logprob`: the sum of the log-probabilities of the output tokens."""
 
 
 class SamplingConfig(_Section):
     """How tokens are chosen. Each setting is a value or `{column: name}`. Of the model's generation_config.json, only
-    what ends an answer is used; a warning names other settings that would change greedy output, such as a repetition
-    penalty."""
+    what ends an answer is used; a warning names other settings that would change greedy output."""
 
     max_tokens: OrColumn[Annotated[int, Field(ge=1)]] = 256
     """Most output tokens of a row."""
@@ -302,8 +300,7 @@ class SamplingConfig(_Section):
     top_k: OrColumn[Annotated[int, Field(ge=0)]] = 0
     """Keep this many of the likeliest tokens. 0 keeps all."""
     stop: OrColumn[StopStrings] = ()
-    """Strings that end the answer and are not part of it. A special token, such as `<end_of_turn>`, may be named
-    too."""
+    """Strings or special tokens, such as `<end_of_turn>`, that end the answer and are not part of it."""
     seed: OrColumn[int] = 0
     """A sampled row depends only on the seed and its id, never on other rows."""
     n: OrColumn[Annotated[int, Field(ge=1, le=MAX_SAMPLES)]] = 1
@@ -316,21 +313,21 @@ class PlanConfig(_Section):
     """How the rows are ordered."""
 
     solver: Literal["auto", "greedy", "local_search", "milp", "fifo"] = "auto"
-    """`auto` is greedy, and searches on where 32 rows or fewer have known lengths. `milp` orders up to 32 rows and
-    `local_search` up to 2,000, by expected lengths where outputs are not known. `fifo` leaves rows as they come."""
+    """`auto` is greedy, and searches further where 32 rows or fewer have known lengths. `milp` orders up to 32 rows,
+    `local_search` up to 2,000, by expected lengths. `fifo` leaves rows as they come."""
     solver_time: Auto | Annotated[float, Field(gt=0)] = "auto"
-    """Seconds for a better order of a few rows. `auto` is 2 % of the predicted makespan, at most 60 s. No more is taken
-    than an order can save."""
+    """Seconds for a better order of a few rows, never more than it can save. `auto` is 2 % of the predicted makespan,
+    at most 60 s."""
     gpu: str = "auto"
     """Hardware profile: a name from profiles/, a path, or `auto` for this machine."""
     output_length: OutputLength = "auto"
     """Expected output tokens of a row: `max` is max_tokens; `auto` starts there and learns from finished rows."""
     window_rows: Annotated[int, Field(ge=1)] = 32768
-    """Rows held in memory and ordered at a time, however large the input is."""
+    """Rows held in memory and ordered at a time."""
     max_loss: Auto | Seconds = "auto"
-    """Work that a kill may lose, averaged over the job. `auto` is 3 % of the makespan and at least 30 s. The fastest
-    plan within it is taken, and parts are committed at least as often. With `auto`, a slower plan is taken only if it
-    ends sooner after a kill."""
+    """Work that a kill may lose, averaged over the job. The fastest plan within it is taken, and parts are committed at
+    least as often. `auto` is 3 % of the makespan and at least 30 s, and takes a slower plan only if that ends sooner
+    after a kill."""
 
     @property
     def length_column(self) -> str:
@@ -354,28 +351,26 @@ class EngineConfig(_Section):
         "baton-pd",
         "prefill-packing",
     ] = "vasuki"
-    """Which rows run in the next step. All but `vasuki` are for comparison; those from `static` to `baton-pd` run with
+    """Which rows run in the next step. All but `vasuki` are for comparison; `static` to `baton-pd` run with
     `attention: padded`."""
     chunk_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Token budget of a step: decodes first, then prompt chunks up to this many tokens."""
     max_num_seqs: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Most sequences in a step."""
     attention: Literal["auto", "ragged", "padded"] = "auto"
-    """Backend. `ragged` packs chunks without padding, for models on transformers' attention interface. `padded` pads
-    rows to equal length under the model's own mask, where prompts may share rows, or computes them one by one if the
-    model cannot mask padding. `auto`: ragged if the model allows it, else padded."""
+    """[Backend](models.md). `ragged` packs chunks without padding; `padded` pads rows to equal length, or computes them
+    one by one if the model cannot mask padding. `auto`: ragged if the model allows it, else padded."""
     compile: Literal["auto", "off"] = "auto"
-    """On a CPU, `auto` compiles kernels for the processor and keeps them on disk; `off` uses torch's operators, which
-    are slower. On CUDA, `auto` records small steps as graphs where the model allows it; `off` launches every
-    kernel by itself."""
+    """On a CPU, `auto` compiles kernels for the processor; `off` uses torch's slower operators. On CUDA, `auto` records
+    small steps as graphs where the model allows it; `off` launches every kernel by itself."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to run."""
     replicas: Auto | Annotated[int, Field(ge=1)] = 1
-    """Copies of the model that share the job, each on its own GPU or share of a CPU's cores. `auto`: one for each GPU,
-    or for each memory node of a CPU; on a Ray cluster also the default. `kv.device_memory` in bytes is for each."""
+    """Copies of the model that share the job, each on its own GPU or share of a CPU's cores. `auto`, the default on a
+    Ray cluster: one for each GPU, or for each memory node of a CPU. `kv.device_memory` in bytes is for each."""
     weights_on_host: Auto | Annotated[int, Field(ge=0)] = "auto"
-    """Decoder layers whose weights stay in host memory and are fetched in every step while other layers compute.
-    `auto`: none if all fit the device, otherwise as many as make the job fastest, within `kv.host_memory`."""
+    """Decoder layers whose weights stay in host memory and are fetched in every step. `auto`: none if all fit the
+    device, otherwise as many as make the job fastest, within `kv.host_memory`."""
 
 
 class KVConfig(_Section):
@@ -384,16 +379,16 @@ class KVConfig(_Section):
     block_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Tokens in a block."""
     device_memory: Annotated[float, Field(gt=0, le=1)] | Bytes = 0.9
-    """Share of the device's memory for weights, activations, KV and states (Mamba, delta nets) together; or the size of
-    the pool of KV and states."""
+    """Share of the device's memory for weights, activations, KV and recurrent states; or the size of the pool of KV and
+    states."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of keys and values. `auto` keeps the model's type, so tokens don't change."""
     host_memory: Bytes = 8 * 2**30
-    """Pinned host memory for weights that stay on the host and for offloaded KV. A CPU takes it from its own, no more
-    than half of that unless it is set."""
+    """Pinned host memory for weights that stay on the host and for offloaded KV. A CPU takes it from its own memory, at
+    most half of that unless it is set."""
     offload: Literal["auto", "none", "stream", "park", "ahead"] = "auto"
-    """What moves to the host: some layers of all rows (`stream`), rows that have to make room (`park`), or also rows
-    whose prompt is computed ahead (`ahead`). `auto` takes what makes the job fastest, often nothing."""
+    """[What moves to the host](offload.md): some layers of all rows (`stream`), rows that have to make room (`park`),
+    or also rows whose prompt is computed ahead (`ahead`). `auto` takes what makes the job fastest, often nothing."""
 
     @property
     def asks_for_offload(self) -> bool:
@@ -402,43 +397,42 @@ class KVConfig(_Section):
 
 
 class ArrivalsConfig(_Section):
-    """How rows that arrive over time are gathered and packed into batches. For `engine.policy: prefill-packing` alone,
-    which is there for comparison, in `simulate` and where `watch` answers rows. Symbols are those of the paper Dynamic
-    Prefill Packing."""
+    """How `engine.policy: prefill-packing` gathers and packs rows that arrive, in `simulate` and `watch`, for
+    comparison. Symbols are those of the paper Dynamic Prefill Packing."""
 
     controller: Literal["load", "aimd"] = "load"
-    """How N, the number of rows to gather, is set. `load`: more when first tokens come late and the device is busy,
-    fewer when it has time to spare, and no batch before the engine can take it. `aimd`: by the paper's equation 1."""
+    """How N, the number of rows to gather, is set. `load`: more when first tokens are late and the device is busy,
+    fewer when it has time to spare. `aimd`: by equation 1."""
     packing: Literal["greedy", "exact"] = "greedy"
     """How gathered rows are packed: `greedy` takes the first batch with room, `exact` finds the fewest batches."""
     target_s: Annotated[float, Field(gt=0)] = 2.0
     """Time to first token that 95 rows of 100 should keep to (the paper's SLO)."""
     low: Annotated[float, Field(gt=0)] = 0.8
-    """τ_low, as a share of the target. While S is between it and `high`, N stays as it is."""
+    """τ_low, as a share of the target. Between it and `high`, N stays as it is."""
     high: Annotated[float, Field(gt=0)] = 1.0
-    """τ_high, as a share of the target. From there on first tokens count as late."""
+    """τ_high, as a share of the target: later first tokens are late."""
     smoothing: Annotated[float, Field(gt=0, le=1)] = 0.3
-    """γ: weight of the newest epoch in two running means: time to first token (S) and arrivals a second (λ)."""
+    """γ: weight of the newest epoch in the means of time to first token (S) and arrivals a second (λ)."""
     epoch_s: Annotated[float, Field(ge=0.01)] = 1.0
-    """N is reconsidered every so many seconds."""
+    """Seconds after which N is set again."""
     increase: Annotated[int, Field(ge=1)] = 1
-    """α: N grows by so many rows."""
+    """α: rows by which N grows."""
     decrease: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """β: N shrinks to this share of itself."""
     min_rows: Annotated[int, Field(ge=1)] = 1
     """N_min: fewest rows to gather, and where N starts."""
     max_rows: Annotated[int, Field(ge=1)] = 32
-    """N_max: most rows to gather. The same as `min_rows` switches the controller off."""
+    """N_max: most rows to gather. Equal to `min_rows`, it switches the controller off."""
     busy: Annotated[float, Field(gt=0, le=1)] = 0.85
-    """u*: the share of an epoch from which on the device counts as busy."""
+    """u*: share of an epoch from which the device counts as busy."""
     timeout: Annotated[float, Field(gt=0)] = 0.5
-    """The longest that a row is held back for others, as a share of the target."""
+    """The longest that a row is held back, as a share of the target."""
     burst_rows: Annotated[int, Field(ge=1)] = 32
-    """q_thresh: so many rows wait for no more. Below `max_rows` it caps N."""
+    """q_thresh: this many waiting rows start at once. Below `max_rows` it caps N."""
     burst_rows_per_s: Annotated[float, Field(gt=0)] = 32.0
-    """λ_thresh: while λ is at least that, no row waits for others."""
+    """λ_thresh: from this λ on, no row is held back."""
     batch_tokens: Annotated[int, Field(ge=1)] = 20_000
-    """T_max: prompt tokens of a batch. A longer prompt has one to itself."""
+    """T_max: prompt tokens of a batch. A longer prompt gets its own."""
     batch_rows: Annotated[int, Field(ge=1)] = 32
     """B_max: rows of a batch."""
 
