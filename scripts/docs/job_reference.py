@@ -20,15 +20,14 @@ from vasuki.base import config
 from vasuki.base.config import JobConfig, parse_bytes, parse_seconds
 
 SIZE, TIME = "size", "time"
-_NAMES = {str: "text", int: "whole number", float: "number"}
+_NAMES = {str: "text", int: "integer", float: "number"}
 PATH = Path(__file__).resolve().parents[2] / "docs" / "job.md"
-_HEADER = ("| key | value | meaning |", "|---|---|---|")
 HEAD = """\
 # job.yaml
 
-Every key of a job file. Unknown keys are refused, with the closest known key suggested. The command line can set any of
-them: `--set sampling.max_tokens=64`. Defaults are bold. A size is a number of bytes, or written like `512MiB` or
-`8GiB`; a time is in seconds, or written like `30s`, `10min` or `2h`.
+Every key of a job file, with what it may be (the default in bold). Unknown keys are refused. The command line can set
+any of them: `--set sampling.max_tokens=64`. A size is a number of bytes, or written like `512MiB` or `8GiB`; a time is
+in seconds, or written like `30s`, `10min` or `2h`.
 
 `scripts/docs/job_reference.py` writes this page from the descriptions in `vasuki/base/config.py`.
 
@@ -42,20 +41,19 @@ def reference() -> str:
     for name, field in JobConfig.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             lines += ["", f"## {name}", "", " ".join((field.annotation.__doc__ or "").split()), ""]
-            lines += _HEADER
-            lines += _rows(name, field.annotation)
+            lines += _entries(name, field.annotation)
         else:
-            plain.append(_row(name, field, _meanings(JobConfig).get(name, "")))
-    return "\n".join([*lines[:1], "", *_HEADER, *plain, *lines[1:]]) + "\n"
+            plain.append(_entry(name, field, _meanings(JobConfig).get(name, "")))
+    return "\n".join([*lines[:1], "", *plain, *lines[1:]]) + "\n"
 
 
-def _rows(name: str, section: type[BaseModel]) -> Iterator[str]:
-    """A row for each key of a section, and for those of the sections in it."""
+def _entries(name: str, section: type[BaseModel]) -> Iterator[str]:
+    """An entry for each key of a section, and of the sections in it."""
     meanings = _meanings(section)
     for key, entry in section.model_fields.items():
-        yield _row(f"{name}.{key}", entry, meanings.get(key, ""))
+        yield _entry(f"{name}.{key}", entry, meanings.get(key, ""))
         if isinstance(entry.default, BaseModel):
-            yield from _rows(f"{name}.{key}", type(entry.default))
+            yield from _entries(f"{name}.{key}", type(entry.default))
 
 
 def _meanings(section: type[BaseModel]) -> dict[str, str]:
@@ -75,13 +73,13 @@ def _meanings(section: type[BaseModel]) -> dict[str, str]:
     }
 
 
-def _row(name: str, field: Any, meaning: str) -> str:
+def _entry(name: str, field: Any, meaning: str) -> str:
     values = list(dict.fromkeys(_values(field.annotation, field.metadata)))
     default = "**required**" if field.is_required() else _default(field.default, values)
     described = ", ".join(f"**{value}**" if value == default else value for value in values)
     if default and default not in values:
         described += f"; {default if field.is_required() else f'**{default}**'}"
-    return f"| `{name}` | {described} | {' '.join(meaning.split())} |"
+    return f"- `{name}` ({described}): {' '.join(meaning.split())}"
 
 
 def _values(kind: Any, constraints: Iterable[Any] = ()) -> Iterator[str]:

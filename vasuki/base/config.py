@@ -130,10 +130,10 @@ class ModelConfig(_Section):
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     allow_pickle: bool = False
-    """Read weights from `.bin` files, with torch's `weights_only`, where there are no safetensors."""
+    """Read `.bin` files, with torch's `weights_only`, where there are no safetensors."""
     trust_remote_code: bool = False
-    """Run modelling code that comes with the model. It also needs `--trust-remote-code` on the command line, or
-    `VASUKI_TRUST_REMOTE_CODE=1` in the environment, since the person who runs a job may not have written it."""
+    """Run code that comes with the model. It also needs `--trust-remote-code` on the command line, or
+    `VASUKI_TRUST_REMOTE_CODE=1` in the environment."""
 
     @model_validator(mode="after")
     def _one_of(self) -> ModelConfig:
@@ -223,8 +223,8 @@ class InputConfig(_Section):
     chat: Auto | bool = "auto"
     """Whether a prompt is sent as a user's message in the model's chat template. `auto`: if the model has one."""
     messages: str | Annotated[tuple[MessageTemplate, ...], Field(min_length=1)] = ""
-    """A conversation for the model's chat template: a column with lists of `{role, content}`, or one such list whose
-    contents are templates over columns."""
+    """A conversation: a column with lists of `{role, content}`, or one such list whose contents are templates over
+    columns."""
     control_tokens: Literal["auto", "text", "tokens"] = "auto"
     """What control tokens of the model, such as `<|im_end|>`, are where a row spells them: `text`, so that no row can
     forge a turn, or `tokens`. `auto`: text in messages and in prompts that a chat template wraps, tokens in bare text,
@@ -296,7 +296,7 @@ class SamplingConfig(_Section):
     temperature: OrColumn[Annotated[float, Field(ge=0)]] = 0.0
     """0 is greedy."""
     top_p: OrColumn[Annotated[float, Field(gt=0, le=1)]] = 1.0
-    """Keep the smallest set of tokens whose probabilities add up to this. 1 keeps all."""
+    """Keep the smallest set of tokens whose probabilities add up to this."""
     top_k: OrColumn[Annotated[int, Field(ge=0)]] = 0
     """Keep this many of the likeliest tokens. 0 keeps all."""
     stop: OrColumn[StopStrings] = ()
@@ -354,7 +354,7 @@ class EngineConfig(_Section):
     """Which rows run in the next step. All but `vasuki` are for comparison; `static` to `baton-pd` run with
     `attention: padded`."""
     chunk_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
-    """Token budget of a step: decodes first, then prompt chunks up to this many tokens."""
+    """Token budget of a step: decodes first, then prompt chunks."""
     max_num_seqs: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Most sequences in a step."""
     attention: Literal["auto", "ragged", "padded"] = "auto"
@@ -404,7 +404,7 @@ class ArrivalsConfig(_Section):
     """How N, the number of rows to gather, is set. `load`: more when first tokens are late and the device is busy,
     fewer when it has time to spare. `aimd`: by equation 1."""
     packing: Literal["greedy", "exact"] = "greedy"
-    """How gathered rows are packed: `greedy` takes the first batch with room, `exact` finds the fewest batches."""
+    """`greedy` takes the first batch with room, `exact` finds the fewest batches."""
     target_s: Annotated[float, Field(gt=0)] = 2.0
     """Time to first token that 95 rows of 100 should keep to (the paper's SLO)."""
     low: Annotated[float, Field(gt=0)] = 0.8
@@ -449,7 +449,7 @@ class ErrorsConfig(_Section):
     """When failed rows fail the job."""
 
     max_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """If a larger share of rows fails, the run ends with exit code 3. The output is complete either way."""
+    """If a larger share of rows fails, the run ends with exit code 3; the output is complete."""
 
 
 class CostConfig(_Section):
