@@ -16,7 +16,7 @@ if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"  # run Triton's kernels on a CPU; read when it is imported, as torch may do
 os.environ["COLUMNS"] = "100"  # of a terminal, which tests need not have
 os.environ["VASUKI_MEASURE"] = "off"  # how busy the machine is decides no plan; tests of measuring switch it on
-os.environ["RAY_AUTH_MODE"] = "disabled"  # Ray would write a token into the home folder of whoever tests
+os.environ["RAY_AUTH_MODE"] = "disabled"  # Ray would write a token into the home folder of the user who tests
 
 
 # The same examples in every run, however fast the machine is.

@@ -27,13 +27,13 @@ def map_batches(dataset: Any, job: str, *, actors: int = 1, batch_size: int = BA
     Args:
         dataset: a `ray.data.Dataset`.
         job: file of the job, whose `input.path` and `output.path` play no part.
-        actors: so many, each with a model of its own.
+        actors: how many, each with its own model.
         batch_size: rows that are planned together.
         options: others of `Dataset.map_batches`; `num_gpus` is 1 where the job may use one and the cluster has any.
 
     Returns:
-        The dataset, with the columns that `vasuki run` writes, without `id`, beside its own. A row that fails has an
-        `error`; `errors.max_fraction` plays no part.
+        The dataset, with the columns that `vasuki run` writes, without `id`, in addition to its own. A row that fails
+        has an `error`; `errors.max_fraction` plays no part.
 
     Raises:
         JobFileError: as `load_job`, or Ray is not installed.
@@ -69,7 +69,7 @@ class Answers:
         self._runner.load(self._config)
 
     def __call__(self, batch: Any) -> Any:
-        """A `pyarrow.Table` with answers beside its rows."""
+        """A `pyarrow.Table`: the rows of the batch with their answers."""
         with tempfile.TemporaryDirectory(prefix="vasuki-") as folder:
             job = batch_job(self._config, batch, Path(folder))
             self._runner.run(job)

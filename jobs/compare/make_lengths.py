@@ -10,8 +10,8 @@ translate  like translating chapters of the Bilingual Web Book, whose trace is n
            median 900 and 90th percentile 1,500; outputs are the prompt times a lognormal with median 1.5 and 90th
            percentile 1.8.
 
-Requests of more than 4,096 tokens together are drawn anew, as the Vasuki paper keeps to that context (6.1.4). That
-brings the medians of the first to 2,582 and 164, those of the second to 861 and 1,286.
+Requests of more than 4,096 tokens together are drawn again, as the Vasuki paper keeps to that context (6.1.4). That
+brings the medians of the first to 2,582 and 164, of the second to 861 and 1,286.
 """
 
 from __future__ import annotations

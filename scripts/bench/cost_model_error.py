@@ -36,7 +36,7 @@ from vasuki.models.named import named_shape
 MODEL, DTYPE = "llama-2-7b", "float16"
 CARDS = ("a100", "h100")
 FIRST_TOKENS, LAST_TOKENS = 64, 4096
-EVERY = 4  # one row in so many is given to the model
+EVERY = 4  # one row in this many is given to the model
 SHAPE = named_shape(MODEL).with_dtype(DTYPE)
 MATMULS: dict[str, tuple[int, int]] = {
     column: (matrix.k, matrix.n)

@@ -49,12 +49,12 @@ def lengths_of(rows: int, seed: int) -> Lengths:
 
 @cache
 def planned(card: str, rows: int) -> Plan:
-    """A card with so many rows of its own."""
+    """A card with a number of rows of its own."""
     return make_plan(lengths_of(rows, seed=0), SHAPE, find_profile(card), plan=PLAN, kv=KV)
 
 
 def fleet_gap(kinds: list[str], counts: list[int], rows_each: int, seed: int) -> tuple[float, float]:
-    """The gap of a fleet that has so many rows for each card, and what its cards have alone."""
+    """The gap of a fleet that has `rows_each` rows for each card, and its cards' gaps alone."""
     cards = sum(counts)
     lengths = lengths_of(rows_each * cards, seed)
     plans = [planned(kind, rows_each) for kind in kinds]

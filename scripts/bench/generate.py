@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--workload", required=True, type=Path)
     parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--rows", type=int, help="the first so many")
+    parser.add_argument("--rows", type=int, help="how many of the first rows")
     options = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype="auto").eval()
     rows = pq.read_table(options.workload).to_pylist()[: options.rows]

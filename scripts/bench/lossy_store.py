@@ -1,4 +1,4 @@
-"""What a job over an object store takes when some requests are lost, beside one that loses none.
+"""What a job over an object store takes when some requests are lost, compared with one that loses none.
 
     python scripts/bench/lossy_store.py .venvs/s3/bin/moto_server [--lost 0.01] [--repeats 5]
 

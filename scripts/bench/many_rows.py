@@ -63,7 +63,7 @@ def held_now() -> dict[str, int]:
 
 
 def write_job(folder: Path, rows: int, tokens: int, seqs: int) -> Path:
-    """A job over so many generated rows."""
+    """A job over a number of generated rows."""
     schema = pa.schema([("id", pa.int64()), ("text", pa.string())])
     with pq.ParquetWriter(folder / "in.parquet", schema) as writer:
         for start in range(0, rows, 100_000):
@@ -81,7 +81,7 @@ def write_job(folder: Path, rows: int, tokens: int, seqs: int) -> Path:
 
 
 def measure(rows: int, tokens: int, seqs: int) -> dict[str, Any]:
-    """Run so many rows. Returns what the process held before, while, and after."""
+    """Run a number of rows. Returns what the process held before, while, and after."""
     from vasuki.hf import ragged_executor
     from vasuki.machines.here.measured import MEASURE_VARIABLE
     from vasuki.runs.options import RunOptions

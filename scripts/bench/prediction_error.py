@@ -5,7 +5,7 @@
     summaries      long prompts, short outputs
     translations   outputs a little longer than prompts
     mixed          one long prompt, one long output and two short rows in turn
-    512            a number: prompts of so many tokens and 16 output tokens; doubled again and again (`--jobs 512 1024
+    512            a number: prompts of that many tokens and 16 output tokens; doubled again and again (`--jobs 512 1024
                    2048 4096`) such jobs show what attention costs over long contexts
 
 Lengths are log-normal, scaled down where the model's context is short; every row generates exactly as many tokens as
@@ -13,7 +13,7 @@ the plan was told. The profile is measured first, with this model's matrices, un
 the time from the plan to the last row: loading is not predicted. Measure on a machine with nothing else to do.
 
 A shared machine is now faster, now slower. So a fixed product is timed before and after the profile and every run, and
-beside each error stands what it would be if the machine had run that product throughout as fast as during the profile:
+each error comes with what it would be if the machine had run that product throughout as fast as during the profile:
 that is what the model is off by, while the error itself is what a user meets. The last line is one JSON object.
 """
 

@@ -5,8 +5,8 @@
 The rows of the job come at once through `vasuki watch --stdin`, in process, eight times as many as have a place in a
 step; the urgent ones, a tenth as long, one after another while it lasts. Runs alternate between three: without urgent
 rows, with them as usual rows, and with `input.priority`. Each is simulated as well. The target is kept if 95 of 100
-short rows have their answer within so many seconds. Since rows are under way all the time, seconds are those of the
-processor, which computes on one thread: what other programs take from the machine hardly counts. The last line is one
+short rows have their answer within `--target` seconds. Since rows run all the time, seconds are processor time on one
+thread, which other programs hardly change. The last line is one
 JSON object: of each kind the seconds until the job's own rows have ended, the 95th percentile of what short rows
 waited, and the share of them that missed the target, as measured (medians) and as simulated.
 """
@@ -51,7 +51,7 @@ class Figures:
 
     @classmethod
     def of(cls, job_s: float, waited_s: list[float], target_s: float) -> Figures:
-        """Those of a run whose short rows waited so long."""
+        """The figures of a run whose short rows waited this long."""
         if not waited_s:
             return cls(job_s)
         return cls(job_s, float(np.percentile(waited_s, 95)), float(np.mean(np.array(waited_s) > target_s)))

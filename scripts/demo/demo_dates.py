@@ -257,7 +257,7 @@ def spell_cjk(day: date, rng: Random) -> str:
 Spelling = Callable[[date, Random], str]
 
 # The weight is the share of training rows: what is slow to learn, or can be written in many ways, gets more.
-# Evaluation draws every spelling alike.
+# Evaluation draws every spelling equally often.
 SPELLINGS: dict[Spelling, float] = {
     spell_iso: 0.5,
     spell_compact: 1.0,

@@ -1,4 +1,4 @@
-"""Show docstrings beside those of the authors, and what can be said of all: show_docstrings.py OUTPUT_FOLDER."""
+"""Show generated docstrings and the authors', and what can be said of all: show_docstrings.py OUTPUT_FOLDER."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     model_survey.py [NAME ...] [--write docs/models.md]
 
-A model is served when its greedy tokens are those of `generate`, in float32, with prompts whole and in chunks, and with
+A model is served when its greedy tokens equal `generate`'s, in float32, with prompts whole and in chunks, and with
 rows that wait for slots and memory, make room for others and come back, at random: by the ragged backend, with torch's
 operators and with the kernels that a CPU would be given, or else by the padded one, where prompts share rows if they
 may. Weights are random, layers few, windows short.
@@ -209,7 +209,7 @@ class Finding:
 
     name: str
     backend: Backend | None = None  # in which it is served
-    kernels: str = ""  # that a CPU computes it by, beside attention and products
+    kernels: str = ""  # that a CPU computes it by, in addition to attention and products
     is_foreseen: bool = True  # whether its config tells how much KV it stores, and which backend it takes
     in_batches: bool = False  # whether transformers' `generate_batch` gives the tokens of `generate`, too
     refusal: str = ""
@@ -369,7 +369,7 @@ def _kernels_of(model: Any) -> str:
 
 @contextmanager
 def _time_limit(seconds: int) -> Iterator[None]:
-    """Raises TimeoutError after so long. One may lie within another, which then starts anew."""
+    """Raises TimeoutError after so long. One may lie within another, which then starts again."""
 
     def stop(number: int, frame: Any) -> None:
         raise TimeoutError(f"no tiny form within {seconds} s")

@@ -5,12 +5,12 @@
 
 Nothing is downloaded: models have random weights, of Llama-3.2-1B's and Llama-3-8B's shape and tiny ones of many
 architectures. DIR gets gpu_check.json, gpu_check.md and the measured hardware profile. Later calls with the same DIR
-predict with it, and add their sections to the report. It begins with the figures that a card is to reach, beside those
+predict with it, and add their sections to the report. It begins with the figures that a card is to reach, and those
 that it reached. Nothing goes on after a preflight that fails; of the other sections, one that fails is reported, and
 the others go on. The exit code is 1 if a check did not hold; a figure that is not reached is none.
 
 Every section measures as much as its share of the time allows, and is ended where it takes twice that. All of them fit
-one call of ten minutes in brief; first_minutes.sh and second_minutes.sh beside this file give each what it needs.
+one call of ten minutes in brief; first_minutes.sh and second_minutes.sh in this folder give each what it needs.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def markdown(report: Record) -> str:
 
 
 def _table(rows: list[Record]) -> list[str]:
-    """One table for rows that begin alike, with the keys of the fullest."""
+    """One table for rows with the same first keys, with the keys of the fullest."""
     lines: list[str] = []
     for _, group in itertools.groupby(rows, key=lambda row: next(iter(row.items()))[0]):
         records = list(group)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A second time on a card that first_minutes.sh has measured: how it does beside others.
+# A second time on a card that first_minutes.sh has measured: how it compares with others.
 #
 #   scripts/gpu/second_minutes.sh PROFILE [contest] [sanitizer] [vllm]      those stages, or all of them
 #

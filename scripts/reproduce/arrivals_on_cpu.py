@@ -150,7 +150,7 @@ def job(model: str) -> JobConfig:
 
 
 def prepared(name: str, placement: Placement, rows: Lengths, batch_tokens: int) -> Prepared:
-    """The settings of a system. Unless they are those of `watch`, steps have room for a batch beside all decodes."""
+    """The settings of a system. Unless they are `watch`'s, steps have room for a batch in addition to all decodes."""
     system = SYSTEMS[name]
     chunk_tokens = "auto" if system.step_tokens is None else batch_tokens + MOST_RUNNING
     placement = placement.with_engine(policy=system.policy, chunk_tokens=chunk_tokens)
@@ -296,11 +296,11 @@ def main() -> None:
     parser.add_argument("--trace", choices=TRACES, action="append", help="repeatable; all if not given")
     parser.add_argument("--load", type=float, action="append", help="repeatable; 0.5, 1 and 1.5 if not given")
     parser.add_argument(
-        "--window", type=int, action="append", help="of those of `packing-ttft`; repeatable; else 0 to 2"
+        "--window", type=int, action="append", help="of the windows of `packing-ttft`; repeatable; else 0 to 2"
     )
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--shrink", type=int, default=SHRINK)
-    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page anew")
+    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page")
     options = parser.parse_args()
     torch.set_num_threads(1)
     config = job(options.model)

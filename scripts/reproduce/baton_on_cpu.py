@@ -3,7 +3,7 @@
     python scripts/reproduce/baton_on_cpu.py [--rounds 3] [--write]
 
 The paper's two sets of queries, with lengths divided so that a CPU takes minutes. The systems take turns, and each
-figure is the median over the rounds. Seconds are those of the processor, which other programs hardly change. Greedy
+figure is the median over the rounds. Seconds are processor time, which other programs hardly change. Greedy
 tokens of all systems are compared.
 """
 
@@ -149,7 +149,7 @@ def load() -> dict[Backend, LoadedModel]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="runs of each system, by turns")
-    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page anew")
+    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page")
     options = parser.parse_args()
     found = tables(load(), options.rounds)
     print("\n\n".join(table.markdown() for table in found))

@@ -1,12 +1,12 @@
 """What plans could still save at most: their distance from what no schedule beats under the cost model.
 
-Two workloads on two cards for Llama-3-8B, those of `planner_table.py`, with and without offload; and 64 translations of
+Two workloads on two cards for Llama-3-8B, as in `planner_table.py`, with and without offload; and 64 translations of
 a model with 135 million parameters on the generic CPU. Every figure is the mean over draws of the rows:
 
     known        vasuki, told how long outputs will be
     learned      vasuki, which only knows that a row has at most 4,096 tokens, and learns the rest
     first come   the same with rows in the order in which they come
-    vllm         as vLLM does it at present: rows as they come, chunked prompts beside decodes
+    vllm         as vLLM does it at present: rows as they come, chunked prompts with decodes
 
     python scripts/reproduce/bound_table.py --lengths arxiv_summarization_lengths.csv --write
 

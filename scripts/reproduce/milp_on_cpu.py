@@ -39,7 +39,7 @@ def measured(limit_s: float) -> list[dict[str, float | int | str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit-s", type=float, default=20.0, help="seconds for each number of prompts")
-    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page anew")
+    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page")
     options = parser.parse_args()
     found = measured(options.limit_s)
     if options.write:

@@ -63,7 +63,7 @@ PANELS = (
 )
 LAYER_CARDS = ("a10", "a40", "rtx4090", "h100-pcie", "h200", "gh200")
 CONTEXTS = (16_384, 65_536)  # tokens of KV that a step reads
-DECODES, CHUNK = 32, 480  # sequences in a step, and prompt tokens beside them in a mixed one
+DECODES, CHUNK = 32, 480  # sequences in a step, and prompt tokens in addition in a mixed one
 BLOCKS = (16, 256)  # tokens; one copy is a block of a layer
 TABLE_CARDS = ("a10", "a40", "h100-pcie", "gh200")
 SHARES = (1.0, 0.4, 0.2, 0.1)
@@ -312,7 +312,7 @@ class Mark:
 
 
 def card_mark(card: str, shape: ModelShape) -> Mark:
-    """A card's link, and the KV that fits beside the weights."""
+    """A card's link, and the KV that fits together with the weights."""
     profile = find_profile(card)
     budget = memory_budget(shape, profile)
     title = profile.title.replace("NVIDIA ", "").replace("GeForce ", "")
@@ -320,7 +320,7 @@ def card_mark(card: str, shape: ModelShape) -> Mark:
 
 
 def marks_table(marks: dict[str, Mark]) -> str:
-    lines = ["| card | link, GB/s | KV beside the weights, GiB |", "|---|---|---|"]
+    lines = ["| card | link, GB/s | KV that fits, GiB |", "|---|---|---|"]
     lines += [f"| {mark.title} | {mark.link_gb_per_s:g} | {mark.kv_gib:.1f} |" for mark in marks.values()]
     return "\n".join(lines) + "\n"
 

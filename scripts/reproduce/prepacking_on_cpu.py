@@ -2,7 +2,7 @@
 
     python scripts/reproduce/prepacking_on_cpu.py --data DIR [--rounds 3] [--write]
 
-Prompts are as long as those of three public traces, divided so that a CPU takes minutes, and are computed up to their
+Prompts are as long as in three public traces, divided so that a CPU takes minutes, and are computed up to their
 first token in five ways, by turns:
 
     full          batches of 16 in order of arrival, each row as long as its longest
@@ -83,7 +83,7 @@ class Call:
     pack: Pack | None = None  # None: ragged
 
     def tokens(self, lengths: Ints) -> tuple[int, int]:
-        """Those of prompts, and those that are computed."""
+        """Tokens of prompts, and tokens that are computed."""
         wanted = int(lengths[self.prompts].sum())
         if self.pack is None:
             return wanted, wanted
@@ -112,7 +112,7 @@ def calls(lengths: Ints) -> list[Call]:
 
 
 def set_packed(lengths: Ints, rows: int) -> Iterable[Call]:
-    """All prompts packed at once, so many rows a call."""
+    """All prompts packed at once, a number of rows a call."""
     bins = packed(lengths.tolist())
     for first in range(0, len(bins), rows):
         chosen = bins[first : first + rows]
@@ -241,7 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with the traces")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each way, by turns")
-    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page anew")
+    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page")
     options = parser.parse_args()
     found = tables(load(), options.data, options.rounds)
     print("\n\n".join(table.markdown() for table in found))

@@ -1,9 +1,9 @@
 """The headline claims of the papers that this project builds on, by its own cost model and scheduler.
 
     python scripts/reproduce/reproduce.py NAME [NAME ...] [--data DIR] [--quick]
-    python scripts/reproduce/reproduce.py all --data DIR --write  # docs/reproduction.md anew: about six minutes
+    python scripts/reproduce/reproduce.py all --data DIR --write  # and docs/reproduction.md: about six minutes
 
-Each claim is printed as a Markdown table with the paper's figures beside ours, and the last line is one JSON object.
+Each claim is printed as a Markdown table with the paper's figures and ours, and the last line is one JSON object.
 DIR holds arxiv_summarization_lengths.csv, of Vidur's public traces, and azure_code_arrivals.csv and
 azure_conv_arrivals.csv, of Azure's; without it, stand-ins are used and named. The same arguments give the same figures.
 """
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("names", nargs="+", metavar="NAME", choices=("all", *CLAIMS), help=f"all, {', '.join(CLAIMS)}")
     parser.add_argument("--data", type=Path, help="folder with the traces")
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
-    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page anew")
+    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page")
     arguments = parser.parse_args()
     if arguments.write and (arguments.quick or not arguments.data):
         parser.error("--write takes the whole experiments: --data, and no --quick")

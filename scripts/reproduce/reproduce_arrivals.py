@@ -9,7 +9,7 @@ the same engine, in which decodes go on in every step:
     greedy, exact        the paper's controller, with either packer
     mended               the controller `load`, greedy
     best fixed N         the controller switched off, at the N that is best for this trace and load
-    ... at once          either of the first two for whoever is there when the engine can take a batch
+    ... at once          either of the first two, with the rows that are there when the engine can take a batch
     continuous           nothing held back, first come, first served: prompts in chunks, as many tokens a step as above
     rounds               the same, but rows that wait start in rounds, the short prompts first
     watch                rounds, in the smaller steps that `vasuki watch` plans
@@ -73,7 +73,7 @@ BY_THE_CLOCK = USUAL.model_copy(
 )
 AT_ONCE = ArrivalsConfig(max_rows=1)
 MOST_RUNNING = 256
-STEP_TOKENS = USUAL.batch_tokens + MOST_RUNNING  # a batch of prompts beside all decodes
+STEP_TOKENS = USUAL.batch_tokens + MOST_RUNNING  # a batch of prompts in addition to all decodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +371,7 @@ class Queue:
 
 
 def shaped(shape: str, rows: int, rows_per_s: float) -> Times:
-    """Arrivals of so many rows at so many a second in the mean. By quarters of the rows:
+    """Arrivals of `rows` rows at a mean rate. By quarters of the rows:
 
     step 0.5, 0.5, 1.5, 1.5 of the mean rate; ramp from 0.2 to 1.8; burst an eighth of the rows at once, in half of the
     rate; diurnal two waves between 0.2 and 1.8.

@@ -45,9 +45,9 @@ GB = 1e9
 class Holes:
     """Columns of the paper's cache (section 4.1), as vasuki does not keep them.
 
-    Whoever joins with a prompt of n tokens widens the cache by n columns. Rows that decode have a token in the first of
-    them, and holes in the others. Before rows join, columns are released that come before the first token of every row.
-    That the cache grows beyond the memory of the card is not held against it.
+    A row that joins with a prompt of n tokens widens the cache by n columns. Rows that decode have a token in the first
+    of them, and holes in the others. Before rows join, columns are released that come before the first token of every
+    row. That the cache grows beyond the memory of the card is not held against it.
 
     Attributes:
         most_cells: of the cache, rows times columns.
@@ -112,7 +112,7 @@ class Method:
         return WithHoles(shape, card) if self.holes else CostModel(shape, find_profile(card))
 
     def settings(self, lengths: Lengths, batch: int) -> EngineSettings:
-        """So many rows at a time, with memory for all of them: the paper's batches are no larger."""
+        """Settings for a number of rows at a time, with memory for all of them: the paper's batches are no larger."""
         longest = int(lengths.prompt_tokens.max() + lengths.output_tokens.max()) + 1
         blocks = (batch + 1) * (-(-longest // BLOCK_TOKENS))
         return EngineSettings(self.policy, Limits(batch * longest, batch), blocks, BLOCK_TOKENS)

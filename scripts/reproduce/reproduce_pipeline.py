@@ -1,12 +1,12 @@
 """Sarathi, section 5.3: GPT-3 on 64 A100s, 8-way tensor parallel, with and without an 8-stage pipeline.
 
 10,000 requests with the lengths of `zipf_lengths`. As in the paper a micro-batch holds at most 27 sequences in the
-pipeline and 11 on a replica without one; memory for so many of the longest requests is set aside.
+pipeline and 11 on a replica without one; memory for that many of the longest requests is set aside.
 
     Orca          a step holds the decodes and one whole prompt: the paper's best case
     Sarathi       decodes and prompt chunks share 256 tokens; the next prompt fills up what the last chunk of one leaves
     one chunk     the same, but a step has a chunk of one prompt only, as the paper forms batches (4.3)
-    256 beside    one chunk, of up to 256 tokens besides the decodes, so that steps reach into a third tile
+    256 extra     one chunk, of up to 256 tokens besides the decodes, so that steps reach into a third tile
 
 The paper does not say how the replicas without a pipeline schedule; both ways are run. Sends between stages are priced
 at the profile's NVLink rate although servers are joined by InfiniBand: at 25 GB/s a GPU the 0.8 MB of 256 tokens would
@@ -78,9 +78,7 @@ SYSTEMS = (
     System("Orca, pipeline", "orca", PIPELINE, SEQUENCES[PIPELINE]),  # a budget that is spent by the first prompt
     System("Sarathi, pipeline", "sarathi", PIPELINE, CHUNK_TOKENS),
     System("Sarathi, pipeline, one chunk", "sarathi", PIPELINE, CHUNK_TOKENS, one_chunk=True),
-    System(
-        "Sarathi, pipeline, 256 beside", "sarathi", PIPELINE, CHUNK_TOKENS + SEQUENCES[PIPELINE] - 1, one_chunk=True
-    ),
+    System("Sarathi, pipeline, 256 extra", "sarathi", PIPELINE, CHUNK_TOKENS + SEQUENCES[PIPELINE] - 1, one_chunk=True),
     System("Orca, 8 replicas", "orca", REPLICAS, SEQUENCES[REPLICAS]),
     System("Sarathi, 8 replicas", "sarathi", REPLICAS, CHUNK_TOKENS),
 )

@@ -10,7 +10,7 @@ A batch of k prompts, the longest of m tokens, is computed in four ways:
 Attention under a mask is computed for all m x m pairs of a row, as kernels that take a mask do; ragged attention only
 for causal pairs. Weights are float16; the paper's are quantised to 4 or 8 bits, which the cost model does not price.
 
-The paper's datasets come without their lengths here. Uniform lengths from 1 to 512 are those of its appendix K; the
+The paper's datasets come without their lengths here. Uniform lengths from 1 to 512 are its appendix K's; the
 log-normal ones (median 64, at most 2,048 tokens) show what longer tails do; `arxiv` are the prompts of the trace.
 """
 
@@ -79,7 +79,7 @@ def workloads(options: Options) -> dict[str, Ints]:
 
 
 def masked(rows: int, tokens: int, prompts: int) -> StepWork:
-    """The work of so many rows of so many tokens, each under a mask, from which `prompts` tokens are sampled."""
+    """The work of `[rows, tokens]`, each row under a mask, from which `prompts` tokens are sampled."""
     return StepWork(
         num_tokens=rows * tokens,
         num_samples=prompts,
@@ -111,13 +111,13 @@ class Batch:
 
     def peak_bytes(self, way: str, shape: ModelShape) -> int:
         """Weights, keys and values of the rectangle, and the larger of what its attention and the rest of a layer hold
-        beside them."""
+        in addition."""
         rows, columns = self.cells(way)
         tokens = rows * columns
-        beside = activation_bytes(shape, tokens, len(self.lengths))
+        activations = activation_bytes(shape, tokens, len(self.lengths))
         if way != "ragged":
-            beside = max(beside, rectangle_bytes(shape, rows, columns, columns))
-        return shape.weight_bytes + tokens * shape.kv_bytes_per_token + beside
+            activations = max(activations, rectangle_bytes(shape, rows, columns, columns))
+        return shape.weight_bytes + tokens * shape.kv_bytes_per_token + activations
 
     def full_s(self, cost: CostModel) -> float:
         return cost.step_time_s(masked(len(self.lengths), self.longest, len(self.lengths)))

@@ -2,9 +2,9 @@
 
 Nothing is fitted to the paper: the A6000 profile takes its efficiencies from layer times of other cards. Steps are
 priced by the cost model; whole runs are simulated with the project's own scheduler. As in the paper (5.1), all requests
-of a run are alike, P prompt and D output tokens with P + D the sequence length; B of them run at a time, and as many
+of a run are equal, P prompt and D output tokens with P + D the sequence length; B of them run at a time, and as many
 are run that start and end hardly count. The baseline computes the prompts of a whole batch in one step and then its
-decodes. A chunk and the decodes beside it share C tokens, so that together they are whole tiles (4.4).
+decodes. A chunk and the decodes in its step share C tokens, so that together they are whole tiles (4.4).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def llama_33b() -> CostModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
+class EqualRequests:
     """A workload of equal requests."""
 
     sequence_tokens: int
@@ -60,7 +60,7 @@ SARATHI = find_policy("sarathi")
 ORCA = find_policy("orca")  # with a budget below a prompt, it starts one whole prompt a step: the paper's best case
 
 
-def tokens_per_s(policy: Policy, chunk_tokens: int, work: Alike, cost: CostModel, options: Options) -> float:
+def tokens_per_s(policy: Policy, chunk_tokens: int, work: EqualRequests, cost: CostModel, options: Options) -> float:
     """Throughput, prompts and outputs together."""
     rows = work.batch * options.rows(WAVES, least=2)
     limits = Limits(chunk_tokens, work.batch, lookahead=2 * work.batch)
@@ -71,7 +71,7 @@ def tokens_per_s(policy: Policy, chunk_tokens: int, work: Alike, cost: CostModel
     return rows * work.sequence_tokens / result.makespan_s
 
 
-def gain(chunk_tokens: int, work: Alike, cost: CostModel, options: Options) -> float:
+def gain(chunk_tokens: int, work: EqualRequests, cost: CostModel, options: Options) -> float:
     """Sarathi's throughput over the baseline's."""
     baseline = tokens_per_s(BASELINE, chunk_tokens, work, cost, options)
     return tokens_per_s(SARATHI, chunk_tokens, work, cost, options) / baseline
@@ -91,7 +91,7 @@ def decode_costs(cost: CostModel, chunk_tokens: int, batch: int, context: int) -
 
 
 def table_2(options: Options) -> Table:
-    """A decode token alone and beside a prompt."""
+    """A decode token alone and in a step with a prompt."""
     cost = llama_13b()
     prefill = cost.step(StepWork.of([1024], [1024]))
     decodes = cost.step(StepWork.of([1] * 4, [1024] * 4))
@@ -157,7 +157,7 @@ def figure_8(options: Options) -> Table:
     cost = llama_13b()
     table = Table(
         "Sarathi, figure 8: decode speed-up, LLaMA-13B on A6000, chunk 256 (paper: 2.8 to 10 over all)",
-        ("sequence tokens", "batch", "alone, ms", "beside a chunk, ms", "speed-up"),
+        ("sequence tokens", "batch", "alone, ms", "with a chunk, ms", "speed-up"),
     )
     for tokens, batches in ((1024, (2, 4, 6, 10, 18)), (2048, (2, 4, 6, 10)), (3072, (2, 4, 6))):
         for batch in batches:
@@ -200,7 +200,7 @@ def table_4(options: Options) -> Table:
         ("LLaMA-33B, A100", large, 3072, 3, 127, 3.51, 1.14),
     ):
         alone_s, added_s = decode_costs(cost, 256, batch, tokens)
-        ours = gain(256, Alike(tokens, ratio, batch), cost, options)
+        ours = gain(256, EqualRequests(tokens, ratio, batch), cost, options)
         table.add(
             name,
             f"{tokens:,}",
@@ -246,7 +246,7 @@ def figure_9(options: Options) -> Table:
         (2048, 10, 256, "1.25"),
         (3072, 6, 256, "1.23"),
     ):
-        gains = {ratio: gain(chunk, Alike(tokens, ratio, batch), cost, options) for ratio in P_D_RATIOS}
+        gains = {ratio: gain(chunk, EqualRequests(tokens, ratio, batch), cost, options) for ratio in P_D_RATIOS}
         peak = max(gains, key=lambda ratio: gains[ratio])
         large = [ratio for ratio, found in gains.items() if found >= 1.1] or [0]  # 0: nowhere
         loses = next((ratio for ratio, found in gains.items() if ratio > peak and found < 1), 0)
@@ -302,7 +302,7 @@ def figure_10(options: Options) -> Table:
     rooflines = Rooflines(cost.profile, cost.shape.dtype)
     for chunk in (256, 512):
         for tokens, batch in ((1024, 6), (1024, 12), (1024, 18), (2048, 10), (3072, 6)):
-            work = Alike(tokens, chunk / (batch - 1), batch)
+            work = EqualRequests(tokens, chunk / (batch - 1), batch)
             steps = batch * work.prompt_tokens / (chunk - batch + 1)
             ratios = {}
             for name, matrices in (("mlp", cost.shape.dense_matrices), ("projections", cost.shape.attention_matrices)):
@@ -340,7 +340,7 @@ def figure_11b(options: Options) -> Table:
         "Sarathi, figures 11b and 13c: the largest gain over all P:D, 1,024 tokens, batch 18, LLaMA-13B on A6000",
         ("chunk", "gain, paper", "ours", "at P:D"),
     )
-    works = [Alike(1024, ratio, 18) for ratio in P_D_RATIOS]
+    works = [EqualRequests(1024, ratio, 18) for ratio in P_D_RATIOS]
     baselines = [tokens_per_s(BASELINE, 256, work, cost, options) for work in works]
     for name, chunk, paper in (
         ("64", 64, "almost 1"),
@@ -373,7 +373,7 @@ def figure_11(options: Options) -> Table:
         (2048, 10, "near 1", 1.25),
         (3072, 6, "near 1", 1.23),
     ):
-        work = Alike(tokens, 256 / (batch - 1), batch)
+        work = EqualRequests(tokens, 256 / (batch - 1), batch)
         baseline = tokens_per_s(BASELINE, 256, work, cost, options)
         orca = tokens_per_s(ORCA, batch, work, cost, options) / baseline
         sarathi = tokens_per_s(SARATHI, 256, work, cost, options) / baseline

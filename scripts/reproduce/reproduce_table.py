@@ -1,4 +1,4 @@
-"""What a reproduced claim gives back: a Markdown table with the paper's figures beside ours."""
+"""What a reproduced claim gives back: a Markdown table with the paper's figures and ours."""
 
 from __future__ import annotations
 

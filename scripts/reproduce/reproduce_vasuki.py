@@ -1,13 +1,13 @@
 """The Vasuki paper's evaluation (6.2): makespan, offloaded memory, batch sizes, cost. Llama-3-8B, contexts up to 4,096.
 
-Workloads are those of `planner_table`: rows of the arXiv summarisation trace, and made-up book chapters in place of the
+Workloads are `planner_table`'s: rows of the arXiv summarisation trace, and made-up book chapters in place of the
 BWB trace, which is not public. Without --data, jobs/compare/summarise.csv stands in for the former. As in the paper a
 step has 512 tokens, and the A10 is also tried with the A40's times and its own memory, which is how the paper
 simulates it (6.1.2). Systems:
 
     Sarathi        chunked prefills, rows as they come, recomputation when memory runs out
     order          vasuki's ordering and admission alone
-    stream         beside that, as many layers streamed over the profile's PCIe link as the planner finds hidden
+    stream         in addition, as many layers streamed over the profile's PCIe link as the planner finds hidden
     free copies    the same over a link that takes no time: what offloading could give if it cost nothing
     outputs free   the same where prompts stay on the device, as the paper allocates (5.2), and only what sequences grow
                    by is off it: Sarathi with as much more memory as that is in the mean
@@ -152,7 +152,7 @@ def run(options: Options, workload: str, card_name: str, system_name: str) -> Ou
 
 
 def kv_budget(profile: HardwareProfile) -> MemoryBudget:
-    """KV memory of a card beside 512-token steps."""
+    """KV memory of a card with 512-token steps."""
     return memory_budget(
         SHAPE, profile, block_tokens=BLOCK_TOKENS, max_step_tokens=CHUNK_TOKENS, max_num_seqs=MAX_NUM_SEQS
     )
@@ -320,7 +320,7 @@ def batch_sizes(options: Options) -> Table:
 
 
 def percentiles(values: list[int], weights: list[int], ranks: Iterable[float]) -> list[float]:
-    """The smallest values that at least so many per cent of the weight do not exceed."""
+    """The smallest values that at least these percentages of the weight do not exceed."""
     order = np.argsort(values, kind="stable")
     total = np.cumsum(np.asarray(weights)[order])
     positions = [int(np.searchsorted(total, rank / 100 * total[-1])) for rank in ranks]

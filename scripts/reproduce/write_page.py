@@ -113,12 +113,12 @@ def read(file: Path = DATA) -> Claims:
 
 
 def update(claims: Claims) -> None:
-    """Replace the figures of some claims, and write the page anew."""
+    """Replace the figures of some claims, and write the page."""
     PAGE.write_text(page(store(claims, DATA)), encoding="utf-8")
 
 
 def store(claims: Claims, file: Path) -> Claims:
-    """Replace the figures of some claims; returns those of all."""
+    """Replace the figures of some claims; returns all figures."""
     found = read(file) | claims
     lines = (
         f"{json.dumps(name)}: [\n  " + ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]"

@@ -14,7 +14,7 @@
     holdings        what an exact model sees of the items
     machines        how soon items can be done at best by machines of several kinds
     packing         lengths into the fewest bins
-    prefix          prompts that begin alike, and what running them together saves
+    prefix          prompts with a common prefix, and what running them together saves
     exceptions      what all of these raise
 
 Plain Python and numpy. Nothing here knows what an item computes: its prompt is a size, its duration a number of steps.

@@ -58,8 +58,8 @@ def dual_feasible_bound(instance: Instance) -> int:
     summed over their steps, need room. Two families (Fekete and Schepers, "New classes of fast lower bounds for bin
     packing problems", Mathematical Programming 91, 2001), with x as a share of the capacity:
 
-        U(e), 0 < e <= 1/2    x > 1 - e counts as 1, x < e as nothing, the rest as x: only what is smaller than e finds
-                              room beside such a large one
+        U(e), 0 < e <= 1/2    x > 1 - e counts as 1, x < e as nothing, the rest as x: only what is smaller than e fits
+                              together with such a large one
         u(k), k >= 1          floor((k + 1) x) / k, and x where (k + 1) x is whole: no more than k that are larger than
                               1 / (k + 1) fit into one step
 

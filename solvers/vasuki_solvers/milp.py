@@ -101,7 +101,7 @@ def has_solver() -> bool:
 
 def _clock(instance: Instance, known: Schedule, most: float) -> int:
     """Steps to a tick of the clock with which a model, up to the end of the schedule known, has at most that number of
-    coefficients; or those of the longest item, where none has."""
+    coefficients; or the longest item's steps, where none has."""
     coefficients = growing_holdings(instance).num_coefficients(known.makespan)
     clock, longest = max(1, math.ceil(math.sqrt(coefficients / max(1.0, most)))), int(instance.durations.max())
     while 1 < clock < longest:  # coefficients fall with its square, about

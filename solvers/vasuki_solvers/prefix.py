@@ -1,4 +1,4 @@
-"""Prompts that begin alike, found with a radix tree in one pass and bounded memory.
+"""Prompts with a common prefix, found with a radix tree in one pass and bounded memory.
 
 A prompt is here any sequence of integers of 32 bits. Sharing at least L leading integers is an equivalence (two prompts
 that share L with a third share them with each other), so the groups are the subtrees at depth L, whatever the order of
@@ -21,7 +21,7 @@ from vasuki_solvers.items import Instance, Ints
 MAX_BYTES = 100_000_000
 TOKEN_BYTES = 4
 MAX_NESTING = 8
-NODE_BYTES = 600  # what a node takes beside its tokens, as measured: objects, a dictionary and a list
+NODE_BYTES = 600  # what a node takes in addition to its tokens, as measured: objects, a dictionary and a list
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,9 @@ def shared_prefixes(
 ) -> tuple[Ints, list[NDArray[np.int32]]]:
     """The longest beginning that each prompt has in common with another one.
 
-    Returns, for each prompt, an index into a list of prefixes, [num_prompts]. The first of the list is empty, and that
-    of all prompts that share less than `min_shared` tokens. Arguments, memory and errors are those of `prefix_groups`.
+    Returns, for each prompt, an index into a list of prefixes, [num_prompts]. The first of the list is empty: it
+    belongs to all prompts that share less than `min_shared` tokens. Arguments, memory and errors as for
+    `prefix_groups`.
     """
     tree = _grown(prompts, min_shared, max_depth, max_bytes)
     return tree.prefixes(min_shared)
@@ -230,7 +231,7 @@ def sharing_steps(instance: Instance, order: Iterable[int], groups: Sequence[Pre
     prompts, durations = instance.prompts.tolist(), instance.durations.tolist()
     budget = instance.prefill_tokens_per_step or float("inf")
     max_parallel = instance.max_parallel or len(prompts)
-    running: list[tuple[float, int, float]] = []  # (end, item, mean size beside what it shares)
+    running: list[tuple[float, int, float]] = []  # (end, item, mean size without what it shares)
     now = held = taken_in_at = last_end = 0.0
     for i in order:
         path = of_item.get(i, ())

@@ -198,7 +198,7 @@ MODELS: Cases = {
         4,
         "merge it into its base model",
     ),
-    "an adapter beside the model": (lambda p: p.json("adapter_config.json"), 4, "merge the two"),
+    "an adapter for the model": (lambda p: p.json("adapter_config.json"), 4, "merge the two"),
     "a pickle": (_pickled, 4, "allow_pickle"),
     "a pickle that is a pointer": (
         each(

@@ -30,7 +30,7 @@ EXCLUSIVE = replace(POLICIES["vasuki"], mixing=Mixing.EXCLUSIVE)
 
 
 def scheduler_of(policy: Policy, limits: Limits, num_blocks: int, host_blocks: int = 0, least: int = 4) -> Scheduler:
-    """Parks sequences of at least so many tokens."""
+    """Parks sequences of at least a number of tokens."""
     offload = OffloadPlan(host_blocks=host_blocks, park_min_tokens=least, prefills_ahead=policy is AHEAD)
     return Scheduler(EngineSettings(policy, limits, num_blocks, BLOCK_TOKENS, offload))
 
@@ -318,12 +318,12 @@ def test_a_decode_never_waits_for_a_prompt_when_mixed() -> None:
 
 
 def test_vllm_admits_by_the_chunk_and_has_the_last_row_leave() -> None:
-    """Row 0 decodes beside the prompt of row 1, whose chunks take all other blocks. When row 0 needs one more, row 1
-    has to go, though it is further on, and begins again."""
+    """Row 0 decodes along with the prompt of row 1, whose chunks take all other blocks. When row 0 needs one more, row
+    1 has to go, though it is further on, and begins again."""
     rows = [(4, 12, 12), (26, 6, 6), (4, 1, 1)]
     _, scheduler, executor, sink = run(rows, POLICIES["vllm"], Limits(9, 8), 8)
     second = [(c.start, c.num_tokens) for b in executor.batches for c in b.chunks if c.sequence.request.row == 1]
-    assert second[:3] == [(4, 5), (9, 8), (17, 8)], "chunks beside decodes, behind a shared block"
+    assert second[:3] == [(4, 5), (9, 8), (17, 8)], "chunks and decodes in one step, behind a shared block"
     assert min(start for start, _ in second[3:]) == 20, "again from what is left of its blocks"
     assert scheduler.queues.counters.preemptions_recompute > 0
     assert scheduler.queues.counters.preemptions_swap == 0
@@ -403,7 +403,7 @@ def test_a_wanted_prefix_outlives_one_that_was_used_later() -> None:
         scheduler = scheduler_of(POLICIES["vasuki"], Limits(32, 1, lookahead), 10)
         drain(requests, scheduler, FakeExecutor([1] * 4, scheduler), ListSink())
         shared[lookahead] = scheduler.queues.counters.shared_tokens
-    assert shared == {1: 4, 2: 16}, "a row is wanted as soon as it waits beside the third"
+    assert shared == {1: 4, 2: 16}, "a row's prefix is wanted as soon as it waits with the third"
 
 
 def test_the_end_of_a_prefix_goes_before_its_beginning() -> None:
@@ -429,8 +429,8 @@ def test_optimistic_admission_recovers_from_rows_that_outlive_their_estimate() -
 
 
 def test_a_prompt_is_computed_ahead_where_it_fits_and_its_row_does_not() -> None:
-    """Two of the equal rows run side by side. The third has its prompt computed beside them, one chunk a step, leaves
-    for the host before its second token, and goes on when the first has ended, with nothing computed twice."""
+    """Two of the equal rows run side by side. The third has its prompt computed along with them, one chunk a step,
+    leaves for the host before its second token, and goes on when the first has ended, with nothing computed twice."""
     rows = [(8, 12, 12)] * 4
     _, scheduler, executor, sink = run(rows, AHEAD, Limits(12, 8), 12, host_blocks=3)
     steps = [
@@ -440,7 +440,7 @@ def test_a_prompt_is_computed_ahead_where_it_fits_and_its_row_does_not() -> None
     third, swaps = steps[2], [(swap.sequence.request.row, swap.to_host) for b in executor.batches for swap in b.swaps]
     assert swaps == [(2, True), (2, False)]
     assert scheduler.queues.counters == Counters(prefilled_ahead=1, shared_tokens=3 * BLOCK_TOKENS, finished=4)
-    assert third[0] < steps[0][-1] < third[1], "one step beside the first row, the others after it"
+    assert third[0] < steps[0][-1] < third[1], "one step along with the first row, the others after it"
     assert len(third) == 12, "nothing is computed twice"
     assert [sequence.request.row for sequence in sink.rows] == [0, 1, 2, 3]
 

@@ -31,7 +31,7 @@ def kernels(compiler: str) -> CPUKernels:
 
 @pytest.fixture(scope="session")
 def rounding_kernels(compiler: str) -> CPUKernels:
-    """Those of a processor that multiplies bfloat16, which is emulated where this one does not."""
+    """Kernels for a processor that multiplies bfloat16, which is emulated where this one does not."""
     kernels = at_level(AVX512_BF16).cpu_kernels()
     assert kernels.linear.multiplies_bfloat16
     return kernels

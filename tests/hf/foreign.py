@@ -113,7 +113,7 @@ class Function:
 
 
 class Arguments(NamedTuple):
-    """Those of a call, with the memory behind them.
+    """The arguments of a call, with the memory behind them.
 
     Attributes:
         buffers: where each lies here, and its bytes.
@@ -140,7 +140,7 @@ class Arguments(NamedTuple):
             self.numbers.append((buffer, 0))
 
     def _relocate(self, structure: ctypes.Structure, offset: int, buffer: int, machine: Machine) -> None:
-        """Have the addresses that a structure holds written anew."""
+        """Have the addresses that a structure holds written again."""
         for name, kind, *_ in structure._fields_:
             value, at = getattr(structure, name), offset + getattr(type(structure), name).offset
             if issubclass(kind, ctypes.Structure):

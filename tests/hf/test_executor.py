@@ -27,8 +27,8 @@ from vasuki.hf.sampler import sample
 
 @pytest.fixture
 def memory_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
-    """`memory_for(tokens)`: whoever computes more at once finds that out when half of it is done. Returns the sizes of
-    steps that were tried."""
+    """`memory_for(tokens)`: a step that computes more at once finds that out when half of it is done. Returns the sizes
+    of steps that were tried."""
     whole = RaggedExecutor._logits
 
     def limit(most_tokens: int) -> list[int]:
@@ -149,7 +149,7 @@ def test_memory_that_runs_out_while_blocks_move(monkeypatch: pytest.MonkeyPatch)
     ids=str,
 )
 def test_a_lack_of_memory_is_known_by_any_of_its_names(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA's libraries allocate beside torch. Half of the step goes on."""
+    """CUDA's libraries allocate by themselves, outside torch. Half of the step goes on."""
     whole, failed = RaggedExecutor._logits, list[int]()
 
     def logits(self: Any, batch: Batch) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A row whose logits are no numbers ends with an error, and the others answer as if it were not there: beside it, and
+"""A row whose logits are no numbers ends with an error, and the others answer as if it were not there: in its step, and
 behind it in the same blocks."""
 
 from __future__ import annotations

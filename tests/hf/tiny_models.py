@@ -106,7 +106,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             **_MOE,
         ),
     ),
-    "gemma4": (  # wider and fewer heads of keys in layers that see everything, two of which share those of others
+    "gemma4": (  # wider and fewer heads of keys in layers that see everything, two of which share other layers' keys
         "Gemma4TextConfig",
         dict(
             num_hidden_layers=6,
@@ -127,7 +127,7 @@ _DELTA_NET = dict(
     linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=6, head_dim=16
 )
 _MAMBA_2 = dict(mamba_n_heads=8, mamba_d_head=8, mamba_d_state=16, mamba_n_groups=2, mamba_chunk_size=8)
-# Those with layers that carry a state, in place of attention or beside it.
+# Models with layers that carry a state, instead of attention or in addition to it.
 RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": (
         "Qwen3NextConfig",

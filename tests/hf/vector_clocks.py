@@ -1,7 +1,7 @@
 """Finds memory that two CUDA streams touch in no order, without a card.
 
 Every stream, and the host, counts what it does. What it knows of the others' counts is its clock: an event carries the
-clock of the stream that records it to whoever waits for it.
+clock of the stream that records it to every stream that waits for it.
 
     compute   write block 3 (compute 7) . record event {compute 7}
     to host                               wait for event . read block 3      it knows compute 7: in order
@@ -43,7 +43,7 @@ class Stream:
 class Event:
     """Where a stream was."""
 
-    streams: Streams  # those of the test that runs
+    streams: Streams  # of the test that runs
 
     def __init__(self, **_: Any) -> None:
         self.clock: dict[Stream, int] = {}

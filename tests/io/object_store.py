@@ -29,7 +29,7 @@ KEY, SECRET = "AKIDTESTING", "verysecretword"
 class Proxy:
     """Hands requests on to a port, but for those that it loses with their connections.
 
-    lost_share: of the requests, as a seed draws them. cut_uploads: so many of the next uploads end after a few bytes.
+    lost_share: of the requests, as a seed draws them. cut_uploads: how many of the next uploads end after a few bytes.
     delay_s: that every answer waits for. denied: requests for objects with this in their name have no permission.
     """
 

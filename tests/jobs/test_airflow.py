@@ -63,7 +63,7 @@ def test_a_killed_run_is_retried_and_goes_on(tmp_path: Path, environment: dict[s
     assert "exit code -9" in log
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["rows"] == {"total": NUM_ROWS, "succeeded": NUM_ROWS, "failed": 0}
-    assert 0 < manifest["runs"][-1]["rows"] < NUM_ROWS, "it began anew"
+    assert 0 < manifest["runs"][-1]["rows"] < NUM_ROWS, "it started again"
     assert manifest["run_id"].startswith("manual__"), "Airflow's own name of the run"
     parts = (tmp_path / "out").glob("part-*.parquet")
     assert sum(pq.read_metadata(part).num_rows for part in parts) == NUM_ROWS

@@ -32,7 +32,7 @@ def test_memory_budget_adds_up() -> None:
 
 
 def test_what_recorded_steps_hold_is_set_aside() -> None:
-    """On a GPU, for models whose steps are recorded, and as much for more rows than those of the largest."""
+    """On a GPU, for models whose steps are recorded, and as much for more rows than the largest has."""
     card = find_profile("h100")
     few, many, most = (recorded_bytes(LLAMA, card, rows, 1) for rows in (64, 2048, 4096))
     assert 2 * 64 * LLAMA.vocab_size * 2 < few < many == most
@@ -124,7 +124,7 @@ def test_plans_of_padded_rows_leave_room_for_them() -> None:
     assert padded.settings.kv_tokens < 0.97 * ragged.settings.kv_tokens
     asked = EngineConfig(max_num_seqs=1000)
     with pytest.raises(
-        ModelError, match=r"side by side are too large for it: lower engine\.max_num_seqs or"
+        ModelError, match=r"its activations are too large for that: lower engine\.max_num_seqs or"
     ) as refused:
         make_plan(lengths, replace(LLAMA, backend="padded"), find_profile("a10"), engine=asked)
     assert "such GPUs" not in str(refused.value)

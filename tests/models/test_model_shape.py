@@ -269,7 +269,7 @@ DELTA_NET = dict(
     linear_num_value_heads=32,
 )
 # Published sizes and spellings, with the parameters that transformers counts, the layers that attend, and what a row
-# keeps beside its KV.
+# keeps in addition to its KV.
 HYBRIDS: dict[str, tuple[dict[str, Any], int, int, int]] = {
     "qwen3_5_text": (
         dict(vocab_size=248320, hidden_size=4096, intermediate_size=12288, num_hidden_layers=32, head_dim=256,

@@ -53,7 +53,7 @@ Terms = tuple[Columns, Floats | float]
 
 
 def schedule_lp_s(lengths: Lengths, cost: CostModel, rooms: Sequence[StepRoom], offload: bool = False) -> float:
-    """Seconds that no schedule beats, on one device. The arguments are those of `schedule_bound_s`.
+    """Seconds that no schedule beats, on one device. Arguments as for `schedule_bound_s`.
 
     Raises:
         ValueError: several devices.
@@ -178,7 +178,7 @@ class _Program:
         return np.array([*hull.x, 1.0]), np.concatenate([vertices, ray]), np.array([*hull.y, hull.slope])
 
     def _columns(self, count: int, cost: float = 0.0) -> Columns:
-        """So many more unknowns, none of them negative."""
+        """Add this many unknowns, none of them negative."""
         start = len(self._costs)
         self._costs += [cost] * count
         return np.arange(start, start + count)

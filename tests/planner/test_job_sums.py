@@ -70,7 +70,7 @@ def test_each_sum_by_hand() -> None:
 
 
 class Stops:
-    """Ends a run after so many looks."""
+    """Ends a run after a number of looks."""
 
     def __init__(self, looks: int) -> None:
         self.looks = looks

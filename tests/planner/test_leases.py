@@ -152,7 +152,7 @@ def test_rows_that_begin_alike_stay_together(groups: int, members: int, shared_b
 
 @pytest.mark.parametrize(("groups", "members", "replicas", "most"), [(100, 10, 4, 10), (500, 4, 8, 20)])
 def test_few_replicas_compute_what_another_has(groups: int, members: int, replicas: int, most: int) -> None:
-    """If whoever asked next took the rest of a group, 21 and 47 copies more would be computed of what it shares."""
+    """If the next replica to ask took the rest of a group, its shared prefix would be computed 21 and 47 times more."""
     outputs = sorted(np.random.default_rng(1).integers(10, 100, groups).tolist(), reverse=True)
     rows = deque(
         Request(number, number, 18, outputs[group], np.array([*[7] * 8, *[group] * 8, number], np.int32))

@@ -93,8 +93,8 @@ def test_the_host_memory_of_weights_that_wait_there_is_counted() -> None:
 def test_the_table_says_what_rows_share() -> None:
     prefixes = SharedPrefixes([np.zeros(0, np.int32), np.arange(96, dtype=np.int32)], np.array([1, 1, 0]))
     plan = make_plan(replace(LENGTHS, prefixes=prefixes), named_shape("llama-3-8b"), find_profile("a10"))
-    assert "96 of their tokens (1 %) are shared with rows that begin alike" in plan_table([plan])
-    assert "begin alike" not in plan_table([replace(plan, shared_tokens=0)])
+    assert "96 of their tokens (1 %) are shared with other rows" in plan_table([plan])
+    assert "shared" not in plan_table([replace(plan, shared_tokens=0)])
 
 
 def test_a_price_that_is_not_known_is_a_dash() -> None:

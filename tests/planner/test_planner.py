@@ -348,7 +348,7 @@ def test_streamed_blocks_are_large_unless_the_job_says_otherwise() -> None:
 
 
 def test_prompts_are_computed_ahead_where_the_job_asks_for_it() -> None:
-    """Two waves of long prompts: those of the second one are computed while the first has yet to grow."""
+    """Two waves of long prompts: prompts of the second one are computed while the first has yet to grow."""
     rows = Lengths(np.full(34, 2000), np.full(34, 400), known=True)
     plan = make_plan(rows, LLAMA, A10, kv=KVConfig(offload="ahead"))
     assert plan.offload.mode == "ahead"
@@ -445,7 +445,7 @@ def test_a_model_that_is_too_large_is_refused() -> None:
         make_plan(lengths_of(5), named_shape("llama-3-70b"), A10)
 
 
-def test_cpu_profiles_are_planned_alike() -> None:
+def test_cpu_profiles_are_planned_too() -> None:
     plan = make_plan(lengths_of(30, 50, 20), named_shape("llama-3.2-1b"), find_profile("cpu"))
     assert plan.makespan_s > plan.lower_bound_s > 0
     assert plan.chunk_tokens % find_profile("cpu").tile_rows == 0

@@ -1,4 +1,4 @@
-"""Plans of models whose rows keep a state beside their KV."""
+"""Plans of models whose rows keep a state in addition to their KV."""
 
 from __future__ import annotations
 

@@ -104,7 +104,8 @@ HANDS: dict[str, Callable[[Path, random.Random], list[str]]] = {
 
 
 def lay_hands(job: Path, what: str, seed: int) -> None:
-    """Do it, and leave word in the file `done` beside the job: to which files, and whether parts were counted then."""
+    """Do it, and leave word in the file `done` in the job's folder: to which files, and whether parts were counted
+    then."""
     touched = HANDS[what](job, random.Random(seed))
     (job / "done").write_text(json.dumps({"files": touched, "counting": counting.is_set()}))
 

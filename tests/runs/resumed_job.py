@@ -1,4 +1,4 @@
-"""A job with the same answers however often it is begun anew, and a reader of them who never waits."""
+"""A job with the same answers however often it is started again, and a reader of them who never waits."""
 
 from __future__ import annotations
 

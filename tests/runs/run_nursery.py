@@ -1,7 +1,7 @@
 """Runs `vasuki run` many times, each in a fork of a process that has imported everything, so that a run takes a second.
 
 Each line of stdin is an order: a job, the phase and the moment in it at which a clock goes off, and what happens then.
-The answer is how the run ended. What it says goes to the file `stderr` beside its job.
+The answer is how the run ended. What it says goes to the file `stderr` in its job's folder.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Order:
     job: str
     event: str = "nothing"
     phase: str = ""
-    entries: int = 1  # the clock starts when the phase is entered for so many times
+    entries: int = 1  # the clock starts when the phase is entered for this many times
     delay_s: float = 0.0
     amount: int = 0  # of what the event needs
     options: tuple[str, ...] = ()  # of the command line
@@ -69,7 +69,7 @@ def kill(order: Order) -> None:
 
 
 def sleep(order: Order) -> None:
-    """Do nothing for so many seconds."""
+    """Do nothing for a number of seconds."""
     time.sleep(order.amount)
 
 
@@ -83,12 +83,12 @@ def terminate(order: Order) -> None:
 
 
 def limit_files(order: Order) -> None:
-    """No file can be written beyond so many bytes, as on a full disk."""
+    """No file can be written beyond a number of bytes, as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (order.amount, resource.RLIM_INFINITY))
 
 
 def fill_disk(order: Order) -> None:
-    """Leave so many bytes free where the output is."""
+    """Leave a number of bytes free where the output is."""
     folder = Path(order.job).parent / "out"
     free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_bsize
     (folder / "ballast").write_bytes(b"\0" * max(0, free - order.amount))
@@ -99,7 +99,7 @@ def make_read_only(order: Order) -> None:
 
 
 def limit_handles(order: Order) -> None:
-    """So many more files can be open than now."""
+    """Allow a number of open files more than now."""
     most = max(int(name) for name in os.listdir("/proc/self/fd")) + order.amount
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
@@ -170,7 +170,7 @@ def serve() -> None:
     from vasuki.base import commits
 
     commits.COMMIT_S = 0.02  # so that there are several commits in a second
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which whoever tests may ignore, as nohup does
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which the tests' parent may ignore, as nohup does
     for line in sys.stdin:
         order = Order(**json.loads(line))
         child = os.fork()

@@ -20,8 +20,8 @@ from vasuki.runs.workload import workload_of
 
 NUM_ROWS, OUTPUT_TOKENS, KILLS = 48, 24, 7  # which meets the waves of rows at as many moments of theirs
 
-# Runs jobs, one in each fork, and prints the steps that each row has taken, shared with the rows beside it: before that
-# step `JOB STEP` kills the run, or at its end. Steps of so small a model take the same time.
+# Runs jobs, one in each fork, and prints the steps that each row has taken, shared with the rows in the same steps:
+# before that step `JOB STEP` kills the run, or at its end. Steps of so small a model take the same time.
 RUNS = """
 import json, os, sys
 from collections import Counter
@@ -59,7 +59,7 @@ for line in sys.stdin:
 
 
 def write_job(folder: Path, model: Path, side_by_side: int) -> Path:
-    """A job of equal rows, of which so many run side by side."""
+    """A job of equal rows, of which a number run side by side."""
     folder.mkdir(exist_ok=True)
     texts = [" ".join(WORDS[row % 5 : row % 5 + 4]) for row in range(NUM_ROWS)]
     pq.write_table(pa.table({"id": [f"r{row}" for row in range(NUM_ROWS)], "text": texts}), folder / "in.parquet")

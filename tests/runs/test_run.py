@@ -169,7 +169,7 @@ def hybrid_model(tmp_path: Path, tiny_model: Path) -> Path:
 def test_rows_with_a_state_take_its_memory_and_give_their_own_tokens(
     job: Job, hybrid_model: Path, memory: str, weights_on_host: int
 ) -> None:
-    """Rows begin alike, which is of no use to a state, and there is memory for all, or for a few."""
+    """Rows share a prefix, which is of no use to a state, and there is memory for all, or for a few."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -200,7 +200,7 @@ def test_rows_with_a_state_take_its_memory_and_give_their_own_tokens(
 
 @pytest.mark.parametrize("offload", ["none", "park", "stream", "ahead"])
 def test_what_moves_to_the_host_changes_no_token(job: Job, tmp_path: Path, deep_model: Path, offload: str) -> None:
-    """Five of eight layers' weights, beside each way to move KV."""
+    """Five of eight layers' weights, with each way to move KV."""
     path = job(model__path=str(deep_model))
     assert run(path).exit_code == 0
     expected = tokens(path)
@@ -862,7 +862,7 @@ def test_killed_interrupted_and_continued(job: Job) -> None:
 
 @pytest.fixture
 def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """`stop_after(steps)`: runs from now on are asked to end after so many looks, as by SIGTERM."""
+    """`stop_after(steps)`: runs from now on are asked to end after `steps` looks, as by SIGTERM."""
     from vasuki.runs.signals import StopSignals
 
     def after(steps: int) -> None:

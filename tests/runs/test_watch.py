@@ -81,7 +81,7 @@ def test_each_file_is_answered_as_by_a_run_of_it_alone(
     with caplog.at_level(logging.INFO, "vasuki"):
         watched = watch(path)
     loads = sum(record.getMessage().startswith("loaded") for record in caplog.records)
-    assert loads == (1 if weights_on_host == "auto" else 3), "weights that were moved are read anew"
+    assert loads == (1 if weights_on_host == "auto" else 3), "weights that were moved are read again"
     assert [(file.input, file.rows, file.exit_code) for file in watched.files] == [
         (str(file), 5 + 3 * i, 0) for i, file in enumerate(files)
     ], "in the order in which they came"

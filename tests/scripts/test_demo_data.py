@@ -1,4 +1,4 @@
-"""The demo table and the model beside it: reproducible, disjoint from training, small. Needs no torch."""
+"""The demo table and its model: reproducible, disjoint from training, small. Needs no torch."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_who_joins_widens_the_cache_by_its_prompt_and_releases_what_nobody_needs
     # The tokens of b begin in the third of six columns, so that two are released.
     joined = Batch([b], [4], [ScheduledChunk(c, 0, 4, True)], [])
     assert widths(holes, joined, Batch([b, c], [5, 4], [], [])) == [6 - 2 + 4, 9]
-    # Those of c begin in the fifth of nine.
+    # The tokens of c begin in the fifth of nine.
     assert widths(holes, Batch([c], [5], [ScheduledChunk(a, 0, 2, True)], [])) == [9 - 4 + 2]
     assert holes.most_cells == 18
 

@@ -191,7 +191,7 @@ def test_rows_that_wait_are_counted_wherever_they_are() -> None:
 def in_rounds(
     rows: list[tuple[int, int, float]], most_running: int, policy: str = "vasuki", one_by_one: bool = False
 ) -> list[float]:
-    """Times to first token of rows of so many prompt and output tokens that arrive at these times."""
+    """Times to first token of rows with these prompt and output tokens that arrive at these times."""
     prompts, outputs, arrived_at_s = (np.array(column) for column in zip(*rows, strict=True))
     result = simulate(
         Lengths(prompts, outputs, arrived_at_s).requests(),

@@ -109,7 +109,7 @@ def test_repeated_steps_are_priced_like_single_ones() -> None:
 
 @pytest.mark.parametrize("chunk", [(), (1,), (8,)])
 def test_windows_fill_up_step_by_step(chunk: tuple[int, ...]) -> None:
-    """Decodes on both sides of a window of 40 tokens, alone or beside a chunk that a prompt goes on with."""
+    """Decodes on both sides of a window of 40 tokens, alone or with a chunk that a prompt goes on with."""
     contexts = [9, 35, 39, 40, 41, 90]
     each = [
         WINDOWED.work([1] * len(contexts) + list(chunk), [c + k for c in contexts] + [33 + n * k for n in chunk])

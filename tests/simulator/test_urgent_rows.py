@@ -111,7 +111,7 @@ def test_missed_deadlines_are_counted() -> None:
     0,
     3,
     "vllm",
-)  # the urgent row that comes last lacks memory beside rows that have their place in the step
+)  # the urgent row that comes last lacks memory, which rows with a place in the step hold
 @settings(max_examples=40)
 @given(
     rows=st.lists(

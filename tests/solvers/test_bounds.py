@@ -37,7 +37,7 @@ def test_no_bound_exceeds_the_optimum(max_parallel: int | None) -> None:
         (Instance.of([(1, 4)] * 30, 10), 30, "area"),  # 30 x (1 + 2 + 3 + 4) token-steps
         (Instance.of([(1, 4)] * 5, 100, max_parallel=2), 10, "max_parallel"),
         (Instance.of([(6, 3)] * 4, 10), 12, "whole items"),  # two never fit side by side; the area gives 9
-        (Instance.of([(7, 1)] * 3 + [(4, 1)] * 3, 10), 5, "whole items"),  # no 4 beside a 7; the area gives 4
+        (Instance.of([(7, 1)] * 3 + [(4, 1)] * 3, 10), 5, "whole items"),  # no 4 together with a 7; the area gives 4
         (Instance.of([(8, 2)] * 5, 100, prefill_tokens_per_step=4), 11, "prefill budget"),  # 10 steps, and 1 more
     ],
 )

@@ -97,7 +97,7 @@ def test_memory_is_what_the_tree_counts() -> None:
 
 
 def two_groups() -> tuple[Instance, list[PrefixGroup]]:
-    """Eight items of 20 + 3 tokens and 5 steps, whose first 20 are those of every other one."""
+    """Eight items of 20 + 3 tokens and 5 steps, every second of which has the same first 20."""
     groups = [PrefixGroup(20, tuple(range(first, 8, 2))) for first in (0, 1)]
     return Instance(np.full(8, 23), np.full(8, 5), 45, prefill_tokens_per_step=23), groups
 

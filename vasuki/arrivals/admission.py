@@ -2,10 +2,10 @@
 
     arrive --> held back --(due?)--> packed --> batches --> take --> scheduler, a batch at a time
 
-A batch is due when as many rows are held back as the controller says, when so many or so fast arrivals are a burst, or
-when the first of them has waited for the timeout. The paper asks so at any time, so that under load every arrival is
-packed alone and queues behind others. With the controller `load` it is asked only when the engine has taken all that
-was packed before, and rows don't wait for others while the device has nothing to do.
+A batch is due when as many rows are held back as the controller says, when arrivals are a burst by their number or
+rate, or when the first of them has waited for the timeout. The paper asks so at any time, so that under load every
+arrival is packed alone and queues behind others. With the controller `load` it is asked only when the engine has taken
+all that was packed before, and rows don't wait for others while the device has nothing to do.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ArrivalAdmission(FirstCome):
         return self._batches.popleft() if engine_waits and self._batches else []
 
     def next_look_s(self, now_s: float) -> float:
-        """At a timeout, or as an epoch ends."""
+        """When to look again: at a timeout, or when an epoch ends."""
         if not self._held:
             return math.inf
         times_s = (self._first_at_s + self._timeout_s, self.controller.epoch_end_s)

@@ -101,7 +101,7 @@ class Controller:
 
 
 def _percentile_95(values: list[float]) -> float:
-    """As numpy's, which takes 50 us between two steps."""
+    """The 95th percentile, interpolated as by numpy, whose call would take 50 us between two steps."""
     ordered, place = sorted(values), 0.95 * (len(values) - 1)
     low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
     return low + (place - math.floor(place)) * (high - low)

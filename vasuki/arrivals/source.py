@@ -28,7 +28,7 @@ class Feed(Protocol):
     def now_s(self) -> float: ...
 
     def is_over(self) -> bool:
-        """Whether no row should start any more, of those that were taken either."""
+        """Whether to stop starting rows, including rows already taken."""
         ...
 
     def arrived(self) -> tuple[Request, float] | None:
@@ -36,7 +36,7 @@ class Feed(Protocol):
         ...
 
     def num_arrived(self) -> int:
-        """Rows that have arrived, those that were taken included."""
+        """Rows that have arrived, including rows already taken."""
         ...
 
     def work_until(self, at_s: float) -> None:

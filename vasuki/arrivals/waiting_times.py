@@ -37,7 +37,7 @@ class WaitingTimes:
     def record(
         self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
     ) -> None:
-        """Note who has a first token, and who is done."""
+        """Note which rows have a first token, and which have ended."""
         at_s = self._now_s() if self._now_s else now_s
         for chunk in batch.prefills:
             if chunk.samples and chunk.sequence.num_output_tokens == 1:  # no prompt that is computed again
@@ -47,7 +47,7 @@ class WaitingTimes:
         self.ended(finished, at_s)
 
     def ended(self, finished: list[Sequence], at_s: float) -> None:
-        """Note who is done at that time."""
+        """Note which rows have ended at that time."""
         for sequence in finished:
             request = sequence.request
             self.latency_s.append(at_s - self._arrived_at_s(request))

@@ -7,8 +7,8 @@ units     figures as people read them
 commits   when finished rows become durable
 arrays    names for numpy arrays
 urls      addresses of object stores, without the keys that open them
-files     what is no file to read whole, such as a pipe
-streams   stdin, stdout and stderr, by which no run ends
+files     reads small files whole; refuses pipes and devices
+streams   stdin, stdout and stderr, made so that no run ends by them
 home      a home folder for users who have none
 version   which vasuki this is
 """

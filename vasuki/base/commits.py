@@ -14,7 +14,7 @@ COMMIT_SHARE = 0.03
 
 
 def commit_interval_s(run_s: float, max_loss_s: float = math.inf) -> float:
-    """Seconds between two parts, when the run has taken so many. max_loss_s: what the job allows to lose."""
+    """Seconds between two parts after `run_s` seconds of a run that may lose `max_loss_s` of work."""
     return max(COMMIT_S, min(COMMIT_SHARE * run_s, max_loss_s))
 
 

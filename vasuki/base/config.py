@@ -243,7 +243,7 @@ class InputConfig(_Section):
 
     @property
     def now(self) -> datetime:
-        """What chat templates take for the time."""
+        """The time that chat templates get."""
         return datetime.now() if self.date == "auto" else datetime.fromisoformat(self.date)
 
     @property
@@ -398,7 +398,7 @@ class KVConfig(_Section):
 
 class ArrivalsConfig(_Section):
     """How `engine.policy: prefill-packing` gathers and packs rows that arrive, in `simulate` and `watch`, for
-    comparison. Symbols are those of the paper Dynamic Prefill Packing."""
+    comparison. Symbols are the ones of the paper Dynamic Prefill Packing."""
 
     controller: Literal["load", "aimd"] = "load"
     """How N, the number of rows to gather, is set. `load`: more when first tokens are late and the device is busy,
@@ -507,7 +507,7 @@ def load_job(path: str | Path, overrides: Iterable[str] = (), trusts_code: bool 
 
     Args:
         path: of the file; `/dev/stdin` reads what is piped in.
-        overrides: go before it.
+        overrides: replace what the file says.
         trusts_code: whether code that comes with a model may run, if the job asks for it too.
 
     Raises:

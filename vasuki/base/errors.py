@@ -90,7 +90,7 @@ class SchedulerStalled(VasukiError):
 
 
 def one_line(error: Exception) -> str:
-    """What an error of somebody else's says, fit for a message of ours: a number means nothing beside its words."""
+    """The text of another library's error on one line, without the error number that repeats its words."""
     return _NUMBER.sub("", " ".join(str(error).split()))
 
 

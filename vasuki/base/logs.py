@@ -60,7 +60,7 @@ def run_id() -> str:
 
 
 def asks_for_json(arguments: list[str]) -> bool:
-    """Whether a command line does, be it right or wrong otherwise."""
+    """Whether a command line asks for JSON logs, even if it is wrong otherwise."""
     return "--log-format=json" in arguments or ("--log-format", "json") in pairwise(arguments)
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a file, in one phrase for each mistake: job files and hardware profiles are checked alike."""
+"""What is wrong with a job file or a hardware profile, in one phrase for each mistake."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """stdin, stdout and stderr of this process, made so that no run ends by them.
 
-Whoever starts it may have closed them, a reader goes away, the disk of a log is full: exit codes speak of rows alone.
+The parent process may have closed them, a reader may go away, a log's disk may be full: exit codes speak of rows only.
 """
 
 from __future__ import annotations

@@ -601,7 +601,7 @@ def export(run_dir: str, target: str, form: str, partial: bool, as_json: bool) -
     """Write the answers of a run into one file.
 
     They come in the order of the input, all of them, or with --partial those that are there. With --format openai each
-    row becomes a chat completion under its custom_id; rows that failed go to a file beside it, FILE.errors.jsonl.
+    row becomes a chat completion under its custom_id; rows that failed go to a second file, FILE.errors.jsonl.
 
     \b
     Example:  vasuki export my-job/out --to answers.csv

@@ -1,8 +1,8 @@
 """Requests to steps. Integers only: the engine knows no model, no clock and no price.
 
 loop         `drain`, the loop, and the seams behind which kernels and cost model are exchanged
-scheduler    who runs in the next step
-preemption   who makes room; admission: who may start
+scheduler    which rows run in the next step
+preemption   which rows make room; admission: which rows may start
 queues       rows by status, with what they hold; prefixes: beginnings that they share
 policy       how vasuki and its baselines differ
 shaping      how padded steps are laid out in calls; rectangles: chunks that share one

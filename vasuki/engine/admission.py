@@ -1,4 +1,4 @@
-"""Who may start: a waiting row, a prefill phase, a prompt ahead of its row.
+"""What may start: a waiting row, a prefill phase, a prompt ahead of its row.
 
 `policy.Admission` says how much memory a row must find. What may start ahead is a row that finds less, whose prompt is
 computed in the room that others have yet to grow into, and waits on the host (Baton's prefilled queries, section 4.3).
@@ -55,7 +55,7 @@ class AdmissionControl:
         return limits.chunk_tokens if hurry or not limits.short_step_tokens else limits.short_step_tokens
 
     def fits(self, sequence: Sequence, budget: int = sys.maxsize, ahead: Sequence | None = None) -> bool:
-        """Whether memory and slots allow the sequence to start now, with a budget of so many tokens, or to go `ahead`.
+        """Whether memory and slots allow the sequence to start now, with `budget` tokens, or to go `ahead`.
         An empty batch takes any row, `Scheduler.add` having checked it."""
         pool, queues, admission = self._pool, self._queues, self._policy.admission
         if not queues.num_running:
@@ -98,7 +98,7 @@ class AdmissionControl:
         return self._filling
 
     def end_prefill_phase(self) -> None:
-        """The next one starts when enough memory is free."""
+        """End the prompts' turn; the next one starts when enough memory is free."""
         self._filling = False
 
 

@@ -1,12 +1,13 @@
 """What one step computes, and what comes back.
 
-A batch is a list of chunks laid end to end, without padding, those of decoding sequences first:
+A batch is a list of chunks laid end to end, without padding, decoding sequences first:
 
     chunk        B: start=7, 1 token    A: start=0, 5 tokens    C: start=3, 4 tokens
     tokens       b7                     a0 a1 a2 a3 a4          c3 c4 c5 c6
     samples      b8                                             c7   (its prompt ends here)
 
-Decodes are kept as two plain lists, because there are many of them in every step; `chunks` shows all alike.
+Decodes are kept as two plain lists, because there are many of them in every step; `chunks` shows both kinds in the same
+form.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Batch:
         return self._chunks
 
     def split(self, num_tokens: int) -> tuple[Batch, Batch]:
-        """The first so many tokens, and the others, to be computed after them. Swaps are left to the caller.
+        """The first `num_tokens` tokens, and the others, to be computed after them. Swaps are left to the caller.
 
         The chunk that is cut samples with its second part. Order is kept: chunks may read what earlier ones write.
         """

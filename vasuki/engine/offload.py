@@ -12,14 +12,14 @@ OffloadMode = Literal["none", "stream", "park", "ahead"]
 class OffloadPlan:
     """What moves to host memory, and why that or nothing.
 
-    The mode names what was chosen; parking may stand beside streamed layers.
+    The mode names what was chosen; parking may be combined with streamed layers.
     """
 
     mode: OffloadMode = "none"
     reason: str = ""
     streamed_layers: int = 0  # layers whose KV passes through shared device buffers in every step
     host_blocks: int = 0  # room on the host for sequences that are parked there
-    park_min_tokens: int = 0  # whoever has to make room is parked if it has computed so much, else computed again
+    park_min_tokens: int = 0  # a preempted row is parked from this many computed tokens on, else computed again
     prefills_ahead: bool = False  # a prompt is computed where it fits, though its row does not, and waits on the host
 
     def to_dict(self) -> dict[str, Any]:

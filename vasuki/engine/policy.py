@@ -1,10 +1,10 @@
 """How vasuki and what it is compared with differ: by a handful of switches over one scheduler.
 
 `vllm` is the scheduler of vLLM's present engine, as read in its `vllm/v1/core/sched/scheduler.py` (2026): first come,
-first served; running sequences first, of which those that decode came first; prompts in chunks beside them; blocks for
-the chunk at hand and no more, without a watermark. Whoever finds none has the last of the running sequences leave, if
-need be itself; it is computed again from the head of the queue, and nothing new starts in that step. Prefixes are
-shared. The limits are those of its offline class on cards below 70 GiB; on larger ones, but an A100, it has 16,384
+first served; running sequences first (the decoding ones came first); prompts in chunks together with them; blocks for
+the chunk at hand and no more, without a watermark. A sequence that finds none preempts the last running one, if
+need be itself; that one is computed again from the head of the queue, and nothing new starts in that step. Prefixes are
+shared. The limits are its offline class's on cards below 70 GiB; on larger ones, but an A100, it has 16,384
 tokens and 1,024 sequences. Simplified: what waiting rows begin with is evicted last, as everywhere here, where vLLM
 evicts the coldest first; and a row that found no blocks is asked again when some were freed, not in every step.
 
@@ -14,7 +14,8 @@ evicts the coldest first; and a row that found no blocks is asked again when som
 and `-pd` either with prompts computed apart; what they pad is in `shaping`.
 
 `prefill-packing` is the system of Dynamic Prefill Packing: rows that arrive are gathered and packed (`vasuki.arrivals`)
-before the scheduler sees them. Here it computes whole prompts, a packed batch of them a step, beside the decodes.
+before the scheduler sees them. Here it computes whole prompts, a packed batch of them a step, together with the
+decodes.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class Admission(enum.Enum):
     """Memory that must be available before a waiting row starts."""
 
     CHUNK = "chunk"  # the chunk of its prompt that the step has budget for
-    ROOM = "room"  # that chunk, beside what decodes will take soon
+    ROOM = "room"  # that chunk, and what decodes will take soon
     PROMPT = "prompt"  # its prompt; growth is met by stalls and preemption
-    MAXIMUM = "maximum"  # prompt and max_tokens, beside those of all that run
+    MAXIMUM = "maximum"  # its prompt and max_tokens, in addition to all running rows'
     PEAK = "peak"  # so that the sum of all expected growth never exceeds the pool
 
 
@@ -54,7 +55,7 @@ class Policy:
     chunked: bool = True  # a prompt may be split over steps
     refill: bool = True  # False: rows join only an empty batch, as in request-level serving
     waves: bool = False  # rows keep their slot until the last of their batch ends
-    pads: Literal["", "similar", "together"] = ""  # prompts, to those of like length, or to all chunks of the step
+    pads: Literal["", "similar", "together"] = ""  # prompts, to others of similar length, or to all chunks of the step
     ordered: bool = False  # rows are taken in a planned order; those that arrive by rounds, the short prompts first
     sorted_prompts: bool = False  # rows are taken in order of prompt length
     gathers: bool = False  # rows that arrive are held back to be packed

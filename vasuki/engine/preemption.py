@@ -1,4 +1,4 @@
-"""Who makes room when memory runs out, and when those who did come back."""
+"""Whom to preempt when memory runs out, and when preempted rows resume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Preemption:
         self._has_preempted = False  # in this step
 
     def make_room(self, growing: list[Sequence]) -> None:
-        """Preempt until each of the growing sequences finds a block. Those that had to go are taken from the list."""
+        """Preempt until each of the growing sequences finds a block. Preempted ones are taken from the list."""
         pool = self._queues.pool
         while len(growing) > pool.num_available:
             victim = self._victim(self._queues.running)
@@ -38,7 +38,7 @@ class Preemption:
         return sequence.status is Status.RUNNING
 
     def make_room_for_urgent(self, budget: int) -> None:
-        """Preempt until the first waiting row, if it is urgent, may start with so many tokens of its prompt. Only rows
+        """Preempt until the first waiting row, if it is urgent, may start with `budget` tokens of its prompt. Only rows
         that are less urgent have to go."""
         queues = self._queues
         if not (self._policy.urgent_first and queues.waiting and queues.waiting[0].request.is_urgent):

@@ -1,4 +1,4 @@
-"""Prompts that begin alike share the blocks of their beginning.
+"""Prompts with a common prefix share the blocks of that prefix.
 
 A full block of a prompt is known by a digest of all tokens up to its end. While a row waits, the pool knows what it
 wants to begin with, and keeps that longer than what nobody wants.
@@ -62,7 +62,7 @@ class Prefixes:
         sequence.num_shared_tokens = max(sequence.num_shared_tokens, sequence.num_computed_tokens)
 
     def register(self, sequence: Sequence, computed: int) -> None:
-        """Let others share the blocks that are full with so many tokens computed."""
+        """Let others share the blocks that the first `computed` tokens fill."""
         table = sequence.block_table
         full = min(computed // self._pool.block_tokens, len(sequence.prefix_keys))
         while table.num_keyed < full:

@@ -93,7 +93,7 @@ class Queues:
         return self.pool.blocks_for(sequence.request.num_prompt_tokens + sequence.request.max_tokens - 1)
 
     def may_park(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether so many computed tokens are worth keeping on the host, and have room there."""
+        """Whether `num_tokens` computed tokens are worth keeping on the host, and have room there."""
         host = self.host_pool
         if host is None or num_tokens < self._park_min_tokens:
             return False

@@ -17,7 +17,7 @@ from vasuki_solvers import first_fit_decreasing
 MOST_PADDING = 1.25  # times the new tokens of a rectangle's rows is its new columns, at most
 
 Rows = list[list[int]]  # the chunks of each row of a rectangle, by their place in the step
-Price = Callable[[int, int, int], float]  # of a rectangle of so many rows, new columns, and columns of keys
+Price = Callable[[int, int, int], float]  # of a rectangle: its rows, new columns, and columns of keys
 
 
 def rectangles(

@@ -1,4 +1,4 @@
-"""Who runs in the next step.
+"""Which rows run in the next step.
 
 Integers only: the scheduler sees lengths, blocks and a token budget, never a clock, a tensor or a price. Real runs and
 simulated ones use it unchanged. Each call to `schedule` forms one batch under one token budget (Sarathi, section 4):

@@ -34,7 +34,7 @@ class Shaping(Protocol):
 
 
 class Similar:
-    """Lengths that are alike share a call. Arguments as in `rectangles`."""
+    """Chunks of similar lengths share a call. Arguments as in `rectangles`."""
 
     def __init__(self, longest_packed: int = 0, price: Price | None = None) -> None:
         self._longest_packed, self._price = longest_packed, price

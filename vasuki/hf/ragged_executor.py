@@ -65,13 +65,13 @@ class RaggedExecutor:
         cache: its KV memory.
         want_logprobs: also say how likely each token was.
         attention: the kernels that attend.
-        offload: moves KV beside the compute.
+        offload: moves KV while layers compute.
         states: what recurrent layers keep of the rows, where there are such.
         shaping: of padded calls.
         keep: top-p by a kernel, where there is one.
 
     Attributes:
-        steps_ahead: see `engine.Executor`.
+        steps_ahead: see `engine.loop.Executor`.
         settings: that it has memory for.
     """
 
@@ -275,7 +275,7 @@ def _unpacked(loaded: LoadedModel, cache: KVCache, offload: KVMover | None, shap
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether memory ran out. Torch has no exception of its own for that on a CPU, nor where CUDA's libraries allocate
-    beside it."""
+    by themselves."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return any(words in str(error) for words in _OUT_OF_MEMORY)
@@ -349,7 +349,7 @@ def _device_memory(
             if not (isinstance(error, PoolTooLarge) or is_out_of_memory(error)):
                 raise
             if settings.num_blocks == 1:
-                raise OutOfMemory(f"{device.type} memory ran out: there is none for any KV beside the model") from None
+                raise OutOfMemory(f"{device.type} memory ran out: the model leaves none for KV") from None
         give_back()  # not before the exception is gone, which holds on to tensors
         fewer = settings.num_blocks // 2
         log.warning(

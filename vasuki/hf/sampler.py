@@ -73,7 +73,7 @@ def draws(sequence: Sequence) -> bool:
 
 
 def _slices(rows: list[int], vocab_size: int) -> Iterator[list[int]]:
-    """Rows a few at a time: what drawing holds beside the logits is several times as large as they are."""
+    """Rows a few at a time: drawing holds several times as much memory as the logits."""
     at_a_time = max(1, DRAWN_LOGITS // vocab_size)
     for first in range(0, len(rows), at_a_time):
         yield rows[first : first + at_a_time]

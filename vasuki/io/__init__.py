@@ -1,6 +1,6 @@
 """Tables in, parts out. The only room that imports pyarrow.
 
-    location    a path or URL, and the files it names; fsspec_files: those on file systems of fsspec's
+    location    a path or URL, and the files it names; fsspec_files: file systems of fsspec's
     formats/    what each file format does
     input/      a job's table, read as Requests
     output/     finished sequences -> part files, manifest and trace

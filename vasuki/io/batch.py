@@ -1,4 +1,4 @@
-"""A table in memory, as the input of a job and with its answers beside it."""
+"""A table in memory, as the input of a job, and the same table with its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""File systems of fsspec's, such as the Hugging Face hub (`hf://`), which raise OSErrors as those of pyarrow do.
+"""File systems of fsspec's, such as the Hugging Face hub (`hf://`), which raise OSErrors as pyarrow's do.
 
 By themselves they let through what their HTTP client raises, which is none.
 """

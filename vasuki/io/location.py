@@ -1,7 +1,7 @@
 """A file or folder, here or on an object store: path and file system in one value.
 
-Local files are replaced in one motion (write beside, fsync, rename, fsync the folder). Object stores publish an object
-when its upload completes, so there a plain put already is all or nothing.
+Local files are replaced in one motion (write a temporary file, fsync, rename, fsync the folder). Object stores publish
+an object when its upload completes, so there a plain put already is all or nothing.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class Location:
         if self.is_local:
             refuse_special(self.path)
 
-    def beside(self, name: str) -> Location:
+    def sibling(self, name: str) -> Location:
         """The file of that name in the same folder."""
         folder, _, own = self.path.rpartition("/")
         address, *options = self.url.split("?", 1)

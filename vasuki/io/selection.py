@@ -71,7 +71,7 @@ class DoneRows:
         self.count += len(numbers)
 
     def grow(self, num_rows: int) -> None:
-        """The input has so many rows by now."""
+        """Note that the input has `num_rows` by now."""
         self._flags = np.append(self._flags, np.zeros(max(0, num_rows - len(self._flags)), dtype=np.bool_))
 
     def __contains__(self, row: int) -> bool:

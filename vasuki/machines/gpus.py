@@ -17,7 +17,7 @@ from typing import Any
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile, profile_for_device
 
-# From NVIDIA's datasheets; memory as nvidia-smi reports it. Rates that are not named are those of the card beside it.
+# From NVIDIA's datasheets; memory as nvidia-smi reports it. Rates that are not named are taken from the similar card.
 _VARIANTS: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
     {
         "NVIDIA A10G": ("a10", {"title": "NVIDIA A10G 24GB", "half": 70.0, "float32": 35.0, "peak_w": 300}),
@@ -34,7 +34,7 @@ _VARIANTS: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
     }
 )
 _SLICE = re.compile(r"(?P<card>.+) MIG (?P<sevenths>\d)g\.(?P<gigabytes>\d+)gb.*")
-# FLOP of a multiprocessor and clock, dense, accumulating in float32: (half precision, float32), and a card alike.
+# FLOP of a multiprocessor and clock, dense, accumulating in float32: (half precision, float32), and a similar card.
 _BY_CAPABILITY = {
     (7, 0): (1024, 128, "a100"),
     (7, 5): (1024, 128, "a10"),
@@ -103,7 +103,7 @@ def _variant(card: str, differs: dict[str, Any]) -> HardwareProfile:
             "memory_gb_per_s": differs.get("gb_per_s", profile.memory_gb_per_s),
             "peak_tflops": peaks,
             "power": power,
-            "measured": None,  # on the card beside it
+            "measured": None,  # on the similar card
         }
     )
 
@@ -122,10 +122,10 @@ def _scaled(card: HardwareProfile, title: str, compute: float, bandwidth: float,
 
 
 def scaled(reported: Reported) -> HardwareProfile:
-    """A profile for a GPU that no file lists: rates from what the driver reports, the rest from a card alike."""
+    """A profile for a GPU that no file lists: rates from what the driver reports, the rest from a similar card."""
     newest = max(each for each in _BY_CAPABILITY if each <= max(reported.capability, min(_BY_CAPABILITY)))
-    half, single, alike = _BY_CAPABILITY[newest]
-    card = find_profile(alike)
+    half, single, similar = _BY_CAPABILITY[newest]
+    card = find_profile(similar)
     tera_clocks = reported.multiprocessors * reported.clock_hz / 1e12
     peaks = {"bfloat16": half * tera_clocks, "float16": half * tera_clocks, "float32": single * tera_clocks}
     gb_per_s = 2 * reported.memory_clock_hz * reported.bus_bits / 8 / 1e9  # twice a clock

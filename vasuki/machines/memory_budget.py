@@ -1,4 +1,4 @@
-"""How much KV fits on a device beside weights and activations."""
+"""How much KV fits on a device together with weights and activations."""
 
 from __future__ import annotations
 
@@ -49,12 +49,11 @@ class MemoryBudget:
 def activation_bytes(
     shape: ModelShape, max_step_tokens: int, max_num_seqs: int, tensor_parallel: int = 1, row_tokens: int = 0
 ) -> int:
-    """Most bytes that live at once beside weights and KV: the largest of the attention's, the MLP's and the head's
-    moments.
+    """Peak bytes of activations: the largest of the attention's, the MLP's and the head's.
 
     Attention: see `attention_bytes`; none where chunks are packed. MLP: see `_mlp_token_bytes`. Head: float32 logits of
-    every sampled token, and what drawing tokens holds for a slice of them. `row_tokens` are those of the longest row;
-    one that is computed alone begins with all of its own.
+    every sampled token, and what drawing tokens holds for a slice of them. `row_tokens` is the length of the longest
+    row; a row that is computed alone starts with all of them.
     """
     if shape.backend in ("alone", "uncached"):
         max_step_tokens = max(max_step_tokens, row_tokens)
@@ -65,7 +64,7 @@ def activation_bytes(
 
 
 def attention_bytes(shape: ModelShape, max_step_tokens: int, max_num_seqs: int, row_tokens: int) -> int:
-    """Most that a layer's attention holds beside the KV: of the rectangle of all decodes, or of that of prompts."""
+    """Peak bytes of a layer's padded attention: for the rectangle of all decodes, or for the one of prompts."""
     if shape.backend == "ragged" or not row_tokens:
         return 0
     if shape.backend != "padded":
@@ -76,9 +75,9 @@ def attention_bytes(shape: ModelShape, max_step_tokens: int, max_num_seqs: int, 
 
 
 def rectangle_bytes(shape: ModelShape, rows: int, new: int, width: int) -> int:
-    """What a layer's attention holds of a rectangle of so many rows, new columns, and columns of keys: keys and values
-    as they are gathered, and once more where several heads share them; a mask; and if attention is eager, the scores of
-    each head, in float32 while they are made to weights."""
+    """Bytes of padded attention for `[rows, new]` queries over `width` keys: gathered keys and values, and once more
+    where several heads share them; a mask; and if attention is eager, the scores of each head, in float32 during the
+    softmax."""
     item, columns, pairs = shape.dtype_bytes, rows * width, rows * new * width
     shared = shape.query_width if shape.query_width > shape.kv_width else 0
     scores = pairs * shape.num_heads * (2 * item + 4) if shape.eager else 0
@@ -94,9 +93,9 @@ def recorded_context(max_context_tokens: int, longest_row_tokens: int) -> int:
 def recorded_bytes(
     shape: ModelShape, profile: HardwareProfile, max_num_seqs: int, width: int, layout: Layout | None = None
 ) -> int:
-    """Bytes that a GPU's recorded steps hold beside what other steps work in: what the largest of them works in, with
-    the log-probabilities of the tokens that it samples; the logits that it leaves; and block tables of `width` for each
-    of its sizes, which are four times as many rows."""
+    """Bytes that a GPU's recorded steps hold in addition to other steps' activations: the activations of the largest,
+    with the log-probabilities of the tokens that it samples; the logits that it leaves; and block tables of `width` for
+    each of its sizes, which are four times as many rows."""
     recorded = recorded_steps(shape, profile, layout or Layout())
     rows = min(max_num_seqs, recorded.rows)
     logits = rows * shape.vocab_size
@@ -151,9 +150,9 @@ def memory_budget(
     """KV that fits on each device of the layout. Plans for other machines and runs on this one count it here.
 
     `device_memory` is as in the job file: up to 1 it is a share of the device for weights, activations and KV together,
-    above 1 the KV pool's size in bytes. Activations are those of steps of `max_step_tokens` that sample `max_num_seqs`,
+    above 1 the KV pool's size in bytes. Activations are for steps of `max_step_tokens` that sample `max_num_seqs`,
     of rows of at most `row_tokens`.
-    What recurrent layers keep of so many rows is taken from the pool. `beside_weights_bytes` is what the share leaves
+    The states of `max_num_seqs` rows are taken from the pool. `beside_weights_bytes` is what the share leaves
     to activations and KV on a device that is at hand, where that is known better than the profile tells (`room_bytes`).
     `host_kv_bytes` of KV lie outside the pool and in the same memory: a CPU's host memory is its own.
 
@@ -212,11 +211,11 @@ def _too_large(
         f"activations on each of {layout.gpus_per_replica} {profile.name}, which offers {bytes_text(usable)}"
     )
     if weights + activations < usable:
-        wrong = "much beside that" if kv >= block_bytes else f"little: a block takes {bytes_text(block_bytes)}"
+        wrong = "much for the rest" if kv >= block_bytes else f"little: a block takes {bytes_text(block_bytes)}"
         return f"{need}; {bytes_text(max(0, kv))} of KV (kv.device_memory) is too {wrong}"
     if weights < 0.9 * usable < activations:  # which no number of GPUs makes smaller
         if shape.backend != "ragged":
-            return f"{need}; so many rows side by side are too large for it: lower engine.max_num_seqs or chunk_tokens"
+            return f"{need}; its activations are too large for that: lower engine.max_num_seqs or chunk_tokens"
         most = int(0.9 * (usable - weights) / activations * max_step_tokens)
         return (
             f"{need}; steps of {max_step_tokens:,} tokens are too large for it, {most:,} would fit: lower "
@@ -249,7 +248,7 @@ def _with_host_memory(shape: ModelShape, profile: HardwareProfile, room: int, la
 
 
 def kv_tokens_at_most(settings: EngineSettings, shape: ModelShape) -> int:
-    """Tokens whose KV the device could hold if no row kept a state beside its KV: fewer rows leave the memory of their
+    """Tokens whose KV the device could hold if no row kept a state: fewer rows leave the memory of their
     states to blocks."""
     states = settings.limits.max_num_seqs * shape.state_bytes
     return settings.kv_tokens + math.ceil(states / shape.kv_bytes_per_token)
@@ -258,7 +257,7 @@ def kv_tokens_at_most(settings: EngineSettings, shape: ModelShape) -> int:
 def footprint(
     settings: EngineSettings, block_bytes: int, num_layers: int, device_blocks: int, host_blocks: int
 ) -> tuple[int, int]:
-    """Bytes that so many blocks of the two pools take on the device and on the host.
+    """Bytes that the blocks of the two pools take on the device and on the host.
 
     Streamed layers live on the host for every block of the device, and share its buffers there.
     """

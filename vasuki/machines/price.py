@@ -74,7 +74,7 @@ class Cost:
 
     @classmethod
     def of(cls, seconds: float, num_gpus: int, price_per_hour: float | None, currency: str, tokens: int) -> Cost:
-        """What so many seconds on so many GPUs cost, also for a million of the prompt and output tokens."""
+        """The cost of `seconds` on `num_gpus` GPUs, and for a million of the prompt and output tokens."""
         hours = seconds * num_gpus / 3600
         amount = None if price_per_hour is None else hours * price_per_hour
         per_million = amount / tokens * 1e6 if amount is not None and tokens else None

@@ -87,7 +87,7 @@ class Link(_ProfileSection):
     """The path between host and device memory: bandwidth by direction and copy size.
 
     A copy takes a fixed time plus its bytes at the saturated rate, so the time between two points is interpolated
-    linearly in bytes. That keeps time monotone in size, which the binary searches of `offload_policy` rely on.
+    linearly in bytes. That keeps time monotone in size, which the searches of `planner.offload.algorithms` rely on.
     """
 
     kind: str
@@ -240,7 +240,7 @@ class AttentionPoint(_ProfileSection):
     """One measured attention call of one layer."""
 
     sequences: Count
-    """In the call, all alike."""
+    """In the call, all of the same lengths."""
     tokens: Count
     """Query tokens of each; 1 is a decode."""
     context: Count
@@ -270,7 +270,7 @@ class RecurrentPoint(_ProfileSection):
     """One measured call of a recurrent layer."""
 
     sequences: Count
-    """In the call, all alike."""
+    """In the call, all of the same lengths."""
     tokens: Count
     """Of each; 1 is a decode."""
     us: Positive
@@ -355,7 +355,7 @@ class Measured(_ProfileSection):
 
 
 class ProcessorLimits(_ProfileSection):
-    """Rates that nothing beats, for bounds, where they are not those of a datasheet."""
+    """Rates for lower bounds, where they are not a datasheet's."""
 
     peak_tflops: dict[str, Positive]
     """By dtype."""

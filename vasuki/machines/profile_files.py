@@ -4,7 +4,7 @@ They are found by name in this order; the first folder that holds `NAME.yaml` wi
 
     $VASUKI_PROFILES                 folders of the user's own, separated like $PATH
     ~/.config/vasuki/profiles        where `vasuki profile` leaves what it measured
-    ../profiles                      beside the package, in a checkout
+    ../profiles                      next to the package, in a checkout
     share/vasuki/profiles            of the environment that a wheel was installed into
 """
 
@@ -76,7 +76,7 @@ def profile_measured_here(device_name: str) -> tuple[HardwareProfile, float] | N
 
 
 def load_profile(path: Path) -> HardwareProfile:
-    """Read and check one file. `measured` may name a file beside it that holds that section."""
+    """Read and check one file. `measured` may name a file in its folder that holds that section."""
     tree = _read_yaml(path)
     measured = tree.get("measured")
     if isinstance(measured, str):

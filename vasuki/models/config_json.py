@@ -28,8 +28,8 @@ def shape_from_config(
     """Read a `config.json`, a folder that holds one, or its parsed content.
 
     Args:
-        source: of these.
-        name: the model's; by default where it comes from.
+        source: the file, the folder, or the parsed content.
+        name: the model's; by default its source.
         backend: how its rows are computed, where that is known better than from its type.
 
     Raises:
@@ -137,7 +137,7 @@ _BACKENDS |= dict.fromkeys(
     "alone",
 )
 _BACKENDS |= dict.fromkeys(("openai-gpt", "recurrent_gemma", "reformer"), "uncached")
-# Those of them, and of the others that compute padded rows, that attend by transformers' operators alone.
+# Models, of these and of the others that compute padded rows, that attend only by transformers' operators.
 _EAGER = set(
     "big_bird bigbird_pegasus bloom codegen deepseek_v4 git gpt_neo gpt_neox_japanese gptj hy_v4 inkling2_text "
     "megatron-bert mpt mvp openai-gpt prophetnet reformer rembert roformer trocr xglm".split()
@@ -267,7 +267,7 @@ def _read(config: Mapping[str, Any], name: str, backend: Backend | None) -> Mode
 def context_of(config: Mapping[str, Any]) -> int | None:
     """Most tokens of a row; None where the config does not say.
 
-    Rotary embeddings that are scaled reach that many times further than those of the first training. With LongRoPE and
+    Rotary embeddings that are scaled reach that many times further than in the first training. With LongRoPE and
     the dynamic kind a row that outgrows the context of that training asks for other embeddings, and one model has one
     set of them for all rows of a step. So rows are kept within that context.
     """
@@ -356,7 +356,7 @@ def _windows(config: Mapping[str, Any], family: str, kinds: Sequence[str], layer
 
 
 def _full_heads(config: Mapping[str, Any], family: str, name: str) -> tuple[int, int]:
-    """KV heads of layers without a window and the size of their heads, each 0 where it is that of the others."""
+    """KV heads of layers without a window and the size of their heads, each 0 where it equals the other layers'."""
     if own := config.get("per_layer_config"):  # as transformers writes it: whatever differs, by layer
         kinds = config.get("layer_types") or []
         full = {index for index, kind in enumerate(kinds) if kind == "full_attention"}

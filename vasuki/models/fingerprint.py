@@ -87,7 +87,7 @@ def _weight_samples(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _tensor_middles(header: bytes) -> list[int]:
-    """Where tensors have their middles, in bytes after the header, at most so many at equal distances."""
+    """Where tensors have their middles, in bytes after the header, thinned out evenly where there are many."""
     try:
         tensors = [entry for name, entry in json.loads(header).items() if name != "__metadata__"]
         middles = [sum(entry["data_offsets"]) // 2 for entry in tensors]

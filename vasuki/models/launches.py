@@ -1,6 +1,6 @@
-"""How many operators a GPU's host launches for a layer of a family, in a step of prompts beside decodes.
+"""How many operators a GPU's host launches for a layer of a family, in a step of prompts and decodes.
 
-What can be joined is (`hf.fused`), which differs by what a layer does beside its matrices. The tests of steps on a
+What can be joined is (`hf.fused`), which differs by what a layer does besides its matrices. The tests of steps on a
 device without a card count them; where they count others, the numbers here are wrong.
 """
 

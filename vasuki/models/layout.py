@@ -73,7 +73,7 @@ class Layout:
 
 
 def spread_buffers(num_layers: int, streamed: int) -> int:
-    """Device buffers that so many layers, evenly spaced among all, pass through when they come from the host.
+    """Device buffers that `streamed` layers, evenly spaced among all, pass through when they come from the host.
 
     While one is read by the layer that runs, another fills for the next streamed layer. Where the spacing alternates
     between one layer and two, a third takes up the difference.

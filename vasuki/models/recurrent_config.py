@@ -11,7 +11,7 @@ from vasuki.base.errors import ModelError
 from vasuki.models.shape import Matrix, Recurrent
 
 RECURRENT = {"linear_attention", "mamba", "conv", "hybrid", "hybrid_sliding"}
-ATTENDING_TOO = {"hybrid", "hybrid_sliding"}  # of those, with attention beside the state
+ATTENDING_TOO = {"hybrid", "hybrid_sliding"}  # that attend as well
 MLP_ALONE = {"mlp", "moe"}
 SILENT = RECURRENT - ATTENDING_TOO | MLP_ALONE  # do not attend
 _LETTERS = {"M": "mamba", "*": "full_attention", "-": "mlp", "E": "moe"}  # of Nemotron-H

@@ -1,6 +1,6 @@
 """A decoder-only transformer as sizes, and what follows from them: parameters, bytes, FLOPs.
 
-A shape is read from a `config.json` as Hugging Face writes it, without importing transformers (`model_config`). One
+A shape is read from a `config.json` as Hugging Face writes it, without importing transformers (`config_json`). One
 layer, with the matrices that the cost model multiplies (`[rows, k] x [k, n]`):
 
     x ── norm ── qkv ── rope ── attention ── o ──(+)── norm ── up (gate and up) ── activation ── down ──(+)──
@@ -58,7 +58,7 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """Layers that carry a state from token to token, in place of attention or beside it."""
+    """Layers that carry a state from token to token, instead of attention or in addition to it."""
 
     layers: int
     matrices: tuple[Matrix, ...]  # of each
@@ -103,9 +103,9 @@ class ModelShape:
     sliding_window: int = 0  # tokens; 0 if every layer attends to the whole context
     num_windowed_layers: int = 0
     full_kv_heads: int = 0  # of layers without a window, and the size of their heads,
-    full_head_dim: int = 0  # where they are others than those of layers with one
+    full_head_dim: int = 0  # where they differ from layers with one
     stored_bytes: int = 0  # of a token's KV over all layers, where it is known better than from the heads,
-    kept_bytes: int = 0  # and of what a row keeps beside that, better than from the recurrent layers
+    kept_bytes: int = 0  # and of what else a row keeps, better than from the recurrent layers
     latent: Latent | None = None
     recurrent: Recurrent | None = None
     attention_layers: int | None = None  # that keep keys and values; None: all
@@ -146,7 +146,7 @@ class ModelShape:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes that a row keeps beside its KV, however long it is."""
+        """Bytes that a row of any length keeps in addition to its KV."""
         if self.kept_bytes or (recurrent := self.recurrent) is None:
             return self.kept_bytes
         each = recurrent.conv_size * self.dtype_bytes + recurrent.state_size * DTYPE_BYTES["float32"]
@@ -154,7 +154,7 @@ class ModelShape:
 
     @property
     def full_heads(self) -> tuple[int, int]:
-        """KV heads of such a layer, and the size of its heads."""
+        """KV heads of a layer without a window, and their size."""
         return self.full_kv_heads or self.num_kv_heads, self.full_head_dim or self.head_dim
 
     @property
@@ -170,7 +170,7 @@ class ModelShape:
 
     @property
     def stores_evenly(self) -> bool:
-        """Return whether every layer keeps as much of a token."""
+        """Return whether every layer keeps equally many bytes of a token."""
         full_kv_heads, full_head_dim = self.full_heads
         if self.num_attention_layers < self.num_layers:
             return False
@@ -178,7 +178,7 @@ class ModelShape:
 
     @property
     def weighs_evenly(self) -> bool:
-        """Return whether layers have weights alike, but for a few."""
+        """Return whether all but a few layers have weights of the same size."""
         return self.mlp_layers is None and 8 * min(self.num_expert_layers, self.num_dense_layers) <= self.num_layers
 
     @property
@@ -188,12 +188,12 @@ class ModelShape:
 
     @property
     def kv_width(self) -> int:
-        """Numbers that such a layer keeps of a token as its key, on average, and as many as its value."""
+        """Numbers of a token's key in a layer that attends, on average; its value has as many."""
         full_kv_heads, full_head_dim = self.full_heads
         return self._mean(full_kv_heads * full_head_dim, self.num_kv_heads * self.head_dim)
 
     def kv_heads_on(self, devices: int) -> tuple[int, int]:
-        """KV heads of a layer without a window and of one with it, on each of so many devices that share them.
+        """KV heads of a layer without a window and of one with it, on each of `devices` that share them.
 
         At least one: heads are copied where there are fewer than devices.
         """
@@ -267,7 +267,7 @@ class ModelShape:
 
     @property
     def matrices(self) -> tuple[tuple[tuple[Matrix, ...], int], ...]:
-        """All matrices: packed ones, and those of recurrent layers."""
+        """All matrices: of packed and of recurrent layers."""
         recurrent = self.recurrent
         return (*self.packed_matrices, *([(recurrent.matrices, recurrent.layers)] if recurrent else []))
 
@@ -288,7 +288,7 @@ class ModelShape:
 
     @property
     def num_parameters(self) -> int:
-        """All of them: 8,030,261,248 for Llama-3-8B."""
+        """All parameters: 8,030,261,248 for Llama-3-8B."""
         vectors = self.num_layers * self.vector_parameters_per_layer + self.extra_parameters
         return self.layer_parameters + self.embedding_parameters + vectors
 
@@ -334,7 +334,7 @@ class ModelShape:
         return 2 * self.hidden_size * self.vocab_size
 
     def attention_flops(self, pairs: Pairs, windowed_pairs: Pairs | None = None) -> Pairs:
-        """FLOPs of QK^T and PV over all layers for so many (query, key) pairs, or for several such numbers.
+        """FLOPs of QK^T and PV over all layers for a number of (query, key) pairs, or an array of such numbers.
 
         Args:
             pairs: of a layer that sees the whole context; n tokens after c others make n * c + n * (n + 1) / 2.

@@ -15,19 +15,20 @@ class TokenCounter:
     has_chat_template = True  # so that jobs with conversations can be planned
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Return about as many numbers as there will be tokens, alike where texts begin alike."""
+        """Return about as many numbers as there will be tokens; texts with a common beginning get the same first
+        numbers."""
         return [_made_up_ids(text) for text in texts]
 
     def encode_messages(self, conversations: list[list[Any]], now: object) -> list[list[int]]:
-        """Count conversations likewise, without what a chat template would add."""
+        """Count conversations in the same way, without what a chat template would add."""
         return self.encode_batch(list(map(_joined, conversations)))
 
     def marked(self, text: str, own: object = ()) -> str:
-        """The text: no tokens are known that it might spell."""
+        """The text itself: no control tokens are known that it might spell."""
         return text
 
     def surely_exceeds(self, prompt: str | list[Any], num_tokens: int) -> bool:
-        """Whether a text or a conversation has more tokens."""
+        """Whether a text or a conversation surely has more tokens than that."""
         return _count(prompt if isinstance(prompt, str) else _joined(prompt)) > num_tokens
 
 

@@ -54,7 +54,7 @@ def weight_files(model: ModelConfig) -> list[Path]:
                 "or set model.allow_pickle"
             )
         if adapter:
-            raise ModelError(f"model {model.path}: {_ADAPTER} tells of an adapter beside the model, {_MERGE}")
+            raise ModelError(f"model {model.path}: {_ADAPTER} tells of an adapter for the model, {_MERGE}")
         return files
     if not Path(model.path).expanduser().is_dir():
         return []

@@ -4,9 +4,9 @@
     several_devices       the same for replicas and pipeline stages
     fleet/                which cards to rent for a deadline, on demand or on spot
     candidates            the ways to run a job that memory allows
-    steady_state          what each is worth, by arithmetic alone
-    prediction            how long one takes: the real scheduler in virtual time
-    whole_job             how long the chosen one takes for every row, and how sure that is
+    steady_state          how fast each runs in the long run, by arithmetic alone
+    prediction            how long a candidate takes: the real scheduler in virtual time
+    whole_job             how long the chosen candidate takes for every row, and how sure that is
     offload/              what moves to the host, by price
     ordering/             the order in which rows start, made while they come
     leases                rows for replicas, so that all end together
@@ -19,7 +19,7 @@
     time_left             the prediction, corrected while the job runs
     plan                  the result; lengths: prompt and output lengths of a job's requests
 
-docs/planner.md tells the whole.
+docs/planner.md describes all of it.
 """
 
 from vasuki.planner.one_device import make_plan

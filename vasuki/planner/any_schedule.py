@@ -86,8 +86,7 @@ class AnySchedule:
         return [StepRoom(room.step_tokens, room.kv_tokens / layout.pipeline_parallel) for room in rooms]
 
     def _kv_tokens(self, layout: Layout, step_tokens: int) -> float:
-        """The room for KV and for all else that rows keep, beside steps that sample a single token; 0 if there is
-        none."""
+        """The room for KV and for all else that rows keep, if steps sample a single token; 0 if there is none."""
         try:
             budget = memory_budget(
                 self.shape.without_states,

@@ -38,7 +38,7 @@ FULL_SPEED = 0.95  # of the prompt tokens a second that the best step size compu
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What a plan is made from; the arguments are those of `planner.make_plan`."""
+    """What a plan is made from. Fields as the arguments of `planner.make_plan`."""
 
     lengths: Lengths
     shape: ModelShape
@@ -63,7 +63,8 @@ class Problem:
 
     @property
     def searching_solver(self) -> Literal["milp", "local_search"] | None:
-        """Which one looks for a better order once a candidate is chosen (`few_rows`); greedy's order serves until then.
+        """Which solver looks for a better order once a candidate is chosen (`few_rows`); greedy's order serves until
+        then.
 
         Where the job leaves it open, a few rows of known lengths are worth it."""
         if self.plan.solver == "milp" or self.plan.solver == "local_search":
@@ -83,7 +84,8 @@ class Problem:
         return min(self.shape.max_context_tokens, int(self.lengths.peak_tokens.max()))
 
     def num_blocks(self, chunk_tokens: int, max_num_seqs: int, layout: Layout) -> int:
-        """KV blocks of each device beside weights and the activations of such steps. Raises ModelError if none fits."""
+        """KV blocks that fit on each device with weights and the activations of such steps. Raises ModelError if none
+        fits."""
         return memory_budget(
             self.shape,
             self.profile,
@@ -117,7 +119,7 @@ class Candidate:
 
     @classmethod
     def of(cls, problem: Problem, settings: EngineSettings, cost: CostModel) -> Candidate:
-        """Make one with its steady state.
+        """Make a candidate with its steady state.
 
         The last block of a sequence is half empty on average. The arithmetic is fitted to the usual blocks; what
         larger ones waste beyond that is no room for anybody.
@@ -187,8 +189,8 @@ def _steps(problem: Problem) -> Iterator[tuple[CostModel, int, int]]:
 
 def with_fewer_rows(problem: Problem, candidates: list[Candidate]) -> list[Candidate]:
     """The same with only as many rows side by side as it takes for all of them to end with the longest, the fastest
-    steady state first. None of those whose memory holds no more anyway, nor where rows go on
-    arriving.
+    steady state first. Without candidates whose memory holds no more rows anyway; none where rows
+    arrive.
 
     More would end sooner, and leave the longest rows to small steps. With fewer, smaller steps may be better, too.
     """
@@ -229,8 +231,8 @@ def _chunk_sizes(problem: Problem) -> list[int]:
 
 
 def _at_full_speed(cost: CostModel, sizes: list[int]) -> int:
-    """The smallest step that computes prompts at nearly full speed: in larger ones each token of whoever decodes takes
-    longer, in smaller ones all rows wait longer that have not started."""
+    """The smallest step that computes prompts at nearly full speed: larger ones delay the tokens of decoding rows,
+    smaller ones all rows that have not started."""
     speeds = [size / cost.step_time_s(cost.work([size], [size])) for size in sizes]
     return next(size for size, speed in zip(sizes, speeds, strict=True) if speed >= FULL_SPEED * max(speeds))
 
@@ -252,8 +254,8 @@ def _settings(problem: Problem, chunk_tokens: int, layout: Layout) -> EngineSett
 
 
 def _rows_side_by_side(problem: Problem, kv_tokens: int) -> int:
-    """More than usually fit, since rows may turn out short. What memory a state or a row of a rectangle takes is set
-    aside for each of them, though, and the longest row that fits by itself must still fit beside them."""
+    """Rows at a time: more than usually fit, since rows may turn out short. But memory for a state or a row of a
+    rectangle is set aside for each of them, and the longest row that fits by itself must still fit with them."""
     work, shape = problem.work, problem.shape
     rectangle = rectangle_bytes(shape, 1, 1, problem.row_tokens) if shape.backend == "padded" else 0
     state_tokens = (shape.state_bytes + rectangle) / shape.kv_bytes_per_token
@@ -288,7 +290,7 @@ def _layouts(problem: Problem) -> list[Layout]:
 
 
 def _has_room(problem: Problem, layout: Layout) -> bool:
-    """Whether the shortest request fits beside the weights."""
+    """Whether the shortest request fits together with the weights."""
     try:
         num_blocks = problem.num_blocks(_chunk_sizes(problem)[0], 1, layout)
     except ModelError:

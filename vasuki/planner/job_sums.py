@@ -6,9 +6,9 @@ Of rows of prompt P and output O, whatever the schedule,
     every output token is sampled in a step of its own              samples  = sum(O)
     every one but the first by a decode, which reads its context    contexts = sum(P + 1, ..., P + O - 1)
     the prompt passes in chunks, whose queries see these keys       pairs    = sum(P (P + 1) / 2)
-    whoever takes part in a step has its KV on the device           held     = sum(P, ..., P + O - 1) where they sample
+    a row that takes part in a step has its KV on the device        held     = sum(P, ..., P + O - 1) where they sample
 
-What rows begin with in common is computed and held for nothing: `own` is what a prompt has beside that. Sums of several
+What rows begin with in common is computed and held for nothing: `own` is the rest of a prompt. Sums of several
 sets of rows add up, so a run can count the rows that end without keeping any of them.
 """
 
@@ -47,11 +47,11 @@ class Prompts:
     """Prompts by their own length, since how many chunks they pass in depends on the size of steps.
 
     Args:
-        own: `[lengths]` those that occur.
+        own: `[lengths]` the lengths that occur.
         rows: `[lengths]` how many prompts have each.
         tokens: `[lengths]` these prompts as a whole, summed.
         outputs: `[lengths]` the longest output among their rows.
-        row_tokens: KV memory of what a row keeps beside its KV, in tokens.
+        row_tokens: what a row keeps in addition to its KV, in tokens of KV memory.
     """
 
     own: Ints
@@ -62,7 +62,7 @@ class Prompts:
 
     @property
     def by_length(self) -> Prompts:
-        """Those of one length put together, and sorted by it."""
+        """Prompts of one length put together, and sorted by length."""
         own, group = np.unique(self.own, return_inverse=True)
         outputs = np.zeros(len(own), np.int64)
         np.maximum.at(outputs, group, self.outputs)
@@ -85,7 +85,7 @@ class Prompts:
         return np.ceil(self.own / step_tokens) if step_tokens < math.inf else np.ones(len(self.own))
 
     def ends(self, step_tokens: float) -> Floats:
-        """`[lengths]` contexts that chunks of at most so many tokens end at, summed: no fewer than of chunks that end
+        """`[lengths]` contexts that chunks of at most `step_tokens` end at, summed: no fewer than of chunks that end
         at P, P - M, P - 2 M, ..."""
         chunks = self.chunks(step_tokens)
         ends: Floats = chunks * self.tokens - self._missing(chunks, step_tokens)
@@ -114,7 +114,7 @@ class Prompts:
 
 
 class InSteps(NamedTuple):
-    """A job as steps of at most so many tokens, beside room for so much KV, have to do it.
+    """A job as steps of limited size, with limited room for KV, have to do it.
 
     Args:
         sums: of its rows.
@@ -205,13 +205,13 @@ class JobSums:
         return not self.sums.samples
 
     def slowest(self, shape: ModelShape) -> JobSums:
-        """Those of the row with the longest output alone, as far as they are known: without what it shares."""
+        """The sums of the row with the longest output alone, without what it shares."""
         prompts = self.prompts
         last = int(np.argmax(prompts.outputs))
         return JobSums.of(shape, prompts.own[[last]], prompts.outputs[[last]])
 
     def in_steps(self, step_tokens: float, kv_tokens: float) -> InSteps:
-        """The job in steps of at most so many tokens, beside room for so much KV."""
+        """The job in steps of at most `step_tokens`, with room for `kv_tokens`."""
         sums, prompts = self.sums, self.prompts
         held = sums.held + prompts.row_tokens * sums.samples
         return InSteps(
@@ -227,7 +227,7 @@ class JobSums:
 
 
 def sums_of_rows(shape: ModelShape, prompts: Ints, outputs: Ints, own: Ints) -> Sums[Floats]:
-    """`[rows]` what each row adds to the sums, without what it keeps beside its KV."""
+    """`[rows]` what each row adds to the sums, without its state."""
     window, last, own_last, shared = shape.sliding_window, prompts + outputs - 1, own + outputs - 1, prompts - own
     amounts = (
         own_last,
@@ -244,7 +244,7 @@ def sums_of_rows(shape: ModelShape, prompts: Ints, outputs: Ints, own: Ints) -> 
 
 
 def pairs_of(tokens: Ints, window: int = 0) -> Ints:
-    """(query, key) pairs of so many leading positions, each of which sees itself and what is before it."""
+    """(query, key) pairs of the first `tokens` positions, each of which sees itself and what is before it."""
     growing = np.minimum(tokens, window) if window else tokens
     pairs: Ints = growing * (growing + 1) // 2 + (tokens - growing) * window
     return pairs

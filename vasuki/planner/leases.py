@@ -8,9 +8,9 @@ Two rules. A replica never holds more than its share, by speed, of all that is l
 the end that others could have done (list scheduling on uniform machines, where each takes the next job as it gets
 free; the share is what keeps one that has room for everything from taking it). And a lease is at most a quarter of the
 replica's share of the rows that wait, so that leases shrink towards the end (guided self-scheduling, Polychronopoulos
-and Kuck 1987). Within a lease and a half, it ends where neighbours have least in common, so that rows that begin alike
-go to the same replica. Where it has to end among such rows, the rest of them waits for that replica as long as there
-are others to hand out.
+and Kuck 1987). Within a lease and a half, it ends where neighbours share the shortest prefix, so that rows with a
+common prefix go to the same replica. Where it has to end among such rows, the rest of them waits for that replica as
+long as there are others to hand out.
 
 Nothing here knows of processes or clocks: real and simulated replicas are served by the same rules.
 """
@@ -33,7 +33,7 @@ from vasuki.planner.plan import Plan
 
 Key = tuple[int, int]  # row and sample
 
-MOST_ROWS = 64  # of a lease: what is handed out cannot be ordered anew
+MOST_ROWS = 64  # of a lease: what is handed out cannot be ordered again
 LEASES_AHEAD = 4  # that a replica's share of the waiting rows makes
 TRUSTED_SHARE = 0.05  # of the job: so long has a replica to run until its own speed counts half
 
@@ -87,7 +87,7 @@ class Work:
 
 
 def _running(settings: EngineSettings, tokens: int, rows: int) -> int:
-    """Rows of so many tokens that run side by side."""
+    """Rows, of `rows`, that run at a time if each holds `tokens`."""
     return max(1, min(settings.limits.max_num_seqs, rows, settings.kv_tokens // max(1, tokens)))
 
 
@@ -111,14 +111,14 @@ class _Hand:
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """Rows that wait and begin like those of a lease that ended among them."""
+    """Waiting rows that share a prefix with the rows of a lease that ended among them."""
 
     replica: int  # whose lease that was
-    alike: int  # tokens
+    shared: int  # tokens of that prefix
 
 
 class Leases:
-    """Hands out rows, and keeps the books of who holds which.
+    """Hands out rows, and keeps the books of which replica holds which.
 
     Args:
         order: where rows come from.
@@ -139,24 +139,24 @@ class Leases:
         self._is_exhausted = False
 
     def join(self, replica: int, speed: float = 1.0, row_token_s: float = 0.0) -> None:
-        """A replica takes part from now on.
+        """Let a replica take part from now on.
 
         Args:
             replica: its number.
             speed: expected of it, in seconds of work done in one.
-            row_token_s: as in its own `Work`; 0 where all are alike.
+            row_token_s: as in its own `Work`; 0 where all are equal.
         """
         self._hands[replica] = _Hand(speed, row_token_s)
 
     def leave(self, replica: int) -> list[Request]:
-        """A replica has gone. Returns what it held, to be given back as far as it got."""
+        """Remove a replica. Returns what it held, to be given back as far as it got."""
         hand = self._hands.pop(replica)
         self._computed_s -= hand.computed_s
         self._expected_s -= hand.expected_speed * hand.elapsed_s
         return list(hand.held.values())
 
     def give_back(self, requests: list[Request]) -> None:
-        """These are handed out anew, before all others."""
+        """Hand these out again, before all others."""
         self._next.extendleft(reversed(requests))
         self._unseen += len(requests)
 
@@ -194,18 +194,19 @@ class Leases:
             lease.append(request)
         self._next.extendleft(reversed(left))
         if lease and self._next and self._next[0].expected_tokens <= longest_tokens:
-            self._rests[self._next[0].key] = _Rest(replica, _alike(lease[-1], self._next[0]))
+            self._rests[self._next[0].key] = _Rest(replica, _shared(lease[-1], self._next[0]))
         self._next.extendleft(reversed(kept))
         self._unseen = max(0, self._unseen - len(lease))
         return lease
 
     def _keep_for_others(self, replica: int) -> list[Request]:
-        """Take away the rows in front that begin like what others hold, as long as there are others in sight."""
+        """Take away the first rows that share a prefix with what other replicas hold, while there are others in
+        sight."""
         kept: list[Request] = []
         others = self._hands.keys() - {replica}
         while (rest := self._rests.get(self._next[0].key)) and rest.replica in others:
             self._has(MOST_ROWS)
-            ends = (end for end, pair in enumerate(itertools.pairwise(self._next), 1) if _alike(*pair) < rest.alike)
+            ends = (end for end, pair in enumerate(itertools.pairwise(self._next), 1) if _shared(*pair) < rest.shared)
             if (end := next(ends, None)) is None:
                 break
             kept += [self._next.popleft() for _ in range(end)]
@@ -222,7 +223,7 @@ class Leases:
         return (their_s - own_s) / hand.row_token_s
 
     def computed(self, replica: int, prompt_tokens: int, output_tokens: int, elapsed_s: float) -> None:
-        """A replica has computed so many tokens in so many seconds of steps."""
+        """Note what a replica has computed, in `elapsed_s` seconds of steps."""
         hand = self._hands[replica]
         work_s = self._work.seconds(prompt_tokens, output_tokens)
         hand.computed_s += work_s
@@ -231,7 +232,7 @@ class Leases:
         self._expected_s += hand.expected_speed * elapsed_s
 
     def ended(self, replica: int, key: Key, output_tokens: int) -> None:
-        """A row has ended with so many tokens of output."""
+        """Note that a row has ended with `output_tokens`."""
         hand = self._hands[replica]
         request = hand.held.pop(key)
         hand.held_s -= self._work.of_row(request)
@@ -266,7 +267,7 @@ class Leases:
         return not self._has(1) and not any(hand.held for hand in self._hands.values())
 
     def _has(self, rows: int) -> bool:
-        """Whether so many rows wait, which are read if need be."""
+        """Whether `rows` rows wait; reads them if need be."""
         while len(self._next) < rows and not self._is_exhausted:
             request = next(self._order, None)
             if request is None:
@@ -288,11 +289,11 @@ class Leases:
         if waiting <= most:
             return waiting
         ends = range(most // 2 + 1, min(waiting, most + most // 2 + 1))
-        return min(ends, key=lambda end: (_alike(self._next[end - 1], self._next[end]), abs(end - most)), default=most)
+        return min(ends, key=lambda end: (_shared(self._next[end - 1], self._next[end]), abs(end - most)), default=most)
 
 
-def _alike(one: Request, other: Request) -> int:
-    """Tokens that two prompts begin with alike."""
+def _shared(one: Request, other: Request) -> int:
+    """Tokens of the common prefix of two prompts."""
     length = min(len(one.prompt_token_ids), len(other.prompt_token_ids))
     if not length:
         return 0

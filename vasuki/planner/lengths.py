@@ -32,7 +32,7 @@ class SharedPrefixes:
     """The beginning that each row shares with another one.
 
     Args:
-        token_ids: of each prefix, int32; those of the first are none.
+        token_ids: of each prefix, int32; the first prefix is empty.
         of_row: `[rows]` which of them.
     """
 
@@ -61,7 +61,7 @@ class Lengths:
         arrived_at_s: `[rows]`, never falling; None if all rows are there from the start.
         max_tokens: `[rows]` what each output may have at most; None where nothing is known but the longest of them.
         prefixes: what rows begin with that others begin with too; None where prompts are not known.
-        priority: `[rows]` the highest goes first; None where all are alike.
+        priority: `[rows]` the highest goes first; None where all are equal.
         deadline_s: `[rows]` seconds from a row's arrival by which it should have ended; None where no row has one.
         known: whether a run is told `output_tokens` beforehand.
     """

@@ -53,7 +53,7 @@ class Loss:
 
     @classmethod
     def of(cls, ends_s: Floats, work_s: Floats, config: PlanConfig) -> Loss:
-        """Of a job from 0 to its last row's end.
+        """The loss of a job from 0 to its last row's end.
 
         Args:
             ends_s: `[rows]` when each row ends, never falling.
@@ -81,7 +81,7 @@ class RowWork:
     """An engine observer that notes when rows end, and what time of the steps each has taken; and what time of all
     steps went to those that carry prompts.
 
-    Whoever decodes takes part in nearly every step with decodes, so that one clock serves them all: it counts a token's
+    A decoding row takes part in nearly every step with decodes, so one clock serves all rows: it counts a token's
     share of each of these steps. A row has taken what passed on it since its prompt ended; if it had to wait, the share
     of that which its tokens are of the steps. Work that is done again counts twice, as it takes twice the time.
     """

@@ -1,7 +1,7 @@
 """Seconds that no schedule of a job can beat, from rates that nothing beats and the lengths of its requests.
 
-Rates are those of the datasheet, or what was measured where that is more; on a CPU those of its instructions at its
-fastest clock. What a CPU's caches hold need not come from memory in every step.
+Rates come from the datasheet, or from measurements where these are higher; on a CPU from its instructions and fastest
+clock. What a CPU's caches hold need not come from memory in every step.
 
 The largest of four bounds counts:
 
@@ -80,8 +80,8 @@ def compute_bound_s(shape: ModelShape, profile: HardwareProfile, job: JobSums, l
 
 
 def memory_bound_s(shape: ModelShape, profile: HardwareProfile, job: JobSums, layout: Layout) -> float:
-    """Weights are read once a step and there are at least as many steps as the longest output has tokens, all requests
-    running beside it; each decode reads its sequence's KV once; at peak bandwidth."""
+    """Weights are read once a step and there are at least as many steps as the longest output has tokens, with
+    all other requests in the same steps; each decode reads its sequence's KV once; at peak bandwidth."""
     weights = float(job.prompts.outputs.max()) * _step_weight_bytes(shape, profile)
     read = float(_kv_read_bytes(shape, profile, job.sums))
     return (weights + read) / (profile.most_bytes_per_s * layout.num_gpus)
@@ -101,7 +101,7 @@ def kv_area_bound_s(
 def longest_request_bound_s(shape: ModelShape, profile: HardwareProfile, job: JobSums, layout: Layout) -> float:
     """A request alone: its prompt at peak rate or one reading of the weights, whichever is longer, and then one step
     after the other that reads the weights and its KV. The longest request of the job."""
-    prompts, outputs = job.prompts.own, job.prompts.outputs  # of requests whose prompts are alike, the longest
+    prompts, outputs = job.prompts.own, job.prompts.outputs  # of requests with equal prompts, the longest
     bandwidth = profile.most_bytes_per_s * layout.gpus_per_replica
     peak = profile.most_flops(shape.dtype) * layout.gpus_per_replica
     weights_s = _step_weight_bytes(shape, profile) / bandwidth

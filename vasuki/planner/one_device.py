@@ -238,7 +238,7 @@ def _risk_reason(problem: Problem, chosen: Prediction, predictions: list[Predict
 def _mixing_reason(chosen: Candidate, candidates: list[Candidate], rows_arrive: bool) -> str:
     tokens = chosen.settings.limits.chunk_tokens
     if rows_arrive and chosen.settings.policy.ordered:
-        return f"mixed, {tokens} tokens each: prompts need as many, and in larger ones whoever decodes waits longer"
+        return f"mixed, {tokens} tokens each: prompts need as many, and larger ones delay decodes"
     others = [each.state.request_s for each in candidates if each.mixing is not chosen.mixing]
     if not others:
         return f"{chosen.mixing.value}, as the policy says"

@@ -44,10 +44,10 @@ class Plan:
     simulated_requests: int  # of all, which the makespan is told from
     simulated_row_s: float = 0.0  # what simulating a row takes, about
     sample_spread: float = 0.0  # by what share the makespan may be off, since other rows might have been simulated
-    shared_tokens: int = 0  # of prompts, which rows find in memory since others begin alike
+    shared_tokens: int = 0  # of prompts, which rows find in memory because others share the prefix
     source: str = ""  # of the profile's rates: measured, by whom and when, or a datasheet
     layout: Layout = field(default_factory=Layout)  # where the weights live
-    state_bytes: int = 0  # that each of `max_num_seqs` rows keeps beside its KV
+    state_bytes: int = 0  # that each of `max_num_seqs` rows keeps in addition to its KV
     one_replica_s: float | None = None  # what one replica takes for the job, where all together take no less
     outputs_at_most: bool = False  # nothing but `max_tokens` is known of outputs, and all are taken to be as long
     uncertainty: float | None = None  # what not knowing the outputs adds to the makespan: 0.02 is 2 %; None: not known
@@ -93,7 +93,7 @@ class Plan:
 
     @property
     def cost_range(self) -> tuple[float, float] | None:
-        """The same in money; None where there is no price."""
+        """Least and most cost over `range_s`; None where there is no price."""
         if self.range_s is None or self.cost.amount is None or not self.makespan_s:
             return None
         low, high = (self.cost.amount * seconds / self.makespan_s for seconds in self.range_s)

@@ -119,17 +119,17 @@ def predict_like(problem: Problem, base: Prediction, candidate: Candidate) -> Pr
 
 
 def makespan_s(prediction: Prediction) -> float:
-    """What options are compared by."""
+    """The makespan, by which options are compared."""
     return prediction.makespan_s
 
 
 def loss_s(prediction: Prediction) -> float:
-    """What a kill costs it on average."""
+    """Work that a kill loses on average."""
     return prediction.loss.mean_s
 
 
 def end_after_a_kill_s(prediction: Prediction) -> float:
-    """When it ends if it is killed once."""
+    """When the job ends if it is killed once."""
     return prediction.makespan_s + prediction.loss.mean_s
 
 
@@ -138,11 +138,11 @@ def preferred(
     predictions: Iterable[Prediction],
     otherwise: Callable[[Prediction], float] = end_after_a_kill_s,
 ) -> Prediction:
-    """The one that ends first of those that lose no more by a kill than the job allows; if none does, the least by
-    `otherwise`. The loss alone may be noise of the sample, and dear.
+    """The fastest prediction within `plan.max_loss`; if there is none, the least by `otherwise`. Choosing by the loss
+    alone may follow the sample's noise, and cost much time.
 
-    Where the job leaves it to the plan what a kill may lose, nothing is taken that ends later than another in peace
-    and after a kill."""
+    With `plan.max_loss: auto`, no prediction is taken that ends later than another one both without a kill and with
+    one."""
     predictions = list(predictions)
     allowed = [each for each in predictions if not each.loses_too_much(problem)]
     if not allowed:
@@ -185,7 +185,7 @@ def by_work(lengths: Lengths) -> Ints:
 
 
 def _scaled_up(shared_tokens: int, sample: Lengths, job: Lengths, block_tokens: int) -> int:
-    """What the job shares, if it makes as much of its prefixes as the sample does."""
+    """Prompt tokens that the job shares, if it shares as much of its prefixes as the sample does."""
     if len(sample) == len(job) or job.prefixes is None or sample.prefixes is None:
         return shared_tokens
     of_sample, of_job = (int(each.computed_once(block_tokens).sum()) for each in (sample.prefixes, job.prefixes))
@@ -193,6 +193,6 @@ def _scaled_up(shared_tokens: int, sample: Lengths, job: Lengths, block_tokens: 
 
 
 def _steady_s(ends_s: list[float]) -> float:
-    """Seconds a row, between the first and the last quarter of those that ended."""
+    """Seconds a row takes, between the first and the last quarter of the rows that ended."""
     first, last = len(ends_s) // 4, len(ends_s) * 3 // 4
     return (ends_s[last] - ends_s[first]) / max(1, last - first)

@@ -52,7 +52,7 @@ class RowsDone:
 
     @property
     def sums(self) -> JobSums:
-        """Those of all rows. What they share is what they found in memory: it counts for the row that computed it."""
+        """Sums over finished rows; a shared prefix counts for the row that computed it."""
         prompts, shared, outputs, _ = np.array(self._rows, np.int64).reshape(len(self._rows), 4).T
         return self._folded + JobSums.of(self._shape, prompts, outputs, np.maximum(1, prompts - shared))
 

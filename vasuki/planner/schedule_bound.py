@@ -12,8 +12,9 @@ and take, since the terms of a step (`cost_model.terms`) are nowhere below their
     N tokens^(tokens / N) + r [K samples^(samples / K) + (N - K) samples(0)]
         + r layers [N decode^(contexts / N) + roofline(pairs, ends)]
 
-or more: a roofline is a norm, and so the sum of those of all steps is at least that of their sums. `ends` are the
-contexts that chunks end at. The whole is convex in N and K. Its least value over both, and then over M, is the bound.
+or more: a roofline is a norm, and so the rooflines of all steps add up to at least the roofline of their sums. `ends`
+are the contexts that chunks end at. The whole is convex in N and K. Its least value over both, and then over M, is the
+bound.
 
 *Computing again.* A row that lost its KV may sample its next token with the last chunk of what it computes again, and
 reads nothing in a decode then. It costs the tokens of its own prompt at least; where these are cheaper than the read,
@@ -46,9 +47,9 @@ MOST_STEP_TOKENS = (*(quarters << octave for octave in range(2, 10) for quarters
 
 
 class StepRoom(NamedTuple):
-    """Steps of no more than so many tokens, and the KV tokens that a device has room for beside them, at most.
+    """Steps of no more than `step_tokens`, and the KV tokens that a device has room for then, at most.
 
-    For steps of a range of sizes, what it has beside the smallest.
+    For steps of a range of sizes, the room that the smallest leaves.
     """
 
     step_tokens: float
@@ -56,8 +57,8 @@ class StepRoom(NamedTuple):
 
 
 def step_rooms(kv_tokens: Callable[[int], float]) -> list[StepRoom]:
-    """Every step size in a few ranges. `kv_tokens` tells the room beside steps of so many tokens, 0 if they do not
-    fit."""
+    """Every step size in a few ranges. `kv_tokens` tells the room that steps of a number of tokens leave, 0 if they
+    do not fit."""
     ends = (*MOST_STEP_TOKENS, math.inf)
     rooms = [StepRoom(end, kv_tokens(start + 1)) for start, end in zip((0, *MOST_STEP_TOKENS), ends, strict=True)]
     if rooms[0].kv_tokens == rooms[-1].kv_tokens:  # memory that somebody has set
@@ -103,7 +104,7 @@ def link_tokens_per_s(cost: CostModel) -> float:
 
 
 def room_bounds(job: JobSums, terms: StepTerms, rooms: Sequence[StepRoom], link: float) -> Iterator[RoomBound]:
-    """The bounds of a part of the model for each of the rooms, with a link of so many tokens a second, or 0."""
+    """The bounds of a part of the model for each of the rooms, with a link of `link` tokens a second, or 0."""
     beyond = TABLE + 1
     by_samples = [*enumerate(terms.samples_s[1:].tolist(), 1), (beyond, beyond * terms.sample_s)]
     by_tokens = [*enumerate(terms.tokens_s.tolist(), 1), (beyond, beyond * terms.token_s)]
@@ -122,7 +123,7 @@ class RoomBound:
     Args:
         job: what there is to do in such steps.
         terms: of a step.
-        room: most tokens of a step, and memory beside it.
+        room: most tokens of a step, and the memory that it leaves.
         link: tokens of KV that come over it in a second; 0 if none may.
         tokens: hull of what steps take by their tokens.
         samples: the same by samples, of steps that have some, before `in_step`, as the next.
@@ -145,12 +146,12 @@ class RoomBound:
 
     @property
     def in_step(self) -> float:
-        """The least of these steps."""
+        """The least `in_step` ratio of these steps."""
         return float(self.terms.in_step[int(min(self.room.step_tokens, TABLE + 1)) - 1])
 
     @property
     def fewest(self) -> float:
-        """Steps that it takes at least."""
+        """The fewest steps that do the job."""
         job, (step_tokens, kv_tokens) = self.job, self.room
         full = job.sums.tokens / step_tokens * (1 + 1e-12)  # lest steps hold a token too many by rounding
         fewest = max(self.fewest_sampling, job.chain, full)
@@ -172,10 +173,10 @@ class RoomBound:
 
     @property
     def chunks_s(self) -> float:
-        """What longer chunks take of attention, whatever the number of steps."""
+        """Seconds of attention of longer chunks, whatever the number of steps."""
         sums, full, windowed = self.job.sums, self.terms.full, self.terms.windowed
         full_s = roofline(sums.pairs * full.pair_s, self.job.ends * full.read_s)
-        # A query sees no more than all those of its chunk together.
+        # A query sees no more than all queries of its chunk together.
         read_s = sums.windowed_pairs / self.room.step_tokens * windowed.read_s
         windowed_s = roofline(sums.windowed_pairs * windowed.pair_s, read_s)
         return self.in_step * (full.layers * full_s + windowed.layers * windowed_s)
@@ -191,7 +192,7 @@ class RoomBound:
         full_layers, windowed_layers = in_step * terms.full.layers, in_step * terms.windowed.layers
 
         def tokens_and_reads_s(steps: float, again: float) -> float:
-            """Where so many tokens of context are computed again instead of being read."""
+            """Seconds if `again` tokens of context are computed again instead of being read."""
             return (
                 self.tokens.of_steps(steps, sums.tokens + job.again * again)
                 + full_layers * self.full.of_steps(steps, sums.contexts - again)

@@ -39,7 +39,7 @@ def plan_parallel(
 ) -> Plan:
     """Plan a job on the GPUs of a layout.
 
-    Limits and memory are those of one micro-batch, everything else is the whole job's.
+    Limits and memory are for one micro-batch, everything else is for the whole job.
 
     Raises:
         ModelError: the model cannot be cut this way, does not fit, or the profile does not say how GPUs are joined.

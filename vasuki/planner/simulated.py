@@ -65,7 +65,7 @@ class Bubbles:
 
     @classmethod
     def of(cls, result: PipelineResult) -> Bubbles:
-        """Take those of a job."""
+        """The bubbles of a simulated job."""
         return cls(result.bubble_share, Spread.of(result.step_bubble_s), Spread.of(result.bubble_s))
 
 
@@ -96,7 +96,7 @@ class Simulated:
 
     @property
     def recomputed_tokens(self) -> int:
-        """Computed again after preemptions."""
+        """Tokens computed again after preemptions."""
         return self.result.counters.recomputed_tokens
 
     def to_dict(self) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def simulate_fleet(
 
     Args:
         whole: the fleet's plan, whose cost is that of all machines as long as it says.
-        members: who is in it, one at least.
+        members: the fleet's replicas by kind, one at least.
         lengths: recorded lengths of the requests.
         plan_config: what is known of outputs, and the ordering window.
         seed: of the moments at which machines are taken away.
@@ -319,7 +319,7 @@ def _watching(waited: WaitingTimes, lengths: Lengths) -> list[Observer]:
 
 
 def settings_for_batches(settings: EngineSettings, gathering: ArrivalsConfig) -> EngineSettings:
-    """Settings of steps that each have room for a packed batch, whatever decodes beside it."""
+    """Settings of steps that each have room for a packed batch, however many rows decode."""
     limits = settings.limits
     step_tokens = gathering.batch_tokens + limits.max_num_seqs
     limits = replace(limits, chunk_tokens=step_tokens, lookahead=gathering.batch_rows + 1)

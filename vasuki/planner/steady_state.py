@@ -28,7 +28,7 @@ class MeanRow:
     requests: int
     prompt_tokens: float  # to compute: what rows share is computed once
     output_tokens: float
-    held_tokens: float  # by a sequence beside its shared prefix, averaged over the steps in which it decodes
+    held_tokens: float  # by a sequence in addition to its shared prefix, averaged over the steps in which it decodes
     context_tokens: float  # that it attends to, averaged likewise
     prefix_tokens: float  # that it shares
     chunk_context_tokens: float  # at the end of a prompt chunk
@@ -52,15 +52,15 @@ class MeanRow:
         )
 
     def most_sequences(self, kv_tokens: int, state_tokens: float = 0.0) -> float:
-        """Sequences that run side by side when memory is full. Each holds a state as large as the KV of so many tokens,
-        beside its own."""
+        """Sequences that run at a time when memory is full. Each holds its KV and a state as large as the KV of
+        `state_tokens`."""
         held = self.held_tokens + state_tokens
         return max(1.0, min(float(self.requests), PACKED * (kv_tokens - self.prefix_tokens) / held))
 
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """What a job settles at."""
+    """The steady state of a job: sequences in a step, and seconds a request."""
 
     request_s: float
     sequences: float  # that sample in a step

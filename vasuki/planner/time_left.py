@@ -116,7 +116,7 @@ class TimeLeft:
 
     @property
     def whole_pace(self) -> float | None:
-        """The same of all steps, the first ones included, however few; None before the first."""
+        """Measured time over predicted time of all steps, however few; None before the first."""
         predicted_s = sum(self._done_s.values())
         return self._elapsed_s / predicted_s if predicted_s else None
 

@@ -83,14 +83,14 @@ def row_s(result: SimulationResult) -> float:
 
 
 def affordable_rows(makespan_s: float, row_s: float, least_s: float = 0.0) -> int:
-    """Rows that may be simulated once more for a plan of so many seconds, in `least_s` of planning at least."""
+    """Rows that may be simulated once more for a plan of `makespan_s`, in at least `least_s` of planning."""
     return int(max(least_s, min(MOST_S, SHARE * makespan_s)) / row_s)
 
 
 def told_from(
     job: Lengths, rows: int, simulated_s: Callable[[Lengths], float], least_s: Callable[[Lengths], float]
 ) -> Whole:
-    """What a job takes by a sample of so many of its rows, two at least.
+    """What a job takes, from a sample of `rows` of its rows, two at least.
 
     Args:
         job: all rows.

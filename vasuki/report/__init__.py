@@ -1,8 +1,8 @@
 """Reports: one run, or several side by side, or the runs of a cron job over time.
 
 runs        run folders -> Run; timeline: a trace of any length in 512 bins
-prices      what an hour of a card costs, and who says so
-job_runs    the runs of one job in figures: who was first, who cheaper, at what price that flips
+prices      what an hour of a card costs, and where that is from
+job_runs    the runs of one job in figures: which was first, which cheaper, at what price that changes
 savings     what another schedule could have saved of a run
 comparison  Runs -> Comparison: any runs, by workload
 words       a Comparison in sentences; table: on a terminal; page: as HTML

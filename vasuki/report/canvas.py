@@ -1,7 +1,7 @@
 """The look of figures: colours, dashes and hatches, panels with a title, bars, legends, and axes in fitting units.
 
 Figures can be read in grey and by colour-blind people: what colour tells apart, dashes and hatches tell too. The
-colours are those of Okabe and Ito. Whatever is simulated says so.
+colours are Okabe and Ito's. Whatever is simulated says so.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def write_chrome_trace(run_dir: str, target: str) -> int:
 
 
 def chrome_events(steps: Iterable[StepRecord], name: str) -> Iterator[Event]:
-    """The events of one trace: names of its tracks, then those of each step, and of each run when it is over."""
+    """The events of one trace: names of its tracks, then an event for each step, and for each run when it is over."""
     yield {"ph": "M", "name": "process_name", "args": {"name": name}}
     for tid, track in enumerate(_TRACKS, 1):
         yield {"ph": "M", "name": "thread_name", "tid": tid, "args": {"name": track}}

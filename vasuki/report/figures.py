@@ -93,7 +93,7 @@ def _marks_s(result: Result) -> tuple[float, ...]:
 
 
 def cost_plot(workload: JobRuns) -> Plot | None:
-    """What people pay."""
+    """Cost of each run, by card."""
     results = workload.results
     currencies = {result.price.currency for result in results if result.price is not None}
     if len(currencies) != 1:
@@ -325,7 +325,7 @@ def cdf_plot(workload: JobRuns) -> Plot | None:
     return Plot(
         "cdf",
         title,
-        "The share of steps with at most so many sequences (figure 3 of the Vasuki paper)"
+        "The share of steps with at most this many sequences (figure 3 of the Vasuki paper)"
         + (", and with at most so much KV cache held by the host (its figure 2)." if offloaded else ".")
         + (f" Nothing was offloaded on {listing(others)}." if others else ""),
         figure,

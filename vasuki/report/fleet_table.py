@@ -17,7 +17,7 @@ def fleet_page(choices: Sequence[Choice], width: int | None = None) -> str:
 
     Args:
         choices: the best first, one at least.
-        width: columns to fill at most; those of the terminal if not given.
+        width: columns to fill at most; the terminal's if not given.
     """
     width = width or terminal_width()
     lines = [*_verdict(choices), "", job_line(choices[0].plan)]
@@ -62,7 +62,7 @@ def _verdict(choices: Sequence[Choice]) -> Iterable[str]:
 
 
 def _chance(choice: Choice) -> str:
-    """A probability that nobody takes for certainty."""
+    """A probability in words, never as a certainty."""
     assert choice.in_time is not None
     return "> 99 %" if choice.in_time > 0.99 else "< 1 %" if choice.in_time < 0.01 else percent_text(choice.in_time)
 

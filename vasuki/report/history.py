@@ -187,7 +187,7 @@ def _series_name(key: tuple[str, ...], keys: Collection[tuple[str, ...]]) -> str
 
 
 def _comparable(entries: Sequence[Entry]) -> list[Entry]:
-    """Those whose makespan says how fast they were."""
+    """Runs whose makespan says how fast they were."""
     return [entry for entry in entries if not entry.result.run.waits_for_rows]
 
 

@@ -60,7 +60,8 @@ class Result:
 
     @property
     def lower_bound_s(self) -> float | None:
-        """At datasheet rates. None, as the next, for a job in several runs: bounds are of the last one."""
+        """The lower bound at datasheet rates. None, as the next, for a job in several runs: bounds are of the last
+        one."""
         return None if self.run.earlier_s else self.run.manifest.bounds.datasheet_s
 
     @property
@@ -92,7 +93,7 @@ class Result:
         return self.foreseen_s / self.lower_bound_s if self.lower_bound_s else None
 
     def in_all_s(self, seconds: float | None) -> float | None:
-        """What was predicted, or a bound, and what the run took beside that; to be compared with the makespan."""
+        """What was predicted, or a bound, and what else the run took; to be compared with the makespan."""
         return None if seconds is None else self.run.manifest.timings.makespan_s - self.foreseen_s + seconds
 
     @property
@@ -101,7 +102,7 @@ class Result:
 
     @property
     def tokens_per_s(self) -> float:
-        """Prompt and output tokens."""
+        """Prompt and output tokens a second."""
         return self.run.tokens / self.makespan_s
 
     @property
@@ -312,7 +313,7 @@ class JobRuns:
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
-    """`[runs]` the card, and as much beside it as tells the runs of one job apart."""
+    """`[runs]` the card, and as much else as tells the runs of one job apart."""
     parts: list[Callable[[Run], str]] = [
         lambda run: run.gpu,
         lambda run: run.policy,

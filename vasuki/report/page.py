@@ -143,7 +143,7 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], slow: Iterabl
 
 
 def _figure(plot: Plot) -> str:
-    """An SVG image in the page itself; as an image, its ids cannot clash with those of others."""
+    """An SVG image in the page itself; as an image, its ids cannot clash with other images'."""
     data = base64.b64encode(plot.svg()).decode()
     alt = escape(f"{plot.title}. {plot.caption}")
     caption = escape(plot.caption)

@@ -1,4 +1,4 @@
-"""Plans side by side, for a terminal and a tired person."""
+"""Plans side by side, for a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def plan_table(plans: Iterable[Plan], width: int | None = None) -> str:
 
     Args:
         plans: one for each card or policy, of the same job.
-        width: columns to fill at most; those of the terminal if not given.
+        width: columns to fill at most; the terminal's if not given.
     """
     plans, width = list(plans), width or terminal_width()
     names = _names(plans)
@@ -40,7 +40,7 @@ def _names(plans: Sequence[Plan]) -> list[str]:
 
 
 def job_line(plan: Plan) -> str:
-    """What there is to do."""
+    """The line that says what the job is: requests and tokens."""
     about = "at most" if plan.outputs_at_most else "about"
     outputs = f"{about} {plural(plan.output_tokens_estimate, 'output token')}"
     return f"{plural(plan.requests, 'request')}: {plural(plan.prompt_tokens, 'prompt token')}, {outputs}"
@@ -195,12 +195,12 @@ def _columns(rows: list[tuple[str, ...]]) -> Iterable[str]:
 
 
 def _notes(plan: Plan) -> Iterable[str]:
-    """What takes a sentence."""
+    """Lines below the table: what takes a sentence."""
     if plan.outputs_at_most:
         yield "outputs: only max_tokens is known, so the job gets shorter and cheaper with each row that ends sooner"
     if plan.shared_tokens:
         share = percent_text(plan.shared_tokens / plan.prompt_tokens)
-        yield f"prompts: {plan.shared_tokens:,} of their tokens ({share}) are shared with rows that begin alike"
+        yield f"prompts: {plan.shared_tokens:,} of their tokens ({share}) are shared with other rows"
     if plan.misfits:
         yield f"{plan.misfits:,} can never run: {plan.misfit}"
     off = max(plan.spread, plan.error)
@@ -211,7 +211,7 @@ def _notes(plan: Plan) -> Iterable[str]:
         yield f"backend: {BACKENDS[plan.backend]}; {why}, where packed steps would save {percent_text(plan.padding)}"
     yield f"steps: {plan.mixing}"
     if plan.layout.num_streams > 1:
-        yield "steps, rows and KV memory are those of one micro-batch, of which every stage of a replica has one"
+        yield "steps, rows and KV memory are for one micro-batch, of which every stage of a replica has one"
     if plan.one_replica_s is not None:
         yield f"one replica alone takes {time_text(plan.one_replica_s)}, no longer than all together: take one"
     yield f"offload: {plan.offload.reason}"

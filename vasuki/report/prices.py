@@ -1,4 +1,4 @@
-"""Whose price of a card's hour a report reckons with."""
+"""Which price of a card's hour a report uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vasuki.report.runs import Run
 
 
 def price_of(run: Run, given: Mapping[str, float]) -> Price | None:
-    """The price to reckon with: the one given now, the job file's, the one the run recorded, or the profile's.
+    """The price to use: the one given now, the job file's, the one the run recorded, or the profile's.
 
     Args:
         given: price per hour by card, profile or folder name; case does not matter.

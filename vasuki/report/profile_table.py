@@ -61,7 +61,7 @@ def profile_table(profile: HardwareProfile) -> str:
 
 
 def _spread(items: Sequence[Item]) -> list[Item]:
-    """Some of many, the first and the last among them."""
+    """A few of many values, evenly spaced, with the first and the last."""
     count = min(_CELLS, len(items))
     return [items[round(i * (len(items) - 1) / max(1, count - 1))] for i in range(count)]
 

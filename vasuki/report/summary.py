@@ -149,7 +149,7 @@ def _cost(manifest: Manifest) -> str:
     cost, rows = manifest.cost, manifest.rows
     amounts = [run.amount for run in manifest.runs if run.currency == cost.currency]
     amount, per_million = cost.amount, cost.per_million_tokens
-    if len(manifest.runs) > 1:  # the rows are those of all runs, and so is what they cost
+    if len(manifest.runs) > 1:  # rows and cost are of all runs
         amount = None if None in amounts or len(amounts) < len(manifest.runs) else sum(filter(None, amounts))
         per_million = None
     if amount is None:

@@ -50,7 +50,7 @@ def wrapped(sentence: str) -> str:
 
 
 def table_width() -> int:
-    """Columns to fill: those of the terminal, at most `WIDTH`."""
+    """Columns to fill: the terminal's, at most `WIDTH`."""
     return min(WIDTH, terminal_width())
 
 

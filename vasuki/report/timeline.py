@@ -1,8 +1,8 @@
 """A trace of any length in at most 512 bins of equal time, with memory that does not grow with the trace.
 
 Steps are spread over the bins they cover, so a bin's mean is weighted by time and a long step shows as long as it was.
-The maximum of each bin is kept beside the mean: what binning smooths away stays visible. Bins start at a millisecond;
-when a step ends beyond the last bin, neighbours are merged and bins are twice as wide.
+The maximum of each bin is kept as well as the mean: what binning smooths away stays visible. Bins start at a
+millisecond; when a step ends beyond the last bin, neighbours are merged and bins are twice as wide.
 
     steps   |--a--|-b-|----------c----------|-d-|
     bins    |    0    |    1    |    2    |    3    |
@@ -86,7 +86,7 @@ class Timeline:
 
 
 def read_timeline(place: Location) -> Timeline | None:
-    """Read the trace of a run folder, or those of its shards. None if there is none.
+    """Read the trace of a run folder, or its shards' traces. None if there is none.
 
     Raises:
         InputError: a line is not a step.
@@ -243,7 +243,7 @@ class _Builder:
 
 
 def _num_steps(step: StepRecord) -> int:
-    """Steps that a record stands for: equal ones may share a record, and its times are then those of all of them."""
+    """Steps that a record stands for: equal ones may share a record, and its times are then their sums."""
     return getattr(step, "num_steps", 1)
 
 

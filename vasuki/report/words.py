@@ -1,4 +1,4 @@
-"""The answer in words: who finished first, who was cheaper, what would flip that, and how sure it is."""
+"""The answer in words: which run finished first, which was cheaper, what would change that, and how sure it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LOADING_COUNTS = 0.05  # a larger share of the makespan is told
 
 
 def headline(workload: JobRuns) -> str:
-    """The answer in short: who was first, and who cheaper."""
+    """The answer in short: which run was first, and which cheaper."""
     return " ".join(answer(workload)[: 1 if len(workload.finalists) == 1 else 2])
 
 

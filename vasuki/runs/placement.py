@@ -56,7 +56,7 @@ CLEARLY = 1.2  # times as fast; a CPU's rates, measured one after the other, dif
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A job's model on a machine: all that a plan is made from, beside the lengths of the requests."""
+    """A job's model on a machine: all that a plan is made from, except the lengths of the requests."""
 
     config: JobConfig
     shape: ModelShape  # in the type that the model computes in there
@@ -64,7 +64,7 @@ class Placement:
     kv: KVConfig
     beside_weights_bytes: int | None = None  # see `memory_budget`
     replicas: int = 1  # that share the job, each on as much as this,
-    on_one_device: int = 1  # and so many of them on a CPU, which is paid for once
+    on_one_device: int = 1  # and how many of them share a CPU, which is paid for once
 
     @property
     def profile(self) -> HardwareProfile:
@@ -101,7 +101,7 @@ def plan_for(lengths: Lengths, planned: Callable[[Lengths], Plan]) -> Plan:
     """The plan that `planned` makes for such lengths, or for none at all."""
     try:
         return planned(lengths if len(lengths) else NOTHING_TO_RUN)
-    except InputError:  # none of them fits: they become error rows, as beside others that do
+    except InputError:  # none of them fits: they become error rows, as among others that do
         return planned(NOTHING_TO_RUN)
 
 
@@ -133,7 +133,7 @@ def placed_here(config: JobConfig, shape: ModelShape, tokens: Tokens = NO_TOKENS
     Args:
         config: the job.
         shape: the model's, as it was saved.
-        tokens: about so many of prompts and of outputs.
+        tokens: how many prompt and output tokens there are, about.
 
     Raises:
         ModelError: the job wants a CUDA device, and there is none.
@@ -160,7 +160,7 @@ def shares_here(config: JobConfig) -> list[Share]:
 
 
 def job_of_replica(config: JobConfig, share: Share, here: int) -> JobConfig:
-    """The job as one of so many replicas on a machine runs it: with its share of the host's memory, and on a CPU of the
+    """The job as one of `here` replicas on a machine runs it: with its share of the host's memory, and on a CPU of the
     device's memory and price, too."""
     kv, cost = config.kv, config.cost
     changes: dict[str, float] = {"host_memory": max(1, kv.host_memory // here)}
@@ -218,10 +218,10 @@ def _placed(
         device: where.
         waits: the weights wait in host memory for a plan, for what is free; else they are on the device, or will be.
         unloaded_bytes: of weights that are not in memory yet.
-        tokens: about so many of prompts and of outputs.
+        tokens: how many prompt and output tokens there are, about.
         load: the model to measure with; None if it is too large for a plan to load.
     """
-    beside = None if waits else device.beside_weights_bytes(config.kv, device.available_bytes - unloaded_bytes)
+    left = None if waits else device.beside_weights_bytes(config.kv, device.available_bytes - unloaded_bytes)
     on_host = unloaded_bytes if device.on_cpu or waits else 0
     kv = device.with_host_memory(config.kv, cpu.available_bytes() - on_host)
     changes: dict[str, int | ProcessorLimits] = {"limits": limits_of(cpu.processor())} if device.on_cpu else {}
@@ -232,7 +232,7 @@ def _placed(
         machine = MachineProfile.of(find_profile(config.plan.gpu))
     machine = replace(machine, profile=machine.profile.model_copy(update=changes))
     kv = _in_blocks(kv, shape, device.paging, machine.profile.attention)
-    return Placement(config, shape, machine, kv, beside)
+    return Placement(config, shape, machine, kv, left)
 
 
 def _profile_elsewhere(config: JobConfig, device: LocalDevice) -> HardwareProfile | None:
@@ -311,7 +311,7 @@ def _load_to_measure(config: JobConfig, shape: ModelShape) -> LoadedModel | None
 def _in_blocks(
     kv: KVConfig, shape: ModelShape, generation: tuple[int, int] | None, attention: AttentionChoice
 ) -> KVConfig:
-    """Blocks of the size that the chosen kernels of a GPU of that generation walk, unless the job says otherwise.
-    Without such a GPU, or where any size will do, the planner chooses."""
+    """Set `kv.block_tokens` to the page size of the GPU's attention kernel, unless the job sets it. Without such a GPU,
+    or where any size will do, the planner chooses."""
     size = generation and page_tokens(shape, generation, attention)
     return kv.model_copy(update={"block_tokens": size}) if size and kv.block_tokens == "auto" else kv

@@ -179,7 +179,7 @@ def _groups(workload: Workload, fleets: Sequence[Counts], tensor: int, market: M
 
 
 def _plan_part(placement: Placement, layout: Layout, part: Lengths, whole: Plan) -> Plan:
-    """The plan of a part of the job, run as the whole: that is quicker than to choose anew."""
+    """The plan of a part of the job, run as the whole: that is quicker than to choose again."""
     config, kv = placement.config, placement.kv.model_copy(update={"offload": whole.offload.mode})
     steps = {"chunk_tokens": whole.chunk_tokens, "max_num_seqs": whole.max_num_seqs}
     engine = config.engine.model_copy(update=steps)

@@ -45,7 +45,7 @@ def placements_of(fleets: Iterable[Mapping[str, int]], workload: Workload) -> li
 
 
 def priced(placements: Iterable[Placement], prices: Mapping[str, float]) -> list[Placement]:
-    """Return the placements with these prices an hour, by card, in place of those of job and profiles.
+    """Return the placements with these prices an hour, by card, in place of the job's and the profiles'.
 
     Raises JobFileError for a card that is not among them.
     """
@@ -76,7 +76,7 @@ def _priced(placement: Placement, per_hour: float | None) -> Placement:
 
 
 def plans_of(workload: Workload, placements: Iterable[Placement], tensor: int = 1) -> list[Plan]:
-    """A plan for each of the machines, with so many GPUs to each replica."""
+    """A plan for each of the machines, with `tensor` GPUs to each replica."""
     plans: list[Plan] = []
     with busy_if_slow("planning") as far:
         for each in (some := list(placements)):

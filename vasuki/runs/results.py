@@ -20,7 +20,7 @@ from vasuki.runs.rows.rows import RunRows
 
 
 class Results:
-    """Takes them, in a `with` statement, at whose end everything is written.
+    """Takes rows, tokens and steps from workers, in a `with` statement, at whose end everything is written.
 
     Args:
         job: opened.
@@ -61,7 +61,7 @@ class Results:
         self._metrics = RunMetrics(metrics, rows.to_answer, self.sink) if metrics else None
 
     def joined(self, worker: int) -> None:
-        """There is a worker of this number, which may be new."""
+        """Note that a worker of this number, which may be new, has joined."""
         for later in range(len(self.traces), worker + 1):
             self.traces.append(TraceWriter(self._folder.traces(later + 1)[later]))
 
@@ -70,7 +70,7 @@ class Results:
         return self._journal.started(requests)
 
     def step(self, step: StepRecord, worker: int = 0) -> None:
-        """A worker has made a step."""
+        """Take a step that a worker has made."""
         self.traces[worker].record(step)
         self._progress.count(step)
         if self._metrics:

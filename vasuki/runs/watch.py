@@ -4,7 +4,7 @@
     in/emea/monday.parquet     out/emea/monday/     ...
 
 Every file is a run of its own with an output folder of its own, so all that holds for `vasuki run` holds for it: it
-goes on where a killed process ended, and whoever waits for a file's answers waits for their `_SUCCESS`. Several
+goes on where a killed process ended, and a file's answers are complete with their `_SUCCESS`. Several
 processes may watch the same folder: the first to lock a file's output runs it.
 """
 
@@ -47,7 +47,7 @@ _OF_ALL_FILES = (ModelError, ProfileError)
 
 @dataclass(frozen=True, slots=True)
 class FileOutcome:
-    """What became of a file. The exit code is that of a `vasuki run` of it alone."""
+    """What became of a file. The exit code is the one that `vasuki run` on this file alone would have."""
 
     input: str
     output: str

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 MIN_SHARED_TOKENS = 8  # shorter common beginnings fill no block
 PLANNED_REQUESTS = 4096  # read before the first step to plan from; a larger input is taken to go on like them
-COUNTED_REQUESTS = 20_000  # a larger input is planned from its first so many
+COUNTED_REQUESTS = 20_000  # a larger input is planned from its first rows, this many
 PLANNED_BYTES = 48_000_000  # of requests that are planned from: of long ones there are fewer
 
 
@@ -165,7 +165,7 @@ def model_tokenizer(config: JobConfig) -> PlainTokenizer | Tokenizer:
 def first_rows(
     requests: Iterable[Request], num_requests: int, far: HowFar, num_rows: int, keeps: bool = True
 ) -> Iterator[Request]:
-    """The first requests to plan from: so many, or as many as take `PLANNED_BYTES`, and the other samples of the last
+    """The first `num_requests` to plan from, or as many as take `PLANNED_BYTES`, and the other samples of the last
     one's row.
 
     Args:

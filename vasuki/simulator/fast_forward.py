@@ -49,9 +49,9 @@ class FastForward:
             if budget > 0:  # memory, not the budget, cut the chunk
                 return 1
             steps = (sequence.num_tokens - start - 1) // chunk_tokens
-        # In block_tokens steps a decode fills one block and a chunk of c tokens c of them: so many rounds of as many
-        # steps find their blocks. After them every decode may need a block at once, and chunks take what is left.
-        # The budget of a step and the room of its chunk stay what they are while so much stays free.
+        # In block_tokens steps a decode fills one block and a chunk of c tokens c of them: available blocks tell
+        # for how many such rounds there are blocks. After them every decode may need a block at once, and chunks take
+        # what is left. The budget of a step and the room of its chunk stay what they are while so much stays free.
         available, block_tokens = queues.pool.num_available, queues.pool.block_tokens
         if prefills:
             available -= self._kept_blocks()
@@ -66,7 +66,7 @@ class FastForward:
         return 1 + places[available] if available < len(places) else 1
 
     def skip(self, batch: Batch, steps: int) -> None:
-        """Put so many steps behind the batch, whose own step is still to come.
+        """Advance the batch's sequences by `steps` steps; the batch's own step is still to come.
 
         Each token is 0, as all are in a simulation. The batch has a block for its own token already, and `most_steps`
         has made sure of the others.

@@ -197,7 +197,7 @@ class _PipelineSimulation:
                 self._on_ended(rejected)
 
     def _step(self, stream: _Stream, batch: Batch) -> None:
-        """The loop of `engine.drain`, for one stream of several."""
+        """The loop of `engine.loop.drain`, for one stream of several."""
         result, executor = self.result, stream.executor
         step = executor.launch(batch)
         now_s = executor.clock.now_s

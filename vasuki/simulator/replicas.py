@@ -1,7 +1,7 @@
 """Replicas in virtual time, each a scheduler and a machine of its own, fed by the leases of real runs.
 
 Machines may be of several kinds, and may be taken away at random moments. Then rows go on elsewhere with the tokens of
-the last note, which a run writes beside each part, and a new machine is asked for:
+the last note, which a run writes with each part, and a new machine is asked for:
 
     replica 0   |boot|=== === === ==x    |boot|=== ===|
     replica 1   |boot|=== === === === === === === === =|
@@ -63,7 +63,7 @@ class SimulatedMachine:
     settings: EngineSettings
     cost_model: CostModel
     speed: float = 1.0  # expected, in units of whatever the leases reckon in
-    row_token_s: float = 0.0  # what a row waits for its next token; 0 where all machines are alike
+    row_token_s: float = 0.0  # what a row waits for its next token; 0 where all machines are equal
     interruptions_per_hour: float = 0.0
     boot_s: float = 0.0  # until it computes, at first and whenever it was replaced
 
@@ -163,7 +163,7 @@ class _ReplicasSimulation:
         self.result = ReplicasResult(ended_s=[0.0] * len(machines))
 
     def run(self) -> ReplicasResult:
-        """Whoever is ready first takes its turn."""
+        """Run all to the end: the replica that is ready first takes its turn."""
         heapq.heapify(self._turns)
         for index in range(len(self._replicas)):  # before any of them takes rows: shares are of all
             self._join(index)
@@ -213,7 +213,7 @@ class _ReplicasSimulation:
                 self._end(index, rejected)
 
     def _step(self, index: int, replica: _Replica, batch: Batch, step: StepResult) -> None:
-        """The loop of `engine.drain`, for one replica of several."""
+        """The loop of `engine.loop.drain`, for one replica of several."""
         result, scheduler, now_s = self.result, replica.scheduler, replica.executor.clock.now_s
         finished = scheduler.update(batch, step)
         result.stats.count(batch, step, scheduler)
@@ -231,14 +231,14 @@ class _ReplicasSimulation:
         self._on_ended(sequence)
 
     def _note(self, now_s: float) -> None:
-        """Write down how far the rows in flight are, as a run does beside each part."""
+        """Write down how far the rows in flight are, as a run does with each part."""
         there = [replica for replica in self._replicas if replica.is_there]
         live = [sequence for replica in there for sequence in replica.scheduler.queues.live()]
         self._notes = {s.request.key: len(s.output_token_ids) for s in live}
         self._note_s = next_commit_s(now_s)
 
     def _take_away(self, index: int, replica: _Replica, now_s: float) -> None:
-        """A machine is gone in the midst of a step, and its rows are handed out anew."""
+        """Take a machine away in the middle of a step, and hand out its rows again."""
         replica.end(self.result.counters)
         replica.is_there, replica.taken_s = False, math.inf
         self.result.interruptions += 1
@@ -248,7 +248,7 @@ class _ReplicasSimulation:
         heapq.heappush(self._turns, (now_s + replica.machine.boot_s, index))
 
     def _wake(self, now_s: float) -> None:
-        """Let whoever is idle ask again."""
+        """Let idle replicas ask again."""
         for waiting in self._idle:
             heapq.heappush(self._turns, (now_s, waiting))
         self._idle.clear()

@@ -1,7 +1,7 @@
 """Virtual time: an executor that asks the cost model how long a batch takes, instead of computing it.
 
-Scheduler, ordering and loop are those of real runs; only what stands behind `engine.Executor` differs. The recorded
-output lengths are known here and nowhere else: a sequence stops when it has as many tokens as its record says.
+Scheduler, ordering and loop are the same as in real runs; only what stands behind `engine.loop.Executor` differs. The
+recorded output lengths are known here and nowhere else: a sequence stops when it has as many tokens as its record says.
 
 Runs of steps in which nothing is decided are taken as one (`fast_forward`), up to the first sequence that ends or the
 next row that arrives. Each of them is still priced by itself, with its own contexts.
@@ -53,7 +53,7 @@ class SimulatedExecutor:
         self.cost_model = cost_model
         self.clock = VirtualClock()  # moved on by every batch
         self._output_tokens = output_tokens
-        # Where tokens are computed anew in each step, no step is the one before with a token more.
+        # Where tokens are computed again in each step, no step is the one before with a token more.
         self._fast_forward = None if cost_model.shape.backend == "uncached" else fast_forward
         self._shaping = shaping_of(settings.policy)
         self._block_tokens = settings.block_tokens
@@ -94,7 +94,7 @@ class SimulatedExecutor:
             fast_forward.skip(batch, steps - 1)
         return StepResult([0] * len(stopped), stopped, elapsed_s, (), exposed_s, hidden_s, moved, steps)
 
-    # Whoever decodes does so in nearly every step with decodes, so that a heap of such steps says who may end next.
+    # A decoding row joins nearly every step with decodes, so a heap of such steps finds the next row to end.
     # One that stalled ends later than noted, and one that was preempted leaves an entry behind: at worst either cuts a
     # run of steps short.
 
@@ -110,7 +110,7 @@ class SimulatedExecutor:
         return self._ends[0][0] - self._decode_steps if batch.decodes and self._ends else sys.maxsize
 
     def _stopped_decodes(self, batch: Batch, steps: int) -> list[bool]:
-        """Say of each decode whether it has ended after so many steps."""
+        """Say of each decode whether it has ended after `steps` steps."""
         stopped = [False] * len(batch.decodes)
         if batch.decodes:
             self._decode_steps += steps

@@ -10,7 +10,7 @@ far_blocks     a row in blocks that 32 bits cannot number
 golden         greedy tokens against `model.generate`, with and without offload; copies byte for byte
 cases          what the golden models are too small for
 kernels        ceilings of the card, attention kernels, hardware profile
-steps          step times against the roofline, the device's idle share, copies beside compute
+steps          step times against the roofline, the device's idle share, copies during compute
 capped         half of the memory for KV, without and with offload
 contest        whole workloads against transformers' own ways, predicted and measured
 """

@@ -33,7 +33,7 @@ _STEP_TOKENS = 2048
 
 
 def cases(setting: Setting, share_s: float) -> Finding:
-    """Sampling at full size, log probabilities, long contexts, parking beside graphs, and memory that runs out."""
+    """Sampling at full size, log probabilities, long contexts, parking with graphs, and memory that runs out."""
     finding = Finding()
     found: dict[str, Callable[[Setting, Finding], Record]] = {
         "top-p of many rows": _top_p,
@@ -89,7 +89,7 @@ def _peak_bytes(setting: Setting) -> int:
 
 
 def _logprobs(setting: Setting, finding: Finding) -> Record:
-    """They are those of a float32 forward over the same tokens."""
+    """They equal a float32 forward's over the same tokens."""
     model = Tiny(setting, "llama", tiny_models().random_model("llama"), torch.float32, tiny_models().prompts())
     outcome = model.run(want_logprobs=True)
     worst = 0.0
@@ -116,7 +116,7 @@ def _prompts(*lengths: int) -> list[list[int]]:
 
 
 def _long_context(setting: Setting, finding: Finding) -> Record:
-    """Greedy tokens behind a prompt of many chunks are those of `generate`."""
+    """Greedy tokens after a prompt of many chunks equal `generate`'s."""
     longest = 300 if setting.toy else _LONG_PROMPT
     held = {}
     for dtype, block_tokens in _kinds(setting):

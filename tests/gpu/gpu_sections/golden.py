@@ -204,7 +204,7 @@ class Tiny:
 def golden_row(
     model: Tiny, dtype: torch.dtype, block_tokens: int, expected: list[list[int]], finding: Finding, **changes: Any
 ) -> Record:
-    """Compare a run with what `generate` says of the same model; `changes` are those of `Tiny.run`."""
+    """Compare a run with what `generate` says of the same model; `changes` as for `Tiny.run`."""
     kind = str(dtype).removeprefix("torch.")
     outcome = model.run(block_tokens=block_tokens, **changes)
     found = outcome.outputs

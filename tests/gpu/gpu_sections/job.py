@@ -18,7 +18,7 @@ _FEW_SEQS = 4  # so that a run lasts until it is stopped
 
 
 def job(setting: Setting, share_s: float) -> Finding:
-    """All ways answer the same rows alike, and nearly all of them right."""
+    """All ways give the same answers to the same rows, and nearly all of them right."""
     finding, folder = Finding(), setting.out / "job"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -63,5 +63,5 @@ def job(setting: Setting, share_s: float) -> Finding:
     for way, answers in others.items():
         same = sum(answers.get(row) == answer for row, answer in plain.items())
         if not plain or same < len(plain):
-            finding.failures.append(f"{way}: {same} of {len(plain)} answers are those of a run at once")
+            finding.failures.append(f"{way}: {same} of {len(plain)} answers equal a run at once")
     return finding

@@ -1,4 +1,4 @@
-"""The kernels of one step of decodes and of one with a prompt beside them, by torch's profiler."""
+"""The kernels of one step of decodes and of one that also has a prompt, by torch's profiler."""
 
 from __future__ import annotations
 

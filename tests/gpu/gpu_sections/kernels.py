@@ -71,7 +71,7 @@ def profile(setting: Setting, share_s: float) -> Finding:
                 for point in known.link.curve[:: max(1, len(known.link.curve) // 4)]
             ),
         ],
-        notes=["the whole profile is in this-machine.yaml beside this report"],
+        notes=["the whole profile is in this-machine.yaml, in this report's folder"],
     )  # fmt: skip
 
 

@@ -67,7 +67,7 @@ class Finding:
     rows: list[Record] = field(default_factory=list)  # a table; every row has the keys that it needs
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # checks that did not hold
-    figures: list[Record] = field(default_factory=list)  # what a card is to reach, beside what it reached
+    figures: list[Record] = field(default_factory=list)  # what a card is to reach, and what it reached
 
     def at_least(self, figure: str, measured: float, target: float) -> None:
         """A figure that is good where it is large."""
@@ -174,7 +174,7 @@ class Setting:
         return prepare(self._fused[1], cast(Tokenizer, NoText()), GenerationConfig(eos_token_id=0), name)
 
     def loaded_alone(self, name: str) -> LoadedModel:
-        """The same with nothing beside it on the device, as in a run."""
+        """The same with nothing else on the device, as in a run."""
         loaded = self.loaded(name)
         self._plain = None
         self.free()

@@ -1,4 +1,4 @@
-"""Step times against the roofline, the device's idle share, and copies beside compute."""
+"""Step times against the roofline, the device's idle share, and copies during compute."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def union_length(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-# --- copies beside compute -------------------------------------------------------------------------------------------
+# --- copies during compute -------------------------------------------------------------------------------------------
 
 
 def overlap(setting: Setting, share_s: float) -> Finding:

@@ -62,7 +62,7 @@ def sanitizer(setting: Setting, share_s: float) -> Finding:
     check = [str(_ROOT / "scripts/gpu/gpu_check.py"), "--toy", "--device", "cuda", "--only", "golden"]
     command = [program, "--tool", "memcheck", "--error-exitcode", str(_SANITIZER_FOUND), sys.executable, *check]
     command += ["--out", str(setting.out / "sanitizer"), "--budget-s", str(share_s)]
-    # Each tensor in memory of its own, or what lies beside one is another that may be read.
+    # Each tensor in its own memory, or what lies next to one is another that may be read.
     done, said = _run(command, share_s, env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
     errors = re.findall(r"ERROR SUMMARY: (\d+) error", said)
     if done == _SANITIZER_FOUND or (errors and int(errors[-1])):

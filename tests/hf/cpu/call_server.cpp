@@ -1,4 +1,4 @@
-// Calls functions of libraries for whoever cannot load them: reads calls from its input and writes what they left to its
+// Calls functions of libraries for processes that cannot load them: reads calls from its input and writes what they left to its
 // output, until the input ends. Numbers are 64 bits wide, least byte first, but for floats and what is in buffers.
 //
 //   call     text library, text function, buffers, places, arguments, count, floats [count]

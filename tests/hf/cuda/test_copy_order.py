@@ -1,5 +1,5 @@
-"""Copies beside the compute are in order, by the events that streams wait for: of KV blocks, of weights that visit the
-device, and of recurrent states. Whoever drops one of those waits is found."""
+"""Copies that run while layers compute are in order, by the events that streams wait for: of KV blocks, of weights that
+visit the device, and of recurrent states. A wait that is dropped is found."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ from vasuki.models.named import named_shape
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")  # a sigmoid far out
 
-# Kernels that a step of three layers launches: decodes, and decodes beside prompts. They may only go down.
+# Kernels that a step of three layers launches: decodes, and decodes with prompts. They may only go down.
 MOST_KERNELS = {"decodes": 65, "mixed": 75}
 MOST_BESIDE_OURS = {  # with Triton's
     "llama": (50, 60),
@@ -208,7 +208,7 @@ def test_ours_take_the_place_of_several(name: str, ours: SmallKernels, fake: Non
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_cost_model_counts_what_a_step_launches(name: str, ours: SmallKernels, fake: None) -> None:
-    """Beside what samples a token and fetches it."""
+    """Kernels other than those that sample a token and fetch it."""
     loaded = _model(name, ours)
     shape = shape_from_config(loaded.config.to_dict(), name)
     launches = launches_of(shape, "gpu")
@@ -353,7 +353,7 @@ def test_a_first_measure_replays_what_a_run_replays(
 def test_tokens_are_drawn_on_the_card(
     setting: dict[str, Any], by_ours: bool, ours: SmallKernels, fake: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With log probabilities, in slices, and beside rows that take the likeliest token."""
+    """With log probabilities, in slices, and together with rows that take the likeliest token."""
     from vasuki.hf.kernels.by_triton.sampling import keep_top_p
 
     monkeypatch.setattr(sampler, "DRAWN_LOGITS", 3 * 97)

@@ -113,7 +113,7 @@ def test_steps_of_both_kernels_equal_generate(name: str, kernels: CPUKernels) ->
 def test_recorded_prompts_equal_generate(
     name: str, chunk_tokens: int, kernels: CPUKernels, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Beside decodes, and cut into chunks: many tokens that few of them sample, tiles of several and of one."""
+    """With decodes, and cut into chunks: many tokens that few of them sample, tiles of several and of one."""
     chosen = AttentionKernels(load(name).kernel, "auto")
     rows, graphs = _run(name, _as_it_is, chunk_tokens=chunk_tokens, kernels=chosen)
     assert rows.outputs == reference(name)
@@ -155,7 +155,7 @@ def test_a_piece_of_a_step_keeps_what_the_next_one_overwrites(
 
 
 def test_graphs_hold_on_to_no_more_than_plans_set_aside(kernels: CPUKernels) -> None:
-    """Beside what they work in: answers of the largest, and each size's inputs."""
+    """In addition to activations: answers of the largest, and each size's inputs."""
     loaded = load("llama")
     _, graphs = _run("llama", _as_it_is, kernels=AttentionKernels(loaded.kernel, "auto"), temperature=0.8)
     held: dict[int, int] = {}
@@ -165,7 +165,7 @@ def test_graphs_hold_on_to_no_more_than_plans_set_aside(kernels: CPUKernels) -> 
     for tensor in itertools.chain(*graphs._kept.values(), tables):
         held[tensor.data_ptr()] = tensor.nbytes
     shape = shape_from_config(loaded.config.to_dict(), "llama").with_dtype("float32", "auto")
-    assert {size.single for _, size in graphs._recorded} == {True, False}, "decodes alone, and beside prompts"
+    assert {size.single for _, size in graphs._recorded} == {True, False}, "decodes alone, and with prompts"
     assert 9 * loaded.vocab_size * 4 in held.values()
     assert sum(held.values()) <= recorded_bytes(shape, find_profile("a10"), 9, 1)
 
@@ -177,7 +177,7 @@ def test_a_profile_that_names_torchs_kernel_records_no_prompts(kernels: CPUKerne
 
 
 def test_rows_that_are_longer_than_was_foreseen_are_launched(kernels: CPUKernels) -> None:
-    """Tables of recorded steps have two blocks, and those of some rows more."""
+    """Tables of recorded steps have two blocks, and some rows' tables more."""
     loaded, tokens = load("llama"), prompts(longest=60)
     cache = KVCache(loaded.kv_layout, 40, 16, loaded.device)
     executor = RaggedExecutor(loaded, cache, attention=AttentionKernels(loaded.kernel, "paged"))
@@ -295,7 +295,7 @@ def test_padding_reads_and_writes_its_own_block_alone(monkeypatch: pytest.Monkey
     executor = RaggedExecutor(loaded, cache)
     graphs, compute = StepGraphs(cache, executor.attention, loaded.max_context, 4, _as_it_is, 1), executor._likeliest
     with torch.inference_mode():
-        graphs(_step(cache, np.array([5, 200, 7, 99]), np.array([[2], [1], [2], [0]])), compute)  # is recorded beside
+        graphs(_step(cache, np.array([5, 200, 7, 99]), np.array([[2], [1], [2], [0]])), compute)  # is recorded as well
         for layer in cache.layers:
             layer.fill_(7.0)
         graphs(_step(cache, np.array([5, 200, 7]), np.array([[2], [1], [2]])), compute)

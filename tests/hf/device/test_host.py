@@ -42,7 +42,7 @@ def test_threads_spin_only_where_nobody_waits(monkeypatch: pytest.MonkeyPatch, p
     [
         ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
         ({"PYTORCH_ALLOC_CONF": "backend:native"}, {}),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, {}),  # would not count beside the other
+        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, {}),  # would not count next to the other
     ],
 )
 def test_the_allocator_is_set_up_unless_somebody_has(
@@ -71,6 +71,6 @@ def allocate(count):
         blocks = [torch.ones(5_000_000) for _ in range(3)]
     return faults() - before
 allocate(2)
-assert allocate(10) < 10 * 3 * 4000, "pages are taken anew"
+assert allocate(10) < 10 * 3 * 4000, "pages are taken again"
 """
     subprocess.run([sys.executable, "-c", code], check=True)

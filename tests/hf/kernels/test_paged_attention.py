@@ -56,7 +56,7 @@ def test_stores_like_its_plain_twin(dtype: torch.dtype, kv_dtype: torch.dtype, t
 def test_attends_like_its_plain_twin(
     each_level: AtLevel, head_dim: int, kv_dtype: torch.dtype, group: int, block_tokens: int, window: int | None
 ) -> None:
-    """Single tokens and a chunk, beside slots whose content nobody may see."""
+    """Single tokens and a chunk, next to slots whose content nobody may see."""
     rounds = each_level.level.name in (AVX512_BF16.name, AMX.name)
     kernel = each_level.paged_kernel((head_dim,), torch.float32, kv_dtype, rounds)
     torch.manual_seed(0)

@@ -59,7 +59,7 @@ def test_a_round_trip_into_poisoned_memory_is_byte_exact() -> None:
 
 
 def test_layers_leave_one_by_one() -> None:
-    """The first layer's compute waits for its own copy, not for those of later layers."""
+    """The first layer's compute waits for its own copy, not for later layers' copies."""
     device, host = (KVCache(LAYOUT, 4, 5, CPU) for _ in range(2))
     engine = ThreadCopyEngine()
     second_layer_may_leave = threading.Event()
@@ -117,7 +117,7 @@ class CudaError(RuntimeError):
 
 
 class Runtime:
-    """CUDA's runtime, as far as it locks memory: up to so many bytes, by address."""
+    """CUDA's runtime, as far as it locks memory: up to a number of bytes, by address."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, most_bytes: int) -> None:
         self.locked: dict[int, int] = {}
@@ -253,7 +253,7 @@ def test_streamed_layers_take_no_memory_of_their_own(monkeypatch: pytest.MonkeyP
 
 
 def test_the_threads_of_an_engine_end_with_it() -> None:
-    before = set(threading.enumerate())  # those of engines before it may still be about to end
+    before = set(threading.enumerate())  # threads of earlier engines may still be about to end
     engine = ThreadCopyEngine()
     engine.wait(engine.submit(True, lambda: 8, []))
     own = set(threading.enumerate()) - before

@@ -159,7 +159,7 @@ def _gone_shard(file: Path) -> None:
         (_cut, "its header promises"),
         (_pointer, "git lfs pull"),
         (_gguf, "GGUF is not read"),
-        (_adapter, "an adapter beside the model"),
+        (_adapter, "an adapter for the model"),
         (_gone_shard, "names model-2.safetensors, which the folder lacks"),
     ],
 )

@@ -70,7 +70,7 @@ def test_rows_end_before_rotary_embeddings_would_change(caplog: pytest.LogCaptur
     assert loaded.max_context == 256, "which change beyond the model's positions"
     assert "rows of over 256 tokens" in caplog.text
     loaded = _prepare(transformers.AutoModelForCausalLM.from_config(random_config("phi3")))
-    assert loaded.max_context == 80, "which change beyond those of the first training"
+    assert loaded.max_context == 80, "which change beyond the first training's"
     assert "rows of over 80 tokens" in caplog.text
 
 

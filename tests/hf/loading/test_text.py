@@ -148,7 +148,7 @@ def test_control_tokens_of_a_row_are_text(model: Path, content: str) -> None:
         marked = [{"role": "user", "content": tokenizer.marked(content)}]
         [token_ids] = tokenizer.encode_messages([marked], NOW)
         assert token_ids == expected
-        assert [token_ids.count(token) for token in control] == [1, 0, 2, 1, 1], "those of the template"
+        assert [token_ids.count(token) for token in control] == [1, 0, 2, 1, 1], "only the template's"
         [bare] = tokenizer.encode_batch([tokenizer.marked(content)])
         assert not {*control} & {*bare[1:]}
         assert bare[0] == control[0]

@@ -1,4 +1,4 @@
-"""Weights that wait on the host: kernels are those of the device that computes."""
+"""Weights that wait on the host: kernels belong to the device that computes."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_a_profile_survives_its_file(profile: HardwareProfile, tmp_path: Path) -
     path = tmp_path / "sub" / f"{profile.name}.yaml"
     write_profile(profile, path)
     assert load_profile(path) == profile
-    assert [file.name for file in path.parent.iterdir()] == [path.name], "nothing is left beside it"
+    assert [file.name for file in path.parent.iterdir()] == [path.name], "nothing else is left in the folder"
 
 
 def test_a_profile_is_found_where_it_is_written(
@@ -103,7 +103,7 @@ def test_a_profile_is_found_where_it_is_written(
 def test_a_card_is_known_to_the_profiler_as_to_a_plan(
     name: str, title: str, listed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Figures of a card beside it serve a variant, which keeps a name of its own."""
+    """Figures of a similar card serve a variant, which keeps its own name."""
     machine = Machine(name, (), "driver 1", 24 * 2**30, 72, (8, 6))
     monkeypatch.setattr(build_profile, "describe", lambda device: machine)
     stages, bench = build_profile._Stages(shown=False), Bench.on(CPU, torch.float32, TINY, QUICK)
@@ -403,7 +403,7 @@ def test_stand_ins_have_the_shape(family: str) -> None:
     packed = [module for module in loaded.model.modules() if isinstance(module, PackedLinear)]
     matrices += sum(module.in_features * module.out_features for module in packed)
     if packed and shape.tied_embeddings:
-        matrices -= shape.hidden_size * shape.vocab_size  # the head's, packed beside the embedding
+        matrices -= shape.hidden_size * shape.vocab_size  # the head's, packed in addition to the embedding
     assert matrices == shape.layer_parameters + shape.embedding_parameters
 
 
@@ -434,7 +434,7 @@ def test_operators_are_those_of_a_model_in_bfloat16(family: str) -> None:
 
 
 def test_what_a_gpu_runs_is_measured(profile: HardwareProfile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that its attention walks itself, and steps that are replayed beside those that are not."""
+    """Blocks that its attention walks itself, and steps that are replayed or not."""
     sizes: list[int] = []
     decodings: list[step_overheads._Decoding] = []
 

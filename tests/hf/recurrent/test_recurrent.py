@@ -129,7 +129,7 @@ def test_packages_with_kernels_for_cuda_are_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_weak_recurrences_of_low_precision_are_told_from_none() -> None:
-    """What two tokens leave behind is hardly seen in bfloat16 beside what a token adds by itself."""
+    """What two tokens leave behind is hardly seen in bfloat16 next to what a token adds by itself."""
     for name in ("jamba", "qwen3_5", "granite_hybrid"):
         torch.manual_seed(0)
         config = random_config(name, initializer_range=0.02)
@@ -172,8 +172,8 @@ def test_many_short_prompts_are_not_filled_up_at_once(monkeypatch: pytest.Monkey
         return compute(rows, *rest)
 
     monkeypatch.setattr(layer, "_compute", watched)
-    alike = [prompts()[1][:20]] * 5
-    rows, _, _ = run(loaded, requests_of(alike), chunk_tokens=1000)
+    equal = [prompts()[1][:20]] * 5
+    rows, _, _ = run(loaded, requests_of(equal), chunk_tokens=1000)
     assert [shape for shape in seen if shape[1] == 20] == [(2, 20), (2, 20), (1, 20)]
     assert (5, 1) in seen
     assert len({tuple(output) for output in rows.outputs}) == 1

@@ -696,7 +696,7 @@ def test_prefetch_is_bounded_in_bytes() -> None:
     items = Prefetch(source(), 100, len, 100)
     while len(made) < 3:  # until the test times out
         time.sleep(0.002)
-    for _ in range(2):  # the large one has no room beside another
+    for _ in range(2):  # the large one has no room together with another
         for _ in range(20):
             time.sleep(0.002)
         assert made == [40, 40, 300]

@@ -441,7 +441,7 @@ def test_ids_that_no_integer_type_holds_become_text(job: MakeJob, parquet: Write
 
 
 def test_a_value_that_its_column_cannot_hold_fails_its_row(job: MakeJob, parquet: WriteParquet, tmp_path: Path) -> None:
-    """Days of the year 3000 in seconds, beside times in nanoseconds, which end in 2262."""
+    """Days of the year 3000 in seconds, together with times in nanoseconds, which end in 2262."""
     parquet("in/a.parquet", text=["x", "y"], when=pa.array([32503680000, 1], pa.timestamp("s")))
     parquet("in/b.parquet", text=["z"], when=pa.array([1], pa.timestamp("ns")))
     config = job(tmp_path / "in", output={"columns": ["when"]})

@@ -60,7 +60,7 @@ def test_a_row_whose_prompt_is_another_one_begins_anew(file: Location, caplog: p
     resumed = list(journal_at(file).resume([request(1, [3, 4]), request(2, [3, 5])]))
     assert [each.progress for each in resumed] == [Progress((7,)), Progress()]
     told = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert told == ["row r2 had another prompt when it was begun: it begins anew"]
+    assert told == ["row r2 had another prompt when it was begun: it starts again"]
 
 
 def test_rows_that_have_ended_leave_the_journal_and_the_last_one_the_folder(file: Location) -> None:
@@ -87,7 +87,7 @@ def test_another_jobs_journal_is_not_read(file: Location, caplog: pytest.LogCapt
     journal_at(file).write([row(3, [7])])
     with caplog.at_level(logging.WARNING, "vasuki"):
         assert known(journal_at(file, config_hash="other")) == {}
-    assert "begin anew" in caplog.text
+    assert "start again" in caplog.text
 
 
 tokens = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5)

@@ -230,7 +230,7 @@ def test_work_of_a_batch_equals_work_of_its_chunks() -> None:
 
 @pytest.mark.parametrize(("gpu", "copy_ms"), [("h100", 2.84), ("a10", 5.64)])
 def test_a_recorded_step_hides_nothing_of_what_leaves_before_it(gpu: str, copy_ms: float) -> None:
-    """A row of 1,024 tokens beside 64 decodes: read from all layers before any of them is written to."""
+    """A row of 1,024 tokens and 64 decodes: read from all layers before any of them is written to."""
     cost, swap = model(gpu), Swap(sequence(1024), to_host=True, device=[0, 1, 2, 3], host=[0, 1, 2, 3])
     copies = cost.swap_copies(Batch([], [], [], [swap]), block_tokens=256)
     recorded, launched = cost.work([1] * 64, [512] * 64), cost.work([1] * 64 + [1024], [512] * 64 + [1024])
@@ -242,7 +242,7 @@ def test_a_recorded_step_hides_nothing_of_what_leaves_before_it(gpu: str, copy_m
 
 
 def test_swaps_become_copies() -> None:
-    """What leaves a layer does so before its kernels, what returns does so beside them."""
+    """What leaves a layer does so before its kernels, what returns does so while they run."""
     swaps = [
         Swap(sequence(90), to_host=True, device=[1, 2, 3], host=[0, 1, 2]),
         Swap(sequence(90), to_host=False, device=[7], host=[3]),

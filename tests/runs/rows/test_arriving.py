@@ -173,7 +173,7 @@ def test_a_line_that_comes_again_is_answered_again_and_not_run(job: Job, tmp_pat
 
 
 def test_metrics_count_the_rows_that_have_come(job: Job, tmp_path: Path) -> None:
-    """Those of an earlier run left out, and none that are still to come."""
+    """Rows without an earlier run's, and without any that are still to come."""
     file = tmp_path / "figures.txt"
     for chunk, rows in ((lines(0, 5), 5), (lines(3, 8), 3)):
         with Metrics(str(file)) as metrics:

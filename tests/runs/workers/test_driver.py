@@ -141,7 +141,7 @@ class Virtual:
 def test_replicas_end_together_whatever_their_speeds(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, speeds: tuple[float, ...]
 ) -> None:
-    """Their plan takes them to be alike."""
+    """Their plan takes them to be equal."""
     monkeypatch.setattr("replicas_job.NUM_ROWS", 1000)
     job = job_into(tmp_path / "job", tiny_model)
     tree = yaml.safe_load(job.read_text())

@@ -1,4 +1,5 @@
-"""One job on two replicas, which are real processes: the answers of a run on one device, whoever is killed."""
+"""One job on two replicas, which are real processes: the answers of a run on one device, whichever process is
+killed."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ KILLS = int(os.environ.get("VASUKI_KILLS", "0")) // 10
 
 
 class KillsReplicas(Processes):
-    """Kills the first one behind so many of its messages."""
+    """Kills the first one after a number of its messages."""
 
     messages = 0
     kills_at = 14

@@ -104,7 +104,7 @@ class PagedTiles:
 
     def load_contexts(self, other: PagedTiles, padding_block: int) -> None:
         """Attend from now on in another step's tiles, from the same memory as before, where each was of one token.
-        Tokens beyond those of `other` see the first token of `padding_block`."""
+        Tokens beyond `other`'s see the first token of `padding_block`."""
         count, (num_chunks, width) = len(other.tiles), other.tables.shape
         padded = count + self.num_tokens - other.num_tokens
         self.tiles[:count].copy_(other.tiles)
@@ -179,7 +179,7 @@ class Chunks:
 
     @property
     def are_single(self) -> bool:
-        """Whether each is of one token that samples."""
+        """Whether each chunk is of one token that samples."""
         return bool((self._lengths == 1).all() and self._samples.all())
 
     @property
@@ -196,13 +196,13 @@ class Chunks:
 
     @cached_property
     def packed(self) -> PagedVarlen | None:
-        """For torch's packed kernel; None where there is none."""
+        """The chunks for torch's packed kernel; None where there is none."""
         ends = self._starts + self._lengths
         return _varlen(self._lengths, np.maximum(ends, self._reserve.context), ends, self._tables, self._cache)
 
     @cached_property
     def tiles(self) -> PagedTiles | None:
-        """For a kernel of ours; None where there is none."""
+        """The chunks for a kernel of ours; None where there is none."""
         if self.kernels.ours is None:
             return None
         parts = self._firsts, self._lengths, self._starts, self._samples, self._tables
@@ -210,7 +210,7 @@ class Chunks:
 
     def load_contexts(self, other: Chunks, padding_block: int) -> None:
         """Attend from now on as another step does, from the same memory as before, where each chunk was of one token.
-        Tokens beyond those of `other` see the first token of `padding_block`."""
+        Tokens beyond `other`'s see the first token of `padding_block`."""
         for view in ("packed", "tiles"):
             if (own := vars(self).get(view)) is not None:  # it has been asked for
                 own.load_contexts(getattr(other, view), padding_block)

@@ -27,12 +27,13 @@ class StepInputs:
     rows: torch.Tensor  # int64 [2, num_tokens], where each token's key and value go, see KVCache
     sample_positions: torch.Tensor  # int64 [num_samples], tokens whose logits are wanted
     cache: KVCache
-    offload: KVMover | None  # moves KV beside the compute; None where nothing moves in this step
+    offload: KVMover | None  # moves KV while layers compute; None where nothing moves in this step
     chunks: Chunks  # what attends to what
 
     @contextmanager
     def at_layer(self, layer: int) -> Iterator[None]:
-        """While a layer reads and writes its keys and values: those that move are there before, and may leave after."""
+        """A context in which a layer reads and writes its keys and values: blocks that move are in place before it, and
+        may leave after it."""
         if self.offload is not None:
             self.offload.before_layer(layer)
         yield

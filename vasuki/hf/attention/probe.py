@@ -77,7 +77,7 @@ class _Observer:
         return self.seen[module].output
 
     def _reach(self, window: int | None) -> int:
-        """Tokens that one sees at most."""
+        """Tokens that a token sees at most."""
         return min(window or self._longest, self._longest)
 
 
@@ -100,10 +100,10 @@ AttentionMaskInterface.register(_NAME, _mask)
 
 
 def observe(model: Any, **arguments: Any) -> dict[torch.nn.Module, Observation]:
-    """Run the model on a few tokens to see what its layers ask of their attention. Raises Unsupported by name.
+    """Run the model on a few tokens to see what its layers ask of their attention. Raises Unsupported with the reason.
 
-    They are as far apart as the model allows: some do otherwise with positions beyond those that they were trained on.
-    The model is called with `arguments` beside what a step calls it with.
+    Positions are as far apart as the model allows: some treat positions beyond their training context differently.
+    The model is called with `arguments` in addition to a step's own.
     """
     longest = context_of(model.config.get_text_config().to_dict()) or _NUM_TOKENS
     observer = _Observer(longest)
@@ -152,8 +152,8 @@ def observe_layer(layer: Any, arguments: dict[str, Any]) -> tuple[Observation, A
 
 
 def probe(model: Any, num_layers: int, others: Collection[int] = ()) -> KVLayout:
-    """Return what a model's layers store; those of `others` that don't attend store nothing. Raises Unsupported by
-    name."""
+    """Return what a model's layers store; layers in `others` that don't attend store nothing. Raises Unsupported with
+    the reason."""
     heads: dict[int, tuple[int, int]] = {}  # (num_kv_heads, head_dim) by layer
     for layer, seen in observe(model).items():
         _, num_kv_heads, head_dim = seen.value.shape

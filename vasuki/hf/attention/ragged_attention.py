@@ -63,7 +63,7 @@ def interface(
 ) -> tuple[torch.Tensor, None]:
     """transformers' calling convention: `[1, num_heads, num_tokens, head_dim]` in, `[1, num_tokens, ...]` out.
 
-    Heads of values may be narrower than those of keys (multi-head latent attention), and so are the output's then.
+    Value heads may be narrower than key heads (multi-head latent attention); the output's heads are as wide as values'.
     """
     variant = Variant(
         scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
@@ -78,13 +78,13 @@ def interface(
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     width = value.shape[-1]
     is_narrow = width < key.shape[-1]
-    if is_narrow:  # keys and values are stored alike, so those of latent attention are filled up
+    if is_narrow:  # keys and values are stored equally wide, so latent attention's values are padded
         value = pad(value, (0, key.shape[-1] - width))
     output = attend_or_observe(module, query, key, value, step, variant, attention_mask)
     return (output[..., :width] if is_narrow else output).unsqueeze(0), None
 
 
-# No mask is registered beside it: each chunk's follows from its positions, and a model that builds one waits for the
+# No mask is registered for it: each chunk's follows from its positions, and a model that builds one waits for the
 # device to do so.
 AttentionInterface.register(NAME, interface)
 
@@ -120,7 +120,7 @@ def attend(
 
 
 def attend_stored(query: torch.Tensor, layer: int, step: StepInputs, variant: Variant) -> torch.Tensor:
-    """The same where the step's keys and values are in their blocks already."""
+    """Attention of one layer, as `attend`, where the step's keys and values are in their blocks already."""
     chunks, cache_layer = step.chunks, step.cache.layers[layer]
     packed = chunks.packed if chunks.packs else None
     if packed is not None and _packs(query, cache_layer, packed, chunks.kernels, variant):

@@ -43,10 +43,10 @@ class CPUKernels(NamedTuple):
         )
 
     def install(self, model: torch.nn.Module) -> None:
-        """Let a model's layers compute by them.
+        """Let a model's layers compute by these kernels.
 
-        Of a model in bfloat16, products are in bfloat16, and everything between them is in float32 from now on. One
-        with matrices beside those of linear layers, as of experts, which would become twice as large, stays as it is.
+        Of a model in bfloat16, products are in bfloat16, and everything between them is in float32 from now on. A
+        model with matrices outside linear layers, such as experts, stays as it is: they would become twice as large.
         """
         if _has_other_matrices(model):
             return

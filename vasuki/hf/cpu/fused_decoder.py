@@ -119,7 +119,7 @@ class FusedDecoder(torch.nn.Module):
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x))
 
     def _in_one_call(self, step: StepInputs) -> bool:
-        """Not where something waits between layers: copies, or whoever hooked one."""
+        """Whether one call computes all layers: not if copies or hooks come between them."""
         hooked = any(layer._forward_pre_hooks or layer._forward_hooks for layer in self.layers)
         return step.offload is None and not hooked
 

@@ -123,7 +123,7 @@ class FusedLayer(torch.nn.Module):
         return self._parts[0].variant.is_plain
 
     def pointers(self) -> Layer:
-        """The weights where they are now: those of a layer that is streamed move, all together."""
+        """The weights where they are now: a streamed layer's move, all together."""
         if self._layer.qkv.panels != self._panels.data_ptr():
             own, mlp = self._parts
             norms = [self.input_layernorm, self.post_attention_layernorm, *own.norms]
@@ -141,7 +141,7 @@ class FusedLayer(torch.nn.Module):
 
 
 def fuse_layers(model: torch.nn.Module, kernel: LayerKernel) -> None:
-    """Replace a model's decoder layers: those of such parts that compute on a few tokens what their twin does."""
+    """Replace the decoder layers of a model whose kernels compute what their twin does on a few tokens."""
     replace_where_equal(model, _is_candidate, lambda layer: FusedLayer(layer, kernel))
 
 

@@ -1,9 +1,9 @@
 """Linear layers on a CPU, by a compiled kernel over packed weights.
 
-A step has few rows, and general matrix libraries are made for many: they pack the weights anew in every call, or read
+A step has few rows, and general matrix libraries are made for many: they pack the weights again in every call, or read
 them in an order that few rows cannot pay for. Here they are packed once, when the model is loaded, and stay in bfloat16
 where that is what the model was saved in, which loses nothing and halves what a step of decodes has to read. Layers
-take and give float32; those of a model in bfloat16 round what they take where processors multiply that faster.
+take and give float32; in a bfloat16 model they round their input where processors multiply bfloat16 faster.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class LinearKernel:
         return output
 
     def gated(self, rows: torch.Tensor, up: PackedMatrix, gate: PackedMatrix) -> torch.Tensor:
-        """`up(rows) * silu(gate(rows))`, without either product in memory; both are of one size and stored alike."""
+        """`up(rows) * silu(gate(rows))`, without either product in memory; both have the same size and format."""
         output = rows.new_empty(len(rows), up.out_features)
         self._gated(up, gate, rows.data_ptr(), output.data_ptr(), len(rows))
         return output
@@ -122,7 +122,7 @@ class PackedLinear(torch.nn.Module):
     @property
     def weight(self) -> torch.Tensor:
         """The weight as a model's own code may want to see it: in float32, like all that it may meet there. It is made
-        anew for each caller."""
+        for each caller."""
         return self.unpacked().float()
 
     def unpacked(self) -> torch.Tensor:
@@ -131,7 +131,7 @@ class PackedLinear(torch.nn.Module):
 
     @property
     def matrix(self) -> PackedMatrix:
-        """The weights where they are now: those of a layer that is streamed move."""
+        """The weights where they are now: a streamed layer's move."""
         if self._matrix.panels != self.panels.data_ptr():
             self._matrix = PackedMatrix.of(self.panels, self.bias, self.out_features, self.format)
         return self._matrix

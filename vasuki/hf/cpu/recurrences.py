@@ -229,7 +229,7 @@ class Recurrences:
         tokens]`, D and delta_bias `[channels]`, state `[rows, channels, numbers]` -> output like hidden_states, and the
         state if it is asked for.
 
-        The plain twin begins anew whatever came before, and so does this where it is left to that, or where the state
+        The plain twin ignores any earlier state, and so does this where the twin computes, or where the state
         has another shape.
         """
         (rows, channels, _), numbers = hidden_states.shape, b.shape[1]
@@ -338,7 +338,7 @@ def _zeros(*size: int) -> torch.Tensor:
 
 
 def _time_steps(dt: torch.Tensor, bias: torch.Tensor | None, is_softened: bool) -> torch.Tensor:
-    """How far each head goes in a token."""
+    """The time step of each head for each token."""
     steps = dt.float() if bias is None else dt.float() + bias.float()
     return softplus(steps) if is_softened else steps
 
@@ -354,5 +354,5 @@ def _lies_plainly(state: torch.Tensor, *shape: int) -> bool:
 
 
 def _repeats(tensor: torch.Tensor, dim: int) -> bool:
-    """Whether it says the same all along a dimension."""
+    """Whether a tensor has equal values all along a dimension."""
     return tensor.shape[dim] == 1 or tensor.stride(dim) == 0

@@ -1,4 +1,4 @@
-"""Which kernels attend in a model's steps, and whether those of decodes can be recorded."""
+"""Which kernels attend in a model's steps, and whether the kernels of decodes can be recorded."""
 
 from __future__ import annotations
 

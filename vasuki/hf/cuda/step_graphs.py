@@ -104,7 +104,7 @@ class StepGraphs:
         return answers
 
     def _size_of(self, step: StepInputs) -> GraphSize | None:
-        """The smallest that has room for a step; None if none has."""
+        """The smallest graph that has room for a step; None if none has."""
         single = step.chunks.are_single
         tokens, samples = step.input_ids.shape[1], max(1, len(step.sample_positions))
         sizes = self._rows if single else self._tokens
@@ -211,7 +211,7 @@ class _Recorded:
         return tuple(each[: len(step.sample_positions)] for each in self._own)
 
     def apart(self, step: StepInputs) -> float:
-        """How far a step's logits are from those of the same padded tokens without the graph, as a multiple of what
+        """How far a step's logits are from the same padded tokens' without the graph, as a multiple of what
         sums in another order explain."""
         self(step)
         answer, expected = self._own[0].clone(), self._compute(self._step)[0]
@@ -233,14 +233,14 @@ def record_on_device() -> Record:
     """Record by CUDA graphs that share a pool of memory."""
     pool = torch.cuda.graph_pool_handle()
     # One for all: torch keeps a workspace of up to 32 MiB for each stream on which it has multiplied matrices.
-    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(compute: Replay) -> Replay:
         # What kernels set up when they are first called cannot be recorded.
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
             compute()
-        torch.cuda.current_stream().wait_stream(beside)
+        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # A capture that fails does not always give the stream back by itself.
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=pool):

@@ -59,7 +59,7 @@ def describe(device: torch.device) -> Machine:
 
 
 def device_of(device: torch.device) -> LocalDevice:
-    """The same as a job sees it."""
+    """The device as a job sees it."""
     if device.type == "cpu":
         return local_device("cpu")
     properties = torch.cuda.get_device_properties(device)
@@ -94,12 +94,12 @@ def total_bytes(device: torch.device) -> int:
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory that this process can still take without pushing anybody out."""
+    """Memory that this process can still take without taking it from others."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else cpu.available_bytes()
 
 
 def give_back() -> None:
-    """Return memory that nobody uses any more, that of a run that has ended, to the device."""
+    """Return unused memory, such as an ended run's, to the device."""
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
@@ -107,7 +107,7 @@ def give_back() -> None:
 
 def take_some(device: torch.device) -> None:
     """Take the first memory of a GPU, in segments that can grow, as `host.set_up_allocator` asks for, or else in plain
-    ones: some drivers refuse the calls that such segments need, those of slices of cards that clouds rent out."""
+    ones: some drivers of card slices in clouds refuse the calls that such segments need."""
     try:
         torch.empty(1, device=device)
     except torch.OutOfMemoryError:

@@ -16,7 +16,7 @@ _SETTINGS = {_MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 2**30, _TOP_PAD: 64 *
 
 
 def prepare() -> None:
-    """Set all of it up. What the environment says already stands."""
+    """Set all of it up. What the environment sets already stays."""
     # Threads that spin for long lose whole time slices on a shared machine, tenfold in a job with a small model, and
     # threads that go to sleep at once cost a sixth of every step on a machine of one's own.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -35,7 +35,7 @@ def cpu_pressure(path: Path = Path("/proc/pressure/cpu")) -> float:
 
 
 def keep_freed_memory() -> None:
-    """Let malloc reuse the blocks of a step's activations, instead of faulting their pages in anew in every step."""
+    """Let malloc reuse the blocks of a step's activations, instead of faulting their pages in again in every step."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):  # not glibc

@@ -1,6 +1,6 @@
 """What takes the place of a model's modules, each checked against the module that it replaces.
 
 replace      how a module gives way to its twin
-attention    one product for queries, keys and values, whoever multiplies and rotates
+attention    one product for queries, keys and values, whichever kernels multiply and rotate
 by_torch     norms, projections and MLPs in fewer of torch's operators, for GPUs; `hf.cpu` has kernels of its own
 """

@@ -93,7 +93,7 @@ class FusedAttention(torch.nn.Module):
 
     @property
     def variant(self) -> Variant:
-        """What it asks of its attention."""
+        """The options that the layer asks of its attention."""
         return self._variant if self.sinks is None else replace(self._variant, sinks=self.sinks)
 
     @property
@@ -103,14 +103,14 @@ class FusedAttention(torch.nn.Module):
 
     @property
     def head_norms(self) -> HeadNorms | None:
-        """Its norms, where they are of single heads and alike."""
+        """Its norms, where they are of single heads and differ only in weights."""
         parts: list[Any] = [norm for norm in self.norms if hasattr(norm, "offset")]
         if len(parts) < 2:
             return None
         query, key = parts
         norms = HeadNorms(query.weight, key.weight, query.eps, query.offset)
-        alike = (query.eps, query.offset) == (key.eps, key.offset)
-        return norms if alike and len(norms.query) == len(norms.key) == self.head_dim else None
+        are_equal = (query.eps, query.offset) == (key.eps, key.offset)
+        return norms if are_equal and len(norms.query) == len(norms.key) == self.head_dim else None
 
     def heads(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """`[1, num_tokens, hidden_size]` -> queries, keys and values `[num_tokens, heads of all, head_dim]`."""
@@ -224,13 +224,13 @@ def _agree(
         return False
     if not all(close(*pair, scale) for pair in zip(projected, (seen.query, seen.key, seen.value), strict=True)):
         return False
-    if fused.stores and not _stores_alike(fused, arguments, projected, scale):
+    if fused.stores and not _stores_equally(fused, arguments, projected, scale):
         return False
     answer = fused.o_proj(seen.output.flatten(1).unsqueeze(0))
     return isinstance(output, tuple) and len(output) == 2 and close(answer, output[0], scale)
 
 
-def _stores_alike(
+def _stores_equally(
     fused: FusedAttention, arguments: dict[str, Any], projected: tuple[torch.Tensor, ...], scale: float
 ) -> bool:
     """Whether the queries that it returns, and what it puts into a cache, are what it projects."""

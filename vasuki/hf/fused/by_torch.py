@@ -133,7 +133,8 @@ class Fused(NamedTuple):
     mlps: int
 
     def lacks(self, layers: int) -> str:
-        """What is left of so many layers, where that is something: a step launches each operator of those."""
+        """Names the parts of `layers` that were not replaced, whose operators a step launches one by one; "" if
+        none."""
         kinds = {"attention": self.attentions, "MLP": self.mlps}
         left = [f"{kind} of {layers - count}" for kind, count in kinds.items() if count < layers]
         return f"the {' and the '.join(left)} of {layers} layers" if left else ""
@@ -189,8 +190,8 @@ def _mlp(module: Any, kernels: SmallKernels | None) -> JoinedMLP | None:
     except (TypeError, RuntimeError):  # it wants something else than rows
         return None
     twin = JoinedMLP(join(firsts) if len(firsts) > 1 else first, down, function, kernels)
-    alike = isinstance(answers, torch.Tensor) and answers.shape == x.shape
-    return twin if alike and all(map(close, twin(x)[0], answers[0])) else None
+    has_shape = isinstance(answers, torch.Tensor) and answers.shape == x.shape
+    return twin if has_shape and all(map(close, twin(x)[0], answers[0])) else None
 
 
 def _activation(function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor) -> str | None:

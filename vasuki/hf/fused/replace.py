@@ -13,8 +13,8 @@ _ROUNDINGS = 3  # to 16 bits, one after another, that answers which should be eq
 
 
 def close(answer: torch.Tensor, expected: torch.Tensor, scale: float = 1.0) -> bool:
-    """Whether two modules answered alike, but for sums in another order and, in 16 bits, numbers between that one of
-    them rounds and the other does not. `scale` is of what they were given."""
+    """Whether two modules gave equal answers, up to sums in another order and, in 16 bits, intermediate values that
+    only one of them rounds. `scale` is of what they were given."""
     if answer.shape != expected.shape or answer.dtype is not expected.dtype:
         return False
     if answer.dtype is torch.float32:
@@ -39,8 +39,8 @@ def replace_where_equal(
     is_candidate: Callable[[torch.nn.Module], bool],
     twin_of: Callable[[torch.nn.Module], torch.nn.Module],
 ) -> None:
-    """Put its twin in the place of every candidate that is answered alike by it on a few tokens, with a tensor or with
-    an output that begins with one."""
+    """Replace every candidate whose twin gives equal answers on a few tokens, as a tensor or an output that begins with
+    one."""
     twins: dict[torch.nn.Module, torch.nn.Module] = {}
 
     def compare(module: torch.nn.Module, args: tuple[Any, ...], arguments: dict[str, Any], output: Any) -> None:

@@ -1,6 +1,6 @@
 """Kernels, each with a plain twin.
 
-by_triton              what a GPU's layers do beside products, in fewer kernels, and attention that torch has none for
+by_triton              what a GPU's layers do besides products, in fewer kernels, and attention that torch lacks
 experts                experts of a mixture for few rows, without a wait for the device
 levels                 the instruction sets that there are, and which of them a CPU's kernels use
 native                 compiles the C++ in `cpp/` once for such a level and keeps the library

@@ -31,7 +31,7 @@ class Level(NamedTuple):
     needs: tuple[str, ...] = ()
 
     def with_more(self, name: str, flags: str, needs: str) -> Level:
-        """The next one above."""
+        """The next level above."""
         return Level(name, (*self.flags, *flags.split()), tuple(needs.split()))
 
 
@@ -68,7 +68,7 @@ def executable(has: Collection[str] | None = None) -> tuple[Level, ...]:
 
 
 def chosen(has: Collection[str] | None = None) -> Level:
-    """The level that kernels are to use, on a processor that has so much.
+    """The level that kernels are to use, on a processor with these capabilities.
 
     Raises:
         JobFileError: the environment asks for one that is unknown here, or more than the processor executes.

@@ -54,7 +54,7 @@ def load(source_name: str, level: Level, flags: tuple[str, ...] = ()) -> ctypes.
 
 @functools.cache
 def _say_once(reason: str) -> None:
-    """Kernels have several sources, and one reason to be absent."""
+    """Log once why kernels are absent: they have several sources, and one reason."""
     log.warning("%s; torch's operators compute in place of kernels, which took 1.6 times as long on SmolLM2", reason)
 
 

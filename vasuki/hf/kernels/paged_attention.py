@@ -41,12 +41,12 @@ class PagedKernel:
 
     @functools.cached_property
     def addresses(self) -> list[ctypes.c_void_p]:
-        """Addresses of these functions, for kernels that compute layers whose heads are all alike."""
+        """Addresses of these functions, for kernels that compute layers whose heads are all of one size."""
         return [ctypes.cast(function, ctypes.c_void_p) for function in self.functions]
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor) -> None:
-        """Store keys and values `[num_tokens, num_kv_heads, head_dim]`. Its plain twin is `KVCache.write`; of the rows
-        it reads those of keys."""
+        """Store keys and values `[num_tokens, num_kv_heads, head_dim]`. Its plain twin is `KVCache.write`; of
+        `rows` it reads the keys' half."""
         _, _, block_tokens, num_kv_heads, head_dim = cache.shape
         keys, values = keys.flatten(1), values.flatten(1)  # without a copy, unless heads lie apart
         self._write[head_dim](

@@ -1,4 +1,4 @@
-"""The functions by which recurrent layers compute, and who has their place.
+"""The functions by which recurrent layers compute, and what replaces them.
 
 transformers calls them by name in the source file of a model. When it is imported, it puts kernels of other packages
 there, where such are installed; those work on CUDA alone.

@@ -118,13 +118,13 @@ class PagedVarlen:
         ]
 
     def reads_each_head(self, window: int | None) -> bool:
-        """Whether single tokens read their keys anew for each query head: the kernel serves heads together only where
+        """Whether single tokens read their keys again for each query head: the kernel serves heads together only where
         it has nothing to mask."""
         return all(call.max_q == 1 and window is not None and window < call.max_k for call in self._calls)
 
     def load_contexts(self, other: PagedVarlen, padding_block: int) -> None:
         """Attend from now on to another step's contexts, from the same memory as before. Both steps are of single
-        tokens, and both kernels page. Tokens beyond those of `other` see the first token of `padding_block`."""
+        tokens, and both kernels page. Tokens beyond `other`'s see the first token of `padding_block`."""
         [own], [theirs] = self._calls, other._calls
         count, width = theirs.table.shape
         own.used_k[:count].copy_(theirs.used_k)

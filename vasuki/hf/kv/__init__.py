@@ -1,5 +1,5 @@
 """KV memory.
 
 kv_cache    the tensors behind the block pools, on the device and on the host
-kv_mover    what moves between them beside the compute: parked sequences, streamed layers
+kv_mover    what moves between them while layers compute: parked sequences, streamed layers
 """

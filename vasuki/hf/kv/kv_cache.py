@@ -36,7 +36,7 @@ class KVLayout:
 
     @classmethod
     def uniform(cls, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVLayout:
-        """Layers that are all alike."""
+        """Layers with equal heads."""
         return cls(((num_kv_heads, head_dim),) * num_layers, dtype)
 
     @property
@@ -148,7 +148,7 @@ class _Locked(mmap.mmap):
     _address = 0
 
     def lock(self, address: int) -> None:
-        """Lock all of it, which begins there. Raises CudaError."""
+        """Lock all of this memory, which begins at that address. Raises CudaError."""
         torch.cuda.check_error(_runtime().cudaHostRegister(address, len(self), 0))
         self._address = address
 

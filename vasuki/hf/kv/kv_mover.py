@@ -39,13 +39,13 @@ Done = Any  # what later copies and the compute can wait for: a CUDA event, or a
 
 
 class CopyEngine(Protocol):
-    """Runs copies beside the compute."""
+    """Runs copies while layers compute."""
 
     exposed_s: float  # compute waited for copies
 
     @property
     def busy_s(self) -> float:
-        """Copies took."""
+        """Seconds that copies took."""
         ...
 
     def computed(self) -> Done:

@@ -5,7 +5,7 @@ known_types       whether transformers knows a model's type
 accounting        which tensors its files lack, and which nothing reads
 tokenizer         text and messages -> token ids -> text
 plain_tokenizer   the same for planning, without transformers where its files are plain
-tokenizer_files   who splits text by what the model's folder says, and its chat template
+tokenizer_files   what splits text by what the model's folder says, and its chat template
 prompt_text       control tokens in rows' texts as text, and no second start token
 least_tokens      how few tokens a text may have, by its length alone
 weights           weights that live on the host

@@ -155,7 +155,7 @@ def _listed(names: Iterable[str], shapes: Mapping[str, Iterable[int]]) -> str:
 
 
 def _shared(lists: list[list[str]]) -> list[str]:
-    """What all of them begin with."""
+    """The common beginning of names."""
     columns = [set(column) for column in zip(*lists, strict=False)]
     return [column.pop() for column in takewhile(lambda column: len(column) == 1, columns)]
 

@@ -2,7 +2,7 @@
 
 The model runs as its authors wrote it. Only its attention is ours, through transformers' attention interface, so that
 one forward serves packed chunks over paged blocks. Whatever a model asks of its attention is honoured or refused at
-load time, by a probe that runs it once; nothing is ignored. What the probe refuses is loaded anew, with its own
+load time, by a probe that runs it once; nothing is ignored. What the probe refuses is loaded again, with its own
 attention, for the padded backend, which has a probe too.
 """
 
@@ -103,7 +103,7 @@ class LoadedModel:
     backend: Backend = "ragged"
     longest_packed_tokens: int = 0  # of a prompt that may share a padded row with others; 0: none may
     held: HeldBytes = ALL_IN_BLOCKS  # by each row that is computed alone
-    mapped: MappedWeights | None = None  # files that steps read weights from; set by whoever knows what was loaded
+    mapped: MappedWeights | None = None  # files that steps read weights from; set by the loading code
 
     @property
     def is_on_device(self) -> bool:
@@ -148,7 +148,7 @@ class LoadedModel:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes that a row keeps beside its tokens'."""
+        """Bytes that a row keeps in addition to its tokens'."""
         return self.recurrent.bytes_per_row if self.recurrent else self.held.row
 
     @property
@@ -216,7 +216,7 @@ def load_model(
     Args:
         model: which.
         device_name: where it computes.
-        stays_on_host: whether so many bytes of weights wait in host memory for `hf.weights.place_weights`.
+        stays_on_host: whether a number of bytes of weights waits in host memory for `hf.loading.weights.place_weights`.
         compiles: on a CPU, compute by the kernels of this package where they can be compiled; on CUDA, compute by
             fewer operators, and let steps be recorded, where they can be.
         kv_dtype: of keys and values; `auto` is the model's.
@@ -299,7 +299,7 @@ class _Loading:
         return cls(model, path, options, device, config, stays_on_host, compiles, kv_dtype, stored)
 
     def ragged(self) -> LoadedModel:
-        """For the ragged backend. Raises Refused if that does not serve it."""
+        """The model for the ragged backend. Raises Refused if that does not serve it."""
         path, device = self.path, self.device
         _refuse_config(path, self.config.get_text_config())
         uses_kernels = self.compiles and device.type == "cpu"
@@ -337,7 +337,7 @@ class _Loading:
         return replace(ready, device=device, compiles=self.compiles, compile_s=compile_s + ready.compile_s)
 
     def padded(self) -> LoadedModel:
-        """For the padded backend, with the model's own attention. Raises Refused if that does not serve it."""
+        """The model for the padded backend, with its own attention. Raises Refused if that does not serve it."""
         tokenizer = Tokenizer(self.path, **self.options)
         loaded = self._on_device(self._weights(self._dtype(None)))
         ready = prepare_padded(loaded, tokenizer, _generation(loaded), self.path, self.kv_dtype)
@@ -467,7 +467,7 @@ def _described(
     kv_dtype: str,
     dtype: torch.dtype | None = None,
 ) -> LoadedModel:
-    """What is the same for both backends. The arguments are those of `prepare`."""
+    """Describe what is the same for both backends. Arguments as for `prepare`."""
     config, dtype = model.config.get_text_config(), dtype or model.dtype
     layout = replace(layout, dtype=dtype if kv_dtype == "auto" else getattr(torch, kv_dtype))
     _warn_of_context(name, config)
@@ -521,7 +521,7 @@ def _warn_of_context(name: str, config: Any) -> None:
         reach *= rope.get("factor") or 1
     if context and reach and context < reach:
         log.warning(
-            "%s has other rotary embeddings for rows of over %d tokens, which would change shorter rows beside them: "
+            "%s has other rotary embeddings for rows of over %d tokens, which would change shorter rows of its step: "
             "rows end there, and longer prompts fail",
             name,
             context,

@@ -1,7 +1,7 @@
 """A model's tokenizer for planning: its files read directly, as transformers takes a second to import.
 
-Only plain files are read so: a tokenizer.json that the settings beside it add nothing to, and a chat template that asks
-for nothing of transformers' own but what is here. Whatever else a model has is left to transformers.
+Only plain files are read so: a tokenizer.json to which tokenizer_config.json adds nothing, and a chat template that
+asks for nothing of transformers' own but what is here. Whatever else a model has is left to transformers.
 """
 
 from __future__ import annotations

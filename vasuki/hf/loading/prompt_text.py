@@ -22,7 +22,7 @@ Span = tuple[int, int]
 
 
 class PromptText:
-    """What every tokenizer does with texts, whoever splits them.
+    """What every tokenizer does with texts, whatever splits them.
 
     Args:
         encode: token ids of texts; the flag asks for the special tokens that the model expects around each.

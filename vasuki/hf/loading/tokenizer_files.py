@@ -1,4 +1,4 @@
-"""What a model's folder says of its tokenizer, before anything reads it: who splits text, and its chat template."""
+"""What a model's folder says of its tokenizer, before anything reads it: what splits text, and its chat template."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def tile_attention(
         for num_kv_heads, head_dim in sorted({heads for heads in layout.heads if all(heads)}):
             one = KVLayout.uniform(1, num_kv_heads, head_dim, layout.dtype)
             for variant in _variants(num_kv_heads * heads_per_kv_head, head_dim, device):
-                if not _alike(kernel, one, variant, heads_per_kv_head, dtype, device):
+                if not _agrees(kernel, one, variant, heads_per_kv_head, dtype, device):
                     raise ValueError(f"it answers otherwise than torch for heads of {head_dim}, {variant}")
     except Exception as error:
         _without("attention", error)
@@ -93,10 +93,10 @@ def _variants(num_heads: int, head_dim: int, device: torch.device) -> list[Varia
     return [Variant(scaling), Variant(scaling, window=30), Variant(scaling, softcap=5.0, sinks=sinks)]
 
 
-def _alike(
+def _agrees(
     kernel: TileAttention, layout: KVLayout, variant: Variant, group: int, dtype: torch.dtype, device: torch.device
 ) -> bool:
-    """Whether a few chunks are answered as by torch."""
+    """Whether a few chunks get the same answers as by torch."""
     (num_kv_heads, head_dim), *_ = layout.heads
     width = -(-max(_CONTEXTS) // _BLOCK_TOKENS)
     cache = KVCache(layout, len(_CONTEXTS) * width, _BLOCK_TOKENS, device)
@@ -115,10 +115,10 @@ def _alike(
     on_device = torch.tensor(tiles, device=device)
     options = variant.sinks, variant.window, variant.scaling, variant.softcap
     kernel(query, cache.layers[0], on_device, longest, tables, *options, output)
-    first, alike = 0, True
+    first, is_close = 0, True
     for row, (tokens, context) in enumerate(zip(_TOKENS, _CONTEXTS, strict=True)):
         keys, values = cache.gather(0, tables[row], dtype)
         here = slice(first, first + tokens)
-        alike &= close(output[here], attend_eagerly(query[here], keys[:context], values[:context], variant))
+        is_close &= close(output[here], attend_eagerly(query[here], keys[:context], values[:context], variant))
         first += tokens
-    return alike
+    return is_close

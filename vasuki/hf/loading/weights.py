@@ -58,7 +58,7 @@ class WeightStream:
         layers: the model's decoder layers, in the order in which they run.
         streamed: which of them live on the host, and the buffers they visit.
         device: where they compute; resident layers are moved there.
-        engine: runs the copies beside the compute.
+        engine: runs the copies while layers compute.
     """
 
     def __init__(
@@ -122,7 +122,8 @@ class WeightStream:
 
 
 def place_weights(loaded: LoadedModel, host_layers: int, engine: CopyEngine | None = None) -> LoadedModel:
-    """Move a model's weights to where they live while it runs: so many layers' on the host, all else on the device.
+    """Move a model's weights to where they live while it runs: `host_layers` layers' on the host, all else on the
+    device.
 
     Returns the model with the engine that brings those layers, if there are any; the device's own if none is given.
     """

@@ -1,9 +1,9 @@
 """Vector embedding (Baton, section 4.2): a cache of transformers whose columns are read from blocks.
 
-A model hands each layer's new keys and values to its cache, and gets those of all columns back. New ones go to the
-blocks of their sequences, padding nowhere; then the rectangle is gathered, each row's on the right. So whoever joins,
-leaves, is parked or returns changes no tensor of anybody else, and memory is what the scheduler counts. A rectangle of
-one layer is in memory at a time; transformers' own cache copies as much when it grows by a column.
+A model hands each layer's new keys and values to its cache, and gets back keys and values of all columns. New ones go
+to the blocks of their sequences, padding nowhere; then the rectangle is gathered, each row's on the right. So a row
+that joins, leaves, is parked or returns changes no tensor of another row, and memory is what the scheduler counts. A
+rectangle of one layer is in memory at a time; transformers' own cache copies as much when it grows by a column.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def block_cache(cache: KVCache, rectangle: Rectangle, offload: KVMover | None = 
 
 def layout_of(cache: Any, dtype: torch.dtype) -> KVLayout:
     """What blocks store of a model's layers, from a cache of transformers that it has filled. Keys and values are
-    stored alike, as wide as the wider of both. Raises Unsupported where blocks would not hold all that a row keeps."""
+    stored equally wide, as the wider of both. Raises Unsupported where blocks would not hold all that a row keeps."""
     if not all(type(layer).__name__ in _PLAIN_LAYERS for layer in getattr(cache, "layers", (None,))):
         raise Unsupported("it keeps more of a row than keys and values")
     heads = []

@@ -39,7 +39,7 @@ class Padded:
     Args:
         model: a causal LM of transformers.
         cache: its KV memory.
-        offload: moves KV beside the compute.
+        offload: moves KV while layers compute.
         shaping: of its calls.
     """
 
@@ -108,6 +108,6 @@ class Alone:
 
 
 def _sampled(batch: Batch, logits: dict[int, torch.Tensor]) -> torch.Tensor:
-    """Those of the chunks that sample, `[num_samples, vocab_size]`."""
+    """Logits of the chunks that sample, `[num_samples, vocab_size]`."""
     samples = [logits[i] for i, chunk in enumerate(batch.chunks) if chunk.samples]
     return torch.stack(samples) if samples else torch.zeros(0, 1)

@@ -17,19 +17,19 @@ class HeldBytes(NamedTuple):
     """Bytes of a row."""
 
     token: int  # for each of its tokens
-    row: int  # beside them, however long it is
+    row: int  # in addition, however long the row is
 
 
 ALL_IN_BLOCKS = HeldBytes(0, 0)
 
 
 def held_bytes(cache_of: Callable[[int], Any]) -> HeldBytes:
-    """Compare two rows.
+    """Measure what a row takes, by comparing two.
 
     A window that is longer than they are counts as if it grew for ever.
 
     Args:
-        cache_of: computes a row of so many tokens, and returns its cache.
+        cache_of: computes a row of this many tokens, and returns its cache.
     """
     short, long = (memory_of(cache_of(tokens)) for tokens in (_SHORT, _LONG))
     token = max(0, math.ceil((long - short) / (_LONG - _SHORT)))
@@ -37,7 +37,7 @@ def held_bytes(cache_of: Callable[[int], Any]) -> HeldBytes:
 
 
 def memory_of(held: Any) -> int:
-    """Bytes that all tensors take which can be reached from there, those of views in full."""
+    """Bytes of all tensors that can be reached from there, of views in full."""
     storages: dict[int, int] = {}
     seen: set[int] = set()
     ahead = [held]

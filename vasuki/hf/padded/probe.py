@@ -5,8 +5,8 @@
                                            . . . c                . . c
                                            d d d                  d d
 
-Rows join with whole prompts and with parts of them, so that padding lies before prompts and beside longer rows, and two
-prompts share a row, if the model lets them. What `generate` says of each by itself is fed to both, and logits are
+Rows join with whole prompts and with parts of them, so that padding lies before prompts and next to longer rows, and
+two prompts share a row, if the model lets them. What `generate` says of each by itself is fed to both, and logits are
 compared.
 """
 
@@ -36,7 +36,7 @@ from vasuki.models.shape import Backend
 
 log = logging.getLogger(__name__)
 
-_PROMPTS = ((7, 7), (3, 3), (2, 2), (5, 3))  # tokens of each prompt, and those of its first chunk
+_PROMPTS = ((7, 7), (3, 3), (2, 2), (5, 3))  # tokens of each prompt, and of its first chunk
 _JOINS = (0, 0, 0, 1)  # step of each
 _NEW_TOKENS = 4
 _BLOCK_TOKENS = 4
@@ -154,7 +154,7 @@ def _difference(
     rounding = _ROUNDING.get(model.dtype, _ROUGHLY)
     for ours, (_, theirs) in zip(found, expected, strict=True):
         if not (ours - theirs).abs().mean() <= rounding * theirs.std():  # nor where one is no number
-            return "its tokens are not those of `generate`"
+            return "its tokens differ from `generate`'s"
     return ""
 
 

@@ -32,7 +32,7 @@ class Rectangle:
         mask: int64 `[rows, width]`, 1 where a row has a token; or where chunks share rows, bool `[rows, 1, new, new]`,
             which token sees which.
         ends: int64 `[chunks]`, the last token of each in the flat `[rows * new]`; None where they end their rows.
-        kept: int64 `[tokens]`, those of the flat `[rows * new]` that are no padding.
+        kept: int64 `[tokens]`, places in the flat `[rows * new]` that are not padding.
         written: int64 `[2, tokens]`, rows of the KV cache that they go to, see `KVCache.rows_of_slots`.
         read: int64 `[2, rows * width]`, rows of the KV cache by column; anything where there is padding.
     """
@@ -47,8 +47,8 @@ class Rectangle:
 
     @classmethod
     def of(cls, rows: list[list[ScheduledChunk]], cache: KVCache, columns: int = 0) -> Rectangle:
-        """Lay rows out one below the other, over at least so many columns. Chunks that share one are whole prompts, or
-        begin one."""
+        """Lay rows out one below the other, over at least `columns` columns. Chunks that share one are whole prompts,
+        or begin one."""
         chunks = [chunk for row in rows for chunk in row]
         counts = np.array([len(row) for row in rows])
         lengths = np.array([chunk.num_tokens for chunk in chunks])

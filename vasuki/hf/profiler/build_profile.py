@@ -94,8 +94,8 @@ def profile_machine(
 
     Args:
         device: `cpu`, `cuda`, or `auto` for CUDA where there is one.
-        model: the sizes to measure with; predictions are best for this model. Without one, those of Llama-3-8B on a GPU
-            and of a small Llama on a CPU.
+        model: the sizes to measure with; predictions are best for this model. Without one, Llama-3-8B's on a GPU
+            and a small Llama's on a CPU.
         name: of the profile and its file; made from the device's name if not given.
         progress: show a bar on stderr.
         folder: of the model, where it has one; its recurrent layers are measured then.
@@ -171,7 +171,7 @@ class _Profiler:
         self.kind: Literal["gpu", "cpu"] = "gpu" if device.type == "cuda" else "cpu"
         name = self.machine.name
         self.known = known_profile(name) if self.kind == "gpu" else profile_for_device(name)
-        self.listed = self.known if self.known and name in self.known.device_names else None  # not a card beside it
+        self.listed = self.known if self.known and name in self.known.device_names else None  # not a similar card
         self.attention: AttentionChoice = self.known.attention if self.known else "auto"
         self.stolen = StolenTime()
         versions = f"torch {torch.__version__.partition('+')[0]}, {self.machine.driver}"
@@ -438,7 +438,7 @@ def _kv_rate(series: AttentionPoints, item_bytes: int) -> float:
 
 
 def _share(ratios: list[float]) -> float:
-    """Their median as a share: above 0 and at most 1, three digits."""
+    """The median of some values as a share: above 0 and at most 1, three digits."""
     return float(f"{min(1.0, max(1e-3, statistics.median(ratios))):.3g}")
 
 

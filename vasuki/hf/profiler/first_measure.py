@@ -137,7 +137,7 @@ class StepTimings:
         return statistics.median(self.busy_s[size]) * waited / busy
 
     def expected_s(self, size: StepSize) -> float:
-        """A step takes at least about so long, by the largest one that is smaller."""
+        """Seconds that a step takes at least, about, by the largest measured step that is smaller."""
         smaller = max((each for each in self.seconds if each.tokens <= size.tokens), key=lambda each: each.tokens)
         return self.seconds[smaller][0] * size.tokens / max(smaller.tokens, _NARROW)
 
@@ -190,7 +190,7 @@ def measure_first(
         loaded: the model, on its device.
         shape: its own, in the type that it runs in.
         base: datasheet figures of the device.
-        budget_of: seconds to spend, where steps take so many times what the base profile says of them. A step that is
+        budget_of: seconds to spend, by the ratio of measured steps to the base profile's prediction. A step that is
             under way is ended.
         block_tokens: as the job has it; `auto` is what the attention of the model prefers, as in a run.
 
@@ -256,14 +256,14 @@ def time_steps(
 
 
 def _timed(executor: RaggedExecutor, batch: Batch) -> tuple[float, float]:
-    """Seconds of a step, and those of all processors that this process kept busy meanwhile."""
+    """Wall seconds of a step, and processor seconds of this process meanwhile."""
     started_s, busy_s = time.perf_counter(), time.process_time()
     executor.execute(batch)
     return time.perf_counter() - started_s, time.process_time() - busy_s
 
 
 def _executor(loaded: LoadedModel, cost_model: CostModel, sizes: list[StepSize], block_tokens: int) -> RaggedExecutor:
-    """That of a run, which records a step of decodes as soon as it has been timed once."""
+    """An executor as in a run, which records a step of decodes as soon as it has been timed once."""
     limits = Limits(max(size.tokens for size in sizes), max(1, *(size.decodes for size in sizes)))
     num_blocks = max(size.num_blocks(block_tokens) for size in sizes)
     settings = EngineSettings(find_policy("sarathi"), limits, num_blocks, block_tokens)
@@ -365,7 +365,7 @@ def _attention_points(timings: StepTimings, shape: ModelShape, base: HardwarePro
 def _attention_ratio(
     timings: StepTimings, shape: ModelShape, base: HardwareProfile, short: StepSize, long: StepSize
 ) -> float:
-    """What attention takes over what rooflines say, of two steps alike in all else.
+    """Ratio of attention's time to its rooflines, from two steps that differ only in context.
 
     With d seconds of everything but attention, and a and b of attention by the rooflines, the steps take r (d + x a)
     and r (d + x b): the ratio of the two leaves x.

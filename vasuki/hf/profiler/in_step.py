@@ -97,7 +97,7 @@ def _blocks(tokens: int) -> int:
 
 
 def _batch(rows: int, context: int, chunk: int, vocab_size: int) -> Batch:
-    """So many decodes of one context, and one chunk that begins a prompt."""
+    """`rows` decodes of one context, and one chunk that begins a prompt."""
     rng = np.random.default_rng(0)
     blocks = iter(range(rows * _blocks(context) + _blocks(chunk)))
 

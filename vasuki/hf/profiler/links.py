@@ -28,7 +28,7 @@ class Path(Protocol):
     """Ways between two memories."""
 
     def seconds(self, h2d: bool, d2h: bool, num_bytes: int) -> float:
-        """Mean seconds of a copy of so many bytes, in one direction or in both at once."""
+        """Mean seconds of a copy of `num_bytes`, in one direction or in both at once."""
         ...
 
 

@@ -149,7 +149,7 @@ class Product:
         self._turns = itertools.cycle([[part.copy() for part in parts] for _ in range(copies)])
 
     def call(self, tokens: int) -> Call:
-        """The product for so many tokens."""
+        """The product for `tokens` tokens."""
         rows = self._bench.tensor(1, tokens, self._k)
 
         def call() -> None:
@@ -482,7 +482,7 @@ def first_touch_s_per_mib(bench: Bench) -> float:
     block_bytes = bench.block_tokens * layout.bytes_per_token // _KV_LAYERS
 
     def seconds() -> float:
-        # As large as pools are, which malloc takes from the system anew; a part of it is touched, block by block.
+        # As large as pools are, which malloc takes from the system each time; a part of it is touched, block by block.
         cache = KVCache(layout, math.ceil(_POOL_BYTES / block_bytes), bench.block_tokens, bench.device)
         blocks = [layer[block] for block in range(math.ceil(_TOUCHED_BYTES / block_bytes)) for layer in cache.layers]
         first_s, again_s = (_seconds_to_fill(blocks) for _ in range(2))

@@ -75,7 +75,7 @@ def _has_convolution(module: torch.nn.Module) -> bool:
 
 
 def _call(bench: Bench, first: RecurrentLayer, rows: int, tokens: int, turns: Any) -> Call:
-    """Call one layer after the other, on decodes of so many rows, or on the beginnings of rows of so many tokens."""
+    """Call one layer after the other, on decodes of `rows` rows, or on the first `tokens` tokens of rows."""
     states = [torch.zeros(rows, *state.shape, dtype=state.dtype, device=bench.device) for state in first.states]
     places = torch.arange(rows * tokens, device=bench.device)
     groups = [Group(places, slice(0, rows), is_fresh=tokens > 1)]

@@ -104,7 +104,7 @@ def _launches(bench: Bench) -> Launches:
 def fit_overheads(
     layers: tuple[int, ...], rests_s: list[float], dispatch_s: float, launches: Launches, in_one_call: bool = False
 ) -> StepOverheads:
-    """The line through the rests of steps of models with so many layers.
+    """The line through the rests of steps of models with these numbers of layers.
 
     A rest is a small difference of long times. Where a noisy machine makes it absurd, what one eager operator takes of
     the host sets the bounds. Where all layers are computed `in_one_call`, a layer may cost the host nothing; otherwise
@@ -137,7 +137,7 @@ def narrow(shape: ModelShape) -> ModelShape:
 
 
 def cut(shape: ModelShape, layers: int) -> ModelShape:
-    """Return the shape with so many layers of plain attention: not windowed, gated, latent or replaced."""
+    """Return the shape with `layers` layers of plain attention: not windowed, gated, latent or replaced."""
     expert_layers = layers if shape.num_expert_layers else 0
     return replace(
         shape,
@@ -207,7 +207,7 @@ class _NoText:
 
 
 class _Decoding:
-    """A model that decodes so many rows for ever: each call is one step of the loop."""
+    """A model that decodes `rows` rows for ever: each call is one step of the loop."""
 
     def __init__(self, loaded: LoadedModel, rows: int, cost_model: CostModel, block_tokens: int) -> None:
         blocks_each = -(-(_PROMPT_TOKENS + _MOST_STEPS + 1) // block_tokens)
@@ -252,7 +252,7 @@ def describe(bench: Bench, dispatch_s: float) -> str:
     """Describe how the overheads were measured, for the profile."""
     rows = ", ".join(map(str, bench.effort.decode_rows))
     return (
-        f"steps of {rows} decodes of {_LAYERS[0]} and {_LAYERS[1]} narrow layers like those of {bench.shape.name} in "
+        f"steps of {rows} decodes of {_LAYERS[0]} and {_LAYERS[1]} narrow layers like {bench.shape.name}'s in "
         f"{dtype_name(bench.dtype)}, less their operators; launch_us is the rest of a layer over "
         f"{_launches(bench).layer}; an eager operator alone takes {dispatch_s * 1e6:.3g} us of the host"
     )

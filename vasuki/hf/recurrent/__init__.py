@@ -1,8 +1,8 @@
 """Layers that carry a state from token to token instead of attending to all that came before: gated delta nets, Mamba,
 short convolutions.
 
-What such a layer keeps of a row is of one size, however long the row is. Rows that run have the first slots, so that
-those of a step lie side by side, but for a few, and are computed where they lie:
+What such a layer keeps of a row is of one size, however long the row is. Running rows have the first slots, so nearly
+all slots of a step are adjacent, and are computed in place:
 
     tensors[layer][i]   [num_slots, ...]
 

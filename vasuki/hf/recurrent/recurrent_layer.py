@@ -98,7 +98,7 @@ class RecurrentLayer:
         return output
 
     def _compute(self, rows: torch.Tensor, kept: LinearAttentionLayer, is_fresh: bool) -> torch.Tensor:
-        """`[rows, tokens, hidden_size]` -> the same, behind what is kept, which goes on."""
+        """Run the layer from each row's state, and update that state: `[rows, tokens, hidden_size]` -> the same."""
         pieces = (rows,) if is_fresh or self.continues else torch.split(rows, 1, dim=1)
         cache = _OneLayerCache(kept)
         with by_torch(self._module) if rows.device.type == "cpu" else nullcontext():

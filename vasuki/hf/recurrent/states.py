@@ -53,13 +53,13 @@ class StateCache:
 
     def _groups(self, batch: Batch) -> list[Group]:
         slot_of = self._slots([chunk.sequence for chunk in batch.chunks])
-        alike: dict[tuple[int, bool], list[tuple[int, int]]] = defaultdict(list)  # (slot, first token) of each chunk
+        by_length: dict[tuple[int, bool], list[tuple[int, int]]] = defaultdict(list)  # (slot, first token)
         first = 0
         for chunk in batch.chunks:
-            alike[chunk.num_tokens, chunk.start == 0].append((slot_of[chunk.sequence], first))
+            by_length[chunk.num_tokens, chunk.start == 0].append((slot_of[chunk.sequence], first))
             first += chunk.num_tokens
         groups = []
-        for (length, is_fresh), chunks in alike.items():
+        for (length, is_fresh), chunks in by_length.items():
             slots, firsts = np.array(sorted(chunks)).T
             filled_up = -(-length // _SCAN_TOKENS) * _SCAN_TOKENS
             is_prompt = is_fresh or length > 1
@@ -92,6 +92,6 @@ class StateCache:
 
 
 def _runs(slots: Ints, most: int) -> list[Ints]:
-    """Places of rising slots that follow one another, at most so many together."""
+    """Places of rising slots that follow one another, at most `most` together."""
     runs = np.split(np.arange(len(slots)), np.flatnonzero(np.diff(slots) > 1) + 1)
     return [run[first : first + most] for run in runs for first in range(0, len(run), most)]

@@ -1,6 +1,6 @@
 """Rows -> the lines of result and error files that hosted batch APIs give back: a chat completion for each row.
 
-Fields and their values are those of `openai.types.chat.ChatCompletion` and of the batch API's reference.
+Fields and their values follow `openai.types.chat.ChatCompletion` and the batch API's reference.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class OpenFiles:
         self._open: OrderedDict[str, Any] = OrderedDict()
 
     def read_at(self, location: Location, num_bytes: int, position: int) -> bytes:
-        """So many bytes of a file. Raises OSError."""
+        """`num_bytes` of a file from `position` on. Raises OSError."""
         return bytes(self._file(location).read_at(num_bytes, position))
 
     def size(self, location: Location) -> int:

@@ -26,13 +26,13 @@ Form = Literal["jsonl", "csv", "openai"]
 def export_answers(run_dir: str, file: str, form: Form, partial: bool = False) -> dict[str, int]:
     """Write the answers in an output folder into a file. Returns the lines in each file.
 
-    `openai` puts failed rows into a file beside it, `answers.errors.jsonl`, if there are any.
+    `openai` puts failed rows into a second file, `answers.errors.jsonl`, if there are any.
 
     Args:
         run_dir: folder or URL.
         file: path or URL; what is there is replaced.
         form: of the file.
-        partial: also those of an output that lacks rows, which is logged.
+        partial: also if the output lacks rows, which is logged.
 
     Raises:
         InputError, UnreadableError: there is no output, it lacks rows, or it is damaged.
@@ -66,7 +66,7 @@ def _write_results(folder: Location, target: Location) -> dict[str, int]:
     model = str(manifest.job.get("model", {}).get("path", "")) if manifest else ""
     ended = manifest.finished_at if manifest else ""
     created_s = int(datetime.fromisoformat(ended).timestamp()) if ended else 0
-    errors = target.beside(target.name.removesuffix(".jsonl") + ".errors.jsonl")
+    errors = target.sibling(target.name.removesuffix(".jsonl") + ".errors.jsonl")
     errors.delete()
     counts: Counter[str] = Counter({str(target): 0})
     with ExitStack() as files:

@@ -70,8 +70,8 @@ class SeenStream(io.RawIOBase):
 class SeenFile(Positioned):
     """A file to read from anywhere, in which `content` sees all that lies in some stretches.
 
-    A stretch is read piece by piece from its start, as it was surveyed; the last piece of each is kept, since whoever
-    reads several does so in turns, and each from front to back.
+    A stretch is read piece by piece from its start, as it was surveyed; the last piece of each is kept, since a
+    reader of several reads them in turns, each from front to back.
 
     Args:
         file: a `pyarrow.NativeFile`.

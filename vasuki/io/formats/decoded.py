@@ -20,7 +20,7 @@ _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.t
 
 
 def slices(batch: Any, most_bytes: int) -> Iterator[tuple[Any, int]]:
-    """A record batch in pieces of so many bytes decoded, or of one row that is larger. Each comes with its bytes."""
+    """A record batch in pieces of at most `most_bytes` decoded, or of one larger row. Each comes with its bytes."""
     zeros = np.zeros(batch.num_rows, dtype=np.int64)
     ends = np.cumsum(sum((row_bytes(column) for column in batch.columns), zeros))
     start = before = 0

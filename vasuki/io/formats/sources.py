@@ -53,7 +53,7 @@ class Source(Protocol):
 
         Args:
             needed: columns the job reads.
-            stored: those of them whose type matters, because they are copied to the output.
+            stored: columns of `needed` whose type matters, because they are copied to the output.
             ids: where to note the values of the id column, if there is one.
 
         Raises:

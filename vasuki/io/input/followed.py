@@ -51,7 +51,7 @@ class FollowedRows:
 
     Attributes:
         num_rows: read so far; at first those that are in the file already.
-        repeated: ids that came again through the pipe; whoever answers them takes them away.
+        repeated: ids that came again through the pipe; the code that answers them removes them.
         started_s: as given.
         source: where they come from, in words.
 
@@ -153,7 +153,7 @@ class FollowedRows:
             raise InputError(f"cannot read {self._path}: {error.strerror or error}") from None
 
     def _add(self, block: Block, line: bytes, number: int, selection: Selection) -> bool:
-        """Make a row of a line. False if it came before."""
+        """Make a row of a line. Returns False if it came before."""
         values: dict[str, Any] = {}
         problem = ""
         try:

@@ -58,7 +58,7 @@ class Prefetch(Generic[T]):
         return self._taken(self._items.get())
 
     def within(self, timeout_s: float) -> T | None:
-        """The next item, or None if it does not come within so many seconds. Raises StopIteration at the end."""
+        """The next item, or None if it does not come within `timeout_s`. Raises StopIteration at the end."""
         if self._finished:
             raise StopIteration
         try:
@@ -99,7 +99,7 @@ class Prefetch(Generic[T]):
         self._put(end)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Wait until so many bytes more may wait, unless the reader has gone."""
+        """Wait until `num_bytes` more may wait, unless the reader has gone."""
 
         def has_room() -> bool:
             waiting = self._num_bytes

@@ -48,7 +48,7 @@ def prompt_reader(
 
 
 def conversation_templates(config: InputConfig) -> list[tuple[str, Template]]:
-    """The messages that the job file writes itself, as roles and templates: those of `input.system`, `input.prompt` and
+    """The messages that the job file writes itself, as roles and templates: from `input.system`, `input.prompt` and
     a list in `input.messages`.
 
     Raises:

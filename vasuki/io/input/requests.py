@@ -98,7 +98,7 @@ class RequestStream:
         job: decides prompt, settings and carried columns.
         tokenizer: the model's.
         max_context_tokens: most tokens of prompt and answer together.
-        vocab_size: token ids must lie below it, those given in the input and those of the tokenizer.
+        vocab_size: token ids must lie below it, whether given in the input or by the tokenizer.
         selection: which rows to read.
         twin: makes the tokenizer that plans are made with, whose tokens of the first row are compared.
 

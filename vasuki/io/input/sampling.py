@@ -38,7 +38,7 @@ class SamplingReader:
 
         Args:
             values: the row, by column. A null (in text formats also an empty cell) means the setting's default.
-            overrides: settings that go before those of the job; null leaves the job's.
+            overrides: settings that go before the job's; null leaves the job's.
 
         Raises:
             RowError: a value is of the wrong type or out of range.

@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 
 def without_doubles(parts: Sequence[LabelledPart]) -> list[LabelledPart]:
-    """The parts, with every row left in the first of them that holds it. The others are written anew, or deleted.
+    """The parts, with every row left in the first of them that holds it. The others are rewritten without it, or
+    deleted.
 
     Raises:
         UnreadableError: a row has two answers.

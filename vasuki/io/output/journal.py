@@ -1,13 +1,13 @@
 """Rows in flight -> `.vasuki-journal.jsonl`: the tokens that they have so far, so that a kill does not lose them.
 
-It is written anew beside each part, with the rows that run then, and is gone when none do. It is never appended to: it
+It is rewritten with each part, with the rows that run then, and is gone when none do. It is never appended to: it
 has a few bytes for each token of the running rows, object stores cannot append, and so no row that has ended stays.
 
     {"version": 2, "config_hash": ..., "input_fingerprint": ..., "began": "2026-11-25T07:30:00"}
     8c736521 {"row": 17, "sample": 0, "prompt": 4157704578, "logprob": -3.25, "finish_reason": null, "tokens": "..."}
 
 Each line of a row begins with its own CRC-32, and has that of its prompt's tokens. A line that does not fit its sum is
-left out: that row begins anew, and so does one whose prompt has other tokens by now.
+left out: that row starts again, and so does one whose prompt has other tokens by now.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Journal:
             elif left.prompt == _sum_of(request):
                 yield replace(request, progress=left.progress)
             else:
-                log.warning("row %s had another prompt when it was begun: it begins anew", request.id)
+                log.warning("row %s had another prompt when it was begun: it starts again", request.id)
                 del self._left[request.key]
                 yield request
 
@@ -131,13 +131,13 @@ class Journal:
         except (OSError, ValueError, AttributeError):
             is_ours = False
         if not is_ours:
-            log.warning("%s is damaged, or of another job or version: rows that were in flight begin anew", file)
+            log.warning("%s is damaged, or of another job or version: rows that were in flight start again", file)
             return
         for line in filter(None, lines):
             try:
                 yield _record(line)
             except (ValueError, KeyError, TypeError):
-                log.warning("%s holds a damaged record: its row begins anew", file)
+                log.warning("%s holds a damaged record: its row starts again", file)
 
 
 def began_of(file: Location) -> str:
@@ -149,7 +149,7 @@ def began_of(file: Location) -> str:
 
 
 def _sum_of(request: Request) -> int:
-    """A sum over the tokens of its prompt."""
+    """A checksum of a prompt's tokens."""
     return zlib.crc32(np.asarray(request.prompt_token_ids, dtype="<i4").tobytes())
 
 
@@ -172,7 +172,7 @@ def _line(row: int, sample: int, left: _Left) -> bytes:
 
 
 def _record(line: bytes) -> tuple[Key, _Left]:
-    """Raises ValueError, KeyError or TypeError for anything that `_line` did not write."""
+    """What a line of a row says. Raises ValueError, KeyError or TypeError for anything that `_line` did not write."""
     checksum, _, text = line.partition(b" ")
     if int(checksum, 16) != zlib.crc32(text):
         raise ValueError("its sum differs")

@@ -2,8 +2,8 @@
 
     .vasuki-lease.json    {"owner": ..., "beat": ..., "pid": ..., "host": ...}
 
-pyarrow has no put on condition (S3's If-None-Match). So a lease is written, and read back when whoever wrote at the
-same time has written too: the last one holds it. A lease that is found is watched: one that changes has a living
+pyarrow has no put on condition (S3's If-None-Match). So a lease is written, and read back when another run that wrote
+at the same time has written too: the last one holds it. A lease that is found is watched: one that changes has a living
 holder, and one that does not for `LAPSE_S` seconds had one that was killed. No clocks are compared.
 
 That keeps two runs apart unless a put takes longer than `SETTLE_S`. Then the one that lost finds out when it renews its
@@ -103,7 +103,7 @@ class Lease:
 
 
 def _read(file: Location) -> dict[str, Any] | None:
-    """Who holds a lease; None if nobody does. What cannot be understood has a holder without a name."""
+    """The holder of a lease; None if there is none. A lease that cannot be understood has a holder without a name."""
     try:
         found = json.loads(file.read_bytes())
     except FileNotFoundError:

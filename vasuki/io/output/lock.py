@@ -5,7 +5,7 @@
 
 Object stores have no locks, but a lease for each run or shard (`lease`).
 
-The files stay behind: to delete a lock file is to race with whoever is about to lock it.
+The files stay behind: to delete a lock file is to race with a process that is about to lock it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """manifest.json: what a run did, for people, schedulers and `vasuki report`.
 
 Written in one motion when a run ends. Rows and tokens count everything in the folder, also what earlier runs left;
-timings, steps, KV traffic and cost are those of the run that wrote it, and `runs` has what each run took.
+timings, steps, KV traffic and cost are of the run that wrote it, and `runs` has what each run took.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vasuki.io.location import Location
 from vasuki.machines.price import Cost
 
 MANIFEST = "manifest.json"
-SCHEMA_VERSION = 2  # 1 stood beside parts with an empty `error` where there was none, which may be there still
+SCHEMA_VERSION = 2  # with 1, parts had an empty `error` where there was none; they may still be there
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class RowCounts:
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
     """Tokens of the rows in the output, those computed again (after preemptions, or of rows that an earlier run began),
-    and those taken over from rows that begin alike."""
+    and tokens of prefixes that other rows had computed."""
 
     prompt: int = 0
     output: int = 0
@@ -46,7 +46,7 @@ class TokenCounts:
 @dataclass(frozen=True, slots=True)
 class Timings:
     """Seconds by part of the run. `makespan_s` is from first row read to last row durable; `tail_s` from the end of the
-    replica that had nothing more to do first to that of the last one."""
+    first replica that had nothing more to do to the end of the last one."""
 
     load_s: float = 0.0
     plan_s: float = 0.0
@@ -175,7 +175,7 @@ class Manifest:
 def after(
     earlier: Manifest | None, manifest: Manifest, rows: int, resumed_rows: int, killed: Iterable[tuple[float, int]] = ()
 ) -> Manifest:
-    """`manifest` of a run that wrote so many rows, some of them begun by earlier runs, with what those took.
+    """`manifest` of a run that wrote `rows` rows, some of them begun by earlier runs, with what those took.
 
     Args:
         earlier: the manifest that is there.
@@ -201,7 +201,7 @@ def after(
 
 
 def _like(run: RunTaken, makespan_s: float, rows: int) -> RunTaken:
-    """A run that was killed, on the machine of another one."""
+    """What a killed run took, on the machine of another run."""
     share = makespan_s / run.makespan_s if run.makespan_s else 0.0
     return RunTaken(
         rows=rows,
@@ -317,7 +317,7 @@ def _of_all(devices: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _total_cost(costs: Sequence[Cost]) -> Cost:
-    """Sums, and the mean price of a token weighted by the tokens that each shard paid for."""
+    """The cost of all shards: sums, and the mean price of a token weighted by the tokens that each shard paid for."""
     gpu_hours = sum(cost.gpu_hours for cost in costs)
     if any(cost.amount is None for cost in costs):
         return Cost(gpu_hours, None, costs[0].currency)

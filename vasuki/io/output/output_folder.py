@@ -7,7 +7,7 @@
     .vasuki-journal.jsonl         tokens of rows in flight; shards have their own
     .vasuki.lock                  held while a run is on; the kernel lets go of it even after kill -9
 
-Beside its own manifest, each shard that ends writes a manifest.json that sums up all that have ended so far.
+In addition to its own manifest, each shard that ends writes a manifest.json that sums up all that have ended so far.
 
 A whole run has the folder to itself. Shards keep out a whole run, their own double, and shards of another count, but
 not one another. On an object store a lease keeps out a run's own double alone, parts are named after the run that wrote
@@ -154,11 +154,11 @@ class OutputFolder:
         return self.place / f"manifest{self.shard.label}.json"
 
     def grow(self, num_rows: int) -> None:
-        """The input has so many rows by now."""
+        """Note that the input has `num_rows` by now."""
         self.done.grow(num_rows)
 
     def traces(self, workers: int) -> list[Location]:
-        """Those of this run, one for each worker, named as if each worked on a part of this share."""
+        """The trace files of this run, one for each worker, named as if each worked on a part of this share."""
         own, count = self.shard, self.shard.count * workers
         parts = [Shard(own.index * workers + worker, count) for worker in range(workers)]
         return [self.place / f"trace{part.label}.jsonl" for part in parts]
@@ -206,7 +206,7 @@ class OutputFolder:
     def finish(self, manifest: Manifest, resumed_rows: int = 0, traces: Sequence[TraceWriter] = ()) -> Manifest:
         """Write the manifest, and `_SUCCESS` if every input row is there. Call it after the writer was closed.
 
-        `rows` and the prompt and output `tokens` are counted from the parts, those of earlier runs included, and filled
+        `rows` and the prompt and output `tokens` are counted from the parts, of earlier runs too, and filled
         in here. Returns the manifest as written; that of a shard counts the shard's own parts.
 
         Args:
@@ -278,7 +278,7 @@ class OutputFolder:
         self._next_index = 1 + max(indices, default=-1)
 
     def _labels(self, with_pages: bool = False) -> Iterator[tuple[Location, PartLabel]]:
-        """Every part in the folder now, whoever wrote it; all belong to this job and this input."""
+        """Every part in the folder now, whichever run wrote it; all belong to this job and this input."""
         for part, label in labelled_parts(self.place, with_pages):
             if not label.config_hash:
                 raise OutputInUse(
@@ -319,7 +319,7 @@ class OutputFolder:
         return [read_manifest(file) for file in self.place.children() if pattern.fullmatch(file.name)]
 
     def _delete_own_files(self) -> None:
-        """Delete what runs wrote: of a shard its own parts, manifest and trace, of a whole run everybody's."""
+        """Delete what runs wrote: of a shard its own parts, manifest and trace, of a whole run all of them."""
         for file in self.place.children():
             if is_own_name(file.name, self.shard.label):
                 file.delete()

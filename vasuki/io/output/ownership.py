@@ -1,9 +1,9 @@
 """Which files of an output folder are ours. Names say little, since everybody writes a manifest.json; contents do.
 
-part-*.parquet     our key in the footer, which one that is damaged may have lost: it lies beside others of ours
-manifest*.json     a schema_version, and the hashes of a job and of its input; one that says nothing lies beside parts
+part-*.parquet     our key in the footer, which a damaged one may have lost: others of ours lie in the same folder
+manifest*.json     a schema_version, and the hashes of a job and of its input; if it says nothing, parts lie there
 trace*.jsonl       begins with a step, as much of it as a full disk took
-_SUCCESS           lies beside a part or a manifest of ours
+_SUCCESS           lies in a folder with a part or a manifest of ours
 
 Names with a leading `.vasuki` are ours alone. Whatever has a name that we use is a file, and no link, folder or pipe.
 """

@@ -259,7 +259,7 @@ def read_label(part: Location, with_pages: bool = False) -> PartLabel | None:
 
 
 def _damaged(part: Location) -> DamagedPart:
-    return DamagedPart(f"{part} is damaged; delete it and run again to compute its rows anew")
+    return DamagedPart(f"{part} is damaged; delete it and run again to compute its rows again")
 
 
 def _groups(answers: list[Answer]) -> Iterator[list[Answer]]:

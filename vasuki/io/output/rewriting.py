@@ -1,4 +1,4 @@
-"""Parts that are written anew with some of their rows."""
+"""Parts that are rewritten with some of their rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def without_failed(parts: Sequence[LabelledPart]) -> list[LabelledPart]:
 
 
 def keep_rows(part: Location, label: PartLabel, rows: Ints) -> PartLabel:
-    """Write a part anew with some of its rows, or delete it if there are none. Returns its label. Raises OSError."""
+    """Rewrite a part with some of its rows, or delete it if there are none. Returns its label. Raises OSError."""
     if not len(rows):
         part.delete()
         return replace(label, rows=rows, totals=Totals())
@@ -60,5 +60,5 @@ def read_part(part: Location, label: PartLabel) -> tuple[Any, Ints]:
 
 
 def _failed(table: Any) -> Any:
-    """`[lines]` bool."""
+    """`[lines]` bool: the lines of rows of which a sample failed."""
     return np.asarray(pc.is_valid(table["error"]).combine_chunks())

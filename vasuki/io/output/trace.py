@@ -50,7 +50,7 @@ class StepRecord:
     finished: int = 0
     sampled_tokens: int = 0  # of output
     committed_rows: int = 0  # that became durable after it; set by the writer
-    gathers: int = 0  # rows that are held back until so many have arrived; 0 where they are not
+    gathers: int = 0  # rows that are held back until this many have arrived; 0 where none are
     run: int = 0  # set by the writer: 0 for the first run in the folder
 
 
@@ -100,8 +100,8 @@ class TraceWriter:
         self._num_bytes += len(line)
 
     def flush(self, durable_rows: int = 0) -> None:
-        """Hand what was noted to the operating system. Called when a part is committed, after which the run has so many
-        rows that are durable."""
+        """Hand what was noted to the operating system. Called when a part is committed, after which the run has
+        `durable_rows` rows that are durable."""
         if self._last is not None:
             self._last = replace(self._last, committed_rows=max(0, durable_rows - self._durable_rows))
             self._durable_rows = max(self._durable_rows, durable_rows)
@@ -145,7 +145,7 @@ class TraceWriter:
 
 
 def trace_files(place: Location) -> list[Location]:
-    """A trace file itself, or the traces in a run folder: `trace.jsonl`, else those of its shards.
+    """A trace file itself, or the traces in a run folder: `trace.jsonl`, else its shards' traces.
 
     Raises:
         InputError: there is none.
@@ -196,7 +196,7 @@ def taken_by_runs(files: Iterable[Location], runs: range) -> dict[int, tuple[flo
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """Whole lines only."""
+    """The whole lines of a trace."""
     rest = b""
     while data := stream.read(2**20):
         *whole, rest = (rest + data).split(b"\n")

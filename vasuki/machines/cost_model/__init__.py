@@ -9,7 +9,7 @@ A step multiplies its tokens with every weight once, attends over the KV of its 
     work        StepWork: what a step computes, as sums over its chunks
     unpacked    the work of a step whose chunks share no packed forward
     rooflines   an operator's time from its arithmetic and its memory traffic
-    measured    what measured times are over those of the rooflines, by size
+    measured    ratios of measured times to rooflines, by size
     operators   single operators on one device: rooflines, corrected by what was measured
     sharding    what each device of a tensor-parallel group holds
     recurrent   layers that carry a state, by the groups that a step's rows pass them in

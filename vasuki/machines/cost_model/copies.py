@@ -44,7 +44,7 @@ class HostTraffic:
     def streamed_bytes(
         self, layers: int, context_tokens: int, new_tokens: int, copy_bytes: float = 0, sequences: int = 0
     ) -> tuple[float, float]:
-        """Bytes that streaming the KV of so many layers moves in a step to each device, and from it to the host.
+        """Bytes that streaming the KV of `layers` layers moves in a step to each device, and from it to the host.
 
         Everything comes back in every step; only blocks with new tokens go out, since KV is append-only. A copy is a
         whole block: the last one of a sequence is half full on average, and n tokens in a row lie in as many blocks as
@@ -73,7 +73,7 @@ class HostTraffic:
         return [(self.alone_s(each), each.overlapped) for each in (*self.weights, *step_copies)]
 
     def alone_s(self, copies: Copies) -> float:
-        """Seconds of the link, with nothing beside them."""
+        """Seconds of the link for these copies in isolation."""
         return self._link.transfer_s(copies.to_device_bytes, copies.to_host_bytes, copies.copy_bytes)
 
     def hidden_and_exposed_s(

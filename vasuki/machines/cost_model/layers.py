@@ -17,7 +17,7 @@ from vasuki.models.shape import Matrix, ModelShape
 
 
 class LayerModel:
-    """Operators as they run in a step: where the profile has measured it, longer than alone."""
+    """Operators as they run in a step, which takes longer than in isolation where the profile has measured it."""
 
     def __init__(self, shape: ModelShape, profile: HardwareProfile, layout: Layout, operators: OperatorModel) -> None:
         self._shape = shape
@@ -44,7 +44,7 @@ class LayerModel:
         return self.full_heads == self.windowed_heads
 
     def in_step(self, num_tokens: int) -> float:
-        """What the operators of a step of so many tokens take there, over what they take alone."""
+        """Time of operators within a step of `num_tokens`, as a multiple of their time in isolation."""
         if self._in_step_ratio is None:
             return 1.0
         cached = self._in_step_cache.get(num_tokens)
@@ -53,7 +53,7 @@ class LayerModel:
         return cached
 
     def linear(self, num_tokens: int) -> tuple[OperatorCost, OperatorCost]:
-        """Mean matmuls and elementwise operators of one layer, apart from those of `recurrent`."""
+        """Mean matmuls and elementwise operators of one layer, without `recurrent`."""
         cached = self._linear_cache.get(num_tokens)
         if cached is None:
             in_step = self.in_step(num_tokens)
@@ -89,7 +89,7 @@ class LayerModel:
             cached = self._last_mlp_cache[num_tokens] = self.last_mlp(num_tokens)
         return cached
 
-    # Alone, before `in_step`. Of many step sizes at once, where the operators take them: see `curves`.
+    # Operators in isolation, without the `in_step` ratio. They also take arrays of step sizes: see `curves`.
 
     def last_mlp(self, num_tokens: int) -> tuple[OperatorCost, OperatorCost]:
         """Matmuls and activation of the last layer's MLP, which has experts if any layer has."""
@@ -100,7 +100,7 @@ class LayerModel:
         return matmuls, self._activation(num_tokens, width)
 
     def matmuls(self, num_tokens: int) -> OperatorCost:
-        """Mean of one layer, apart from those of recurrent layers."""
+        """Mean matmuls of one layer, without recurrent layers'."""
         shape, total = self._shape, OperatorCost()
         for matrices, layers in shape.packed_matrices:
             for matrix in matrices if layers else ():
@@ -117,7 +117,7 @@ class LayerModel:
         return self._operators.expert_matmul(num_tokens * matrix.used, k, n, used)
 
     def elementwise(self, num_tokens: int) -> OperatorCost:
-        """Mean of one layer, apart from what recurrent layers do."""
+        """Mean elementwise operators of one layer, without recurrent layers'."""
         shape, operators = self._shape, self._operators
         item, hidden = shape.dtype_bytes, shape.hidden_size
         attending = shape.num_attention_layers / shape.num_layers
@@ -171,7 +171,7 @@ class LayerModel:
         return decodes + self._operators.chunk_attention(chunk_pairs, chunk_context, *heads)
 
     def outside(self, num_tokens: int, num_samples: int, part: Part) -> OperatorCost:
-        """Embedding of every token, and what sampled ones take."""
+        """Embedding of every token, and head and sampling of sampled ones."""
         key = (num_tokens if part.embedding else 0, num_samples if part.head else 0)
         cached = self._outside_cache.get(key)
         if cached is None:
@@ -185,13 +185,14 @@ class LayerModel:
         return cached.slowed(self.in_step(num_tokens))
 
     def embedding(self, num_tokens: int) -> OperatorCost:
-        """Alone, before `in_step`, as the next."""
+        """Embedding time in isolation."""
         return self._operators.elementwise(
             "embedding", num_tokens, 2 * self._shape.hidden_size * self._shape.dtype_bytes
         )
 
     def head(self, num_samples: int) -> OperatorCost:
-        """Output head over sampled tokens, and three passes over float32 logits to sample."""
+        """Time in isolation of the output head over sampled tokens, and of three passes over float32 logits to
+        sample."""
         vocab = math.ceil(self._shape.vocab_size / self._layout.tensor_parallel)
         matmul = self._operators.matmul(num_samples, self._shape.hidden_size, vocab)
         return matmul + self._operators.elementwise("activation", num_samples, 3 * 4 * vocab)

@@ -56,10 +56,10 @@ class CostModel:
         self._whole = Part.whole(shape.num_layers, stages)
         self._stages = [Part.stage(shape.num_layers, stages, stage) for stage in range(stages)]
         self._whole_times = self._times(self._whole)
-        self._stage_times = {part: self._times(part) for part in self._stages}  # most of them are alike
+        self._stage_times = {part: self._times(part) for part in self._stages}  # most of them are equal
 
     def work(self, tokens: Iterable[int], contexts: Iterable[int], num_samples: int | None = None) -> StepWork:
-        """The work of chunks of so many tokens that end at these contexts, with this model's sliding window."""
+        """The work of chunks, given by their tokens and the contexts they end at, with this model's sliding window."""
         if self.shape.backend != "ragged":
             sizes = sorted(zip(tokens, contexts, strict=True), key=lambda size: size[0] != 1)
             pieces = [Piece(end - count, count, num_samples != 0) for count, end in sizes]
@@ -122,7 +122,7 @@ class CostModel:
         return per_layer_s + 2 * self.network.all_reduce_s(work.num_tokens)
 
     def first_touch_s(self, kv_tokens: int) -> float:
-        """What memory for the KV of so many tokens costs beyond its use when it is written for the first time."""
+        """Extra seconds for writing memory for the first time, for the KV of `kv_tokens`."""
         return kv_tokens * self.shape.kv_bytes_per_token / 2**20 * self.profile.overheads.first_touch_us_per_mib * 1e-6
 
     @property
@@ -171,7 +171,7 @@ class CostModel:
         )
 
     def _flops(self, work: StepWork, part: Part) -> float:
-        """Useful ones of all devices."""
+        """Useful FLOPs of all devices."""
         attention = self.shape.attention_flops(
             work.decode_context_tokens + work.chunk_pairs,
             work.windowed_decode_context_tokens + work.windowed_chunk_pairs,

@@ -10,7 +10,7 @@ from vasuki.models.shape import ModelShape
 
 
 class Network:
-    """The profile's interconnect between all devices. Whoever asks about several gets ModelError if it has none."""
+    """The profile's interconnect between all devices. Raises ModelError if there are several and it has none."""
 
     def __init__(self, shape: ModelShape, profile: HardwareProfile, layout: Layout) -> None:
         self._token_bytes = shape.hidden_size * shape.dtype_bytes
@@ -18,7 +18,7 @@ class Network:
         self._layout = layout
 
     def part_s(self, num_tokens: int, part: Part) -> float:
-        """All that a part of the model waits for in a step of so many tokens."""
+        """Seconds that a part of the model waits for the network in a step of `num_tokens`."""
         return part.sends * self.send_s(num_tokens) + 2 * part.layers * self.all_reduce_s(num_tokens)
 
     def all_reduce_s(self, num_tokens: int) -> float:

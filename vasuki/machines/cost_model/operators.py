@@ -36,7 +36,7 @@ class OperatorModel:
         return self._corrected(alone, self._ratios.matmul.get((k, n)) or self._ratios.any_matmul, tokens / copies)
 
     def expert_matmul(self, tokens: float, k: int, n: int, used: float) -> OperatorCost:
-        """Price a matmul of experts, of which so many are used on average."""
+        """Price a matmul of experts, `used` of them on average."""
         return self.matmul(tokens, k, n, max(1, round(used)))
 
     def elementwise(self, operator: ElementwiseOperator, tokens: float, bytes_per_token: float) -> OperatorCost:

@@ -55,7 +55,7 @@ class OperatorCost:
         )
 
     def scaled(self, factor: float) -> OperatorCost:
-        """So many of them."""
+        """The cost of `factor` such operators."""
         return OperatorCost(
             factor * self.total_s, factor * self.compute_s, factor * self.memory_s, factor * self.memory_bytes
         )
@@ -131,11 +131,11 @@ class Rooflines:
         return OperatorCost(self.most(self.kernel_s, memory_s), 0.0, memory_s, memory_bytes)
 
     def pair_s(self, heads: float, head_dim: int) -> float:
-        """Compute side of attention, a (query, key) pair."""
+        """Compute seconds of attention for one (query, key) pair."""
         return 4 * heads * head_dim / self._attention_rate
 
     def kv_read_s(self, kv_heads: float, head_dim: int) -> float:
-        """Memory side of attention, a token of context."""
+        """Memory seconds of attention for one token of context."""
         return 2 * kv_heads * head_dim * self.kv_dtype_bytes / self._kv_bandwidth
 
     def attention_s(self, heads: float, kv_heads: float, head_dim: int) -> Callable[[float, float], float]:

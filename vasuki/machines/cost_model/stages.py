@@ -19,12 +19,12 @@ KERNELS_PER_STEP = 6
 LAUNCHED_UNJOINED = 45
 LAUNCHED_PER_STEP = 23
 
-# Of steps that a GPU replays, instead of launching their kernels one by one: rows that decode, those of any plan; and
+# Of steps that a GPU replays, instead of launching their kernels one by one: rows that decode, up to any plan's; and
 # tokens of steps with prompts, below which a step waits for memory and padding costs it nothing.
 MOST_RECORDED_ROWS = MOST_SEQS
 MOST_RECORDED_TOKENS = 256
-# Before Hopper, up to so many rows pass all experts of a mixture. More rows go to those chosen, and the host waits to
-# learn which: see `hf.kernels.experts`.
+# Before Hopper, up to this many rows pass all experts of a mixture. More rows go to their chosen experts, and the host
+# waits to learn which: see `hf.kernels.experts`.
 MOST_ROWS_OF_ALL_EXPERTS = 128
 HOPPER = (9, 0)
 
@@ -57,7 +57,7 @@ class Part(NamedTuple):
         return (self.layers * launches.layer + launches.outside) * profile.overheads.launch_us * 1e-6
 
     def overhead_s(self, overheads: Overheads) -> float:
-        """Once a step and stage."""
+        """Fixed seconds of each step and stage."""
         return self.stages * overheads.step_us * 1e-6
 
 

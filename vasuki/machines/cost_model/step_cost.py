@@ -64,7 +64,7 @@ def _side(compute_s: float, memory_s: float, memory_name: str) -> str:
 
 
 def energy_j(profile: HardwareProfile, dtype: str, flops: float, memory_bytes: float, seconds: float) -> float:
-    """What a device draws: between idle and peak power by the busier of compute and memory, against what is achievable.
+    """Joules of a device: power grows from idle to peak with the higher of its compute and memory utilisations.
 
     An estimate: memory-bound steps usually draw less.
     """

@@ -6,7 +6,7 @@ context in longer chunks, takes in a part of the model no less than
     tokens(T) + r samples(S) + r layers [decode(D) + roofline(Q pair_s, E read_s)]
 
 on the device, where r is the least `in_step` of the steps in question; no less than `floor_s` in any case; and
-`overhead_s` beside that. This is `PartTimes` taken apart: the same but for `in_step` of what is not in `tokens`, and
+`overhead_s` in addition. This is `PartTimes` taken apart: the same but for `in_step` of what is not in `tokens`, and
 for the shortest attention kernel, which is counted once for each layer and step.
 """
 
@@ -42,7 +42,7 @@ class AttentionTerms:
     Args:
         layers: how many.
         decode: points (D, seconds) by rising D, and a slope: decodes of a layer take no less than the lines between the
-            points say, beside the shortest kernel.
+            points say, in addition to the shortest kernel.
         pair_s: compute side of longer chunks, for a (query, key) pair.
         read_s: memory side of longer chunks, for a token of context.
     """
@@ -90,7 +90,7 @@ def step_terms(
     network: Network,
     traffic: HostTraffic,
 ) -> StepTerms:
-    """The terms of a part; the arguments are those of `PartTimes`."""
+    """The terms of a part. Arguments as for `PartTimes`."""
     dtypes = shape.dtype, shape.kv_dtype
     exact = _PartCurves(part, shape, profile, layout, OperatorCurves(profile, *dtypes))
     rates = _PartCurves(part, shape, profile, layout, OperatorRates(profile, *dtypes))
@@ -152,7 +152,7 @@ class _PartCurves:
         return _seconds(*self.layers.last_mlp(some)) + np.where(samples > 0, _seconds(self.layers.head(some)), 0.0)
 
     def of_group(self, tokens: Any) -> Any:
-        """Recurrent layers that so many tokens pass together: decodes or a longer chunk, whichever is faster."""
+        """Seconds of recurrent layers for a group of tokens: as decodes or as a longer chunk, whichever is faster."""
         assert self.recurrent is not None
         decodes, chunk = self.recurrent.decodes(tokens), self.recurrent.chunk(tokens)
         return self.share * np.minimum(_seconds(*decodes), _seconds(*chunk))

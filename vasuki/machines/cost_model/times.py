@@ -188,8 +188,8 @@ class PartTimes:
         return device_s + launches_s if self._on_cpu else max(device_s, launches_s)
 
     def _fixed_s(self, work: StepWork) -> float:
-        """Device time outside attention: it depends on the numbers of tokens and samples alone, and where layers are
-        recurrent on those of rows."""
+        """Device time outside attention: it depends only on the numbers of tokens and samples, and of rows where layers
+        are recurrent."""
         num_tokens, num_samples = work.num_tokens, work.num_samples
         rows = (work.num_decodes, work.num_chunks) if self._shape.recurrent else (0, 0)
         key = (num_tokens, num_samples, *rows, work.calls)
@@ -201,7 +201,7 @@ class PartTimes:
         return fixed_s
 
     def beside_attention(self, work: StepWork) -> tuple[OperatorCost, OperatorCost, OperatorCost, float]:
-        """What the device computes beside attention: matmuls and elementwise operators of the layers, what is outside
+        """What the device computes outside attention: matmuls and elementwise operators of the layers, what is outside
         them, and seconds on the network."""
         calls, work = work.calls, work.one_call
         costs = (

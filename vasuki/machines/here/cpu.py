@@ -71,7 +71,7 @@ class Processor:
 
     @property
     def torch_multiplies_bfloat16(self) -> bool:
-        """Whether torch's products of bfloat16 are no slower than those of float32, as with AVX-512."""
+        """Whether torch multiplies bfloat16 no slower than float32, as with AVX-512."""
         return {"avx512vl", "avx512bw", "avx512dq"} <= self.flags or bool({"avx_ne_convert", "bf16"} & self.flags)
 
 

@@ -49,8 +49,8 @@ class LocalDevice:
         return weight_bytes >= room_bytes(kv.device_memory, self.total_bytes, self.available_bytes)
 
     def beside_weights_bytes(self, kv: KVConfig, free_bytes: int) -> int | None:
-        """What `kv.device_memory` leaves to activations and KV where so much is free beside the weights; None where it
-        is the size of the pool."""
+        """Bytes that `kv.device_memory` leaves to activations and KV, of `free_bytes` that the weights leave; None
+        where it is the size of the pool."""
         return None if kv.device_memory > 1 else max(0, room_bytes(kv.device_memory, self.total_bytes, free_bytes))
 
     def with_host_memory(self, kv: KVConfig, free_bytes: int) -> KVConfig:

@@ -158,7 +158,8 @@ def cache_key(shape: ModelShape, device: str = "", compiles: bool = True) -> dic
         "torch": importlib.metadata.version("torch"),
         "vasuki": VERSION,
         "model": " ".join(f"{matrix.k}x{matrix.n}x{matrix.copies}" for matrix in _matrices(shape))
-        + f" {shape.num_layers} layers, vocabulary {shape.vocab_size}, {shape.dtype}, KV {shape.kv_dtype or 'alike'}",
+        + f" {shape.num_layers} layers, vocabulary {shape.vocab_size}, {shape.dtype}, "
+        f"KV {shape.kv_dtype or shape.dtype}",
     }
 
 

@@ -34,7 +34,7 @@ _STEP = 0.01  # of an amount, that a secant reaches back
 
 
 def row_prices(lengths: Lengths, schedules: AnySchedule) -> Floats:
-    """`[rows]` seconds of a card that each row takes at least, whatever rows run beside it and wherever weights are."""
+    """`[rows]` seconds of a card that each row takes at least, whatever rows run with it and wherever weights are."""
     prompts, own = lengths.prompt_tokens, lengths.own_prompt_tokens
     outputs = np.minimum(lengths.output_tokens, lengths.limits)
     job = JobSums.of(schedules.shape, prompts, outputs, own)
@@ -70,7 +70,7 @@ def _slopes(bound: RoomBound, amounts: Floats) -> Floats:
 
 
 def fleet_bound_s(prices: Sequence[Floats], counts: Sequence[int], alone_s: float) -> float:
-    """Seconds that no schedule on so many cards of each kind beats.
+    """Seconds that no schedule on `counts` cards of each kind beats.
 
     Args:
         prices: `[rows]` of each kind, from `row_prices`.

@@ -51,12 +51,12 @@ class Pace:
         return np.log(np.array([planned[0] * _BELOW, *planned])), np.log(rising)
 
     def seconds(self, share: float) -> float:
-        """What a replica takes for so much of the job."""
+        """Seconds that a replica takes for this share of the job."""
         shares, seconds = self._curve
         return math.exp(float(np.interp(math.log(share), shares, seconds)))
 
     def share(self, seconds: float) -> float:
-        """How much of the job a replica does in so long, the whole at most."""
+        """The share of the job that a replica does in these seconds, at most 1."""
         shares, times = self._curve
         return math.exp(float(np.interp(math.log(seconds), times, shares))) if seconds > 0 else 0.0
 
@@ -98,7 +98,7 @@ class FleetCard:
 
     @property
     def price(self) -> Price:
-        """Of one card, on spot and before it computes; on demand the job's price goes before it."""
+        """The price of one card, on spot and while it boots; on demand the job's price goes before it."""
         return self.profile.price
 
     @property

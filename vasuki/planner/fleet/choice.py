@@ -16,7 +16,7 @@ from vasuki.planner.fleet.card import FleetCard
 from vasuki.planner.fleet.ends import Fleet, FleetEnd, Members, fleet_end
 from vasuki.planner.plan import Plan
 
-HOLDS = 0.9  # a deadline holds if so many of the draws keep it
+HOLDS = 0.9  # a deadline holds if this share of the draws keeps it
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _as_they_are(groups: Sequence[Members], on_spot: bool) -> Iterator[Choice]:
 
 
 def _best_of_each(groups: Sequence[Members], deadline_s: float, on_spot: bool) -> Iterator[Choice]:
-    """The best number of cards of each kind, and of the next kind beside all cards of those that cost less."""
+    """The best number of cards of each kind, and of the next kind in addition to all cards of cheaper kinds."""
     cards = [member for members in groups for member in members]
     cards.sort(key=lambda member: _job_cost(member[0], on_spot))
     cheaper: list[tuple[FleetCard, int]] = []
@@ -160,8 +160,8 @@ def _job_cost(card: FleetCard, on_spot: bool) -> float:
     return card.gpus * card.per_hour(on_spot) * card.pace.seconds(1.0)
 
 
-def _best_number(card: FleetCard, most: int, beside: Members, deadline_s: float, on_spot: bool) -> Choice:
-    fleets = (Fleet((*beside, (card, number)), on_spot) for number in range(1, most + 1))
+def _best_number(card: FleetCard, most: int, cheaper: Members, deadline_s: float, on_spot: bool) -> Choice:
+    fleets = (Fleet((*cheaper, (card, number)), on_spot) for number in range(1, most + 1))
     return min((Choice(fleet_end(fleet), deadline_s) for fleet in fleets), key=_rank)
 
 

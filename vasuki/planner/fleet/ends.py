@@ -60,7 +60,7 @@ class Fleet:
         return fleet_bound_s([card.row_s for card in cards], counts, alone_s)
 
     def shares(self, seconds: float, useful: Mapping[str, float], boots: bool = True) -> list[float]:
-        """The share of the job that one replica of each kind has done so long after the start."""
+        """The share of the job that one replica of each kind has done by that time."""
         return [
             card.pace.share((seconds - boots * card.price.boot_s) * useful.get(card.name, 1.0))
             for card, _ in self.members
@@ -99,7 +99,7 @@ class FleetEnd:
         return float(self.ends_s.mean())
 
     def quantile_s(self, share: float) -> float:
-        """When so many of the draws have ended."""
+        """When this share of the draws has ended."""
         return float(np.quantile(self.ends_s, share))
 
     def in_time(self, deadline_s: float) -> float:
@@ -107,7 +107,7 @@ class FleetEnd:
         return float((self.ends_s <= deadline_s).mean())
 
     def cost(self, seconds: float) -> float:
-        """What the fleet costs for so long."""
+        """What the fleet costs for that time."""
         return self.fleet.per_hour * seconds / 3600
 
 

@@ -8,7 +8,7 @@ goes out again. Three ways to share device buffers between layers of a model of 
     spread       s evenly spaced layers pass through 2 or 3 buffers      s - 2 or s - 3 layers fewer, s streamed
 
 First-last and ring are the paper's Algorithms 1 and 2 with these corrections: the search returns the largest (smallest)
-m that satisfies the condition rather than one beside it; e is the time of one layer; the two directions overlap where
+m that satisfies the condition rather than its neighbour; e is the time of one layer; the two directions overlap where
 the device has two copy engines; and first-last must also bring the first layers back while the last ones run. Spread
 is ours: it asks only that the copies of s layers fit into the whole step.
 """

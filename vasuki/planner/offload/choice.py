@@ -45,7 +45,7 @@ def choose_offload(problem: Problem, base: Prediction) -> Prediction:
 
 
 def may_offload(problem: Problem) -> bool:
-    """Whether KV may pass over the link. States stay on the device, and so does the KV beside them."""
+    """Whether KV may pass over the link. States stay on the device, and so does the KV of models that have them."""
     return any(mode != "none" for mode in _modes(problem)) and problem.shape.in_blocks
 
 
@@ -63,7 +63,7 @@ def most_kv_tokens(problem: Problem, candidate: Candidate) -> int:
 
 
 def _modes(problem: Problem) -> tuple[OffloadMode, ...]:
-    """What is to be tried. On a CPU both tiers are the same memory: moving gains nothing, unless somebody asks for it.
+    """What is to be tried. On a CPU both tiers are the same memory: moving gains nothing, unless the job asks for it.
     Nor is prefilling ahead tried by itself: on recorded lengths it gains nothing."""
     asked, staged = problem.kv.offload, problem.layout.pipeline_parallel > 1
     if staged and asked in ("stream", "ahead"):
@@ -123,7 +123,7 @@ def _risks_more(problem: Problem, option: Prediction, plain: Prediction) -> bool
 
 
 def _without_preemption(problem: Problem, base: Prediction) -> Prediction:
-    """Return it, or one in which rows start only when all expected growth has room, if that is faster.
+    """Return the prediction, or one in which rows start only when all expected growth has room, if that is faster.
 
     Rows that start as soon as their prompt fits push others out later. Usually a full memory is worth that.
     """
@@ -136,7 +136,7 @@ def _without_preemption(problem: Problem, base: Prediction) -> Prediction:
 
 
 def _weights_reason(problem: Problem, chosen: Candidate) -> str:
-    """What is said of weights on the host."""
+    """What the plan says of weights on the host."""
     shape, layout = problem.shape, chosen.cost.layout
     if not layout.host_layers:
         return ""

@@ -11,11 +11,11 @@ from vasuki.planner.prediction import NOISE, Prediction, makespan_s
 
 # Of plans that differ by less than noise, one that does not hang on a link as fast as its profile, and wastes no work.
 HIDDEN = 0.95  # share of the copy time that must pass behind compute
-AGAIN = 0.05  # most tokens to be computed again, as a share of those of the prompts
+AGAIN = 0.05  # most tokens to be computed again, as a share of prompt tokens
 
 
 def because(prediction: Prediction, offload: OffloadPlan) -> Prediction:
-    """Return it with another reason."""
+    """Return the prediction with another offload plan or reason."""
     settings = replace(prediction.candidate.settings, offload=offload)
     return replace(prediction, candidate=replace(prediction.candidate, settings=settings))
 

@@ -22,12 +22,12 @@ from vasuki.planner.prediction import NOISE, Prediction, predict
 STREAM_BLOCKS = (1, 4, 16)  # sizes of streamed blocks that are compared, in units of usual ones: one copy is a block
 SIMULATED_BLOCKS = 2  # of them, the best by arithmetic
 MOST_SIMULATED = 5  # with less and less KV, where a kill loses too much
-LINK_BUSY = 0.9  # share of a step that weights take on the link, from which on no KV is streamed beside them
-STEADY_HIDDEN = 0.955  # share of copies to hide in a steady state, whose steps are more even than those of a job
+LINK_BUSY = 0.9  # share of a step that weights take on the link, from which on no KV is streamed as well
+STEADY_HIDDEN = 0.955  # share of copies to hide in a steady state, whose steps are more even than a job's
 
 
 def streamed(problem: Problem, base: Prediction, asked: bool, may_park: bool) -> Prediction | str:
-    """The best depth and blocks, or why there is none. With parked sequences beside them where that is better."""
+    """The best depth and blocks, or why there is none. With parked sequences as well where that is better."""
     candidates = _options(problem, base.candidate, asked or not base.candidate.holds_all(problem))
     if isinstance(candidates, str):
         return candidates
@@ -38,8 +38,8 @@ def streamed(problem: Problem, base: Prediction, asked: bool, may_park: bool) ->
             break
         options.append(predict(problem, smaller))
     if may_park:
-        beside = [parked(problem, option) for option in options]
-        options += [option for option in beside if isinstance(option, Prediction)]
+        also_parked = [parked(problem, option) for option in options]
+        options += [option for option in also_parked if isinstance(option, Prediction)]
     return best(problem, options)
 
 
@@ -101,7 +101,7 @@ def _weights_s(candidate: Candidate) -> float:
 
 
 def _with_blocks(problem: Problem, candidate: Candidate, size: int) -> Candidate:
-    """Cut the same memory into blocks so many times as large."""
+    """Cut the same memory into blocks `size` times as large."""
     settings = candidate.settings
     num_blocks, block_tokens = settings.num_blocks // size, settings.block_tokens * size
     settings = replace(settings, num_blocks=max(1, num_blocks), block_tokens=block_tokens)
@@ -135,13 +135,13 @@ def _with_kv(problem: Problem, candidate: Candidate, share: float) -> Candidate:
 
 
 def _with_depth(problem: Problem, candidate: Candidate, streamed: int) -> Candidate | None:
-    """The candidate with so many streamed layers."""
+    """The candidate with `streamed` streamed layers."""
     settings = _settings_with_depth(problem, candidate, streamed)
     return Candidate.of(problem, settings, candidate.cost) if settings else None
 
 
 def _settings_with_depth(problem: Problem, candidate: Candidate, streamed: int) -> EngineSettings | None:
-    """Its settings with so many streamed layers, and blocks and sequences in the room that they leave."""
+    """Its settings with `streamed` streamed layers, and blocks and sequences in the room that they leave."""
     shape, settings, limits = problem.shape, candidate.settings, candidate.settings.limits
     layers, layout = shape.num_layers, candidate.cost.layout
     device_layers = layers - streamed + spread_buffers(layers, streamed)
@@ -152,7 +152,7 @@ def _settings_with_depth(problem: Problem, candidate: Candidate, streamed: int) 
         limits = replace(limits, max_num_seqs=min(MOST_SEQS, max(grown, limits.max_num_seqs)))
     try:
         num_blocks = problem.num_blocks(limits.chunk_tokens, limits.max_num_seqs, layout)
-    except ModelError:  # activations of so many sequences leave no room
+    except ModelError:  # activations of that many sequences leave no room
         return None
     num_blocks = num_blocks * problem.block_tokens // settings.block_tokens
     homes_bytes = shape.kv_bytes_per_token_per_layer * streamed * settings.block_tokens  # of one block

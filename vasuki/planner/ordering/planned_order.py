@@ -45,7 +45,7 @@ WINDOW_BYTES = 64_000_000  # of prompts and what is copied to the output, whatev
 PORTFOLIO_ROWS = 300  # beyond, trying variants of the greedy order gains less than a per cent
 LOCAL_SEARCH_WORK = 400_000  # rows x moves
 MOST_ROWS: dict[str, int] = {"milp": 32, "local_search": 2_000}  # of solvers that search
-EARLY_MEMORY = 2  # times the memory, were they all to reach max_tokens, is what rows that may be longest take at first
+EARLY_MEMORY = 2  # rows that may be longest start first, up to this many times the KV memory at max_tokens
 WORTH_GROUPING = 0.01  # of the steps that are counted for it: less is within what the count leaves out
 
 
@@ -61,7 +61,7 @@ class Capacity:
 
     @classmethod
     def of(cls, settings: EngineSettings, replicas: int = 1) -> Capacity:
-        """The capacity that so many engines of these settings have."""
+        """The capacity of `replicas` engines of these settings."""
         limits, n = settings.limits, replicas
         return cls(
             n * settings.kv_tokens, n * limits.max_num_seqs, n * limits.chunk_tokens, settings.block_tokens, replicas
@@ -70,7 +70,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """An order, and who found it."""
+    """An order, and the solver that found it."""
 
     order: list[int]  # indices into the rows given
     solver: Solver
@@ -171,7 +171,7 @@ class PlannedOrder:
         self._found = order
         self._failed: deque[Request] = deque()
         self._rows: list[Request] = []  # of the window, since it was filled last
-        self._groups: list[PrefixGroup] = []  # of those whose prompts begin alike
+        self._groups: list[PrefixGroup] = []  # of rows whose prompts share a prefix
         self._ordered: deque[int] = deque()  # those that have not started
         self._expected: Ints = np.zeros(0, np.int64)  # output tokens of all of them
         self._held_tokens = self._held_outputs = 0  # of prompts, and expected
@@ -216,7 +216,7 @@ class PlannedOrder:
 
     def learn(self, finished: Iterable[Sequence], live: Iterable[Sequence]) -> None:
         """Learn from rows that ended. As their number grows, also look at those that the scheduler holds, which keeps
-        estimates from being too short, revise what is expected of these, and order anew what has not started."""
+        estimates from being too short, revise what is expected of these, and order again what has not started."""
         lengths = self._lengths
         if lengths is None:
             return
@@ -234,7 +234,7 @@ class PlannedOrder:
         self._order(list(self._ordered))
 
     def _refill(self) -> None:
-        """Read up to a full window and order all of it anew."""
+        """Read up to a full window and order all of it again."""
         rows = [self._rows[row] for row in self._ordered]
         failed_bytes = 0
         while len(rows) < self._fill_rows and (not rows or self._held_bytes < self._window_bytes):
@@ -252,7 +252,7 @@ class PlannedOrder:
             self._held_tokens += request.num_prompt_tokens
             self._held_bytes += request.num_bytes
         self._fill_rows = min(2 * self._fill_rows, self._window_rows)
-        self._rows, self._groups = rows, self._alike(rows)
+        self._rows, self._groups = rows, self._sharing(rows)
         self._order(list(range(len(rows))))
         self._refill_below = len(rows) // 2
 
@@ -282,11 +282,11 @@ class PlannedOrder:
             return np.array([request.expected_tokens for request in rows], dtype=np.int64)
         return self._lengths.estimates(_prompts(rows), _limits(rows))
 
-    def _alike(self, rows: list[Request]) -> list[PrefixGroup]:
-        """The rows that may gain by standing together, because their prompts begin alike.
+    def _sharing(self, rows: list[Request]) -> list[PrefixGroup]:
+        """Groups of rows that may gain by standing together, because their prompts share a prefix.
 
         What all rows share needs no bringing together. Nor does anything if one replica's memory holds the prompts of
-        the window beside all rows that run: then it keeps what was computed until the next row wants it.
+        the window together with all running rows: then it keeps what was computed until the next row wants it.
         """
         if self._solver in ("fifo", "prompt_length") or not any(len(request.prompt_token_ids) for request in rows):
             return []
@@ -300,9 +300,9 @@ class PlannedOrder:
         return groups
 
     def _together(self, order: list[int], instance: Instance) -> list[int]:
-        """The solved `order` of some rows of the window, an item each, where those that begin alike stand together, so
-        that what they share is computed and held once, if that gains enough. Groups of which some row always runs gain
-        nothing, but on several replicas: apart, each of these would compute what they share."""
+        """The solved `order` of some rows of the window, an item each, where rows with a common prefix stand together,
+        so that what they share is computed and held once, if that gains enough. Groups of which some row always runs
+        gain nothing, but on several replicas: apart, each of these would compute what they share."""
         together = group_together(order, self._groups)
         if self._capacity.replicas > 1:
             return together

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Deadline:
-    """Warns once.
+    """Warns once that a run will end after its deadline.
 
     Args:
         deadline_s: after the start; infinite where there is none.
@@ -49,7 +49,7 @@ class Deadline:
 
 
 def time_over(max_time_s: float, ready_s: float | None) -> Interrupted:
-    """What is said when `--max-time` is over; `ready_s` is from the start to the first step, None before it."""
+    """The message when `--max-time` is over; `ready_s` is from the start to the first step, None before it."""
     over = f"the {duration(max_time_s)} of --max-time are over"
     if ready_s is None:
         return Interrupted(f"{over} before the model is loaded; allow more")

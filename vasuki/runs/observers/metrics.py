@@ -1,4 +1,4 @@
-"""Figures of a run while it lasts, for Prometheus and whoever else reads OpenMetrics: in a file, or over HTTP."""
+"""Figures of a run while it lasts, for Prometheus and other readers of OpenMetrics: in a file, or over HTTP."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _CLEAR = "\r\x1b[2K"  # to the start of the line, which is then empty
 
 @dataclass(slots=True)
 class HowFar:
-    """How far a phase is, set by whoever works on it."""
+    """How far a phase is, set by the code that works on it."""
 
     share: float = 0.0  # of it that is done; 0 while nobody knows
     words: str = ""  # such as `240 rows`
@@ -95,10 +95,10 @@ def _has_terminal(quiet: bool) -> bool:
 
 
 class StatusLine:
-    """A job's state: on a terminal a bar with words beside it, in a log a line now and then.
+    """A job's state: on a terminal a bar with words after it, in a log a line now and then.
 
     Args:
-        first_words: beside the bar, before there is a state.
+        first_words: after the bar, before there is a state.
         quiet: say nothing.
     """
 
@@ -127,7 +127,7 @@ class StatusLine:
 
     @staticmethod
     def _draw(bar: Any, share: float, state: list[str]) -> None:
-        """Redraw the bar, with as much of the state as has room beside it."""
+        """Redraw the bar, with as much of the state as fits the line."""
         room = (terminal_width() or 80) - _BAR_COLUMNS
         while len(state) > 1 and len(", ".join(state)) > room:
             state = state[:-1]

@@ -1,4 +1,4 @@
-"""Engine steps as lines of the trace, for real and simulated runs alike."""
+"""Engine steps as lines of the trace, of real and simulated runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StepTracer:
 
     Args:
         note: takes each step, such as `TraceWriter.record`.
-        settings: those of the run.
+        settings: of the run.
         token_bytes: KV of a token, all layers.
         num_layers: that keep it.
         prediction: what was predicted of a step. None in a simulation, which is one.

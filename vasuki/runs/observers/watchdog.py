@@ -1,4 +1,4 @@
-"""Steps that take far longer than predicted are told of, also while they last: nobody may be looking."""
+"""Warnings of steps that take far longer than predicted, also while they last."""
 
 from __future__ import annotations
 

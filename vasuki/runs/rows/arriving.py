@@ -93,7 +93,7 @@ class LiveFeed:
         return self._taken + len(self._here)
 
     def work_until(self, at_s: float) -> None:
-        """Nothing: it is asked again after each step."""
+        """Do nothing: the feed is asked again after each step."""
 
     def wait_until(self, at_s: float) -> bool:
         idle_since_s = self.now_s
@@ -112,7 +112,7 @@ class LiveFeed:
         return False
 
     def take_ready(self, most: int) -> list[Request]:
-        """Those that are there now, to plan from; they arrive later all the same."""
+        """The rows that are there now, to plan from; they arrive later all the same."""
         while len(self._here) < most and self._receive(0):
             pass
         return list(self._here)
@@ -171,7 +171,7 @@ class RowsThatArrive:
             ahead.close()
 
     def lengths(self) -> Lengths:
-        """Those of many rows like the first that come."""
+        """Lengths of many rows like the first that come."""
         log.info("waiting for rows from %s", self._rows.source)
         with self._signals.deferred():
             self._feed.wait_until(math.inf)
@@ -190,7 +190,7 @@ class RowsThatArrive:
         return plan
 
     def announce(self, plan: Plan, where: str) -> None:
-        """No makespan is told: rows go on arriving."""
+        """Tell the log of a plan without a makespan, since rows go on arriving."""
         log.info(
             "planned: steps of %d tokens for at most %d rows side by side, offload %s; rates: %s",
             plan.chunk_tokens,
@@ -206,7 +206,7 @@ class RowsThatArrive:
         return TimeLeft(plan, cost_model, rows_left)
 
     def source(self, plan: Plan, scheduler: Scheduler) -> Iterator[Request]:
-        """They start as they arrive."""
+        """Requests, which start as they arrive."""
         admission = admission_for(plan.settings.policy, self._config.arrivals)
         self._waited = WaitingTimes(lambda request: request.arrived_s, self._now_s)
         self._waited.on_first_token = admission.first_token

@@ -36,7 +36,7 @@ class RunRows(Observer, Protocol):
         ...
 
     def reading(self, requests: Iterator[Request]) -> AbstractContextManager[None]:
-        """Around all that follows: where they are read from."""
+        """A context around all that follows, in which rows are read."""
         ...
 
     def lengths(self) -> Lengths:
@@ -52,7 +52,7 @@ class RunRows(Observer, Protocol):
         ...
 
     def time_left_of(self, plan: Plan, cost_model: CostModel) -> TimeLeft:
-        """What foresees the end while the run lasts."""
+        """What predicts the end while the run lasts."""
         ...
 
     def source(self, plan: Plan, scheduler: Scheduler) -> Iterator[Request]:
@@ -60,7 +60,7 @@ class RunRows(Observer, Protocol):
         ...
 
     def sink(self, writer: PartWriter, decode: Callable[[Sequence], str], on_commit: Callable[[], None]) -> RowSink:
-        """Where rows go that end."""
+        """The sink of rows that end."""
         ...
 
     def finished(self, manifest: Manifest) -> Manifest:

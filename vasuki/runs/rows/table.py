@@ -54,7 +54,7 @@ class TableRows:
         return nullcontext()
 
     def lengths(self) -> Lengths:
-        """Those of the first rows, and of the others as if they went on like them."""
+        """Lengths of all rows, as if the rest were like the first rows."""
         with busy_if_slow("reading rows to plan from") as far:
             self._first = list(first_rows(self._requests, PLANNED_REQUESTS, far, self._num_rows))
         return lengths_of(self._first, self._num_rows, bool(self._config.plan.length_column))
@@ -83,7 +83,7 @@ class TableRows:
         return self.order(plan)
 
     def order(self, plan: Plan, replicas: int = 1) -> PlannedOrder:
-        """Requests as they start by the plan, on all of so many replicas together."""
+        """Requests as they start by the plan, on all replicas together."""
         self._order = order_requests(
             itertools.chain(self._first, self._requests),
             plan.settings,
@@ -101,7 +101,7 @@ class TableRows:
         self.ended(finished, scheduler.queues.live())
 
     def ended(self, finished: list[Sequence], live: Iterable[Sequence]) -> None:
-        """Rows have ended, and these have not."""
+        """Note that rows have ended, and which have not."""
         self._order.learn(finished, live)
         if self._config.input.may_be_urgent:
             self._waited.ended(finished, time.perf_counter() - self._started_s)

@@ -76,7 +76,7 @@ class Device:
         plan: with the settings that the executor has come to; set by `begin`, as what follows.
         time_left: as foreseen, and how fast steps were.
         scheduler: of the rows.
-        done: what the rows were.
+        done: sums over the rows that ended.
         stats: of the steps.
     """
 
@@ -98,7 +98,7 @@ class Device:
         self.stats = RunStats()
 
     def place(self, tokens: Tokens) -> Placement:
-        """The model on this machine, measured for about so many tokens. Raises as `placed_as_loaded`."""
+        """The model on this machine, measured for about that many tokens. Raises as `placed_as_loaded`."""
         self.placement = placed_as_loaded(self._job.config, self.loaded, tokens)
         return self.placement
 
@@ -147,7 +147,7 @@ class Device:
             sink: takes the rows that end.
             note: takes each step, for the trace.
             should_stop: asked between two steps.
-            observers: who else sees each step.
+            observers: see each step as well.
         """
         num_layers = self.loaded.kv_layout.num_layers
         tracer = StepTracer(note, self.plan.settings, self.loaded.token_bytes, num_layers, self.time_left)

@@ -131,7 +131,8 @@ class Driver:
         return Intake(tokenizer, ready.max_context_tokens, ready.vocab_size)
 
     def _are_enough_ready(self) -> bool:
-        """Whether all are, or some, and those had time that are late: they may hang, and join when they don't.
+        """Whether all replicas are ready, or some are and the late ones had time: they may hang, and join if they
+        don't.
 
         None is wanted to load while another measures how fast it is.
         """
@@ -200,8 +201,8 @@ class Driver:
         return self._texts.pop(row.request.key)
 
     def manifest(self, num_tokens: int, is_whole: bool) -> Manifest | None:
-        """One for all: work adds up, and time is the driver's. None where all have died before they said what they
-        did."""
+        """One manifest for all replicas: work adds up, and time is the driver's. None where all have died before they
+        reported."""
         if not self._over:
             return None
         plan, merged, now_s = self._plan, merge([over.manifest for over in self._over]), time.perf_counter()
@@ -307,7 +308,7 @@ class Driver:
             self._noted(index)
 
     def _settle(self, index: int, ended: Ended) -> Row:
-        """A row that has ended goes to the output."""
+        """Give a row that has ended to the output."""
         self._starts[index] = 1
         row = self._rows.pop(ended.key)
         row.output_token_ids, row.logprob = list(ended.progress.output_token_ids), ended.progress.logprob
@@ -348,7 +349,7 @@ class Driver:
                 self._wanting.discard(index)
 
     def _end_all(self, message: Finish | Stop) -> None:
-        """Let replicas end, and hear their last words. Those that have not begun have none."""
+        """Let replicas end, and hear their last reports. Replicas that have not begun have none."""
         self._is_ending = True
         for index in self._running:
             self.replicas.send(index, message)
@@ -358,7 +359,7 @@ class Driver:
     # --- who comes and goes ------------------------------------------------------------------------------------------
 
     def _lose(self, index: int) -> None:
-        """A replica has died: its rows go to the others, and it is started again."""
+        """Handle a replica that has died: its rows go to the others, and it is started again."""
         if (ready := self._ready.pop(index, None)) and ready.kind not in self._plans:
             self._planners = {kind: planner for kind, planner in self._planners.items() if planner != index}
         if index in self._running:
@@ -379,7 +380,7 @@ class Driver:
         self._begin_those_ready()
 
     def _leave(self, index: int) -> None:
-        """Whatever a replica holds is handed out anew, as far as it got."""
+        """Hand out again what a replica holds, with the tokens that its rows have."""
         del self._running[index]
         self._wanting.discard(index)
         held = [replace(request, progress=self._rows[request.key].progress) for request in self._leases.leave(index)]

@@ -103,7 +103,7 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class _Looks:
-    """Lets those look who watch the run, behind each step."""
+    """Lets observers of the run look after each step."""
 
     results: Results
 

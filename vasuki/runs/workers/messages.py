@@ -47,9 +47,9 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The model is loaded."""
+    """The replica has loaded the model."""
 
-    kind: str  # of the device; those of a kind run by one plan
+    kind: str  # of the device; devices of a kind run by one plan
     max_context_tokens: int
     vocab_size: int
 
@@ -166,5 +166,5 @@ class Replicas(Protocol):
         ...
 
 
-SetupOf = Callable[[Share, int, int], Setup]  # on that share, with this index, beside so many others on its machine
+SetupOf = Callable[[Share, int, int], Setup]  # of a share, an index, and the number of replicas on its machine
 Start = Callable[[SetupOf, list[Share]], AbstractContextManager[Replicas]]

@@ -17,8 +17,8 @@ from vasuki.runs.workers.messages import Setup, SetupOf, ToDriver, ToReplica
 class Processes:
     """A process for each share of this machine. They end with this one, or at the end of a `with` statement.
 
-    Each pipe has a thread for either direction: a replica that hangs, perhaps in the midst of a message, keeps waiting
-    nobody but them.
+    Each pipe has a thread for either direction: a replica that hangs, perhaps in the middle of a message, blocks only
+    its own threads.
     """
 
     def __init__(self, setup_of: SetupOf, shares: list[Share]) -> None:

@@ -22,11 +22,11 @@ class DriverLink(Protocol):
     def send(self, message: ToDriver) -> None: ...
 
     def wait(self) -> ToReplica:
-        """The next that it says."""
+        """The driver's next message; waits for it."""
         ...
 
     def said(self) -> Iterator[ToReplica]:
-        """What it has said since."""
+        """The messages that the driver has sent since."""
         ...
 
 
@@ -34,7 +34,7 @@ class RowsOnLoan:
     """Takes leases and reports rows that have ended.
 
     Args:
-        driver: who hands rows out.
+        driver: hands rows out.
         scheduler: where they go.
         decode: output text of a finished sequence.
     """

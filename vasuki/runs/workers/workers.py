@@ -1,4 +1,4 @@
-"""What a run needs of those who compute its rows: a model on a device of this process, or replicas with one each."""
+"""What a run needs of the workers that compute its rows: a model on a device of this process, or replicas."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class Workers(Protocol):
         ...
 
     def ask(self) -> None:
-        """Let `results.note` be told how far the rows are that have begun, now or before long."""
+        """Ask how far the rows are that have begun; `results.note` is told, now or before long."""
         ...
 
     def standing(self) -> Standing:
-        """How they stand."""
+        """How the workers stand, for the progress line."""
         ...
 
     def decode(self, row: Sequence) -> str:
@@ -77,7 +77,7 @@ class Workers(Protocol):
         ...
 
     def manifest(self, num_tokens: int, is_whole: bool) -> Manifest | None:
-        """What was done; None where nobody is left who knows.
+        """The manifest of what was done; None where no worker is left that knows.
 
         Args:
             num_tokens: of the rows that ended, prompts and outputs.

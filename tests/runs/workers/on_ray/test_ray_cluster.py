@@ -62,7 +62,7 @@ def job(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def strike_at(monkeypatch: pytest.MonkeyPatch, messages: int, strike: Callable[[Actors], None]) -> None:
-    """Do something behind so many messages of the first replica."""
+    """Do something after a number of messages of the first replica."""
     receive, heard = Actors.receive, 0
 
     def counted(self: Actors, timeout_s: float) -> list[tuple[int, ToDriver | None]]:

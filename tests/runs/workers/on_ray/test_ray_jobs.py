@@ -32,7 +32,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts processes, which all end with the test, whoever their parents are by then."""
+    """Starts processes, which all end with the test, whatever their parents are by then."""
     mark = f"VASUKI_TEST={uuid.uuid4()}"
     name, _, value = mark.partition("=")
     bin_folder = str(Path(sys.executable).parent)

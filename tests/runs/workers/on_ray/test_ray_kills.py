@@ -77,7 +77,7 @@ def test_a_driver_that_is_killed_is_gone_on_with(
 
 
 def test_whoever_is_killed_whenever(cluster: Any, tmp_path: Path, tiny_model: Path, expected: pa.Table) -> None:
-    """All kinds alike, half of them when rows are known to run."""
+    """All kinds equally often, half of them when rows are known to run."""
     rng, killed, jobs = random.Random(11), Counter[str](), 0
     while killed.total() < KILLS:
         job = job_into(tmp_path / str(jobs), tiny_model)

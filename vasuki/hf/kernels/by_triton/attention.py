@@ -116,7 +116,7 @@ def _write(
     BLOCK_TOKENS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     HEADS_PADDED: tl.constexpr, DIM_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """A token's keys and values into its row of the cache."""
+    """Store a token's keys and values in its row of the cache."""
     token = tl.program_id(0)
     head = tl.arange(0, HEADS_PADDED)[:, None]
     dim = tl.arange(0, DIM_PADDED)[None, :]
@@ -136,7 +136,7 @@ def _attend(
     DIM_PADDED: tl.constexpr, ROWS: tl.constexpr, SPAN: tl.constexpr, SPLITS: tl.constexpr,
     SINKS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """One split of one tile's keys, for the query heads of one KV head."""
+    """Attend over one split of one tile's keys, for the query heads of one KV head."""
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(tiles + 4 * tile)
     count = tl.load(tiles + 4 * tile + 1)
@@ -208,7 +208,7 @@ def _merge(
     partial, sums, out, num_tokens,
     HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """The splits of a token's head into one."""
+    """Merge the splits of a token's head into one."""
     row = tl.program_id(0) * HEADS + tl.program_id(1)
     num_rows = num_tokens * HEADS
     split, dim = tl.arange(0, SPLITS), tl.arange(0, DIM_PADDED)

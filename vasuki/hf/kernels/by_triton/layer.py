@@ -105,7 +105,7 @@ def _turn_and_store(
     OTHER_HALF: tl.constexpr, NORMS: tl.constexpr,
     HEADS_PADDED: tl.constexpr, HALF_PADDED: tl.constexpr, REST_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """One token, all its heads."""
+    """Norm and turn all heads of one token, and store its keys and values."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, HEADS_PADDED)[:, None]
     is_query, is_key = head < HEADS, (head >= HEADS) & (head < HEADS + KV_HEADS)
@@ -152,7 +152,7 @@ def _turn_and_store(
 
 @triton.jit
 def _scaled(x, scale, query_norm, key_norm, offset, there, is_query, is_key, heads):
-    """Some numbers of heads, those of queries and keys normed and rounded as the model rounds them."""
+    """Values of some heads; queries and keys are normed, and rounded as the model rounds them."""
     of_query, of_key = tl.load(query_norm, mask=there, other=0.0), tl.load(key_norm, mask=there, other=0.0)
     y = x * scale * (tl.where(is_query, of_query, of_key).to(tl.float32) + offset)
     return tl.where(is_query | is_key, y.to(heads.dtype.element_ty).to(tl.float32), x)
@@ -160,7 +160,7 @@ def _scaled(x, scale, query_norm, key_norm, offset, there, is_query, is_key, hea
 
 @triton.jit
 def _normed(x, weight, output, eps, offset, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr):
-    """One row."""
+    """Norm one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH_PADDED)
     there = column < WIDTH
@@ -173,7 +173,7 @@ def _normed(x, weight, output, eps, offset, WIDTH: tl.constexpr, WIDTH_PADDED: t
 
 @triton.jit
 def _gated(gate_up, output, width, ACTIVATION: tl.constexpr, COLUMNS: tl.constexpr):
-    """Some columns of one row."""
+    """Gate some columns of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     there = column < width

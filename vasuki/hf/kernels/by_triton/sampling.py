@@ -34,7 +34,7 @@ def keep_top_p(probabilities: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor
 
 @triton.jit
 def _keep_top_p(probabilities, top_p, vocab_size, COLUMNS: tl.constexpr):
-    """One row."""
+    """Keep the likeliest tokens of one row."""
     row = tl.program_id(0).to(tl.int64)
     own = probabilities + row * vocab_size
     column = tl.arange(0, COLUMNS)

@@ -154,11 +154,11 @@ static void attend(const Call& call, const Tile& tile, int64_t head, int64_t que
   std::fill(sums, sums + rows * WIDTH, 0.0f);
   for (int64_t row = 0; row < width; ++row) {
     const int64_t own_head = query_head + std::min(row, rows - 1) / count;
-    Queries& beside = scratch.queries[row / LANES];
-    beside.peak[row % LANES] = call.sinks ? call.sinks[own_head] : NEVER;
-    beside.total[row % LANES] = call.sinks ? 1 : 0;
-    beside.first[row % LANES] = int32_t(call.begin(position + row % count));
-    beside.last[row % LANES] = int32_t(position + row % count);
+    Queries& queries = scratch.queries[row / LANES];
+    queries.peak[row % LANES] = call.sinks ? call.sinks[own_head] : NEVER;
+    queries.total[row % LANES] = call.sinks ? 1 : 0;
+    queries.first[row % LANES] = int32_t(call.begin(position + row % count));
+    queries.last[row % LANES] = int32_t(position + row % count);
     if (row >= rows) continue;
     const T* from = call.query_of(tile.first + row % count, own_head);
     Factor* to = columns + row / PANEL * PANEL * (D / EACH) + row % PANEL;

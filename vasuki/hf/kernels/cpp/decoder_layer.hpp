@@ -1,4 +1,4 @@
-// What a decoder layer with activations in float32 computes beside its attention, on a CPU.
+// A decoder layer without its attention, with activations in float32, on a CPU.
 
 #pragma once
 

@@ -78,7 +78,7 @@ struct Target {
 };
 
 // Calls body(first, count, group, threads) for bands of rows and groups of panels, on as many threads as are worth it. A
-// panel serves a band before the next one is read; bands are so many that no thread waits long for another.
+// panel serves a band before the next one is read; there are enough bands that no thread waits long for another.
 template <typename Body>
 static void share_out(int64_t rows, int64_t most_rows, int64_t groups, int64_t products, Body&& body) {
   const bool alone = omp_in_parallel() || products < WORTH_THREADS;

@@ -24,7 +24,7 @@ constexpr int64_t DEPTH = 16;  // pairs that one instruction sums
 constexpr int64_t COLUMNS = 16;
 static_assert(PANEL == 2 * COLUMNS);
 
-// Those of a thread, while it lives: up to 16 rows use 4 for factors and 0 and 1 for sums, up to 16 more 5, 2 and 3; half
+// The tile registers of a thread, while this object lives: up to 16 rows use 4 for factors and 0 and 1 for sums, up to 16 more 5, 2 and 3; half
 // panels use 6 and 7.
 class Registers {
  public:

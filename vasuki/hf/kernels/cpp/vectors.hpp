@@ -62,7 +62,7 @@ typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
 
 constexpr uint32_t UPPER = 0xffff0000u;
 
-// The named lanes of two vectors, of which those of the second are counted on behind the first one's.
+// The named lanes of two vectors; lanes of the second are numbered after the first one's.
 template <int... lanes, typename V>
 static inline V lanes_of(V first, V second) {
 #ifdef __clang__

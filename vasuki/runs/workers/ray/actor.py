@@ -26,7 +26,7 @@ class ReplicaThread:
         self._told: queue.SimpleQueue[ToReplica] = queue.SimpleQueue()
         self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()
         self._is_placed = False
-        os.environ.pop("OMP_NUM_THREADS", None)  # of Ray: 1 beside a GPU
+        os.environ.pop("OMP_NUM_THREADS", None)  # of Ray: 1 with a GPU
         if not setup.share.gpu:  # which GPU it is has been said by Ray
             os.environ.update(setup.share.environment)
         threading.Thread(target=self._run, args=(setup, host), daemon=True).start()
@@ -36,7 +36,8 @@ class ReplicaThread:
         self._told.put(message)
 
     def hear(self) -> list[Said]:
-        """What the replica and its log said since, when there is something; at first that it is there, by nothing."""
+        """What the replica and its log have said since, once there is something. The first call returns an empty list
+        at once, which says that the actor is placed."""
         if not self._is_placed:
             self._is_placed = True
             return []

@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _aside(group: str) -> Callable[[F], F]:
-    """Let a method run beside those of other groups."""
+    """Let a method run at the same time as methods of other groups."""
     decorate: Callable[[F], F] = ray.method(concurrency_group=group)
     return decorate
 
@@ -210,7 +210,7 @@ class Actors:
             self._begin(index)
 
     def _welcome(self, answer: Any) -> None:
-        """A node that has joined gets replicas, as long as more are wanted."""
+        """Give replicas to a node that has joined, as long as more are wanted."""
         slots, refused = self._nodes.answered(answer)
         if refused:
             log.warning("%s; it takes no part", refused)
@@ -261,14 +261,14 @@ class Actors:
 
 
 def _reason(error: RayError) -> str:
-    """What has happened, of the page that Ray makes of it: neither its head, nor calls, nor guesses at causes."""
+    """The reason in one of Ray's long messages, without its header, calls and guesses at causes."""
     told = [line for line in str(error).splitlines()[1:] if not line.startswith((" ", "\t"))]
     lines = [line for line in told if "Traceback (most recent" not in line]
     return " ".join(lines or [one_line(error)]).removeprefix("The actor is dead because ").partition(" Some common")[0]
 
 
 def _on_any_node(setup: Setup) -> Setup:
-    """With the place of the model as nodes find it, and the device that Ray gives."""
+    """The setup with the model's path as nodes find it, and the device that Ray gives."""
     config = setup.job.config
     model, engine = config.model, config.engine
     if (folder := Path(model.path).expanduser()).is_dir():

@@ -37,7 +37,7 @@ class Slot:
     host: str
     share: Share
     here: int  # replicas that share the node
-    cpus: int  # that are asked of Ray, beside a GPU none
+    cpus: int  # that are asked of Ray; none with a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _not_joined(ray: Any, address: str, asked: str) -> str:
 
 
 def import_ray(asked: str) -> Any:
-    """The package. Raises JobFileError if whoever asked for it cannot have it."""
+    """The package. Raises JobFileError if it is not installed, for what `asked` for it."""
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -129,8 +129,8 @@ def _found(address: str) -> str:
 
 
 class _Unheard(io.TextIOBase):
-    """A standard output for Ray. When a node dies it prints pages of that node's log there, which no option keeps it
-    from, and where a command may be about to print JSON."""
+    """A standard output that drops what Ray prints. When a node dies Ray prints pages of that node's log there, which
+    no option keeps it from, and where a command may be about to print JSON."""
 
     def write(self, text: str) -> int:
         if text.strip():
