@@ -22,10 +22,10 @@ from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape
 from vasuki.planner import make_plan
-from vasuki.planner.fleet.bound import fleet_bound_s, row_prices
 from vasuki.planner.job_sums import JobSums
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
+from vasuki.planner.renting.bound import fleet_bound_s, row_prices
 from vasuki.planner.simulated import Member, simulate_fleet
 
 CARDS = ("a10", "a40", "a100", "h100", "l4", "rtx4090")

@@ -419,13 +419,13 @@ def plan(
     """
     set_up_logs(quiet, log_format)
     from vasuki.base.errors import JobFileError
-    from vasuki.planner.fleet import flip_of
-    from vasuki.report.fleet_table import fleet_page
+    from vasuki.planner.renting import flip_of
     from vasuki.report.plan_table import plan_table, plan_verdict, sorted_plans
+    from vasuki.report.renting_table import fleet_page
     from vasuki.runs.observers.progress import busy_if_slow
     from vasuki.runs.placement import replicas_elsewhere
-    from vasuki.runs.planned_fleets import fleet_choices, market_of, parse_fleets
     from vasuki.runs.planning import placements_of, plans_of
+    from vasuki.runs.renting import fleet_choices, market_of, parse_fleets
     from vasuki.runs.workload import workload_of
 
     market = market_of(prices, on_spot, spot_prices, interruptions, boot_s)
@@ -500,12 +500,12 @@ def simulate(
     set_up_logs(quiet, log_format)
     from vasuki.base.errors import JobFileError
     from vasuki.models.layout import Layout
-    from vasuki.report.fleet_table import fleet_runs
     from vasuki.report.plan_table import bubble_table, plan_table, waiting_table
+    from vasuki.report.renting_table import fleet_runs
     from vasuki.runs.observers.progress import busy_if_slow
     from vasuki.runs.placement import replicas_elsewhere
-    from vasuki.runs.planned_fleets import market_of, parse_fleets, simulate_fleets
     from vasuki.runs.planning import explain_step, output_of, placements_of, simulate_workload
+    from vasuki.runs.renting import market_of, parse_fleets, simulate_fleets
     from vasuki.runs.workload import workload_of
 
     if data is not None:

@@ -2,7 +2,7 @@
 
     one_device            the story: candidates, the fastest of them, the offload that pays, the plan
     several_devices       the same for replicas and pipeline stages
-    fleet/                which cards to rent for a deadline, on demand or on spot
+    renting/              which cards to rent for a deadline, on demand or on spot
     candidates            the ways to run a job that memory allows
     steady_state          how fast each runs in the long run, by arithmetic alone
     prediction            how long a candidate takes: the real scheduler in virtual time

@@ -9,7 +9,7 @@ words       a Comparison in sentences; table: on a terminal; page: as HTML
     figures     what the page shows, drawn on a canvas; they alone need matplotlib
 history     the runs of one job over time: the trend, and those that were slow
 summary     one run in a few lines; chrome_trace: its steps for Perfetto
-plan_table, fleet_table, profile_table    plans, fleets and profiles on a terminal; columns: figures in blocks
+plan_table, renting_table, profile_table    plans, fleets and profiles on a terminal; columns: figures in blocks
 """
 
 from vasuki.report.comparison import Comparison, compare

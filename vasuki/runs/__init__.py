@@ -7,7 +7,7 @@ options          how to run a job this time; signals: SIGTERM and the like, whic
 rows/            a table's rows, rows that arrive, files that arrive
 workers/         a model here, or replicas: processes, or actors of a Ray cluster
 observers/       progress, metrics, the trace, the watchdog, the deadline
-planning         `vasuki plan` and `simulate`, without a model; planned_fleets: which cards to rent
+planning         `vasuki plan` and `simulate`, without a model; renting: which cards to rent
 workload         what has to run: lengths of a job's requests, the shape of its model
 placement        a job's model on the machine that it is planned for and runs on
 uncertainty      what knowing all lengths would have saved

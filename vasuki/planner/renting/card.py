@@ -19,12 +19,12 @@ from vasuki.machines.cost_model import CostModel
 from vasuki.machines.price import Price
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.shape import ModelShape
-from vasuki.planner.fleet.bound import row_prices
 from vasuki.planner.job_sums import JobSums
 from vasuki.planner.leases import Work
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import sample_rows
+from vasuki.planner.renting.bound import row_prices
 
 _BELOW = 1 / 1024  # shares below the least that was planned take time in proportion
 
@@ -66,7 +66,7 @@ class Pace:
 
 
 @dataclass(frozen=True, eq=False)
-class FleetCard:
+class RentedCard:
     """A kind of replica, as it can be rented: a machine with as many cards as the model is spread over.
 
     Args:
@@ -151,7 +151,7 @@ def card_of(
     shape: ModelShape,
     profile: HardwareProfile,
     replicas: int,
-) -> FleetCard:
+) -> RentedCard:
     """Plan a job, and parts of it, on replicas of a kind.
 
     Args:
@@ -168,7 +168,7 @@ def card_of(
     longest = lengths.take(np.array([np.argmax(lengths.output_tokens)]))
     whole = plan(lengths)
     plans = [whole, *(plan_part(part, whole) for part in parts[1:])]
-    return FleetCard(Pace(plans, plan_part(longest, whole).makespan_s), shape, profile, lengths)
+    return RentedCard(Pace(plans, plan_part(longest, whole).makespan_s), shape, profile, lengths)
 
 
 def _since_note_s(job_s: float) -> float:

@@ -10,7 +10,7 @@ from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape
 from vasuki.planner.any_schedule import AnySchedule
-from vasuki.planner.fleet.bound import row_prices
+from vasuki.planner.renting.bound import row_prices
 
 
 @pytest.mark.parametrize("card", ["a10", "a40", "l4", "h100"])

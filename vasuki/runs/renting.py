@@ -9,9 +9,9 @@ from functools import partial
 from vasuki.base.errors import JobFileError
 from vasuki.machines.price import Spot, parse_prices
 from vasuki.models.layout import Layout
-from vasuki.planner.fleet import Choice, Members, card_of, choices_of
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
+from vasuki.planner.renting import Choice, Members, card_of, choices_of
 from vasuki.planner.simulated import Member, Simulated, simulate_fleet
 from vasuki.runs.placement import Placement
 from vasuki.runs.planning import by_card, placements_of, priced

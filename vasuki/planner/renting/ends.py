@@ -1,4 +1,4 @@
-"""When a fleet ends its job: not a moment but many, as many draws of all that is not known.
+"""When a rented fleet ends its job: 10,000 draws of all that is not known.
 
     end = boot + what the job takes on it                  by the paces of its cards
                x how wrong predictions are                 of which 90 of 100 lie within the known error
@@ -19,10 +19,10 @@ from types import MappingProxyType
 import numpy as np
 
 from vasuki.base.arrays import Floats
-from vasuki.planner.fleet.bound import fleet_bound_s
-from vasuki.planner.fleet.card import FleetCard
+from vasuki.planner.renting.bound import fleet_bound_s
+from vasuki.planner.renting.card import RentedCard
 
-Members = Sequence[tuple[FleetCard, int]]
+Members = Sequence[tuple[RentedCard, int]]
 
 DRAWS = 10_000
 _WITHIN = 1.645  # standard deviations that 90 of 100 draws lie within
@@ -31,9 +31,9 @@ _LEAST_USEFUL = 1e-3  # share of its time, of a machine that is taken away befor
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Replicas of some kinds, all on demand or all on spot."""
+    """What a job rents: replicas of some kinds, all on demand or all on spot."""
 
-    members: tuple[tuple[FleetCard, int], ...]
+    members: tuple[tuple[RentedCard, int], ...]
     on_spot: bool = False
 
     @property
@@ -52,7 +52,7 @@ class Fleet:
 
     @property
     def bound_s(self) -> float:
-        """Seconds that no schedule beats, see `vasuki.planner.fleet.bound`."""
+        """Seconds that no schedule beats, see `vasuki.planner.renting.bound`."""
         cards, counts = [card for card, _ in self.members], [count for _, count in self.members]
         alone_s = min(card.alone_s for card in cards)
         if len(cards) == 1:

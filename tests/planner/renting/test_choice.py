@@ -10,9 +10,9 @@ import pytest
 
 from vasuki.base.config import parse_job
 from vasuki.models.named import named_shape
-from vasuki.planner.fleet import Choice, Fleet, fleet_end, flip_of
 from vasuki.planner.lengths import Lengths
-from vasuki.runs.planned_fleets import Market, fleet_choices, parse_fleets, play
+from vasuki.planner.renting import Choice, Fleet, fleet_end, flip_of
+from vasuki.runs.renting import Market, fleet_choices, parse_fleets, play
 from vasuki.runs.workload import Workload
 
 TREE = {

@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from vasuki.machines.price import Cost
-from vasuki.planner.fleet.card import FleetCard
-from vasuki.planner.fleet.ends import Fleet, FleetEnd, Members, fleet_end
 from vasuki.planner.plan import Plan
+from vasuki.planner.renting.card import RentedCard
+from vasuki.planner.renting.ends import Fleet, FleetEnd, Members, fleet_end
 
 HOLDS = 0.9  # a deadline holds if this share of the draws keeps it
 
@@ -142,7 +142,7 @@ def _best_of_each(groups: Sequence[Members], deadline_s: float, on_spot: bool) -
     """The best number of cards of each kind, and of the next kind in addition to all cards of cheaper kinds."""
     cards = [member for members in groups for member in members]
     cards.sort(key=lambda member: _job_cost(member[0], on_spot))
-    cheaper: list[tuple[FleetCard, int]] = []
+    cheaper: list[tuple[RentedCard, int]] = []
     is_enough = False
     for card, most in cards:
         alone = _best_number(card, most, (), deadline_s, on_spot)
@@ -155,13 +155,13 @@ def _best_of_each(groups: Sequence[Members], deadline_s: float, on_spot: bool) -
         cheaper.append((card, most))
 
 
-def _job_cost(card: FleetCard, on_spot: bool) -> float:
+def _job_cost(card: RentedCard, on_spot: bool) -> float:
     """What the whole job costs on one replica."""
     return card.gpus * card.per_hour(on_spot) * card.pace.seconds(1.0)
 
 
-def _best_number(card: FleetCard, most: int, cheaper: Members, deadline_s: float, on_spot: bool) -> Choice:
-    fleets = (Fleet((*cheaper, (card, number)), on_spot) for number in range(1, most + 1))
+def _best_number(card: RentedCard, most: int, beside: Members, deadline_s: float, on_spot: bool) -> Choice:
+    fleets = (Fleet((*beside, (card, number)), on_spot) for number in range(1, most + 1))
     return min((Choice(fleet_end(fleet), deadline_s) for fleet in fleets), key=_rank)
 
 

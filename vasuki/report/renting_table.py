@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from vasuki.base.units import UNKNOWN, duration, money_text, percent_text, significant
-from vasuki.planner.fleet import Choice, flip_of
-from vasuki.planner.fleet.choice import HOLDS
+from vasuki.planner.renting import Choice, flip_of
+from vasuki.planner.renting.choice import HOLDS
 from vasuki.planner.simulated import Simulated
 from vasuki.report.columns import Rows, blocks, terminal_width, wrapped
 from vasuki.report.plan_table import WIDTH, job_line
