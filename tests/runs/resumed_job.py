@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -44,17 +45,31 @@ def said(job: Path) -> str:
     return "".join(line for line in lines if not re.match(r"[\d:]+ step \d+ (took|has taken) ", line))
 
 
+def parts_there(job: Path) -> list[tuple[str, int, int]]:
+    """The files of answers: a name, which file that is, and when it was written."""
+    there = []
+    with suppress(FileNotFoundError):  # of a folder or a file that has gone just now
+        for entry in os.scandir(job.parent / "out"):
+            if entry.name.endswith(".parquet"):
+                status = entry.stat()
+                there.append((entry.name, status.st_ino, status.st_mtime_ns))
+    return sorted(there)
+
+
 @contextmanager
 def reader_beside(job: Path, expected: pa.Table, read_answers: Callable[[Path], pa.Table] = answers) -> Iterator[None]:
-    """Read the output all the time: each row that is there, ever, is as it will be in the end."""
+    """Read the output whenever it has changed: each row that is there, ever, is as it will be in the end."""
     whole = {row["id"]: row for row in expected.to_pylist()}
     ended, failure = threading.Event(), []
 
     def read() -> None:
+        known: list[tuple[str, int, int]] = []
         try:
             while not ended.wait(0.005):
-                if table := read_answers(job):
+                there = parts_there(job)
+                if there != known and (table := read_answers(job)):
                     assert all(row == whole[row["id"]] for row in table.to_pylist())
+                known = there
         except BaseException as error:
             failure.append(error)
 

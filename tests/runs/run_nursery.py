@@ -165,9 +165,12 @@ def open_nursery() -> Iterator[Nursery]:
 
 def serve() -> None:
     """Fork a run for each order on stdin. One that takes longer is killed, and leaves word of where it hung."""
-    import transformers  # noqa: F401  the children find it imported
+    # The children find all of this imported: it takes a run five times as long as the rest of what it does.
+    import transformers
 
     from vasuki.base import commits
+
+    _ = transformers.LlamaForCausalLM, transformers.PreTrainedTokenizerFast  # which it imports when they are asked for
 
     commits.COMMIT_S = 0.02  # so that there are several commits in a second
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which the tests' parent may ignore, as nohup does

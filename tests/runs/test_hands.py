@@ -13,7 +13,6 @@ import random
 import re
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import pytest
 import yaml
 from hands import HANDS, clean_up, read_rows, remove_parts, write_rows
 from resumed_job import NUM_ROWS, answers, job_into, reader_beside, said
-from run_nursery import PHASES, Nursery, Order, open_nursery
+from run_nursery import PHASES, Nursery, Order
 
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import RowCounts, read_manifest
@@ -42,12 +41,6 @@ OF_ANOTHER = re.compile("vasuki: out holds output for an input that has changed 
 DOUBLE = re.compile(r"[\d:]+ out/(.+): ([\d,]+) rows are in other parts too, with equal answers")
 TRACE_GONE = re.compile(r"[\d:]+ out/trace\.jsonl is not there; the time of runs that were killed is left out")
 BROKEN = re.compile(r"[\d:]+ out/manifest\.json is damaged; it is made again from the parts")
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with open_nursery() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

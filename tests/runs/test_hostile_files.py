@@ -11,7 +11,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from run_nursery import Nursery, Order, open_nursery
+from run_nursery import Nursery, Order
 from tiny_job import WORDS, job_tree
 
 CASES = int(os.environ.get("VASUKI_HOSTILE", "20"))
@@ -45,12 +45,6 @@ LEFTOVERS = [
     "manifest.json", "trace.jsonl", "_SUCCESS", "part-00000.parquet", ".vasuki-journal.jsonl", ".vasuki.lock",
     ".vasuki-part-00000.parquet.tmp", "part-00000-0-of-2.parquet", ".vasuki-summary.lock",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with open_nursery() as opened:
-        yield opened
 
 
 def spoil_bytes(data: bytes, rng: random.Random) -> bytes:

@@ -10,12 +10,11 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from resumed_job import NUM_ROWS, answers, job_into, reader_beside
-from run_nursery import PHASES, Nursery, Order, open_nursery
+from run_nursery import PHASES, Nursery, Order
 
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import read_manifest
@@ -23,12 +22,6 @@ from vasuki.io.output.trace import read_trace
 from vasuki.report.timeline import read_timeline
 
 KILLS = int(os.environ.get("VASUKI_KILLS", "14"))
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with open_nursery() as opened:
-        yield opened
 
 
 def kill_at(job: Path, phase: str, rng: random.Random, least_entries: int = 1) -> Order:

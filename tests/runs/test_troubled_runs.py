@@ -15,19 +15,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from resumed_job import answers, job_into, reader_beside, said
-from run_nursery import PHASES, Nursery, Order, open_nursery, set_read_only
+from run_nursery import PHASES, Nursery, Order, set_read_only
 
 from vasuki.io.location import Location
 from vasuki.io.output.trace import read_trace
 
 RUNS = max(4, int(os.environ.get("VASUKI_KILLS", "0")) // 4)  # of each trouble
 AT_ONCE = ""
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with open_nursery() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
