@@ -14,6 +14,8 @@ from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import Simulated
 from vasuki.runs.opening import Outcome
 from vasuki.runs.options import AS_USUAL, RunOptions
+from vasuki.runs.placement import Placement, replicas_elsewhere
+from vasuki.runs.planned_fleets import parse_fleets
 from vasuki.runs.planning import placements_of, plans_of, simulate_workload
 from vasuki.runs.renting import parse_fleets
 from vasuki.runs.run import run_job
@@ -48,7 +50,7 @@ def plan(job: Job, gpus: Iterable[str] = ()) -> list[Plan]:
         VasukiError: as `vasuki plan` ends with its exit code.
     """
     workload = _workload(job)
-    return plans_of(workload, placements_of(parse_fleets(gpus), workload))
+    return plans_of(workload, _placements(workload, gpus))
 
 
 def simulate(job: Job, gpus: Iterable[str] = (), policies: Iterable[str] = ()) -> list[Simulated]:
@@ -58,13 +60,17 @@ def simulate(job: Job, gpus: Iterable[str] = (), policies: Iterable[str] = ()) -
         VasukiError: as `vasuki simulate` ends with its exit code.
     """
     workload = _workload(job)
-    return simulate_workload(workload, placements_of(parse_fleets(gpus), workload), policies)
+    return simulate_workload(workload, _placements(workload, gpus), policies)
 
 
 def _config(job: Job) -> JobConfig:
     if isinstance(job, JobConfig):
         return job
     return parse_job(job) if isinstance(job, Mapping) else load_job(job)
+
+
+def _placements(workload: Workload, gpus: Iterable[str]) -> list[Placement]:
+    return placements_of(parse_fleets(gpus, unsaid=replicas_elsewhere(workload.config)), workload)
 
 
 def _workload(job: Job) -> Workload:

@@ -67,6 +67,14 @@ def test_means_follow_the_newest_epoch_by_its_weight() -> None:
     assert controller.rows_per_s == pytest.approx(0.7 * 3 + 0.3 * 20)
 
 
+def test_the_band_is_as_wide_as_the_job_says() -> None:
+    """A row in 0.7 of the target is fast by the usual band, and neither fast nor late by a wider one; likewise 1.2."""
+    usual = controller_of(controller="aimd", smoothing=1.0)
+    wide = controller_of(controller="aimd", smoothing=1.0, low=0.6, high=1.5)
+    assert [epoch(usual, ttft_s, busy=0.5) for ttft_s in (0.7, 0.7, 1.2)] == [2, 3, 2]
+    assert [epoch(wide, ttft_s, busy=0.5) for ttft_s in (0.7, 1.2, 0.5, 1.6)] == [1, 1, 2, 1]
+
+
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=60))
 def test_the_95th_percentile_is_numpys(ttfts_s: list[float]) -> None:
     controller = controller_of(smoothing=1.0)

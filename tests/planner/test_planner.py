@@ -383,9 +383,9 @@ def test_forced_modes_are_obeyed_where_they_are_possible() -> None:
     ahead = make_plan(lengths, LLAMA, A10, kv=KVConfig(offload="ahead"))
     assert ahead.offload.mode == "ahead"
     assert ahead.offload.host_blocks > 0
-    nowhere = make_plan(lengths, LLAMA, A10, kv=KVConfig(offload="ahead", host_memory=0))
-    assert nowhere.offload.mode == "none"
-    assert "cheaper" in nowhere.offload.reason
+    for mode in ("stream", "park", "ahead"):
+        with pytest.raises(JobFileError, match=rf"kv.offload: {mode} cannot be done: .*kv\.host_memory"):
+            make_plan(lengths, LLAMA, A10, kv=KVConfig(offload=mode, host_memory=0))
 
 
 # --- what does not fit ------------------------------------------------------------------------------------------------

@@ -175,10 +175,13 @@ def test_rows_with_a_state_take_its_memory_and_give_their_own_tokens(
 
     head = " ".join(WORDS)
     rows = [{"id": f"r{i}", "text": f"{head} {' '.join(WORDS[i % 17 : i % 17 + 4])}"} for i in range(20)]
-    kv = {"device_memory": memory, "block_tokens": 4, "offload": "park"}
+    kv = {"device_memory": memory, "block_tokens": 4}
     path = job(
         rows, model__path=str(hybrid_model), engine={"chunk_tokens": 32, "weights_on_host": weights_on_host}, kv=kv
     )
+    refused = run(path, "--set", "kv.offload=park")
+    assert refused.exit_code == 2
+    assert "kv.offload: park cannot be done: rows keep states" in refused.stderr
     (plan,) = json.loads(CliRunner().invoke(main, ["plan", str(path), "--json"]).stdout)
     assert (plan["offload"]["mode"], plan["offload"]["weights_on_host"]) == ("none", weights_on_host)
     assert "states" in plan["offload"]["reason"]

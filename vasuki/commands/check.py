@@ -9,6 +9,7 @@ from vasuki.io.input.requests import RequestStream
 from vasuki.io.output.output_folder import OutputFolder
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.shape import BACKENDS
+from vasuki.runs.ignored import refuse_ignored
 from vasuki.runs.observers.progress import busy_if_slow
 from vasuki.runs.opening import read_table
 from vasuki.runs.placement import placed_on_shares, plan_for, refuse_backend, shares_here
@@ -24,6 +25,7 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
     from vasuki.hf.loading.load_model import check_model  # torch and transformers take seconds to import
 
     runnable_policy(config.engine.policy, config.engine.attention)
+    refuse_ignored(config)
     shares_here(config)
     table = read_table(config)
     OutputFolder.check(

@@ -64,6 +64,11 @@ class Policy:
     evicts_least_computed: bool = False  # False: the victim is the row that came last
     chunk_tokens: int = 512  # token budget where the job names none; vasuki's is planned
 
+    @property
+    def makes_room(self) -> bool:
+        """Whether a running row may have to leave, because others grow more than foreseen or one is urgent."""
+        return self.admission is not Admission.MAXIMUM or self.waves or self.urgent_first
+
 
 _WHOLE_PROMPTS = Policy("", Admission.MAXIMUM, chunked=False, chunk_tokens=2048)
 _STATIC = replace(_WHOLE_PROMPTS, name="static", mixing=Mixing.PREFILL_FIRST, refill=False, waves=True, pads="together")

@@ -215,7 +215,10 @@ class RaggedExecutor:
             return self.forward(self._inputs(batch))
 
     def _inputs(self, batch: Batch) -> StepInputs:
-        moving = None if self.offload is None or self.offload.is_quiet else self.offload
+        moving = None
+        if self.offload is not None:
+            self.offload.begin_call(batch.chunks)
+            moving = None if self.offload.is_quiet else self.offload
         return build_inputs(batch, self.cache, self.attention, moving, self._last_tokens)
 
     def _all_logits(self, step: StepInputs) -> Answers:

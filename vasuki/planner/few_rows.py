@@ -27,13 +27,12 @@ SOLVER_SHARE = 1 / 3  # of the time for a better order is the solver's, the rest
 
 def refuse_solver(problem: Problem) -> None:
     """Raises JobFileError for a solver that could not do what the job asks it for."""
-    solver, rows = problem.plan.solver, len(problem.lengths)
-    if solver in ("auto", "fifo"):
+    solver, rows, policy = problem.plan.solver, len(problem.lengths), problem.policy
+    if solver == "auto" or (solver == "fifo" and not policy.sorted_prompts):
         return
-    if not problem.policy.ordered:
-        name = problem.policy.name
+    if not policy.ordered:
         raise JobFileError(
-            f"plan.solver: {solver} plans the order of policy vasuki, and {name} has its own: leave it out"
+            f"plan.solver: {solver} plans the order of policy vasuki, and {policy.name} has its own: leave it out"
         )
     if solver not in MOST_ROWS:
         return

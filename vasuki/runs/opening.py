@@ -21,6 +21,7 @@ from vasuki.io.output.manifest import Manifest, read_manifest
 from vasuki.io.output.output_folder import OutputFolder, dataset_of
 from vasuki.io.selection import Shard
 from vasuki.models.fingerprint import model_fingerprint
+from vasuki.runs.ignored import refuse_ignored
 from vasuki.runs.observers.progress import busy_if_slow
 from vasuki.runs.options import RunOptions
 
@@ -133,6 +134,7 @@ def opened(
     """
     started_s = time.perf_counter()
     runnable_policy(config.engine.policy, config.engine.attention, rows_arrive=arriving is not None)
+    refuse_ignored(config)
     shard = Shard.parse(options.shard)
     table = read_table(config) if arriving is None else arriving
     fingerprint = fingerprint or model_fingerprint(config.model)

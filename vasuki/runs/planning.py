@@ -18,6 +18,7 @@ from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import Simulated, simulate_plan
+from vasuki.runs.ignored import refuse_ignored
 from vasuki.runs.manifests import simulated_manifest
 from vasuki.runs.observers.progress import busy_if_slow
 from vasuki.runs.observers.tracer import StepTracer
@@ -76,7 +77,8 @@ def _priced(placement: Placement, per_hour: float | None) -> Placement:
 
 
 def plans_of(workload: Workload, placements: Iterable[Placement], tensor: int = 1) -> list[Plan]:
-    """A plan for each of the machines, with `tensor` GPUs to each replica."""
+    """A plan for each of the machines, with so many GPUs to each replica."""
+    refuse_ignored(workload.config)
     plans: list[Plan] = []
     with busy_if_slow("planning") as far:
         for each in (some := list(placements)):
@@ -99,13 +101,16 @@ def simulate_workload(
         placements: the model on each of the machines.
         policies: names of policies; the job's own where there are none.
         output: write a run folder below this one for each run, such as `DIR/a10`, which `report` reads.
-        layout: how the model is spread over GPUs of each kind.
+        layout: how each replica is spread over GPUs of each kind.
     """
     wanted = list(policies) or [workload.config.engine.policy]
-    return [
-        _simulate(workload, placement, policy, _folder_of(output, placement, layout, policy, len(wanted)), layout)
-        for placement, policy in itertools.product(placements, wanted)
-    ]
+    refuse_ignored(workload.config, wanted)
+    runs: list[Simulated] = []
+    for placement, policy in itertools.product(placements, wanted):
+        spread = replace(layout, data_parallel=placement.replicas)
+        folder = _folder_of(output, placement, spread, policy, len(wanted))
+        runs.append(_simulate(workload, placement, policy, folder, spread))
+    return runs
 
 
 def explain_step(workload: Workload, placement: Placement, layout: Layout = ONE_DEVICE) -> str:

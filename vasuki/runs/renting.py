@@ -13,6 +13,7 @@ from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 from vasuki.planner.renting import Choice, Members, card_of, choices_of
 from vasuki.planner.simulated import Member, Simulated, simulate_fleet
+from vasuki.runs.ignored import refuse_ignored
 from vasuki.runs.placement import Placement
 from vasuki.runs.planning import by_card, placements_of, priced
 from vasuki.runs.workload import Workload
@@ -158,6 +159,7 @@ def play(choice: Choice, workload: Workload, seed: int) -> Simulated:
 def _groups(workload: Workload, fleets: Sequence[Counts], tensor: int, market: Market) -> list[Members]:
     """The cards of each fleet, planned, with the number of replicas."""
     lengths, layout = workload.lengths, Layout(tensor)
+    refuse_ignored(workload.config)
     layout.check(workload.shape)
     if lengths.arrived_at_s is not None:
         raise JobFileError("arrived_at is not known to fleets; leave the column out")

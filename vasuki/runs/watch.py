@@ -33,6 +33,7 @@ from vasuki.engine.policy import runnable_policy
 from vasuki.io.location import unreadable_name
 from vasuki.io.output.manifest import RowCounts
 from vasuki.io.output.output_folder import usable_folder
+from vasuki.runs.ignored import refuse_ignored
 from vasuki.runs.options import AS_USUAL, RunOptions
 from vasuki.runs.rows.inbox import Inbox
 from vasuki.runs.run import Runner
@@ -101,6 +102,7 @@ def watch_job(
         KeyboardInterrupt: a signal while the model is loaded, or between a file's first look and its first step.
     """
     runnable_policy(config.engine.policy, config.engine.attention)
+    refuse_ignored(config)
     if config.engine.replicas != 1:
         raise JobFileError("engine.replicas: a watch has one; start one watch for each device, all on the same folder")
     inbox = Inbox(config)

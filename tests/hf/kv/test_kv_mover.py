@@ -221,12 +221,15 @@ def test_parking_beside_a_streamed_layer_comes_after_its_stores(leaves: bool) ->
     engine.hosts = [*offload._homes.values(), *host.layers]
     host.layers[streamed][3] = 9.0  # parked earlier
     sequence.block_table.device[:] = [1]
-    offload.begin_step(Batch([], [], [ScheduledChunk(sequence, 0, 5, True)], []))
+    batch = Batch([], [], [ScheduledChunk(sequence, 0, 5, True)], [])
+    offload.begin_step(batch)
+    offload.begin_call(batch.chunks)
     offload.before_layer(streamed)
     device.layers[streamed][1] = 7.0
     offload.after_layer(streamed)
 
     offload.begin_step(Batch([], [], [], [Swap(sequence, leaves, [1], [0 if leaves else 3])]))
+    offload.begin_call([])
     engine.stores_end.set()
     offload.before_layer(streamed)
     engine.require(offload._stored[streamed])

@@ -60,9 +60,25 @@ def test_parked_rows_keep_keys_and_values(name: str) -> None:
     assert rows.outputs == reference(name)
 
 
+@pytest.mark.parametrize("name", ["llama", "mpt"])
+def test_layers_stream_through_every_call_of_a_step(name: str) -> None:
+    """Decodes and prompts of a step are calls of their own, in each of which all layers pass; some rows wait parked."""
+    requests = hopeful(requests_of(prompts()))
+    rows, scheduler, stats = run(
+        load_padded(name), requests, chunk_tokens=16, num_blocks=24, host_blocks=60, num_streamed=1
+    )
+    assert scheduler.queues.counters.preemptions_swap > 0
+    assert stats.copied_bytes > 0
+    assert rows.outputs == reference(name)
+
+
+@pytest.mark.parametrize("num_streamed", [0, 1])
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name not in ("vasuki", "prefill-packing")])
-def test_every_policy_may_run_padded(policy: str) -> None:
-    rows, _, _ = run(load_padded("falcon"), requests_of(prompts()), policy=POLICIES[policy])
+def test_every_policy_may_run_padded(policy: str, num_streamed: int) -> None:
+    rows, _, stats = run(
+        load_padded("falcon"), requests_of(prompts()), policy=POLICIES[policy], num_streamed=num_streamed
+    )
+    assert (stats.copied_bytes > 0) == bool(num_streamed)
     assert rows.outputs == reference("falcon")
 
 

@@ -23,14 +23,14 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
 import torch
 
-from vasuki.engine.batch import Batch
+from vasuki.engine.batch import Batch, ScheduledChunk
 from vasuki.hf.kv.kv_cache import KVCache, pinned_zeros
 from vasuki.models.layout import spread_buffers
 
@@ -241,22 +241,26 @@ class KVMover:
         # Host tensors of streamed layers, blocks numbered as on the device.
         self._homes = {layer: _home(device.layers[layer]) for layer in self._buffer_of}
         self._stored: dict[int, Done] = {}  # last store of each streamed layer
-        self._fetched: dict[int, Done] = {}  # this step's fetch of each streamed layer
+        self._fetched: dict[int, Done] = {}  # this call's fetch of each streamed layer
         self._unfetched: list[int] = []  # streamed layers that still wait for their buffer
-        self._read: list[_Run] = []  # blocks with earlier tokens of this step's sequences
-        self._written: list[_Run] = []  # blocks that get new tokens in this step
+        self._read: list[_Run] = []  # blocks with earlier tokens of this call's sequences
+        self._written: list[_Run] = []  # blocks that get new tokens in this call
 
     def begin_step(self, batch: Batch) -> None:
-        """Start the step's copies."""
+        """Start the copies of sequences that leave or return."""
         for due, later in zip(self._due, self._later, strict=True):
             due += later
             later.clear()
         self._park(batch)
+
+    def begin_call(self, chunks: Sequence[ScheduledChunk]) -> None:
+        """Start fetching layers for a call of the model that computes some of the step's chunks: in each call all of
+        them pass."""
         if self._homes:
-            self._note_blocks(batch)
+            self._note_blocks(chunks)
             self._unfetched = list(self._homes)
             computed = self.engine.computed()
-            # What the last step left in a buffer may still be on its way home.
+            # What the last call left in a buffer may still be on its way home.
             for buffer, last in {buffer: layer for layer, buffer in self._buffer_of.items()}.items():
                 self._fetch_next(buffer, [computed, *([self._stored[last]] if last in self._stored else [])])
 
@@ -314,11 +318,11 @@ class KVMover:
 
     # --- stream ------------------------------------------------------------------------------------------------------
 
-    def _note_blocks(self, batch: Batch) -> None:
+    def _note_blocks(self, chunks: Sequence[ScheduledChunk]) -> None:
         read: set[int] = set()
         written: set[int] = set()
         size = self.device.block_tokens
-        for chunk in batch.chunks:
+        for chunk in chunks:
             table = chunk.sequence.block_table.device
             read.update(table[: -(-chunk.start // size)])
             written.update(table[chunk.start // size : -(-chunk.end // size)])

@@ -66,7 +66,10 @@ class Padded:
 
     def _compute(self, batch: Batch, rows: Rows, columns: int = 0) -> torch.Tensor:
         """Logits `[chunks, vocab_size]` of a rectangle, row by row."""
-        rectangle = Rectangle.of([[batch.chunks[i] for i in row] for row in rows], self._cache, columns)
+        chunks = [[batch.chunks[i] for i in row] for row in rows]
+        if self._offload is not None:
+            self._offload.begin_call([*itertools.chain(*chunks)])
+        rectangle = Rectangle.of(chunks, self._cache, columns)
         cache = block_cache(self._cache, rectangle, self._offload)
         last, _ = self._call(rectangle.input_ids, rectangle.position_ids, rectangle.mask, cache, rectangle.ends)
         return last

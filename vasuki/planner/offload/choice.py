@@ -25,7 +25,7 @@ _STATES_STAY = "rows keep states or caches of their own, which stay on the devic
 def choose_offload(problem: Problem, base: Prediction) -> Prediction:
     """The candidate of `base`, which moves no KV, with whatever offload makes it fastest.
 
-    Raises JobFileError if the job asks for what is not simulated with pipeline stages.
+    Raises JobFileError if the job asks for what this model, policy, layout or memory does not allow.
     """
     modes = _modes(problem)
     plain = _without_preemption(problem, base)
@@ -33,7 +33,9 @@ def choose_offload(problem: Problem, base: Prediction) -> Prediction:
         chosen = because(plain, OffloadPlan("none", _STATES_STAY))
     elif "ahead" in modes:
         ahead = prefilled_ahead(problem, plain)
-        chosen = because(plain, OffloadPlan("none", ahead)) if isinstance(ahead, str) else ahead
+        if isinstance(ahead, str):
+            raise refusal("ahead", ahead)
+        chosen = ahead
     else:
         chosen = _cheapest(problem, base, plain, modes)
     if chosen.candidate.settings.offload.mode == "none" and _makes_room_for_urgent(problem):
@@ -45,8 +47,9 @@ def choose_offload(problem: Problem, base: Prediction) -> Prediction:
 
 
 def may_offload(problem: Problem) -> bool:
-    """Whether KV may pass over the link. States stay on the device, and so does the KV of models that have them."""
-    return any(mode != "none" for mode in _modes(problem)) and problem.shape.in_blocks
+    """Whether KV may pass over the link, by any policy. States stay on the device, and so does the KV beside them."""
+    moves = problem.kv.asks_for_offload or (problem.kv.offload == "auto" and problem.profile.kind != "cpu")
+    return moves and problem.shape.in_blocks
 
 
 def _makes_room_for_urgent(problem: Problem) -> bool:
@@ -65,14 +68,35 @@ def most_kv_tokens(problem: Problem, candidate: Candidate) -> int:
 def _modes(problem: Problem) -> tuple[OffloadMode, ...]:
     """What is to be tried. On a CPU both tiers are the same memory: moving gains nothing, unless the job asks for it.
     Nor is prefilling ahead tried by itself: on recorded lengths it gains nothing."""
-    asked, staged = problem.kv.offload, problem.layout.pipeline_parallel > 1
-    if staged and asked in ("stream", "ahead"):
-        raise JobFileError(f"kv.offload: {asked} is not simulated with stages")
+    asked, policy, staged = problem.kv.offload, problem.policy, problem.layout.pipeline_parallel > 1
     if asked != "auto":
+        if why_not := _why_never(problem, asked):
+            raise refusal(asked, why_not)
         return (asked,)
-    if problem.profile.kind == "cpu":
+    if not policy.ordered or problem.profile.kind == "cpu":
         return ()
     return ("park",) if staged else ("park", "stream")
+
+
+def _why_never(problem: Problem, asked: OffloadMode) -> str:
+    """Why a job of this kind cannot have what it asks for, whatever its rows and its memory; empty if it may."""
+    policy = problem.policy
+    if asked == "none":
+        return ""
+    if not problem.shape.in_blocks:
+        return _STATES_STAY
+    if asked in ("stream", "ahead") and problem.layout.pipeline_parallel > 1:
+        return "it is not simulated with stages"
+    if asked == "ahead" and not policy.ordered:
+        return f"rows start ahead with policy vasuki alone, not with {policy.name}"
+    if asked == "park" and not policy.makes_room:
+        return f"with policy {policy.name} rows start with room for all their growth, so that none ever makes room"
+    return ""
+
+
+def refusal(asked: str, why: str) -> JobFileError:
+    """What a job is told that asks for what cannot be done."""
+    return JobFileError(f"kv.offload: {asked} cannot be done: {why}; leave it out, or say none")
 
 
 def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tuple[OffloadMode, ...]) -> Prediction:
@@ -84,6 +108,8 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
         tried.append(streamed(problem, base, asked == "stream", may_park="park" in modes))
     options = [option for option in tried if isinstance(option, Prediction)]
     why_not = [reason for reason in tried if isinstance(reason, str)]
+    if problem.kv.asks_for_offload and not options:
+        raise refusal(asked, "; ".join(why_not))
 
     roomy = [option for option in options if option.candidate.holds_all(problem)]
     if roomy and not plain.candidate.holds_all(problem):
@@ -111,6 +137,8 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
         if offload.mode == asked or fastest.makespan_s < (1 - NOISE) * plain.makespan_s:
             return because(fastest, replace(offload, reason=f"{offload.reason}; makespan {change(fastest)}"))
     why = "as the job asks" if asked != "auto" else "host and device are one memory"
+    if asked == "auto" and not problem.policy.ordered:
+        why = f"policy {problem.policy.name} moves nothing unless the job asks for it"
     for option in options:
         only = "only " * (option.makespan_s < plain.makespan_s)
         why_not.append(f"with {option.candidate.settings.offload.mode} the makespan would be {only}{change(option)}")

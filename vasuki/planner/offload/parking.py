@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vasuki.base.units import longer_text
+from vasuki.base.units import bytes_text, longer_text
 from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import Admission, Mixing
 from vasuki.planner.candidates import Candidate, Problem
@@ -13,21 +13,17 @@ from vasuki.planner.prediction import Prediction, predict_like
 
 VICTIMS_SHARE = 1 / 8  # of a CPU's blocks, for the KV of rows that make way; what finds no room is computed again
 
-_TOO_SLOW = "computing again is cheaper than moving KV over the link"
-
 
 def parked(problem: Problem, base: Prediction, asked: bool = False) -> Prediction | str:
     """Preempted sequences wait on the host instead of being computed again, or why not. What is streamed stays so.
 
     Where nobody has to make room in `base`, it is tried only if the job asks for it.
     """
-    if not problem.policy.ordered:
-        return "only vasuki parks sequences"
     if not base.result.counters.preemptions_recompute and not asked:
         return "no sequence has to make room"
     room = _room(problem, base.candidate, asked)
-    if room is None:
-        return _TOO_SLOW
+    if isinstance(room, str):
+        return room
     if room.mode == "stream":
         offload = replace(room, reason=f"{room.reason}, and preempted sequences are parked")
     else:
@@ -45,11 +41,9 @@ def prefilled_ahead(problem: Problem, base: Prediction) -> Prediction | str:
     Rows start only with room for all their growth then. On recorded lengths that gains nothing, so only who asks for it
     gets it.
     """
-    if not problem.policy.ordered:
-        return "as the job asks"
-    candidate, room = base.candidate, _room(problem, base.candidate)
-    if room is None:
-        return _TOO_SLOW
+    candidate, room = base.candidate, _room(problem, base.candidate, asked=True)
+    if isinstance(room, str):
+        return room
     policy = replace(candidate.settings.policy, admission=Admission.PEAK, mixing=Mixing.MIXED)
     offload = replace(room, mode="ahead", prefills_ahead=True)
     settings = replace(candidate.settings, policy=policy, offload=offload)
@@ -78,16 +72,18 @@ def with_room_for_victims(problem: Problem, base: Prediction) -> Prediction:
     return predict_like(problem, base, candidate)
 
 
-def _room(problem: Problem, candidate: Candidate, asked: bool = False) -> OffloadPlan | None:
-    """The candidate's offload with what host memory is left as room for sequences; None if nobody should use it, which
-    a job that asks for it does all the same."""
+def _room(problem: Problem, candidate: Candidate, asked: bool = False) -> OffloadPlan | str:
+    """The candidate's offload with what host memory is left as room for sequences; or why nobody can use it, or should,
+    which a job that asks for it does all the same."""
     settings, shape = candidate.settings, problem.shape
     block_bytes = shape.kv_bytes_per_token * settings.block_tokens
     homes_bytes = settings.num_blocks * block_bytes * settings.offload.streamed_layers // shape.num_layers
     host_blocks = (host_kv_bytes(problem, candidate) - homes_bytes) // block_bytes
     least = _park_min_tokens(problem, candidate) or (1 if asked else None)
-    if host_blocks < 1 or least is None:
-        return None
+    if host_blocks < 1:
+        return f"kv.host_memory has no room for a block of {bytes_text(block_bytes)}"
+    if least is None:
+        return "computing again is cheaper than moving KV over the link"
     return replace(settings.offload, host_blocks=host_blocks, park_min_tokens=least)
 
 

@@ -46,19 +46,19 @@ def streamed(problem: Problem, base: Prediction, asked: bool, may_park: bool) ->
 def most_streamed_tokens(problem: Problem, candidate: Candidate) -> int:
     """The most tokens that the device may have room for with streamed layers, or without where none can be."""
     most = candidate.settings.kv_tokens
-    if _why_not(problem, candidate):
+    if _why_not(problem, candidate, asked=problem.kv.offload == "stream"):
         return most
     depths = (_settings_with_depth(problem, candidate, depth) for depth in range(1, problem.shape.num_layers))
     return max([most, *(settings.kv_tokens for settings in depths if settings)])
 
 
-def _why_not(problem: Problem, candidate: Candidate) -> str:
-    """Why no layer can be streamed; empty if some can."""
-    if not problem.policy.ordered:
-        return "only vasuki streams layers"
+def _why_not(problem: Problem, candidate: Candidate, asked: bool) -> str:
+    """Why no layer can be streamed, or should, which a job that asks for it does all the same; empty if some can."""
+    if problem.shape.num_layers < 2:
+        return "the model has one layer, and the first stays on the device"
     if not problem.shape.stores_evenly:
         return "layers keep more of a token than others do, and are not streamed"
-    if _weights_s(candidate) >= LINK_BUSY * candidate.state.mixed_step_s:
+    if not asked and _weights_s(candidate) >= LINK_BUSY * candidate.state.mixed_step_s:
         return "weights keep the link busy"
     return ""
 
@@ -68,13 +68,16 @@ def _options(problem: Problem, candidate: Candidate, asked: bool) -> list[Candid
 
     Arithmetic is not aware that a small job hardly settles, so sizes are left to the simulation.
     """
-    if why_not := _why_not(problem, candidate):
+    if why_not := _why_not(problem, candidate, problem.kv.offload == "stream"):
         return why_not
     sizes = STREAM_BLOCKS if problem.kv.block_tokens == "auto" else (1,)
-    depths = [_best_depth(problem, _with_blocks(problem, candidate, size)) for size in sizes]
+    resident = [_with_blocks(problem, candidate, size) for size in sizes]
+    depths = [_best_depth(problem, each) for each in resident]
+    if problem.kv.offload == "stream" and not any(depths):  # nor does it save any of the device's memory
+        depths = [_best_depth(problem, each, saving=False) for each in resident]
     options = sorted((option for option in depths if option), key=_request_s)
     if not options:
-        return "streamed layers would make no room"
+        return "streamed layers would make no room that kv.host_memory holds as well"
     change = _request_s(options[0]) / _request_s(candidate) - 1
     if change > -NOISE and not asked:
         layers = options[0].settings.offload.streamed_layers
@@ -108,15 +111,16 @@ def _with_blocks(problem: Problem, candidate: Candidate, size: int) -> Candidate
     return Candidate.of(problem, settings, candidate.cost)
 
 
-def _best_depth(problem: Problem, resident: Candidate) -> Candidate | None:
+def _best_depth(problem: Problem, resident: Candidate, saving: bool = True) -> Candidate | None:
     """The depth with the fastest steady state, or with the fastest that hides its copies if that is nearly as fast.
 
     What a depth makes room for has to be fetched too, so each is priced with the memory filled by it; and if that is
     more than a step hides, also with so much less as hides. Arithmetic is smooth where simulations differ by noise.
+    Models of four layers or fewer need as many buffers as they stream layers, so that no depth of theirs is `saving`.
     """
     options: list[Candidate] = []
     for depth in range(1, problem.shape.num_layers):  # the first layer's copies hide behind none
-        if full := _with_depth(problem, resident, depth):
+        if full := _with_depth(problem, resident, depth, saving):
             options.append(full)
             if full.state.hidden < STEADY_HIDDEN:
                 options.append(_with_kv(problem, full, full.state.hidden))
@@ -134,18 +138,21 @@ def _with_kv(problem: Problem, candidate: Candidate, share: float) -> Candidate:
     return Candidate.of(problem, settings, candidate.cost)
 
 
-def _with_depth(problem: Problem, candidate: Candidate, streamed: int) -> Candidate | None:
-    """The candidate with `streamed` streamed layers."""
-    settings = _settings_with_depth(problem, candidate, streamed)
+def _with_depth(problem: Problem, candidate: Candidate, streamed: int, saving: bool) -> Candidate | None:
+    """The candidate with so many streamed layers."""
+    settings = _settings_with_depth(problem, candidate, streamed, saving)
     return Candidate.of(problem, settings, candidate.cost) if settings else None
 
 
-def _settings_with_depth(problem: Problem, candidate: Candidate, streamed: int) -> EngineSettings | None:
-    """Its settings with `streamed` streamed layers, and blocks and sequences in the room that they leave."""
+def _settings_with_depth(
+    problem: Problem, candidate: Candidate, streamed: int, saving: bool = True
+) -> EngineSettings | None:
+    """Its settings with so many streamed layers, and blocks and sequences in the room that they leave; None where they
+    leave none and should be `saving` some."""
     shape, settings, limits = problem.shape, candidate.settings, candidate.settings.limits
     layers, layout = shape.num_layers, candidate.cost.layout
     device_layers = layers - streamed + spread_buffers(layers, streamed)
-    if device_layers >= layers:
+    if device_layers >= layers and saving:
         return None
     if problem.engine.max_num_seqs == "auto":
         grown = math.ceil(limits.max_num_seqs * layers / device_layers)
@@ -157,7 +164,7 @@ def _settings_with_depth(problem: Problem, candidate: Candidate, streamed: int) 
     num_blocks = num_blocks * problem.block_tokens // settings.block_tokens
     homes_bytes = shape.kv_bytes_per_token_per_layer * streamed * settings.block_tokens  # of one block
     most_homes = host_kv_bytes(problem, candidate) // homes_bytes
-    num_blocks = min(num_blocks * layers // device_layers, max(settings.num_blocks, most_homes))
+    num_blocks = min(num_blocks * layers // device_layers, most_homes)
     reason = f"{streamed} of {layers} layers stream in blocks of {settings.block_tokens} tokens"
     offload = OffloadPlan("stream", reason, streamed_layers=streamed)
     return replace(settings, num_blocks=num_blocks, limits=limits, offload=offload)

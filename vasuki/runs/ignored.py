@@ -1,0 +1,33 @@
+"""Keys that a job sets and its policy never reads: refused by name, rather than set aside in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vasuki.base.config import ArrivalsConfig, JobConfig
+from vasuki.base.errors import JobFileError
+from vasuki.engine.policy import find_policy
+
+
+def refuse_ignored(config: JobConfig, policies: Iterable[str] = ()) -> None:
+    """Raises JobFileError for a key that a policy would have to ignore, or all of them where it is one's own.
+
+    Args:
+        config: the job.
+        policies: by which it is to run; the job's own where there are none.
+    """
+    wanted = [find_policy(name) for name in policies or [config.engine.policy]]
+    usual = ArrivalsConfig()
+    set_here = [key for key in ArrivalsConfig.model_fields if getattr(config.arrivals, key) != getattr(usual, key)]
+    if set_here and not any(policy.gathers for policy in wanted):
+        raise JobFileError(
+            f"arrivals.{set_here[0]}: {wanted[0].name} gathers no rows that arrive; leave it out, or set "
+            "engine.policy to prefill-packing"
+        )
+    for policy in wanted:
+        if config.engine.chunk_tokens == "auto" or (policy.refill and not policy.gathers):
+            continue
+        why, other = "starts its batch as a whole", "engine.max_num_seqs"
+        if policy.gathers:
+            why, other = "computes a gathered batch in a step", "arrivals.batch_tokens"
+        raise JobFileError(f"engine.chunk_tokens: {policy.name} {why}; leave it out, {other} is what limits that")
