@@ -233,7 +233,11 @@ class RaggedExecutor:
 
     def forward(self, step: StepInputs) -> torch.Tensor:
         """One packed forward: `[num_samples, vocab_size]`."""
-        with self._last_mlp.only(step.sample_positions) if self._last_mlp else nullcontext():
+        same = self.loaded.same_anywhere
+        with (
+            self._last_mlp.only(step.sample_positions) if self._last_mlp else nullcontext(),
+            same.mode() if same else nullcontext(),
+        ):
             output = self.loaded.model(
                 input_ids=step.input_ids,
                 position_ids=step.position_ids,

@@ -95,7 +95,8 @@ class Chunks:
                 self.cache[self.tables[row, at // block_tokens], :, at % block_tokens] = self.kept[row, :, at]
         starts, counts = torch.tensor(spans).T
         firsts = counts.cumsum(0) - counts
-        self.tiles = torch.stack([firsts, counts, starts, torch.arange(len(spans))], dim=1).contiguous()
+        rows = torch.arange(len(spans))
+        self.tiles = torch.stack([firsts, counts, starts, rows, (counts == 1).long()], dim=1).contiguous()
         self.longest = int(counts.max())
 
     def attend(self, query: torch.Tensor, window: int | None = None) -> torch.Tensor:
@@ -119,7 +120,7 @@ def test_chunks_attend_like_their_plain_twin(
     chunks = Chunks([(0, 32), (32, 9), (120, 32), (199, 2), (63, 1)], head_dim, kv_dtype)
     query = torch.randn(76, chunks.kv_heads * group, head_dim)
     out = chunks.attend(query, window)
-    for first, count, start, row in chunks.tiles.tolist():
+    for first, count, start, row, _ in chunks.tiles.tolist():
         keys, values = (part[: start + count].float().repeat_interleave(group, dim=1) for part in chunks.kept[row])
         distance = torch.arange(start, start + count)[:, None] - torch.arange(start + count)
         seen = (distance >= 0) & (distance < (window or 1 << 30))

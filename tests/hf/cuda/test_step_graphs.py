@@ -312,6 +312,7 @@ def _step(cache: KVCache, positions: np.ndarray, tables: np.ndarray) -> inputs.S
     blocks = tables[np.arange(count), positions // cache.block_tokens]
     slots = torch.from_numpy(blocks * cache.block_tokens + positions % cache.block_tokens)
     ones = np.ones(count, np.int64)
+    placed = chunks.PlacedChunks(np.arange(count), ones, positions, 0 * ones)
     return inputs.StepInputs(
         input_ids=torch.arange(3, 3 + count).unsqueeze(0),
         position_ids=torch.from_numpy(positions).unsqueeze(0),
@@ -319,7 +320,7 @@ def _step(cache: KVCache, positions: np.ndarray, tables: np.ndarray) -> inputs.S
         sample_positions=torch.arange(count),
         cache=cache,
         offload=None,
-        chunks=chunks.Chunks(np.arange(count), ones, positions, ones > 0, tables, cache, AttentionKernels()),
+        chunks=chunks.Chunks(placed, ones > 0, tables, cache, AttentionKernels()),
     )
 
 

@@ -63,7 +63,7 @@ def _attended(
     kernel, tiles, first, expected = TileAttention(group, dtype), [], 0, []
     for row, (before, tokens) in enumerate(chunks):
         for done in range(0, tokens, kernel.tile_tokens):
-            tiles.append([first + done, min(kernel.tile_tokens, tokens - done), before + done, row])
+            tiles.append([first + done, min(kernel.tile_tokens, tokens - done), before + done, row, 0])
         keys, values = (each.flatten(0, 1)[: before + tokens].float() for each in cache[tables[row]].unbind(1))
         expected.append(attend_eagerly(query[first : first + tokens].float(), keys, values, variant))
         first += tokens
@@ -275,7 +275,7 @@ import torch
 def attend(dtype, group, head_dim, window=None):
     kernel, heads = attention.TileAttention(group, dtype), 2 * group
     query, cache = torch.zeros(4, heads, head_dim, dtype=dtype), torch.zeros(8, 2, 16, 2, head_dim, dtype=dtype)
-    tiles, tables = torch.zeros(1, 4, dtype=torch.int64), torch.zeros(4, 64, dtype=torch.int64)
+    tiles, tables = torch.zeros(1, 5, dtype=torch.int64), torch.zeros(4, 64, dtype=torch.int64)
     kernel.write(query[:, :2], query[:, :2], torch.zeros(2, 4, dtype=torch.int64), cache)
     kernel(query, cache, tiles, kernel.tile_tokens, tables, torch.zeros(heads), window, 0.1, 5.0, query)
 

@@ -71,11 +71,12 @@ def test_attends_like_its_plain_twin(
     chunk = 3  # tokens of the last row
     counts = torch.tensor([1, 1, 1, 1, chunk])
     firsts = counts.cumsum(0) - counts
-    tiles = torch.stack([firsts, counts, torch.tensor(positions) - counts + 1, torch.arange(len(positions))], dim=1)
+    starts, rows = torch.tensor(positions) - counts + 1, torch.arange(len(positions))
+    tiles = torch.stack([firsts, counts, starts, rows, (counts == 1).long()], dim=1)
     query = torch.randn(int(counts.sum()), kv_heads * group, head_dim)
     out = torch.empty_like(query)
     kernel(query, cache, tiles, chunk, tables, None, window, scaling, None, out)
-    for first, count, position, row in tiles.tolist():
+    for first, count, position, row, _ in tiles.tolist():
         for token in range(count):
             end = position + token + 1
             seen = slice(0 if window is None else max(0, end - window), end)

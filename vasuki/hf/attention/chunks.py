@@ -40,10 +40,14 @@ class DecodeGroup:
     shortest: int  # tokens that each row sees, itself included
 
 
+TILE_NUMBERS = 5  # see `PagedTiles`
+
+
 class TileKernel(Protocol):
     """Attention that is compiled for a device. Shapes as in `kernels.paged_attention`."""
 
-    tile_tokens: int  # of a tile at most
+    tile_tokens: int  # of a prompt, in a tile at most
+    output_tile_tokens: int  # of an output; one where another kernel serves those than serves prompts
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor, /) -> None: ...
 
@@ -63,11 +67,22 @@ class TileKernel(Protocol):
     ) -> None: ...
 
 
+class PlacedChunks(NamedTuple):
+    """Chunks of a step, `[num_chunks]` of each."""
+
+    firsts: Ints  # first token of each in the packed batch
+    lengths: Ints  # tokens
+    starts: Ints  # position of the first token
+    prompts: Ints  # tokens of its sequence's prompt
+
+
 class PagedTiles:
-    """Chunks for a compiled kernel: cut into tiles that walk their sequences' blocks, those with most work first.
+    """Chunks for a compiled kernel: cut into tiles that walk their sequences' blocks, those with most work first. None
+    has tokens of a prompt and of its output.
 
     Attributes:
-        tiles: int64 `[count, 4]`: first token in the packed batch, tokens, position of the first, row of `tables`.
+        tiles: int64 `[count, 5]`: first token in the packed batch, tokens, position of the first, row of `tables`, and
+            whether they are of an output.
         num_tokens: of all tiles.
         longest: most tokens of a tile, or of one that may be loaded later.
         sampled: tiles of those tokens alone whose logits are wanted.
@@ -77,29 +92,32 @@ class PagedTiles:
     def __init__(
         self,
         kernel: TileKernel,
-        firsts: Ints,
-        lengths: Ints,
-        starts: Ints,
+        chunks: PlacedChunks,
         samples: Bools,
         tables: Ints,
         device: torch.device,
         longest: int = 1,
     ) -> None:
         self.kernel = kernel
-        size = kernel.tile_tokens
-        counts = -(-lengths // size)
-        chunk_of = np.repeat(np.arange(len(lengths)), counts)  # [count]
-        skipped = (np.arange(len(chunk_of)) - (np.cumsum(counts) - counts)[chunk_of]) * size
-        tokens = np.minimum(lengths[chunk_of] - skipped, size)
-        lasts = lengths - 1
-        every = np.stack([firsts[chunk_of] + skipped, tokens, starts[chunk_of] + skipped, chunk_of], axis=1)
-        last = np.stack([firsts + lasts, np.ones_like(lasts), starts + lasts, np.arange(len(lasts))], axis=1)
+        firsts, lengths, starts, prompts = chunks
+        of_prompt = np.clip(prompts - starts, 0, lengths)
+        tokens = np.stack([of_prompt, lengths - of_prompt])  # [2, num_chunks], as is all that counts pieces
+        sizes = np.array([[kernel.tile_tokens], [kernel.output_tile_tokens]])
+        counts = -(-tokens // sizes)
+        generated, chunk_of = (np.repeat(each.reshape(-1), counts.reshape(-1)) for each in np.indices(tokens.shape))
+        behind = np.arange(len(chunk_of)) - np.repeat(np.cumsum(counts) - counts.reshape(-1), counts.reshape(-1))
+        skipped = behind * sizes[generated, 0]  # of the tokens of a piece
+        taken = np.minimum(tokens[generated, chunk_of] - skipped, sizes[generated, 0])
+        skipped += generated * of_prompt[chunk_of]
+        every = np.stack([firsts[chunk_of] + skipped, taken, starts[chunk_of] + skipped, chunk_of, generated], axis=1)
+        ends = np.stack([firsts, starts], axis=0) + lengths - 1
+        last = np.stack([ends[0], np.ones_like(firsts), ends[1], np.arange(len(firsts)), ends[1] >= prompts], axis=1)
         self.num_tokens = int(lengths.sum())
-        self.longest = max(longest, int(tokens.max()))
+        self.longest = max(longest, int(taken.max()))
         on_device = to_device(
             device, *(each.reshape(-1) for each in (_most_work_first(every), _most_work_first(last[samples]), tables))
         )
-        self.tiles, self.sampled = (each.view(-1, 4) for each in on_device[:2])
+        self.tiles, self.sampled = (each.view(-1, TILE_NUMBERS) for each in on_device[:2])
         self.tables = on_device[2].view(tables.shape)
 
     def load_contexts(self, other: PagedTiles, padding_block: int) -> None:
@@ -117,11 +135,12 @@ class PagedTiles:
     def _padding(self) -> torch.Tensor:
         """Tiles of single tokens, each at the beginning of its own table."""
         rows = torch.arange(len(self.tables), device=self.tables.device)
-        return torch.stack([rows, torch.ones_like(rows), torch.zeros_like(rows), rows], dim=1)
+        ones = torch.ones_like(rows)
+        return torch.stack([rows, ones, torch.zeros_like(rows), rows, ones], dim=1)
 
 
 def _most_work_first(tiles: Ints) -> Ints:
-    _, tokens, positions, _ = tiles.T
+    _, tokens, positions, *_ = tiles.T
     return tiles[np.argsort(-tokens * (positions + tokens), kind="stable")]
 
 
@@ -153,9 +172,7 @@ class Chunks:
     """Chunks of a step, laid out for each way of computing attention when it is first asked for.
 
     Args:
-        firsts: `[num_chunks]` first token of each in the packed batch.
-        lengths: `[num_chunks]` tokens.
-        starts: `[num_chunks]` position of the first token.
+        placed: where they are.
         samples: `[num_chunks]` whether logits of the last token are wanted.
         tables: `[num_chunks, width]` blocks of each, padded with any block.
         cache: what the blocks are of.
@@ -165,16 +182,15 @@ class Chunks:
 
     def __init__(
         self,
-        firsts: Ints,
-        lengths: Ints,
-        starts: Ints,
+        placed: PlacedChunks,
         samples: Bools,
         tables: Ints,
         cache: KVCache,
         kernels: AttentionKernels,
         reserve: Reserve | None = None,
     ) -> None:
-        self._firsts, self._lengths, self._starts, self._samples = firsts, lengths, starts, samples
+        self._placed, self._samples = placed, samples
+        self._firsts, self._lengths, self._starts, _ = placed
         self._tables, self._cache, self.kernels, self._reserve = tables, cache, kernels, reserve or Reserve()
 
     @property
@@ -205,8 +221,8 @@ class Chunks:
         """The chunks for a kernel of ours; None where there is none."""
         if self.kernels.ours is None:
             return None
-        parts = self._firsts, self._lengths, self._starts, self._samples, self._tables
-        return PagedTiles(self.kernels.ours, *parts, self._cache.device, self._reserve.tile)
+        parts = self._placed, self._samples, self._tables, self._cache.device
+        return PagedTiles(self.kernels.ours, *parts, self._reserve.tile)
 
     def load_contexts(self, other: Chunks, padding_block: int) -> None:
         """Attend from now on as another step does, from the same memory as before, where each chunk was of one token.

@@ -12,7 +12,7 @@ import torch
 from vasuki.base.arrays import Ints
 from vasuki.engine.batch import Batch, ScheduledChunk
 from vasuki.engine.sequence import Sequence
-from vasuki.hf.attention.chunks import AttentionKernels, Chunks
+from vasuki.hf.attention.chunks import AttentionKernels, Chunks, PlacedChunks
 from vasuki.hf.kernels.transfer import to_device
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.kv.kv_mover import KVMover
@@ -82,6 +82,8 @@ def build_inputs(
     tables = tables_of(batch.chunks, cache.block_tokens)
     slots = tables[chunk_of, positions // cache.block_tokens] * cache.block_tokens + positions % cache.block_tokens
     token_ids = np.concatenate([tokens_of(chunk.sequence, chunk.start, chunk.end) for chunk in batch.chunks])
+    prompts = np.array([chunk.sequence.num_prompt_tokens for chunk in batch.chunks])
+    placed = PlacedChunks(firsts, lengths, starts, prompts)
     samples = np.array([chunk.samples for chunk in batch.chunks])
     input_ids, position_ids, slots, sample_positions = to_device(
         device, token_ids.astype(np.int64), positions, slots, lasts[samples] - 1
@@ -95,7 +97,7 @@ def build_inputs(
         sample_positions=sample_positions,
         cache=cache,
         offload=offload,
-        chunks=Chunks(firsts, lengths, starts, samples, tables, cache, kernels or AttentionKernels()),
+        chunks=Chunks(placed, samples, tables, cache, kernels or AttentionKernels()),
     )
 
 

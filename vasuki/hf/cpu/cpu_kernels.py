@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from vasuki.hf.cpu.elementwise import SameAnywhere
 from vasuki.hf.cpu.fused_attention import Rotary, fuse_packed_attention
 from vasuki.hf.cpu.fused_decoder import DecoderKernel, fuse_decoder
 from vasuki.hf.cpu.fused_layer import LayerKernel, fuse_layers
@@ -29,6 +30,7 @@ class CPUKernels(NamedTuple):
     layer: LayerKernel
     decoder: DecoderKernel
     recurrences: Recurrences
+    same_anywhere: SameAnywhere
 
     @classmethod
     def of(cls, library: ctypes.CDLL) -> CPUKernels:
@@ -40,6 +42,7 @@ class CPUKernels(NamedTuple):
             LayerKernel(library),
             DecoderKernel(library),
             Recurrences(library),
+            SameAnywhere(library),
         )
 
     def install(self, model: torch.nn.Module) -> None:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from vasuki.hf.attention.chunks import AttentionKernels, Chunks, Reserve
+from vasuki.hf.attention.chunks import AttentionKernels, Chunks, PlacedChunks, Reserve
 from vasuki.hf.attention.inputs import StepInputs
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.machines.cost_model import MOST_RECORDED_ROWS, MOST_RECORDED_TOKENS
@@ -180,7 +180,8 @@ class _Recorded:
             kernels = replace(kernels, choice="paged")
         # Recording computes too: each token sees itself, though kernels are told of the longest contexts that can come.
         room = Reserve(width * block_tokens, tile_tokens)
-        chunks = Chunks(tokens, ones, 0 * ones, ones > 0, tables, cache, kernels, room)
+        placed = PlacedChunks(tokens, ones, 0 * ones, 0 * ones)
+        chunks = Chunks(placed, ones > 0, tables, cache, kernels, room)
         self._step = StepInputs(
             input_ids=torch.zeros(1, size.tokens, dtype=torch.int64, device=device),
             position_ids=torch.zeros(1, size.tokens, dtype=torch.int64, device=device),

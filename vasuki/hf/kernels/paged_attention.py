@@ -23,10 +23,13 @@ class PagedKernel:
 
     Attributes:
         functions: that write and attend, for the smallest heads.
-        tile_tokens: of a tile at most: enough to pay for what it copies, few enough to keep many cores busy.
+        tile_tokens: of a prompt's tile at most: enough to pay for what it copies, few enough to keep many cores busy.
+        output_tile_tokens: of an output's, which another kernel serves, one by one: so they are served when they are
+            generated, and a row that is computed again is to come to the same.
     """
 
     tile_tokens = 32
+    output_tile_tokens = 1
 
     def __init__(self, libraries: Mapping[int, ctypes.CDLL]) -> None:
         self._write: dict[int, Any] = {}
@@ -128,7 +131,7 @@ def load_kernel(
             return None
         types = (f"-DHEAD_DIM={head_dim}", f"-DELEMENT={element}", f"-DCACHED={cached}", f"-DROUNDS={int(rounds)}")
         # -ffast-math lets sums be reordered, which vectorises them.
-        library = native.load("paged_attention.cpp", level, ("-ffast-math", *types))
+        library = native.load("paged_attention.cpp", level, ("-ffast-math", "-fno-associative-math", *types))
         if library is None:
             return None
         libraries[head_dim] = library

@@ -32,8 +32,9 @@ def _keep_ordered(
 ) -> torch.Tensor:
     """Keep of the likeliest tokens, `[rows, k]` from the first on, those before which less than p is; of the others
     none."""
-    wanted = top_p.unsqueeze(-1) * ordered.sum(dim=-1, keepdim=True)
-    before = ordered.cumsum(dim=-1).sub_(ordered)
+    sums = ordered.cumsum(dim=-1)  # whose last is the same for a row by itself, as a sum by several threads is not
+    wanted = top_p.unsqueeze(-1) * sums[:, -1:]
+    before = sums.sub_(ordered)
     before[:, 0] = -1.0  # the likeliest stays
     ordered.masked_fill_(before >= wanted, 0.0)
     return shares.zero_().scatter_(-1, order, ordered)

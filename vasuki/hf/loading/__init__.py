@@ -8,6 +8,7 @@ plain_tokenizer   the same for planning, without transformers where its files ar
 tokenizer_files   what splits text by what the model's folder says, and its chat template
 prompt_text       control tokens in rows' texts as text, and no second start token
 least_tokens      how few tokens a text may have, by its length alone
+varying           what gives a row other numbers with other rows
 weights           weights that live on the host
 triton_kernels    Triton's kernels for a model, where they compile and agree with their twins
 """

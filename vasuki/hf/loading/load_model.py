@@ -32,6 +32,7 @@ from vasuki.hf.attention import ragged_attention
 from vasuki.hf.attention.chunks import TileKernel
 from vasuki.hf.attention.probe import NOT_ON_INTERFACE, probe
 from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
+from vasuki.hf.cpu.elementwise import SameAnywhere
 from vasuki.hf.device.device import give_back, take_some, why_no_cuda
 from vasuki.hf.fused.by_torch import fuse_modules
 from vasuki.hf.kernels import paged_attention
@@ -98,6 +99,7 @@ class LoadedModel:
     recurrent: RecurrentLayers | None = None  # those that carry a state, where it has such
     copies: CopyEngine | None = None  # brings the layers that live on the host, see hf.weights
     kernel: TileKernel | None = None  # attention of ours, where it could be compiled
+    same_anywhere: SameAnywhere | None = None  # functions of ours in place of torch's, where the layers are ours
     compiles: bool = True  # whether what can be compiled or recorded for it is
     compile_s: float = 0.0  # that the kernels took to compile, or to be found on disk
     backend: Backend = "ragged"
@@ -334,7 +336,9 @@ class _Loading:
                 path,
                 " and ".join(packages),
             )
-        return replace(ready, device=device, compiles=self.compiles, compile_s=compile_s + ready.compile_s)
+        same = kernels.same_anywhere if kernels else None
+        compile_s += ready.compile_s
+        return replace(ready, device=device, compiles=self.compiles, compile_s=compile_s, same_anywhere=same)
 
     def padded(self) -> LoadedModel:
         """The model for the padded backend, with its own attention. Raises Refused if that does not serve it."""

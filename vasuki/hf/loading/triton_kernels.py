@@ -108,7 +108,7 @@ def _agrees(
     for row, (tokens, context) in enumerate(zip(_TOKENS, _CONTEXTS, strict=True)):
         for done in range(0, tokens, kernel.tile_tokens):
             count = min(kernel.tile_tokens, tokens - done)
-            tiles.append([first + done, count, context - tokens + done, row])
+            tiles.append([first + done, count, context - tokens + done, row, 0])
         first += tokens
     longest = max(count for _, count, *_ in tiles)
     output = torch.empty_like(query)

@@ -36,7 +36,9 @@ class TileAttention:
     """
 
     def __init__(self, heads_per_kv_head: int, dtype: torch.dtype) -> None:
-        self.tile_tokens = max(1, _TILE_ROWS[dtype.itemsize] // triton.next_power_of_2(heads_per_kv_head))
+        self.tile_tokens = self.output_tile_tokens = max(
+            1, _TILE_ROWS[dtype.itemsize] // triton.next_power_of_2(heads_per_kv_head)
+        )
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor) -> None:
         """Store keys and values `[num_tokens, num_kv_heads, head_dim]`. Its plain twin is `KVCache.write`."""
@@ -66,7 +68,7 @@ class TileAttention:
         Args:
             query: `[num_tokens, num_heads, head_dim]`, as is `out`.
             cache: `[num_blocks, 2, block_tokens, num_kv_heads, head_dim]`, as in `KVCache.layers`.
-            tiles: int64 `[count, 4]`: first token in the packed batch, tokens, position of the first, row of `tables`.
+            tiles: int64 `[count, 5]`, as `PagedTiles` has them.
             longest: most tokens of a tile, or of one that may take its place in a recorded step.
             tables: int64 `[num_chunks, width]`, blocks in the order of positions.
             sinks: `[num_heads]`, one more logit in each softmax, which takes weight and gives no value.
@@ -138,10 +140,10 @@ def _attend(
 ):  # fmt: skip
     """Attend over one split of one tile's keys, for the query heads of one KV head."""
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    first = tl.load(tiles + 4 * tile)
-    count = tl.load(tiles + 4 * tile + 1)
-    start = tl.load(tiles + 4 * tile + 2)
-    table = tables + tl.load(tiles + 4 * tile + 3) * table_width
+    first = tl.load(tiles + 5 * tile)
+    count = tl.load(tiles + 5 * tile + 1)
+    start = tl.load(tiles + 5 * tile + 2)
+    table = tables + tl.load(tiles + 5 * tile + 3) * table_width
 
     row = tl.arange(0, ROWS)
     token, head = row // GROUP, kv_head * GROUP + row % GROUP

@@ -36,6 +36,7 @@ struct Tile {
   int64_t first, tokens;  // of the packed batch
   int64_t position;       // of the first
   int64_t table;          // row of the tables
+  int64_t generated;      // whether its tokens are of a row's output
 };
 
 struct Call {

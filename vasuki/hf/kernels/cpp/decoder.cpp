@@ -39,6 +39,15 @@ static void pick(const float* x, const int64_t* rows, int64_t count, int64_t wid
   for (int64_t i = 0; i < count; ++i) std::memcpy(y + i * width, x + rows[i] * width, width * sizeof *y);
 }
 
+enum Activation : int64_t { SIGMOID, SILU, GELU_TANH };
+
+static inline Vec activated(Vec x, Activation kind) {
+  if (kind == SIGMOID) return times_sigmoid(x == x ? Vec{} + 1.0f : x, x);  // of what is no number, none
+  if (kind == SILU) return silu(x);
+  // Its x / 2 (1 + tanh(u)) is x / (1 + exp(-2 u)).
+  return times_sigmoid(x, 1.59576912f * x * multiply_add(0.044715f * x, x, Vec{} + 1.0f));
+}
+
 template <typename Use>
 static float* floats_for(int64_t rows, int64_t width) {
   return static_cast<float*>(scratch<Use>(rows, width, false).at);
@@ -64,6 +73,15 @@ void vasuki_rms_norm(const float* x, const float* weight, float* y, int64_t rows
 void vasuki_rotate(float* x, const float* cos, const float* sin, int64_t tokens, int64_t stride, int64_t heads, int64_t dim,
                    int64_t rotated) {
   rotate(x, cos, sin, tokens, stride, heads, dim, rotated);
+}
+
+// x [count] -> y, by a function of single numbers
+void vasuki_activate(const float* x, float* y, int64_t count, int64_t kind) {
+#pragma omp parallel for if (worth_sharing(count))
+  for (int64_t i = 0; i < count; i += LANES) {
+    const Vec own = load_some(x + i, count - i);
+    store_some(y + i, activated(own, Activation(kind)), count - i);
+  }
 }
 
 int64_t vasuki_most_in_head() { return MOST_IN_HEAD; }

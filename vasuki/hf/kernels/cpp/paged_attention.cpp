@@ -1,10 +1,11 @@
 // Attention of packed chunks over paged keys and values, on a CPU.
 //
-// Work comes in tiles: up to some tens of successive tokens of one chunk, which walk the blocks of their own sequence, so
-// nothing is gathered or padded in memory. The query heads that share a KV head are served together: every key and value
-// comes from memory once for all of them. The softmax is accumulated online, span by span.
+// Work comes in tiles: up to some tens of successive tokens of a prompt, or one of an output, which walk the blocks of
+// their own sequence, so nothing is gathered or padded in memory. The query heads that share a KV head are served together:
+// every key and value comes from memory once for all of them. The softmax is accumulated online, span by span.
 
 #include <atomic>
+#include <optional>
 
 #include "chunk_attention.hpp"
 #include "token_attention.hpp"
@@ -33,7 +34,9 @@ extern "C" void vasuki_paged_write(const T* keys, const T* values, const int64_t
 
 // query, out   [num_packed_tokens, num_heads, D], tokens of the query `query_stride` apart
 // cache        [num_blocks, 2, block_tokens, num_kv_heads, D]
-// tiles        [num_tiles, 4]: first packed token, tokens, position of the first, row of `tables`
+// tiles        [num_tiles, 5]: first packed token, tokens, position of the first, row of `tables`, and whether it is one token
+//              of a row's output. Which kernel serves a token is settled by that alone, not by what it is computed with,
+//              so that its sums are the same wherever its prompt is cut, and where its row is computed again.
 // tables       [num_tables, width], blocks in order of position
 // sinks        [num_heads] or null: one more logit in each softmax, which takes weight and gives no value
 // window       a token sees positions up to its own, or the last `window` of them if window > 0
@@ -53,20 +56,21 @@ extern "C" void vasuki_paged_attention(const T* query, const C* cache, const Til
 #pragma omp parallel
   {
     token::Scratch of_tokens(num_heads);
-    chunk::Scratch of_chunks(longest > 1 ? longest * slice : 0);
+    std::optional<chunk::Scratch> of_chunks;
     for (int64_t part = taken++, next; part < parts; part = next) {
       const Tile& tile = tiles[part / lanes];
       const int64_t first = first_head(part % lanes), last = first_head(part % lanes + 1);
-      if (tile.tokens == 1) {
+      if (tile.generated) {
         next = taken++;  // before its time, so that its first keys are asked for
         const int64_t known = std::min(next, parts - 1);
         const C* after = call.first_keys(tiles[known / lanes], first_head(known % lanes));
         token::attend(call, tile, first, last, after, of_tokens);
         continue;
       }
+      if (!of_chunks) of_chunks.emplace(longest * slice);
       for (int64_t head = first; head < last; ++head)
         for (int64_t g = 0; g < group; g += slice)
-          chunk::attend(call, tile, head, head * group + g, std::min(slice, group - g), of_chunks);
+          chunk::attend(call, tile, head, head * group + g, std::min(slice, group - g), *of_chunks);
       next = taken++;
     }
   }

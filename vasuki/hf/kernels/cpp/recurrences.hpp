@@ -20,7 +20,7 @@ static void unit(const float* from, float* to, int64_t count, float scale) {
   Vec sums = {};
   for (int64_t i = 0; i < count; i += LANES) {
     const Vec some = load_some(from + i, count - i);
-    sums += some * some;
+    sums = multiply_add(some, some, sums);
   }
   scale /= std::sqrt(sum_of(sums) + 1e-6f);
   for (int64_t i = 0; i < count; ++i) to[i] = from[i] * scale;
@@ -64,7 +64,8 @@ struct DeltaRule {
     for (int64_t i = 0; i < keys; ++i) {
       const float weight = token.decay[i] * token.k[i];
 #pragma GCC unroll 4
-      for (int v = 0; v < vectors; ++v) delta[v] += weight * load_some(state + i * values + v * LANES, count - v * LANES);
+      for (int v = 0; v < vectors; ++v)
+        delta[v] = multiply_add(weight, load_some(state + i * values + v * LANES, count - v * LANES), delta[v]);
     }
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v)
@@ -73,9 +74,9 @@ struct DeltaRule {
 #pragma GCC unroll 4
       for (int v = 0; v < vectors; ++v) {
         float* at = state + i * values + v * LANES;
-        const Vec now = token.decay[i] * load_some(at, count - v * LANES) + token.k[i] * delta[v];
+        const Vec now = multiply_add(token.decay[i], load_some(at, count - v * LANES), token.k[i] * delta[v]);
         store_some(at, now, count - v * LANES);
-        y[v] += token.q[i] * now;
+        y[v] = multiply_add(token.q[i], now, y[v]);
       }
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) store_some(token.out + column + v * LANES, y[v], count - v * LANES);
@@ -115,9 +116,9 @@ struct Mamba2 {
     Vec sums = {};
     for (int64_t j = 0; j < numbers; j += LANES) {
       const int64_t count = numbers - j;
-      const Vec now = decay[here] * load_some(state + j, count) + weight * load_some(b + of + j, count);
+      const Vec now = multiply_add(decay[here], load_some(state + j, count), weight * load_some(b + of + j, count));
       store_some(state + j, now, count);
-      sums += now * load_some(c + of + j, count);
+      sums = multiply_add(now, load_some(c + of + j, count), sums);
     }
     out[here * channels + channel] = sum_of(sums);
   }
@@ -153,9 +154,9 @@ struct Mamba {
           for (int64_t j = 0; j < numbers; j += LANES) {
             const int64_t count = numbers - j;
             const Vec decay = exp_negative(forward * load_some(a + channel * numbers + j, count));
-            const Vec now = decay * load_some(state + j, count) + weight * load_some(b + of + j, count);
+            const Vec now = multiply_add(decay, load_some(state + j, count), weight * load_some(b + of + j, count));
             store_some(state + j, now, count);
-            sums += now * load_some(c + of + j, count);
+            sums = multiply_add(now, load_some(c + of + j, count), sums);
           }
           out[at * tokens + t] = sum_of(sums);
         }
@@ -179,8 +180,10 @@ struct Convolution {
         for (int64_t i = 0; i < channels; i += LANES) {
           const int64_t count = channels - i;
           Vec sum = bias ? load_some(bias + i, count) : Vec{};
-          for (int64_t k = first; k < width; ++k)
-            sum += load_some(weight + k * channels + i, count) * load_some(x + at + (k + 1 - width) * channels + i, count);
+          for (int64_t k = first; k < width; ++k) {
+            const float* before = x + at + (k + 1 - width) * channels + i;
+            sum = multiply_add(load_some(weight + k * channels + i, count), load_some(before, count), sum);
+          }
           store_some(out + at + i, activates ? silu(sum) : sum, count);
         }
       }
@@ -200,9 +203,10 @@ struct ConvolutionStep {
     for (int64_t i = 0; i < channels; ++i) {
       float* __restrict last = state + i * width;
       float sum = bias ? bias[i] : 0;
-      for (int64_t k = 0; k + 1 < width; ++k) sum += weight[i * width + k] * (last[k] = last[k + 1]);
+      for (int64_t k = 0; k + 1 < width; ++k) last[k] = last[k + 1];
       last[width - 1] = x[row * channels + i];
-      to[i] = sum + weight[i * width + width - 1] * last[width - 1];
+      for (int64_t k = 0; k < width; ++k) sum = multiply_add(weight[i * width + k], last[k], sum);
+      to[i] = sum;
     }
     if (activates)
       for (int64_t i = 0; i < channels; i += LANES) store_some(to + i, silu(load_some(to + i, channels - i)), channels - i);

@@ -128,8 +128,8 @@ static inline void multiply_keys(const float* query, const C* key, const C* next
       ask_for<2 * SHORT_LANES>(next + t * stride + at);
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
-        dots[r][t] += load(query + r * D + at) * first;
-        dots[r][t] += load(query + r * D + at + SHORT_LANES) * second;
+        dots[r][t] = multiply_add(load(query + r * D + at), first, dots[r][t]);
+        dots[r][t] = multiply_add(load(query + r * D + at + SHORT_LANES), second, dots[r][t]);
       }
     }
   }
@@ -156,8 +156,8 @@ static inline void store_rows(float* sums, const Short (&own)[rows][vectors]) {
 // sums[r] += weights[r * STRIP + t] * value t over `count` values, for some queries and pairs of vectors. `next` lies like
 // the values, and is asked for.
 template <int rows, int pairs>
-static inline void add_values(const float* weights, const C* value, const C* next, int64_t stride, int64_t count,
-                              float* sums) {
+static inline void add_values(const float* weights, const C* value, const C* next, int64_t stride, int64_t /* skipped */,
+                              int64_t count, float* sums) {
   Short own[rows][2 * pairs];
   load_rows(sums, own);
   for (int64_t t = 0; t < count; ++t) {
@@ -168,8 +168,8 @@ static inline void add_values(const float* weights, const C* value, const C* nex
       load_pair(value + t * stride + pair * 2 * SHORT_LANES, first, second);
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
-        own[r][2 * pair] += weights[r * STRIP + t] * first;
-        own[r][2 * pair + 1] += weights[r * STRIP + t] * second;
+        own[r][2 * pair] = multiply_add(weights[r * STRIP + t], first, own[r][2 * pair]);
+        own[r][2 * pair + 1] = multiply_add(weights[r * STRIP + t], second, own[r][2 * pair + 1]);
       }
     }
   }
@@ -201,20 +201,20 @@ static inline void interleave(const bf16* first, const bf16* second, Pairs& low,
   high = (Pairs)_mm512_unpackhi_epi16(above, below);
 }
 
-// The same, two values at a time.
+// The same, two values at a time: of an even position and the next one. The first `skipped` are none of the row's.
 template <int rows, int pairs>
-static inline void add_values(const Bf16s* weights, const bf16* value, const bf16* next, int64_t stride, int64_t count,
-                              float* sums) {
+static inline void add_values(const Bf16s* weights, const bf16* value, const bf16* next, int64_t stride, int64_t skipped,
+                              int64_t count, float* sums) {
   Vec own[rows][2 * pairs];
   load_rows(sums, own);
   for (int64_t t = 0; t < count; t += 2) {
-    const bf16 *first = value + t * stride, *second = t + 1 < count ? first + stride : first;
+    const int64_t first = std::max(t, skipped), second = std::min(t + 1, count - 1);
     ask_for<PANEL * pairs>(next + t * stride);
     ask_for<PANEL * pairs>(next + (t + 1) * stride);
 #pragma GCC unroll 8
     for (int pair = 0; pair < pairs; ++pair) {
       Pairs low, high;
-      interleave(first + pair * PANEL, second + pair * PANEL, low, high);
+      interleave(value + first * stride + pair * PANEL, value + second * stride + pair * PANEL, low, high);
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
         const Pairs factor = repeat(weights[(r * STRIP + t) / 2]);
@@ -234,18 +234,20 @@ static inline void place(const T* from, float scale, Bf16s* query) {
   for (int64_t d = 0; d < D; d += 2) take(query[d / 2], from + d, scale);
 }
 
-// A strip's weights as its values are multiplied by them.
+// Weights as values are multiplied by them: by none behind the last.
 static inline void place(const float* weights, int64_t count, float* to) { std::copy(weights, weights + count, to); }
 static inline void place(const float* weights, int64_t count, Bf16s* to) {
-  for (int64_t t = 0; t < count; t += LANES) store_some(&to->first + t, rounded(load_some(weights + t, LANES)), LANES);
+  for (int64_t t = 0; t < count; t += LANES) store_some(&to->first + t, rounded(load_some(weights + t, count - t)), LANES);
 }
 
 // A token's query heads of KV heads [first_head, last_head). They take the positions in strips, all heads one strip before
 // the next, so that memory is read in the order in which it lies. While one strip is used the next one is on its way, and
-// in the last one's time keys that another token begins with: those `after`.
+// in the last one's time keys that another token begins with: those `after`. Strips, and the pairs that values are
+// multiplied in, begin where they do whatever the size of blocks, so that a token's sums are the same over any blocks of
+// an even size.
 static void attend(const Call& call, const Tile& tile, int64_t first_head, int64_t last_head, const C* after,
                    Scratch& scratch) {
-  const int64_t block_tokens = call.block_tokens, stride = call.stride(), end = tile.position + 1;
+  const int64_t stride = call.stride(), begin = call.begin(tile.position), end = tile.position + 1;
   const int64_t group = call.group(), heads = last_head - first_head, rows = heads * group, first_row = first_head * group;
   float *sums = scratch.sums.data(), *scores = scratch.scores.data();
   Factor *query = scratch.query.data(), *weights = scratch.weights.data();
@@ -254,37 +256,50 @@ static void attend(const Call& call, const Tile& tile, int64_t first_head, int64
     scratch.softmax[row] = call.sinks ? Softmax{call.sinks[first_row + row], 1} : Softmax{};
   }
   std::fill(sums, sums + rows * D, 0.0f);
-  for (int64_t first = call.begin(tile.position), last; first < end; first = last) {
-    last = std::min({first - first % block_tokens % STRIP + STRIP, first - first % block_tokens + block_tokens, end});
-    const int64_t count = last - first;
-    const C *keys = call.key(tile, first, first_head), *values = keys + call.to_values();
-    const C* next_keys = last < end ? call.key(tile, last, first_head) : after;
-    const C* next_values = next_keys + call.to_values();
-    for_tiles<KEYS>(0, count, [&](int64_t t, auto taken) {
-      for (int64_t head = 0; head < heads; ++head) {
-        const int64_t own = t * stride + head * D;
-        for_tiles<QUERIES>(head * group, group, [&](int64_t row, auto queries) {
-          multiply_keys<queries, taken>(query + row * D / EACH, keys + own, next_keys + own, stride,
-                                        scores + row * STRIP + t);
-        });
+  for (int64_t first = begin - begin % EACH, last; first < end; first = last) {
+    last = std::min(first - first % STRIP + STRIP, end);
+    const int64_t skipped = std::max<int64_t>(0, begin - first), count = last - first;
+    // Calls body(at, keys, next keys, count) for what each block has of the strip, `at` positions behind its first.
+    const auto in_blocks = [&](int64_t at, auto&& body) {
+      for (int64_t taken; at < count; at += taken) {
+        const int64_t from = first + at;
+        taken = std::min(count - at, call.block_tokens - from % call.block_tokens);
+        const C* keys = call.key(tile, from, first_head);
+        body(at, keys, from + STRIP < end ? call.key(tile, from + STRIP, first_head) : at == skipped ? after : keys, taken);
       }
+    };
+    in_blocks(skipped, [&](int64_t at, const C* keys, const C* next, int64_t taken) {
+      for_tiles<KEYS>(0, taken, [&](int64_t t, auto some) {
+        for (int64_t head = 0; head < heads; ++head) {
+          const int64_t own = t * stride + head * D;
+          for_tiles<QUERIES>(head * group, group, [&](int64_t row, auto queries) {
+            multiply_keys<queries, some>(query + row * D / EACH, keys + own, next + own, stride,
+                                         scores + row * STRIP + at + t);
+          });
+        }
+      });
     });
     for (int64_t row = 0; row < rows; ++row) {
       float* own_scores = scores + row * STRIP;
-      call.cap(own_scores, count);
+      call.cap(own_scores + skipped, count - skipped);
+      std::fill(own_scores, own_scores + skipped, NEVER);
       const float shrink = scratch.softmax[row].add(own_scores, count);
       if (shrink != 1)
         for (int64_t d = 0; d < D; ++d) sums[row * D + d] *= shrink;
-      place(own_scores, count, weights + row * STRIP / EACH);
     }
-    for (int64_t head = 0; head < heads; ++head)
-      for_tiles<QUERIES>(head * group, group, [&](int64_t row, auto queries) {
-        for_tiles<std::max(1, SUMS / 2 / queries)>(0, PAIRS, [&](int64_t pair, auto taken) {
-          const int64_t place = pair * 2 * SHORT_LANES, own = head * D + place;
-          add_values<queries, taken>(weights + row * STRIP / EACH, values + own, next_values + own, stride, count,
-                                     sums + row * D + place);
+    in_blocks(0, [&](int64_t at, const C* keys, const C* next, int64_t taken) {
+      if (at + taken <= skipped) return;  // a block of one position
+      const C *values = keys + call.to_values(), *next_values = next + call.to_values();
+      for (int64_t row = 0; row < rows; ++row) place(scores + row * STRIP + at, taken, weights + row * STRIP / EACH);
+      for (int64_t head = 0; head < heads; ++head)
+        for_tiles<QUERIES>(head * group, group, [&](int64_t row, auto queries) {
+          for_tiles<std::max(1, SUMS / 2 / queries)>(0, PAIRS, [&](int64_t pair, auto some) {
+            const int64_t first_lane = pair * 2 * SHORT_LANES, own = head * D + first_lane;
+            add_values<queries, some>(weights + row * STRIP / EACH, values + own, next_values + own, stride,
+                                      std::max<int64_t>(0, skipped - at), taken, sums + row * D + first_lane);
+          });
         });
-      });
+    });
   }
   for (int64_t row = 0; row < rows; ++row)
     store_in_order(sums + row * D, 1 / scratch.softmax[row].total, call.out_of(tile.first, first_row + row));

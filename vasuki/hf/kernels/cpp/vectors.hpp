@@ -1,7 +1,7 @@
 // What the CPU kernels share: vector registers, bfloat16, exp, and the inner loop of small matrix products.
 #pragma once
 
-#ifdef __AVX512BF16__
+#ifdef __FMA__
 #include <immintrin.h>
 #endif
 
@@ -62,7 +62,38 @@ typedef uint16_t Halves __attribute__((vector_size(LANES * 2)));
 
 constexpr uint32_t UPPER = 0xffff0000u;
 
-// The named lanes of two vectors; lanes of the second are numbered after the first one's.
+// a * b + c, rounded once where processors can. Compilers settle that loop by loop, and the same numbers may pass through
+// several: by how many rows are computed together, by where a prompt is cut.
+template <typename V>
+static inline V multiply_add(V a, V b, V c) {
+#if defined(__FMA__) || defined(__aarch64__)
+  if constexpr (std::is_same_v<V, float>) {
+    return __builtin_fmaf(a, b, c);
+#ifdef __AVX512VL__
+  } else if constexpr (sizeof(V) == 64) {
+    return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#endif
+#ifdef __FMA__
+  } else if constexpr (sizeof(V) == 32) {
+    return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+  } else if constexpr (sizeof(V) == 16) {
+    return (V)_mm_fmadd_ps((__m128)a, (__m128)b, (__m128)c);
+#endif
+  } else {
+    for (size_t lane = 0; lane < sizeof(V) / sizeof(float); ++lane) c[lane] = __builtin_fmaf(a[lane], b[lane], c[lane]);
+    return c;
+  }
+#else
+  return a * b + c;
+#endif
+}
+// The same number for all lanes.
+template <typename V, typename = std::enable_if_t<!std::is_same_v<V, float>>>
+static inline V multiply_add(float a, V b, V c) {
+  return multiply_add(a - V{}, b, c);  // a sum with 0 would be computed: it is another number where a is -0
+}
+
+// The named lanes of two vectors, of which those of the second are counted on behind the first one's.
 template <int... lanes, typename V>
 static inline V lanes_of(V first, V second) {
 #ifdef __clang__
@@ -143,13 +174,9 @@ struct Rows {
 // number or a vector of them, n = `whole` being the integer next to x / ln 2.
 template <typename V, typename I>
 static inline V exp_negative(V x, V whole, I n) {
-  const V r = (x - whole * 0.693145752f) - whole * 1.42860677e-6f;
-  V p = r * 1.38873136e-3f + 8.33360776e-3f;
-  p = p * r + 4.16664853e-2f;
-  p = p * r + 1.66666672e-1f;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
+  const V r = multiply_add(-1.42860677e-6f, whole, multiply_add(-0.693145752f, whole, x));
+  V p = multiply_add(1.38873136e-3f, r, V{} + 8.33360776e-3f);
+  for (const float next : {4.16664853e-2f, 1.66666672e-1f, 0.5f, 1.0f, 1.0f}) p = multiply_add(p, r, V{} + next);
   const I bits = (n + 127) << 23;
   V scale;
   std::memcpy(&scale, &bits, sizeof scale);
@@ -166,10 +193,12 @@ static inline Vec exp_negative(Vec x) {
   return exp_negative(x, __builtin_convertvector(n, Vec), n);
 }
 
-static inline Vec silu(Vec x) {
+// factor / (1 + exp(-x))
+static inline Vec times_sigmoid(Vec factor, Vec x) {
   const Vec e = exp_negative(x < 0 ? x : -x);
-  return x * (x < 0 ? e : Vec{} + 1.0f) / (1.0f + e);
+  return factor * (x < 0 ? e : Vec{} + 1.0f) / (1.0f + e);
 }
+static inline Vec silu(Vec x) { return times_sigmoid(x, x); }
 
 // sums[r] += a[r * stride] * row, for a row of a panel: a number for each column.
 template <int rows, typename W>
@@ -179,8 +208,8 @@ static inline void add_row(const float* a, int64_t stride, const W* row, Vec (&s
 #pragma GCC unroll 12
   for (int r = 0; r < rows; ++r) {
     const float factor = a[r * stride];
-    sums[r][0] += factor * first;
-    sums[r][1] += factor * second;
+    sums[r][0] = multiply_add(factor, first, sums[r][0]);
+    sums[r][1] = multiply_add(factor, second, sums[r][1]);
   }
 }
 

@@ -1,0 +1,98 @@
+"""Functions of torch whose last bit depends on where a number lies, computed the same wherever it does.
+
+Torch computes most of a tensor in vectors, and by other code what is left over at its end and where threads share it.
+Its `exp`, `tanh`, `erf` and `log1p` give the same numbers by both; `sigmoid` and what is made of it do not. With them,
+a row would get other numbers for being computed with other rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+Function = Callable[..., Any]
+
+
+class Activation(enum.IntEnum):
+    """`Activation` of decoder.cpp."""
+
+    SIGMOID = 0
+    SILU = 1
+    GELU_TANH = 2
+
+
+class SameAnywhere:
+    """Computes such functions, in place of torch's.
+
+    Args:
+        library: made from decoder.cpp.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._function = library.vasuki_activate
+        self._function.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 2
+        self._function.restype = None
+        sigmoids = (torch.sigmoid, torch.special.expit, torch.Tensor.sigmoid, functional.sigmoid)
+        self._by_twin: dict[Function, Function] = {
+            **dict.fromkeys(sigmoids, self.sigmoid),
+            torch.Tensor.sigmoid_: lambda x: x.copy_(self.sigmoid(x)),
+            functional.silu: self.silu,
+            functional.gelu: self.gelu,
+            functional.softplus: softplus,
+            functional.mish: mish,
+            torch.exp2: exp2,
+            torch.Tensor.exp2: exp2,
+        }
+
+    def mode(self) -> TorchFunctionMode:
+        """Within a `with` statement, they have the place of torch's."""
+        return _InPlace(self._by_twin)
+
+    def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
+        return self._activate(x, Activation.SIGMOID)
+
+    def silu(self, x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+        answer = self._activate(x, Activation.SILU)
+        return x.copy_(answer) if inplace else answer
+
+    def gelu(self, x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+        if approximate == "tanh":
+            return self._activate(x, Activation.GELU_TANH)
+        wide = x.float()
+        return (0.5 * wide * (1 + torch.erf(wide * math.sqrt(0.5)))).to(x.dtype)
+
+    def _activate(self, x: torch.Tensor, kind: Activation) -> torch.Tensor:
+        wide = x.float().contiguous()
+        answer = torch.empty_like(wide)
+        self._function(wide.data_ptr(), answer.data_ptr(), wide.numel(), kind)
+        return answer.to(x.dtype)
+
+
+class _InPlace(TorchFunctionMode):
+    def __init__(self, by_twin: dict[Function, Function]) -> None:
+        self._by_twin = by_twin
+
+    def __torch_function__(self, func: Function, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._by_twin.get(func, func)(*args, **kwargs or {})
+
+
+def softplus(x: torch.Tensor, beta: float = 1.0, threshold: float = 20.0) -> torch.Tensor:
+    scaled = x.float() * beta
+    soft = torch.log1p(torch.exp(scaled.clamp(max=threshold))) / beta
+    return torch.where(scaled > threshold, x, soft.to(x.dtype))
+
+
+def mish(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+    answer = x * softplus(x).tanh()
+    return x.copy_(answer) if inplace else answer
+
+
+def exp2(x: torch.Tensor) -> torch.Tensor:
+    return torch.exp(x * math.log(2))
