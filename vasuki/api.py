@@ -15,7 +15,6 @@ from vasuki.planner.simulated import Simulated
 from vasuki.runs.opening import Outcome
 from vasuki.runs.options import AS_USUAL, RunOptions
 from vasuki.runs.placement import Placement, replicas_elsewhere
-from vasuki.runs.planned_fleets import parse_fleets
 from vasuki.runs.planning import placements_of, plans_of, simulate_workload
 from vasuki.runs.renting import parse_fleets
 from vasuki.runs.run import run_job

@@ -19,8 +19,8 @@ from vasuki.engine.policy import POLICIES
 from vasuki.planner.plan import Plan
 from vasuki.runs.ignored import refuse_ignored
 from vasuki.runs.placement import Placement, replicas_elsewhere
-from vasuki.runs.planned_fleets import parse_fleets
 from vasuki.runs.planning import placements_of, plans_of
+from vasuki.runs.renting import parse_fleets
 from vasuki.runs.workload import job_workload
 
 TESTS = Path(__file__).resolve().parents[1]
