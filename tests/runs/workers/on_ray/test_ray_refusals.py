@@ -18,10 +18,14 @@ from vasuki.machines.here.split import Share
 from vasuki.runs.workers.ray.nodes import _survey, shares_of_node
 
 
-def test_without_ray_the_extra_is_named(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    result = CliRunner().invoke(main, ["run", str(job_into(tmp_path / "job", tiny_model)), "--on", "ray"])
+@pytest.mark.parametrize(("lacking", "address"), [("ray", "ray"), ("grpc", "ray://127.0.0.1:1")])
+def test_without_ray_or_its_client_the_extra_is_named(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, lacking: str, address: str
+) -> None:
+    monkeypatch.setitem(sys.modules, lacking, None)
+    result = CliRunner().invoke(main, ["run", str(job_into(tmp_path / "job", tiny_model)), "--on", address])
     assert result.exit_code == 2
+    assert f"{lacking} is not installed" in result.output
     assert "pip install 'vasuki[ray]'" in result.output
     assert "Traceback" not in result.output
 

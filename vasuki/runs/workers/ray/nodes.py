@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Any, Literal
 
 from vasuki.base.errors import Interrupted, JobFileError, one_line
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _ADDRESS = re.compile(r"(?:ray://)?(?P<host>[^/:]+|\[[^/\]]+\]):(?P<port>\d+)")
 _HERE = ("ray", "auto")  # the cluster that this machine, or the Ray job around this process, belongs to
+_CLIENT = "ray://"  # an address of a server through which processes outside take part, for which Ray needs gRPC
 _VARIABLE = "RAY_ADDRESS"
 _CONNECT_S = 5.0
 _PATIENCE_S, _KNOCK_EVERY_S = 30.0, 1.0  # with a cluster that is still starting
@@ -62,13 +63,13 @@ def connected(address: str) -> Iterator[None]:
     asked = f"--on {address}"
     if address not in _HERE and _ADDRESS.fullmatch(address) is None:
         raise JobFileError(f"{asked}: write ray, auto or ray://HOST:PORT")
-    ray = import_ray(asked)
+    if address in _HERE and (said := os.environ.get(_VARIABLE)):
+        address, asked = said, f"{asked} ({_VARIABLE}={said})"
+    ray = import_ray(asked, "grpc" if address.startswith(_CLIENT) else "ray")
     if ray.is_initialized():
         yield
         return
     handler = signal.getsignal(signal.SIGTERM)
-    if address in _HERE and (said := os.environ.get(_VARIABLE)):
-        address, asked = said, f"{asked} ({_VARIABLE}={said})"
     patient_until_s, waits = time.monotonic() + _PATIENCE_S, False
     while missing := _not_joined(ray, address, asked):
         if time.monotonic() >= patient_until_s:
@@ -105,9 +106,10 @@ def _not_joined(ray: Any, address: str, asked: str) -> str:
     return message
 
 
-def import_ray(asked: str) -> Any:
-    """The package. Raises JobFileError if it is not installed, for what `asked` for it."""
+def import_ray(asked: str, needed: str = "ray") -> Any:
+    """The package. Raises JobFileError if it or a package that Ray needs for what is asked is not installed."""
     try:
+        import_module(needed)
         import ray
     except ModuleNotFoundError as error:
         raise JobFileError(f"{asked} needs Ray, and {error.name} is not installed: pip install 'vasuki[ray]'") from None
@@ -121,7 +123,7 @@ def _found(address: str) -> str:
         ConnectionError: there is none around.
         ValueError: this is no address.
     """
-    if address.startswith("ray://"):
+    if address.startswith(_CLIENT):
         return address
     from ray._private.services import canonicalize_bootstrap_address
 
