@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import replicas_job
 import yaml
 from replicas_job import answers, job_into
 from test_ray_client import RAY, agent_port, free_port
@@ -26,6 +26,7 @@ from vasuki.runs.run import run_job
 
 pytest.importorskip("ray")
 
+VASUKI = Path(sys.executable).with_name("vasuki")
 MANIFEST = Path(__file__).parents[4] / "jobs" / "kubernetes" / "indexed-job.yaml"
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -35,8 +36,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts processes, which all end with the test, whatever their parents are by then."""
     mark = f"VASUKI_TEST={uuid.uuid4()}"
     name, _, value = mark.partition("=")
-    bin_folder = str(Path(sys.executable).parent)
-    environment = os.environ | {name: value, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+    environment = os.environ | {name: value, "PATH": f"{VASUKI.parent}{os.pathsep}{os.environ['PATH']}"}
 
     processes: list[subprocess.Popen[str]] = []
 
@@ -62,36 +62,38 @@ def has_mark(pid: int, mark: str) -> bool:
     return False
 
 
-@pytest.fixture
-def nightly(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A job of a minute, as `nightly.yaml`."""
-    monkeypatch.setattr(replicas_job, "NUM_ROWS", 2000)
-    job = job_into(tmp_path / "job", tiny_model)
-    shutil.copy(job, tmp_path / "nightly.yaml")
-    return job
-
-
 def wait_for(words: str, log: Path, process: subprocess.Popen[Any]) -> None:
     while words not in log.read_text():  # until the test times out
         assert process.poll() is None, log.read_text()[-3000:]
         time.sleep(0.1)
 
 
-def test_pods_of_an_indexed_job_share_its_rows(start: Start, nightly: Path, tmp_path: Path, tiny_model: Path) -> None:
+def test_pods_of_an_indexed_job_share_its_rows(start: Start, tmp_path: Path, tiny_model: Path) -> None:
+    nightly, one = job_into(tmp_path / "job", tiny_model), job_into(tmp_path / "one", tiny_model)
+    shutil.copy(nightly, tmp_path / "nightly.yaml")
+    run_job(load_job(str(one)), RunOptions(quiet=True))
     (job,) = [each for each in yaml.safe_load_all(MANIFEST.read_text()) if each["kind"] == "Job"]
     (container,) = job["spec"]["template"]["spec"]["containers"]
     command = [*container["command"], *container["args"]]
     variables = {"HEAD": f"127.0.0.1:{free_port()}", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
     logs = [tmp_path / f"pod-{index}.log" for index in range(2)]
     other = start(*command, log=logs[1], JOB_COMPLETION_INDEX="1", **variables)
-    first = start(*command, log=logs[0], JOB_COMPLETION_INDEX="0", **variables)
-    wait_for("has joined and gets replica 1", logs[0], first)
+    patient = vasuki_behind("Ray runtime started", logs[1], tmp_path / "bin")
+    first = start(*command, log=logs[0], JOB_COMPLETION_INDEX="0", **variables, PATH=patient)
     assert first.wait() == 0, logs[0].read_text()[-3000:]
     other.terminate()  # as the Job does, since index 0 has succeeded
     assert other.wait() == 0
-    one = job_into(tmp_path / "one", tiny_model)
-    run_job(load_job(str(one)), RunOptions(quiet=True))
+    assert json.loads((nightly.parent / "out" / "manifest.json").read_text())["device"]["replicas"] == 2
     assert answers(nightly).equals(answers(one))
+
+
+def vasuki_behind(words: str, log: Path, folder: Path) -> str:
+    """A PATH on which `vasuki` is the command, once the log has the words: small jobs end before others join."""
+    folder.mkdir()
+    script = folder / "vasuki"
+    script.write_text(f"""#!/bin/sh\nuntil grep -q '{words}' '{log}'; do sleep 0.1; done\nexec '{VASUKI}' "$@"\n""")
+    script.chmod(0o755)
+    return os.pathsep.join([str(folder), str(VASUKI.parent), os.environ["PATH"]])
 
 
 def test_a_ray_job_runs_on_the_cluster_around_it(start: Start, tmp_path: Path, tiny_model: Path) -> None:
