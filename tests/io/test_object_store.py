@@ -118,6 +118,13 @@ def expected(store: ObjectStore, job: Path) -> dict[str, list[int]]:
     return found
 
 
+def run_to_end(store: ObjectStore, job: Path, expected: dict[str, list[int]]) -> None:
+    """Run once more, to the answers of a run that nothing disturbed."""
+    code, words = run(store, job, "--quiet")
+    assert code == 0, words
+    assert answers(store) == expected
+
+
 def test_a_killed_run_goes_on(store: ObjectStore, job: Path, expected: dict[str, list[int]]) -> None:
     with start(store, job, "--quiet") as process:
         wait_for_parts(store)
@@ -164,9 +171,7 @@ def test_a_server_that_goes_and_comes_back(store: ObjectStore, job: Path, expect
     assert last.startswith("vasuki: cannot write s3://bucket/out"), words
     assert "rows finished before it are kept" in last
     store.proxy.lost_share = 0.0
-    code, words = run(store, job, "--quiet")
-    assert code == 0, words
-    assert answers(store) == expected
+    run_to_end(store, job, expected)
 
 
 def test_requests_that_are_lost(store: ObjectStore, job: Path, expected: dict[str, list[int]]) -> None:
@@ -179,9 +184,7 @@ def test_requests_that_are_lost(store: ObjectStore, job: Path, expected: dict[st
 
 def test_answers_that_are_slow(store: ObjectStore, job: Path, expected: dict[str, list[int]]) -> None:
     store.proxy.delay_s = 0.1
-    code, words = run(store, job, "--quiet")
-    assert code == 0, words
-    assert answers(store) == expected
+    run_to_end(store, job, expected)
 
 
 def test_uploads_that_end_half_way(store: ObjectStore, job: Path, expected: dict[str, list[int]]) -> None:
@@ -215,9 +218,7 @@ def test_an_input_that_is_overwritten_while_it_is_read(
     assert "the output lacks 30 rows until it is as it was" in last
     assert answers(store) == {name: answer for name, answer in expected.items() if int(name[1:]) < 30}
     store.put("in/b.parquet", table_bytes(halves["in/b.parquet"]))
-    code, words = run(store, job, "--quiet")
-    assert code == 0, words
-    assert answers(store) == expected
+    run_to_end(store, job, expected)
 
 
 def test_parts_that_are_removed_meanwhile(
@@ -237,9 +238,7 @@ def test_parts_that_are_removed_meanwhile(
     assert (code, f"{len(there)} of {NUM_ROWS} rows" in words) == (4, True), words
     code, words = export(store, tmp_path / "some.jsonl", "--partial")
     assert (code, len((tmp_path / "some.jsonl").read_text().splitlines())) == (0, len(there)), words
-    code, words = run(store, job, "--quiet")
-    assert code == 0, words
-    assert answers(store) == expected
+    run_to_end(store, job, expected)
 
 
 def test_a_copy_of_a_part_goes_and_the_part_stays(
@@ -258,6 +257,25 @@ def test_a_copy_of_a_part_goes_and_the_part_stays(
     assert answers(store) == expected
     code, words = export(store, tmp_path / "all.jsonl")
     assert (code, len((tmp_path / "all.jsonl").read_text().splitlines())) == (0, NUM_ROWS), words
+
+
+def test_parts_of_two_jobs_are_not_exported_as_one(
+    store: ObjectStore, job: Path, expected: dict[str, list[int]], tmp_path: Path
+) -> None:
+    run_to_end(store, job, expected)
+    stranger = "out/part-00040.parquet"
+    code, words = run(
+        store, job, "--quiet", "--set", "sampling.max_tokens=2", "--set", f"output.path=s3://{BUCKET}/other"
+    )
+    assert code == 0, words
+    other = next(name for name in store.names("other") if name.rpartition("/")[2].startswith("part-"))
+    store.put(stranger, store.get(other))
+    for right, (code, words) in ((4, export(store, tmp_path / "all.jsonl")), (5, run(store, job, "--quiet"))):
+        assert code == right, words
+        assert "part-00040.parquet" in words.splitlines()[-1]
+    assert not (tmp_path / "all.jsonl").exists()
+    store.files.delete_file(f"{BUCKET}/{stranger}")
+    run_to_end(store, job, expected)
 
 
 def test_a_part_without_permission_is_not_called_damaged(
