@@ -43,14 +43,6 @@ TRACE_GONE = re.compile(r"[\d:]+ out/trace\.jsonl is not there; the time of runs
 BROKEN = re.compile(r"[\d:]+ out/manifest\.json is damaged; it is made again from the parts")
 
 
-@pytest.fixture(scope="module")
-def expected(nursery: Nursery, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
-    """The answers of a run that nobody disturbed."""
-    job = job_into(tmp_path_factory.mktemp("undisturbed") / "job", tiny_model)
-    assert nursery.run(Order(str(job))) == 0
-    return answers(job)
-
-
 def job_of_files(folder: Path, model: Path, kind: str) -> Path:
     """The job over the same rows in several files."""
     job = job_into(folder, model)

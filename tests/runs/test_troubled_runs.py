@@ -24,14 +24,6 @@ RUNS = max(4, int(os.environ.get("VASUKI_KILLS", "0")) // 4)  # of each trouble
 AT_ONCE = ""
 
 
-@pytest.fixture(scope="module")
-def expected(nursery: Nursery, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
-    """The answers of a run without trouble."""
-    job = job_into(tmp_path_factory.mktemp("untroubled") / "job", tiny_model)
-    assert nursery.run(Order(str(job))) == 0
-    return answers(job)
-
-
 @contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
     """A file system of half a megabyte at `folder`, where tests may mount one."""

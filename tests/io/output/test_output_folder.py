@@ -438,11 +438,16 @@ def test_parts_of_the_first_version_are_named(job: MakeJob, parquet: WriteParque
     assert run(config, fresh=True) == 5
 
 
-def test_an_output_of_a_newer_version_is_refused_before_it_is_worked_on(job: MakeJob, parquet: WriteParquet) -> None:
+def stopped_after_12_of_30(job: MakeJob, parquet: WriteParquet) -> tuple[JobConfig, Path, dict[str, Any]]:
+    """A job whose run was stopped, its manifest, and what that says."""
     config = job(parquet(text=["a"] * 30))
     run(config, stop_after=12)
     manifest = out(config) / "manifest.json"
-    tree = json.loads(manifest.read_text())
+    return config, manifest, json.loads(manifest.read_text())
+
+
+def test_an_output_of_a_newer_version_is_refused_before_it_is_worked_on(job: MakeJob, parquet: WriteParquet) -> None:
+    config, manifest, tree = stopped_after_12_of_30(job, parquet)
     manifest.write_text(json.dumps(tree | {"schema_version": 3, "rows": "as it says them"}))
     with pytest.raises(OutputInUse, match="the output of a newer version of vasuki; let that version finish it"):
         run(config)
@@ -451,10 +456,7 @@ def test_an_output_of_a_newer_version_is_refused_before_it_is_worked_on(job: Mak
 
 def test_a_manifest_that_says_less_is_gone_on_with(job: MakeJob, parquet: WriteParquet) -> None:
     """As the first manifests were."""
-    config = job(parquet(text=["a"] * 30))
-    run(config, stop_after=12)
-    manifest = out(config) / "manifest.json"
-    tree = json.loads(manifest.read_text())
+    config, manifest, tree = stopped_after_12_of_30(job, parquet)
     keys = ("job", "config_hash", "input_fingerprint", "rows", "tokens", "timings")
     manifest.write_text(json.dumps({"schema_version": 1, **{key: tree[key] for key in keys}}))
     assert run(config) == 18
