@@ -22,7 +22,7 @@ SMALL = replace(named_shape("llama-3-8b"), num_layers=8)
 A10 = find_profile("a10")
 ROWS = Lengths(np.full(40, 300), np.full(40, 100))
 HOST = 2**30
-NEVER = {("park", "orca"), ("park", "baton"), ("park", "baton-pd")}
+NEVER = [("park", "orca"), ("park", "baton"), ("park", "baton-pd")]
 MOVED = [(mode, policy) for mode in ("stream", "park") for policy in POLICIES if (mode, policy) not in NEVER]
 
 
