@@ -18,7 +18,7 @@ from vasuki.engine.settings import EngineSettings
 from vasuki.engine.shaping import Shaping, Similar, shaping_of
 from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.attention.inputs import LastTokens, StepInputs, build_inputs
-from vasuki.hf.cuda.choice import attention_kernels, can_record
+from vasuki.hf.cuda.recordable import can_record
 from vasuki.hf.cuda.step_graphs import RECORD_AFTER, Answers, StepGraphs, record_on_device
 from vasuki.hf.device.device import give_back
 from vasuki.hf.kernels.top_tokens import KeepTopP
@@ -325,7 +325,7 @@ def build_executor(
     attention, price = AttentionKernels(loaded.kernel), None
     if cost_model is not None:
         profile, price = cost_model.profile, cost_model.rectangle_s
-        attention = attention_kernels(loaded.kernel, layout, profile.attention, profile.processors)
+        attention = AttentionKernels(loaded.kernel, profile.attention)
     keep = top_p_kernel(device) if on_gpu and loaded.compiles else None
     shaping = shaping_of(settings.policy) or Similar(loaded.longest_packed_tokens, price)
     executor = RaggedExecutor(loaded, cache, want_logprobs, attention, offload, states, shaping, keep)

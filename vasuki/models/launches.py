@@ -19,8 +19,8 @@ LAUNCHES = {  # by the model_type of a configuration
     "qwen3_moe": 25,
     "ministral3": 32,
     "gemma4_text": 40,
-    "gemma2": 15,
-    "gpt_oss": 28,
+    "gemma2": 16,
+    "gpt_oss": 29,
     "deepseek_v3": 54,
     "gemma3_text": 15,
 }

@@ -32,7 +32,7 @@ from vasuki.hf import ragged_executor, sampler
 from vasuki.hf.attention import chunks, inputs
 from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.attention.inputs import build_inputs
-from vasuki.hf.cuda.choice import can_record
+from vasuki.hf.cuda.recordable import can_record
 from vasuki.hf.cuda.step_graphs import Answers, GraphSize, Replay, _Recorded
 from vasuki.hf.fused.by_torch import SmallKernels, fuse_modules
 from vasuki.hf.kernels import experts, varlen
@@ -59,7 +59,7 @@ MOST_BESIDE_OURS = {  # with Triton's
     "qwen2": (50, 60),
     "qwen3": (50, 60),
     "mistral": (50, 60),
-    "gemma2": (61, 65),
+    "gemma2": (61, 68),
     "gemma3": (57, 67),
     "ministral3": (107, 117),
     "phi3": (55, 65),
@@ -69,7 +69,7 @@ MOST_BESIDE_OURS = {  # with Triton's
     "qwen3_moe": (86, 96),
     "deepseek_v3": (173, 183),
     "gemma4": (242, 258),  # of six layers
-    "gpt_oss": (101, 105),
+    "gpt_oss": (101, 108),
 }
 
 
@@ -301,14 +301,13 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("choice", "rows", "kernel"),
-    [("auto", 2, "paged"), ("auto", 9, "packed"), ("packed", 2, "packed"), ("paged", 9, "paged")],
+    [("auto", 2, "paged"), ("auto", 9, "paged"), ("packed", 2, "packed"), ("paged", 9, "paged")],
 )
 @pytest.mark.parametrize("records", [False, True])
-def test_few_rows_are_attended_by_the_kernel_that_splits_keys(
+def test_decodes_are_attended_by_ours_and_prompts_by_the_packed_kernel(
     choice: Any, rows: int, kernel: str, records: bool, ours: SmallKernels, recorder: None, fake: None
 ) -> None:
-    """Ten processors, of which 0.8 are more than four rows of two KV heads keep busy."""
-    profile = find_profile("a10").model_copy(update={"processors": 10, "attention": choice})
+    profile = find_profile("a10").model_copy(update={"attention": choice})
     loaded, batch = _model("llama", ours), _batches(rows)["decodes"]
     assert set(_attends_by(loaded, profile, batch, records)) == {kernel}
     assert set(_attends_by(loaded, profile, _batches(rows)["mixed"], False)) == {

@@ -26,7 +26,7 @@ from vasuki.hf.attention import chunks, inputs
 from vasuki.hf.attention.chunks import AttentionKernels, PagedTiles
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.cuda import step_graphs
-from vasuki.hf.cuda.choice import can_record
+from vasuki.hf.cuda.recordable import can_record
 from vasuki.hf.cuda.step_graphs import SIZES, Answers, GraphSize, Record, Replay, StepGraphs, _Recorded
 from vasuki.hf.kernels import varlen
 from vasuki.hf.kernels.varlen import PAGE_TOKENS, PagedVarlen
@@ -101,8 +101,9 @@ def test_greedy_equals_generate(name: str, max_num_seqs: int) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_steps_of_both_kernels_equal_generate(name: str, kernels: CPUKernels) -> None:
-    """Ours attends for a row alone, and where windows do not cover the longest context; else torch's packed one."""
-    chosen = AttentionKernels(load(name).kernel, "auto", most_split=1)
+    """Ours attends in steps of single tokens, and where windows do not cover the longest context; else torch's packed
+    one."""
+    chosen = AttentionKernels(load(name).kernel, "auto")
     rows, graphs = _run(name, _as_it_is, kernels=chosen)
     assert rows.outputs == reference(name)
     assert {1, 9} <= {size.tokens for _, size in graphs._recorded if size.single}

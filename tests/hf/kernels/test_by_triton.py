@@ -264,22 +264,25 @@ def launch(kernel, grid, *arguments, **sizes):
         f"*{names[str(each.dtype)]}" if hasattr(each, "dtype") else "fp32" if isinstance(each, float) else "i32"
         for each in arguments
     ]
+    options = {name: sizes.pop(name) for name in ("num_warps", "num_stages") if name in sizes}
     signature = dict(zip(kernel.arg_names, types)) | dict.fromkeys(sizes, "constexpr")
     constants = {(kernel.arg_names.index(name),): size for name, size in sizes.items()}
-    built = compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 86, 32))
+    built = compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 86, 32), options=options)
     kernels.append((kernel.__name__, len(built.asm["cubin"]), built.metadata.shared))
 
 attention.launch = layer.launch = sampling.launch = launch
 import torch
 
-def attend(dtype, group, head_dim, window=None):
+def attend(dtype, group, head_dim, window=None, softcap=5.0):
     kernel, heads = attention.TileAttention(group, dtype), 2 * group
     query, cache = torch.zeros(4, heads, head_dim, dtype=dtype), torch.zeros(8, 2, 16, 2, head_dim, dtype=dtype)
     tiles, tables = torch.zeros(1, 5, dtype=torch.int64), torch.zeros(4, 64, dtype=torch.int64)
     kernel.write(query[:, :2], query[:, :2], torch.zeros(2, 4, dtype=torch.int64), cache)
-    kernel(query, cache, tiles, kernel.tile_tokens, tables, torch.zeros(heads), window, 0.1, 5.0, query)
+    kernel(query, cache, tiles, kernel.tile_tokens, tables, torch.zeros(heads), window, 0.1, softcap, query)
 
 attend(torch.bfloat16, 4, 128)
+attend(torch.bfloat16, 8, 64, None, None)
+attend(torch.float32, 1, 128)
 attend(torch.bfloat16, 4, 512, 50)
 attend(torch.float32, 4, 256, 50)
 heads, angles = torch.zeros(4, 48, 128, dtype=torch.bfloat16), torch.zeros(4, 128, dtype=torch.bfloat16)

@@ -149,8 +149,7 @@ class AttentionKernels:
     """The kernels that attend in an executor's steps. What none of them serves, torch's operators do."""
 
     ours: TileKernel | None = None
-    choice: AttentionChoice = "packed"  # torch's wherever it can, ours, or the one that is expected to be faster
-    most_split: int = 0  # decodes of a step up to which that is ours
+    choice: AttentionChoice = "packed"  # torch's wherever it can, ours, or the faster one
 
     def packs(self, lengths: Ints, block_tokens: int) -> bool:
         """Whether torch's kernel attends in a step of such chunks, where it can."""
@@ -158,7 +157,7 @@ class AttentionKernels:
             return self.choice != "paged"
         if self.choice == "paged" or not varlen.can_page(block_tokens):  # contexts would be copied for it
             return False
-        return len(lengths) > self.most_split or bool((lengths > 1).any())
+        return self.choice == "packed" or bool((lengths > 1).any())
 
 
 class Reserve(NamedTuple):

@@ -1,5 +1,5 @@
 """On a GPU.
 
-choice        which kernels attend in a model's steps, and whether these can be recorded
+recordable    whether a model's steps can be recorded
 step_graphs   steps that are recorded and replayed
 """

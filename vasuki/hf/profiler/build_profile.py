@@ -27,7 +27,6 @@ from vasuki.base.units import percent_text
 from vasuki.hf.attention.chunks import AttentionKernels, TileKernel
 from vasuki.hf.attention.ragged_attention import Unsupported
 from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
-from vasuki.hf.cuda.choice import attention_kernels
 from vasuki.hf.device.device import Machine, board_of, describe
 from vasuki.hf.kernels.paged_attention import load_kernel
 from vasuki.hf.kv.kv_cache import KVLayout
@@ -309,8 +308,7 @@ class _Profiler:
         )
 
     def _attention_kernels(self, kv_dtype: torch.dtype) -> AttentionKernels:
-        kernel, layout = self._kernel(kv_dtype), self._layout(kv_dtype)
-        return attention_kernels(kernel, layout, self.attention, self.machine.processors)
+        return AttentionKernels(self._kernel(kv_dtype), self.attention)
 
     def _layout(self, kv_dtype: torch.dtype) -> KVLayout:
         return KVLayout.uniform(1, self.shape.num_kv_heads, self.shape.head_dim, kv_dtype)

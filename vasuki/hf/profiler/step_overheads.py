@@ -28,7 +28,7 @@ from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.attention.ragged_attention import NAME
 from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
 from vasuki.hf.cpu.fused_decoder import FusedDecoder
-from vasuki.hf.cuda.choice import can_record
+from vasuki.hf.cuda.recordable import can_record
 from vasuki.hf.fused.by_torch import fuse_modules
 from vasuki.hf.loading.load_model import LoadedModel, prepare
 from vasuki.hf.loading.tokenizer import Tokenizer

@@ -22,6 +22,11 @@ _TILE_ROWS = {2: 64, 4: 16}
 _SPAN_NUMBERS = {2: 2**13, 4: 2**12}
 _SPANS = (16, 64)  # tokens, least and most
 _LEAST_ROWS = 16  # that the card's matrix units take
+# Of a tile of few rows: programs of one warp, many on a processor, that fetch several spans ahead wait for memory
+# least. On an H200 they read KV at 98 % of a long copy's rate (256 rows of 1,024 tokens, heads of 128).
+_SHORT_SPAN, _SHORT_STAGES = 16, 5
+_MOST_SHORT_BYTES = 512  # of a head: several spans ahead fit a processor's shared memory for several programs
+_LOG2_E = tl.constexpr(1.4426950408889634)
 _PROGRAMS = 264  # that fill a large card twice
 _SPLIT_TOKENS = 256  # of context at least in a split, or merging takes longer than it saves
 _MOST_SPLITS = 16
@@ -88,22 +93,31 @@ class TileAttention:
             partial = torch.empty((splits, *out.shape), dtype=torch.float32, device=out.device)
             sums = torch.empty((splits, 2, *out.shape[:2]), dtype=torch.float32, device=out.device)
         dim_padded = max(16, triton.next_power_of_2(head_dim))
-        span = min(max(_SPAN_NUMBERS[query.itemsize] // dim_padded, _SPANS[0]), _SPANS[1])
-        rows = max(_LEAST_ROWS, triton.next_power_of_2(longest * group))
-        launch(
-            _attend, (len(tiles), num_kv_heads, splits),
-            query, cache, tiles, tables, query if sinks is None else sinks, partial, sums,
-            query.stride(0), query.stride(1), tables.stride(0), len(out), scaling, softcap or 1.0, window or 0,
-            BLOCK_TOKENS=block_tokens, KV_HEADS=num_kv_heads, GROUP=group, DIM=head_dim,
-            DIM_PADDED=dim_padded, ROWS=rows, SPAN=span, SPLITS=splits,
-            SINKS=sinks is not None, SOFTCAP=softcap is not None, WINDOW=window is not None,
-        )  # fmt: skip
+        # In a step with both, single tokens by programs made for them.
+        for tokens in dict.fromkeys((longest, 1)):
+            launch(
+                _attend, (len(tiles), num_kv_heads, splits),
+                query, cache, tiles, tables, query if sinks is None else sinks, partial, sums,
+                query.stride(0), query.stride(1), tables.stride(0), len(out), splits, scaling, softcap or 1.0,
+                window or 0, BLOCK_TOKENS=block_tokens, KV_HEADS=num_kv_heads, GROUP=group, DIM=head_dim,
+                DIM_PADDED=dim_padded, SPLIT=splits > 1, SINGLE=tokens == 1, SINKS=sinks is not None,
+                SOFTCAP=softcap is not None, WINDOW=window is not None, **_sizes(tokens * group, dim_padded, query.itemsize),
+            )  # fmt: skip
         if splits > 1:
             launch(
                 _merge, tuple(out.shape[:2]),
-                partial, sums, out, len(out), HEADS=out.shape[1], DIM=head_dim,
-                DIM_PADDED=triton.next_power_of_2(head_dim), SPLITS=splits,
+                partial, sums, out, len(out), splits, HEADS=out.shape[1], DIM=head_dim,
+                DIM_PADDED=triton.next_power_of_2(head_dim), MOST_SPLITS=_MOST_SPLITS,
             )  # fmt: skip
+
+
+def _sizes(rows: int, dim_padded: int, number_bytes: int) -> dict[str, int]:
+    """Of a program with as many rows, and how it is compiled."""
+    rows = max(_LEAST_ROWS, triton.next_power_of_2(rows))
+    if rows == _LEAST_ROWS and dim_padded * number_bytes <= _MOST_SHORT_BYTES:
+        return {"ROWS": rows, "SPAN": _SHORT_SPAN, "num_warps": 1, "num_stages": _SHORT_STAGES}
+    span = min(max(_SPAN_NUMBERS[number_bytes] // dim_padded, _SPANS[0]), _SPANS[1])
+    return {"ROWS": rows, "SPAN": span}
 
 
 def num_splits(programs: int, context: int) -> int:
@@ -130,18 +144,25 @@ def _write(
     tl.store(to + BLOCK_TOKENS * KV_HEADS * DIM, value.to(cache.dtype.element_ty), mask=there)
 
 
-@triton.jit
+# Numbers that change from step to step are not compiled for: a kernel is there once it has been compiled once.
+_STEP = ["table_width", "num_tokens", "splits", "window"]
+
+
+@triton.jit(do_not_specialize=_STEP)
 def _attend(
     query, cache, tiles, tables, sinks, out, sums,
-    query_token, query_head, table_width, num_tokens, scaling, softcap, window,
+    query_token, query_head, table_width, num_tokens, splits, scaling, softcap, window,
     BLOCK_TOKENS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
-    DIM_PADDED: tl.constexpr, ROWS: tl.constexpr, SPAN: tl.constexpr, SPLITS: tl.constexpr,
+    DIM_PADDED: tl.constexpr, ROWS: tl.constexpr, SPAN: tl.constexpr, SPLIT: tl.constexpr, SINGLE: tl.constexpr,
     SINKS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Attend over one split of one tile's keys, for the query heads of one KV head."""
+    """Attend over one split of one tile's keys, for the query heads of one KV head. Tiles of single tokens and of
+    several are served by launches of their own."""
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first = tl.load(tiles + 5 * tile)
     count = tl.load(tiles + 5 * tile + 1)
+    if (count == 1) != SINGLE:
+        return
     start = tl.load(tiles + 5 * tile + 2)
     table = tables + tl.load(tiles + 5 * tile + 3) * table_width
 
@@ -158,43 +179,33 @@ def _attend(
     if WINDOW:
         begin = tl.maximum(start - window + 1, 0) // SPAN * SPAN
     end = start + count
-    spans = (tl.cdiv(end - begin, SPAN) + SPLITS - 1) // SPLITS
+    spans = (tl.cdiv(end - begin, SPAN) + splits - 1) // splits
     own = begin + split * spans * SPAN
     end = tl.minimum(end, own + spans * SPAN)
+    whole = own  # up to here each row sees all keys of each span
+    if not WINDOW:
+        whole = tl.maximum(own, tl.minimum(end, start + 1) // SPAN * SPAN)
 
     most = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     if SINKS:  # of the first split
-        most = tl.where(split == 0, tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32), most)
-        total = tl.where(split == 0, 1.0, total)
+        sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32) * _LOG2_E
+        most, total = tl.where(split == 0, sink, most), tl.where(split == 0, 1.0, total)
     summed = tl.zeros([ROWS, DIM_PADDED], tl.float32)
-    for from_key in range(own, end, SPAN):
-        position = from_key + tl.arange(0, SPAN)
-        is_key = position < end
-        block = tl.load(table + position // BLOCK_TOKENS, mask=is_key, other=0)
-        slot = (block * 2 * BLOCK_TOKENS + position % BLOCK_TOKENS) * KV_HEADS + kv_head
-        lies = cache + slot[:, None] * DIM + dim[None, :]
-        there = is_key[:, None] & is_dim[None, :]
-        k = tl.load(lies, mask=there, other=0.0).to(q.dtype)
-        v = tl.load(lies + BLOCK_TOKENS * KV_HEADS * DIM, mask=there, other=0.0).to(q.dtype)
-        scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scaling
-        if SOFTCAP:
-            scores = (2 * tl.sigmoid(2 * scores / softcap) - 1) * softcap
-        seen = is_key[None, :] & (position[None, :] <= q_position[:, None])
-        if WINDOW:
-            seen = seen & (position[None, :] > q_position[:, None] - window)
-        scores = tl.where(seen, scores, float("-inf"))
-        larger = tl.maximum(most, tl.max(scores, 1))
-        safe = tl.where(larger == float("-inf"), 0.0, larger)  # of a row that has seen nothing yet
-        weights = tl.exp(scores - safe[:, None])
-        shrunk = tl.exp(most - safe)
-        total = total * shrunk + tl.sum(weights, 1)
-        summed = summed * shrunk[:, None] + tl.dot(weights.to(q.dtype), v, input_precision="tf32x3")
-        most = larger
+    for from_key in range(own, whole, SPAN):
+        most, total, summed = _take_span(
+            q, q_position, cache, table, kv_head, from_key, end, scaling, softcap, window, most, total, summed,
+            BLOCK_TOKENS, KV_HEADS, DIM, DIM_PADDED, SPAN, SOFTCAP, WINDOW, False,
+        )  # fmt: skip
+    for from_key in range(whole, end, SPAN):
+        most, total, summed = _take_span(
+            q, q_position, cache, table, kv_head, from_key, end, scaling, softcap, window, most, total, summed,
+            BLOCK_TOKENS, KV_HEADS, DIM, DIM_PADDED, SPAN, SOFTCAP, WINDOW, True,
+        )  # fmt: skip
 
     is_out = is_row[:, None] & is_dim[None, :]
     place = ((first + token) * (KV_HEADS * GROUP) + head)[:, None] * DIM + dim[None, :]
-    if SPLITS == 1:
+    if not SPLIT:
         divisor = tl.where(is_row, total, 1.0)
         tl.store(out + place, (summed / divisor[:, None]).to(out.dtype.element_ty), mask=is_out)
     else:
@@ -206,18 +217,62 @@ def _attend(
 
 
 @triton.jit
+def _take_span(
+    q, q_position, cache, table, kv_head, from_key, end, scaling, softcap, window, most, total, summed,
+    BLOCK_TOKENS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    SPAN: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add the keys of one span to each row's softmax; powers of two are what the card computes. `MASKED` where a row
+    may not see all of them."""
+    position, dim = from_key + tl.arange(0, SPAN), tl.arange(0, DIM_PADDED)
+    is_key = position < end
+    if BLOCK_TOKENS % SPAN == 0:  # it lies in one block
+        block = tl.load(table + from_key // BLOCK_TOKENS)
+    elif MASKED:
+        block = tl.load(table + position // BLOCK_TOKENS, mask=is_key, other=0)
+    else:
+        block = tl.load(table + position // BLOCK_TOKENS)
+    slot = (block * 2 * BLOCK_TOKENS + position % BLOCK_TOKENS) * KV_HEADS + kv_head
+    lies = cache + slot[:, None] * DIM + dim[None, :]
+    if MASKED or DIM != DIM_PADDED:
+        there = is_key[:, None] & (dim < DIM)[None, :]
+        k = tl.load(lies, mask=there, other=0.0).to(q.dtype)
+        v = tl.load(lies + BLOCK_TOKENS * KV_HEADS * DIM, mask=there, other=0.0).to(q.dtype)
+    else:
+        k = tl.load(lies).to(q.dtype)
+        v = tl.load(lies + BLOCK_TOKENS * KV_HEADS * DIM).to(q.dtype)
+    scores = tl.dot(q, tl.trans(k), input_precision="tf32x3")
+    if SOFTCAP:
+        scores = (2 * tl.sigmoid(2 * scores * scaling / softcap) - 1) * (softcap * _LOG2_E)
+    else:
+        scores = scores * (scaling * _LOG2_E)
+    if MASKED:
+        seen = is_key[None, :] & (position[None, :] <= q_position[:, None])
+        if WINDOW:
+            seen = seen & (position[None, :] > q_position[:, None] - window)
+        scores = tl.where(seen, scores, float("-inf"))
+    larger = tl.maximum(most, tl.max(scores, 1))
+    safe = tl.where(larger == float("-inf"), 0.0, larger)  # of a row that has seen nothing yet
+    weights, shrunk = tl.exp2(scores - safe[:, None]), tl.exp2(most - safe)
+    total = total * shrunk + tl.sum(weights, 1)
+    summed = summed * shrunk[:, None] + tl.dot(weights.to(q.dtype), v, input_precision="tf32x3")
+    return larger, total, summed
+
+
+@triton.jit(do_not_specialize=["num_tokens", "splits"])
 def _merge(
-    partial, sums, out, num_tokens,
-    HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, SPLITS: tl.constexpr,
+    partial, sums, out, num_tokens, splits,
+    HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, MOST_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of a token's head into one."""
     row = tl.program_id(0) * HEADS + tl.program_id(1)
     num_rows = num_tokens * HEADS
-    split, dim = tl.arange(0, SPLITS), tl.arange(0, DIM_PADDED)
-    most = tl.load(sums + 2 * split * num_rows + row)
-    total = tl.load(sums + (2 * split + 1) * num_rows + row)
-    share = tl.exp(most - tl.max(most, 0))
-    there = (dim < DIM)[None, :]
+    split, dim = tl.arange(0, MOST_SPLITS), tl.arange(0, DIM_PADDED)
+    is_split = split < splits
+    most = tl.load(sums + 2 * split * num_rows + row, mask=is_split, other=float("-inf"))
+    total = tl.load(sums + (2 * split + 1) * num_rows + row, mask=is_split, other=0.0)
+    share = tl.exp2(most - tl.max(most, 0))
+    there = is_split[:, None] & (dim < DIM)[None, :]
     parts = tl.load(partial + (split[:, None] * num_rows + row) * DIM + dim[None, :], mask=there, other=0.0)
     merged = tl.sum(parts * share[:, None], 0) / tl.sum(total * share, 0)
     tl.store(out + row * DIM + dim, merged.to(out.dtype.element_ty), mask=dim < DIM)

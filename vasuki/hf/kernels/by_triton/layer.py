@@ -98,7 +98,7 @@ def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     return output
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["values_after"])  # as many as there are tokens
 def _turn_and_store(
     heads, cos, sin, rows, cache, query, query_norm, key_norm, eps, offset, cos_token, sin_token, values_after,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,

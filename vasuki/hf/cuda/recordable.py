@@ -1,35 +1,10 @@
-"""Which kernels attend in a model's steps, and whether the kernels of decodes can be recorded."""
+"""Whether the steps of a model can be recorded."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
-from vasuki.hf.attention.chunks import AttentionKernels, TileKernel
 from vasuki.hf.attention.probe import observe
-from vasuki.hf.cuda.step_graphs import SIZES
 from vasuki.hf.kernels import varlen
-from vasuki.hf.kv.kv_cache import KVLayout
 from vasuki.hf.loading.load_model import LoadedModel
-from vasuki.machines.attention import most_split_decodes
-from vasuki.machines.profile import AttentionChoice
-
-
-def attention_kernels(
-    kernel: TileKernel | None, layout: KVLayout, choice: AttentionChoice, processors: int
-) -> AttentionKernels:
-    """The kernels by which layers attend.
-
-    Args:
-        kernel: ours, where there is one.
-        layout: of the KV cache.
-        choice: see `HardwareProfile.attention`.
-        processors: of the device.
-    """
-    if kernel is None:
-        return AttentionKernels()
-    most = most_split_decodes(choice, processors, min(num_kv_heads for num_kv_heads, _ in layout.heads if num_kv_heads))
-    # One of the sizes that are recorded, or steps that share a graph would lie on either side of it.
-    return AttentionKernels(kernel, choice, SIZES[bisect_right(SIZES, most) - 1] if most else 0)
 
 
 def can_record(loaded: LoadedModel, block_tokens: int) -> bool:
