@@ -59,7 +59,7 @@ def sample(
     """
     token_ids, largest = likeliest(logits)
     drawn = [row for row, sequence in enumerate(sequences) if draws(sequence)]
-    for some in _slices(drawn, logits.shape[-1]):
+    for some in _slices(drawn, logits.shape[-1], logits.device):
         [rows] = to_device(logits.device, np.array(some))
         own = logits[rows].float().masked_fill_(~torch.isfinite(largest[rows]).unsqueeze(-1), 0.0)
         tokens = _draw(own, [sequences[row] for row in some], keep or keep_top_p)
@@ -72,9 +72,9 @@ def draws(sequence: Sequence) -> bool:
     return sequence.request.sampling.temperature > _COLDEST
 
 
-def _slices(rows: list[int], vocab_size: int) -> Iterator[list[int]]:
-    """Rows a few at a time: drawing holds several times as much memory as the logits."""
-    at_a_time = max(1, DRAWN_LOGITS // vocab_size)
+def _slices(rows: list[int], vocab_size: int, device: torch.device) -> Iterator[list[int]]:
+    """Rows a few at a time: drawing holds several times as much memory as the logits, and CUDA's sort as much again."""
+    at_a_time = max(1, DRAWN_LOGITS // vocab_size // (2 if device.type == "cuda" else 1))
     for first in range(0, len(rows), at_a_time):
         yield rows[first : first + at_a_time]
 

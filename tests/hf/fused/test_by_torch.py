@@ -10,9 +10,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import ARCHITECTURES, load, prompts, reference, requests_of, run
+from tiny_models import ARCHITECTURES, load, prompts, random_config, reference, requests_of, run
+from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
 
+from vasuki.hf.attention.ragged_attention import NAME
 from vasuki.hf.fused.attention import FusedAttention
 from vasuki.hf.fused.by_torch import JoinedMLP, TorchNorm, fuse_modules, rotate
 
@@ -95,3 +97,10 @@ def test_what_only_looks_like_one_is_left_alone(
     model = copy.deepcopy(load("llama").model).to(dtype)
     fuse_modules(model)
     assert not _count(model, fused)
+
+
+def test_weights_made_in_inference_mode_are_joined() -> None:
+    """As a profile makes them, which measures in that mode."""
+    with torch.inference_mode():
+        model = AutoModelForCausalLM.from_config(random_config("llama"), attn_implementation=NAME).eval()
+        assert fuse_modules(model).lacks(3) == ""

@@ -237,15 +237,20 @@ def record_on_device() -> Record:
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(compute: Replay) -> Replay:
+        nonlocal pool
         # What kernels set up when they are first called cannot be recorded.
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             compute()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # A capture that fails does not always give the stream back by itself.
-        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=pool):
-            compute()
+        try:
+            # A capture that fails does not always give the stream back by itself.
+            with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=pool):
+                compute()
+        except Exception:
+            pool = torch.cuda.graph_pool_handle()  # that one takes no other graph now
+            raise
         return graph.replay
 
     return record

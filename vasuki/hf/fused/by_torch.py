@@ -105,7 +105,7 @@ def join(layers: list[Linear]) -> Linear:
         joined.weight = _fixed(torch.cat([layer.weight for layer in layers]))
         parts = joined.weight.split_with_sizes([layer.out_features for layer in layers])
         for layer, part in zip(layers, parts, strict=True):
-            layer.weight.data = part
+            layer.weight = _fixed(part)  # a new one: what was made in inference mode takes no other data
         if layers[0].bias is not None:
             joined.bias = _fixed(torch.cat([layer.bias for layer in layers]))
     return joined

@@ -138,23 +138,26 @@ class CudaClock:
 
     most_repeats = 200
     _CYCLES_PER_S = 2e9  # no device of today runs much faster, so the sleep is at least as long as asked for
-    _LONGEST_SLEEP_S = 0.05
+    _LONGEST_SLEEP_S = 0.1
 
     def __init__(self) -> None:
         self._enqueue_s = 20e-6  # host time of a call, as the last timing found it
 
     def seconds(self, call: Call, repeats: int) -> float:
         begin, end = cuda_event(), cuda_event()
-        sleep_s = min(self._LONGEST_SLEEP_S, 1.5 * self._enqueue_s * repeats)
-        torch.cuda._sleep(int(sleep_s * self._CYCLES_PER_S))  # type: ignore[no-untyped-call]
-        begin.record()
-        started_s = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        self._enqueue_s = (time.perf_counter() - started_s) / repeats
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3 / repeats
+        while True:
+            asleep_s = min(self._LONGEST_SLEEP_S, 1.5 * self._enqueue_s * repeats)
+            torch.cuda._sleep(int(asleep_s * self._CYCLES_PER_S))  # type: ignore[no-untyped-call]
+            begin.record()
+            started_s = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            queued_s = time.perf_counter() - started_s
+            self._enqueue_s = queued_s / repeats
+            end.record()
+            end.synchronize()
+            if queued_s <= asleep_s or asleep_s == self._LONGEST_SLEEP_S:
+                return float(begin.elapsed_time(end)) / 1e3 / repeats
 
 
 def cuda_event() -> Any:
