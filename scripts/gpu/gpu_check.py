@@ -23,7 +23,6 @@ import shutil
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -49,7 +48,7 @@ from gpu_sections import (
     steps,
     subprocesses,
 )
-from gpu_sections.setting import Finding, Record, Setting
+from gpu_sections.setting import Finding, Record, Setting, caught
 
 from vasuki.base.errors import ModelError
 from vasuki.hf.device.device import describe
@@ -146,8 +145,7 @@ def _run(setting: Setting, name: str, section: Section, share_s: float, left_s: 
             with _ended_after(min(2 * share_s, left_s)):
                 finding = section(setting, min(share_s, left_s))
         except Exception as error:
-            traceback.print_exc()
-            finding = Finding(failures=[f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"])
+            finding = Finding(failures=[caught(error)])
         setting.free()
     seconds = time.perf_counter() - started_s
     print(f"{name}: {seconds:.1f} s" + (f", {len(finding.failures)} failures" if finding.failures else ""), flush=True)

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gpu_sections.golden import Tiny, golden_row, tiny_models
-from gpu_sections.setting import Finding, Record, Rows, Setting
+from gpu_sections.setting import Finding, Record, Rows, Setting, caught
 from vasuki.engine.batch import Batch
 from vasuki.engine.loop import drain
 from vasuki.engine.offload import OffloadPlan
@@ -20,6 +20,7 @@ from vasuki.engine.policy import find_policy
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
+from vasuki.hf.device.device import total_bytes
 from vasuki.hf.kernels.varlen import PAGE_TOKENS
 from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
 from vasuki.hf.sampler import sample
@@ -46,7 +47,7 @@ def cases(setting: Setting, share_s: float) -> Finding:
         try:
             finding.rows.append({"case": name, "found": _told(case(setting, finding))})
         except Exception as error:
-            finding.failures.append(f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}")
+            finding.failures.append(f"{name}: {caught(error)}")
         setting.free()
     return finding
 
@@ -156,9 +157,8 @@ class _Filled:
         setting = self.setting
         if setting.on_gpu:
             setting.free()
-            total = torch.cuda.get_device_properties(setting.device).total_memory
-            share = (torch.cuda.memory_reserved(setting.device) + _SPARE_BYTES) / total
-            torch.cuda.set_per_process_memory_fraction(min(1.0, share), setting.device)
+            share = (torch.cuda.memory_reserved(setting.device) + _SPARE_BYTES) / total_bytes(setting.device)
+            torch.cuda.set_per_process_memory_fraction(min(1.0, share))
             return
         whole = self.executor._logits
 
@@ -171,7 +171,7 @@ class _Filled:
 
     def __exit__(self, *raised: object) -> None:
         if self.setting.on_gpu:
-            torch.cuda.set_per_process_memory_fraction(1.0, self.setting.device)
+            torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def _little_memory(setting: Setting, finding: Finding) -> Record:

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from gpu_sections.setting import WORKLOADS, Finding, Record, Setting, digits, fitting, run_planned
+from gpu_sections.setting import WORKLOADS, Finding, Record, Setting, caught, digits, fitting, run_planned
 from vasuki.engine.sequence import Request
 
 _PAD = 2
@@ -64,8 +64,7 @@ def _compare(
         try:
             probed[way], tokens = _timed(setting, ways[way], rows)
         except Exception as error:
-            why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-            (finding.failures if way == "vasuki" else finding.notes).append(f"{workload}, {way}: {why}")
+            (finding.failures if way == "vasuki" else finding.notes).append(f"{workload}, {way}: {caught(error)}")
             del ways[way]
             continue
         rates[way] = [tokens / probed[way]]

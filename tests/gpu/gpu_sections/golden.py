@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gpu_sections.setting import Finding, Record, Rows, Setting, fused_twin
+from gpu_sections.setting import Finding, Record, Rows, Setting, caught, fused_twin
 from vasuki.engine.batch import Batch, Swap
 from vasuki.engine.loop import drain
 from vasuki.engine.offload import OffloadPlan
@@ -27,9 +27,9 @@ from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.kernels.varlen import PAGE_TOKENS
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
-from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, copy_engine
+from vasuki.hf.kv.kv_mover import KVMover, copy_engine
 from vasuki.hf.loading.load_model import LoadedModel, prepare
-from vasuki.hf.loading.weights import WeightStream, decoder_layers
+from vasuki.hf.loading.weights import place_weights
 from vasuki.hf.ragged_executor import build_executor
 
 _FOLDER = Path(__file__).resolve().parents[2] / "hf"  # the random models of the golden tests
@@ -83,7 +83,7 @@ def _compare(setting: Setting, name: str, plain: Any, prompts: list[list[int]], 
         try:
             finding.rows.append(golden_row(model, dtype, block_tokens, expected, finding))
         except Exception as error:
-            finding.failures.append(f"{name} in {dtype}: {type(error).__name__}: {error}")
+            finding.failures.append(f"{name} in {dtype}: {caught(error)}")
 
 
 def _explain(finding: Finding) -> None:
@@ -228,7 +228,6 @@ def golden_row(
 
 def _offload_runs(setting: Setting, model: Tiny) -> dict[str, Callable[[], Outcome]]:
     """Every way of moving things between the tiers. Rows that hope for one token overflow the memory and are parked."""
-    streamed = StreamedLayers.spread(3, 2)
     parked = OffloadPlan("park", host_blocks=60)
     both = dataclasses.replace(parked, streamed_layers=2)
     ahead = dataclasses.replace(parked, prefills_ahead=True)
@@ -236,9 +235,7 @@ def _offload_runs(setting: Setting, model: Tiny) -> dict[str, Callable[[], Outco
 
     def weights() -> Outcome:
         loaded = model.loaded()
-        streaming = dataclasses.replace(loaded, model=copy.deepcopy(loaded.model))
-        WeightStream(decoder_layers(streaming.model, 3), streamed, setting.device, copy_engine(setting.device))
-        return model.run(streaming)
+        return model.run(place_weights(dataclasses.replace(loaded, model=copy.deepcopy(loaded.model)), host_layers=2))
 
     return {
         "no offload": model.run,

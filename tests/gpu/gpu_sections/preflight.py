@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from gpu_sections.kernels import compare
-from gpu_sections.setting import Finding, Setting
+from gpu_sections.setting import Finding, Setting, caught
 from vasuki.hf.cuda.step_graphs import record_on_device
 from vasuki.hf.device.device import board_of
 from vasuki.hf.fused.by_torch import fused
@@ -31,7 +31,7 @@ def preflight(setting: Setting, share_s: float) -> Finding:
         try:
             finding.rows.append({"check": name, "found": check(setting)})
         except Exception as error:
-            finding.failures.append(f"{name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}")
+            finding.failures.append(f"{name}: {caught(error)}")
     for block_tokens in (32, PAGE_TOKENS):
         compare(setting, finding, "two decodes and a chunk", [1, 1, 16], [300, 20, 40], block_tokens)
     return finding

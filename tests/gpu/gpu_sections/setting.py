@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -89,6 +90,12 @@ class NoText:
 
     def meets_stop_string(self, sequence: Sequence, token_id: int) -> bool:
         return False
+
+
+def caught(error: Exception) -> str:
+    """What was raised, in a line; all of it goes to stderr, which the log keeps."""
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
 
 
 def digits(value: float) -> float:
@@ -325,7 +332,8 @@ def plan_for(
 ) -> Plan:
     """The plan of `vasuki run` for these requests on this device; `device_memory` as in the job file."""
     profile = setting.profile.model_copy(update={"memory_mib": total_bytes(setting.device) // 2**20})
-    setting.loaded(name)  # which leaves this room
+    setting.loaded(name)
+    setting.free()  # what an ended run has left
     room = room_bytes(_DEVICE_MEMORY, total_bytes(setting.device), available_bytes(setting.device))
     kv = _kv(setting, name, device_memory, offload)
     beside_weights_bytes = room if kv.device_memory <= 1 else None
