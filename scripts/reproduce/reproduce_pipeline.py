@@ -15,7 +15,6 @@ take 0.03 ms of a stage's 13 ms.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
@@ -23,10 +22,8 @@ from statistics import median
 from reproduce_table import Options, Table
 from zipf_lengths import LONGEST, REQUESTS, zipf_lengths
 
-from vasuki.engine.batch import Batch
 from vasuki.engine.policy import find_policy
-from vasuki.engine.scheduler import Scheduler
-from vasuki.engine.sequence import Request, Sequence
+from vasuki.engine.sequence import Request
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.memory_budget import memory_budget
@@ -41,19 +38,6 @@ PIPELINE, REPLICAS = Layout(tensor_parallel=8, pipeline_parallel=8), Layout(tens
 SEQUENCES = {PIPELINE: 27, REPLICAS: 11}
 
 
-class OneChunkScheduler(Scheduler):
-    """A step computes a chunk of one prompt and no more: the rows behind it are out of sight until its prompt ends."""
-
-    def schedule(self) -> Batch | None:
-        hidden = deque[Sequence]()
-        waiting = self.queues.waiting
-        while len(waiting) > (0 if self.queues.prefilling else 1):
-            hidden.appendleft(waiting.pop())
-        batch = super().schedule()
-        waiting += hidden
-        return batch
-
-
 @dataclass(frozen=True, slots=True)
 class System:
     """A line of the table."""
@@ -62,23 +46,18 @@ class System:
     policy: str
     layout: Layout
     step_tokens: int
-    one_chunk: bool = False
 
     def settings(self) -> EngineSettings:
         sequences = SEQUENCES[self.layout]
         limits = Limits(self.step_tokens, sequences)
         return EngineSettings(find_policy(self.policy), limits, sequences * LONGEST // BLOCK_TOKENS, BLOCK_TOKENS)
 
-    def scheduler(self) -> Scheduler:
-        """The scheduler of one micro-batch."""
-        return (OneChunkScheduler if self.one_chunk else Scheduler)(self.settings())
-
 
 SYSTEMS = (
     System("Orca, pipeline", "orca", PIPELINE, SEQUENCES[PIPELINE]),  # a budget that is spent by the first prompt
     System("Sarathi, pipeline", "sarathi", PIPELINE, CHUNK_TOKENS),
-    System("Sarathi, pipeline, one chunk", "sarathi", PIPELINE, CHUNK_TOKENS, one_chunk=True),
-    System("Sarathi, pipeline, 256 extra", "sarathi", PIPELINE, CHUNK_TOKENS + SEQUENCES[PIPELINE] - 1, one_chunk=True),
+    System("Sarathi, pipeline, one chunk", "sarathi-paper", PIPELINE, CHUNK_TOKENS),
+    System("Sarathi, pipeline, 256 extra", "sarathi-paper", PIPELINE, CHUNK_TOKENS + SEQUENCES[PIPELINE] - 1),
     System("Orca, 8 replicas", "orca", REPLICAS, SEQUENCES[REPLICAS]),
     System("Sarathi, 8 replicas", "sarathi", REPLICAS, CHUNK_TOKENS),
 )
@@ -94,7 +73,7 @@ def run(system: System, lengths: Lengths) -> PipelineResult:
     """Simulate one line."""
     cost = CostModel(named_shape("gpt-3").with_dtype("float16"), find_profile("a100"), system.layout)
     outputs = lengths.output_tokens.tolist()
-    return simulate_pipelines(requests(lengths), outputs, system.settings(), cost, build=system.scheduler)
+    return simulate_pipelines(requests(lengths), outputs, system.settings(), cost)
 
 
 def section_5_3(options: Options) -> Table:

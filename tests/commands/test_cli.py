@@ -213,7 +213,6 @@ MISTAKES = {
         4,
         "interconnect",
     ),
-    "padded": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--policy", "static", "--pp", "2"), 2, "pads"),
     "streams": (
         ("simulate", "LENGTHS", *SHAPE, "--set", "kv.offload=stream", "--pp", "2", "--gpu", "a100"),
         2,

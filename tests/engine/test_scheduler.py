@@ -496,3 +496,31 @@ def test_rows_with_one_prompt_share_its_keys() -> None:
     first, same, equal, other = (sequence.prefix_keys for sequence in scheduler.queues.waiting)
     assert first is same
     assert first == equal != other
+
+
+def prefills_of_steps(policy: str, rows: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """(prompts, their tokens, decodes) of each step, with 16 tokens and 4 rows a step."""
+    scheduler = Scheduler(EngineSettings(find_policy(policy), Limits(16, 4), 200, 4))
+    for row, (prompt, output) in enumerate(rows):
+        scheduler.add(Request(row, row, prompt, output))
+    steps = []
+    while (batch := scheduler.schedule()) is not None:
+        steps.append((len(batch.prefills), batch.num_prefill_tokens, len(batch.decodes)))
+        scheduler.update(batch, StepResult([0] * batch.num_samples, [False] * batch.num_samples, 1.0))
+    return steps
+
+
+def test_sarathi_as_published_has_a_chunk_of_one_prompt_in_a_batch() -> None:
+    rows = [(20, 6), (6, 6), (3, 6)]
+    assert prefills_of_steps("sarathi", rows)[:2] == [(1, 16, 0), (3, 13, 0)]
+    assert prefills_of_steps("sarathi-paper", rows)[:4] == [(1, 16, 0), (1, 4, 0), (1, 6, 1), (1, 3, 2)]
+
+
+def test_orca_at_best_starts_one_whole_prompt_a_step() -> None:
+    rows = [(20, 6), (6, 6), (3, 6)]
+    assert prefills_of_steps("orca-best", rows)[:4] == [(1, 20, 0), (1, 6, 1), (1, 3, 2), (0, 0, 3)]
+
+
+def test_orca_at_worst_computes_no_prompt_beside_a_decode() -> None:
+    steps = prefills_of_steps("orca-worst", [(20, 3), (6, 3), (3, 3), (5, 3), (9, 2)])
+    assert steps == [(4, 34, 0), (0, 0, 4), (0, 0, 4), (1, 9, 0), (0, 0, 1)]

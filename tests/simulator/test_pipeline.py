@@ -184,9 +184,20 @@ def test_memory_pressure_preempts_and_still_ends() -> None:
     assert result.counters.preemptions_recompute > 0
 
 
-def test_padding_is_refused() -> None:
-    with pytest.raises(ValueError, match="padded"):
-        run([(4, 1)], engine("static", 100, 1), OneSecondATokenOnEachStage(Layout(pipeline_parallel=2)))
+@pytest.mark.parametrize("policy", ["static", "static-pd", "baton", "baton-preemptive"])
+def test_whole_batches_and_their_padding_pass_through_stages(policy: str) -> None:
+    """Two stages of half the layers take what one device does, for one batch at a time; bubbles are what is left."""
+    shape, profile = named_shape("llama-2-7b"), find_profile("a100")
+    rows = [(300, 20), (100, 4)]
+    staged = run(rows, engine(policy, 1000, 2), CostModel(shape, profile, Layout(pipeline_parallel=2)))
+    together = CostModel(shape, profile, Layout(pipeline_parallel=2))
+    plain = simulate(
+        [Request(row, row, *lengths) for row, lengths in enumerate(rows)], [20, 4], engine(policy, 1000, 2), together
+    )
+    assert staged.stats.steps == plain.stats.steps
+    assert staged.makespan_s == pytest.approx(plain.makespan_s, rel=0.02)
+    alone = run(rows, engine("orca", 1000, 2), together)
+    assert staged.busy_s > alone.busy_s, "what is padded is computed in every stage"
 
 
 def test_nothing_to_do() -> None:

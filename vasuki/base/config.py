@@ -341,7 +341,10 @@ class EngineConfig(_Section):
     policy: Literal[
         "vasuki",
         "sarathi",
+        "sarathi-paper",
         "orca",
+        "orca-best",
+        "orca-worst",
         "vllm",
         "vllm-v0",
         "static",
@@ -349,10 +352,11 @@ class EngineConfig(_Section):
         "static-pd",
         "baton",
         "baton-pd",
+        "baton-preemptive",
         "prefill-packing",
     ] = "vasuki"
-    """Which rows run in the next step. All but `vasuki` are for comparison; `static` to `baton-pd` run with
-    `attention: padded`."""
+    """Which rows run in the next step. All but `vasuki` are for comparison; `static` to `baton-preemptive` run
+    with `attention: padded`."""
     chunk_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
     """Token budget of a step: decodes first, then prompt chunks."""
     max_num_seqs: Auto | Annotated[int, Field(ge=1)] = "auto"

@@ -10,8 +10,14 @@ evicts the coldest first; and a row that found no blocks is asked again when som
 
 `vllm-v0` is its first engine: whole prompts, and alone.
 
+`sarathi` fills what the last chunk of a prompt leaves of a step with the next prompt. `sarathi-paper` does not: a batch
+has a chunk of one prompt (decode-maximal batching, 4.3). `orca-best` and `orca-worst` are the cases between which that
+paper's section 5.2 places Orca: one whole prompt beside the decodes of each step, and rows that all begin together.
+
 `static` is what transformers does with a batch, `baton` a batch whose slots are filled again (Baton, arXiv 2410.18701),
-and `-pd` either with prompts computed apart; what they pad is in `shaping`.
+and `-pd` either with prompts computed apart; what they pad is in `shaping`. `baton-preemptive` is `baton-pd` with its
+section 4.3: rows start as long as their prompts fit, and who has to make room, for memory or for urgent rows, waits on
+the host.
 
 `prefill-packing` is the system of Dynamic Prefill Packing: rows that arrive are gathered and packed (`vasuki.arrivals`)
 before the scheduler sees them. Here it computes whole prompts, a packed batch of them a step, together with the
@@ -53,6 +59,7 @@ class Policy:
     admission: Admission
     mixing: Mixing = Mixing.MIXED
     chunked: bool = True  # a prompt may be split over steps
+    one_prompt: bool = False  # a step computes a chunk of one prompt at most
     refill: bool = True  # False: rows join only an empty batch, as in request-level serving
     waves: bool = False  # rows keep their slot until the last of their batch ends
     pads: Literal["", "similar", "together"] = ""  # prompts, to others of similar length, or to all chunks of the step
@@ -61,6 +68,7 @@ class Policy:
     gathers: bool = False  # rows that arrive are held back to be packed
     urgent_first: bool = False  # rows that wait urgently start in place of others; elsewhere they only wait in front
     shares_prefixes: bool = False
+    parks: bool = False  # rows that make room wait on the host, where the job leaves that open; vasuki's by price
     evicts_least_computed: bool = False  # False: the victim is the row that came last
     chunk_tokens: int = 512  # token budget where the job names none; vasuki's is planned
 
@@ -85,7 +93,10 @@ POLICIES = {
             evicts_least_computed=True,
         ),
         Policy("sarathi", Admission.PROMPT),
+        Policy("sarathi-paper", Admission.PROMPT, one_prompt=True),
         replace(_WHOLE_PROMPTS, name="orca"),
+        replace(_WHOLE_PROMPTS, name="orca-best", one_prompt=True),
+        replace(_WHOLE_PROMPTS, name="orca-worst", refill=False),
         replace(_WHOLE_PROMPTS, name="vllm-v0", admission=Admission.PROMPT, mixing=Mixing.PREFILL_FIRST),
         Policy("vllm", Admission.CHUNK, shares_prefixes=True, chunk_tokens=8192),
         _STATIC,
@@ -93,6 +104,14 @@ POLICIES = {
         replace(_STATIC, name="static-pd", pads="similar"),
         replace(_WHOLE_PROMPTS, name="baton", pads="together"),
         replace(_WHOLE_PROMPTS, name="baton-pd", pads="similar"),
+        replace(
+            _WHOLE_PROMPTS,
+            name="baton-preemptive",
+            admission=Admission.PROMPT,
+            pads="similar",
+            urgent_first=True,
+            parks=True,
+        ),
         replace(
             _WHOLE_PROMPTS,
             name="prefill-packing",

@@ -158,7 +158,7 @@ class Scheduler:
         budget = self._urgent_prefills(chunks, budget)
         urgent = [chunk.sequence for chunk in chunks]
         for sequence in queues.prefilling[:]:
-            if budget <= 0:
+            if budget <= 0 or self._has_its_prompt(chunks):
                 return
             if sequence in urgent:
                 continue
@@ -168,7 +168,7 @@ class Scheduler:
             if budget > 0 and not (chunks and chunks[-1].samples):
                 queues.memory_is_tight = True  # which cut the prompt short
         may_start = admission.may_admit()
-        while queues.waiting and budget > 0:
+        while queues.waiting and budget > 0 and not self._has_its_prompt(chunks):
             sequence = queues.waiting[0]
             if not self.policy.chunked and sequence.num_tokens > budget and chunks:
                 break  # a whole prompt larger than the budget gets a step of its own
@@ -179,6 +179,10 @@ class Scheduler:
                     break
                 admission.ahead = sequence
             budget -= self._add_chunk(chunks, queues.start(), budget)
+
+    def _has_its_prompt(self, chunks: list[ScheduledChunk]) -> bool:
+        """Whether no other prompt may join the step."""
+        return self.policy.one_prompt and bool(chunks)
 
     def _urgent_prefills(self, chunks: list[ScheduledChunk], budget: int) -> int:
         """Add prompt chunks of urgent rows, those that run first. Returns the tokens that are left."""

@@ -139,9 +139,8 @@ def _refuse(lengths: Lengths, config: JobConfig, layout: Layout) -> None:
     if lengths.arrived_at_s is not None:
         raise JobFileError("arrived_at is not simulated with several replicas or stages; leave the column out")
     if find_policy(config.engine.policy).gathers:
-        raise JobFileError(f"policy {config.engine.policy} is not simulated with several replicas or stages")
-    if layout.pipeline_parallel > 1 and find_policy(config.engine.policy).pads:
-        raise JobFileError(f"policy {config.engine.policy} pads its batches, which is not simulated with stages")
+        key = "engine.replicas: " if config.engine.replicas != 1 else ""
+        raise JobFileError(f"{key}policy {config.engine.policy} is not simulated with several replicas or stages")
 
 
 def _of_stream(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from vasuki.base.config import ArrivalsConfig, JobConfig
 from vasuki.base.errors import JobFileError
-from vasuki.engine.policy import find_policy
+from vasuki.engine.policy import Policy, find_policy
 
 
 def refuse_ignored(config: JobConfig, policies: Iterable[str] = ()) -> None:
@@ -25,9 +25,16 @@ def refuse_ignored(config: JobConfig, policies: Iterable[str] = ()) -> None:
             "engine.policy to prefill-packing"
         )
     for policy in wanted:
-        if config.engine.chunk_tokens == "auto" or (policy.refill and not policy.gathers):
-            continue
-        why, other = "starts its batch as a whole", "engine.max_num_seqs"
-        if policy.gathers:
-            why, other = "computes a gathered batch in a step", "arrivals.batch_tokens"
-        raise JobFileError(f"engine.chunk_tokens: {policy.name} {why}; leave it out, {other} is what limits that")
+        if (why := _step_of(policy)) and config.engine.chunk_tokens != "auto":
+            raise JobFileError(f"engine.chunk_tokens: {policy.name} {why}; leave it out")
+
+
+def _step_of(policy: Policy) -> str:
+    """What a step of a policy holds that asks for no token budget; empty where it does."""
+    if policy.gathers:
+        return "computes a gathered batch in a step, which arrivals.batch_tokens limits"
+    if not policy.refill:
+        return "starts its batch as a whole, which engine.max_num_seqs limits"
+    if policy.one_prompt and not policy.chunked:
+        return "computes one whole prompt in a step"
+    return ""

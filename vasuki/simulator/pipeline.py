@@ -68,7 +68,6 @@ def simulate_pipelines(
     settings: EngineSettings,
     cost_model: CostModel,
     *,
-    build: Callable[[], Scheduler] | None = None,
     observers: Iterable[Observer] = (),
     on_ended: Callable[[Sequence], None] = lambda sequence: None,
 ) -> PipelineResult:
@@ -80,21 +79,20 @@ def simulate_pipelines(
         settings: of one micro-batch: its scheduler's policy and limits, and its share of a replica's KV memory, a
             `pipeline_parallel`-th of it.
         cost_model: model, device and layout; the send to the next stage counts to a stage's time.
-        build: makes each micro-batch's scheduler; `Scheduler(settings)` if not given.
         observers: see every micro-batch, when it enters its replica; without stages several steps at a time.
         on_ended: told of every row that ends, with or without an error.
 
     Raises:
         SchedulerStalled: work is left but no batch can be formed.
-        ValueError: the policy pads, or layers are streamed; neither is priced stage by stage.
+        ValueError: layers are streamed, which is not priced stage by stage.
     """
     stages, replicas = cost_model.layout.pipeline_parallel, cost_model.layout.data_parallel
-    if stages > 1 and (settings.policy.pads or settings.offload.streamed_layers):
-        raise ValueError("padded policies and streamed layers are not simulated in pipelines")
+    if stages > 1 and settings.offload.streamed_layers:
+        raise ValueError("streamed layers are not simulated in pipelines")
     simulation = _PipelineSimulation(requests, list(observers), on_ended)
 
     def stream(free_s: list[float]) -> _Stream:
-        scheduler = build() if build else Scheduler(settings)
+        scheduler = Scheduler(settings)
         if stages == 1:  # streams that share nothing but the queue can run several steps at once
             fast_forward = FastForward(scheduler)
             return _Stream(scheduler, SimulatedExecutor(cost_model, output_tokens, settings, fast_forward))
@@ -137,7 +135,8 @@ class _StagedExecutor(SimulatedExecutor):
         copies = cost.swap_copies(batch, self._block_tokens) if batch.swaps else ()
         entered_s = now_s = self.clock.now_s
         bubble_s = exposed_s = hidden_s = 0.0
-        for stage, step in enumerate(cost.stage_times(cost.batch_work(batch, copies))):
+        shaped = list(self._shaping(batch)) if self._shaping else None
+        for stage, step in enumerate(cost.stage_times(cost.batch_work(batch, copies, shaped))):
             start_s = max(now_s, free_s[stage])
             bubble_s += start_s - free_s[stage]
             result.busy_s += step.total_s

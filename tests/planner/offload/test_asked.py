@@ -22,7 +22,7 @@ SMALL = replace(named_shape("llama-3-8b"), num_layers=8)
 A10 = find_profile("a10")
 ROWS = Lengths(np.full(40, 300), np.full(40, 100))
 HOST = 2**30
-NEVER = [("park", "orca"), ("park", "baton"), ("park", "baton-pd")]
+NEVER = [("park", policy) for policy in ("orca", "orca-best", "orca-worst", "baton", "baton-pd")]
 MOVED = [(mode, policy) for mode in ("stream", "park") for policy in POLICIES if (mode, policy) not in NEVER]
 
 
@@ -52,7 +52,25 @@ def test_what_a_policy_cannot_do_is_refused(mode: str, policy: str) -> None:
         make_plan(ROWS, SMALL, A10, engine=EngineConfig.model_validate({"policy": policy}), kv=kv)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+def test_baton_parks_who_makes_room_unless_the_job_says_otherwise() -> None:
+    """Its batch grows while prompts fit (section 4.3), and shrinks again by rows that wait on the host."""
+    tight = {"device_memory": 2**27, "host_memory": HOST}
+    rows = Lengths(np.full(60, 300), np.full(60, 300))
+    runs = {}
+    for mode in ("auto", "none"):
+        plan = make_plan(
+            rows,
+            SMALL,
+            A10,
+            engine=EngineConfig(policy="baton-preemptive"),
+            kv=KVConfig.model_validate({**tight, "offload": mode}),
+        )
+        runs[plan.offload.mode] = simulate_plan(plan, rows, SMALL, A10).to_dict()["preemptions"]
+    assert runs["park"]["swap"] > 0
+    assert runs["park"]["recompute"] == runs["none"]["swap"] == 0 < runs["none"]["recompute"]
+
+
+@pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if not policy.parks])
 def test_nothing_moves_under_other_policies_where_nobody_asks(policy: str) -> None:
     plan = make_plan(ROWS, SMALL, A10, engine=EngineConfig.model_validate({"policy": policy}))
     assert plan.offload.mode == "none"

@@ -48,7 +48,8 @@ def padded_work(
         found.append(_UnpackedCall(len(rows), max(new), max(width, columns)))
     if window is None:
         return _work(found, num_samples, copies)
-    tokens, contexts = zip(*[(call.new, call.width) for call in found for _ in range(call.rows)], strict=True)
+    rows_of = [call for call in found for _ in range(call.rows)]  # none where a step only copies
+    tokens, contexts = [call.new for call in rows_of], [call.width for call in rows_of]
     return StepWork.of(tokens, contexts, num_samples, window, copies)._replace(calls=len(found))
 
 

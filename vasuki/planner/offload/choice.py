@@ -38,7 +38,7 @@ def choose_offload(problem: Problem, base: Prediction) -> Prediction:
         chosen = ahead
     else:
         chosen = _cheapest(problem, base, plain, modes)
-    if chosen.candidate.settings.offload.mode == "none" and _makes_room_for_urgent(problem):
+    if chosen.candidate.settings.offload.mode == "none" and _keeps_victims(problem):
         chosen = with_room_for_victims(problem, chosen)
     if weights := _weights_reason(problem, chosen.candidate):
         offload = chosen.candidate.settings.offload
@@ -52,10 +52,11 @@ def may_offload(problem: Problem) -> bool:
     return moves and problem.shape.in_blocks
 
 
-def _makes_room_for_urgent(problem: Problem) -> bool:
-    """Whether running rows may have to make way, and the job lets them keep their KV."""
+def _keeps_victims(problem: Problem) -> bool:
+    """Whether rows that make way keep their KV: by the policy, or since some are urgent and the job lets them."""
     may_move = problem.shape.in_blocks and problem.kv.offload != "none" and problem.layout.pipeline_parallel == 1
-    return may_move and problem.may_be_urgent and problem.policy.urgent_first
+    policy = problem.policy
+    return may_move and (policy.parks or (problem.may_be_urgent and policy.urgent_first))
 
 
 def most_kv_tokens(problem: Problem, candidate: Candidate) -> int:

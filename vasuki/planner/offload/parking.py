@@ -56,8 +56,8 @@ def prefilled_ahead(problem: Problem, base: Prediction) -> Prediction | str:
 
 
 def with_room_for_victims(problem: Problem, base: Prediction) -> Prediction:
-    """Rows that make way for urgent ones keep their KV on the host. A CPU's host memory is its own, so there a share of
-    the blocks is set aside for them, if the longest row fits the others."""
+    """Rows that make way keep their KV on the host. A CPU's host memory is its own, so there a share of the blocks is
+    set aside for them, if the longest row fits the others."""
     settings = base.candidate.settings
     block_bytes = problem.shape.kv_bytes_per_token * settings.block_tokens
     blocks = min(settings.num_blocks, host_kv_bytes(problem, base.candidate) // block_bytes)
@@ -67,7 +67,8 @@ def with_room_for_victims(problem: Problem, base: Prediction) -> Prediction:
         settings = replace(settings, num_blocks=settings.num_blocks - max(0, blocks))
     if blocks < 1:
         return base
-    offload = OffloadPlan("park", "rows that make room for urgent ones are parked", 0, blocks, park_min_tokens=1)
+    for_whom = "" if problem.policy.parks else " for urgent ones"
+    offload = OffloadPlan("park", f"rows that make room{for_whom} are parked", 0, blocks, park_min_tokens=1)
     candidate = Candidate.of(problem, replace(settings, offload=offload), base.candidate.cost)
     return predict_like(problem, base, candidate)
 
