@@ -344,6 +344,7 @@ def run(
     steps_ahead: int = 0,
     level: Level | None = None,
     price: Price | None = None,
+    always_packed: bool = False,
 ) -> tuple[Rows, Scheduler, RunStats]:
     if loaded.recurrent:
         policy = dataclasses.replace(policy, shares_prefixes=False)
@@ -365,7 +366,7 @@ def run(
     states = StateCache(loaded.recurrent, max_num_seqs, loaded.device) if loaded.recurrent else None
     for tensor in itertools.chain(*states.tensors) if states else ():
         tensor.fill_(math.nan)
-    shaping = shaping_of(policy) or Similar(loaded.longest_packed_tokens, price)
+    shaping = shaping_of(policy) or Similar(loaded.longest_packed_tokens, price, always_packed)
     executor = RaggedExecutor(loaded, cache, want_logprobs, AttentionKernels(kernel), offload, states, shaping)
     executor.steps_ahead = steps_ahead
     rows = Rows()

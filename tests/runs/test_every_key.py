@@ -52,6 +52,10 @@ SHOWN: dict[str, Callable[[Made, Any], bool]] = {
     "engine.chunk_tokens": lambda made, value: made.plan.chunk_tokens == value,
     "engine.max_num_seqs": lambda made, value: made.plan.settings.limits.max_num_seqs == value,
     "engine.attention": lambda made, value: made.plan.backend == value,
+    "engine.packing": lambda made, value: (
+        made.placement.shape.always_packed == (value == "always")
+        and bool(made.placement.shape.longest_packed_tokens) == (value != "never")
+    ),
     "engine.compile": lambda made, value: made.placement.shape.compiles == (value != "off"),
     "engine.replicas": lambda made, value: made.plan.layout.data_parallel == value,
     "engine.weights_on_host": lambda made, value: made.plan.layout.host_layers == value,
@@ -130,7 +134,14 @@ OPTIONS = {
     key: [value for value in (*words(KEYS[key]), *VALUES.get(key, ())) if value not in ("auto", "")] for key in SHOWN
 }
 # Keys that some policy or backend may have to refuse are set one by one, the others all at once.
-ALONE = ("plan.solver", "engine.chunk_tokens", "engine.replicas", "engine.weights_on_host", "kv.offload")
+ALONE = (
+    "plan.solver",
+    "engine.chunk_tokens",
+    "engine.packing",
+    "engine.replicas",
+    "engine.weights_on_host",
+    "kv.offload",
+)
 TOGETHER = [key for key in SHOWN if key not in (*ALONE, "engine.policy", "engine.attention")]
 CASES: list[dict[str, Any]] = [{key: value} for key in ALONE for value in OPTIONS[key]]
 CASES += [

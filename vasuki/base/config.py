@@ -364,6 +364,8 @@ class EngineConfig(_Section):
     attention: Literal["auto", "ragged", "padded"] = "auto"
     """[Backend](models.md). `ragged` packs chunks without padding; `padded` pads rows to equal length, or computes them
     one by one if the model cannot mask padding. `auto`: ragged if the model allows it, else padded."""
+    packing: Literal["auto", "always", "never"] = "auto"
+    """Whether prompts share padded rows (Prepacking). `auto`: where that costs less."""
     compile: Literal["auto", "off"] = "auto"
     """On a CPU, `auto` compiles kernels for the processor; `off` uses torch's slower operators. On CUDA, `auto` records
     small steps as graphs where the model allows it; `off` launches every kernel by itself."""

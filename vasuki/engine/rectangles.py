@@ -21,7 +21,11 @@ Price = Callable[[int, int, int], float]  # of a rectangle: its rows, new column
 
 
 def rectangles(
-    chunks: Sequence[tuple[int, int]], num_decodes: int, longest_packed: int = 0, price: Price | None = None
+    chunks: Sequence[tuple[int, int]],
+    num_decodes: int,
+    longest_packed: int = 0,
+    price: Price | None = None,
+    always: bool = False,
 ) -> Iterator[Rows]:
     """Each rectangle's chunks.
 
@@ -32,14 +36,15 @@ def rectangles(
         num_decodes: how many of them are decodes.
         longest_packed: tokens of the longest prompt that may share a row with others.
         price: says whether packing pays; without it, no row is shared.
+        always: rows are shared whatever that costs.
     """
     lengths = [count for _, count in chunks]
     prompts = range(num_decodes, len(chunks))
     if num_decodes:
         yield [[i] for i in range(num_decodes)]
     whole = sorted((i for i in prompts if not chunks[i][0]), key=lengths.__getitem__)
-    packable = [i for i in whole if price and lengths[i] <= longest_packed]
-    yield from _cheaper(packable, lengths, price)
+    packable = [i for i in whole if (price or always) and lengths[i] <= longest_packed]
+    yield from [_packed(packable, lengths)] if always and packable else _cheaper(packable, lengths, price)
     yield from _similar(whole[len(packable) :], lengths)
     yield from _similar((i for i in prompts if chunks[i][0]), lengths)
 
@@ -49,14 +54,19 @@ def _cheaper(order: list[int], lengths: list[int], price: Price | None) -> list[
     groups = list(_similar(order, lengths))
     if price is None or not order:
         return groups
-    longest = lengths[order[-1]]
-    bins = first_fit_decreasing([lengths[i] for i in order], longest).bins
-    if len(bins) * longest > MOST_PADDING * sum(lengths[i] for i in order):
+    packed, longest = _packed(order, lengths), lengths[order[-1]]
+    if len(packed) * longest > MOST_PADDING * sum(lengths[i] for i in order):
         return groups
     sizes = [(len(group), lengths[group[-1][0]]) for group in groups]
-    if price(len(bins), longest, longest) >= sum(price(rows, new, new) for rows, new in sizes):
+    if price(len(packed), longest, longest) >= sum(price(rows, new, new) for rows, new in sizes):
         return groups
-    return [[[order[place] for place in row] for row in bins]]
+    return [packed]
+
+
+def _packed(order: list[int], lengths: list[int]) -> Rows:
+    """As few rows as first-fit-decreasing finds, as long as the longest prompt, the last."""
+    bins = first_fit_decreasing([lengths[i] for i in order], lengths[order[-1]]).bins
+    return [[order[place] for place in row] for row in bins]
 
 
 def _similar(order: Iterable[int], lengths: list[int]) -> Iterator[Rows]:

@@ -36,13 +36,13 @@ class Shaping(Protocol):
 class Similar:
     """Chunks of similar lengths share a call. Arguments as in `rectangles`."""
 
-    def __init__(self, longest_packed: int = 0, price: Price | None = None) -> None:
-        self._longest_packed, self._price = longest_packed, price
+    def __init__(self, longest_packed: int = 0, price: Price | None = None, always: bool = False) -> None:
+        self._how = longest_packed, price, always
 
     def __call__(self, batch: Batch) -> Iterable[Shaped]:
         """See the class."""
         chunks = [(start, 1) for start in batch.starts] + [(start, count) for _, start, count, _ in batch.prefills]
-        return map(Shaped, rectangles(chunks, len(batch.decodes), self._longest_packed, self._price))
+        return map(Shaped, rectangles(chunks, len(batch.decodes), *self._how))
 
 
 class Together:

@@ -322,12 +322,14 @@ def build_executor(
         if host_blocks:
             host = KVCache(layout, host_blocks, block_tokens, torch.device("cpu"), pinned=on_gpu)
         offload = KVMover(cache, loaded.copies or copy_engine(device), host)
-    attention, price = AttentionKernels(loaded.kernel), None
+    attention, similar = AttentionKernels(loaded.kernel), Similar()
     if cost_model is not None:
-        profile, price = cost_model.profile, cost_model.rectangle_s
-        attention = AttentionKernels(loaded.kernel, profile.attention)
+        shape = cost_model.shape
+        attention = AttentionKernels(loaded.kernel, cost_model.profile.attention)
+        packed = min(shape.longest_packed_tokens, loaded.longest_packed_tokens)
+        similar = Similar(packed, cost_model.rectangle_s, shape.always_packed)
     keep = top_p_kernel(device) if on_gpu and loaded.compiles else None
-    shaping = shaping_of(settings.policy) or Similar(loaded.longest_packed_tokens, price)
+    shaping = shaping_of(settings.policy) or similar
     executor = RaggedExecutor(loaded, cache, want_logprobs, attention, offload, states, shaping, keep)
     executor.settings = settings
     if records:

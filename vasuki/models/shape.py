@@ -120,6 +120,7 @@ class ModelShape:
     backend: Backend = "ragged"
     compiles: bool = True  # kernels for it, and joins operators; on a GPU, small steps are recorded
     longest_packed_tokens: int = 0  # of a prompt that may share a padded row with others; 0: none may
+    always_packed: bool = False  # whatever that costs, see `engine.packing`
     eager: bool = False  # attention of its own, by transformers' operators: the scores of all pairs are in memory
 
     @property
@@ -360,6 +361,11 @@ class ModelShape:
         if backend == "padded" and self.backend == "ragged":
             return replace(self, backend="padded" if self.in_blocks else "alone")
         return self
+
+    def packed_as(self, packing: Literal["auto", "always", "never"]) -> ModelShape:
+        """Return the shape with its prompts packed as a job asks, see `engine.packing`."""
+        most = 0 if packing == "never" else self.longest_packed_tokens
+        return replace(self, longest_packed_tokens=most, always_packed=packing == "always")
 
     def _over_layers(self, size: Callable[[Matrix], int]) -> int:
         return sum(layers * sum(map(size, matrices)) for matrices, layers in self.matrices)

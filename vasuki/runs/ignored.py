@@ -27,6 +27,8 @@ def refuse_ignored(config: JobConfig, policies: Iterable[str] = ()) -> None:
     for policy in wanted:
         if (why := _step_of(policy)) and config.engine.chunk_tokens != "auto":
             raise JobFileError(f"engine.chunk_tokens: {policy.name} {why}; leave it out")
+        if policy.pads and config.engine.packing == "always":
+            raise JobFileError(f"engine.packing: {policy.name} packs no prompts; leave it out")
 
 
 def _step_of(policy: Policy) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vasuki.base.config import JobConfig, KVConfig
-from vasuki.base.errors import InputError, ModelError
+from vasuki.base.errors import InputError, JobFileError, ModelError
 from vasuki.machines.attention import page_tokens
 from vasuki.machines.here import cpu
 from vasuki.machines.here.cpu import limits_of
@@ -196,7 +196,7 @@ def placed_as_loaded(config: JobConfig, loaded: LoadedModel, tokens: Tokens) -> 
     """A loaded model on the machine at hand, which is measured with it as in `placed_here`. Raises the same."""
     from vasuki.hf.device.device import device_of
 
-    shape = loaded.shape_in_use(Path(config.model.path).name, config.kv.dtype)
+    shape = _packed(config, loaded.shape_in_use(Path(config.model.path).name, config.kv.dtype))
     return _placed(config, shape, device_of(loaded.device), not loaded.is_on_device, 0, tokens, lambda: loaded)
 
 
@@ -256,7 +256,18 @@ def _computed(config: JobConfig, shape: ModelShape, on_cpu: bool, multiplies_bfl
     dtype = computed_dtype(config.model.dtype, shape.dtype, on_cpu, multiplies_bfloat16)
     refuse_backend(config, shape)
     shape = replace(shape.served_by(config.engine.attention), compiles=config.engine.compile != "off")
-    return shape.with_dtype(dtype, config.kv.dtype)
+    return _packed(config, shape.with_dtype(dtype, config.kv.dtype))
+
+
+def _packed(config: JobConfig, shape: ModelShape) -> ModelShape:
+    """The shape with prompts packed as the job asks. Raises JobFileError where it asks in vain."""
+    packing = config.engine.packing
+    if packing != "auto" and shape.backend != "padded":
+        way_out = "set engine.attention to padded" if shape.backend == "ragged" else "leave it out"
+        raise JobFileError(f"engine.packing: {packing} is for padded rows, and {shape.name} has none here; {way_out}")
+    if packing == "always" and not shape.longest_packed_tokens:
+        raise JobFileError(f"engine.packing: no prompts of {shape.name} can share a row; leave it out")
+    return shape.packed_as(packing)
 
 
 def refuse_backend(config: JobConfig, shape: ModelShape) -> None:

@@ -97,8 +97,9 @@ def test_rows_that_begin_alike_share_blocks() -> None:
 def test_prompts_that_share_rows_give_the_same_tokens(name: str, chunk_tokens: int) -> None:
     loaded = load_padded(name)
     assert (loaded.longest_packed_tokens == 0) == (name in ("bloom", "falcon_alibi"))
-    rows, _, _ = run(loaded, requests_of(prompts()), chunk_tokens, price=fewest_rows)
-    assert rows.outputs == reference(name)
+    for how in ({"price": fewest_rows}, {"always_packed": True}):
+        rows, _, _ = run(loaded, requests_of(prompts()), chunk_tokens, **how)
+        assert rows.outputs == reference(name)
 
 
 @given(st.data())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -76,6 +77,18 @@ def test_prompts_share_rows_where_that_costs_less(chunks: list[tuple[int, int]],
         assert max(sizes) == max(chunks[i][1] for row in rows for i in row), "no row is longer than the longest prompt"
     limits = [count for start, count in chunks if not start and count <= longest_packed]
     assert not limits or cost(packed) <= cost(apart) + 100  # those above the limit are a group of their own
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=12), st.integers(0, 300))
+def test_prompts_that_may_share_rows_do_where_they_always_do(lengths: list[int], longest_packed: int) -> None:
+    packed, *others = rectangles([(0, length) for length in lengths], 0, longest_packed, None, always=True)
+    may = sorted(length for length in lengths if length <= longest_packed)
+    if may:
+        rows = [[lengths[i] for i in row] for row in packed]
+        assert sorted(length for row in rows for length in row) == may
+        assert all(sum(row) <= may[-1] for row in rows)
+        assert all(sum(first) + sum(second) > may[-1] for first, second in itertools.combinations(rows, 2))
+    assert all(len(row) == 1 for rows in (others if may else [packed, *others]) for row in rows)
 
 
 def test_prompts_share_rows_in_the_same_steps_as_their_price_says() -> None:

@@ -89,8 +89,8 @@ class CostModel:
             return work_alone(pieces, copies, cached=backend == "alone")
         if shaped is None:
             chunks = [(piece.start, piece.num_tokens) for piece in pieces]
-            packed = self.shape.longest_packed_tokens
-            shaped = map(Shaped, rectangles(chunks, num_decodes, packed, self.rectangle_s))
+            packed = self.shape.longest_packed_tokens, self.rectangle_s, self.shape.always_packed
+            shaped = map(Shaped, rectangles(chunks, num_decodes, *packed))
         return padded_work(pieces, shaped, copies, self.shape.sliding_window if backend == "ragged" else None)
 
     def rectangle_s(self, rows: int, new: int, width: int) -> float:
