@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -36,6 +37,6 @@ class Machine:
 def test_a_call_is_timed_without_its_launch_whatever_was_timed_before(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine()
     monkeypatch.setattr(timing, "cuda_event", machine.event)
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: machine.host_s)
+    monkeypatch.setattr(time, "perf_counter", lambda: machine.host_s)
     monkeypatch.setattr(torch.cuda, "_sleep", machine.sleep)
     assert CudaClock().seconds(machine.call, 100) == pytest.approx(machine.KERNEL_S)

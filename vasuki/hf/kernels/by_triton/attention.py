@@ -101,7 +101,8 @@ class TileAttention:
                 query.stride(0), query.stride(1), tables.stride(0), len(out), splits, scaling, softcap or 1.0,
                 window or 0, BLOCK_TOKENS=block_tokens, KV_HEADS=num_kv_heads, GROUP=group, DIM=head_dim,
                 DIM_PADDED=dim_padded, SPLIT=splits > 1, SINGLE=tokens == 1, SINKS=sinks is not None,
-                SOFTCAP=softcap is not None, WINDOW=window is not None, **_sizes(tokens * group, dim_padded, query.itemsize),
+                SOFTCAP=softcap is not None, WINDOW=window is not None,
+                **_sizes(tokens * group, dim_padded, query.itemsize),
             )  # fmt: skip
         if splits > 1:
             launch(
