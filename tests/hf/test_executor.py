@@ -124,7 +124,7 @@ def test_a_pool_shrinks_to_the_memory_there_is(
     assert needs_most is not None
     assert "the device has room for 100" in needs_most.error
     monkeypatch.setattr(kv_cache, "_lazy_zeros", lambda shape, dtype: torch.zeros(2**60))
-    with pytest.raises(OutOfMemory, match="there is none for any KV"):
+    with pytest.raises(OutOfMemory, match="the model leaves none for KV"):
         build_executor(loaded, settings)
 
 

@@ -48,8 +48,8 @@ def said(job: Path) -> str:
 def parts_there(job: Path) -> list[tuple[str, int, int]]:
     """The files of answers: a name, which file that is, and when it was written."""
     there = []
-    with suppress(FileNotFoundError):  # of a folder or a file that has gone just now
-        for entry in os.scandir(job.parent / "out"):
+    with suppress(FileNotFoundError), os.scandir(job.parent / "out") as entries:  # of what has gone just now
+        for entry in entries:
             if entry.name.endswith(".parquet"):
                 status = entry.stat()
                 there.append((entry.name, status.st_ino, status.st_mtime_ns))

@@ -89,13 +89,15 @@ def piped(
 
 @pytest.mark.parametrize("policy", ["vasuki", "prefill-packing"])
 def test_each_line_is_answered_as_by_a_run(job: Job, tmp_path: Path, policy: str) -> None:
-    path = job(engine={"policy": policy}, arrivals={"target_s": 0.2}, output={"columns": ["text"]})
+    gathered = {"engine": {"policy": policy, "chunk_tokens": "auto"}, "arrivals": {"target_s": 0.2}}
+    path = job(**gathered if policy == "prefill-packing" else {}, output={"columns": ["text"]})
     whole = lines(0, 40)
     middle = len(whole) // 2 + 3
     answers, outcome = piped(path, [whole[:middle], whole[middle:]], gap_s=0.1)
     assert sorted(answer["id"] for answer in answers) == list(range(40))
     (tmp_path / "rows.jsonl").write_bytes(whole)
-    run_job(load_job(str(path), [f"output.path={tmp_path / 'alone'}", "engine.policy=vasuki"]), RunOptions(quiet=True))
+    path = job(output={"columns": ["text"], "path": str(tmp_path / "alone")})
+    run_job(load_job(str(path)), RunOptions(quiet=True))
     alone = {row["id"]: row for row in stored(tmp_path / "alone")}
     assert all(answer == alone[answer["id"]] for answer in answers)
     assert {row["id"]: row["output"] for row in stored(tmp_path / "out")} == {
