@@ -1,5 +1,5 @@
 """Every key of job.yaml, with every word that it may be, under every policy and in both backends: the plan shows what
-was asked for, or the job is refused by the key's name. Keys are those of the schema, so that none is forgotten."""
+was asked for, or the job is refused by the key's name. Keys are read from the schema, so that none is forgotten."""
 
 from __future__ import annotations
 

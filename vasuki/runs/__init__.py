@@ -4,7 +4,7 @@ run              the only root of a run; watch: a run for each file that arrives
 results          what comes back from workers: rows, tokens and steps
 opening          a job's input and output, before there is a model
 ignored          keys that a policy would ignore
-options          how to run a job this time; signals: what stops it
+options          how to run a job this time; signals: SIGTERM and the like, which stop it
 rows/            a table's rows, rows that arrive, files that arrive
 workers/         a model here, or replicas: processes, or actors of a Ray cluster
 observers/       progress, metrics, the trace, the watchdog, the deadline

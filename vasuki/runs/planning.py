@@ -77,7 +77,7 @@ def _priced(placement: Placement, per_hour: float | None) -> Placement:
 
 
 def plans_of(workload: Workload, placements: Iterable[Placement], tensor: int = 1) -> list[Plan]:
-    """A plan for each of the machines, with so many GPUs to each replica."""
+    """A plan for each of the machines, with `tensor` GPUs to each replica."""
     refuse_ignored(workload.config)
     plans: list[Plan] = []
     with busy_if_slow("planning") as far:

@@ -47,7 +47,7 @@ def choose_offload(problem: Problem, base: Prediction) -> Prediction:
 
 
 def may_offload(problem: Problem) -> bool:
-    """Whether KV may pass over the link, by any policy. States stay on the device, and so does the KV beside them."""
+    """Whether KV may pass over the link, by any policy. States stay on the device, and KV of models with states."""
     moves = problem.kv.asks_for_offload or (problem.kv.offload == "auto" and problem.profile.kind != "cpu")
     return moves and problem.shape.in_blocks
 

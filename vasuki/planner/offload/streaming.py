@@ -139,7 +139,7 @@ def _with_kv(problem: Problem, candidate: Candidate, share: float) -> Candidate:
 
 
 def _with_depth(problem: Problem, candidate: Candidate, streamed: int, saving: bool) -> Candidate | None:
-    """The candidate with so many streamed layers."""
+    """The candidate with `streamed` streamed layers."""
     settings = _settings_with_depth(problem, candidate, streamed, saving)
     return Candidate.of(problem, settings, candidate.cost) if settings else None
 
@@ -147,8 +147,8 @@ def _with_depth(problem: Problem, candidate: Candidate, streamed: int, saving: b
 def _settings_with_depth(
     problem: Problem, candidate: Candidate, streamed: int, saving: bool = True
 ) -> EngineSettings | None:
-    """Its settings with so many streamed layers, and blocks and sequences in the room that they leave; None where they
-    leave none and should be `saving` some."""
+    """Its settings with `streamed` streamed layers, and blocks and sequences in the room that they leave; None where
+    they leave none and should be `saving` some."""
     shape, settings, limits = problem.shape, candidate.settings, candidate.settings.limits
     layers, layout = shape.num_layers, candidate.cost.layout
     device_layers = layers - streamed + spread_buffers(layers, streamed)

@@ -160,8 +160,8 @@ def _job_cost(card: RentedCard, on_spot: bool) -> float:
     return card.gpus * card.per_hour(on_spot) * card.pace.seconds(1.0)
 
 
-def _best_number(card: RentedCard, most: int, beside: Members, deadline_s: float, on_spot: bool) -> Choice:
-    fleets = (Fleet((*beside, (card, number)), on_spot) for number in range(1, most + 1))
+def _best_number(card: RentedCard, most: int, others: Members, deadline_s: float, on_spot: bool) -> Choice:
+    fleets = (Fleet((*others, (card, number)), on_spot) for number in range(1, most + 1))
     return min((Choice(fleet_end(fleet), deadline_s) for fleet in fleets), key=_rank)
 
 

@@ -93,7 +93,7 @@ static inline V multiply_add(float a, V b, V c) {
   return multiply_add(a - V{}, b, c);  // a sum with 0 would be computed: it is another number where a is -0
 }
 
-// The named lanes of two vectors, of which those of the second are counted on behind the first one's.
+// The named lanes of two vectors; lanes of the second are numbered after the first one's.
 template <int... lanes, typename V>
 static inline V lanes_of(V first, V second) {
 #ifdef __clang__
