@@ -66,7 +66,7 @@ def _included(name: str) -> tuple[str, ...]:
 # Of vectors as such, the sources ask nothing but how wide they are.
 _EMULATIONS: dict[Level, Callable[[], tuple[str, ...]]] = {
     AVX2: lambda: ("-D__AVX2__",),
-    AVX512: lambda: ("-D__AVX512F__",),
+    AVX512: lambda: _included("emulated_vectors.hpp"),
     AVX512_BF16: lambda: _included("emulated_avx512.hpp"),
     AMX: lambda: _included("emulated_tiles.hpp"),
 }

@@ -6,13 +6,11 @@
 #pragma once
 
 #ifndef __AVX512BF16__
-#undef __AVX512F__  // which may be said on the command line
-#include <immintrin.h>
-
 #include <cstdint>
 #include <cstring>
 
-#define __AVX512F__ 1
+#include "emulated_vectors.hpp"
+
 #define __AVX512BF16__ 1
 
 namespace emulated {
