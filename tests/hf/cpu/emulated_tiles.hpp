@@ -103,12 +103,14 @@ inline long permitted(long number, long request, long feature) {
 #undef _tile_release
 #undef _tile_zero
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
 #define _tile_loadconfig(from) emulated::configure(from)
 #define _tile_release() (emulated::config = {})
 #define _tile_zero(i) std::memset(&emulated::used(i), 0, sizeof(emulated::Register))
 #define _tile_loadd(i, base, stride) emulated::load(i, base, stride)
+#define _tile_stream_loadd(i, base, stride) emulated::load(i, base, stride)
 #define _tile_stored(i, base, stride) emulated::store(i, base, stride)
 #define _tile_dpbf16ps(sums, a, b) emulated::multiply(sums, a, b)
 #define syscall(...) emulated::permitted(__VA_ARGS__)

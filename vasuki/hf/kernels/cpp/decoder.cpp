@@ -50,7 +50,7 @@ static inline Vec activated(Vec x, Activation kind) {
 
 template <typename Use>
 static float* floats_for(int64_t rows, int64_t width) {
-  return static_cast<float*>(scratch<Use>(rows, width, false).at);
+  return static_cast<float*>(scratch<Use>(rows, width, Rows::FLOATS).at);
 }
 
 extern "C" {

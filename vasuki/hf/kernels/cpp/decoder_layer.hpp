@@ -2,20 +2,10 @@
 
 #pragma once
 
-#include <memory>
-
 #include "packed_linear.hpp"
 #include "rms_norm.hpp"
 #include "rotary.hpp"
-
-// Memory for what does not leave a call. It is kept for the next one of the same use.
-template <typename Use>
-static Rows scratch(int64_t rows, int64_t width, bool in_bf16) {
-  static thread_local std::unique_ptr<float[]> kept;
-  static thread_local int64_t size = 0;
-  if (rows * width > size) kept.reset(new float[size = rows * width]);
-  return {kept.get(), width, in_bf16};
-}
+#include "tile_linear.hpp"
 
 enum Format : int64_t {
   WIDE,     // weights in float32
@@ -32,7 +22,8 @@ struct Matrix {
   // Memory for inputs as it takes them.
   template <typename Use>
   Rows inputs(int64_t rows) const {
-    return scratch<Use>(rows, in, format == ROUNDED);
+    if (format != ROUNDED) return scratch<Use>(rows, in, Rows::FLOATS);
+    return scratch<Use>(rows, in, tiles::many(rows, in / 2) ? Rows::TILES : Rows::ROUNDED);
   }
   // y [rows, out] = x [rows, in] W^T + b, and `plus` [rows, out] if it is given; y may be `plus`
   void multiply(Rows x, Rows y, int64_t rows, const float* plus = nullptr) const { run<false>(*this, x, plus, y, rows); }
@@ -46,7 +37,9 @@ struct Matrix {
     if (format == WIDE) return linear<gated>(wide, of<float>(), gate.of<float>(), plus, y, rows);
     if (format == NARROW) return linear<gated>(wide, of<bf16>(), gate.of<bf16>(), plus, y, rows);
     if constexpr (MULTIPLIES_BF16) {
-      const Bf16s* pairs = static_cast<const Bf16s*>(x.in_bf16 ? x.at : round_all(wide, rows).at);
+      const Rows given = x.kind == Rows::FLOATS ? round_all(wide, rows) : x;
+      const Bf16s* pairs = static_cast<const Bf16s*>(given.at);
+      if (given.kind == Rows::TILES) return tiles::linear<gated>(pairs, of<Bf16s>(), gate.of<Bf16s>(), plus, y, rows);
       linear<gated>(pairs, of<Bf16s>(), gate.of<Bf16s>(), plus, y, rows);
     }
   }
@@ -70,21 +63,28 @@ struct Norm {
 
 // Rows that a thread takes through several operators, so that what one leaves is in its cache for the next, and threads wait
 // for each other once. Slabs of fewer rows would read weights too often; so few rows are shared out operator by operator.
-constexpr int64_t SLAB = 128, LEAST_SLAB = 32;
+struct Slabs {
+  int64_t most, least, together;  // rows: of a slab, and those that are multiplied together, so that few are left over
 
-// Calls body(first, count) for all rows, or for slabs of nearly equal size.
-template <typename Body>
-static void in_slabs(int64_t rows, Body&& body) {
-  const int64_t together = tiles::usable() ? tiles::ROWS : ROWS;  // rows that are multiplied, so that few are left over
-  const int64_t threads = omp_get_max_threads(), parts = (rows + together - 1) / together;
-  if (threads == 1 || rows < LEAST_SLAB * threads) return body(0, rows);
-  const int64_t slabs = (rows + SLAB * threads - 1) / (SLAB * threads) * threads;
-  const auto begin = [&](int64_t slab) { return std::min(rows, parts * slab / slabs * together); };
+  // Of rows that begin with a product by this matrix. Tile registers take weights in faster than vectors do.
+  static Slabs of(const Matrix& first) {
+    if (first.format == ROUNDED && tiles::take<Bf16s>(first.in / 2)) return {256, 64, tiles::ROWS};
+    return {128, 32, ROWS};
+  }
+
+  // Calls body(first, count) for all rows, or for slabs of nearly equal size.
+  template <typename Body>
+  void each(int64_t rows, Body&& body) const {
+    const int64_t threads = omp_get_max_threads(), parts = (rows + together - 1) / together;
+    if (threads == 1 || rows < least * threads) return body(0, rows);
+    const int64_t slabs = (rows + most * threads - 1) / (most * threads) * threads;
+    const auto begin = [&](int64_t slab) { return std::min(rows, parts * slab / slabs * together); };
 #pragma omp parallel for schedule(dynamic)
-  for (int64_t slab = 0; slab < slabs; ++slab) body(begin(slab), begin(slab + 1) - begin(slab));
-}
+    for (int64_t slab = 0; slab < slabs; ++slab) body(begin(slab), begin(slab + 1) - begin(slab));
+  }
+};
 
-static Rows floats(const float* x, int64_t width) { return {const_cast<float*>(x), width, false}; }
+static Rows floats(const float* x, int64_t width) { return {const_cast<float*>(x), width, Rows::FLOATS}; }
 
 struct Angles {
   const float *cos, *sin;  // [tokens, rotated]
@@ -102,7 +102,7 @@ struct DecoderLayer {
   // normed, if there are norms for them, and rotated.
   void before_attention(const float* x, const Angles& angles, float* joined, int64_t tokens) const {
     const int64_t stride = qkv.out, rotated = angles.rotated;
-    in_slabs(tokens, [&](int64_t begin, int64_t count) {
+    Slabs::of(qkv).each(tokens, [&](int64_t begin, int64_t count) {
       const Rows normed = qkv.inputs<struct Normed>(count);
       float *queries = joined + begin * stride, *keys = queries + query_heads * head_dim;
       rms_norm(x + begin * qkv.in, first.weight, normed, count, first.eps);
@@ -117,7 +117,7 @@ struct DecoderLayer {
   // attended [tokens, o.in], x [tokens, hidden] -> y = x + o(attended), and if `with_mlp` y += mlp(norm(y)); y may be x
   void after_attention(const float* attended, const float* x, float* y, int64_t tokens, bool with_mlp) const {
     const int64_t hidden = o.out;
-    in_slabs(tokens, [&](int64_t begin, int64_t count) {
+    Slabs::of(o).each(tokens, [&](int64_t begin, int64_t count) {
       float* own = y + begin * hidden;
       o.multiply(floats(attended + begin * o.in, o.in), floats(own, hidden), count, x + begin * hidden);
       if (!with_mlp) return;

@@ -77,12 +77,37 @@ struct Target {
   }
 };
 
+// y = sums + bias, of so many rows from `first` on and `width` panels; or that times silu of what the gate comes to. Rows
+// of sums lie `stride` apart.
+template <bool gated, typename W>
+struct Ending {
+  Layer<W> layer, gate;
+  Target target;
+
+  void operator()(const float* sums, const float* gate_sums, int64_t stride, int64_t first, int64_t rows, int64_t panel,
+                  int64_t width) const {
+    for (int64_t i = 0; i < width * PANEL; i += LANES) {
+      const int64_t column = panel * PANEL + i;
+      const Vec bias = layer.bias_at(column), gate_bias = gated ? gate.bias_at(column) : Vec{};
+      for (int64_t row = 0; row < rows; ++row) {
+        Vec value = load_some(sums + row * stride + i, LANES) + bias;
+        if constexpr (gated) value *= silu(load_some(gate_sums + row * stride + i, LANES) + gate_bias);
+        target.store(first + row, column, value);
+      }
+    }
+  }
+};
+
+// Threads for so many multiplications.
+static inline int64_t threads_for(int64_t products) {
+  return omp_in_parallel() || products < WORTH_THREADS ? 1 : omp_get_max_threads();
+}
+
 // Calls body(first, count, group, threads) for bands of rows and groups of panels, on as many threads as are worth it. A
 // panel serves a band before the next one is read; there are enough bands that no thread waits long for another.
 template <typename Body>
 static void share_out(int64_t rows, int64_t most_rows, int64_t groups, int64_t products, Body&& body) {
-  const bool alone = omp_in_parallel() || products < WORTH_THREADS;
-  const int64_t threads = alone ? 1 : omp_get_max_threads();
+  const int64_t threads = threads_for(products);
   const int64_t tiles = (rows + most_rows - 1) / most_rows, shares = (SHARES * threads + groups - 1) / groups;
   const int64_t band_rows = std::min(BAND, (tiles + shares - 1) / shares * most_rows);
 #pragma omp parallel for schedule(dynamic) collapse(2) num_threads(threads)
@@ -146,7 +171,7 @@ static void multiply_panels(const Tiling<X>& tiling, tiles::Registers& registers
 template <bool gated, typename X, typename W>
 static void linear(const X* x, Layer<W> layer, Layer<W> gate, const float* plus, Rows y, int64_t rows) {
   if (rows == 0) return;  // a step in which nothing is sampled
-  const Target target{y, plus};
+  const Ending<gated, W> ending{layer, gate, {y, plus}};
   const Tiling<X> tiling(rows, layer.depth);
   const int64_t num_panels = (y.width + PANEL - 1) / PANEL, groups = (num_panels + tiling.panels - 1) / tiling.panels;
   const auto serve = [&](int64_t band, int64_t count, int64_t group, int64_t threads) {
@@ -161,15 +186,8 @@ static void linear(const X* x, Layer<W> layer, Layer<W> gate, const float* plus,
       const W* after = layer.panel(std::min(p + width * threads, num_panels - width));
       product(layer, gated ? gate.panel(p) : after, sums[0]);
       if constexpr (gated) product(gate, after, sums[1]);
-      for (int64_t i = 0; i < width * 2; ++i) {
-        const int64_t column = p * PANEL + i * LANES;
-        const Vec bias = layer.bias_at(column), gate_bias = gated ? gate.bias_at(column) : Vec{};
-        for (int64_t row = 0; row < count; ++row) {
-          Vec value = sums[0][row * width * 2 + i] + bias;
-          if constexpr (gated) value *= silu(sums[1][row * width * 2 + i] + gate_bias);
-          target.store(band + row, column, value);
-        }
-      }
+      const auto own = [&](int of) { return reinterpret_cast<const float*>(sums[of]); };
+      ending(own(0), own(gated), width * PANEL, band, count, p, width);
     }
   };
   share_out(rows, tiling.rows, groups, rows * layer.depth * y.width, serve);

@@ -29,6 +29,6 @@ static void norm_heads(float* x, const float* weight, int64_t tokens, int64_t st
   for (int64_t token = 0; token < tokens; ++token)
     for (int64_t head = 0; head < heads; ++head) {
       float* own = x + token * stride + head * dim;
-      norm_row(own, weight, {own, dim, false}, 0, eps);
+      norm_row(own, weight, {own, dim, Rows::FLOATS}, 0, eps);
     }
 }

@@ -155,18 +155,26 @@ static inline float sum_of(Vec lanes) {
   return sum;
 }
 
-// Rows of `width` numbers, or of such rounded to bfloat16.
+// Rows of `width` numbers: as they are, rounded to bfloat16, or such in the order in which tile registers load them,
+// [rows / TILE_ROWS][width / TILE_WIDTH][TILE_ROWS][TILE_WIDTH].
 struct Rows {
+  enum Kind { FLOATS, ROUNDED, TILES };
+  static constexpr int64_t TILE_ROWS = 16, TILE_WIDTH = 32;
+
   void* at;
   int64_t width;
-  bool in_bf16;
+  Kind kind;
 
   void store(int64_t row, int64_t column, Vec values) const {
     const int64_t first = row * width + column, count = width - column;
-    if (in_bf16)
-      store_some(static_cast<bf16*>(at) + first, rounded(values), count);
-    else
-      store_some(static_cast<float*>(at) + first, values, count);
+    if (kind == FLOATS) return store_some(static_cast<float*>(at) + first, values, count);
+    store_some(static_cast<bf16*>(at) + (kind == TILES ? in_tiles(row, column) : first), rounded(values), count);
+  }
+
+ private:
+  int64_t in_tiles(int64_t row, int64_t column) const {
+    const int64_t tile = row / TILE_ROWS * (width / TILE_WIDTH) + column / TILE_WIDTH;
+    return (tile * TILE_ROWS + row % TILE_ROWS) * TILE_WIDTH + column % TILE_WIDTH;
   }
 };
 
