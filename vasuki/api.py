@@ -26,7 +26,7 @@ Job = str | Path | Mapping[str, Any] | JobConfig
 
 
 def run(job: Job, options: RunOptions = AS_USUAL) -> Outcome:
-    """Run what is left of a job. Call it from the main thread: it lets a signal end the run well.
+    """Run what is left of a job. In the main thread a signal ends it well; in others signals are the caller's.
 
     Returns:
         The `manifest`, and the `answers` as a `pyarrow.dataset.Dataset`. Rows that fail are among them, with an

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,20 @@ def test_the_blocks_of_the_page_run(
     assert len(capsys.readouterr().out.splitlines()) > 4
     again = vasuki.run(parse_job(names["job"]), vasuki.RunOptions(quiet=True))
     assert again.manifest.finished_at == names["outcome"].manifest.finished_at, "nothing was left to do"
+
+
+def test_a_job_runs_in_a_thread(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "3 May 2021"}\n')
+    job = {
+        "model": {"path": str(ROOT / "models/dates")},
+        "input": {"path": str(tmp_path / "rows.jsonl"), "prompt": "{text}"},
+        "output": {"path": str(tmp_path / "out")},
+        "sampling": {"max_tokens": 12},
+    }
+    with ThreadPoolExecutor() as threads:
+        assert len(threads.submit(vasuki.plan, job).result()) == 1
+        outcome = threads.submit(vasuki.run, job, vasuki.RunOptions(quiet=True)).result()
+    assert outcome.manifest.rows.succeeded == 1
 
 
 def test_a_dict_that_is_no_job_is_refused_as_a_file_is() -> None:

@@ -5,6 +5,7 @@ logs      what goes to stderr
 errors    exceptions with their exit codes
 units     figures as people read them
 commits   when finished rows become durable
+conversations  where the model goes on behind a conversation
 arrays    names for numpy arrays
 urls      addresses of object stores, without the keys that open them
 files     reads small files whole; refuses pipes and devices

@@ -224,7 +224,7 @@ class InputConfig(_Section):
     """Whether a prompt is sent as a user's message in the model's chat template. `auto`: if the model has one."""
     messages: str | Annotated[tuple[MessageTemplate, ...], Field(min_length=1)] = ""
     """A conversation: a column with lists of `{role, content}`, or one such list whose contents are templates over
-    columns."""
+    columns. One that ends with an assistant's message is continued there."""
     control_tokens: Literal["auto", "text", "tokens"] = "auto"
     """What control tokens of the model, such as `<|im_end|>`, are where a row spells them: `text`, so that no row can
     forge a turn, or `tokens`. `auto`: text in messages and in prompts that a chat template wraps, tokens in bare text,

@@ -28,6 +28,7 @@ from vasuki.base.urls import without_keys
 from vasuki.io.fsspec_files import file_system_of
 
 _TEMPORARY = re.compile(r"\.vasuki-(.+)\.tmp")
+_WRITTEN = ("part-0.parquet", "manifest.json", "trace.jsonl")
 _MAGIC = re.compile(r"[*?\[]")
 _PACKINGS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd", "lz4": "lz4"}
 _OPTIONS = re.compile(r"\?[a-z_]+=[^/*\[]*$")  # of a URL, such as ?region=eu-west-1
@@ -326,6 +327,31 @@ def find_files(text: str) -> list[Location]:
     return [found[path] for path in sorted(found)]
 
 
+def would_find(text: str, folder: Location) -> bool:
+    """Whether `find_files` finds what a run writes to a folder, there or not: its parts or what lies beside them."""
+    root, pattern = _split(text)
+    if type(root.filesystem) is not type(folder.filesystem) or root.is_file():
+        return False
+    top, path = root.real_path.rstrip("/") + "/", folder.real_path
+    if not path.startswith(top):
+        return False
+    inner = path.removeprefix(top).split("/")
+    return any(_matches(pattern, [*inner, name]) for name in _WRITTEN)
+
+
+def _matches(pattern: list[str], path: list[str]) -> bool:
+    """As `_expand` walks a glob, by names alone."""
+    if not pattern:
+        return not any(map(_is_hidden, path))
+    if not path:
+        return False
+    (head, *rest), (name, *below) = pattern, path
+    if head != "**":
+        shown = not _is_hidden(name) or _is_hidden(head)
+        return shown and fnmatch.fnmatchcase(name, head) and _matches(rest, below)
+    return _matches(rest, path) or (not _is_hidden(name) and _matches(pattern, below))
+
+
 def unreadable_name(path: str) -> str:
     """Why a file cannot be read by its name; empty if it can. Arrow takes names as UTF-8, file systems any bytes."""
     try:
@@ -384,7 +410,7 @@ def _expand(place: Location, parts: list[str], above: tuple[str, ...] = ()) -> I
         if head == "**":
             if child.is_folder() and child.real_path not in above:
                 yield from _expand(child, parts, above)
-        elif fnmatch.fnmatchcase(child.name, head):
+        elif fnmatch.fnmatchcase(child.name, head) and (not rest or child.is_folder()):
             yield from _expand(child, rest)
 
 

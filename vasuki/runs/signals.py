@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 class StopSignals:
     """Makes a signal end the work at once, by a KeyboardInterrupt, within a `with` statement.
 
-    While there are rows to keep, within `deferred`, the first signal only asks for the end: see `asked`.
+    While there are rows to keep, within `deferred`, the first signal only asks for the end: see `asked`. In any thread
+    but the main one, where Python takes no handlers, signals are left to whoever started the thread.
     """
 
     def __init__(self) -> None:
@@ -38,6 +40,8 @@ class StopSignals:
             raise KeyboardInterrupt
 
     def __enter__(self) -> StopSignals:
+        if threading.current_thread() is not threading.main_thread():
+            return self
         numbers = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
             numbers.append(signal.SIGHUP)

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 from jinja2 import TemplateError
+from transformers import AutoTokenizer
 
 from vasuki.base.config import ModelConfig
+from vasuki.base.conversations import Conversation, Ending
 from vasuki.base.errors import ModelError
 from vasuki.hf.loading.plain_tokenizer import PlainTokenizer, tokenizer_without_torch
 from vasuki.hf.loading.tokenizer import Tokenizer
@@ -110,8 +112,9 @@ def of_run(model: Path) -> Tokenizer:
 def assert_same(model: Path, rendered: str) -> None:
     plan, run = of_plan(model), of_run(model)
     assert plan.encode_batch(TEXTS) == run.encode_batch(TEXTS)
-    (token_ids,) = plan.encode_messages([MESSAGES], NOW)
-    assert [token_ids] == run.encode_messages([MESSAGES], NOW)
+    asked = Conversation(MESSAGES, Ending.NEW_TURN)
+    (token_ids,) = plan.encode_messages([asked], NOW)
+    assert [token_ids] == run.encode_messages([asked], NOW)
     assert plan.text_of(token_ids) == run.text_of(token_ids) == rendered
 
 
@@ -133,9 +136,37 @@ def test_templates_and_settings(model: Path, name: str) -> None:
 )
 def test_messages_of_all_kinds(model: Path, message: dict[str, Any]) -> None:
     change(model / "tokenizer_config.json", {"chat_template": "{{ messages | tojson }}"})
-    conversations = [MESSAGES, [message]]
+    conversations = [Conversation(messages, Ending.NEW_TURN) for messages in (MESSAGES, [message])]
     assert isinstance(plan := of_plan(model), PlainTokenizer)
     assert plan.encode_messages(conversations, NOW) == of_run(model).encode_messages(conversations, NOW)
+
+
+CHAT = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [CHAT, CHAT.replace("m.content", "m.content | trim")])
+@pytest.mark.parametrize("last", ["far away", "far away ", "far \n", "", " ", "the cat sat on\n\na"])
+def test_an_assistants_last_message_is_continued(model: Path, template: str, last: str) -> None:
+    change(model / "tokenizer_config.json", {"chat_template": template})
+    messages = [MESSAGES[0], {"role": "assistant", "content": last}]
+    transformers_own = AutoTokenizer.from_pretrained(model)
+    assert isinstance(of_plan(model), PlainTokenizer)
+    for tokenizer in (of_plan(model), of_run(model)):
+        expected = transformers_own.apply_chat_template(messages, continue_final_message=True)["input_ids"]
+        assert tokenizer.encode_messages([messages], NOW) == [expected]
+        for ending, opens in [(Ending.NEW_TURN, True), (Ending.CLOSED, False)]:
+            expected = transformers_own.apply_chat_template(messages, add_generation_prompt=opens)["input_ids"]
+            assert tokenizer.encode_messages([Conversation(messages, ending)], NOW) == [expected]
+
+
+def test_a_last_message_that_the_template_drops_cannot_be_continued(model: Path) -> None:
+    change(model / "tokenizer_config.json", {"chat_template": "{{ messages[0].content }}"})
+    for tokenizer in (of_plan(model), of_run(model)):
+        with pytest.raises(ValueError, match="message"):
+            tokenizer.encode_messages([MESSAGES], NOW)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +187,7 @@ def test_templates_cannot_reach_beyond_their_messages(model: Path, template: str
     kinds = []
     for tokenizer in (of_plan(model), of_run(model)):
         with pytest.raises(TemplateError) as raised:
-            tokenizer.encode_messages([MESSAGES], NOW)
+            tokenizer.encode_messages([Conversation(MESSAGES, Ending.NEW_TURN)], NOW)
         kinds.append(type(raised.value))
     assert isinstance(of_plan(model), PlainTokenizer)
     assert kinds[0] is kinds[1]

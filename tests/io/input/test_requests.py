@@ -16,8 +16,10 @@ from rooms import MAX_CONTEXT, VOCAB, ByteTokenizer, MakeJob, ReadRequests, Writ
 
 import vasuki.io.input.requests
 from vasuki.base.config import SamplingConfig, parse_job
+from vasuki.base.conversations import Ending, ending_of
 from vasuki.base.errors import InputError, JobFileError, ModelError, VasukiError
 from vasuki.engine.sequence import Request, SamplingParams
+from vasuki.io.input.openai_batch import read_body
 from vasuki.io.input.prefetch import Prefetch
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.row_error import RowError
@@ -598,8 +600,40 @@ def test_openai_batch(job: MakeJob, tmp_path: Path, read: ReadRequests) -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "ending"),
+    [
+        ({}, Ending.CONTINUED),
+        ({"continue_final_message": True}, Ending.CONTINUED),
+        ({"continue_final_message": True, "add_generation_prompt": False}, Ending.CONTINUED),
+        ({"continue_final_message": False}, Ending.NEW_TURN),
+        ({"add_generation_prompt": True}, Ending.NEW_TURN),
+        ({"add_generation_prompt": False}, Ending.CLOSED),
+        ({"add_generation_prompt": False, "continue_final_message": False}, Ending.CLOSED),
+    ],
+)
+def test_a_batch_row_says_how_its_conversation_ends(said: dict[str, Any], ending: Ending) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    row = {"body": {"messages": messages, **said}, "url": "/v1/chat/completions"}
+    prompt, _ = read_body(row, 100, [{"role": "system", "content": "s"}])
+    assert isinstance(prompt, list)
+    assert (len(prompt), ending_of(prompt)) == (3, ending)
+
+
+@pytest.mark.parametrize(
     ("body", "message"),
     [
+        (
+            {"messages": [{"role": "user", "content": "a"}], "continue_final_message": 1},
+            "body.continue_final_message must be true or false",
+        ),
+        (
+            {
+                "messages": [{"role": "user", "content": "a"}],
+                "continue_final_message": True,
+                "add_generation_prompt": True,
+            },
+            "body.continue_final_message and body.add_generation_prompt exclude each other",
+        ),
         (None, "body is missing or not an object"),
         ({}, "body needs either messages or prompt"),
         ({"prompt": "a", "messages": []}, "body needs either messages or prompt"),

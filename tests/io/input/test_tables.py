@@ -26,6 +26,7 @@ from vasuki.base.errors import InputError, JobFileError
 from vasuki.io.formats import parquet as parquet_module
 from vasuki.io.ids import IdHashes, refuse_duplicates
 from vasuki.io.input.tables import InputTable, open_table
+from vasuki.io.location import find_files
 from vasuki.io.selection import EVERY_ROW, DoneRows, Selection, Shard
 
 
@@ -505,11 +506,12 @@ def test_a_malformed_csv_row_is_known_by_its_line_too(job: MakeJob, tmp_path: Pa
 
 
 def test_a_name_that_is_no_utf_8_is_refused_by_name(job: MakeJob, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
     for name in (b"ok.jsonl", b"caf\xe9.jsonl"):
-        with open(os.path.join(os.fsencode(tmp_path), name), "w") as file:
+        with open(os.path.join(os.fsencode(tmp_path / "in"), name), "w") as file:
             file.write('{"text": "a"}\n')
     with pytest.raises(InputError, match=r"caf\\xe9\.jsonl is not UTF-8; rename the file"):
-        open_table(job(tmp_path))
+        open_table(job(tmp_path / "in"))
 
 
 class Keys(encryption.KmsClient):  # type: ignore[misc]
@@ -552,7 +554,7 @@ def test_files_agree_on_what_they_hold_not_on_how(job: MakeJob, tmp_path: Path) 
     }
     for name, columns in files.items():
         pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
-    table = open_table(job(tmp_path, output={"columns": ["label"]}))
+    table = open_table(job(tmp_path / "*.parquet", output={"columns": ["label"]}))
     assert (table.num_rows, table.carried_types) == (203, {"label": pa.string()})
     carried = [label for block in table.blocks() for label in table.carried(block)["label"]]
     assert carried == [*labels, *(f"other-{i}" for i in range(100)), "x", "y", "z"]
@@ -904,6 +906,41 @@ def test_links_to_folders_elsewhere_are_followed(job: MakeJob, parquet: WritePar
     parquet("data/b.parquet", text=["b"] * 2)
     (tmp_path / "in" / "linked").symlink_to(tmp_path / "data")
     assert open_table(job(tmp_path / "in")).num_rows == 4
+
+
+@pytest.mark.parametrize(
+    ("pattern", "output", "refused"),
+    [
+        ("", "out", True),
+        ("", "a/b/out", True),
+        ("**", "out", True),
+        ("**/*.parquet", "out", True),
+        ("*/*.parquet", "out", True),
+        ("*", "out", True),
+        ("o[a-z]t", "out", True),
+        ("*.parquet", "out", False),
+        ("**/*.jsonl", "out", False),
+        ("*/*.parquet", "a/out", False),
+        ("a*", "out", False),
+        ("", "_out", False),
+        ("", ".out", False),
+        ("", "../beside", False),
+    ],
+)
+def test_output_within_the_input_is_refused_before_the_first_run(
+    job: MakeJob, parquet: WriteParquet, tmp_path: Path, pattern: str, output: str, refused: bool
+) -> None:
+    parquet("in/a.parquet", text=["a"])
+    folder, where = {"path": str(tmp_path / "in" / output)}, f"{tmp_path}/in/{pattern}"
+    assert open_table(job(tmp_path / "in/a.parquet", output=folder)).num_rows == 1  # one file, named outright
+    if refused:
+        with pytest.raises(JobFileError, match=r"output.path .* lies in input.path"):
+            open_table(job(where, output=folder))
+    # And what a run would write there is found, or is not.
+    written = tmp_path / "in" / output / "part-0.parquet"
+    written.parent.mkdir(parents=True, exist_ok=True)
+    written.write_text("")
+    assert (os.path.realpath(written) in {file.real_path for file in find_files(where)}) == refused
 
 
 def test_output_among_the_input_is_refused(job: MakeJob, parquet: WriteParquet, tmp_path: Path) -> None:

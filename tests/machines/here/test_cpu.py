@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vasuki.machines.here import cpu
+from vasuki.machines.here import control_group, cpu
 from vasuki.machines.here.cpu import Processor, level_of, limits_of, typical_of
 
 AVX2 = "fpu sse2 fma avx2"
@@ -62,9 +62,19 @@ def test_what_is_typical_grows_with_cores_and_stays_below_the_limits() -> None:
         assert typical.most_flops(dtype) == limits.peak_tflops[dtype] * 1e12
 
 
-def test_cached_files_do_not_fill_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {"memory.max": 8 * 2**30, "memory.current": 7 * 2**30}
-    monkeypatch.setattr(cpu, "_control_group", files.get)
+def test_what_a_container_may_take_is_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_group, "memory_room", lambda: 6 * 2**30)
     monkeypatch.setattr(cpu, "_mem_available", lambda: 64 * 2**30)
-    monkeypatch.setattr(Path, "read_text", lambda path: "anon 5\ninactive_file 5368709120\nactive_file 7\n")
     assert cpu.available_bytes() == 6 * 2**30
+    monkeypatch.setattr(control_group, "memory_room", lambda: -5)  # a limit that was lowered
+    assert cpu.available_bytes() == 0
+
+
+def test_a_quota_bounds_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(cpu, "_usable_cores", lambda fields: 8)
+    for quota, cores in [(None, 8), (16.0, 8), (4.0, 4), (3.9, 3), (0.6, 1)]:
+        monkeypatch.setattr(control_group, "processor_quota", lambda quota=quota: quota)
+        assert cpu._cores([]) == cores
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")  # somebody knows better
+    assert cpu._cores([]) == 6

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from vasuki.base.errors import JobFileError
-from vasuki.machines.here import gpu, split
+from vasuki.machines.here import cpu, gpu, split
 from vasuki.machines.here.split import Share
 
 
@@ -40,6 +40,16 @@ def test_auto_is_one_for_each_socket(cores: list[split._Core]) -> None:
 def test_threads_that_were_asked_for_are_shared(cores: list[split._Core], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert [share.threads for share in split.split("cpu", 2)] == [2, 2]
+
+
+def test_replicas_share_a_quota(cores: list[split._Core], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "most_threads", lambda: 4)
+    assert [share.threads for share in split.split("cpu", 2)] == [2, 2]
+    assert [share.threads for share in split.split("cpu", 3)] == [1, 1, 1]
+    with pytest.raises(JobFileError, match="5 are asked for, and there are 4 cores within the quota here"):
+        split.split("cpu", 5)
+    monkeypatch.setattr(cpu, "most_threads", lambda: 1)
+    assert [share.threads for share in split.split("auto", "auto")] == [1]
 
 
 def test_more_replicas_than_devices_are_refused(cores: list[split._Core], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from vasuki.machines.here import cpu
+from vasuki.base.units import plural
+from vasuki.machines.here import control_group, cpu
 from vasuki.machines.here.device import LocalDevice, local_device
 from vasuki.machines.here.gpu import Board, hidden_gpu
 
@@ -103,6 +104,17 @@ def give_back() -> None:
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
+
+
+def the_cpu() -> torch.device:
+    """The CPU, computing on no more threads than this process's quota of processor time keeps busy."""
+    allowed, before = cpu.most_threads(), torch.get_num_threads()
+    if allowed is not None and allowed < before and not os.environ.get("OMP_NUM_THREADS"):
+        os.environ["OMP_NUM_THREADS"] = str(allowed)  # for libraries that are loaded later
+        torch.set_num_threads(allowed)
+        quota = control_group.processor_quota()
+        log.info("%s of %d used: the container's quota is %.3g processors", plural(allowed, "thread"), before, quota)
+    return torch.device("cpu")
 
 
 def take_some(device: torch.device) -> None:

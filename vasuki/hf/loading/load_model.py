@@ -33,7 +33,7 @@ from vasuki.hf.attention.chunks import TileKernel
 from vasuki.hf.attention.probe import NOT_ON_INTERFACE, probe
 from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.cpu.elementwise import SameAnywhere
-from vasuki.hf.device.device import give_back, take_some, why_no_cuda
+from vasuki.hf.device.device import give_back, take_some, the_cpu, why_no_cuda
 from vasuki.hf.fused.by_torch import fuse_modules
 from vasuki.hf.kernels import paged_attention
 from vasuki.hf.kernels.experts import install_experts
@@ -182,7 +182,7 @@ def resolve_device(wanted: str) -> torch.device:
             would take a hundred times as long, in silence.
     """
     if wanted == "cpu":
-        return torch.device("cpu")
+        return the_cpu()
     if torch.cuda.is_available():
         device = torch.device("cuda")
         take_some(device)
@@ -191,7 +191,7 @@ def resolve_device(wanted: str) -> torch.device:
         raise ModelError(reason)
     if wanted == "cuda":
         raise ModelError("engine.device is cuda, but there is no CUDA device here")
-    return torch.device("cpu")
+    return the_cpu()
 
 
 def resolve_dtype(wanted: str, saved: Any, device: torch.device, kernels: CPUKernels | None) -> torch.dtype:

@@ -23,8 +23,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from vasuki.base.config import ModelConfig
+from vasuki.base.conversations import Ending, ending_of
 from vasuki.hf.loading.least_tokens import LeastTokens
-from vasuki.hf.loading.prompt_text import PromptText, Span, encoded_as_text, without_marks
+from vasuki.hf.loading.prompt_text import PromptText, Span, encoded_as_text, say_continued, without_marks
 from vasuki.hf.loading.tokenizer_files import legacy_template, read_json
 from vasuki.models.files import description_folder
 
@@ -39,6 +40,7 @@ _WITHOUT_EFFECT = set(
     "local_files_only model_input_names model_max_length name_or_path pad_token_type_id padding_side sp_model_kwargs "
     "spaces_between_special_tokens tokenizer_class truncation_side use_default_system_prompt use_fast".split()
 )
+_HERE = "TheLastMessageGoesOnHere"
 _PLAIN_KEYS = {"role", "content", "name"}  # of a message; transformers gives some others several names
 
 
@@ -122,8 +124,19 @@ class PlainTokenizer:
 
     def _rendered(self, messages: Rows[Mapping[str, Any]], now: datetime) -> str:
         assert self._template is not None, "conversations need a template"
-        given = {"tools": None, "documents": None, "add_generation_prompt": True, "strftime_now": now.strftime}
-        return self._template.render(messages=[dict(message) for message in messages], **given, **self._names)
+        ending, copies = ending_of(messages), [dict(message) for message in messages]
+        given: dict[str, Any] = {"tools": None, "documents": None, "strftime_now": now.strftime, **self._names}
+        given["add_generation_prompt"] = ending is Ending.NEW_TURN
+        if ending is not Ending.CONTINUED:
+            return self._template.render(messages=copies, **given)
+        say_continued()
+        end_of_message = f"{_HERE} "  # the space shows whether the template trims what messages end with
+        last = copies[-1]["content"]
+        copies[-1]["content"] = last + end_of_message
+        before, found, behind = self._template.render(messages=copies, **given).rpartition(_HERE)
+        if not found or last.strip() not in before:
+            raise ValueError("the chat template leaves out or changes the last message, which was to be continued")
+        return before if behind.startswith(" ") else before.rstrip()
 
     def _encode(self, texts: list[str], special: bool) -> list[list[int]]:
         return [each.ids for each in self._encoder.encode_batch(texts, add_special_tokens=special)]

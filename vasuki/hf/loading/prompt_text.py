@@ -135,6 +135,12 @@ def _say_started() -> None:
     log.info("texts that begin with the model's start token get no second one")
 
 
+@functools.cache
+def say_continued() -> None:
+    """Log once how conversations go on that do not end with a question."""
+    log.info("conversations that end with an assistant's message are continued there, not answered in a new turn")
+
+
 def without_marks(text: str) -> str:
     """The text as the row has it."""
     return text.translate(_WITHOUT_MARKS)

@@ -15,10 +15,11 @@ import transformers
 from transformers.utils import chat_template_utils
 
 from vasuki.base.config import ModelConfig
+from vasuki.base.conversations import Ending, ending_of
 from vasuki.base.errors import ModelError
 from vasuki.engine.sequence import Sequence
 from vasuki.hf.loading.least_tokens import LeastTokens
-from vasuki.hf.loading.prompt_text import PromptText, Span, encoded_as_text, without_marks
+from vasuki.hf.loading.prompt_text import PromptText, Span, encoded_as_text, say_continued, without_marks
 from vasuki.hf.loading.tokenizer_files import LEGACY_TEMPLATE, legacy_template, splits_by_file
 from vasuki.models.files import IS_POINTER, POINTER, description_folder, starts_with, why_no_json
 
@@ -90,7 +91,7 @@ class Tokenizer:
         return self._prompts.bare(texts)
 
     def encode_messages(self, conversations: Rows[Rows[Mapping[str, Any]]], now: datetime) -> list[list[int]]:
-        """Token ids of each conversation, rendered by the chat template, open for the assistant's turn.
+        """Token ids of each conversation, rendered by the chat template, as far as the model goes on from there.
 
         Args:
             conversations: lists of messages.
@@ -178,7 +179,15 @@ class Tokenizer:
     def _rendered(self, messages: Rows[Mapping[str, Any]], now: datetime) -> str:
         if isinstance(source := self._tokenizer.get_chat_template(), str):
             chat_template_utils._compile_jinja_template(source).globals["strftime_now"] = now.strftime
-        text: str = self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        ending = ending_of(messages)
+        if ending is Ending.CONTINUED:
+            say_continued()
+        text: str = self._tokenizer.apply_chat_template(
+            list(messages),
+            add_generation_prompt=ending is Ending.NEW_TURN,
+            continue_final_message=ending is Ending.CONTINUED,
+            tokenize=False,
+        )
         return text
 
     def _encode(self, texts: list[str], special: bool) -> list[list[int]]:

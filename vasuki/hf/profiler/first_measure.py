@@ -37,6 +37,7 @@ from vasuki.hf.profiler import links
 from vasuki.hf.profiler.timing import QUICK
 from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
 from vasuki.machines.cost_model import CostModel, OperatorModel, StepWork
+from vasuki.machines.here import control_group
 from vasuki.machines.here.measured import DATASHEET, MachineProfile, budget_s, keep
 from vasuki.machines.here.stolen_time import NOISE, StolenTime
 from vasuki.machines.profile import (
@@ -112,6 +113,12 @@ SIZES = (
 SIZES_ALONE = (StepSize(0, 1, 1), StepSize(0, 64, 64), StepSize(0, 256, 256), StepSize(0, 512, 512))
 
 
+def _stretch() -> float:
+    """What work of one thread takes in the long run over what it takes in a moment, under a quota of less than a
+    processor: a short step may use up what the quota holds ready."""
+    return max(1.0, 1 / (control_group.processor_quota() or 1.0))
+
+
 @dataclass(slots=True)
 class StepTimings:
     """Seconds of each size's steps."""
@@ -129,8 +136,11 @@ class StepTimings:
         """Seconds of a step of that size.
 
         Its median, on a machine of one's own. On a shared one a few steps tell more of the others than of themselves:
-        there it is what the step kept processors busy for, times what all steps together waited beyond that.
+        there it is what the step kept processors busy for, times what all steps together waited beyond that. Under a
+        quota, which short steps do not use up, it is what the quota allows for in the long run.
         """
+        if self.busy_s and (stretch := _stretch()) > 1:
+            return max(statistics.median(self.seconds[size]), statistics.median(self.busy_s[size]) * stretch)
         if not (self.disturbed and self.busy_s):
             return statistics.median(self.seconds[size])
         waited, busy = (sum(map(sum, each.values())) for each in (self.seconds, self.busy_s))
@@ -199,7 +209,8 @@ def measure_first(
     """
     waited = cpu_pressure() if loaded.device.type == "cpu" else 0.0
     timings = time_steps(loaded, CostModel(shape, base), budget_of, block_tokens)
-    timings.disturbed = loaded.device.type == "cpu" and (waited > BUSY or timings.spread > _MOST_SPREAD)
+    is_shared = waited > BUSY or timings.spread > _MOST_SPREAD
+    timings.disturbed = loaded.device.type == "cpu" and is_shared and _stretch() == 1  # a quota's pauses are no noise
     profile = fitted(timings, shape, base, max(_MOST_SPREAD, timings.spread) if timings.disturbed else 0.0)
     if loaded.device.type == "cuda":
         link = links.measure_link(loaded.device, replace(QUICK, group_s=0.05), base.link.kind, "measured before a run")
@@ -323,7 +334,12 @@ def _paced(timings: StepTimings, shape: ModelShape, base: HardwareProfile) -> Ha
     """Give a CPU the rates that the longest chunk and the shortest step show, so that ratios are near 1 everywhere and
     hold beyond the sizes measured."""
     overheads = base.overheads.model_copy(
-        update={"step_us": _STEP_US, "launch_us": 0, "kernel_us": 0.1, "source": "steps were measured as a whole"}
+        update={
+            "step_us": _STEP_US * _stretch(),
+            "launch_us": 0,
+            "kernel_us": 0.1,
+            "source": "steps were measured as a whole",
+        }
     )
     base = base.model_copy(update={"overheads": overheads})
     if base.kind == "gpu":

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vasuki.base.conversations import Conversation, Ending
 from vasuki.io.input.prompts import Message, Prompt, read_messages, read_token_ids
 from vasuki.io.input.row_error import RowError
 from vasuki.io.input.templates import Mark, as_it_is
@@ -31,8 +32,8 @@ _NEUTRAL_OF: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "add_generation_prompt": (True,),
 }
+_ENDINGS = ("continue_final_message", "add_generation_prompt")
 
 
 def read_body(
@@ -60,7 +61,7 @@ def read_body(
     if url is not None and not (isinstance(url, str) and url.endswith("completions")):
         raise RowError(f"url {url!r} is not supported; only chat completions and completions are")
     for name, value in body.items():
-        is_known = name in (*_SETTINGS, *_PROMPTS, *_WITHOUT_EFFECT)
+        is_known = name in (*_SETTINGS, *_PROMPTS, *_ENDINGS, *_WITHOUT_EFFECT)
         if not is_known and value not in (*_NEUTRAL, *_NEUTRAL_OF.get(name, ())):
             raise RowError(f"body.{name} is not supported")
     settings = {name: body[name] for name in _SETTINGS if name in body}
@@ -73,7 +74,24 @@ def read_body(
         prompt = mark_prompt(prompt, ())
     if before and not isinstance(prompt, list):
         raise RowError("input.system goes before body.messages, and the row has body.prompt")
-    return [*before, *prompt] if before else prompt, settings
+    if isinstance(prompt, list) and body.get("messages") is not None:
+        prompt = Conversation([*before, *prompt], _ending(body))
+    return prompt, settings
+
+
+def _ending(body: Mapping[str, Any]) -> Ending | None:
+    """As vLLM's two settings say it; None where neither is set."""
+    continues, opens = (body.get(name) for name in _ENDINGS)
+    for name in _ENDINGS:
+        if not isinstance(body.get(name), bool | None):
+            raise RowError(f"body.{name} must be true or false")
+    if continues and opens:
+        raise RowError("body.continue_final_message and body.add_generation_prompt exclude each other")
+    if continues:
+        return Ending.CONTINUED
+    if opens or (continues is False and opens is None):
+        return Ending.NEW_TURN
+    return None if opens is None else Ending.CLOSED
 
 
 def _prompt(body: Mapping[str, Any], vocab_size: int, mark_messages: Mark) -> Prompt:

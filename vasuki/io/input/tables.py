@@ -30,7 +30,7 @@ from vasuki.io.formats.sources import Block, Source, Survey
 from vasuki.io.ids import IdHashes, refuse_duplicates
 from vasuki.io.input.columns import BATCH_URL, carried_columns, id_column, needed_columns
 from vasuki.io.input.folders import folder_columns
-from vasuki.io.location import Location, find_files, unreadable_name
+from vasuki.io.location import Location, find_files, unreadable_name, would_find
 from vasuki.io.selection import EVERY_ROW, Selection
 from vasuki.io.values import as_text
 
@@ -143,6 +143,7 @@ def open_table(job: JobConfig, on_file: Callable[[int, int], None] = lambda inde
     needed = needed_columns(job)
     stored = carried_columns(job)
     id_name = id_column(job)
+    _refuse_output_within(job)
     files = _find(job.input)
     _refuse_output_among(files, job)
     ids = IdHashes(id_name) if id_name else None
@@ -225,6 +226,19 @@ def _source(format: Format, location: Location, config: InputConfig) -> Source:
     if config.csv != CsvConfig():
         raise JobFileError(f"input.csv goes with CSV files, not {format}")
     return ParquetSource(location) if format == "parquet" else JsonlSource(location)
+
+
+def _refuse_output_within(job: JobConfig) -> None:
+    """What the first run writes must not be the input of the second."""
+    try:
+        within = would_find(job.input.path, Location.parse(job.output.path))
+    except (OSError, ValueError):  # which is said where either of them is used
+        return
+    if within:
+        raise JobFileError(
+            f"output.path {job.output.path} lies in input.path {job.input.path}, so that answers would be read as "
+            "prompts; choose a folder beside it, or name the input's files with a glob such as *.parquet"
+        )
 
 
 def _refuse_output_among(files: list[Source], job: JobConfig) -> None:

@@ -1,6 +1,7 @@
 """This machine, without torch, which takes seconds to load.
 
 cpu            its processor and memory
+control_group  what limits this process below what the machine has
 gpu            its GPUs, as NVML shows them; nothing else talks to NVML
 split          the machine split among replicas
 device         what a job computes on, and how much memory it may hold

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vasuki.machines.here import control_group
 from vasuki.machines.profile import HardwareProfile, ProcessorLimits
 from vasuki.machines.profile_files import find_profile
 
@@ -93,13 +94,20 @@ def without_noise(model: str) -> str:
 def total_bytes() -> int:
     """Memory of the machine or of the container, whichever is smaller."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(machine, _control_group("memory.max") or machine)
+    return min(machine, control_group.memory_limit() or machine)
 
 
 def available_bytes() -> int:
     """Memory that this process can still take without pushing anybody out."""
-    limit, available = _control_group("memory.max"), _mem_available()
-    return min(available, limit - _used_by_control_group()) if limit else available
+    room, available = control_group.memory_room(), _mem_available()
+    return available if room is None else min(available, max(0, room))
+
+
+def most_threads() -> int | None:
+    """Threads that a quota of processor time keeps busy, at least one; None without a quota. More of them would wait
+    for each other while the kernel holds some back."""
+    quota = control_group.processor_quota()
+    return None if quota is None else max(1, int(quota))
 
 
 def level_of(processor: Processor) -> str:
@@ -156,10 +164,16 @@ def _cpu_info() -> list[dict[str, str]]:
 
 
 def _cores(fields: list[dict[str, str]]) -> int:
-    """Threads that torch takes: as the environment says, else one for each core that this process may use."""
+    """Threads to compute on: as the environment says, else one for each core that this process may use, and no more
+    than its quota keeps busy."""
     said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if said.isdigit() and int(said):
         return int(said)
+    there = _usable_cores(fields)
+    return min(there, most_threads() or there)
+
+
+def _usable_cores(fields: list[dict[str, str]]) -> int:
     try:
         usable = os.sched_getaffinity(0)
     except AttributeError:  # not Linux
@@ -178,24 +192,6 @@ def _mem_available() -> int:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _used_by_control_group() -> int:
-    """Memory that the container uses, without files that the kernel caches for it and drops when memory is short: those
-    of a model's weights would make it look full."""
-    used = _control_group("memory.current") or 0
-    try:
-        lines = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
-    except OSError:
-        return used
-    return used - next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
-
-
-def _control_group(name: str) -> int | None:
-    try:
-        return int(Path("/sys/fs/cgroup", name).read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _level(processor: Processor) -> _Level:

@@ -33,7 +33,7 @@ import pydantic
 from vasuki.base.errors import one_line
 from vasuki.base.version import VERSION
 from vasuki.machines.gpus import known_profile, profile_of_gpu
-from vasuki.machines.here import cpu
+from vasuki.machines.here import control_group, cpu
 from vasuki.machines.here.cpu import LEVEL_VARIABLE, level_of, typical_of
 from vasuki.machines.here.device import LocalDevice
 from vasuki.machines.here.gpu import Board
@@ -149,11 +149,11 @@ def cache_key(shape: ModelShape, device: str = "", compiles: bool = True) -> dic
         device: the name of a GPU, or empty for the CPU.
         compiles: whether the kernels of this package may be compiled, or steps recorded.
     """
-    processor = cpu.processor()
+    processor, quota = cpu.processor(), control_group.processor_quota()
     return {
         "device": device or processor.model,
         "instructions": (os.environ.get(LEVEL_VARIABLE) or level_of(processor)) + " compiled" * compiles,
-        "threads": str(processor.cores),
+        "threads": str(processor.cores) + (f" in {quota:g} processors" if quota and quota < processor.cores else ""),
         "rows": shape.backend,
         "torch": importlib.metadata.version("torch"),
         "vasuki": VERSION,

@@ -74,10 +74,12 @@ def split(device: str, replicas: int | Literal["auto"]) -> list[Share]:
         _refuse_more(wanted, 1, "device")
         return [Share(threads=cpu.processor().cores)]
     cores = _cores()
-    wanted = len({core.node for core in cores}) if replicas == "auto" else replicas
-    _refuse_more(wanted, len(cores), "core")
+    there = min(len(cores), cpu.most_threads() or len(cores))
+    wanted = min(there, len({core.node for core in cores})) if replicas == "auto" else replicas
+    _refuse_more(wanted, there, "core" if there == len(cores) else "core within the quota")
     said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    most_threads = max(1, int(said) // wanted) if said.isdigit() and int(said) else len(cores)
+    asked = int(said) if said.isdigit() and int(said) else there
+    most_threads = len(cores) if asked >= len(cores) else max(1, asked // wanted)
     bounds = [len(cores) * index // wanted for index in range(wanted + 1)]
     groups = [cores[first:end] for first, end in pairwise(bounds)]
     return [
@@ -95,7 +97,8 @@ def _refuse_more(wanted: int, there: int, what: str) -> None:
 
 
 def _are(count: int, what: str) -> str:
-    return f"{'is' if count == 1 else 'are'} {plural(count, what)}"
+    noun, *rest = what.split(" ", 1)
+    return " ".join(["is" if count == 1 else "are", plural(count, noun), *rest])
 
 
 @dataclass(frozen=True, slots=True, order=True)

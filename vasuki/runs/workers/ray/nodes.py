@@ -17,6 +17,7 @@ from importlib import import_module, metadata
 from typing import Any, Literal
 
 from vasuki.base.errors import Interrupted, JobFileError, one_line
+from vasuki.machines.here.cpu import most_threads
 from vasuki.machines.here.split import Share, split
 
 log = logging.getLogger(__name__)
@@ -257,6 +258,7 @@ def shares_of_node(cpus: int, groups: int | Literal["auto"]) -> list[Share]:
         cpus: that Ray may use here.
         groups: how many; `auto` is one for each node of memory.
     """
+    cpus = min(cpus, most_threads() or cpus)
     wanted = groups if groups == "auto" else min(groups, cpus)
     if hasattr(os, "sched_getaffinity") and cpus >= len(os.sched_getaffinity(0)):
         try:
