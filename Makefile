@@ -119,7 +119,7 @@ test-versions: $(SETUP) .venvs/lowest/.installed
 .venvs/lowest/.installed: pyproject.toml constraints-lowest.txt
 	test -x .venvs/lowest/bin/python || $(PYTHON) -m venv .venvs/lowest
 	.venvs/lowest/bin/pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e . \
-		pytest pytest-xdist pytest-timeout hypothesis
+		pytest pytest-xdist pytest-timeout hypothesis psutil
 	touch $@
 
 docs: $(SETUP)

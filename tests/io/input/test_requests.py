@@ -21,6 +21,7 @@ from vasuki.base.errors import InputError, JobFileError, ModelError, VasukiError
 from vasuki.engine.sequence import Request, SamplingParams
 from vasuki.io.input.openai_batch import read_body
 from vasuki.io.input.prefetch import Prefetch
+from vasuki.io.input.prompts import read_messages
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.row_error import RowError
 from vasuki.io.input.sampling import SamplingReader
@@ -597,6 +598,21 @@ def test_openai_batch(job: MakeJob, tmp_path: Path, read: ReadRequests) -> None:
     assert (first.id, text(first), again.sample_index) == ("r0", "user:hi", 1)
     assert (text(second), second.max_tokens, second.sampling.temperature) == ("hello", 6, 1.0)
     assert (third.prompt_token_ids.tolist(), third.max_tokens) == ([1, 2, 3], 8)
+
+
+def test_messages_as_sharegpt_has_them() -> None:
+    said = [
+        {"from": "system", "value": "be short", "weight": None},
+        {"from": "human", "value": "a"},
+        {"from": "gpt", "value": [{"type": "text", "text": "b"}]},
+    ]
+    roles = [("system", "be short"), ("user", "a"), ("assistant", "b")]
+    for value in (said, json.dumps(said)):
+        assert [(each["role"], each["content"]) for each in read_messages(value)] == roles
+    with pytest.raises(RowError, match=r"messages\[0\] is from 'narrator'; known are human, user, gpt"):
+        read_messages([{"from": "narrator", "value": "a"}])
+    with pytest.raises(RowError, match="needs a role and a content"):
+        read_messages([{"from": "human"}])
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,11 @@ from vasuki.io.input.templates import Mark, Template, as_it_is
 Message = dict[str, Any]  # role, content, and whatever else the chat template reads
 Prompt = str | list[Message] | NDArray[np.int32]
 
+_SPEAKERS = {
+    "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
+    "model": "assistant", "system": "system", "tool": "tool", "observation": "tool",
+}  # fmt: skip
+
 
 def prompt_reader(
     config: InputConfig, vocab_size: int, as_chat: bool, mark: Mark = as_it_is
@@ -89,8 +94,8 @@ def read_messages(value: Any, name: str = "messages", mark: Mark = as_it_is) -> 
     """A conversation: a list of `{role, content}`, or such a list as a JSON string, or as an object of equally long
     lists, as `datasets` stores a sequence of dicts.
 
-    Content in parts (`[{"type": "text", "text": ...}]`) is joined; keys whose value is null are dropped. All text in it
-    gets `mark`.
+    `{from, value}` stand for them too. Content in parts (`[{"type": "text", "text": ...}]`) is joined; keys whose value
+    is null are dropped. All text in it gets `mark`.
 
     Raises:
         RowError: it is something else.
@@ -151,7 +156,7 @@ def _rows_of(columns: dict[str, Any]) -> Any:
 def _message(value: Any, name: str) -> Message:
     if not isinstance(value, dict):
         raise RowError(f"{name} is not a message with role and content")
-    message = {key: part for key, part in value.items() if part is not None}
+    message = _with_role({key: part for key, part in value.items() if part is not None}, name)
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(_text_part(part, name) for part in content)
@@ -160,6 +165,16 @@ def _message(value: Any, name: str) -> Message:
     if not isinstance(message.get("role"), str) or not isinstance(content, str):
         raise RowError(f"{name} needs a role and a content, both text")
     return message | {"content": content}
+
+
+def _with_role(message: dict[str, Any], name: str) -> dict[str, Any]:
+    """A message as chat templates know it, of one with `from` and `value`, as ShareGPT's sets have them."""
+    if "role" in message or not {"from", "value"} <= message.keys():
+        return message
+    speaker, content = message.pop("from"), message.pop("value")
+    if speaker not in _SPEAKERS:
+        raise RowError(f"{name} is from {speaker!r}; known are {', '.join(_SPEAKERS)}")
+    return message | {"role": _SPEAKERS[speaker], "content": content}
 
 
 def _marked(value: Any, mark: Mark) -> Any:
