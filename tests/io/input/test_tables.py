@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from rooms import MakeJob, WriteParquet, output, run
 
 from vasuki.base.errors import InputError, JobFileError
+from vasuki.io.formats import decoded
 from vasuki.io.formats import parquet as parquet_module
 from vasuki.io.ids import IdHashes, refuse_duplicates
 from vasuki.io.input.tables import InputTable, open_table
@@ -325,7 +326,8 @@ def test_a_table_without_rows_keeps_the_types_of_its_columns(job: MakeJob, tmp_p
 
 
 def test_long_rows_come_in_small_blocks(job: MakeJob, parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_module, "BLOCK_BYTES", 100_000)
+    for module in (parquet_module, decoded):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 100_000)
     rng = np.random.default_rng(0)
     path = parquet(text=[rng.bytes(5000).hex() for _ in range(100)])
     sizes = [len(block.rows) for block in open_table(job(path)).blocks()]

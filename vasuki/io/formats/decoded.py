@@ -6,7 +6,7 @@ four bytes a row, in Python the whole text each time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vasuki.base.arrays import Ints
+from vasuki.io.formats.sources import BLOCK_BYTES, BLOCK_ROWS, Block
+from vasuki.io.selection import Selection
+from vasuki.io.values import plain_values
 
 _VALUE_BYTES = 16  # of a number, or around a text
+Piece = tuple[Any, int]  # a record batch, and about how many bytes it takes, decoded
 _TEXTS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 
 
@@ -28,6 +32,28 @@ def slices(batch: Any, most_bytes: int) -> Iterator[tuple[Any, int]]:
         stop = max(start + 1, int(np.searchsorted(ends, before + most_bytes, side="right")))
         yield batch.slice(start, stop - start), int(ends[stop - 1]) - before
         start, before = stop, int(ends[stop - 1])
+
+
+def blocks_of(pieces: Iterable[Piece], columns: Sequence[str], first_row: int, selection: Selection) -> Iterator[Block]:
+    """The wanted rows of some pieces, put together to blocks. `first_row` is the number of the first."""
+    block, num_bytes = Block([], {name: [] for name in columns}), 0
+    for piece, piece_bytes in pieces:
+        positions = selection.positions(first_row, piece.num_rows)
+        rows = [first_row + int(position) for position in positions]
+        first_row += piece.num_rows
+        if not rows:
+            continue
+        if len(rows) < piece.num_rows:
+            piece = piece.take(pa.array(positions))
+        if block.rows and (len(block.rows) + len(rows) > BLOCK_ROWS or num_bytes + piece_bytes > BLOCK_BYTES):
+            yield block
+            block, num_bytes = Block([], {name: [] for name in columns}), 0
+        block.rows += rows
+        for name in columns:
+            block.columns[name] += plain_values(piece.column(name))
+        num_bytes += piece_bytes
+    if block.rows:
+        yield block
 
 
 def row_bytes(array: Any) -> Ints:

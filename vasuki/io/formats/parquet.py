@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from vasuki.base.errors import InputError
 from vasuki.io.formats.content import Content, SeenFile, pieces_of
-from vasuki.io.formats.decoded import slices
+from vasuki.io.formats.decoded import Piece, blocks_of, slices
 from vasuki.io.formats.sources import BLOCK_BYTES, BLOCK_ROWS, Block, Survey
 from vasuki.io.ids import IdHashes
 from vasuki.io.location import Location
@@ -31,9 +31,6 @@ _MOST_DICTIONARY_BYTES = 2**28  # usual writers end a dictionary at 1 MiB
 _INDEX_BYTES = 8  # of a row, with its levels, in a chunk whose pages name entries of its dictionary alone
 _WORST_BYTES = 2**26  # of a batch in which every row holds the whole of a dictionary
 _MOST_EMPTY_VALUES, _MOST_VALUES_A_BYTE = 2**24, 64
-
-
-Piece = tuple[Any, int]  # a record batch, and about how many bytes it takes, decoded
 
 
 class ParquetSource:
@@ -67,7 +64,7 @@ class ParquetSource:
                 num_rows = metadata.row_group(group).num_rows
                 if len(selection.positions(first_row, num_rows)):
                     pieces = self._pieces(stream, metadata, group, columns)
-                    yield from _blocks(pieces, columns, first_row, selection)
+                    yield from blocks_of(pieces, columns, first_row, selection)
                 first_row += num_rows
 
     def _pieces(self, stream: Any, metadata: Any, group: int, columns: Sequence[str]) -> Iterator[Piece]:
@@ -144,28 +141,6 @@ class ParquetSource:
                     self._content.see(place.start, piece)
                     digest.update(piece)
         return digest.digest()
-
-
-def _blocks(pieces: Iterable[Piece], columns: Sequence[str], first_row: int, selection: Selection) -> Iterator[Block]:
-    """The wanted rows of a row group's pieces, put together to blocks."""
-    block, num_bytes = Block([], {name: [] for name in columns}), 0
-    for piece, piece_bytes in pieces:
-        positions = selection.positions(first_row, piece.num_rows)
-        rows = [first_row + int(position) for position in positions]
-        first_row += piece.num_rows
-        if not rows:
-            continue
-        if len(rows) < piece.num_rows:
-            piece = piece.take(pa.array(positions))
-        if block.rows and (len(block.rows) + len(rows) > BLOCK_ROWS or num_bytes + piece_bytes > BLOCK_BYTES):
-            yield block
-            block, num_bytes = Block([], {name: [] for name in columns}), 0
-        block.rows += rows
-        for name in columns:
-            block.columns[name] += plain_values(piece.column(name))
-        num_bytes += piece_bytes
-    if block.rows:
-        yield block
 
 
 def _refuse_encrypted(stream: Any, footer: bytes, metadata: Any, columns: list[str]) -> None:

@@ -21,6 +21,7 @@ import pyarrow as pa
 from vasuki.base.config import CsvConfig, InputConfig, JobConfig
 from vasuki.base.errors import InputError, JobFileError, did_you_mean, one_line
 from vasuki.base.urls import without_keys
+from vasuki.io.formats.arrow import ArrowSource
 from vasuki.io.formats.cells import cell_value
 from vasuki.io.formats.delimited import CsvSource
 from vasuki.io.formats.jsonl import JsonlSource
@@ -36,13 +37,15 @@ from vasuki.io.values import as_text
 
 log = logging.getLogger(__name__)
 
-Format = Literal["parquet", "jsonl", "csv", "openai-batch"]
+Format = Literal["parquet", "arrow", "jsonl", "csv", "openai-batch"]
 
 _SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet", ".pq": "parquet",
+    ".arrow": "arrow", ".feather": "arrow",
     ".jsonl": "jsonl", ".ndjson": "jsonl",
     ".csv": "csv", ".tsv": "csv",
 }  # fmt: skip
+_TYPED = (ParquetSource, ArrowSource)  # files that say which types their columns have
 _PACKED = (".gz", ".bz2", ".zst", ".lz4")
 
 
@@ -203,6 +206,7 @@ def _find(config: InputConfig) -> list[Source]:
         locations = find_files(config.path)
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read input.path {config.path}: {one_line(error)}") from None
+    locations = _without_notes_of_datasets(locations)
     if not locations:
         raise InputError(f"input.path {config.path} does not exist, or holds no files")
     for location in locations:
@@ -220,11 +224,26 @@ def _find(config: InputConfig) -> list[Source]:
     return [_source(only, location, config) for location in locations]
 
 
+def _without_notes_of_datasets(locations: list[Location]) -> list[Location]:
+    """Of a folder that `datasets.save_to_disk` made, the table alone: not what it notes beside it, nor what it keeps of
+    steps that were tried on it."""
+    saved = {file.path.rpartition("/")[0] for file in locations if file.name == "state.json"}
+    return [
+        file
+        for file in locations
+        if not saved
+        or (file.name != "dataset_dict.json" and file.path.rpartition("/")[0] not in saved)
+        or (file.name.endswith(".arrow") and not file.name.startswith("cache-"))
+    ]
+
+
 def _source(format: Format, location: Location, config: InputConfig) -> Source:
     if format == "csv":
         return CsvSource(location, config.csv)
     if config.csv != CsvConfig():
         raise JobFileError(f"input.csv goes with CSV files, not {format}")
+    if format == "arrow":
+        return ArrowSource(location)
     return ParquetSource(location) if format == "parquet" else JsonlSource(location)
 
 
@@ -268,7 +287,9 @@ def _format_of(location: Location) -> Format:
     match = re.search(rf"({_any_of(_SUFFIXES)})({_any_of(_PACKED)})?$", location.name, flags=re.IGNORECASE)
     if match:
         return _SUFFIXES[match[1].lower()]
-    raise JobFileError(f"the name {location.name} does not tell its format; set input.format to parquet, jsonl or csv")
+    raise JobFileError(
+        f"the name {location.name} does not tell its format; set input.format to parquet, arrow, jsonl or csv"
+    )
 
 
 def _any_of(suffixes: Iterable[str]) -> str:
@@ -285,10 +306,10 @@ def _check_columns(needed: dict[str, str], known: dict[str, Any], where: Locatio
 
 
 def _merge(types: dict[str, Any], survey: Survey, file: Source, stored: Collection[str]) -> dict[str, Any]:
-    """The types of the columns over all files so far. Only Parquet files with rows can disagree, and only on columns
+    """The types of the columns over all files so far. Only files of types, with rows, can disagree, and only on columns
     that the output gets."""
     more = survey.types
-    if not isinstance(file, ParquetSource):
+    if not isinstance(file, _TYPED):
         return types | {name: common_type(types.get(name, pa.null()), other) for name, other in more.items()}
     if not survey.num_rows:
         return types | {name: types.get(name, pa.null()) for name in more}
