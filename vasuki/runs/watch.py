@@ -133,7 +133,7 @@ def watch_job(
 
 def is_followed(config: JobConfig) -> bool:
     """Whether the input is one file to which rows are appended, rather than a place where files arrive."""
-    if "://" in config.input.path or config.input.format in ("parquet", "arrow", "csv"):
+    if "://" in config.input.path or config.input.format in ("parquet", "arrow", "json", "csv"):
         return False
     return Path(config.input.path).is_file() and config.input.path.lower().endswith((".jsonl", ".ndjson"))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from typing import IO, Any
 
@@ -25,11 +25,7 @@ class JsonlSource(TextSource):
     """A file of one JSON object a line."""
 
     def records(self, stream: IO[bytes]) -> Iterator[Record]:
-        for number, line in enumerate(stream, 1):
-            if number == 1:
-                line = line.removeprefix(_BOM)
-            if not line.isspace():
-                yield Record(len(line), number, partial(parse_line, line, number))
+        return records_of(stream)
 
     def survey(self, needed: Collection[str], stored: Collection[str], ids: IdHashes | None) -> Survey:
         digest = hashlib.blake2b(digest_size=16)
@@ -53,6 +49,15 @@ class JsonlSource(TextSource):
         return Survey(num_rows, {name: kinds.type_of(name) for name in known}, digest.digest(), kinds.integers)
 
 
+def records_of(lines: Iterable[bytes]) -> Iterator[Record]:
+    """Every row of some lines, unparsed."""
+    for number, line in enumerate(lines, 1):
+        if number == 1:
+            line = line.removeprefix(_BOM)
+        if not line.isspace():
+            yield Record(len(line), number, partial(parse_line, line, number))
+
+
 def parse_line(line: bytes, number: int) -> dict[str, Any]:
     """The object of a line, whose number is named in what is wrong with it. Raises Malformed."""
     try:
@@ -64,11 +69,16 @@ def parse_line(line: bytes, number: int) -> dict[str, Any]:
         raise Malformed(f"line {number} is not UTF-8 text") from None
     except (ValueError, RecursionError) as error:
         raise Malformed(f"line {number} is not usable JSON: {error}") from None
+    return checked(values, b"\\u" in line, f"line {number}")
+
+
+def checked(values: Any, has_escapes: bool, where: str) -> dict[str, Any]:
+    """A row's values, if they are usable. Raises Malformed."""
     if not isinstance(values, dict):
-        raise Malformed(f"line {number} is not a JSON object")
-    if b"\\u" in line and not _is_text(values):
+        raise Malformed(f"{where} is not a JSON object")
+    if has_escapes and not _is_text(values):
         whole = {name: value for name, value in values.items() if _is_text([name, value])}
-        raise Malformed(f"line {number} has half a surrogate pair, which no text holds", whole)
+        raise Malformed(f"{where} has half a surrogate pair, which no text holds", whole)
     return values
 
 

@@ -61,7 +61,7 @@ class FollowedRows:
     """
 
     def __init__(self, job: JobConfig, path: str, pipe: int | None = None, started_s: float = 0.0) -> None:
-        if job.input.format in ("parquet", "arrow", "csv"):
+        if job.input.format in ("parquet", "arrow", "json", "csv"):
             raise JobFileError(f"input.format: rows that arrive line by line are jsonl, not {job.input.format}")
         if job.input.csv != CsvConfig():
             raise JobFileError("input.csv goes with CSV files, not with rows that arrive line by line")

@@ -24,6 +24,7 @@ from vasuki.base.urls import without_keys
 from vasuki.io.formats.arrow import ArrowSource
 from vasuki.io.formats.cells import cell_value
 from vasuki.io.formats.delimited import CsvSource
+from vasuki.io.formats.json_array import JsonArraySource
 from vasuki.io.formats.jsonl import JsonlSource
 from vasuki.io.formats.kinds import common_type
 from vasuki.io.formats.parquet import ParquetSource
@@ -37,12 +38,12 @@ from vasuki.io.values import as_text
 
 log = logging.getLogger(__name__)
 
-Format = Literal["parquet", "arrow", "jsonl", "csv", "openai-batch"]
+Format = Literal["parquet", "arrow", "jsonl", "json", "csv", "openai-batch"]
 
 _SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet", ".pq": "parquet",
     ".arrow": "arrow", ".feather": "arrow",
-    ".jsonl": "jsonl", ".ndjson": "jsonl",
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json",
     ".csv": "csv", ".tsv": "csv",
 }  # fmt: skip
 _TYPED = (ParquetSource, ArrowSource)  # files that say which types their columns have
@@ -242,6 +243,8 @@ def _source(format: Format, location: Location, config: InputConfig) -> Source:
         return CsvSource(location, config.csv)
     if config.csv != CsvConfig():
         raise JobFileError(f"input.csv goes with CSV files, not {format}")
+    if format == "json":
+        return JsonArraySource(location)
     if format == "arrow":
         return ArrowSource(location)
     return ParquetSource(location) if format == "parquet" else JsonlSource(location)
@@ -288,7 +291,7 @@ def _format_of(location: Location) -> Format:
     if match:
         return _SUFFIXES[match[1].lower()]
     raise JobFileError(
-        f"the name {location.name} does not tell its format; set input.format to parquet, arrow, jsonl or csv"
+        f"the name {location.name} does not tell its format; set input.format to parquet, arrow, jsonl, json or csv"
     )
 
 
