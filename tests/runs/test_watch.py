@@ -244,6 +244,14 @@ def test_names_may_be_what_they_like(job: Job, tmp_path: Path, as_url: bool) -> 
     assert len(answers(tmp_path / "out" / "b[1]")) == 3
 
 
+def test_a_name_that_is_not_utf_8_concerns_its_file_alone(job: Job, tmp_path: Path) -> None:
+    drop(tmp_path, "good.parquet")
+    os.rename(os.fsencode(drop(tmp_path, "bad.parquet")), os.fsencode(tmp_path / "in") + b"/caf\xe9.parquet")
+    bad, good = sorted(watch(job()).files, key=lambda file: file.exit_code, reverse=True)
+    assert (bad.exit_code, good.exit_code, good.rows) == (InputError.exit_code, 0, 6)
+    assert r"caf\xe9.parquet is not UTF-8; rename the file" in bad.error
+
+
 def test_a_damaged_answer_concerns_its_file_alone(job: Job, tmp_path: Path) -> None:
     drop(tmp_path, "a.parquet")
     drop(tmp_path, "b.parquet")

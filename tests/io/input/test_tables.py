@@ -8,6 +8,7 @@ import io
 import json
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -560,6 +561,18 @@ def test_files_agree_on_what_they_hold_not_on_how(job: MakeJob, tmp_path: Path) 
     assert (table.num_rows, table.carried_types) == (203, {"label": pa.string()})
     carried = [label for block in table.blocks() for label in table.carried(block)["label"]]
     assert carried == [*labels, *(f"other-{i}" for i in range(100)), "x", "y", "z"]
+
+
+@pytest.mark.parametrize("zone", ["+00:00", "Etc/UTC", "UTC"])
+def test_utc_is_one_zone_whatever_it_is_called(job: MakeJob, tmp_path: Path, zone: str) -> None:
+    moments = [datetime(2026, 11, 27, hour, tzinfo=UTC) for hour in (1, 2)]
+    for name, tz, moment in [("a", "UTC", moments[0]), ("b", zone, moments[1])]:
+        when = pa.array([moment], pa.timestamp("us", tz))
+        pq.write_table(pa.table({"text": ["p"], "when": when}), tmp_path / f"{name}.parquet")
+    for path, expected in [("*.parquet", moments), ("b.parquet", moments[1:])]:
+        table = open_table(job(tmp_path / path, output={"columns": ["when"]}))
+        assert table.carried_types == {"when": pa.timestamp("us", "UTC")}
+        assert [when for block in table.blocks() for when in table.carried(block)["when"]] == expected
 
 
 # --- CSV -------------------------------------------------------------------------------------------------------------

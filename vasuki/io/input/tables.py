@@ -47,6 +47,7 @@ _SUFFIXES: dict[str, Format] = {
     ".csv": "csv", ".tsv": "csv",
 }  # fmt: skip
 _TYPED = (ParquetSource, ArrowSource)  # files that say which types their columns have
+_UTC = ("+00:00", "-00:00", "Etc/UTC", "Zulu", "Z")
 _PACKED = (".gz", ".bz2", ".zst", ".lz4")
 
 
@@ -226,8 +227,8 @@ def _find(config: InputConfig) -> list[Source]:
 
 
 def _without_notes_of_datasets(locations: list[Location]) -> list[Location]:
-    """Of a folder that `datasets.save_to_disk` made, the table alone: not what it notes beside it, nor what it keeps of
-    steps that were tried on it."""
+    """Of a folder that the package datasets saved to disk, the table alone: not what it notes beside it, nor what it
+    keeps of steps that were tried on it."""
     saved = {file.path.rpartition("/")[0] for file in locations if file.name == "state.json"}
     return [
         file
@@ -311,7 +312,7 @@ def _check_columns(needed: dict[str, str], known: dict[str, Any], where: Locatio
 def _merge(types: dict[str, Any], survey: Survey, file: Source, stored: Collection[str]) -> dict[str, Any]:
     """The types of the columns over all files so far. Only files of types, with rows, can disagree, and only on columns
     that the output gets."""
-    more = survey.types
+    more = {name: _in_utc(arrow_type) for name, arrow_type in survey.types.items()}
     if not isinstance(file, _TYPED):
         return types | {name: common_type(types.get(name, pa.null()), other) for name, other in more.items()}
     if not survey.num_rows:
@@ -328,6 +329,12 @@ def _merge(types: dict[str, Any], survey: Survey, file: Source, stored: Collecti
                 f"column '{name}' is {more[name]} in {file.location} but {types[name]} in files before it"
             ) from None
     return merged
+
+
+def _in_utc(arrow_type: Any) -> Any:
+    """Times of UTC by its usual name: some writers call it `+00:00` or `Etc/UTC`."""
+    is_utc = pa.types.is_timestamp(arrow_type) and arrow_type.tz in _UTC
+    return pa.timestamp(arrow_type.unit, "UTC") if is_utc else arrow_type
 
 
 def _output_type(arrow_type: Any, of_files: list[tuple[Any, tuple[Any, ...]]]) -> Any:

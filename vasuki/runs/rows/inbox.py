@@ -8,7 +8,7 @@ from vasuki.base.config import JobConfig
 from vasuki.base.errors import JobFileError, one_line
 from vasuki.io.input.followed import half_line
 from vasuki.io.input.tables import stem
-from vasuki.io.location import Location, find_files, folder_of
+from vasuki.io.location import Location, find_files, folder_of, unreadable_name
 from vasuki.io.output.output_folder import writable_folder
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Inbox:
         try:
             found = find_files(self._config.input.path)
             files = {file.path: file for file in found if not file.name.lower().endswith(_UNDER_WAY)}
-            before, self._seen = self._seen, {path: file.stamp for path, file in files.items()}
+            before, self._seen = self._seen, {path: _stamp(file) for path, file in files.items()}
         except (OSError, ValueError) as error:  # a share or a store may be back at the next look
             self.trouble = f"cannot look into input.path {self._config.input.path}: {one_line(error)}"
             if self.trouble != before_trouble:
@@ -65,7 +65,7 @@ class Inbox:
         for path in sorted(same, key=lambda path: (self._seen[path], path)):
             try:
                 half = half_line(files[path])
-            except OSError:  # which its run will tell
+            except (OSError, ValueError):  # which its run will tell
                 half = ""
             if half:
                 self.broken_off[path] = half
@@ -77,7 +77,7 @@ class Inbox:
     def is_as_seen(self, file: Location) -> bool:
         """Whether a file is still what the last look found, after others have been run."""
         try:
-            return file.stamp == self._seen[file.path]
+            return _stamp(file) == self._seen[file.path]
         except OSError:
             return False
 
@@ -98,3 +98,8 @@ class Inbox:
     def _output_of(self, file: Location) -> Location:
         *folders, name = file.inside(self.folder).split("/")
         return self._outputs / "/".join([*folders, stem(name)])
+
+
+def _stamp(file: Location) -> Stamp:
+    """When it was written, and its size; nothing of a file whose name Arrow cannot take, which its run will tell."""
+    return (0, 0) if unreadable_name(file.path) else file.stamp
