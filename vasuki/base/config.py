@@ -208,8 +208,8 @@ class InputConfig(_Section):
 
     path: Place
     """File, folder or glob, s3:// or gs:// URL, or `hf://datasets/OWNER/NAME/...` on the Hugging Face hub (private ones
-    with `HF_TOKEN`). Parquet, JSONL or CSV, by extension. A folder named like `year=2024` adds a column of text, unless
-    a file has that column itself."""
+    with `HF_TOKEN`). Parquet, Arrow, JSON, JSONL or CSV, by extension. A folder named like `year=2024` adds a column of
+    text, unless a file has that column itself."""
     format: Literal["auto", "parquet", "arrow", "jsonl", "json", "csv", "openai-batch"] = "auto"
     """Needed if the extension doesn't say it, and always for `openai-batch`."""
     csv: CsvConfig = CsvConfig()

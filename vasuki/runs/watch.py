@@ -30,6 +30,7 @@ from vasuki.base.errors import (
 from vasuki.base.units import duration
 from vasuki.base.urls import without_keys
 from vasuki.engine.policy import runnable_policy
+from vasuki.io.input.followed import BY_LINE
 from vasuki.io.location import unreadable_name
 from vasuki.io.output.manifest import RowCounts
 from vasuki.io.output.output_folder import usable_folder
@@ -133,7 +134,7 @@ def watch_job(
 
 def is_followed(config: JobConfig) -> bool:
     """Whether the input is one file to which rows are appended, rather than a place where files arrive."""
-    if "://" in config.input.path or config.input.format in ("parquet", "arrow", "json", "csv"):
+    if "://" in config.input.path or config.input.format not in BY_LINE:
         return False
     return Path(config.input.path).is_file() and config.input.path.lower().endswith((".jsonl", ".ndjson"))
 

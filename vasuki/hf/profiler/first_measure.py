@@ -113,12 +113,6 @@ SIZES = (
 SIZES_ALONE = (StepSize(0, 1, 1), StepSize(0, 64, 64), StepSize(0, 256, 256), StepSize(0, 512, 512))
 
 
-def _stretch() -> float:
-    """What work of one thread takes in the long run over what it takes in a moment, under a quota of less than a
-    processor: a short step may use up what the quota holds ready."""
-    return max(1.0, 1 / (control_group.processor_quota() or 1.0))
-
-
 @dataclass(slots=True)
 class StepTimings:
     """Seconds of each size's steps."""
@@ -126,6 +120,7 @@ class StepTimings:
     seconds: dict[StepSize, list[float]] = field(default_factory=dict)
     busy_s: dict[StepSize, list[float]] = field(default_factory=dict)  # of all processors, in this process
     disturbed: bool = False  # by other programs
+    stretch: float = 1.0  # what work takes in the long run over what it takes in a moment, under a quota
 
     def add(self, size: StepSize, seconds: float, busy_s: float) -> None:
         """Note a step."""
@@ -139,8 +134,8 @@ class StepTimings:
         there it is what the step kept processors busy for, times what all steps together waited beyond that. Under a
         quota, which short steps do not use up, it is what the quota allows for in the long run.
         """
-        if self.busy_s and (stretch := _stretch()) > 1:
-            return max(statistics.median(self.seconds[size]), statistics.median(self.busy_s[size]) * stretch)
+        if self.busy_s and self.stretch > 1:
+            return max(statistics.median(self.seconds[size]), statistics.median(self.busy_s[size]) * self.stretch)
         if not (self.disturbed and self.busy_s):
             return statistics.median(self.seconds[size])
         waited, busy = (sum(map(sum, each.values())) for each in (self.seconds, self.busy_s))
@@ -209,8 +204,11 @@ def measure_first(
     """
     waited = cpu_pressure() if loaded.device.type == "cpu" else 0.0
     timings = time_steps(loaded, CostModel(shape, base), budget_of, block_tokens)
+    timings.stretch = max(1.0, 1 / (control_group.processor_quota() or 1.0))
     is_shared = waited > BUSY or timings.spread > _MOST_SPREAD
-    timings.disturbed = loaded.device.type == "cpu" and is_shared and _stretch() == 1  # a quota's pauses are no noise
+    timings.disturbed = (
+        loaded.device.type == "cpu" and is_shared and timings.stretch == 1
+    )  # a quota's pauses are no noise
     profile = fitted(timings, shape, base, max(_MOST_SPREAD, timings.spread) if timings.disturbed else 0.0)
     if loaded.device.type == "cuda":
         link = links.measure_link(loaded.device, replace(QUICK, group_s=0.05), base.link.kind, "measured before a run")
@@ -335,7 +333,7 @@ def _paced(timings: StepTimings, shape: ModelShape, base: HardwareProfile) -> Ha
     hold beyond the sizes measured."""
     overheads = base.overheads.model_copy(
         update={
-            "step_us": _STEP_US * _stretch(),
+            "step_us": _STEP_US * timings.stretch,
             "launch_us": 0,
             "kernel_us": 0.1,
             "source": "steps were measured as a whole",

@@ -7,6 +7,7 @@ are read from front to back. A record batch is held whole, as its writer made it
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,13 +17,12 @@ import pyarrow.compute as pc
 
 from vasuki.base.errors import InputError, one_line
 from vasuki.io.formats.content import PIECE_BYTES, Content, SeenStream
-from vasuki.io.formats.decoded import Piece, blocks_of, slices
+from vasuki.io.formats.decoded import Piece, blocks_of, note_ids, refuse_repeated, slices
 from vasuki.io.formats.sources import BLOCK_BYTES, BLOCK_ROWS, Block, Survey
 from vasuki.io.ids import IdHashes
 from vasuki.io.location import Location
 from vasuki.io.plain import plain, plain_type
 from vasuki.io.selection import EVERY_ROW, Selection
-from vasuki.io.values import plain_values
 
 _MAGIC, _OLD_MAGIC = b"ARROW1\0\0", b"FEA1"
 
@@ -40,18 +40,14 @@ class ArrowSource:
         num_rows = 0
         with self._opened(digest.update) as (stream, reader):
             schema = reader.schema
-            repeated = sorted(name for name in needed if schema.names.count(name) > 1)
-            if repeated:
-                raise InputError(f"{self.location} has several columns named '{repeated[0]}'")
+            refuse_repeated(schema.names, needed, self.location)
             types = {field.name: plain_type(field.type) for field in schema}
             integers = [name for name in stored if name in types and pa.types.is_integer(types[name])]
             for batch in reader:
                 batch.validate(full=True)
                 num_rows += batch.num_rows
                 if ids is not None and ids.column in types:
-                    for piece, _ in _pieces(batch, [ids.column]):
-                        for value in plain_values(piece.column(ids.column)):
-                            ids.add(value)
+                    note_ids(_pieces(batch, [ids.column]), ids)
                 for name in integers:
                     extremes[name] = _with_extremes(plain(batch.column(name)), extremes.get(name, ()))
             while stream.read(PIECE_BYTES):  # the footer
@@ -68,35 +64,17 @@ class ArrowSource:
         """The file behind its magic number, and a reader of its record batches. What is wrong becomes an InputError."""
         try:
             with self.location.open_stream() as file:
-                stream = pa.PythonFile(SeenStream(file, self._content, observe), mode="r")
-                start = stream.read(len(_MAGIC))
+                buffered = io.BufferedReader(SeenStream(file, self._content, observe), PIECE_BYTES)
+                start = buffered.peek(len(_MAGIC))
                 if start.startswith(_OLD_MAGIC):
                     raise InputError(f"{self.location} is of Feather's first version; write it with the second")
-                rest = stream if start == _MAGIC else pa.PythonFile(_Rejoined(start, stream), mode="r")
-                yield rest, pa.ipc.open_stream(rest)
+                if start.startswith(_MAGIC):
+                    buffered.read(len(_MAGIC))
+                yield buffered, pa.ipc.open_stream(pa.PythonFile(buffered, mode="r"))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read {self.location} as Arrow: {one_line(error)}") from None
         except MemoryError:
             raise InputError(f"cannot read {self.location} as Arrow: a batch claims more than memory holds") from None
-
-
-class _Rejoined:
-    """A stream of which the start was read already."""
-
-    closed = False
-
-    def __init__(self, start: bytes, rest: Any) -> None:
-        self._start = start
-        self._rest = rest
-
-    def read(self, size: int) -> bytes:
-        if not self._start:
-            return bytes(self._rest.read(size))
-        taken, self._start = self._start[:size], self._start[size:]
-        return taken + (self.read(size - len(taken)) if size > len(taken) else b"")
-
-    def close(self) -> None:
-        self.closed = True
 
 
 def _pieces(batch: Any, columns: Sequence[str]) -> Iterator[Piece]:

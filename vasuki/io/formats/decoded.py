@@ -14,7 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vasuki.base.arrays import Ints
+from vasuki.base.errors import InputError
 from vasuki.io.formats.sources import BLOCK_BYTES, BLOCK_ROWS, Block
+from vasuki.io.ids import IdHashes
+from vasuki.io.location import Location
 from vasuki.io.selection import Selection
 from vasuki.io.values import plain_values
 
@@ -32,6 +35,20 @@ def slices(batch: Any, most_bytes: int) -> Iterator[tuple[Any, int]]:
         stop = max(start + 1, int(np.searchsorted(ends, before + most_bytes, side="right")))
         yield batch.slice(start, stop - start), int(ends[stop - 1]) - before
         start, before = stop, int(ends[stop - 1])
+
+
+def refuse_repeated(names: Sequence[str], needed: Iterable[str], location: Location) -> None:
+    """Raises InputError where a column that the job reads is there more than once."""
+    repeated = sorted(name for name in needed if names.count(name) > 1)
+    if repeated:
+        raise InputError(f"{location} has several columns named '{repeated[0]}'")
+
+
+def note_ids(pieces: Iterable[Piece], ids: IdHashes) -> None:
+    """Note the values of the id column. Raises JobFileError for a row without one."""
+    for piece, _ in pieces:
+        for value in plain_values(piece.column(ids.column)):
+            ids.add(value)
 
 
 def blocks_of(pieces: Iterable[Piece], columns: Sequence[str], first_row: int, selection: Selection) -> Iterator[Block]:

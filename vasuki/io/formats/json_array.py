@@ -4,6 +4,7 @@ such. An element is held at a time, not the array."""
 from __future__ import annotations
 
 import codecs
+import io
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -11,21 +12,23 @@ from typing import IO, Any
 
 from vasuki.base.errors import InputError
 from vasuki.io.formats.content import PIECE_BYTES, whole_read
-from vasuki.io.formats.jsonl import JsonlSource, checked, records_of
+from vasuki.io.formats.jsonl import JsonlSource, checked
 from vasuki.io.formats.text import Malformed, Record
 
 _SPACE = " \t\r\n"
+_BEFORE = b"\xef\xbb\xbf" + _SPACE.encode()  # a byte order mark, too
 _LITERAL = 16  # characters: what is cut in the midst of a word or an escape ends that close to the end
 
 
 class JsonArraySource(JsonlSource):
     """A file of one array of objects, or of one object a line."""
 
-    def records(self, stream: IO[bytes]) -> Iterator[Record]:
-        text = _Text(stream)
-        if text.next() != "[":
-            yield from records_of(text.lines())
+    def records(self, stream: io.BufferedReader) -> Iterator[Record]:
+        if stream.peek().lstrip(_BEFORE)[:1] != b"[":
+            yield from super().records(stream)
             return
+        text = _Text(stream)
+        text.next()
         text.skip()
         try:
             yield from _elements(text)
@@ -70,8 +73,6 @@ class _Text:
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")  # so that a row fails alone
         self._decode = json.JSONDecoder().raw_decode
-        self._raw = b""  # all that was read, until a value was
-        self._keeps = True
         self._text = ""
         self._position = 0
         self._has_ended = False
@@ -96,8 +97,6 @@ class _Text:
 
     def value(self) -> tuple[Any, str]:
         """The JSON value that begins here, and its text."""
-        self._raw = b""
-        self._keeps = False
         while True:
             try:
                 value, end = self._decode(self._text, self._position)
@@ -114,21 +113,9 @@ class _Text:
                     return value, source
             self._more()
 
-    def lines(self) -> Iterator[bytes]:
-        """All lines of the stream, of which no value was read."""
-        *whole, rest = self._raw.split(b"\n")
-        yield from (line + b"\n" for line in whole)
-        for line in self._stream:
-            yield rest + line
-            rest = b""
-        if rest:
-            yield rest
-
     def _more(self) -> None:
         """Take in as much again as there is, so that a long value is not parsed for each piece of it."""
         left = self._text[self._position :]
         raw = whole_read(self._stream, max(PIECE_BYTES, len(left)))
         self._has_ended = not raw
         self._text, self._position = left + self._decoder.decode(raw, final=not raw), 0
-        if self._keeps:
-            self._raw += raw

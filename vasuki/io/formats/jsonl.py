@@ -7,10 +7,11 @@ agree (integers, numbers, text, booleans); anything else is copied as JSON text.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
-from typing import IO, Any
+from typing import Any
 
 from vasuki.io.formats.kinds import Kinds
 from vasuki.io.formats.sources import Survey
@@ -24,8 +25,12 @@ _MOST_NAMES = 1000  # ragged rows may have any number of keys; suggestions need 
 class JsonlSource(TextSource):
     """A file of one JSON object a line."""
 
-    def records(self, stream: IO[bytes]) -> Iterator[Record]:
-        return records_of(stream)
+    def records(self, stream: io.BufferedReader) -> Iterator[Record]:
+        for number, line in enumerate(stream, 1):
+            if number == 1:
+                line = line.removeprefix(_BOM)
+            if not line.isspace():
+                yield Record(len(line), number, partial(parse_line, line, number))
 
     def survey(self, needed: Collection[str], stored: Collection[str], ids: IdHashes | None) -> Survey:
         digest = hashlib.blake2b(digest_size=16)
@@ -47,15 +52,6 @@ class JsonlSource(TextSource):
                 kinds.see(values)
         known |= dict.fromkeys(name for name in needed if name not in unseen)
         return Survey(num_rows, {name: kinds.type_of(name) for name in known}, digest.digest(), kinds.integers)
-
-
-def records_of(lines: Iterable[bytes]) -> Iterator[Record]:
-    """Every row of some lines, unparsed."""
-    for number, line in enumerate(lines, 1):
-        if number == 1:
-            line = line.removeprefix(_BOM)
-        if not line.isspace():
-            yield Record(len(line), number, partial(parse_line, line, number))
 
 
 def parse_line(line: bytes, number: int) -> dict[str, Any]:

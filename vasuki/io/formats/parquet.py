@@ -15,13 +15,12 @@ import pyarrow.parquet as pq
 
 from vasuki.base.errors import InputError
 from vasuki.io.formats.content import Content, SeenFile, pieces_of
-from vasuki.io.formats.decoded import Piece, blocks_of, slices
+from vasuki.io.formats.decoded import Piece, blocks_of, note_ids, refuse_repeated, slices
 from vasuki.io.formats.sources import BLOCK_BYTES, BLOCK_ROWS, Block, Survey
 from vasuki.io.ids import IdHashes
 from vasuki.io.location import Location
 from vasuki.io.plain import plain, plain_type
 from vasuki.io.selection import EVERY_ROW, Selection
-from vasuki.io.values import plain_values
 
 _PAGE_BUFFER_BYTES = 2**20  # pages are read through a buffer of this size, so a row group is never held whole
 _FOOTER = -1  # its place, for what is noted of the content: that of each chunk is in it
@@ -43,16 +42,12 @@ class ParquetSource:
     def survey(self, needed: Collection[str], stored: Collection[str], ids: IdHashes | None) -> Survey:
         with self._opened() as (stream, footer, metadata):
             schema = metadata.schema.to_arrow_schema()
-            repeated = sorted(name for name in needed if schema.names.count(name) > 1)
-            if repeated:
-                raise InputError(f"{self.location} has several columns named '{repeated[0]}'")
+            refuse_repeated(schema.names, needed, self.location)
             _refuse_encrypted(stream, footer, metadata, [name for name in needed if name in schema.names])
             digest = self._digest(stream, footer, metadata, needed)
             if ids is not None and ids.column in schema.names:
                 for group in range(metadata.num_row_groups):
-                    for piece, _ in self._pieces(stream, metadata, group, [ids.column]):
-                        for value in plain_values(piece.column(ids.column)):
-                            ids.add(value)
+                    note_ids(self._pieces(stream, metadata, group, [ids.column]), ids)
             types = {field.name: plain_type(field.type) for field in schema}
             numbers = {name: _extremes(metadata, name, types[name]) for name in stored if name in types}
             return Survey(metadata.num_rows, types, digest, numbers)

@@ -12,7 +12,7 @@ import io
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -58,7 +58,7 @@ class TextSource(abc.ABC):
         """See `Source.survey`."""
 
     @abc.abstractmethod
-    def records(self, stream: IO[bytes]) -> Iterator[Record]:
+    def records(self, stream: io.BufferedReader) -> Iterator[Record]:
         """Every row of the open file, unparsed."""
 
     def blocks(self, columns: Sequence[str], rows: range, selection: Selection = EVERY_ROW) -> Iterator[Block]:
@@ -96,7 +96,7 @@ class TextSource(abc.ABC):
         return values
 
     @contextmanager
-    def _opened(self, observe: Callable[[bytes], None] = lambda data: None) -> Iterator[IO[bytes]]:
+    def _opened(self, observe: Callable[[bytes], None] = lambda data: None) -> Iterator[io.BufferedReader]:
         """The unpacked content, with every complaint about the file turned into an InputError that names it."""
         try:
             with self.location.open_stream() as stream:

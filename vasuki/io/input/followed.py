@@ -32,6 +32,7 @@ from vasuki.io.input.tables import stored_text
 from vasuki.io.location import Location
 from vasuki.io.selection import EVERY_ROW, Selection
 
+BY_LINE = ("auto", "jsonl", "openai-batch")  # formats of which a line is a row
 LOOK_S = 0.05  # between two looks at a file that has not grown
 BLOCKS_AHEAD = 4  # read, and not asked for
 _PIPE_BYTES = 2**16
@@ -61,7 +62,7 @@ class FollowedRows:
     """
 
     def __init__(self, job: JobConfig, path: str, pipe: int | None = None, started_s: float = 0.0) -> None:
-        if job.input.format in ("parquet", "arrow", "json", "csv"):
+        if job.input.format not in BY_LINE:
             raise JobFileError(f"input.format: rows that arrive line by line are jsonl, not {job.input.format}")
         if job.input.csv != CsvConfig():
             raise JobFileError("input.csv goes with CSV files, not with rows that arrive line by line")

@@ -46,6 +46,10 @@ _SUFFIXES: dict[str, Format] = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json",
     ".csv": "csv", ".tsv": "csv",
 }  # fmt: skip
+_SOURCES: dict[Format, Callable[[Location], Source]] = {  # but for CSV, which is told how it is written
+    "parquet": ParquetSource, "arrow": ArrowSource,
+    "jsonl": JsonlSource, "openai-batch": JsonlSource, "json": JsonArraySource,
+}  # fmt: skip
 _TYPED = (ParquetSource, ArrowSource)  # files that say which types their columns have
 _UTC = ("+00:00", "-00:00", "Etc/UTC", "Zulu", "Z")
 _PACKED = (".gz", ".bz2", ".zst", ".lz4")
@@ -244,11 +248,7 @@ def _source(format: Format, location: Location, config: InputConfig) -> Source:
         return CsvSource(location, config.csv)
     if config.csv != CsvConfig():
         raise JobFileError(f"input.csv goes with CSV files, not {format}")
-    if format == "json":
-        return JsonArraySource(location)
-    if format == "arrow":
-        return ArrowSource(location)
-    return ParquetSource(location) if format == "parquet" else JsonlSource(location)
+    return _SOURCES[format](location)
 
 
 def _refuse_output_within(job: JobConfig) -> None:

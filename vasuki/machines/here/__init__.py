@@ -3,6 +3,7 @@
 cpu            its processor and memory
 control_group  what limits this process below what the machine has
 gpu            its GPUs, as NVML shows them; nothing else talks to NVML
+system_files   how all of these read what the system tells
 split          the machine split among replicas
 device         what a job computes on, and how much memory it may hold
 measured       how fast it is: measured before, or as such machines are known to be

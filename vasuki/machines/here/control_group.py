@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from vasuki.machines.here.system_files import number_in, text_of
+
 _ROOT = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 _NONE = 2**60  # what version 1 writes for no limit is larger
@@ -35,7 +37,7 @@ def memory_room() -> int | None:
 def _groups(controller: str) -> Iterator[Path]:
     """The folders of this process's groups, the innermost first. A container may see its own as the root, whatever the
     system calls it."""
-    for line in _text(_OWN).splitlines():
+    for line in text_of(_OWN).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
             mounts = [_ROOT, _ROOT / "unified"]
@@ -49,9 +51,9 @@ def _groups(controller: str) -> Iterator[Path]:
 
 
 def _quota(folder: Path) -> float | None:
-    either = _text(folder / "cpu.max").split() or [
-        *_text(folder / "cpu.cfs_quota_us").split(),
-        *_text(folder / "cpu.cfs_period_us").split(),
+    either = text_of(folder / "cpu.max").split() or [
+        *text_of(folder / "cpu.cfs_quota_us").split(),
+        *text_of(folder / "cpu.cfs_period_us").split(),
     ]
     match either:
         case [quota, period] if quota.isdigit() and period.isdigit() and int(period):  # else "max" or -1
@@ -61,7 +63,7 @@ def _quota(folder: Path) -> float | None:
 
 def _memory_limits() -> Iterator[tuple[Path, int]]:
     for folder in _groups("memory"):
-        limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+        limit = number_in(folder / "memory.max") or number_in(folder / "memory.limit_in_bytes")
         if limit and limit < _NONE:
             yield folder, limit
 
@@ -69,18 +71,6 @@ def _memory_limits() -> Iterator[tuple[Path, int]]:
 def _used(folder: Path) -> int:
     """Without files that the kernel caches for the group and drops when memory is short: those of a model's weights
     would make it look full."""
-    used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
-    counts = dict(line.split() for line in _text(folder / "memory.stat").splitlines())
+    used = number_in(folder / "memory.current") or number_in(folder / "memory.usage_in_bytes") or 0
+    counts = dict(line.split() for line in text_of(folder / "memory.stat").splitlines())
     return used - int(counts.get("total_inactive_file") or counts.get("inactive_file") or 0)
-
-
-def _number(file: Path) -> int | None:
-    text = _text(file).strip()
-    return int(text) if text.isdigit() else None
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""

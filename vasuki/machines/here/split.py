@@ -13,6 +13,7 @@ from typing import Literal
 from vasuki.base.errors import JobFileError
 from vasuki.base.units import plural
 from vasuki.machines.here import cpu, gpu
+from vasuki.machines.here.system_files import number_in, text_of
 
 _CPUS = Path("/sys/devices/system/cpu")
 _NODES = Path("/sys/devices/system/node")
@@ -76,7 +77,7 @@ def split(device: str, replicas: int | Literal["auto"]) -> list[Share]:
     cores = _cores()
     there = min(len(cores), cpu.most_threads() or len(cores))
     wanted = min(there, len({core.node for core in cores})) if replicas == "auto" else replicas
-    _refuse_more(wanted, there, "core" if there == len(cores) else "core within the quota")
+    _refuse_more(wanted, there, "core", "here" if there == len(cores) else "within the quota here")
     said = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     asked = int(said) if said.isdigit() and int(said) else there
     most_threads = len(cores) if asked >= len(cores) else max(1, asked // wanted)
@@ -91,14 +92,13 @@ def split(device: str, replicas: int | Literal["auto"]) -> list[Share]:
     ]
 
 
-def _refuse_more(wanted: int, there: int, what: str) -> None:
+def _refuse_more(wanted: int, there: int, what: str, where: str = "here") -> None:
     if wanted > there:
-        raise JobFileError(f"engine.replicas: {wanted} are asked for, and there {_are(there, what)} here")
+        raise JobFileError(f"engine.replicas: {wanted} are asked for, and there {_are(there, what)} {where}")
 
 
 def _are(count: int, what: str) -> str:
-    noun, *rest = what.split(" ", 1)
-    return " ".join(["is" if count == 1 else "are", plural(count, noun), *rest])
+    return f"{'is' if count == 1 else 'are'} {plural(count, what)}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -121,8 +121,8 @@ def _cores() -> list[_Core]:
     threads: dict[tuple[int, int, int], list[int]] = {}
     for number in sorted(usable):
         topology = _CPUS / f"cpu{number}" / "topology"
-        core = _number(topology / "core_id", number)
-        key = node_of.get(number, 0), _number(topology / "physical_package_id", 0), core
+        core = number_in(topology / "core_id")
+        key = node_of.get(number, 0), number_in(topology / "physical_package_id") or 0, number if core is None else core
         threads.setdefault(key, []).append(number)
     return sorted(_Core(*key, tuple(numbers)) for key, numbers in threads.items())
 
@@ -130,20 +130,8 @@ def _cores() -> list[_Core]:
 def _listed(file: Path) -> list[int]:
     """`0-3,8` -> 0, 1, 2, 3, 8."""
     numbers: list[int] = []
-    for piece in _text(file).split(","):
+    for piece in text_of(file).split(","):
         first, _, last = piece.strip().partition("-")
         if first.isdigit():
             numbers += range(int(first), int(last or first) + 1)
     return numbers
-
-
-def _number(file: Path, otherwise: int) -> int:
-    text = _text(file).strip()
-    return int(text) if text.isdigit() else otherwise
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""

@@ -65,7 +65,7 @@ class Inbox:
         for path in sorted(same, key=lambda path: (self._seen[path], path)):
             try:
                 half = half_line(files[path])
-            except (OSError, ValueError):  # which its run will tell
+            except (OSError, UnicodeError):  # which its run will tell
                 half = ""
             if half:
                 self.broken_off[path] = half

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -79,7 +80,8 @@ def connected(address: str) -> Iterator[None]:
             log.info("waiting for the Ray cluster at %s: %s", address, missing)
         waits = True
         time.sleep(_KNOCK_EVERY_S)
-    signal.signal(signal.SIGTERM, handler)  # Ray has one of its own
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # Ray has one of its own
     try:
         with redirect_stdout(_Unheard()):
             yield
