@@ -250,6 +250,7 @@ def test_a_name_that_is_not_utf_8_concerns_its_file_alone(job: Job, tmp_path: Pa
     bad, good = sorted(watch(job()).files, key=lambda file: file.exit_code, reverse=True)
     assert (bad.exit_code, good.exit_code, good.rows) == (InputError.exit_code, 0, 6)
     assert r"caf\xe9.parquet is not UTF-8; rename the file" in bad.error
+    assert bad.input.endswith(r"caf\xe9.parquet")
 
 
 def test_a_damaged_answer_concerns_its_file_alone(job: Job, tmp_path: Path) -> None:

@@ -357,8 +357,13 @@ def unreadable_name(path: str) -> str:
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:
-        return f"the name of {os.fsencode(path).decode('utf-8', 'backslashreplace')} is not UTF-8; rename the file"
+        return f"the name of {shown(path)} is not UTF-8; rename the file"
     return ""
+
+
+def shown(path: str) -> str:
+    """The path as text that logs and JSON can hold, whatever bytes its names are of."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def folder_of(text: str) -> Location:

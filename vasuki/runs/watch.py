@@ -31,7 +31,7 @@ from vasuki.base.units import duration
 from vasuki.base.urls import without_keys
 from vasuki.engine.policy import runnable_policy
 from vasuki.io.input.followed import BY_LINE
-from vasuki.io.location import unreadable_name
+from vasuki.io.location import shown, unreadable_name
 from vasuki.io.output.manifest import RowCounts
 from vasuki.io.output.output_folder import usable_folder
 from vasuki.runs.ignored import refuse_ignored
@@ -147,7 +147,7 @@ def _outcome(runner: Runner, job: JobConfig) -> FileOutcome | None:
         if problem := unreadable_name(source):
             raise InputError(problem)
         usable_folder(output)  # which costs less than a pass over the file
-        log.info("%s -> %s", source, output)
+        log.info("%s -> %s", shown(source), shown(output))
         outcome = runner.run(job)
         rows = outcome.manifest.rows
         outcome.raise_for_errors()
@@ -156,11 +156,13 @@ def _outcome(runner: Runner, job: JobConfig) -> FileOutcome | None:
     except _OF_ALL_FILES:
         raise
     except _OF_ONE_FILE as error:
-        log.warning("%s: %s", source, error)
+        log.warning("%s: %s", shown(source), error)
         words = without_keys(str(error))
-        return FileOutcome(without_keys(source), without_keys(output), rows.total, rows.failed, error.exit_code, words)
-    log.info("%s: %d rows in %s", source, rows.total, duration(outcome.manifest.timings.makespan_s))
-    return FileOutcome(without_keys(source), without_keys(output), rows.total, rows.failed)
+        return FileOutcome(
+            shown(without_keys(source)), shown(without_keys(output)), rows.total, rows.failed, error.exit_code, words
+        )
+    log.info("%s: %d rows in %s", shown(source), rows.total, duration(outcome.manifest.timings.makespan_s))
+    return FileOutcome(shown(without_keys(source)), shown(without_keys(output)), rows.total, rows.failed)
 
 
 def _slept(seconds: float) -> bool:

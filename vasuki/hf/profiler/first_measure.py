@@ -205,10 +205,8 @@ def measure_first(
     waited = cpu_pressure() if loaded.device.type == "cpu" else 0.0
     timings = time_steps(loaded, CostModel(shape, base), budget_of, block_tokens)
     timings.stretch = max(1.0, 1 / (control_group.processor_quota() or 1.0))
-    is_shared = waited > BUSY or timings.spread > _MOST_SPREAD
-    timings.disturbed = (
-        loaded.device.type == "cpu" and is_shared and timings.stretch == 1
-    )  # a quota's pauses are no noise
+    is_noisy = (waited > BUSY or timings.spread > _MOST_SPREAD) and timings.stretch == 1  # pauses of a quota are none
+    timings.disturbed = loaded.device.type == "cpu" and is_noisy
     profile = fitted(timings, shape, base, max(_MOST_SPREAD, timings.spread) if timings.disturbed else 0.0)
     if loaded.device.type == "cuda":
         link = links.measure_link(loaded.device, replace(QUICK, group_s=0.05), base.link.kind, "measured before a run")
