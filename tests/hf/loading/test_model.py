@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from vasuki.base.errors import ModelError
 from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
 from vasuki.hf.loading.load_model import LoadedModel, prepare, resolve_device, resolve_dtype
 from vasuki.hf.loading.tokenizer import Tokenizer
+from vasuki.machines.here import control_group
 from vasuki.models.config_json import shape_from_config
 
 SMALL: dict[str, Any] = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
@@ -127,3 +129,18 @@ def test_bfloat16_is_kept_where_the_processor_has_it() -> None:
 def test_cuda_is_refused_where_there_is_none() -> None:
     with pytest.raises(ModelError, match="no CUDA device"):
         resolve_device("cuda")
+
+
+def test_a_quota_keeps_torch_to_as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(control_group, "processor_quota", lambda: 1.6)
+    try:
+        torch.set_num_threads(4)
+        monkeypatch.setenv("OMP_NUM_THREADS", "4")  # somebody knows better
+        assert (resolve_device("cpu").type, torch.get_num_threads()) == ("cpu", 4)
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        assert (resolve_device("cpu").type, torch.get_num_threads()) == ("cpu", 1)
+        assert os.environ["OMP_NUM_THREADS"] == "1", "which kernels read that are loaded later"
+    finally:
+        torch.set_num_threads(before)
+        monkeypatch.setenv("OMP_NUM_THREADS", "")  # so that it is put back

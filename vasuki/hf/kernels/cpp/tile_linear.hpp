@@ -49,20 +49,7 @@ template <int tiles>
                                              bool adds, float* sums, Ahead& ahead) {
   constexpr int64_t bytes = PANEL * sizeof *sums;
   float* sums_below = sums + BLOCK / 2;
-  asm volatile("" ::: "memory");  // the instructions do not say what they read
-  if (adds) {
-    _tile_loadd(0, sums, bytes);
-    _tile_loadd(1, sums + COLUMNS, bytes);
-    if constexpr (tiles > 1) {
-      _tile_loadd(2, sums_below, bytes);
-      _tile_loadd(3, sums_below + COLUMNS, bytes);
-    }
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
+  take_up(adds, tiles > 1, sums, sums_below, bytes);
   for (int64_t k = 0; k < depth; k += DEPTH) {
     ahead.step(k);
     _tile_loadd(6, panel, PANEL * sizeof *panel);
@@ -78,12 +65,7 @@ template <int tiles>
     panel += DEPTH * PANEL;
     rows += TILE;
   }
-  _tile_stored(0, sums, bytes);
-  _tile_stored(1, sums + COLUMNS, bytes);
-  if constexpr (tiles > 1) {
-    _tile_stored(2, sums_below, bytes);
-    _tile_stored(3, sums_below + COLUMNS, bytes);
-  }
+  put_down(tiles > 1, sums, sums_below, bytes);
 }
 
 // How x is cut, so that caches hold what is used again.

@@ -52,6 +52,35 @@ class Registers {
   int64_t rows_ = 0;
 };
 
+// Registers 0 to 3 begin with sums, left and right, of 16 rows `bytes` apart and of 16 below them, if there are `both`; or
+// with zeros.
+[[gnu::always_inline]] static inline void take_up(bool adds, bool both, const float* sums, const float* below,
+                                                  int64_t bytes) {
+  asm volatile("" ::: "memory");  // the instructions do not say what they read
+  if (adds) {
+    _tile_loadd(0, sums, bytes);
+    _tile_loadd(1, sums + COLUMNS, bytes);
+    if (both) {
+      _tile_loadd(2, below, bytes);
+      _tile_loadd(3, below + COLUMNS, bytes);
+    }
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+}
+
+[[gnu::always_inline]] static inline void put_down(bool both, float* sums, float* below, int64_t bytes) {
+  _tile_stored(0, sums, bytes);
+  _tile_stored(1, sums + COLUMNS, bytes);
+  if (both) {
+    _tile_stored(2, below, bytes);
+    _tile_stored(3, below + COLUMNS, bytes);
+  }
+}
+
 // sums [rows][PANEL], `stride` apart, plus or = a [rows] . panel, over `depth` rows of a panel, a multiple of DEPTH. Rows of
 // `a` lie `a_stride` apart, rows of a panel `row_stride`. The thread has registers in use for as many rows, at most ROWS.
 template <bool adds, typename Meanwhile>
@@ -61,20 +90,7 @@ template <bool adds, typename Meanwhile>
   const bool both = rows > 16;
   const Bf16s* below = a + 16 * a_stride;
   float* sums_below = sums + 16 * stride;
-  asm volatile("" ::: "memory");  // the instructions do not say what they read
-  if (adds) {
-    _tile_loadd(0, sums, bytes);
-    _tile_loadd(1, sums + COLUMNS, bytes);
-    if (both) {
-      _tile_loadd(2, sums_below, bytes);
-      _tile_loadd(3, sums_below + COLUMNS, bytes);
-    }
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
+  take_up(adds, both, sums, sums_below, bytes);
   for (int64_t k = 0; k < depth; k += DEPTH) {
     for (int64_t i = 0; i < DEPTH; ++i) meanwhile(k + i);
     const Bf16s* from = panel + k * row_stride;
@@ -89,12 +105,7 @@ template <bool adds, typename Meanwhile>
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  _tile_stored(0, sums, bytes);
-  _tile_stored(1, sums + COLUMNS, bytes);
-  if (both) {
-    _tile_stored(2, sums_below, bytes);
-    _tile_stored(3, sums_below + COLUMNS, bytes);
-  }
+  put_down(both, sums, sums_below, bytes);
 }
 
 // Whether the system lets this process use them, and they multiply as is said above: whole numbers, exactly.
