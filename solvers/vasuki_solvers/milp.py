@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import tempfile
 import time
 from dataclasses import dataclass
 from itertools import pairwise
@@ -155,7 +156,9 @@ class _Search:
             return _Outcome(None, complete=False, bound=0)
         problem = model.problem
         try:
-            problem.solve(_pulp_solver(self.backend, self.threads, time_limit_s, warm=start is not None))
+            solver = _pulp_solver(self.backend, self.threads, time_limit_s, warm=start is not None)
+            with tempfile.TemporaryDirectory() as solver.tmpDir:  # PuLP leaves its files where CBC ends otherwise
+                problem.solve(solver)
         except pulp.PulpSolverError:
             return _Outcome(None, complete=False, bound=0)
         complete = problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionInfeasible)

@@ -206,7 +206,7 @@ MISTAKES = {
     "unknown policy": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a10", "--policy", "vllmm"), 2, "vllm"),
     "too large": (("plan", "LENGTHS", "--set", "model.shape=llama-3-70b", "--gpu", "a10"), 4, "llama-3-70b"),
     "heads": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--tp", "3"), 4, "32 heads"),
-    "stages": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--pp", "64"), 4, "32 layers"),
+    "stages": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--pp", "64"), 2, "32 layers"),
     "no replica": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--dp", "0"), 2, "greater than or equal to 1"),
     "no link": (
         ("simulate", "LENGTHS", *SHAPE, "--set", "model.dtype=bfloat16", "--gpu", "cpu", "--tp", "2"),

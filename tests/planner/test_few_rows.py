@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vasuki.base.config import EngineConfig, KVConfig, PlanConfig
+from vasuki.base.config import EngineConfig, KVConfig, PlanConfig, parse_job
 from vasuki.base.errors import JobFileError
 from vasuki.machines.profile_files import find_profile
+from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape
-from vasuki.planner import make_plan
+from vasuki.planner import make_plan, plan_parallel
 from vasuki.planner.few_rows import SOLVER_SHARE
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
@@ -68,18 +69,58 @@ def test_a_few_rows_of_known_lengths_get_a_better_order_and_the_run_takes_it() -
 
 
 @pytest.mark.parametrize("solver", ["milp", "local_search"])
-@pytest.mark.parametrize(("known", "expected"), [(True, "auto"), (False, "auto"), (False, "max")])
 @pytest.mark.parametrize("seed", [0, 4])
-def test_a_solver_that_is_asked_for_looks_and_is_never_behind(
-    solver: str, known: bool, expected: str, seed: int
-) -> None:
-    job = replace(some_rows(300, 20, seed), known=known)
-    others = [crowded(job, with_solver(other, output_length=expected)) for other in ("greedy", "fifo")]
-    plan = crowded(job, with_solver(solver, output_length=expected, solver_time=1.0))
+def test_a_solver_that_is_asked_for_looks_and_is_never_behind(solver: str, seed: int) -> None:
+    job = some_rows(300, 20, seed)
+    others = [crowded(job, with_solver(other)) for other in ("greedy", "fifo")]
+    plan = crowded(job, with_solver(solver, solver_time=1.0))
     assert plan.solver == solver
     assert plan.order_gap is not None
     assert plan.makespan_s <= min(other.makespan_s for other in others)
-    assert known or not plan.optimal
+
+
+@pytest.mark.parametrize("expected", ["auto", "max"])
+def test_outputs_that_the_run_is_not_told_order_nothing(expected: str) -> None:
+    job = replace(some_rows(300, 20), known=False)
+    others = replace(job, output_tokens=np.roll(job.output_tokens, 7))
+    config = with_solver("milp", output_length=expected, solver_time=1e-9)
+    plans = [crowded(rows, config) for rows in (job, others)]
+    assert plans[0].order == plans[1].order != ()
+    assert {plan.solver for plan in plans} == {"milp"}
+    assert not any(plan.optimal for plan in plans)
+    assert simulate_plan(plans[0], job, LLAMA, A10).result.makespan_s == plans[0].makespan_s
+
+
+@pytest.mark.parametrize("solver", ["greedy", "milp"])
+def test_rows_that_never_fit_leave_the_order_of_the_others_alone(solver: str) -> None:
+    job = some_rows(1000)
+    with_misfits = Lengths(
+        np.insert(job.prompt_tokens, [0, 5], 7_000),
+        np.insert(job.output_tokens, [0, 5], 900),
+        max_tokens=np.insert(job.output_tokens, [0, 5], 900),
+        known=True,
+    )
+    kv = KVConfig(offload="none", device_memory=3_000 * LLAMA.kv_bytes_per_token)
+    plan = make_plan(with_misfits, LLAMA, A10, plan=with_solver(solver), kv=kv)
+    assert plan.misfits == 2
+    simulated = simulate_plan(plan, with_misfits, LLAMA, A10)
+    assert simulated.result.makespan_s == plan.makespan_s
+    assert simulated.plan.solver == plan.solver == solver
+
+
+@pytest.mark.parametrize("solver", ["milp", "local_search"])
+@pytest.mark.parametrize("layout", [Layout(pipeline_parallel=2), Layout(data_parallel=2)])
+def test_streams_that_share_rows_have_no_solver_of_one_device(solver: str, layout: Layout) -> None:
+    config = parse_job(
+        {
+            "model": {"shape": "x"},
+            "input": {"path": "x", "prompt": "x"},
+            "output": {"path": "x"},
+            "plan": {"solver": solver},
+        }
+    )
+    with pytest.raises(JobFileError, match=f"plan.solver: {solver} orders the rows of one device"):
+        plan_parallel(some_rows(300), LLAMA, A10, config, layout)
 
 
 def test_a_search_takes_a_fiftieth_of_the_job_at_most_or_what_the_job_says(limits: list[float]) -> None:

@@ -89,8 +89,8 @@ class Queues:
         return not (self.waiting or self.prefilling or self.decoding or self.parked)
 
     def maximum(self, sequence: Sequence) -> int:
-        """Blocks the sequence holds in the step that samples its last possible token, which itself is never stored."""
-        return self.pool.blocks_for(sequence.request.num_prompt_tokens + sequence.request.max_tokens - 1)
+        """Blocks that the sequence holds at most."""
+        return self.pool.blocks_for(sequence.request.peak_tokens)
 
     def may_park(self, sequence: Sequence, num_tokens: int) -> bool:
         """Whether `num_tokens` computed tokens are worth keeping on the host, and have room there."""

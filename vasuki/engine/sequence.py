@@ -91,6 +91,11 @@ class Request:
         return self.row, self.sample_index
 
     @property
+    def peak_tokens(self) -> int:
+        """Tokens of KV that it holds at most: the last possible one is sampled, and never stored."""
+        return self.num_prompt_tokens + self.max_tokens - 1
+
+    @property
     def num_bytes(self) -> int:
         """About what it takes in memory."""
         return self.carried_bytes + (0 if self.error else TOKEN_BYTES * self.num_prompt_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vasuki.base.errors import ModelError
+from vasuki.base.errors import JobFileError, ModelError
 from vasuki.models.shape import ModelShape
 
 
@@ -49,20 +49,25 @@ class Layout:
         }
 
     def check(self, shape: ModelShape) -> None:
-        """Raises ModelError if the model cannot be cut this way."""
+        """Raises JobFileError if the model cannot be cut over so many devices, ModelError if its weights cannot wait on
+        the host like this."""
         if min(self.tensor_parallel, self.pipeline_parallel, self.data_parallel) < 1:
             degrees = f"{self.tensor_parallel} x {self.pipeline_parallel} x {self.data_parallel}"
-            raise ModelError(f"every degree of parallelism must be at least 1, not {degrees} (tensor, pipeline, data)")
+            raise JobFileError(
+                f"every degree of parallelism must be at least 1, not {degrees} (tensor, pipeline, data)"
+            )
         group = self.tensor_parallel
         if shape.num_heads % group:
-            raise ModelError(f"{shape.name} has {shape.num_heads} heads, not divisible by {group} GPUs")
+            raise JobFileError(f"{shape.name} has {shape.num_heads} heads, not divisible by {group} GPUs")
         for kv_heads in (shape.num_kv_heads, shape.full_heads[0]):
             if kv_heads % group and group % kv_heads:
-                raise ModelError(
+                raise JobFileError(
                     f"{shape.name} has {kv_heads} KV heads, which {group} GPUs can neither divide nor copy evenly"
                 )
         if self.pipeline_parallel > shape.num_layers:
-            raise ModelError(f"{shape.name} has {shape.num_layers} layers, too few for {self.pipeline_parallel} stages")
+            raise JobFileError(
+                f"{shape.name} has {shape.num_layers} layers, too few for {self.pipeline_parallel} stages"
+            )
         if self.host_layers and not shape.weighs_evenly:
             raise ModelError(f"{shape.name} has layers of very different sizes, whose weights cannot wait on the host")
         if not 0 <= self.host_layers < shape.num_layers:

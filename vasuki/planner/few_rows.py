@@ -6,6 +6,9 @@
 
 A solver counts steps. What decides is the simulation, which also knows prompts, blocks and preemption: so the answer is
 behind neither greedy's order nor the input's, whatever the solver finds.
+
+Where outputs are not known beforehand, every row is taken to reach its limit, as far as the search can tell: recorded
+lengths that the run is not told must not order it.
 """
 
 from __future__ import annotations
@@ -63,10 +66,15 @@ def with_best_order(
         candidates: others, which may be better in the input's order.
         spent_s: seconds that planning took so far.
     """
-    solver, job = problem.searching_solver, problem.lengths
-    if solver is None or len(job) < 2:
+    solver = problem.searching_solver
+    if solver is None or len(problem.lengths) < 2:
         return chosen
-    began_s = time.perf_counter()
+    began_s, whole = time.perf_counter(), problem
+    if not problem.lengths.known:
+        told = replace(problem.lengths, output_tokens=problem.lengths.limits, known=True)
+        problem = replace(problem, lengths=told)
+        chosen = predict(problem, chosen.candidate)
+    job = problem.lengths
 
     def tried(candidate: Candidate, order: list[int]) -> Prediction:
         return predict(problem, candidate, found=Ordered(order, solver))
@@ -87,7 +95,11 @@ def with_best_order(
         best = preferred(problem, [best, tried(candidate, moved(list(best.order) or greedy, rng))])
     if problem.plan.solver == solver:  # and looked for the order, even if the best one known before is as good
         best = replace(best, solved=replace(best.solved, solver=solver))
-    return replace(best, order_gap=best.result.stats.steps / least_steps - 1)
+    gap = best.result.stats.steps / least_steps - 1
+    if problem is not whole:
+        solved = best.solved
+        best = predict(whole, best.candidate, found=Ordered(list(best.order) or greedy, solved.solver))
+    return replace(best, order_gap=gap)
 
 
 def time_limit_s(problem: Problem, known: Prediction, least_steps: int, spent_s: float) -> float:

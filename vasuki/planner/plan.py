@@ -53,7 +53,9 @@ class Plan:
     uncertainty: float | None = None  # what not knowing the outputs adds to the makespan: 0.02 is 2 %; None: not known
     optimal: bool = False  # proved: no order takes fewer steps
     order_gap: float | None = None  # by what share the steps exceed those that no order undercuts; None: not looked for
-    order: tuple[int, ...] = ()  # of all requests, where planning found one; else they are ordered as they come
+    order: tuple[
+        int, ...
+    ] = ()  # of all requests that can run, where planning found one; else they are ordered as they come
     misfits: int = 0  # requests that can never run
     misfit: str = ""  # the first of them, with the capacity that it needs
     spread: float = 0.0  # by what share the makespan may be off, since the machine was busy when it was measured

@@ -28,6 +28,7 @@ from vasuki.planner.candidates import MOST_CHUNK_TOKENS, NUM_SEQS
 from vasuki.planner.job_sums import JobSums
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.one_device import make_plan
+from vasuki.planner.ordering.planned_order import MOST_ROWS
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import SIMULATION_US, sample_rows
 from vasuki.planner.simulated import simulate_plan
@@ -57,6 +58,8 @@ def plan_parallel(
     plan = _of_job(replace(stream, order=()), lengths, shape, config, layout)
     if len(lengths) <= affordable_rows(plan.makespan_s, stream.simulated_row_s, SIMULATION_US * 1e-6):
         options, alone_s = [plan], math.inf
+        if config.plan.solver == "auto" and plan.settings.policy.ordered:  # stages may wait less as rows come
+            options.append(replace(plan, solver="fifo"))
         if replica.num_streams == 1:  # whose steps may be better, where one row is much of the job
             alone = _plan(lengths, shape, profile, config, replica)
             options.append(_of_job(alone, lengths, shape, config, layout))
@@ -135,7 +138,12 @@ def _misfit(row: int, needed: Ints, kv_tokens: int) -> str:
 
 
 def _refuse(lengths: Lengths, config: JobConfig, layout: Layout) -> None:
-    """Raises JobFileError for what `simulate_pipelines` does not price."""
+    """Raises JobFileError for what `simulate_pipelines` does not price, and for a solver of one device's order."""
+    if config.plan.solver in MOST_ROWS and find_policy(config.engine.policy).ordered:
+        raise JobFileError(
+            f"plan.solver: {config.plan.solver} orders the rows of one device, and several replicas or stages share "
+            "these; leave it out"
+        )
     if lengths.arrived_at_s is not None:
         raise JobFileError("arrived_at is not simulated with several replicas or stages; leave the column out")
     if find_policy(config.engine.policy).gathers:

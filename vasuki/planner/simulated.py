@@ -209,6 +209,7 @@ def simulate_plan(
     simulated = replace(
         plan,
         makespan_s=result.makespan_s,
+        solver=order.solved.solver,
         simulated_requests=result.written.rows,
         sample_spread=0.0,
         cost=Cost.of(result.makespan_s, plan.layout.num_gpus, plan.cost.price_per_hour, plan.cost.currency, tokens),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vasuki.base.errors import ModelError, ProfileError
+from vasuki.base.errors import JobFileError, ModelError, ProfileError
 from vasuki.engine.batch import Batch, ScheduledChunk, Swap
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.machines.cost_model import (
@@ -438,9 +438,9 @@ def test_pipeline_stages_share_the_layers() -> None:
 
 
 def test_impossible_layouts_are_refused() -> None:
-    with pytest.raises(ModelError, match="32 heads, not divisible by 3"):
+    with pytest.raises(JobFileError, match="32 heads, not divisible by 3"):
         model("a100", "llama-3-8b", Layout(tensor_parallel=3))
-    with pytest.raises(ModelError, match="too few for 64 stages"):
+    with pytest.raises(JobFileError, match="too few for 64 stages"):
         model("a100", "llama-3-8b", Layout(pipeline_parallel=64))
     with pytest.raises(ModelError, match="no interconnect"):
         model("gh200", "llama-3-8b", Layout(tensor_parallel=2)).network.all_reduce_s(1)

@@ -6,7 +6,8 @@
 
 The solver sees each row as an item: its prompt, the tokens it is expected to produce, the KV capacity
 (`vasuki_solvers`). In a window of known lengths long rows start early enough to end with the others, and in between
-lengths are mixed, so that memory stays evenly full. Rows with an error are passed on at once.
+lengths are mixed, so that memory stays evenly full. Rows that cannot run, for an error or since no memory holds them,
+are passed on at once: an order is of those that do, in a plan as in a run.
 """
 
 from __future__ import annotations
@@ -58,6 +59,11 @@ class Capacity:
     chunk_tokens: int
     block_tokens: int = 1
     replicas: int = 1  # that have this capacity together; what rows share, each of them has to compute
+
+    @property
+    def row_tokens(self) -> int:
+        """KV tokens that one row may come to hold."""
+        return self.kv_tokens // self.replicas
 
     @classmethod
     def of(cls, settings: EngineSettings, replicas: int = 1) -> Capacity:
@@ -147,8 +153,8 @@ class PlannedOrder:
         lengths: learns from rows that end and estimates those that wait; None leaves the requests' own estimates.
         window_rows: rows held at most.
         window_bytes: that they take at most, though always one row.
-        known: whether requests say how long their outputs become; else `output_length` says what is expected of them.
-    order: indices of all rows, where an order was found beforehand; the window's rows are not solved again then.
+        order: indices of all rows that can run, where an order was found beforehand; the window's rows are not solved
+            again then.
     """
 
     def __init__(
@@ -242,7 +248,7 @@ class PlannedOrder:
             if request is None:
                 self._is_exhausted = True
                 break
-            if request.error:
+            if request.error or request.peak_tokens > self._capacity.row_tokens:
                 self._failed.append(request)
                 failed_bytes += request.num_bytes
                 if len(self._failed) >= self._fill_rows or self._held_bytes + failed_bytes >= self._window_bytes:
@@ -332,7 +338,7 @@ def order_requests(
     """Requests in the order that the policy wants: vasuki's is planned, the others take rows as they come.
 
     known: whether requests say how long their outputs become; else `output_length` says what is expected of them.
-    order: indices of all rows, where planning found an order for them.
+    order: indices of all rows that can run, where planning found an order for them.
     replicas: that share the requests, each of these settings.
 
     Make the result an observer of the run as well, which is how it learns output lengths.
