@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vasuki.base.errors import InputError
-from vasuki.planner.lengths import Lengths, read_lengths
+from vasuki.planner.lengths import Lengths, SharedPrefixes, read_lengths
 
 
 def write(folder: Path, text: str) -> Path:
@@ -111,3 +111,15 @@ def test_requests_know_the_limit_and_only_on_demand_the_length() -> None:
     limited = Lengths(np.array([5, 6]), np.array([10, 30]), None, np.array([20, 25]))
     assert [(r.max_tokens, r.expected_tokens) for r in limited.requests(known=True)] == [(20, 10), (25, 25)]
     assert limited.take(np.array([1])).limits.tolist() == [25]
+
+
+def test_stretches_that_some_row_computes_are_those_of_a_tree_of_prefixes() -> None:
+    random = np.random.default_rng(0)
+    texts = [random.integers(0, 2, 12, dtype=np.int32)[: random.integers(0, 13)] for _ in range(60)]
+    prefixes = SharedPrefixes(texts, np.repeat(np.arange(60), 2))
+    shared = np.array([random.integers(0, len(texts[row // 2]) + 1) for row in range(120)])
+    starts, ends = prefixes.computed_once(shared)
+    beginnings = {tuple(texts[row // 2][:end]) for row in range(120) for end in range(1, shared[row] + 1)}
+    assert (ends - starts).sum() == len(beginnings)
+    depths = [depth for start, end in zip(starts, ends, strict=True) for depth in range(start, end)]
+    assert sorted(depths) == sorted(len(each) - 1 for each in beginnings)

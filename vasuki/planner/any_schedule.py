@@ -8,7 +8,7 @@ moments, of the moment and what those rows take that come from then on.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -61,8 +61,9 @@ class AnySchedule:
         """The same for requests that start no earlier than they arrive."""
         if lengths.arrived_at_s is None:
             return self.least_s(JobSums.of_lengths(self.shape, lengths))
+        late = replace(lengths, prefixes=None)  # earlier rows may have computed what later ones begin with
         return max(
-            float(lengths.arrived_at_s[first]) + self.least_of_lengths_s(lengths.take(np.arange(first, len(lengths))))
+            float(lengths.arrived_at_s[first]) + self.least_of_lengths_s(late.take(np.arange(first, len(lengths))))
             for first in _moments(lengths)
         )
 

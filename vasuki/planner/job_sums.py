@@ -8,14 +8,14 @@ Of rows of prompt P and output O, whatever the schedule,
     the prompt passes in chunks, whose queries see these keys       pairs    = sum(P (P + 1) / 2)
     a row that takes part in a step has its KV on the device        held     = sum(P, ..., P + O - 1) where they sample
 
-What rows begin with in common is computed and held for nothing: `own` is the rest of a prompt. Sums of several
+What rows begin with in common is computed once, and held for nothing: `own` is the rest of a prompt. Sums of several
 sets of rows add up, so a run can count the rows that end without keeping any of them.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -187,9 +187,19 @@ class JobSums:
 
     @classmethod
     def of_lengths(cls, shape: ModelShape, lengths: Lengths) -> JobSums:
-        """Sum up rows whose outputs are as expected."""
-        outputs = np.minimum(lengths.output_tokens, lengths.limits)
-        return cls.of(shape, lengths.prompt_tokens, outputs, lengths.own_prompt_tokens)
+        """Sum up rows whose outputs are as expected, of which nothing is computed yet."""
+        outputs, own = np.minimum(lengths.output_tokens, lengths.limits), lengths.own_prompt_tokens
+        job = cls.of(shape, lengths.prompt_tokens, outputs, own)
+        if lengths.prefixes is None:
+            return job
+        starts, ends = lengths.prefixes.computed_once(lengths.prompt_tokens - own)
+        sums, window = job.sums, shape.sliding_window
+        once = Sums(*[0.0] * len(sums))._replace(
+            tokens=float((ends - starts).sum()),
+            pairs=float((pairs_of(ends) - pairs_of(starts)).sum()),
+            windowed_pairs=float((pairs_of(ends, window) - pairs_of(starts, window)).sum()),
+        )
+        return replace(job, sums=Sums(*(a + b for a, b in zip(sums, once, strict=True))))
 
     def __add__(self, other: JobSums) -> JobSums:
         return JobSums(

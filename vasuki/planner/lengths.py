@@ -14,6 +14,7 @@ import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from vasuki.base.arrays import Floats, Ints
 from vasuki.base.errors import InputError, did_you_mean
 from vasuki.base.files import refuse_special
-from vasuki.engine.sequence import NO_TOKENS, Request
+from vasuki.engine.sequence import NO_TOKENS, TOKEN_BYTES, Request
 
 PROMPT_COLUMN, OUTPUT_COLUMN, ARRIVAL_COLUMN = "num_prefill_tokens", "num_decode_tokens", "arrived_at"
 
@@ -44,11 +45,20 @@ class SharedPrefixes:
         lengths: Ints = np.array([len(prefix) // block_tokens * block_tokens for prefix in self.token_ids], np.int64)
         return lengths[self.of_row]
 
-    def computed_once(self, block_tokens: int = 1) -> Ints:
+    def found(self, block_tokens: int = 1) -> Ints:
         """`[rows]` the same, but for the first row of each prefix, which has to compute it."""
         tokens = self.tokens(block_tokens)
         tokens[np.unique(self.of_row, return_index=True)[1]] = 0
         return tokens
+
+    def computed_once(self, shared_tokens: Ints) -> tuple[Ints, Ints]:
+        """Stretches of positions that some row has to compute, whatever the others find: each of the tree that the
+        prefixes are, cut at the `[rows]` tokens that each row shares. `[stretches]` where they start, and end."""
+        most = np.zeros(len(self.token_ids), np.int64)
+        np.maximum.at(most, self.of_row, shared_tokens)
+        prefixes = sorted(ids[:length].tobytes() for ids, length in zip(self.token_ids, most.tolist(), strict=True))
+        starts = [0, *(_common_bytes(*pair) // TOKEN_BYTES for pair in pairwise(prefixes))]
+        return np.array(starts[: len(prefixes)], np.int64), np.array([len(each) // TOKEN_BYTES for each in prefixes])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,6 +143,14 @@ class Lengths:
                 arrived_s=arrived_s,
                 due_s=math.inf if self.deadline_s is None else arrived_s + float(self.deadline_s[row]),
             )
+
+
+def _common_bytes(one: bytes, other: bytes) -> int:
+    """How many bytes two strings begin with in common."""
+    length = min(len(one), len(other))
+    a, b = (np.frombuffer(each, np.uint8, length) for each in (one, other))
+    differs = a != b
+    return int(np.argmax(differs)) if differs.any() else length
 
 
 def is_lengths_file(path: str) -> bool:

@@ -188,7 +188,7 @@ def _scaled_up(shared_tokens: int, sample: Lengths, job: Lengths, block_tokens: 
     """Prompt tokens that the job shares, if it shares as much of its prefixes as the sample does."""
     if len(sample) == len(job) or job.prefixes is None or sample.prefixes is None:
         return shared_tokens
-    of_sample, of_job = (int(each.computed_once(block_tokens).sum()) for each in (sample.prefixes, job.prefixes))
+    of_sample, of_job = (int(each.found(block_tokens).sum()) for each in (sample.prefixes, job.prefixes))
     return shared_tokens * of_job // of_sample if of_sample else of_job
 
 

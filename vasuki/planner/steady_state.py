@@ -37,7 +37,7 @@ class MeanRow:
     @classmethod
     def of(cls, lengths: Lengths) -> MeanRow:
         prompts, outputs = lengths.prompt_tokens.astype(float), lengths.output_tokens.astype(float)
-        shared = np.zeros(len(lengths)) if lengths.prefixes is None else lengths.prefixes.computed_once().astype(float)
+        shared = np.zeros(len(lengths)) if lengths.prefixes is None else lengths.prefixes.found().astype(float)
         own = lengths.own_prompt_tokens.astype(float)
         growth = outputs * (outputs - 1) / 2
         return cls(
