@@ -1,12 +1,13 @@
 """Where offloading KV pays: layers that a step hides, prompts computed ahead, a map of links against KV memory, and a
 table under pressure.
 
-    offload_map.py [--figure docs/img/offload-map.svg] [--only layers|ahead|map|table]
+    offload_map.py [--figure docs/img/offload-map.svg] [--only layers|ahead|map|by_batch|table]
 
 All come from the cost model, the planner and the simulator, for Llama-3-8B in bfloat16. A first table counts the layers
 whose KV a single step hides; a second says what prefilling ahead changes, where `auto` takes it and where the job asks
 for it. The map takes a card's compute and memory bandwidth, gives it other links and other KV memory, and asks which
-fixed mode ends a job of long rows first. The last table shrinks the KV memory of real profiles and compares policies on
+fixed mode ends a job of long rows first; on the same cells a depth for each batch is held against one for the job. The
+last table shrinks the KV memory of real profiles and compares policies on
 a job of translations. Prints Markdown, and one JSON line last.
 """
 
@@ -73,7 +74,7 @@ ROWS_WANTED = 96  # rows at their full length that the job wants room for
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--figure", type=Path, default=Path("docs/img/offload-map.svg"))
-    parser.add_argument("--only", choices=("layers", "ahead", "map", "table"))
+    parser.add_argument("--only", choices=("layers", "ahead", "map", "by_batch", "table"))
     parser.add_argument("--block-tokens", type=int, default=256, help="of the map's KV blocks")
     options = parser.parse_args()
     shape = named_shape("llama-3-8b")
@@ -93,6 +94,10 @@ def main() -> None:
         draw(maps, marks, options.figure)
         result["map"] = [[vars_of(cell) for cell in cells] for cells in maps]
         print(marks_table(marks))
+    if options.only in (None, "by_batch"):
+        deep = [cell for panel in PANELS for cell in depths_by_batch(panel, shape)]
+        print(by_batch_table(deep))
+        result["by_batch"] = [vars_of(cell) for cell in deep]
     if options.only in (None, "table"):
         rows = [row for card in TABLE_CARDS for row in pressure(card, shape)]
         print(pressure_table(rows))
@@ -290,6 +295,51 @@ def panel_map(panel: Panel, shape: ModelShape, block_tokens: int, least_rows: in
                 )
             )
     return cells
+
+
+@dataclass(frozen=True, slots=True)
+class DepthCell:
+    """One point of the map, with layers moved batch by batch: changes of the makespan against what `auto` picks."""
+
+    card: str
+    link_gb_per_s: float
+    kv_gib: float
+    auto: OffloadMode
+    corrected: float  # as policy vasuki runs, with the corrected conditions
+    printed: float  # with the printed ones
+
+
+def depths_by_batch(panel: Panel, shape: ModelShape) -> list[DepthCell]:
+    """Cells of one panel, every other link."""
+    base = find_profile(panel.card).model_copy(update={"memory_mib": 2**18})
+    cells = []
+    for kv_gib, rate in itertools.product(panel.kv_gib, LINK_GB_PER_S[::2]):
+        job = long_rows(int(min(MOST_ROWS, max(150, 3 * kv_gib * GIB / shape.kv_bytes_per_token / 2000))))
+        profile = base.model_copy(update={"link": link_of(rate)})
+
+        def plan(mode: str, conditions: str = "corrected", of: tuple[Any, ...] = (job, profile, kv_gib)) -> Plan:
+            rows, card, gib = of
+            kv = {"offload": mode, "device_memory": int(gib * GIB), "host_memory": HOST_BYTES, "conditions": conditions}
+            return make_plan(rows, shape, card, kv=KVConfig.model_validate(kv))
+
+        auto = plan("auto")
+        changes = [plan("by_batch", each).makespan_s / auto.makespan_s - 1 for each in ("corrected", "printed")]
+        cells.append(DepthCell(panel.card, rate, kv_gib, auto.offload.mode, *changes))
+        print(cells[-1], file=sys.stderr)
+    return cells
+
+
+def by_batch_table(cells: Sequence[DepthCell]) -> str:
+    """One line for each kind of conditions."""
+    lines = ["| conditions | cells | saves 2 % or more | best | median | worst |", "|---|---|---|---|---|---|"]
+    for name in ("corrected", "printed"):
+        changes = np.array([getattr(cell, name) for cell in cells])
+        saves = int((changes < PAYS - 1).sum())
+        lines.append(
+            f"| {name} | {len(cells)} | {saves} | {changes.min():+.1%} | {np.median(changes):+.1%} | "
+            f"{changes.max():+.1%} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def link_of(gb_per_s: float) -> Link:

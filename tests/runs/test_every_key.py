@@ -94,6 +94,7 @@ ELSEWHERE = {
     "model.allow_pickle": "commands/test_check.py",
     "model.trust_remote_code": "commands/test_check.py",
     "engine.device": "runs/test_placement.py",
+    "kv.conditions": "planner/offload/test_by_batch.py",
     "plan.solver_time": "planner/test_few_rows.py",
     "plan.output_length": "planner/ordering",
     "plan.window_rows": "planner/ordering",
@@ -202,6 +203,14 @@ def test_what_is_asked_for_is_done_or_refused_by_name(
         plan = made(rows, asked)
     except JobFileError as error:
         refused = str(error)
+    if POLICIES[policy].goes_deep and case.get("kv.offload") != "none":  # layers move, one by one and to the host
+        stays = backend == "padded" or case.get("engine.weights_on_host")
+        if stays and not refused.startswith(f"{next(iter(case))}: "):
+            assert refused.startswith(f"engine.policy: {policy} cannot be done: ")
+            return
+        if "kv.host_memory" in case and refused:
+            assert refused.startswith("kv.host_memory: ")
+            return
     if plan is None:
         assert len(case) == 1
         assert refused.startswith(f"{next(iter(case))}: ")

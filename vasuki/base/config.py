@@ -342,6 +342,7 @@ class EngineConfig(_Section):
         "vasuki",
         "sarathi",
         "sarathi-paper",
+        "vasuki-paper",
         "orca",
         "orca-best",
         "orca-worst",
@@ -392,9 +393,13 @@ class KVConfig(_Section):
     host_memory: Bytes = 8 * 2**30
     """Pinned host memory for weights that stay on the host and for offloaded KV. A CPU takes it from its own memory, at
     most half of that unless it is set."""
-    offload: Literal["auto", "none", "stream", "park", "ahead"] = "auto"
-    """[What moves to the host](offload.md): some layers of all rows (`stream`), rows that have to make room (`park`),
-    or also rows whose prompt is computed ahead (`ahead`). `auto` takes what makes the job fastest, often nothing."""
+    offload: Literal["auto", "none", "stream", "park", "ahead", "by_batch"] = "auto"
+    """[What moves to the host](offload.md): some layers of all rows (`stream`), as many as each batch hides
+    (`by_batch`), rows that have to make room (`park`), or also rows whose prompt is computed ahead (`ahead`). `auto`
+    takes what makes the job fastest, often nothing."""
+    conditions: Literal["corrected", "printed"] = "corrected"
+    """By which the algorithms of the paper Vasuki decide for `by_batch`: with our [corrections](offload.md), or as
+    printed."""
 
     @property
     def asks_for_offload(self) -> bool:

@@ -41,7 +41,7 @@ class AdmissionControl:
         """Blocks that prompts may take now. Unless all rows fit with all their growth, those are left that decodes
         take in the next `GROWTH_STEPS`, one each at most: by then some row has usually ended."""
         queues, pool = self._queues, self._pool
-        if self._policy.admission is not Admission.ROOM or queues.maximum_blocks <= pool.num_blocks:
+        if self._policy.admission is not Admission.ROOM or queues.maximum_blocks <= pool.capacity:
             return pool.num_available
         size = pool.block_tokens
         if size <= GROWTH_STEPS:
@@ -66,21 +66,27 @@ class AdmissionControl:
             wave = [*queues.running, sequence]
             columns = max(row.request.num_prompt_tokens for row in wave) + max(row.expected_tokens for row in wave) - 1
             return len(wave) * pool.blocks_for(columns) <= pool.num_blocks
-        if queues.maximum_blocks + queues.maximum(sequence) <= pool.num_blocks:
+        if admission is Admission.ALL_LAYERS and queues.depth is not None:
+            return pool.blocks_for(sequence.num_tokens) + self._promised_blocks() <= queues.depth.spare_whole_blocks
+        if queues.maximum_blocks + queues.maximum(sequence) <= pool.capacity:
             return True
         if admission is Admission.CHUNK:
             return pool.blocks_for(min(budget, sequence.num_tokens)) <= pool.num_available
         if admission is Admission.ROOM:
             return pool.blocks_for(min(budget, sequence.num_tokens)) <= self.spare_blocks()
-        if admission is Admission.PROMPT:
-            promised = sum([pool.blocks_for(s.num_tokens) - len(s.block_table.device) for s in queues.prefilling])
-            watermark = max(1, pool.num_blocks // 100)
-            return pool.blocks_for(sequence.num_tokens) + promised + watermark <= pool.num_available
+        if admission in (Admission.PROMPT, Admission.ALL_LAYERS):
+            watermark = max(1, pool.capacity // 100)
+            return pool.blocks_for(sequence.num_tokens) + self._promised_blocks() + watermark <= pool.num_available
         if admission is Admission.MAXIMUM:
             return False
         if pool.num_held + pool.blocks_for(sequence.num_tokens) > pool.num_blocks:
             return False
         return peak_blocks([*queues.running, sequence], pool.block_tokens, ahead or self.ahead) <= pool.num_blocks
+
+    def _promised_blocks(self) -> int:
+        """Blocks that rows in their prompt still lack for it."""
+        blocks_for = self._pool.blocks_for
+        return sum([blocks_for(row.num_tokens) - len(row.block_table.device) for row in self._queues.prefilling])
 
     def may_go_ahead(self, sequence: Sequence) -> bool:
         """Whether a row that may not start can have its prompt computed in the room that others have yet to grow into.

@@ -13,9 +13,12 @@ form.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vasuki.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from vasuki.engine.depth import DepthStep
 
 
 class ScheduledChunk(NamedTuple):
@@ -54,6 +57,7 @@ class Batch:
     starts: list[int]  # position of each decode's token
     prefills: list[ScheduledChunk]
     swaps: list[Swap]
+    depth: DepthStep | None = None  # of its layers, where that is decided batch by batch
     _chunks: list[ScheduledChunk] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

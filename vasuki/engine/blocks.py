@@ -18,7 +18,7 @@ sharing needs reference counts but no copies.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -47,6 +47,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.peak_held = 0  # most blocks that were in use at any time
+        self.withheld = 0  # unused blocks that may not be handed out, since they have no room now; set by DepthControl
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the block freed last is warm in the cache
         self._references = [0] * num_blocks
         # Unused blocks with known content, coldest first: those that nobody wants, and those that somebody does.
@@ -58,12 +59,25 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks that an allocation can take: free ones, then cached ones."""
-        unwanted, wanted = self._cached
-        return len(self._free) + len(unwanted) + len(wanted)
+        return max(0, self._num_unused - self.withheld)
 
     @property
     def num_held(self) -> int:
-        return self.num_blocks - self.num_available
+        return self.num_blocks - self._num_unused
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that may be held together now."""
+        return self.num_blocks - self.withheld
+
+    @property
+    def _num_unused(self) -> int:
+        unwanted, wanted = self._cached
+        return len(self._free) + len(unwanted) + len(wanted)
+
+    def held(self) -> Iterator[int]:
+        """Every block in use, in rising order."""
+        return (block for block, references in enumerate(self._references) if references)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` positions."""
@@ -82,7 +96,7 @@ class BlockPool:
         del free[first:]
         for block in blocks:
             references[block] = 1
-        self.peak_held = max(self.peak_held, self.num_blocks - available + count)
+        self.peak_held = max(self.peak_held, self.num_held)
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:

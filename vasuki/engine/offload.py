@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-OffloadMode = Literal["none", "stream", "park", "ahead"]
+from vasuki.engine.depth import DepthRule
+
+OffloadMode = Literal["none", "stream", "park", "ahead", "by_batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class OffloadPlan:
     host_blocks: int = 0  # room on the host for sequences that are parked there
     park_min_tokens: int = 0  # a preempted row is parked from this many computed tokens on, else computed again
     prefills_ahead: bool = False  # a prompt is computed where it fits, though its row does not, and waits on the host
+    depth: DepthRule | None = None  # how many layers live on the host is decided batch by batch
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `plan --json` prints."""

@@ -14,6 +14,9 @@ evicts the coldest first; and a row that found no blocks is asked again when som
 has a chunk of one prompt (decode-maximal batching, 4.3). `orca-best` and `orca-worst` are the cases between which that
 paper's section 5.2 places Orca: one whole prompt beside the decodes of each step, and rows that all begin together.
 
+`vasuki-paper` is Sarathi's scheduler with what that paper adds to it: as each batch forms, its Algorithms 1 and 2
+decide how many layers' KV live on the host (5.1), and a row starts when all layers have room for its prompt (5.2).
+
 `static` is what transformers does with a batch, `baton` a batch whose slots are filled again (Baton, arXiv 2410.18701),
 and `-pd` either with prompts computed apart; what they pad is in `shaping`. `baton-preemptive` is `baton-pd` with its
 section 4.3: rows start as long as their prompts fit, and who has to make room, for memory or for urgent rows, waits on
@@ -47,6 +50,7 @@ class Admission(enum.Enum):
     CHUNK = "chunk"  # the chunk of its prompt that the step has budget for
     ROOM = "room"  # that chunk, and what decodes will take soon
     PROMPT = "prompt"  # its prompt; growth is met by stalls and preemption
+    ALL_LAYERS = "all layers"  # the same with room for all layers, also where some live on the host
     MAXIMUM = "maximum"  # its prompt and max_tokens, in addition to all running rows'
     PEAK = "peak"  # so that the sum of all expected growth never exceeds the pool
 
@@ -69,6 +73,7 @@ class Policy:
     urgent_first: bool = False  # rows that wait urgently start in place of others; elsewhere they only wait in front
     shares_prefixes: bool = False
     parks: bool = False  # rows that make room wait on the host, where the job leaves that open; vasuki's by price
+    goes_deep: bool = False  # how many layers live on the host is decided batch by batch, where the job leaves it open
     evicts_least_computed: bool = False  # False: the victim is the row that came last
     chunk_tokens: int = 512  # token budget where the job names none; vasuki's is planned
 
@@ -94,6 +99,7 @@ POLICIES = {
         ),
         Policy("sarathi", Admission.PROMPT),
         Policy("sarathi-paper", Admission.PROMPT, one_prompt=True),
+        Policy("vasuki-paper", Admission.ALL_LAYERS, goes_deep=True),
         replace(_WHOLE_PROMPTS, name="orca"),
         replace(_WHOLE_PROMPTS, name="orca-best", one_prompt=True),
         replace(_WHOLE_PROMPTS, name="orca-worst", refill=False),

@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields
 
 from vasuki.engine.batch import Swap
 from vasuki.engine.blocks import BlockPool
+from vasuki.engine.depth import DepthControl
 from vasuki.engine.prefixes import Prefixes
 from vasuki.engine.sequence import FinishReason, Sequence, Status
 from vasuki.engine.settings import EngineSettings
@@ -46,7 +47,11 @@ class Queues:
 
     def __init__(self, settings: EngineSettings) -> None:
         block_tokens, host_blocks = settings.block_tokens, settings.offload.host_blocks
-        self.pool = BlockPool(settings.num_blocks, block_tokens)
+        rule = settings.offload.depth
+        most_blocks = rule.most_blocks(settings.num_blocks) if rule else settings.num_blocks
+        self.pool = BlockPool(most_blocks, block_tokens)
+        self.depth = DepthControl(rule, settings.num_blocks, self.pool) if rule else None
+        assert not (rule and settings.policy.shares_prefixes), "what nobody holds keeps no place when layers move"
         self.host_pool = BlockPool(host_blocks, block_tokens) if host_blocks else None
         self.prefixes = Prefixes(self.pool, settings.policy.shares_prefixes)
         self.waiting: deque[Sequence] = deque()
@@ -84,6 +89,11 @@ class Queues:
     def num_waiting(self) -> int:
         """Rows that have arrived and don't run."""
         return len(self.waiting) + len(self.parked) + self.held_back()
+
+    @property
+    def wants_memory(self) -> bool:
+        """Whether some row waits for memory, or will in the next step."""
+        return self.memory_is_tight or self.pool.num_available < self.num_running
 
     def is_empty(self) -> bool:
         return not (self.waiting or self.prefilling or self.decoding or self.parked)

@@ -38,7 +38,7 @@ class Scheduler:
     def __init__(self, settings: EngineSettings) -> None:
         self.policy = settings.policy
         self.limits = settings.limits
-        self._lost_blocks = settings.lost_blocks
+        self._num_blocks, self._lost_blocks = settings.num_blocks, settings.lost_blocks
         self.queues = Queues(settings)
         self.admission = AdmissionControl(settings, self.queues)
         self.step_tokens = 0  # budget of the step that was formed last; a static batch starts as a whole
@@ -66,14 +66,13 @@ class Scheduler:
         sequence = Sequence(request, list(progress.output_token_ids), logprob=progress.logprob)
         reason = request.error
         if not reason:
-            pool, needed = self.queues.pool, self.queues.maximum(sequence)
-            if needed > pool.num_blocks:
-                bt = pool.block_tokens
+            needed, bt, num_blocks = self.queues.maximum(sequence), self.queues.pool.block_tokens, self._num_blocks
+            if needed > num_blocks:
                 reason = (
                     f"needs KV memory for {needed * bt} tokens (prompt {request.num_prompt_tokens}, max_tokens "
-                    f"{request.max_tokens}), the device has room for {pool.num_blocks * bt}"
+                    f"{request.max_tokens}), the device has room for {num_blocks * bt}"
                 )
-                planned = pool.num_blocks + self._lost_blocks
+                planned = num_blocks + self._lost_blocks
                 if needed <= planned:
                     raise OutOfMemory(f"row {request.id!r} {reason} instead of {planned * bt}, since memory ran out")
         if reason:
@@ -95,7 +94,7 @@ class Scheduler:
     def snapshot(self) -> str:
         """Where all rows and blocks are, in a line."""
         queues = self.queues
-        pools = [f"{queues.pool.num_held} of {queues.pool.num_blocks} blocks held"]
+        pools = [f"{queues.pool.num_held} of {queues.pool.capacity} blocks held"]
         if queues.host_pool is not None:
             pools.append(f"{queues.host_pool.num_held} of {queues.host_pool.num_blocks} on the host")
         rows = {
@@ -137,7 +136,10 @@ class Scheduler:
         self._preemption.end_step()
         if not (returning or decodes or prefills):
             return None
-        return Batch(decodes, [sequence.num_computed_tokens for sequence in decodes], prefills, queues.swaps)
+        batch = Batch(decodes, [sequence.num_computed_tokens for sequence in decodes], prefills, queues.swaps)
+        if queues.depth is not None:
+            batch.depth = queues.depth.decide(batch, queues.wants_memory)
+        return batch
 
     def _decodes(self) -> list[Sequence]:
         """Every sequence past its prompt, with room for its token. Where that is lacking, some make room."""

@@ -17,13 +17,14 @@ from vasuki.engine.sequence import Sequence
 from vasuki.engine.settings import EngineSettings
 from vasuki.engine.shaping import Shaping, Similar, shaping_of
 from vasuki.hf.attention.chunks import AttentionKernels
-from vasuki.hf.attention.inputs import LastTokens, StepInputs, build_inputs
+from vasuki.hf.attention.inputs import LastTokens, Mover, StepInputs, build_inputs
 from vasuki.hf.cuda.recordable import can_record
 from vasuki.hf.cuda.step_graphs import RECORD_AFTER, Answers, StepGraphs, record_on_device
 from vasuki.hf.device.device import give_back
 from vasuki.hf.kernels.top_tokens import KeepTopP
 from vasuki.hf.kernels.transfer import ToHost
-from vasuki.hf.kv.kv_cache import KVCache, PoolTooLarge
+from vasuki.hf.kv.depth_mover import Arena, DepthMover
+from vasuki.hf.kv.kv_cache import KVCache, KVLayout, PoolTooLarge
 from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, copy_engine
 from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.loading.load_model import LoadedModel
@@ -83,7 +84,7 @@ class RaggedExecutor:
         cache: KVCache,
         want_logprobs: bool = False,
         attention: AttentionKernels | None = None,
-        offload: KVMover | None = None,
+        offload: Mover | None = None,
         states: StateCache | None = None,
         shaping: Shaping | None = None,
         keep: KeepTopP | None = None,
@@ -162,7 +163,7 @@ class RaggedExecutor:
     def _can_repeat(self) -> bool:
         """Whether what was computed in part may be computed again: keys and values are then written once more, but
         recurrent states would go on twice, and streamed layers are on their way home."""
-        return not self.states and not self.cache.buffer_of
+        return not self.states and not self.cache.moves
 
     def _try(self, batch: Batch) -> Sampled | None:
         """Compute a batch at once; None where memory runs out."""
@@ -271,10 +272,11 @@ class RaggedExecutor:
         return exposed_s, max(0.0, busy_s - exposed_s)
 
 
-def _unpacked(loaded: LoadedModel, cache: KVCache, offload: KVMover | None, shaping: Shaping | None) -> Forward | None:
+def _unpacked(loaded: LoadedModel, cache: KVCache, offload: Mover | None, shaping: Shaping | None) -> Forward | None:
     """How a model is computed that no packed step can be."""
     if loaded.backend == "ragged":
         return None
+    assert not isinstance(offload, DepthMover), "layers pass one by one where rows are packed"
     if loaded.backend == "padded":
         return Padded(loaded.model, cache, offload, shaping)
     return Alone(loaded.model, loaded.backend)
@@ -310,14 +312,17 @@ def build_executor(
     layout, device, block_tokens = loaded.kv_layout, loaded.device, settings.block_tokens
     on_gpu = device.type == "cuda"
     host_blocks, streamed_layers = settings.offload.host_blocks, settings.offload.streamed_layers
+    depth = settings.offload.depth
     offloads = host_blocks > 0 or streamed_layers > 0
-    records = not streamed_layers and can_record(loaded, block_tokens)
+    records = not streamed_layers and depth is None and can_record(loaded, block_tokens)
     # A state is of a row as it stands: it is at one place, and of no other row.
-    assert not (loaded.recurrent and (offloads or settings.policy.shares_prefixes))
+    assert not (loaded.recurrent and (offloads or depth or settings.policy.shares_prefixes))
     streamed = StreamedLayers.spread(layout.num_layers, streamed_layers)
     cache, states, settings = _device_memory(loaded, settings, int(records), streamed.buffer_of)
-    offload = None
-    if offloads:
+    offload: Mover | None = None
+    if isinstance(cache, Arena):
+        offload = DepthMover(cache, loaded.copies or copy_engine(device))
+    elif offloads:
         host = None
         if host_blocks:
             host = KVCache(layout, host_blocks, block_tokens, torch.device("cpu"), pinned=on_gpu)
@@ -339,6 +344,14 @@ def build_executor(
     return executor
 
 
+def _cache(
+    layout: KVLayout, settings: EngineSettings, num_blocks: int, device: torch.device, buffer_of: Mapping[int, int]
+) -> KVCache:
+    if (depth := settings.offload.depth) is not None:
+        return Arena(layout, num_blocks, depth, settings.block_tokens, device)
+    return KVCache(layout, num_blocks, settings.block_tokens, device, buffer_of=buffer_of)
+
+
 def _device_memory(
     loaded: LoadedModel, settings: EngineSettings, spare_blocks: int, buffer_of: Mapping[int, int]
 ) -> tuple[KVCache, StateCache | None, EngineSettings]:
@@ -351,7 +364,7 @@ def _device_memory(
     while True:
         try:
             num_blocks = settings.num_blocks + spare_blocks
-            cache = KVCache(loaded.kv_layout, num_blocks, settings.block_tokens, device, buffer_of=buffer_of)
+            cache = _cache(loaded.kv_layout, settings, num_blocks, device, buffer_of)
             states = StateCache(recurrent, settings.limits.max_num_seqs, device) if recurrent else None
             return cache, states, settings
         except (PoolTooLarge, RuntimeError, MemoryError) as error:

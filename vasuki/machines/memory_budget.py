@@ -261,6 +261,9 @@ def footprint(
 
     Streamed layers live on the host for every block of the device, and share its buffers there.
     """
+    if (depth := settings.offload.depth) is not None:  # homes are there for every block
+        homes = depth.most_blocks(settings.num_blocks) * block_bytes * len(depth.deepest.streamed) // num_layers
+        return min(device_blocks, settings.num_blocks) * block_bytes, homes
     streamed = settings.offload.streamed_layers
     resident = (
         device_blocks * block_bytes * (num_layers - streamed + spread_buffers(num_layers, streamed)) // num_layers

@@ -73,6 +73,11 @@ class Problem:
         return "local_search" if few and self.policy.ordered and self.plan.solver == "auto" else None
 
     @property
+    def asks_for_offload(self) -> bool:
+        """Whether the job says that KV is to move, by itself or by its policy."""
+        return self.kv.asks_for_offload or (self.kv.offload == "auto" and self.policy.goes_deep)
+
+    @property
     def block_tokens(self) -> int:
         if self.kv.block_tokens != "auto":
             return self.kv.block_tokens
@@ -96,7 +101,7 @@ class Problem:
             row_tokens=self.row_tokens,
             layout=layout,
             beside_weights_bytes=self.beside_weights_bytes,
-            host_kv_bytes=self.kv.host_memory if self.profile.kind == "cpu" and self.kv.asks_for_offload else 0,
+            host_kv_bytes=self.kv.host_memory if self.profile.kind == "cpu" and self.asks_for_offload else 0,
         ).num_blocks
 
     @cached_property

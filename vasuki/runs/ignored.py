@@ -24,6 +24,12 @@ def refuse_ignored(config: JobConfig, policies: Iterable[str] = ()) -> None:
             f"arrivals.{set_here[0]}: {wanted[0].name} gathers no rows that arrive; leave it out, or set "
             "engine.policy to prefill-packing"
         )
+    goes_deep = any(policy.goes_deep for policy in wanted) and config.kv.offload == "auto"
+    if config.kv.conditions != "corrected" and not goes_deep and config.kv.offload != "by_batch":
+        raise JobFileError(
+            "kv.conditions: layers move batch by batch with kv.offload: by_batch alone, and with engine.policy: "
+            "vasuki-paper; leave it out"
+        )
     for policy in wanted:
         if (why := _step_of(policy)) and config.engine.chunk_tokens != "auto":
             raise JobFileError(f"engine.chunk_tokens: {policy.name} {why}; leave it out")

@@ -17,6 +17,7 @@ import numpy as np
 
 from vasuki.base.config import JobConfig, KVConfig
 from vasuki.base.errors import InputError, JobFileError, ModelError
+from vasuki.engine.policy import find_policy
 from vasuki.machines.attention import page_tokens
 from vasuki.machines.here import cpu
 from vasuki.machines.here.cpu import limits_of
@@ -117,7 +118,7 @@ def placed_on(config: JobConfig, shape: ModelShape, profile: HardwareProfile) ->
     fast = peaks.get("bfloat16", 0.0) >= CLEARLY * peaks.get("float32", 0.0)
     on_cpu = profile.kind == "cpu"
     shape = _computed(config, shape, on_cpu, fast)
-    kv, memory = config.kv, profile.memory_bytes
+    kv, memory = _kv(config), profile.memory_bytes
     if on_cpu:
         kv = LocalDevice("", memory, memory).with_host_memory(kv, memory - shape.weight_bytes)
     kv = _in_blocks(kv, shape, None if on_cpu else profile.generation, profile.attention)
@@ -221,9 +222,9 @@ def _placed(
         tokens: how many prompt and output tokens there are, about.
         load: the model to measure with; None if it is too large for a plan to load.
     """
-    left = None if waits else device.beside_weights_bytes(config.kv, device.available_bytes - unloaded_bytes)
+    left = None if waits else device.beside_weights_bytes(_kv(config), device.available_bytes - unloaded_bytes)
     on_host = unloaded_bytes if device.on_cpu or waits else 0
-    kv = device.with_host_memory(config.kv, cpu.available_bytes() - on_host)
+    kv = device.with_host_memory(_kv(config), cpu.available_bytes() - on_host)
     changes: dict[str, int | ProcessorLimits] = {"limits": limits_of(cpu.processor())} if device.on_cpu else {}
     if config.plan.gpu == "auto":
         machine = _found(config, shape, device, waits, tokens, load)
@@ -233,6 +234,13 @@ def _placed(
     machine = replace(machine, profile=machine.profile.model_copy(update=changes))
     kv = _in_blocks(kv, shape, device.paging, machine.profile.attention)
     return Placement(config, shape, machine, kv, left)
+
+
+def _kv(config: JobConfig) -> KVConfig:
+    """What the job says of KV, by itself or by its policy."""
+    if config.kv.offload == "auto" and find_policy(config.engine.policy).goes_deep:
+        return config.kv.model_copy(update={"offload": "by_batch"})
+    return config.kv
 
 
 def _profile_elsewhere(config: JobConfig, device: LocalDevice) -> HardwareProfile | None:

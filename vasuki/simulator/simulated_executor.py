@@ -54,7 +54,8 @@ class SimulatedExecutor:
         self.clock = VirtualClock()  # moved on by every batch
         self._output_tokens = output_tokens
         # Where tokens are computed again in each step, no step is the one before with a token more.
-        self._fast_forward = None if cost_model.shape.backend == "uncached" else fast_forward
+        alike = cost_model.shape.backend != "uncached" and settings.offload.depth is None  # which is decided anew
+        self._fast_forward = fast_forward if alike else None
         self._shaping = shaping_of(settings.policy)
         self._block_tokens = settings.block_tokens
         self._streamed_layers = settings.offload.streamed_layers
@@ -126,11 +127,15 @@ class SimulatedExecutor:
     def step_times(self, batch: Batch, most_steps: int) -> Iterator[StepTime]:
         """What the batch's steps take, one after the other, `most_steps` of them or fewer."""
         cost = self.cost_model
-        copies = cost.swap_copies(batch, self._block_tokens) if batch.swaps else ()
+        copies = cost.swap_copies(batch, self._block_tokens) if batch.swaps or batch.depth else ()
         shaped = list(self._shaping(batch)) if self._shaping else None
         work = cost.batch_work(batch, copies, shaped)
         rooms = self._window_rooms(batch, shaped) if self._window else ()
-        return cost.repeated(work, most_steps, self._streamed_layers, self._stream_copy_bytes, rooms)
+        return cost.repeated(work, most_steps, self._streamed(batch), self._stream_copy_bytes, rooms)
+
+    def _streamed(self, batch: Batch) -> int:
+        """Layers that pass through the device in this step."""
+        return self._streamed_layers if batch.depth is None else len(batch.depth.depth.streamed)
 
     def _window_rooms(self, batch: Batch, shaped: list[Shaped] | None) -> list[int]:
         """Tokens that each decode lacks whose context is shorter than the window."""
@@ -144,14 +149,19 @@ class SimulatedExecutor:
 
     def _copied_bytes(self, batch: Batch, steps: int) -> int:
         """Blocks of swaps over all layers, and in every step the streamed layers' context and new tokens."""
-        if not self._streamed_layers and not batch.swaps:
+        streamed_layers = self._streamed(batch)
+        if not streamed_layers and not batch.swaps and not batch.depth:
             return 0
         shape, tokens = self.cost_model.shape, 0
-        if self._streamed_layers:
+        if streamed_layers:
             new = batch.num_tokens
             context = (
                 sum(batch.starts) + len(batch.decodes) + sum([start + count for _, start, count, _ in batch.prefills])
             )
             tokens = steps * (context + new) + new * steps * (steps - 1) // 2
         swapped = self._block_tokens * sum([len(swap.device) for swap in batch.swaps])
-        return shape.kv_bytes_per_token_per_layer * (self._streamed_layers * tokens + shape.num_layers * swapped)
+        moved = 0
+        if batch.depth is not None:
+            layers = len(batch.depth.leaving) + len(batch.depth.returning)
+            moved = self._block_tokens * len(batch.depth.held) * layers
+        return shape.kv_bytes_per_token_per_layer * (streamed_layers * tokens + shape.num_layers * swapped + moved)

@@ -14,6 +14,8 @@ from plain_varlen import paged_varlen
 from tiny_models import Rows, hopeful, load, prompts, reference, requests_of
 from vector_clocks import Stream, Streams
 
+from vasuki.engine.batch import Batch
+from vasuki.engine.depth import Depth, depths
 from vasuki.engine.loop import drain
 from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import POLICIES
@@ -21,6 +23,7 @@ from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf import ragged_executor
 from vasuki.hf.attention import chunks
+from vasuki.hf.kv.depth_mover import DepthMover
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.kv.kv_mover import CudaCopyEngine, KVMover, StreamedLayers
 from vasuki.hf.loading.weights import WeightStream, decoder_layers
@@ -33,6 +36,27 @@ MODES = {
     "stream": OffloadPlan(streamed_layers=2),
     "park and stream": OffloadPlan(host_blocks=60, streamed_layers=2),
 }
+
+
+@dataclasses.dataclass
+class InTurn:
+    """Every depth of a model of three layers, one a batch; as a `DepthRule`."""
+
+    num_layers: int = 3
+    is_lazy: bool = False
+    batches: int = 0
+
+    def __call__(self, batch: Batch) -> Depth:
+        self.batches += 1
+        every = list(depths(self.num_layers))
+        return every[self.batches % len(every)]
+
+    @property
+    def deepest(self) -> Depth:
+        return Depth(self.num_layers, "ring", 2)
+
+    def most_blocks(self, num_blocks: int) -> int:
+        return num_blocks * self.num_layers // 2
 
 
 class ToHost:
@@ -65,13 +89,16 @@ def _races(streams: Streams, name: str, offload: OffloadPlan, weights_visit: boo
             weights = WeightStream(stack, StreamedLayers.spread(len(stack), 2), CPU, engine)
         streams.watch(weights._buffers)
         streams.watch((flat.host for flat in weights._flat.values()), on_host=True)
-    policy = dataclasses.replace(POLICIES["vasuki"], shares_prefixes=loaded.recurrent is None)
+    shares = loaded.recurrent is None and offload.depth is None
+    policy = dataclasses.replace(POLICIES["vasuki"], shares_prefixes=shares)
     settings = EngineSettings(policy, Limits(16, 9), 24 if offload.host_blocks else 200, 4, offload)
     executor, scheduler, rows = build_executor(loaded, settings, record_after=1), Scheduler(settings), Rows()
     executor.steps_ahead = 1
     streams.watch(executor.cache.layers)
     streams.watch(itertools.chain(*executor.states.tensors) if executor.states else ())
-    if executor.offload:
+    if isinstance(executor.offload, DepthMover):
+        streams.watch(executor.offload._homes.values(), on_host=True)
+    elif executor.offload:
         there = [*executor.offload._homes.values(), *(executor.offload.host.layers if executor.offload.host else ())]
         streams.watch(there, on_host=True)
     requests = requests_of(prompts())
@@ -81,6 +108,9 @@ def _races(streams: Streams, name: str, offload: OffloadPlan, weights_visit: boo
     assert rows.outputs == reference(name)  # whatever is missing: everything is computed at once here
     assert bool(scheduler.queues.counters.preemptions_swap) == bool(offload.host_blocks)
     return streams.races
+
+
+MODES["by batch"] = OffloadPlan("by_batch", depth=InTurn())
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
@@ -145,6 +175,9 @@ def _forget(monkeypatch: pytest.MonkeyPatch, wait: str) -> None:
         ("stream", "copies' for the compute"),
         ("stream", "copies' for anything"),
         ("park and stream", "the host's for copies"),
+        ("by batch", "the compute's for copies"),
+        ("by batch", "copies' for the compute"),
+        ("by batch", "copies' for anything"),
     ],
 )
 def test_a_wait_that_kv_forgets_is_found(

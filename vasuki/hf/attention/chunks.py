@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -131,6 +132,12 @@ class PagedTiles:
         self.tables[:num_chunks, :width].copy_(other.tables)
         self.tables[num_chunks:].fill_(padding_block)
 
+    def at(self, slots: torch.Tensor) -> PagedTiles:
+        """The same with each block `b` at `slots[b]`."""
+        elsewhere = copy.copy(self)
+        elsewhere.tables = slots[self.tables]
+        return elsewhere
+
     @cached_property
     def _padding(self) -> torch.Tensor:
         """Tiles of single tokens, each at the beginning of its own table."""
@@ -230,6 +237,10 @@ class Chunks:
             if (own := vars(self).get(view)) is not None:  # it has been asked for
                 own.load_contexts(getattr(other, view), padding_block)
 
+    def at(self, slots: torch.Tensor) -> Chunks:
+        """The chunks with each block `b` at `slots[b]`, int64 `[num_blocks]`: another layer's part of it."""
+        return _ChunksElsewhere(self, slots)
+
     # --- for torch operators, which want each context in one piece ---------------------------------------------------
 
     @cached_property
@@ -267,6 +278,35 @@ class Chunks:
             groups.append(DecodeGroup(on_device[0], on_device[1], on_device[2].view(table.shape), shortest))
             first += size
         return groups
+
+
+class _ChunksElsewhere(Chunks):
+    """Chunks whose blocks lie elsewhere, laid out once for all layers."""
+
+    def __init__(self, chunks: Chunks, slots: torch.Tensor) -> None:
+        self._chunks, self._slots, self.kernels = chunks, slots, chunks.kernels
+
+    @cached_property
+    def packs(self) -> bool:
+        return self._chunks.packs
+
+    @cached_property
+    def packed(self) -> PagedVarlen | None:
+        packed = self._chunks.packed
+        return None if packed is None else packed.at(self._slots)
+
+    @cached_property
+    def tiles(self) -> PagedTiles | None:
+        tiles = self._chunks.tiles
+        return None if tiles is None else tiles.at(self._slots)
+
+    @cached_property
+    def long_chunks(self) -> list[LongChunk]:
+        return [replace(chunk, blocks=self._slots[chunk.blocks]) for chunk in self._chunks.long_chunks]
+
+    @cached_property
+    def decode_groups(self) -> list[DecodeGroup]:
+        return [replace(group, blocks=self._slots[group.blocks]) for group in self._chunks.decode_groups]
 
 
 def _varlen(lengths: Ints, ends: Ints, seen: Ints, tables: Ints, cache: KVCache) -> PagedVarlen | None:

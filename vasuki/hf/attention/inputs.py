@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,8 +14,11 @@ from vasuki.engine.batch import Batch, ScheduledChunk
 from vasuki.engine.sequence import Sequence
 from vasuki.hf.attention.chunks import AttentionKernels, Chunks, PlacedChunks
 from vasuki.hf.kernels.transfer import to_device
+from vasuki.hf.kv.depth_mover import DepthMover
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.kv.kv_mover import KVMover
+
+Mover = KVMover | DepthMover
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +30,18 @@ class StepInputs:
     rows: torch.Tensor  # int64 [2, num_tokens], where each token's key and value go, see KVCache
     sample_positions: torch.Tensor  # int64 [num_samples], tokens whose logits are wanted
     cache: KVCache
-    offload: KVMover | None  # moves KV while layers compute; None where nothing moves in this step
+    offload: Mover | None  # moves KV while layers compute; None where nothing moves in this step
     chunks: Chunks  # what attends to what
 
+    by_layer: tuple[StepInputs, ...] = ()  # what each layer sees, where their blocks are not at the same slots
+
     @contextmanager
-    def at_layer(self, layer: int) -> Iterator[None]:
-        """A context in which a layer reads and writes its keys and values: blocks that move are in place before it, and
-        may leave after it."""
+    def at_layer(self, layer: int) -> Iterator[StepInputs]:
+        """A context in which a layer reads and writes its keys and values, as what is yielded says: blocks that move
+        are in place before it, and may leave after it."""
         if self.offload is not None:
             self.offload.before_layer(layer)
-        yield
+        yield self.by_layer[layer] if self.by_layer else self
         if self.offload is not None:
             self.offload.after_layer(layer)
 
@@ -68,7 +73,7 @@ def build_inputs(
     batch: Batch,
     cache: KVCache,
     kernels: AttentionKernels | None = None,
-    offload: KVMover | None = None,
+    offload: Mover | None = None,
     last_tokens: LastTokens | None = None,
 ) -> StepInputs:
     """Lay the chunks of a batch end to end."""
@@ -90,7 +95,7 @@ def build_inputs(
     )
     if last_tokens is not None:
         last_tokens.fill_in(input_ids, batch, lasts)
-    return StepInputs(
+    step = StepInputs(
         input_ids=input_ids.unsqueeze(0),
         position_ids=position_ids.unsqueeze(0),
         rows=cache.rows_of_slots(slots),
@@ -99,6 +104,23 @@ def build_inputs(
         offload=offload,
         chunks=Chunks(placed, samples, tables, cache, kernels or AttentionKernels()),
     )
+    return replace(step, by_layer=_by_layer(step, slots, offload)) if isinstance(offload, DepthMover) else step
+
+
+def _by_layer(step: StepInputs, slots: torch.Tensor, mover: DepthMover) -> tuple[StepInputs, ...]:
+    """What each layer sees of a step whose `slots` are those of blocks: a layer at another place finds them elsewhere.
+
+    Layers at one place share what they see.
+    """
+    arena, depth = mover.device, mover.depth
+    size = arena.block_tokens
+    slots_at = arena.slots_here[: depth.places, slots // size] * size + slots % size  # [places, num_tokens]
+    rows = arena.rows_of_slots(slots_at)
+    places = [
+        replace(step, rows=rows[:, place].contiguous(), chunks=step.chunks.at(arena.slots_here[place]))
+        for place in range(depth.places)
+    ]
+    return tuple(places[depth.place_of(layer)] for layer in range(depth.num_layers))
 
 
 def tables_of(chunks: list[ScheduledChunk], block_tokens: int) -> np.ndarray:

@@ -114,9 +114,9 @@ def attend(
     Shapes: query `[num_tokens, num_heads, head_dim]`, key and value `[num_tokens, num_kv_heads, head_dim]`.
     Returns `[num_tokens, num_heads, head_dim]`.
     """
-    with step.at_layer(layer):
-        store(key, value, layer, step)
-        return attend_stored(query, layer, step, variant)
+    with step.at_layer(layer) as here:
+        store(key, value, layer, here)
+        return attend_stored(query, layer, here, variant)
 
 
 def attend_stored(query: torch.Tensor, layer: int, step: StepInputs, variant: Variant) -> torch.Tensor:

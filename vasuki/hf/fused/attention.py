@@ -161,9 +161,9 @@ class FusedAttention(torch.nn.Module):
     ) -> tuple[torch.Tensor, None]:
         if self.stores and isinstance(step, StepInputs):
             layer = self.layer_idx
-            with step.at_layer(layer):
-                query = self.project_into(hidden_states, position_embeddings, step.rows, step.cache.layers[layer])
-                output = ragged_attention.attend_stored(query, layer, step, self.variant)
+            with step.at_layer(layer) as here:
+                query = self.project_into(hidden_states, position_embeddings, here.rows, here.cache.layers[layer])
+                output = ragged_attention.attend_stored(query, layer, here, self.variant)
         else:
             query, key, value = self.project(hidden_states, position_embeddings)
             output = ragged_attention.attend_or_observe(self, query, key, value, step, self.variant)

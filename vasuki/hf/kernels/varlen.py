@@ -15,10 +15,11 @@ Never more than one split: with a block table, split calls of FlashAttention-2 l
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,20 @@ class PagedVarlen:
         own.used_k[count:].fill_(1)
         own.table[:count, :width].copy_(theirs.table)
         own.table[count:].fill_(padding_block)
+
+    def at(self, slots: torch.Tensor) -> PagedVarlen:
+        """The same with each block `b` at `slots[b]`, int64 `[num_blocks]`."""
+
+        def moved(call: _Call) -> _Call:
+            table = slots[call.table.long()].to(torch.int32)
+            if call.rows is None:
+                return replace(call, table=table)
+            size = 2 * self._block_tokens
+            return replace(call, table=table, rows=slots[call.rows // size] * size + call.rows % size)
+
+        elsewhere = copy.copy(self)
+        elsewhere._calls = [moved(call) for call in self._calls]
+        return elsewhere
 
     def __call__(
         self, query: torch.Tensor, cache_layer: torch.Tensor, scaling: float, window: int | None = None

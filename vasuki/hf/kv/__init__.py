@@ -1,5 +1,6 @@
 """KV memory.
 
-kv_cache    the tensors behind the block pools, on the device and on the host
-kv_mover    what moves between them while layers compute: parked sequences, streamed layers
+kv_cache     the tensors behind the block pools, on the device and on the host
+kv_mover     what moves between them while layers compute: parked sequences, streamed layers
+depth_mover  the same where layers change place from batch to batch
 """

@@ -93,6 +93,11 @@ class KVCache:
         return self.layers[0].device
 
     @property
+    def moves(self) -> bool:
+        """Whether layers pass through memory of which each block is the only copy, so that none is written twice."""
+        return bool(self.buffer_of)
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers."""
         return self.block_tokens * self.layout.bytes_per_token

@@ -341,15 +341,27 @@ class KVMover:
 
     def _copy(self, source: torch.Tensor, target: torch.Tensor, runs: list[_Run]) -> Callable[[], int]:
         """A copy of whole blocks of one layer, to be run by the engine."""
-        num_bytes = sum(count for *_, count in runs) * source[0].numel() * source.element_size()
+        num_bytes, copy = _copy_runs(source, target, runs)
         self.copied_bytes += num_bytes
-
-        def copy() -> int:
-            for first, other, count in runs:
-                target[other : other + count].copy_(source[first : first + count], non_blocking=True)
-            return num_bytes
-
         return copy
+
+
+def copy_blocks(
+    source: torch.Tensor, target: torch.Tensor, sources: list[int], targets: list[int]
+) -> tuple[int, Callable[[], int]]:
+    """The bytes of a copy of blocks from one tensor to another, and the copy, which an engine runs."""
+    return _copy_runs(source, target, _runs(sources, targets))
+
+
+def _copy_runs(source: torch.Tensor, target: torch.Tensor, runs: list[_Run]) -> tuple[int, Callable[[], int]]:
+    num_bytes = sum(count for *_, count in runs) * source[0].numel() * source.element_size()
+
+    def copy() -> int:
+        for first, other, count in runs:
+            target[other : other + count].copy_(source[first : first + count], non_blocking=True)
+        return num_bytes
+
+    return num_bytes, copy
 
 
 def _home(buffer: torch.Tensor) -> torch.Tensor:

@@ -56,7 +56,7 @@ class HostTraffic:
         return back * per_token, out * per_token
 
     def swapped(self, batch: Batch, block_tokens: int) -> tuple[Copies, ...]:
-        """What a batch's swaps move on each device, one copy for a block of a layer.
+        """What a batch's swaps move on each device, and layers that change place, one copy for a block of a layer.
 
         Blocks that leave a layer are copied before it writes to their place, which for all layers of a recorded step is
         before it begins; those that return have a step's time.
@@ -65,6 +65,10 @@ class HostTraffic:
         block_bytes = layer_block_bytes * self._num_layers / self._pipeline_parallel
         out = block_bytes * sum(len(swap.device) for swap in batch.swaps if swap.to_host)
         back = block_bytes * sum(len(swap.device) for swap in batch.swaps if not swap.to_host)
+        if batch.depth is not None and batch.depth.held:
+            held_bytes = layer_block_bytes * len(batch.depth.held)
+            out += held_bytes * len(batch.depth.leaving)
+            back += held_bytes * len(batch.depth.returning)
         copies = (Copies(0.0, out, layer_block_bytes, overlapped=False), Copies(back, 0.0, layer_block_bytes))
         return tuple(copy for copy in copies if copy.to_host_bytes or copy.to_device_bytes)
 

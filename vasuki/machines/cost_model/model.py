@@ -134,6 +134,9 @@ class CostModel:
         """What host memory costs before the first step: that of parked rows, and of the layers that are streamed."""
         offload = settings.offload
         blocks = offload.host_blocks + settings.num_blocks * offload.streamed_layers / self.shape.num_layers
+        if offload.depth is not None:
+            homes = len(offload.depth.deepest.streamed) / self.shape.num_layers
+            blocks += homes * offload.depth.most_blocks(settings.num_blocks)
         num_bytes = blocks * settings.block_tokens * self.shape.kv_bytes_per_token
         return num_bytes / 2**30 * self.profile.overheads.pinning_s_per_gib
 
@@ -232,5 +235,5 @@ class CostModel:
         return self._traffic.weights
 
     def swap_copies(self, batch: Batch, block_tokens: int) -> tuple[Copies, ...]:
-        """What a batch's swaps move on each device; see `HostTraffic.swapped`."""
+        """What a batch's swaps move on each device, and layers that change place; see `HostTraffic.swapped`."""
         return self._traffic.swapped(batch, block_tokens)

@@ -85,6 +85,39 @@ def ring_layers(num_layers: int, layer_s: float, traffic: LayerTraffic, link: Li
     return num_layers - 2 * (too_small + 1) if too_small < largest else 0
 
 
+def printed_first_last(num_layers: int, layer_s: float, layer_bytes: float, link: Link) -> int:
+    """Algorithm 1 as it is printed, with what it takes for allocating left out: the layers to offload, 0 at least.
+
+    All KV of a layer goes out and comes back, one direction after the other. The search returns a neighbour of the
+    largest m, or of some m that it looked at, and the first layers' way back is not counted.
+    """
+    low, high = 0, num_layers // 2
+    while low < high:
+        middle = (low + high) // 2
+        if _printed_transfer_s(link, layer_bytes * middle) <= layer_s * (num_layers - 2 * middle):
+            low = middle + 1
+        else:
+            high = middle - 1
+    return max(0, low - 1)
+
+
+def printed_ring(num_layers: int, layer_s: float, layer_bytes: float, link: Link) -> int:
+    """Algorithm 2 as it is printed, likewise: the layers to offload, whether or not a ring of the others hides its
+    copies."""
+    low, high = 0, num_layers // 2
+    while low < high:
+        middle = (low + high) // 2
+        if _printed_transfer_s(link, layer_bytes * middle) <= layer_s * middle:
+            high = middle - 1
+        else:
+            low = middle + 1
+    return max(0, num_layers - 2 * (low + 1))
+
+
+def _printed_transfer_s(link: Link, num_bytes: float) -> float:
+    return link.copy_s(num_bytes, "d2h") + link.copy_s(num_bytes, "h2d")
+
+
 def spread_layers(num_layers: int, layer_s: float, traffic: LayerTraffic, link: Link) -> tuple[int, int]:
     """Most layers that can stream if they are evenly spaced, and the buffers they pass through.
 

@@ -14,6 +14,7 @@ from vasuki.base.units import longer_text, percent_text
 from vasuki.engine.offload import OffloadMode, OffloadPlan
 from vasuki.engine.policy import Admission
 from vasuki.planner.candidates import Candidate, Problem
+from vasuki.planner.offload.by_batch import by_batch, why_not_by_batch
 from vasuki.planner.offload.options import because
 from vasuki.planner.offload.parking import parked, prefilled_ahead, with_room_for_victims
 from vasuki.planner.offload.streaming import most_streamed_tokens, streamed
@@ -29,8 +30,10 @@ def choose_offload(problem: Problem, base: Prediction) -> Prediction:
     """
     modes = _modes(problem)
     plain = _without_preemption(problem, base)
-    if not problem.shape.in_blocks:
+    if not (problem.shape.in_blocks or "by_batch" in modes):
         chosen = because(plain, OffloadPlan("none", _STATES_STAY))
+    elif "by_batch" in modes:
+        chosen = by_batch(problem, base)
     elif "ahead" in modes:
         ahead = prefilled_ahead(problem, plain)
         if isinstance(ahead, str):
@@ -48,7 +51,8 @@ def choose_offload(problem: Problem, base: Prediction) -> Prediction:
 
 def may_offload(problem: Problem) -> bool:
     """Whether KV may pass over the link, by any policy. States stay on the device, and KV of models with states."""
-    moves = problem.kv.asks_for_offload or (problem.kv.offload == "auto" and problem.profile.kind != "cpu")
+    on_its_own = problem.kv.offload == "auto" and problem.profile.kind != "cpu"
+    moves = problem.asks_for_offload or on_its_own
     return moves and problem.shape.in_blocks
 
 
@@ -70,6 +74,12 @@ def _modes(problem: Problem) -> tuple[OffloadMode, ...]:
     """What is to be tried. On a CPU both tiers are the same memory: moving gains nothing, unless the job asks for it.
     Nor is prefilling ahead tried by itself: on recorded lengths it gains nothing."""
     asked, policy, staged = problem.kv.offload, problem.policy, problem.layout.pipeline_parallel > 1
+    if policy.goes_deep and asked in ("auto", "by_batch"):
+        if why_not := why_not_by_batch(problem):
+            raise JobFileError(
+                f"engine.policy: {policy.name} cannot be done: {why_not}; take another, or set kv.offload to none"
+            )
+        return ("by_batch",)
     if asked != "auto":
         if why_not := _why_never(problem, asked):
             raise refusal(asked, why_not)
@@ -84,8 +94,12 @@ def _why_never(problem: Problem, asked: OffloadMode) -> str:
     policy = problem.policy
     if asked == "none":
         return ""
+    if asked == "by_batch":
+        return why_not_by_batch(problem)
     if not problem.shape.in_blocks:
         return _STATES_STAY
+    if policy.goes_deep:
+        return f"policy {policy.name} decides batch by batch which layers move"
     if asked in ("stream", "ahead") and problem.layout.pipeline_parallel > 1:
         return "it is not simulated with stages"
     if asked == "ahead" and not policy.ordered:

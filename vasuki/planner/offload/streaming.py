@@ -71,7 +71,7 @@ def _options(problem: Problem, candidate: Candidate, asked: bool) -> list[Candid
     if why_not := _why_not(problem, candidate, problem.kv.offload == "stream"):
         return why_not
     sizes = STREAM_BLOCKS if problem.kv.block_tokens == "auto" else (1,)
-    resident = [_with_blocks(problem, candidate, size) for size in sizes]
+    resident = [with_blocks(problem, candidate, size) for size in sizes]
     depths = [_best_depth(problem, each) for each in resident]
     if problem.kv.offload == "stream" and not any(depths):  # nor does it save any of the device's memory
         depths = [_best_depth(problem, each, saving=False) for each in resident]
@@ -103,7 +103,7 @@ def _weights_s(candidate: Candidate) -> float:
     return sum(link.transfer_s(copies.to_device_bytes, 0, copies.copy_bytes) for copies in candidate.cost.weight_copies)
 
 
-def _with_blocks(problem: Problem, candidate: Candidate, size: int) -> Candidate:
+def with_blocks(problem: Problem, candidate: Candidate, size: int) -> Candidate:
     """Cut the same memory into blocks `size` times as large."""
     settings = candidate.settings
     num_blocks, block_tokens = settings.num_blocks // size, settings.block_tokens * size
