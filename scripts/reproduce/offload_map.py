@@ -310,10 +310,12 @@ class DepthCell:
 
 
 def depths_by_batch(panel: Panel, shape: ModelShape) -> list[DepthCell]:
-    """Cells of one panel, every other link."""
-    base = find_profile(panel.card).model_copy(update={"memory_mib": 2**18})
+    """Cells of one panel, every other link and memory. Locking host memory takes no time here."""
+    base = find_profile(panel.card)
+    overheads = base.overheads.model_copy(update={"pinning_s_per_gib": 0.0})
+    base = base.model_copy(update={"memory_mib": 2**18, "overheads": overheads})
     cells = []
-    for kv_gib, rate in itertools.product(panel.kv_gib, LINK_GB_PER_S[::2]):
+    for kv_gib, rate in itertools.product(panel.kv_gib[::2], LINK_GB_PER_S[::2]):
         job = long_rows(int(min(MOST_ROWS, max(150, 3 * kv_gib * GIB / shape.kv_bytes_per_token / 2000))))
         profile = base.model_copy(update={"link": link_of(rate)})
 

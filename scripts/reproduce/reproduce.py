@@ -37,6 +37,7 @@ CLAIMS: dict[str, Callable[[Options], Table]] = {
     "vasuki-offloaded": reproduce_vasuki.offloaded,
     "vasuki-batch": reproduce_vasuki.batch_sizes,
     "vasuki-cost": reproduce_vasuki.cost,
+    "vasuki-by-batch": reproduce_vasuki.by_batch,
     "sarathi-decode": reproduce_sarathi.table_2,
     "sarathi-ratio": reproduce_sarathi.figure_3,
     "sarathi-saturation": reproduce_sarathi.figure_4,

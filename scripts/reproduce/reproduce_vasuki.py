@@ -62,7 +62,8 @@ class System:
     """A way to run the job."""
 
     policy: str
-    offload: Literal["auto", "none", "stream"] = "none"
+    offload: Literal["auto", "none", "stream", "by_batch"] = "none"
+    conditions: Literal["corrected", "printed"] = "corrected"
     free_copies: bool = False
     outputs_free: bool = False
     no_limit: bool = False
@@ -76,6 +77,8 @@ SYSTEMS = {
     "free copies": System("vasuki", "stream", free_copies=True),
     "outputs free": System("sarathi", outputs_free=True),
     "no limit": System("sarathi", no_limit=True),
+    "as printed": System("vasuki-paper", "by_batch", "printed"),
+    "as corrected": System("vasuki-paper", "by_batch"),
     "plan": System("vasuki", "auto", planned=True),
     "plan, no offload": System("vasuki", planned=True),
     "Sarathi, the plan's step": System("sarathi", planned=True),
@@ -90,6 +93,7 @@ class Distributions:
     sequences: list[int]
     context_tokens: list[int]
     steps: list[int]  # how many such steps followed one another
+    away: list[float]  # the share of layers that need no place on the device
 
     def record(
         self, now_s: float, batch: Batch, result: StepResult, scheduler: Scheduler, finished: list[Sequence]
@@ -97,6 +101,8 @@ class Distributions:
         self.sequences.append(batch.num_seqs)
         self.context_tokens.append(sum(batch.starts) + sum(chunk.end for chunk in batch.prefills))
         self.steps.append(result.num_steps)
+        depth = batch.depth and batch.depth.depth
+        self.away.append(1 - depth.places / depth.num_layers if depth else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +145,13 @@ def run(options: Options, workload: str, card_name: str, system_name: str) -> Ou
     if system.free_copies:
         profile = profile.model_copy(update={"link": FREE})
     engine = EngineConfig(policy=system.policy, chunk_tokens=CHUNK_TOKENS, max_num_seqs=MAX_NUM_SEQS)
-    kv = KVConfig(block_tokens=BLOCK_TOKENS, offload=system.offload, host_memory=HOST_MEMORY, **memory)
+    kv = KVConfig(
+        block_tokens="auto" if system.offload == "by_batch" else BLOCK_TOKENS,  # whose copies are blocks
+        offload=system.offload,
+        conditions=system.conditions,
+        host_memory=HOST_MEMORY,
+        **memory,
+    )
     if system.planned:
         kv = KVConfig(offload=system.offload, **memory)
         engine = EngineConfig(policy=system.policy)
@@ -147,7 +159,7 @@ def run(options: Options, workload: str, card_name: str, system_name: str) -> Ou
             chosen = run(options, workload, card_name, "plan").simulated.plan.chunk_tokens
             engine = EngineConfig(policy=system.policy, chunk_tokens=chosen)
     plan = make_plan(lengths, SHAPE, profile, engine=engine, kv=kv)
-    seen = Distributions([], [], [])
+    seen = Distributions([], [], [], [])
     return Outcome(simulate_plan(plan, lengths, SHAPE, profile, observers=[seen]), seen)
 
 
@@ -316,6 +328,41 @@ def batch_sizes(options: Options) -> Table:
                 median=middle,
                 ratio=ratio,
             )
+    return table
+
+
+def by_batch(options: Options) -> Table:
+    """Figures 2 to 5 once more by the paper's own mechanism: each batch's depth by Algorithms 1 and 2, over Sarathi."""
+    few = Options(options.data, options.scale / 4)  # every batch is decided and simulated by itself
+    table = Table(
+        f"Vasuki, a depth for each batch: over Sarathi on the same card, {few.rows(ROWS, least=16):,} requests",
+        ("workload", "card", "conditions", "speed-up", "KV off the device in 99 % of steps, GB", "sequences in a step"),
+    )
+    for workload in workloads(few):
+        for card_name in ("rtx4090", PAPER_A10, "a10"):
+            sarathi = run(few, workload, card_name, "Sarathi")
+            for name in ("as printed", "as corrected"):
+                outcome = run(few, workload, card_name, name)
+                seen = outcome.distributions
+                away = [round(share * tokens) for share, tokens in zip(seen.away, seen.context_tokens, strict=True)]
+                [tokens] = percentiles(away, seen.steps, (1,))
+                gain = sarathi.makespan_s / outcome.makespan_s - 1
+                gb = tokens * SHAPE.kv_bytes_per_token / 1e9
+                ratio = outcome.simulated.result.stats.mean_seqs / sarathi.simulated.result.stats.mean_seqs
+                table.add(
+                    workload,
+                    card_name,
+                    name,
+                    f"{gain:+.0%}",
+                    f"{gb:.2f}",
+                    f"{ratio:.2f}",
+                    workload=workload,
+                    card=card_name,
+                    conditions=name,
+                    gain=gain,
+                    percentile_1_gb=gb,
+                    ratio=ratio,
+                )
     return table
 
 

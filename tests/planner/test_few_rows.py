@@ -173,3 +173,14 @@ def test_a_milp_without_a_solver_says_what_brings_one(monkeypatch: pytest.Monkey
     monkeypatch.setattr(milp, "_backend", lambda solver: None)
     with pytest.raises(JobFileError, match=r"plan.solver: milp has no solver; `pip install 'vasuki\[milp\]'`"):
         crowded(some_rows(100), with_solver("milp"))
+
+
+@pytest.mark.parametrize("mode", ["stream", "park", "by_batch"])
+def test_a_search_for_an_order_leaves_what_the_job_asks_to_move_alone(mode: str) -> None:
+    job = some_rows(600, 16, 3)
+    kv = KVConfig.model_validate(
+        {"offload": mode, "host_memory": 2**33, "device_memory": 3 * 660 * LLAMA.kv_bytes_per_token}
+    )
+    for plan in (make_plan(job, LLAMA, A10, kv=kv), make_plan(job, LLAMA, A10, plan=with_solver("milp"), kv=kv)):
+        assert plan.offload.mode == mode
+        assert plan.offload.reason

@@ -1,5 +1,6 @@
-"""Every key of job.yaml, with every word that it may be, under every policy and in both backends: the plan shows what
-was asked for, or the job is refused by the key's name. Keys are read from the schema, so that none is forgotten."""
+"""Every key of job.yaml, with every word that it may be, under every policy and in both backends: plan, simulation, run
+and manifest show what was asked for, or the job is refused by the key's name. Keys are read from the schema, so that
+none is forgotten."""
 
 from __future__ import annotations
 
@@ -16,11 +17,16 @@ from pydantic import BaseModel
 from vasuki.base.config import JobConfig, parse_job
 from vasuki.base.errors import JobFileError
 from vasuki.engine.policy import POLICIES
+from vasuki.io.location import Location
+from vasuki.io.output.manifest import Ran, read_manifest
 from vasuki.planner.plan import Plan
+from vasuki.planner.simulated import simulate_plan
 from vasuki.runs.ignored import refuse_ignored
+from vasuki.runs.manifests import ran
 from vasuki.runs.placement import Placement, replicas_elsewhere
 from vasuki.runs.planning import placements_of, plans_of
 from vasuki.runs.renting import parse_fleets
+from vasuki.runs.run import run_job
 from vasuki.runs.workload import job_workload
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -68,6 +74,20 @@ SHOWN: dict[str, Callable[[Made, Any], bool]] = {
     "kv.offload": lambda made, value: made.plan.offload.mode == value,
     "cost.price_per_hour": lambda made, value: made.plan.cost.price_per_hour == value,
     "cost.currency": lambda made, value: made.plan.cost.currency == value,
+}
+# How a manifest shows what ran.
+RAN: dict[str, Callable[[Ran, Any], bool]] = {
+    "model.dtype": lambda ran, value: ran.dtype == value,
+    "plan.solver": lambda ran, value: ran.solver == value,
+    "engine.policy": lambda ran, value: ran.policy == value,
+    "engine.chunk_tokens": lambda ran, value: ran.chunk_tokens == value,
+    "engine.max_num_seqs": lambda ran, value: ran.max_num_seqs == value,
+    "engine.attention": lambda ran, value: ran.backend == value,
+    "engine.packing": lambda ran, value: ran.packing == value,
+    "engine.weights_on_host": lambda ran, value: ran.weights_on_host == value,
+    "kv.block_tokens": lambda ran, value: ran.block_tokens == value,
+    "kv.dtype": lambda ran, value: ran.kv_dtype == value,
+    "kv.offload": lambda ran, value: ran.offload == value and (value != "stream" or ran.layers > 0),
 }
 VALUES: dict[str, tuple[Any, ...]] = {
     "sampling.max_tokens": (8, 20),
@@ -215,8 +235,47 @@ def test_what_is_asked_for_is_done_or_refused_by_name(
         assert len(case) == 1
         assert refused.startswith(f"{next(iter(case))}: ")
         return
+    simulated = ran_of(plan)
     for key, value in asked.items():
         assert SHOWN[key](plan, value), f"{key}: {value}"
+        assert key not in RAN or RAN[key](simulated, value), f"{key}: {value}"
+
+
+def ran_of(made: Made) -> Ran:
+    """What the manifest of a simulation says."""
+    plan, shape, config = made.plan, made.placement.shape, made.placement.config
+    lengths = job_workload(config).lengths
+    gathering = config.arrivals if plan.settings.policy.gathers else None
+    run = simulate_plan(plan, lengths, shape, made.placement.profile, plan_config=config.plan, gathering=gathering)
+    return ran(run.plan, shape, run.result.stats)
+
+
+RUN = [{"engine.policy": policy} for policy in POLICIES if not (POLICIES[policy].pads or POLICIES[policy].gathers)]
+RUN += [{"engine.policy": policy, "engine.attention": "padded"} for policy in POLICIES if POLICIES[policy].pads]
+RUN += [{"engine.attention": "padded", "engine.packing": word} for word in ("always", "never")]
+RUN += [{key: value} for key in RAN for value in OPTIONS[key] if key not in ("engine.policy", "engine.packing")]
+RUN += [{"engine.policy": "vasuki-paper", "kv.conditions": "printed"}]
+
+
+@pytest.mark.parametrize("asked", RUN, ids=lambda asked: "-".join(map(str, asked.values())))
+def test_a_run_does_it_and_its_manifest_says_so(asked: dict[str, Any], deep_model: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("\n".join(["text", *("a word " * (2 + 2 * row) for row in range(ROWS))]))
+    tree: dict[str, Any] = {
+        "model": {"path": str(deep_model)},
+        "input": {"path": str(rows), "prompt": "{text}", "chat": False},
+        "output": {"path": str(tmp_path / "out")},
+        "sampling": {"max_tokens": 4},
+        "kv": {"device_memory": 2**20, "host_memory": 2**24},
+    }
+    for dotted, value in asked.items():
+        section, _, key = dotted.partition(".")
+        tree.setdefault(section, {})[key] = value
+    run_job(parse_job(tree))
+    manifest = read_manifest(Location.parse(str(tmp_path / "out")))
+    for key, value in asked.items():
+        assert key not in RAN or RAN[key](manifest.ran, value), f"{key}: {value}: {manifest.ran}"
+    assert manifest.rows.succeeded == ROWS
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -108,18 +108,6 @@ def tokens(path: Path) -> dict[Any, list[int]]:
     return {name: row["output_token_ids"] for name, row in by_id(path).items()}
 
 
-@pytest.fixture
-def deep_model(tmp_path: Path, tiny_model: Path) -> Path:
-    """Eight layers of 2.3 MiB, in float32."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    folder = tmp_path / "deep"
-    sizes = dict(hidden_size=256, intermediate_size=512, num_hidden_layers=8)
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tiny_model, **sizes)).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
-    return folder
-
-
 def test_memory_is_what_layers_store_not_what_the_config_says(job: Job, tmp_path: Path, tiny_model: Path) -> None:
     """GPT-NeoX knows no num_key_value_heads, and stores twice what a config with that key seems to say."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig

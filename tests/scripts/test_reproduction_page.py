@@ -12,6 +12,7 @@ import write_page
 from reproduce_table import Options
 
 MEASURED = {
+    "forest-on-cpu",
     "baton-on-cpu",
     "baton-on-cpu-short",
     "baton-on-cpu-time",

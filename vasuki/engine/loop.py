@@ -79,6 +79,7 @@ class RunStats:
     copied_bytes: int = 0  # KV, in either direction
     exposed_copy_s: float = 0.0
     hidden_copy_s: float = 0.0
+    streamed_layer_steps: int = 0  # sum over steps of layers on the host, where that is decided batch by batch
 
     @property
     def mean_seqs(self) -> float:
@@ -96,6 +97,8 @@ class RunStats:
         self.peak_device_blocks = queues.pool.peak_held
         if queues.host_pool is not None:
             self.peak_host_blocks = queues.host_pool.peak_held
+        if batch.depth is not None:
+            self.streamed_layer_steps += num_steps * len(batch.depth.depth.streamed)
         for swap in batch.swaps:
             self.swapped_blocks += len(swap.device)
         self.copied_bytes += result.copied_bytes

@@ -398,6 +398,9 @@ class HardwareProfile(_ProfileSection):
     step the one that is expected to be faster."""
     efficiency: Efficiency
     overheads: Overheads
+    rates_measured_on: str = ""
+    """Day on which `efficiency` and `overheads` were measured on such a card; empty where they are assumed, or others'
+    figures."""
     link: Link
     interconnect: Interconnect | None = None
     power: Power
@@ -450,7 +453,11 @@ class HardwareProfile(_ProfileSection):
     def basis(self) -> str:
         """What its rates come from: measurements, whose and when, or a datasheet."""
         if self.measured is None:
-            return "datasheet"
+            return (
+                f"measured on {self.rates_measured_on}, but no operator by itself"
+                if self.rates_measured_on
+                else "datasheet"
+            )
         scaled = "" if self.is_as_measured else "; scaled to the profile's rates, which are others"
         return f"measured: {self.measured.source}{scaled}"
 

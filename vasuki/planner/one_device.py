@@ -96,7 +96,7 @@ def make_plan(
     predictions = _predictions(problem, candidates)
     base = preferred(problem, predictions)
     chosen = choose_offload(problem, base)
-    others = (each.candidate for each in predictions if each is not base)
+    others = [each.candidate for each in predictions if each is not base and not problem.asks_for_offload]
     chosen = with_best_order(problem, chosen, others, time.perf_counter() - started_s)
     candidate, job = chosen.candidate, problem.lengths
     settings, layout, offload = candidate.settings, candidate.cost.layout, candidate.settings.offload
@@ -150,6 +150,8 @@ def make_plan(
         sample_spread=chosen.spread,
         shared_tokens=chosen.shared_tokens,
         source=profile.basis,
+        host_step_us=profile.overheads.step_us,
+        host_is_measured=bool(profile.rates_measured_on),
         outputs_at_most=not job.known and bool((job.output_tokens >= job.limits).all()),
         misfits=len(lengths) - len(job),
         misfit=misfit,

@@ -46,6 +46,8 @@ class Plan:
     sample_spread: float = 0.0  # by what share the makespan may be off, since other rows might have been simulated
     shared_tokens: int = 0  # of prompts, which rows find in memory because others share the prefix
     source: str = ""  # of the profile's rates: measured, by whom and when, or a datasheet
+    host_step_us: float = 0.0  # that the host takes for each step
+    host_is_measured: bool = True  # rather than assumed
     layout: Layout = field(default_factory=Layout)  # where the weights live
     state_bytes: int = 0  # that each of `max_num_seqs` rows keeps in addition to its KV
     one_replica_s: float | None = None  # what one replica takes for the job, where all together take no less

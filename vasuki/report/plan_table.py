@@ -119,6 +119,7 @@ def _verdict(plans: Sequence[Plan]) -> Iterable[str]:
     if None in {plan.cost.amount for plan in plans} or len({plan.cost.currency for plan in plans}) > 1:
         yield f"{first.gpu} would finish first: {times}."
         yield from _holds({"time": faster}, error)
+        yield from _hosts(plans)
         return
     least, next_least = sorted(plans, key=lambda plan: plan.cost.amount or 0.0)[:2]
     amount, other = least.cost.amount or 0.0, next_least.cost.amount or 0.0
@@ -132,6 +133,20 @@ def _verdict(plans: Sequence[Plan]) -> Iterable[str]:
         yield f"{first.gpu} would finish first: {times}."
         yield f"{least.gpu} would be cheapest: {costs}."
     yield from _holds({"time": faster, "cost": other / amount if amount else float("inf")}, error)
+    yield from _hosts(plans)
+
+
+def _hosts(plans: Sequence[Plan]) -> Iterable[str]:
+    """That the hosts of some cards were measured, and those of others not, where steps take their time of the host."""
+    measured, assumed = ([plan for plan in plans if plan.host_is_measured is so] for so in (True, False))
+    if not (measured and assumed):
+        return
+    measured_ms, assumed_ms = (max(plan.host_step_us for plan in some) / 1e3 for some in (measured, assumed))
+    names, others = (listing(list(dict.fromkeys(plan.gpu for plan in some))) for some in (measured, assumed))
+    yield (
+        f"A step takes {measured_ms:g} ms of the host of {names}, as measured, and {assumed_ms:g} ms of that of "
+        f"{others}, as assumed: where steps are short, that is the difference."
+    )
 
 
 def _holds(margins: Mapping[str, float], error: float) -> Iterable[str]:

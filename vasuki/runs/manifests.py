@@ -19,6 +19,7 @@ from vasuki.io.output.manifest import (
     Manifest,
     Predicted,
     PreemptionCounts,
+    Ran,
     RowCounts,
     Timings,
     TokenCounts,
@@ -27,6 +28,7 @@ from vasuki.io.output.manifest import (
 from vasuki.machines.memory_budget import footprint
 from vasuki.machines.price import Cost
 from vasuki.machines.profile import HardwareProfile
+from vasuki.models.shape import ModelShape
 from vasuki.planner.any_schedule import AnySchedule
 from vasuki.planner.job_sums import JobSums
 from vasuki.planner.lengths import Lengths
@@ -45,6 +47,7 @@ def simulated_manifest(
     plan: Plan,
     lengths: Lengths,
     simulated: Simulated,
+    shape: ModelShape,
     profile: HardwareProfile,
 ) -> Manifest:
     """The manifest of a simulated run, which `vasuki report` reads like a real one."""
@@ -61,6 +64,7 @@ def simulated_manifest(
         ),
         timings=Timings(plan_s=plan.plan_s, generate_s=result["makespan_s"], makespan_s=result["makespan_s"]),
         bounds=Bounds(plan.schedule_bound_s, 1.0, plan.lower_bound_s, simulated.plan.uncertainty),
+        ran=ran(simulated.plan, shape, simulated.result.stats),
         steps=result["steps"],
         batch=BatchStats(**result["batch"]),
         kv=KVStats(**result["kv"]),
@@ -92,6 +96,7 @@ def run_manifest(
     job: JobKey,
     plan: Plan,
     loaded: LoadedModel,
+    shape: ModelShape,
     stats: RunStats,
     counters: Counters,
     timings: Timings,
@@ -106,6 +111,7 @@ def run_manifest(
         job: the job.
         plan: by which it ran.
         loaded: its model.
+        shape: as it ran.
         stats: of its steps.
         counters: of its scheduler.
         timings: of the run.
@@ -137,6 +143,7 @@ def run_manifest(
         tokens=TokenCounts(recomputed=counters.recomputed_tokens, shared=counters.shared_tokens),
         timings=timings,
         bounds=bounds,
+        ran=ran(plan, shape, stats),
         steps=stats.steps,
         batch=BatchStats(stats.mean_seqs, stats.max_seqs),
         kv=KVStats(
@@ -167,6 +174,38 @@ def bounds_of(schedules: AnySchedule, done: JobSums, pace: float | None) -> Boun
     if done.is_empty or pace is None:
         return Bounds()
     return Bounds(pace * schedules.least_s(done), pace, schedules.at_datasheet_rates(done).seconds)
+
+
+def ran(plan: Plan, shape: ModelShape, stats: RunStats) -> Ran:
+    """How rows ran by a plan with the settings that its executor came to.
+
+    Args:
+        plan: the plan.
+        shape: of the model as it ran.
+        stats: of the steps.
+    """
+    settings, packing = plan.settings, ""
+    layers = float(settings.offload.streamed_layers)
+    if settings.offload.depth is not None and stats.steps:
+        layers = stats.streamed_layer_steps / stats.steps
+    if shape.backend == "padded":
+        packing = "always" if shape.always_packed else "by price" if shape.longest_packed_tokens else "never"
+    return Ran(
+        policy=settings.policy.name,
+        solver=plan.solver,
+        mixing=settings.policy.mixing.value,
+        chunk_tokens=settings.limits.chunk_tokens,
+        max_num_seqs=settings.limits.max_num_seqs,
+        block_tokens=settings.block_tokens,
+        kv_tokens=settings.kv_tokens,
+        offload=settings.offload.mode,
+        layers=layers,
+        weights_on_host=plan.layout.host_layers,
+        backend=shape.backend,
+        packing=packing,
+        dtype=shape.dtype,
+        kv_dtype=shape.kv_dtype or shape.dtype,
+    )
 
 
 def _of_job(config: JobConfig, config_hash: str, fingerprint: str, plan: Plan) -> dict[str, Any]:

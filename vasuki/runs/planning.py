@@ -166,7 +166,7 @@ def _simulate(workload: Workload, placement: Placement, policy: str, folder: str
                 tracer = StepTracer(trace.record, plan.settings, shape.kv_bytes_per_token, shape.num_layers)
                 simulated = simulated_with(tracer)
         manifest = simulated_manifest(
-            config, workload.config_hash, workload.fingerprint, plan, workload.lengths, simulated, profile
+            config, workload.config_hash, workload.fingerprint, plan, workload.lengths, simulated, shape, profile
         )
         manifest.write(place / MANIFEST)
     return simulated

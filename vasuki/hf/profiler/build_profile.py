@@ -199,6 +199,7 @@ class _Profiler:
             attention=self.attention,
             efficiency=self._efficiency(rates, measured),
             overheads=overheads,
+            rates_measured_on=datetime.date.today().isoformat(),
             link=self._link(),
             interconnect=self.known.interconnect if self.known else None,
             power=self._power_section(idle_w, limit_w),

@@ -337,7 +337,7 @@ def _paced(timings: StepTimings, shape: ModelShape, base: HardwareProfile) -> Ha
             "source": "steps were measured as a whole",
         }
     )
-    base = base.model_copy(update={"overheads": overheads})
+    base = base.model_copy(update={"overheads": overheads, "rates_measured_on": datetime.date.today().isoformat()})
     if base.kind == "gpu":
         return base
     by_tokens = sorted(timings.seconds, key=lambda size: size.tokens)

@@ -86,6 +86,26 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
+class Ran:
+    """How the rows ran, whatever the job left open."""
+
+    policy: str = ""
+    solver: str = ""  # of the order in which rows started
+    mixing: str = ""  # of prompts and decodes
+    chunk_tokens: int = 0  # of a step
+    max_num_seqs: int = 0
+    block_tokens: int = 0
+    kv_tokens: int = 0  # that the device had room for
+    offload: str = ""
+    layers: float = 0.0  # whose KV passed through the device in every step; of steps that differed, the mean
+    weights_on_host: int = 0  # layers
+    backend: str = ""
+    packing: str = ""  # of padded rows: always, never, or by price; empty where none are padded
+    dtype: str = ""
+    kv_dtype: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class BatchStats:
     """Sequences in a step."""
 
@@ -142,6 +162,7 @@ class Manifest:
     timings: Timings = Timings()
     predicted: Predicted = Predicted()
     bounds: Bounds = Bounds()
+    ran: Ran = Ran()
     steps: int = 0
     batch: BatchStats = BatchStats()
     kv: KVStats = KVStats()

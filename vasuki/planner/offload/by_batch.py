@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from vasuki.base.errors import JobFileError
 from vasuki.base.units import bytes_text
 from vasuki.engine.batch import Batch
-from vasuki.engine.depth import Depth
+from vasuki.engine.depth import Depth, depths
 from vasuki.engine.offload import OffloadPlan
-from vasuki.machines.cost_model import CostModel
+from vasuki.machines.cost_model import CostModel, StepWork
 from vasuki.planner.candidates import Candidate, Problem
 from vasuki.planner.offload.algorithms import (
     LayerTraffic,
@@ -57,25 +57,33 @@ class HiddenDepth:
         return min(num_blocks * self.num_layers // self.deepest.places, self.host_blocks)
 
     def __call__(self, batch: Batch) -> Depth:
-        layers, link = self.num_layers, self.cost.profile.link
-        token_bytes = self.cost.shape.kv_bytes_per_token_per_layer
-        layer_s = self.cost.layer_time_s(self.cost.batch_work(batch))
-        if self.is_lazy:
-            context = sum(batch.starts) + sum([start for _, start, _, _ in batch.prefills])
-            copy_bytes = self.block_tokens * token_bytes
-            traffic = LayerTraffic(context * token_bytes, batch.num_tokens * token_bytes, copy_bytes)
-            first_last = max_layers_first_last(layers, layer_s, traffic, link)
-            ring = ring_layers(layers, layer_s, traffic, link)
-        else:
-            layer_bytes = (sum(batch.starts) + len(batch.starts)) * token_bytes  # of "decode requests"
-            first_last = printed_first_last(layers, layer_s, layer_bytes, link)
-            ring = printed_ring(layers, layer_s, layer_bytes, link)
+        work, of_decodes = self.cost.batch_work(batch), sum(batch.starts)
+        context = of_decodes + sum([start for _, start, _, _ in batch.prefills])
+        first_last, ring = self.hidden(work, context, of_decodes + len(batch.starts))
         if self.deepest.way == "ring":
             if ring > first_last:
-                return Depth(layers, "ring", layers - ring)
+                return Depth(self.num_layers, "ring", max(self.num_layers - ring, self.deepest.buffers))
         else:
             first_last = min(first_last, self.deepest.buffers)
-        return Depth(layers, "first-last", first_last) if first_last else Depth(layers)
+        return Depth(self.num_layers, "first-last", first_last) if first_last else Depth(self.num_layers)
+
+    def hidden(self, work: StepWork, context: int, of_decodes: int) -> tuple[int, int]:
+        """Layers that need no place on the device, by Algorithms 1 and 2.
+
+        Args:
+            work: of a step.
+            context: tokens that its rows have in the cache.
+            of_decodes: the same of "decode requests" alone, with the token that each computes.
+        """
+        layers, link = self.num_layers, self.cost.profile.link
+        token_bytes, layer_s = self.cost.shape.kv_bytes_per_token_per_layer, self.cost.layer_time_s(work)
+        if not self.is_lazy:
+            layer_bytes = of_decodes * token_bytes
+            return printed_first_last(layers, layer_s, layer_bytes, link), printed_ring(
+                layers, layer_s, layer_bytes, link
+            )
+        traffic = LayerTraffic(context * token_bytes, work.num_tokens * token_bytes, self.block_tokens * token_bytes)
+        return max_layers_first_last(layers, layer_s, traffic, link), ring_layers(layers, layer_s, traffic, link)
 
 
 def why_not_by_batch(problem: Problem) -> str:
@@ -102,23 +110,42 @@ def by_batch(problem: Problem, base: Prediction) -> Prediction:
     settings = candidate.settings
     layer_bytes = settings.block_tokens * problem.shape.kv_bytes_per_token_per_layer
     homes = int(host_kv_bytes(problem, candidate) // layer_bytes)  # of one layer's part of a block
-    layers = problem.shape.num_layers
-    deepest = next((each for each in _deepest_first(layers) if _has_homes(each, settings.num_blocks, homes)), None)
+    layers, is_lazy = problem.shape.num_layers, problem.kv.conditions == "corrected"
+    useful = _useful_depths(candidate) if is_lazy else [each for each in depths(layers) if each.streamed][::-1]
+    if not useful:
+        reason = "no step hides a layer's copies when the device is full"
+        return predict(problem, _with(problem, candidate, OffloadPlan("by_batch", reason)))
+    deepest = next((each for each in useful if _has_homes(each, settings.num_blocks, homes)), None)
     if deepest is None:
         least = 2 * (settings.num_blocks * layers // (layers - 1) + 1) * layer_bytes
         raise JobFileError(
             f"kv.host_memory: two layers of the device's blocks, which kv.offload: by_batch moves at least, take "
             f"{bytes_text(least)}; raise it, or set kv.offload to none"
         )
-    is_lazy = problem.kv.conditions == "corrected"
     rule = HiddenDepth(candidate.cost, settings.block_tokens, deepest, homes // len(deepest.streamed), is_lazy)
     reason = f"as many layers as each batch hides, by the paper's conditions as {_AS[rule.is_lazy]}"
-    settings = replace(
-        settings,
-        offload=OffloadPlan("by_batch", reason, depth=rule),
-        policy=replace(settings.policy, shares_prefixes=False),  # what nobody holds keeps no place when layers move
-    )
-    return predict(problem, Candidate.of(problem, settings, candidate.cost))
+    return predict(problem, _with(problem, candidate, OffloadPlan("by_batch", reason, depth=rule)))
+
+
+def _with(problem: Problem, candidate: Candidate, offload: OffloadPlan) -> Candidate:
+    """The candidate with that. Nothing is shared: what nobody holds keeps no place when layers move."""
+    policy = replace(candidate.settings.policy, shares_prefixes=False)
+    return Candidate.of(problem, replace(candidate.settings, offload=offload, policy=policy), candidate.cost)
+
+
+def _useful_depths(candidate: Candidate) -> list[Depth]:
+    """Depths that a step hides in which rows fill the device, the deepest first: those deeper are hidden by batches
+    that need no more room."""
+    settings, cost = candidate.settings, candidate.cost
+    rows = max(1, min(int(candidate.state.sequences), settings.limits.max_num_seqs))
+    each = max(1, settings.kv_tokens // rows)
+    chunk = max(1, settings.limits.chunk_tokens - rows)
+    work = cost.work([1] * rows + [chunk], [each] * rows + [chunk])
+    layers = cost.shape.num_layers
+    rule = HiddenDepth(cost, settings.block_tokens, Depth(layers, "ring", FEWEST_PLACES), 0, True)
+    first_last, ring = rule.hidden(work, settings.kv_tokens, settings.kv_tokens)
+    rings = [Depth(layers, "ring", layers - ring)] if ring > first_last else []
+    return [*rings, *(Depth(layers, "first-last", buffers) for buffers in range(first_last, 0, -1))]
 
 
 def _block_size(problem: Problem, candidate: Candidate) -> int:
@@ -130,12 +157,6 @@ def _block_size(problem: Problem, candidate: Candidate) -> int:
     full = link.bandwidth_bytes_per_s(FULL_COPY_BYTES, "both")
     sizes = (size for size in STREAM_BLOCKS if link.bandwidth_bytes_per_s(size * block_bytes, "both") >= NEAR * full)
     return next(sizes, STREAM_BLOCKS[-1])
-
-
-def _deepest_first(num_layers: int) -> list[Depth]:
-    """A ring of two, then fewer and fewer layers at the ends: other rings need as many homes."""
-    ends = [Depth(num_layers, "first-last", buffers) for buffers in range(num_layers // 2, 0, -1)]
-    return [Depth(num_layers, "ring", FEWEST_PLACES), *ends]
 
 
 def _has_homes(depth: Depth, num_blocks: int, homes: int) -> bool:

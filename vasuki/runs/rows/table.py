@@ -111,4 +111,9 @@ class TableRows:
 
     def finished(self, manifest: Manifest) -> Manifest:
         urgent_latency = Percentiles.of(self._waited.urgent_latency_s)
-        return replace(manifest, urgent_latency=urgent_latency, missed_deadlines=self._waited.missed_deadlines)
+        return replace(
+            manifest,
+            ran=replace(manifest.ran, solver=self._order.solved.solver),
+            urgent_latency=urgent_latency,
+            missed_deadlines=self._waited.missed_deadlines,
+        )

@@ -20,6 +20,7 @@ from vasuki.machines.here.measured import Tokens, look_back
 from vasuki.machines.here.stolen_time import StolenTime
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.mapped_weights import MappedWeights
+from vasuki.models.shape import ModelShape
 from vasuki.planner import TimeLeft
 from vasuki.planner.plan import Plan
 from vasuki.planner.rows_done import RowsDone
@@ -84,6 +85,7 @@ class Device:
     time_left: TimeLeft
     scheduler: Scheduler
     done: RowsDone
+    _shape: ModelShape  # likewise
 
     def __init__(self, job: JobKey, loaded: LoadedModel, load_s: float, started_s: float) -> None:
         from vasuki.hf.device.energy import EnergyMeter
@@ -113,7 +115,7 @@ class Device:
 
         plan, logprobs = planned.plan, self._job.config.output.logprobs
         cost_model = CostModel(planned.shape, planned.profile, plan.layout)
-        self.done = RowsDone(planned.shape)
+        self._shape, self.done = planned.shape, RowsDone(planned.shape)
         self.loaded = place_weights(self.loaded, plan.layout.host_layers)
         self._begun_s = self._ended_s = time.perf_counter()
         self._executor = build_executor(self.loaded, plan.settings, logprobs, cost_model=cost_model)
@@ -173,6 +175,7 @@ class Device:
             self._job,
             self.plan,
             self.loaded,
+            self._shape,
             self.stats,
             self.scheduler.queues.counters,
             Timings(
