@@ -205,7 +205,7 @@ MISTAKES = {
     "unknown shape": (("plan", "LENGTHS", "--set", "model.shape=llama-3-8c"), 4, "llama-3-8b"),
     "unknown policy": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a10", "--policy", "vllmm"), 2, "vllm"),
     "too large": (("plan", "LENGTHS", "--set", "model.shape=llama-3-70b", "--gpu", "a10"), 4, "llama-3-70b"),
-    "heads": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--tp", "3"), 4, "32 heads"),
+    "heads": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--tp", "3"), 2, "32 heads"),
     "stages": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--pp", "64"), 2, "32 layers"),
     "no replica": (("simulate", "LENGTHS", *SHAPE, "--gpu", "a100", "--dp", "0"), 2, "greater than or equal to 1"),
     "no link": (

@@ -13,12 +13,10 @@ form.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from vasuki.engine.depth import DepthStep
 from vasuki.engine.sequence import Sequence
-
-if TYPE_CHECKING:
-    from vasuki.engine.depth import DepthStep
 
 
 class ScheduledChunk(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vasuki.engine.depth import DepthRule
+from vasuki.engine.depth_control import DepthRule
 
 OffloadMode = Literal["none", "stream", "park", "ahead", "by_batch"]
 

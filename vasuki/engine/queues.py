@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 
 from vasuki.engine.batch import Swap
 from vasuki.engine.blocks import BlockPool
-from vasuki.engine.depth import DepthControl
+from vasuki.engine.depth_control import DepthControl
 from vasuki.engine.prefixes import Prefixes
 from vasuki.engine.sequence import FinishReason, Sequence, Status
 from vasuki.engine.settings import EngineSettings

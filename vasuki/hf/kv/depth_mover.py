@@ -22,7 +22,8 @@ import torch
 
 from vasuki.base.arrays import Bools
 from vasuki.engine.batch import Batch, ScheduledChunk
-from vasuki.engine.depth import Depth, DepthRule, DepthStep
+from vasuki.engine.depth import Depth, DepthStep
+from vasuki.engine.depth_control import DepthRule
 from vasuki.hf.kernels.transfer import to_device
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout, pinned_zeros
 from vasuki.hf.kv.kv_mover import CopyEngine, Done, copy_blocks
