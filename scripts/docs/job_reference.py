@@ -96,6 +96,8 @@ def _values(kind: Any, constraints: Iterable[Any] = ()) -> Iterator[str]:
             yield from _values(part)
     elif _is_mapping(kind):
         yield "`{" + ", ".join(f"{key}: ..." for key in kind.model_fields) + "}`"
+    elif origin is dict:
+        yield "mapping"
     elif origin is tuple:
         yield f"list of {_NAMES[parts[0]] if parts[0] in _NAMES else next(_values(parts[0]))}"
     elif any(getattr(constraint, "func", None) is parse_bytes for constraint in constraints):
@@ -120,7 +122,7 @@ def _limits(constraints: Iterable[Any]) -> Iterator[str]:
 
 
 def _default(value: Any, values: Collection[str]) -> str:
-    if value is None or value == "" or isinstance(value, BaseModel):
+    if value is None or value in ("", {}) or isinstance(value, BaseModel):
         return ""
     if SIZE in values and isinstance(value, int):
         return f"`{value // 2**30}GiB`"

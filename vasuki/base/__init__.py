@@ -6,6 +6,7 @@ errors    exceptions with their exit codes
 units     figures as people read them
 commits   when finished rows become durable
 conversations  where the model goes on behind a conversation
+constraint  what answers have to look like
 arrays    names for numpy arrays
 urls      addresses of object stores, without the keys that open them
 files     reads small files whole; refuses pipes and devices

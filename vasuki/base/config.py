@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -28,6 +29,7 @@ from pydantic import (
     model_validator,
 )
 
+from vasuki.base.constraint import Constraint, schema_of
 from vasuki.base.errors import JobFileError, one_line
 from vasuki.base.files import read_short
 from vasuki.base.schema import explain
@@ -287,6 +289,9 @@ class OutputConfig(_Section):
     """Add the column `logprob`: the sum of the log-probabilities of the output tokens."""
 
 
+warnings.filterwarnings("ignore", 'Field name "schema"')  # of pydantic, which once had a method of that name
+
+
 class SamplingConfig(_Section):
     """How tokens are chosen. Each setting is a value or `{column: name}`. Of the model's generation_config.json, only
     what ends an answer is used; a warning names other settings that would change greedy output."""
@@ -307,6 +312,13 @@ class SamplingConfig(_Section):
     """Answers for each row. With n > 1 the output has a column `sample`, from 0."""
     ignore_eos: OrColumn[bool] = False
     """Generate `max_tokens` tokens even if the model ends sooner. For benchmarks."""
+    schema: dict[str, Any] | str = ""  # type: ignore[assignment]
+    """A JSON schema that [every answer](answers.md) is made to follow, or a file with one. `answer` is its short
+    form."""
+    regex: str = ""
+    """An expression (as Rust's `regex` has it, without look-around) that the whole answer is made to match."""
+    choices: tuple[str, ...] = ()
+    """Texts of which each answer is one."""
 
 
 class PlanConfig(_Section):
@@ -481,12 +493,40 @@ class JobConfig(_Section):
     input: InputConfig
     output: OutputConfig
     sampling: SamplingConfig = SamplingConfig()
+    answer: dict[str, Any] = {}
+    """Fields of [every answer](answers.md), and their types."""
     plan: PlanConfig = PlanConfig()
     engine: EngineConfig = EngineConfig()
     kv: KVConfig = KVConfig()
     arrivals: ArrivalsConfig = ArrivalsConfig()
     errors: ErrorsConfig = ErrorsConfig()
     cost: CostConfig = CostConfig()
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What every answer has to look like; None where the job does not say. Raises JobFileError."""
+        sampling = self.sampling
+        given = [f"sampling.{key}" for key in ("schema", "regex", "choices") if getattr(sampling, key)]
+        given += ["answer"] if self.answer else []
+        if not given:
+            return None
+        if len(given) > 1:
+            raise JobFileError(f"{given[0]} and {given[1]} both say what answers look like; give one of them")
+        if sampling.ignore_eos:
+            raise JobFileError(f"sampling.ignore_eos: an answer ends when it is what {given[0]} says; leave it out")
+        if self.input.format == "openai-batch":
+            raise JobFileError(f"{given[0]}: rows of openai-batch say themselves what they want; leave it out")
+        if self.answer:
+            try:
+                return Constraint("schema", json.dumps(schema_of(self.answer)), "answer")
+            except ValueError as error:
+                raise JobFileError(f"answer: {error}") from None
+        if sampling.regex:
+            return Constraint("regex", sampling.regex, "sampling.regex")
+        if sampling.choices:
+            return Constraint("choices", json.dumps(sampling.choices), "sampling.choices")
+        schema = sampling.schema
+        return Constraint("schema", _schema_file(schema) if isinstance(schema, str) else json.dumps(schema), given[0])
 
     def config_hash(self, model: str) -> str:
         """Hash of everything that decides what the answers are: model, input, sampling and output columns.
@@ -498,6 +538,10 @@ class JobConfig(_Section):
             model: the fingerprint of the model's content (`vasuki.models.fingerprint`).
         """
         deciding = self.model_dump(mode="json", include={"input", "sampling", "output"})
+        for key in ("schema", "regex", "choices"):
+            del deciding["sampling"][key]
+        if constraint := self.constraint:
+            deciding["constraint"] = constraint.text
         del deciding["output"]["path"], deciding["input"]["path"]
         del deciding["input"]["priority"], deciding["input"]["deadline"]
         for section, key in (
@@ -511,6 +555,19 @@ class JobConfig(_Section):
                 del deciding[section][key]  # as before there was such a key
         deciding["model"] = {"content": model, "dtype": self.model.dtype, "kv_dtype": self.kv.dtype}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _schema_file(path: str) -> str:
+    """A JSON schema from a file. Raises JobFileError."""
+    try:
+        schema = json.loads(read_short(path, _MOST_BYTES))
+    except OSError as error:
+        raise JobFileError(f"sampling.schema: cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise JobFileError(f"sampling.schema: {path} is not JSON: {one_line(error)}") from None
+    if not isinstance(schema, dict):
+        raise JobFileError(f"sampling.schema: {path} is no JSON schema: expected an object")
+    return json.dumps(schema)
 
 
 def load_job(path: str | Path, overrides: Iterable[str] = (), trusts_code: bool = False) -> JobConfig:

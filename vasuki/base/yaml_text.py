@@ -16,7 +16,15 @@ _MOST_VALUES = 100_000  # with every alias written out
 
 class _Loader(yaml.SafeLoader):
     """Truth values as in YAML 1.2: `off`, `no` and the like are words, since settings and columns may be called so. A
-    setting that is true or false takes them all the same. Dates are words too, since no setting is one."""
+    setting that is true or false takes them all the same. Dates are words too, since no setting is one. A word may end
+    with a question mark within brackets as well, as YAML 1.2 has it: `{due: date?}`."""
+
+    def scan_plain(self) -> yaml.ScalarToken:
+        word: yaml.ScalarToken = super().scan_plain()
+        if self.flow_level and self.peek() == "?" and self.peek(1) in " \t\r\n,]}":
+            self.forward()
+            return yaml.ScalarToken(word.value + "?", word.plain, word.start_mark, self.get_mark())
+        return word
 
 
 _TRUTH, _DATE = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:timestamp"

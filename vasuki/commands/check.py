@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from vasuki.base.config import JobConfig
 from vasuki.base.urls import without_keys
 from vasuki.engine.policy import runnable_policy
 from vasuki.io.input.requests import RequestStream
+from vasuki.io.output.answers import answer_schema
 from vasuki.io.output.output_folder import OutputFolder
+from vasuki.io.output.typed import reader_of
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.shape import BACKENDS
 from vasuki.runs.ignored import refuse_ignored
@@ -14,6 +18,8 @@ from vasuki.runs.observers.progress import busy_if_slow
 from vasuki.runs.opening import read_table
 from vasuki.runs.placement import placed_on_shares, plan_for, refuse_backend, shares_here
 from vasuki.runs.workload import PLANNED_REQUESTS, first_rows, lengths_of, model_tokenizer, shape_of
+
+log = logging.getLogger(__name__)
 
 
 def check_job(config: JobConfig) -> dict[str, str | int]:
@@ -34,6 +40,9 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
         config_hash=config.config_hash(model_fingerprint(config.model)),
         input_fingerprint=table.fingerprint,
     )
+    reader = reader_of(config)
+    if reader is not None and reader.as_text:
+        log.warning("no type holds all that these may be, so they become text: %s", ", ".join(reader.as_text))
     shape = shape_of(config)
     refuse_backend(config, shape)
     check_model(config.model, config.engine.device, config.engine.attention)
@@ -53,5 +62,6 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
         "kv_bytes_per_token": placement.shape.kv_bytes_per_token,
         "backend": BACKENDS[placement.shape.backend],
         "output": without_keys(config.output.path),
+        "columns": "; ".join(f"{field.name}: {field.type}" for field in answer_schema(config, table)),
         "first_prompt": next((each.error or tokenizer.text_of(each.prompt_token_ids.tolist()) for each in first), ""),
     }

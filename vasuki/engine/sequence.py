@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vasuki.base.constraint import Constraint
 from vasuki.engine.blocks import BlockTable
 
 NO_TOKENS: tuple[int, ...] = ()
@@ -42,6 +43,7 @@ class SamplingParams:
     n: int = 1
     ignore_eos: bool = False
     special_tokens: bool = False  # stay in the output's text
+    constraint: Constraint | None = None  # what the answer has to look like
 
 
 class FinishReason(enum.StrEnum):

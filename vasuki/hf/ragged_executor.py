@@ -18,6 +18,7 @@ from vasuki.engine.settings import EngineSettings
 from vasuki.engine.shaping import Shaping, Similar, shaping_of
 from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.attention.inputs import LastTokens, Mover, StepInputs, build_inputs
+from vasuki.hf.constraints import Constraints
 from vasuki.hf.cuda.recordable import can_record
 from vasuki.hf.cuda.step_graphs import RECORD_AFTER, Answers, StepGraphs, record_on_device
 from vasuki.hf.device.device import give_back
@@ -96,6 +97,7 @@ class RaggedExecutor:
         self.offload = offload
         self.states = states
         self.keep = keep
+        self.constraints: Constraints | None = None  # of answers
         self.unpacked = _unpacked(loaded, cache, offload, shaping)
         # Launching returns before the device is done. Tokens that are not known yet are filled into packed steps alone.
         self.steps_ahead = int(loaded.device.type == "cuda" and self.unpacked is None)
@@ -201,11 +203,13 @@ class RaggedExecutor:
         sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
         if self.graphs is None:
             logits = self._logits(batch)
-        elif any(map(draws, sequences)):
+        elif self.constraints is not None or any(map(draws, sequences)):
             [logits] = self.graphs(self._inputs(batch), self._all_logits)
         else:
             _, *sampled = self.graphs(self._inputs(batch), self._likeliest)
             return Sampled(*(each.clone() for each in sampled))  # what a graph leaves is overwritten by the next
+        if self.constraints is not None:
+            logits = self.constraints.mask(logits, sequences)
         return sample(logits, sequences, self.want_logprobs, self.keep)
 
     def _logits(self, batch: Batch) -> torch.Tensor:
@@ -252,6 +256,8 @@ class RaggedExecutor:
     def _stops(self, sequence: Sequence, token_id: int) -> bool:
         if token_id == NO_TOKEN:
             return True
+        if self.constraints is not None and self.constraints.ends(sequence, token_id):
+            return True
         if token_id in self.loaded.eos_token_ids and not sequence.request.sampling.ignore_eos:
             return True
         return self.loaded.tokenizer.meets_stop_string(sequence, token_id)
@@ -296,6 +302,7 @@ def build_executor(
     want_logprobs: bool = False,
     record_after: int = RECORD_AFTER,
     cost_model: CostModel | None = None,
+    constrained: bool = False,
 ) -> RaggedExecutor:
     """An executor with the memory that the settings ask for, or with less where it runs out, on the device that the
     model is on.
@@ -305,6 +312,7 @@ def build_executor(
         settings: memory, and what moves.
         want_logprobs: see `RaggedExecutor`.
         record_after: steps of a size before it is recorded, where they can be.
+        constrained: whether answers are: then no step is launched before the last one's tokens are known.
         cost_model: of the model on this device; says which kernels attend, and whether prompts share padded rows.
 
     Raises OutOfMemory where there is no memory for a single block, JobFileError where the host pins no more.
@@ -337,6 +345,9 @@ def build_executor(
     shaping = shaping_of(settings.policy) or similar
     executor = RaggedExecutor(loaded, cache, want_logprobs, attention, offload, states, shaping, keep)
     executor.settings = settings
+    if constrained:
+        executor.constraints = Constraints(loaded.tokenizer.own, loaded.vocab_size, loaded.eos_token_ids)
+        executor.steps_ahead = 0
     if records:
         limits, record = settings.limits, record_on_device()
         context = recorded_context(loaded.max_context, limits.longest_row_tokens)

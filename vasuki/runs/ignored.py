@@ -16,6 +16,8 @@ def refuse_ignored(config: JobConfig, policies: Iterable[str] = ()) -> None:
         config: the job.
         policies: by which it is to run; the job's own where there are none.
     """
+    if constraint := config.constraint:
+        constraint.refuse()
     wanted = [find_policy(name) for name in policies or [config.engine.policy]]
     usual = ArrivalsConfig()
     set_here = [key for key in ArrivalsConfig.model_fields if getattr(config.arrivals, key) != getattr(usual, key)]

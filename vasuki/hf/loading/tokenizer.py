@@ -76,6 +76,11 @@ class Tokenizer:
         self._is_none = functools.cache(lambda token_id: self._tokenizer.convert_ids_to_tokens(token_id) is None)
 
     @property
+    def own(self) -> Any:
+        """The tokenizer of transformers behind it."""
+        return self._tokenizer
+
+    @property
     def eos_token_id(self) -> int | None:
         """The tokenizer's end-of-sequence token, for models whose config names none."""
         token_id: int | None = self._tokenizer.eos_token_id

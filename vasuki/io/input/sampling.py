@@ -11,8 +11,11 @@ import pyarrow as pa
 import pydantic
 
 from vasuki.base.config import Column, SamplingConfig
+from vasuki.base.constraint import Constraint
 from vasuki.engine.sequence import SamplingParams
 from vasuki.io.input.row_error import RowError
+
+OF_ALL_ROWS = ("schema", "regex", "choices")  # see `base.constraint`
 
 
 class SamplingReader:
@@ -21,12 +24,17 @@ class SamplingReader:
     Args:
         config: of the job.
         special_tokens: whether they stay in the output's text.
+        constraint: of every answer.
     """
 
-    def __init__(self, config: SamplingConfig, special_tokens: bool = False) -> None:
-        self._settings: dict[str, Any] = {"special_tokens": special_tokens}
+    def __init__(
+        self, config: SamplingConfig, special_tokens: bool = False, constraint: Constraint | None = None
+    ) -> None:
+        self._settings: dict[str, Any] = {"special_tokens": special_tokens, "constraint": constraint}
         self._columns: dict[str, str] = {}
         for name, value in config:
+            if name in OF_ALL_ROWS:
+                continue
             if isinstance(value, Column):
                 self._columns[name] = value.column
                 value = SamplingConfig.model_fields[name].default

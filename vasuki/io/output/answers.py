@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vasuki.base.config import Column, JobConfig
-from vasuki.io.input.columns import ANSWER_COLUMNS
+from vasuki.io.input.columns import ANSWER_COLUMNS, TYPED_COLUMNS
 from vasuki.io.input.tables import Rows, stored_text
+from vasuki.io.output.typed import AnswerReader
 from vasuki.io.values import value_bytes
 
 _ROW_OVERHEAD_BYTES = 600  # the Python objects around a row: 400 to 600 by tracemalloc, CPython 3.11
@@ -32,6 +33,8 @@ class Answer:
     output_token_ids: Any = ()  # int32 [output_tokens], if the output has that column
     logprob: float | None = None
     carried: Mapping[str, Any] = field(default_factory=dict)
+    answer: Any = None  # its value, where the job says what answers look like
+    answer_status: str | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -53,6 +56,8 @@ def answer_schema(job: JobConfig, table: Rows) -> Any:
         pa.field("prompt_tokens", pa.int32()),
         pa.field("output_tokens", pa.int32()),
     ]
+    if constraint := job.constraint:
+        fields += [pa.field("answer", AnswerReader(constraint).type), pa.field("answer_status", pa.string())]
     if job.output.token_ids:
         fields.append(pa.field("output_token_ids", pa.list_(pa.int32())))
     if job.output.logprobs:
@@ -92,4 +97,6 @@ def answer_line(answer: Answer, schema: Any) -> dict[str, Any]:
 
 
 def _value(answer: Answer, column: str) -> Any:
+    if column in TYPED_COLUMNS and column in answer.carried:  # of a job that does not say what answers look like
+        return answer.carried[column]
     return getattr(answer, column) if column in ANSWER_COLUMNS else answer.carried.get(column)

@@ -10,6 +10,7 @@ import numpy as np
 from vasuki.engine.sequence import FinishReason, Sequence
 from vasuki.io.output.answers import Answer
 from vasuki.io.output.parts import PartWriter, Totals
+from vasuki.io.output.typed import AnswerReader
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ class RowSink:
         decode: output text of a finished sequence, without the stop string.
         on_commit: called after every part, and as often while no row ends; the place to write down what else is known.
         on_row: told of the answers of each row.
+        reader: reads answers of which the job says what they look like.
         clock: decides when a part is due where time goes on while no step does; that of the steps if not given.
     """
 
@@ -35,12 +37,14 @@ class RowSink:
         on_commit: Callable[[], None] = lambda: None,
         on_row: Callable[[list[Answer]], None] = lambda answers: None,
         clock: Callable[[], float] | None = None,
+        reader: AnswerReader | None = None,
     ) -> None:
         self._writer = writer
         self._decode = decode
         self._on_commit = on_commit
         self._on_row = on_row
         self._clock = clock
+        self._reader = reader
         self._keeps_token_ids = "output_token_ids" in writer.schema.names
         self._samples: dict[int, list[Sequence]] = {}  # by row, until all are there
         self.written = Totals()  # rows handed to the writer, committed or not
@@ -102,10 +106,12 @@ class RowSink:
         if not request.sampling.ignore_eos:
             self._answers += 1
             self._cut += reason is FinishReason.LENGTH
+        text = self._decode(sequence)
+        value, status = self._reader.read(text, reason is FinishReason.LENGTH) if self._reader else (None, None)
         return Answer(
             row=request.row,
             id=request.id,
-            output=self._decode(sequence),
+            output=text,
             finish_reason=reason.value,
             prompt_tokens=request.num_prompt_tokens,
             output_tokens=sequence.num_output_tokens,
@@ -113,4 +119,6 @@ class RowSink:
             output_token_ids=np.array(sequence.output_token_ids, dtype=np.int32) if self._keeps_token_ids else (),
             logprob=sequence.logprob,
             carried=request.carried,
+            answer=value,
+            answer_status=status,
         )

@@ -18,6 +18,7 @@ from vasuki.engine.sequence import Request, Sequence
 from vasuki.io.output.manifest import Manifest
 from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.sink import RowSink
+from vasuki.io.output.typed import reader_of
 from vasuki.machines.cost_model import CostModel
 from vasuki.planner import TimeLeft
 from vasuki.planner.lengths import Lengths
@@ -107,7 +108,7 @@ class TableRows:
             self._waited.ended(finished, time.perf_counter() - self._started_s)
 
     def sink(self, writer: PartWriter, decode: Callable[[Sequence], str], on_commit: Callable[[], None]) -> RowSink:
-        return RowSink(writer, decode, on_commit)
+        return RowSink(writer, decode, on_commit, reader=reader_of(self._config))
 
     def finished(self, manifest: Manifest) -> Manifest:
         urgent_latency = Percentiles.of(self._waited.urgent_latency_s)

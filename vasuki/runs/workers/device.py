@@ -118,7 +118,10 @@ class Device:
         self._shape, self.done = planned.shape, RowsDone(planned.shape)
         self.loaded = place_weights(self.loaded, plan.layout.host_layers)
         self._begun_s = self._ended_s = time.perf_counter()
-        self._executor = build_executor(self.loaded, plan.settings, logprobs, cost_model=cost_model)
+        constrained = self._job.config.constraint is not None
+        self._executor = build_executor(
+            self.loaded, plan.settings, logprobs, cost_model=cost_model, constrained=constrained
+        )
         self.plan = replace(plan, settings=self._executor.settings)
         self.time_left = time_left_of(self.plan, cost_model)
         self.scheduler = Scheduler(self.plan.settings)

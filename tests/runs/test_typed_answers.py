@@ -1,0 +1,145 @@
+"""Answers that have to look like something: they do, by the tokens that `generate` gives under the same masks, in both
+backends, on replicas, and in memory that is too small."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import transformers
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
+
+from vasuki.base.config import JobConfig, parse_job
+from vasuki.base.errors import JobFileError
+from vasuki.commands.check import check_job
+from vasuki.runs.run import run_job
+
+ROWS = 12
+PROMPTS = ["the cat sat " * (1 + row % 4) for row in range(ROWS)]
+REGEX = r"(yes|no), [0-9]{2,4}( because [a-z]{1,6}){0,2}\."
+ANSWER = {"kind": ["cat", "dog"], "n": [1, 2, 3], "sure": "boolean", "when": "date?"}
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    pq.write_table(pa.table({"id": range(ROWS), "text": PROMPTS}), tmp_path / "in.parquet")
+    return tmp_path / "in.parquet"
+
+
+def job(model: Path, rows: Path, out: str, **sections: Any) -> JobConfig:
+    tree: dict[str, Any] = {
+        "model": {"path": str(model)},
+        "input": {"path": str(rows), "id": "id", "prompt": "{text}", "chat": False},
+        "output": {"path": str(rows.parent / out), "token_ids": True},
+        "sampling": {"max_tokens": 60},
+        "engine": {"chunk_tokens": 32},
+        "kv": {"device_memory": 2**21},
+    }
+    for name, section in sections.items():
+        tree[name] = section if name == "answer" else {**tree.get(name, {}), **section}
+    return parse_job(tree)
+
+
+def answers(config: JobConfig) -> list[dict[str, Any]]:
+    run_job(config)
+    tables = [pq.read_table(part) for part in sorted(Path(config.output.path).glob("*.parquet"))]
+    found: list[dict[str, Any]] = pa.concat_tables(tables).sort_by("id").to_pylist()
+    assert len(found) == ROWS
+    return found
+
+
+def by_generate(model: Path, config: JobConfig) -> list[list[int]]:
+    """Greedy tokens of transformers, with the tokens taken out that no answer may go on with."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    network = transformers.AutoModelForCausalLM.from_pretrained(model).eval()
+    vocabulary = from_tokenizer(tokenizer, n_vocab=network.config.vocab_size)
+    assert config.constraint is not None
+    found: list[list[int]] = []
+    for prompt in PROMPTS:
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        matcher, seen = LLMatcher(vocabulary, config.constraint.grammar), [ids.shape[1]]
+
+        def allowed(_: int, tokens: torch.Tensor, matcher: Any = matcher, seen: list[int] = seen) -> list[int]:
+            matcher.consume_tokens(tokens[seen[0] :].tolist())
+            seen[0] = len(tokens)
+            bits = matcher.compute_logit_bias()
+            return [token for token, bias in enumerate(bits) if bias] or [tokenizer.eos_token_id]
+
+        output = network.generate(ids, max_new_tokens=60, do_sample=False, prefix_allowed_tokens_fn=allowed)
+        tokens = output[0, ids.shape[1] :].tolist()
+        found.append([token for token in tokens if token != tokenizer.eos_token_id])
+    return found
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [{"sampling": {"regex": REGEX}}, {"sampling": {"choices": ["dog", "dogs run", "cat"]}}, {"answer": ANSWER}],
+    ids=["regex", "choices", "answer"],
+)
+@pytest.mark.parametrize("attention", ["ragged", "padded"])
+def test_tokens_are_those_of_generate_under_the_same_masks(
+    tiny_model: Path, rows: Path, sections: dict[str, Any], attention: str
+) -> None:
+    config = job(tiny_model, rows, "out", **sections, engine={"attention": attention})
+    eos = transformers.AutoTokenizer.from_pretrained(tiny_model).eos_token_id
+    found = [[token for token in row["output_token_ids"] if token != eos] for row in answers(config)]
+    assert found == by_generate(tiny_model, config)
+
+
+def test_answers_are_typed_or_said_to_be_cut(tiny_model: Path, rows: Path) -> None:
+    few: dict[str, Any] = {"kind": ["cat", "dog"], "when": "date?"}
+    found = answers(job(tiny_model, rows, "out", answer=few, sampling={"max_tokens": 70, "temperature": 1.5}))
+    states = Counter(row["answer_status"] for row in found)
+    assert states["ok"] > 3
+    assert states["ok"] + states["truncated"] + states["invalid"] == ROWS
+    for row in found:
+        assert row["error"] is None
+        assert (row["answer"] is None) == (row["answer_status"] != "ok")
+        if row["answer_status"] == "ok":
+            assert json.loads(row["output"]) == row["answer"]
+            assert row["answer"]["kind"] in few["kind"]
+            assert row["answer"]["when"] is None or datetime.date.fromisoformat(row["answer"]["when"])
+        if row["answer_status"] == "truncated":
+            assert row["finish_reason"] == "length"
+
+
+def test_nothing_changes_on_replicas_or_in_little_memory(tiny_model: Path, rows: Path) -> None:
+    sampling = {"regex": REGEX, "temperature": 1.0}
+    alone = answers(job(tiny_model, rows, "alone", sampling=sampling))
+    assert {row["answer_status"] for row in alone} <= {"ok", "truncated"}
+    tight = job(tiny_model, rows, "tight", sampling=sampling, kv={"device_memory": 2**15, "block_tokens": 4})
+    assert answers(tight) == alone
+    assert answers(job(tiny_model, rows, "two", sampling=sampling, engine={"replicas": 2})) == alone
+
+
+def test_choices_are_a_dictionary(tiny_model: Path, rows: Path) -> None:
+    config = job(tiny_model, rows, "out", sampling={"choices": ["dog", "dogs run", "cat"]})
+    assert {row["answer"] for row in answers(config)} <= {"dog", "dogs run", "cat"}
+    [part] = Path(config.output.path).glob("*.parquet")
+    assert pq.read_schema(part).field("answer").type == pa.dictionary(pa.int32(), pa.string())
+
+
+def test_check_names_the_columns(tiny_model: Path, rows: Path) -> None:
+    said = check_job(job(tiny_model, rows, "out", answer=ANSWER))["columns"]
+    assert "answer: struct<kind: dictionary<" in str(said)
+    assert "answer_status: string" in str(said)
+
+
+def test_a_column_of_that_name_is_copied_where_no_answer_has_a_type(tiny_model: Path, rows: Path) -> None:
+    table = pq.read_table(rows).append_column("answer", pa.array(["known"] * ROWS))
+    pq.write_table(table, rows)
+    found = answers(job(tiny_model, rows, "out", output={"columns": ["answer"], "path": str(rows.parent / "out")}))
+    assert {row["answer"] for row in found} == {"known"}
+    typed = job(
+        tiny_model, rows, "typed", output={"columns": ["answer"], "path": str(rows.parent / "typed")}, answer=ANSWER
+    )
+    with pytest.raises(JobFileError, match=r"output.columns: 'answer' is a column of the answer"):
+        run_job(typed)

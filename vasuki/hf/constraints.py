@@ -1,0 +1,80 @@
+"""Constraints of answers while they are decoded: of each row's logits, tokens that its answer may not go on with are
+taken out, by `llguidance`.
+
+A row's state follows from its tokens alone: it is made again after a kill, a preemption or on another replica.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from vasuki.engine.sequence import Sequence
+from vasuki.hf.kernels.transfer import to_device
+
+
+class Constraints:
+    """The states of all rows that are under way.
+
+    Args:
+        tokenizer: of the model, transformers' own.
+        vocab_size: of the logits.
+        eos_token_ids: that end an answer.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        from llguidance import LLExecutor
+        from llguidance.hf import from_tokenizer
+
+        # The library knows one token that ends an answer: wherever that is allowed, all of them are.
+        self._ends = sorted(token_id for token_id in eos_token_ids if token_id < vocab_size)
+        self._tokens = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=self._ends[0] if self._ends else None)
+        self._vocab_size = vocab_size
+        self._executor = LLExecutor()
+        self._matchers: dict[tuple[int, int], tuple[Any, int]] = {}  # by row and sample, with the tokens it has seen
+
+    def mask(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+        """Logits `[num_sequences, vocab_size]` with minus infinity where a row's answer may not go on."""
+        from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
+
+        rows = [row for row, sequence in enumerate(sequences) if sequence.request.sampling.constraint is not None]
+        if not rows:
+            return logits
+        bits = allocate_token_bitmask(len(rows), self._vocab_size)
+        matchers = [(self._matcher(sequences[row]), index) for index, row in enumerate(rows)]
+        fill_next_token_bitmask_par(self._executor, matchers, bits)
+        refused = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, : self._vocab_size] == 0
+        refused[:, self._ends] = refused[:, self._ends[:1]]
+        [places, hidden] = to_device(logits.device, np.array(rows), refused.reshape(-1))
+        logits[places] = logits[places].masked_fill_(hidden.view(len(rows), -1), -torch.inf)
+        return logits
+
+    def ends(self, sequence: Sequence, token_id: int) -> bool:
+        """Take a row's next token. Returns whether its answer is whole and can't go on."""
+        if sequence.request.sampling.constraint is None or token_id < 0:
+            return False
+        matcher, seen, key = self._matcher(sequence), len(sequence.output_token_ids) + 1, sequence.request.key
+        is_over = token_id in self._ends
+        if not is_over:
+            matcher.consume_token(token_id)
+            is_over = matcher.is_stopped()
+        self._matchers[key] = matcher, seen
+        if is_over or seen >= sequence.request.max_tokens:
+            del self._matchers[key]
+        return is_over
+
+    def _matcher(self, sequence: Sequence) -> Any:
+        """The row's state behind the tokens that it has."""
+        from llguidance import LLMatcher
+
+        key, tokens = sequence.request.key, sequence.output_token_ids
+        matcher, seen = self._matchers.get(key, (None, 0))
+        if matcher is None or seen != len(tokens):
+            constraint = sequence.request.sampling.constraint
+            assert constraint is not None
+            matcher = LLMatcher(self._tokens, constraint.grammar, log_level=0)
+            matcher.consume_tokens(list(tokens))
+            self._matchers[key] = matcher, len(tokens)
+        return matcher

@@ -1,0 +1,145 @@
+"""Answers as values: the Arrow type of a JSON schema, and an answer's text read by it.
+
+    string, number, integer, boolean   string, double, int64, bool
+    enumeration of texts               a dictionary
+    array, object                      list, struct
+    anything else                      its JSON as text: Parquet has no type for it
+
+Dates are text, as the schema writes them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jsonschema
+import pyarrow as pa
+from referencing import Registry
+
+from vasuki.base.config import JobConfig
+from vasuki.base.constraint import Constraint
+
+_SCALARS = {"string": pa.string(), "number": pa.float64(), "integer": pa.int64(), "boolean": pa.bool_()}
+_LARGEST = 2**63 - 1
+
+
+class AnswerReader:
+    """Reads the answers of a job by its constraint.
+
+    Attributes:
+        type: of the column `answer`.
+        as_text: paths of fields that are kept as JSON, since no type holds all that they may be.
+    """
+
+    def __init__(self, constraint: Constraint) -> None:
+        self._constraint = constraint
+        self.as_text: list[str] = []
+        if constraint.kind == "schema":
+            schema = constraint.schema
+            kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+            self._validator = kind(schema, registry=Registry(), format_checker=kind.FORMAT_CHECKER)
+            self.type = self._type(schema, "answer", schema, 0)
+        else:
+            self.type = pa.dictionary(pa.int32(), pa.string()) if constraint.kind == "choices" else pa.string()
+
+    def read(self, text: str, was_cut: bool) -> tuple[Any, str]:
+        """The value of an answer, None unless it is right, and `ok`, `truncated` or `invalid`."""
+        value, is_right = self._value(text)
+        if is_right:
+            return value, "ok"
+        return None, "truncated" if was_cut else "invalid"
+
+    def _value(self, text: str) -> tuple[Any, bool]:
+        constraint = self._constraint
+        if constraint.kind == "choices":
+            return text, text in constraint.choices
+        if constraint.kind == "regex":
+            return text, _matches(constraint, text)
+        try:
+            value = json.loads(text)
+            self._validator.validate(value)
+            return _stored(value, self.type), True
+        except (ValueError, OverflowError, RecursionError, jsonschema.exceptions.ValidationError):
+            return None, False
+
+    def _type(self, schema: Any, path: str, root: Mapping[str, Any], depth: int) -> pa.DataType:
+        """The type of a part of the schema; text where there is none."""
+        schema = _resolved(schema, root)
+        if isinstance(schema, Mapping) and depth < 64:
+            if values := schema.get("enum", [schema["const"]] if "const" in schema else []):
+                return self._enumeration([value for value in values if value is not None], path)
+            options = [each for each in schema.get("anyOf", []) if _resolved(each, root).get("type") != "null"]
+            if len(options) == 1 and len(options) < len(schema.get("anyOf", [])):
+                return self._type(options[0], path, root, depth + 1)
+            kinds = schema.get("type")
+            kinds = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind != "null"]
+            if len(kinds) == 1 and kinds[0] in _SCALARS:
+                return _SCALARS[kinds[0]]
+            if kinds == ["array"] and isinstance(schema.get("items"), Mapping):
+                return pa.list_(self._type(schema["items"], f"{path}[]", root, depth + 1))
+            properties = schema.get("properties")
+            if kinds == ["object"] and properties and schema.get("additionalProperties") is False:
+                fields = properties.items()
+                return pa.struct([(name, self._type(part, f"{path}.{name}", root, depth + 1)) for name, part in fields])
+        self.as_text.append(path)
+        return _JSON
+
+    def _enumeration(self, values: list[Any], path: str) -> pa.DataType:
+        if all(isinstance(value, str) for value in values):
+            return pa.dictionary(pa.int32(), pa.string())
+        if all(isinstance(value, bool) for value in values):
+            return pa.bool_()
+        if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
+            return pa.int64()
+        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+            return pa.float64()
+        self.as_text.append(path)
+        return _JSON
+
+
+def reader_of(job: JobConfig) -> AnswerReader | None:
+    """What reads a job's answers; None where it does not say what they look like."""
+    constraint = job.constraint
+    return AnswerReader(constraint) if constraint else None
+
+
+_JSON = pa.large_string()  # which no other part of a schema becomes
+
+
+def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """A part of a schema, with references within it followed."""
+    for _ in range(64):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not (isinstance(reference, str) and reference.startswith("#")):
+            return schema
+        schema = root
+        for name in filter(None, reference[1:].split("/")):
+            schema = schema[name.replace("~1", "/").replace("~0", "~")]
+    return {}
+
+
+def _stored(value: Any, kind: pa.DataType) -> Any:
+    """A value as its type holds it. Raises OverflowError for an integer that int64 does not hold."""
+    if kind == _JSON:
+        return json.dumps(value, ensure_ascii=False)
+    if pa.types.is_struct(kind) and value is not None:
+        return {field.name: _stored(value.get(field.name), field.type) for field in kind}
+    if pa.types.is_list(kind) and value is not None:
+        return [_stored(each, kind.value_type) for each in value]
+    if pa.types.is_int64(kind) and value is not None:
+        if abs(value) > _LARGEST:
+            raise OverflowError
+        return int(value)
+    if pa.types.is_float64(kind) and value is not None:
+        return float(value)
+    return value
+
+
+def _matches(constraint: Constraint, text: str) -> bool:
+    """Whether a text is what an expression says, by the engine that enforces it."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    matcher = LLMatcher(LLTokenizer("byte"), constraint.grammar, log_level=0)
+    return bool(matcher.consume_tokens(list(text.encode())) and matcher.is_accepting())
