@@ -76,6 +76,7 @@ def test_what_is_no_type_is_refused(answer: dict[str, Any], why: str) -> None:
         ({"choices": ["a", "a"]}, "sampling.choices: each has to be a text of its own"),
         ({"choices": ["a", ""]}, "sampling.choices: each has to be a text of its own"),
         ({"choices": ["a"], "regex": "a"}, "sampling.regex and sampling.choices both say"),
+        ({"choices": ["a"], "min_tokens": 3}, "sampling.min_tokens: an answer is as long as sampling.choices says"),
         ({"choices": ["a"], "ignore_eos": True}, "sampling.ignore_eos: an answer ends when it is"),
     ],
 )

@@ -436,8 +436,9 @@ def test_settings_of_arrivals_that_make_no_sense_are_one_line(arriving: Path, se
     arguments = ("simulate", arriving, *SHAPE, "--gpu", "a10", "--policy", "prefill-packing")
     result = vasuki(*arguments, "--set", f"arrivals.{setting}")
     assert result.exit_code == 2
-    assert problem in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+    said = [line for line in result.stderr.splitlines() if " simulating, a10" not in line]  # where that takes a while
+    assert len(said) == 1
+    assert problem in said[0]
 
 
 def test_rows_are_not_gathered_for_several_replicas(lengths: Path) -> None:

@@ -126,6 +126,8 @@ ELSEWHERE = {
     "output.special_tokens": "hf/loading",
     "output": "io",
     "sampling.ignore_eos": "runs/test_run.py",
+    "output.flatten": "runs/test_typed_answers.py",
+    "output.dates": "runs/test_typed_answers.py",
     "sampling.schema": "base/test_constraint.py",
     "sampling.regex": "runs/test_typed_answers.py",
     "sampling.choices": "runs/test_typed_answers.py",

@@ -143,3 +143,35 @@ def test_a_column_of_that_name_is_copied_where_no_answer_has_a_type(tiny_model: 
     )
     with pytest.raises(JobFileError, match=r"output.columns: 'answer' is a column of the answer"):
         run_job(typed)
+
+
+def test_fields_may_be_columns_and_dates_values(tiny_model: Path, rows: Path) -> None:
+    output = {"path": str(rows.parent / "flat"), "flatten": True, "dates": "typed", "columns": ["text"]}
+    few = {"kind": ["cat", "dog"], "when": "date?"}
+    found = answers(
+        job(tiny_model, rows, "flat", answer=few, output=output, sampling={"max_tokens": 70, "temperature": 1.5})
+    )
+    [part] = (rows.parent / "flat").glob("*.parquet")
+    assert pq.read_schema(part).field("when").type == pa.date32()
+    right = [row for row in found if row["answer_status"] == "ok"]
+    assert right
+    for row in right:
+        said = json.loads(row["output"])
+        assert (row["kind"], row["when"] and row["when"].isoformat()) == (said["kind"], said["when"])
+        assert row["text"] in PROMPTS
+    assert "answer" not in found[0]
+
+
+@pytest.mark.parametrize(
+    ("sections", "why"),
+    [
+        ({"answer": {"text": "string"}}, "output.flatten: there is a column 'text' already"),
+        ({"answer": {"error": "string"}}, "output.flatten: there is a column 'error' already"),
+        ({"sampling": {"regex": "a"}}, "output.flatten: answers have no fields here"),
+        ({}, "output.flatten: answers have no type here"),
+    ],
+)
+def test_columns_that_cannot_be_are_refused(tiny_model: Path, rows: Path, sections: dict[str, Any], why: str) -> None:
+    output = {"path": str(rows.parent / "flat"), "flatten": True, "columns": ["text"]}
+    with pytest.raises(JobFileError, match=why):
+        run_job(job(tiny_model, rows, "flat", output=output, **sections))

@@ -42,7 +42,19 @@ T = TypeVar("T")
 
 _MOST_BYTES = 2**20  # of a job file
 # Keys that jobs were hashed without before there were such, and still are where they say nothing.
-_LATER_KEYS = (("input", "csv"), ("input", "control_tokens"), ("input", "date"), ("output", "special_tokens"))
+_LATER_KEYS = (
+    ("input", "csv"),
+    ("input", "control_tokens"),
+    ("input", "date"),
+    ("output", "special_tokens"),
+    ("output", "flatten"),
+    ("output", "dates"),
+    ("sampling", "min_p"),
+    ("sampling", "repetition_penalty"),
+    ("sampling", "frequency_penalty"),
+    ("sampling", "presence_penalty"),
+    ("sampling", "min_tokens"),
+)
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
@@ -285,6 +297,10 @@ class OutputConfig(_Section):
     """Add the column `output_token_ids`."""
     special_tokens: bool = False
     """Keep special tokens in `output`, such as the channels of gpt-oss."""
+    flatten: bool = False
+    """Write the fields of [typed answers](answers.md) as columns of their own, in place of `answer`."""
+    dates: Literal["text", "typed"] = "text"
+    """Dates and times of typed answers: as they are written, or as Parquet's own types."""
     logprobs: bool = False
     """Add the column `logprob`: the sum of the log-probabilities of the output tokens."""
 
@@ -304,6 +320,17 @@ class SamplingConfig(_Section):
     """Keep the smallest set of tokens whose probabilities add up to this."""
     top_k: OrColumn[Annotated[int, Field(ge=0)]] = 0
     """Keep this many of the likeliest tokens. 0 keeps all."""
+    min_p: OrColumn[Annotated[float, Field(ge=0, le=1)]] = 0.0
+    """Keep tokens that are at least this share as likely as the likeliest, of what `top_k` and `top_p` keep."""
+    repetition_penalty: OrColumn[Annotated[float, Field(gt=0)]] = 1.0
+    """Divides the positive logits of tokens that prompt or output has, and multiplies the others. Above 1 against
+    loops."""
+    frequency_penalty: OrColumn[Annotated[float, Field(ge=-2, le=2)]] = 0.0
+    """Taken from an output token's logit for each time that it is there."""
+    presence_penalty: OrColumn[Annotated[float, Field(ge=-2, le=2)]] = 0.0
+    """The same, once for each token that is there."""
+    min_tokens: OrColumn[Annotated[int, Field(ge=0)]] = 0
+    """Output tokens before which no end-of-sequence token is chosen."""
     stop: OrColumn[StopStrings] = ()
     """Strings or special tokens, such as `<end_of_turn>`, that end the answer and are not part of it."""
     seed: OrColumn[int] = 0
@@ -509,11 +536,16 @@ class JobConfig(_Section):
         given = [f"sampling.{key}" for key in ("schema", "regex", "choices") if getattr(sampling, key)]
         given += ["answer"] if self.answer else []
         if not given:
+            for key in ("flatten", "dates"):
+                if getattr(self.output, key) != OutputConfig.model_fields[key].default:
+                    raise JobFileError(f"output.{key}: answers have no type here; set answer or sampling.schema")
             return None
         if len(given) > 1:
             raise JobFileError(f"{given[0]} and {given[1]} both say what answers look like; give one of them")
         if sampling.ignore_eos:
             raise JobFileError(f"sampling.ignore_eos: an answer ends when it is what {given[0]} says; leave it out")
+        if sampling.min_tokens:
+            raise JobFileError(f"sampling.min_tokens: an answer is as long as {given[0]} says; leave it out")
         if self.input.format == "openai-batch":
             raise JobFileError(f"{given[0]}: rows of openai-batch say themselves what they want; leave it out")
         if self.answer:
@@ -527,6 +559,14 @@ class JobConfig(_Section):
             return Constraint("choices", json.dumps(sampling.choices), "sampling.choices")
         schema = sampling.schema
         return Constraint("schema", _schema_file(schema) if isinstance(schema, str) else json.dumps(schema), given[0])
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a row's next token may depend on tokens that it has by more than what the model makes of them."""
+        keys = ("repetition_penalty", "frequency_penalty", "presence_penalty", "min_tokens")
+        usual = SamplingConfig()
+        changed = any(getattr(self.sampling, key) != getattr(usual, key) for key in keys)
+        return changed or self.constraint is not None
 
     def config_hash(self, model: str) -> str:
         """Hash of everything that decides what the answers are: model, input, sampling and output columns.
@@ -544,12 +584,7 @@ class JobConfig(_Section):
             deciding["constraint"] = constraint.text
         del deciding["output"]["path"], deciding["input"]["path"]
         del deciding["input"]["priority"], deciding["input"]["deadline"]
-        for section, key in (
-            ("input", "csv"),
-            ("input", "control_tokens"),
-            ("input", "date"),
-            ("output", "special_tokens"),
-        ):
+        for section, key in _LATER_KEYS:
             given = getattr(self, section)
             if getattr(given, key) == type(given).model_fields[key].default:
                 del deciding[section][key]  # as before there was such a key

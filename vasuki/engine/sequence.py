@@ -38,6 +38,11 @@ class SamplingParams:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0  # 0 keeps the whole vocabulary
+    min_p: float = 0.0  # 0 keeps it too
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
     seed: int = 0
     n: int = 1

@@ -9,7 +9,8 @@ recurrent/         layers that carry a state, and the states of the rows
 fused/, cpu/       what takes the place of a model's modules: fewer operators of torch on a GPU, kernels on a CPU
 cuda/              recorded steps on a GPU
 loading/           a folder or hub id -> a model and its tokenizer, or a refusal that names what is missing
-sampler            logits -> token ids; last_layer: of sampled tokens only; constraints: that answers allow
+sampler            logits -> token ids; last_layer: of sampled tokens only; processors: what settings do
+                   to logits; constraints: tokens that answers allow
 ragged_executor    one packed forward a step, or padded ones, behind `engine.loop.Executor`
 profiler/          `vasuki profile`
 """

@@ -45,10 +45,13 @@ class Constraints:
         bits = allocate_token_bitmask(len(rows), self._vocab_size)
         matchers = [(self._matcher(sequences[row]), index) for index, row in enumerate(rows)]
         fill_next_token_bitmask_par(self._executor, matchers, bits)
-        refused = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, : self._vocab_size] == 0
+        refused = np.unpackbits(~bits.view(np.uint8), axis=1, bitorder="little").view(np.bool_)
         refused[:, self._ends] = refused[:, self._ends[:1]]
-        [places, hidden] = to_device(logits.device, np.array(rows), refused.reshape(-1))
-        logits[places] = logits[places].masked_fill_(hidden.view(len(rows), -1), -torch.inf)
+        places, hidden = to_device(logits.device, np.array(rows), refused.reshape(-1))
+        hidden = hidden.view(refused.shape)[:, : self._vocab_size]
+        if len(rows) == len(sequences):
+            return logits.masked_fill_(hidden, -torch.inf)
+        logits[places] = logits[places].masked_fill_(hidden, -torch.inf)
         return logits
 
     def ends(self, sequence: Sequence, token_id: int) -> bool:

@@ -31,6 +31,7 @@ from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.loading.load_model import LoadedModel
 from vasuki.hf.loading.triton_kernels import top_p_kernel
 from vasuki.hf.padded.forward import Alone, Forward, Padded
+from vasuki.hf.processors import changes_logits, processed
 from vasuki.hf.recurrent.states import StateCache
 from vasuki.hf.sampler import NO_TOKEN, Sampled, draws, likeliest, logprobs_of, sample
 from vasuki.machines.cost_model import CostModel
@@ -201,13 +202,16 @@ class RaggedExecutor:
 
     def _sampled(self, batch: Batch) -> Sampled:
         sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
+        looks_back = any(changes_logits(sequence.request.sampling) for sequence in sequences)
         if self.graphs is None:
             logits = self._logits(batch)
-        elif self.constraints is not None or any(map(draws, sequences)):
+        elif self.constraints is not None or looks_back or any(map(draws, sequences)):
             [logits] = self.graphs(self._inputs(batch), self._all_logits)
         else:
             _, *sampled = self.graphs(self._inputs(batch), self._likeliest)
             return Sampled(*(each.clone() for each in sampled))  # what a graph leaves is overwritten by the next
+        if looks_back:
+            logits = processed(logits, sequences, self.loaded.eos_token_ids)
         if self.constraints is not None:
             logits = self.constraints.mask(logits, sequences)
         return sample(logits, sequences, self.want_logprobs, self.keep)
@@ -303,6 +307,7 @@ def build_executor(
     record_after: int = RECORD_AFTER,
     cost_model: CostModel | None = None,
     constrained: bool = False,
+    looks_back: bool = False,
 ) -> RaggedExecutor:
     """An executor with the memory that the settings ask for, or with less where it runs out, on the device that the
     model is on.
@@ -312,7 +317,9 @@ def build_executor(
         settings: memory, and what moves.
         want_logprobs: see `RaggedExecutor`.
         record_after: steps of a size before it is recorded, where they can be.
-        constrained: whether answers are: then no step is launched before the last one's tokens are known.
+        constrained: whether answers are.
+        looks_back: whether the next token depends on those before by more than the model: then no step is launched
+            before the last one's are known.
         cost_model: of the model on this device; says which kernels attend, and whether prompts share padded rows.
 
     Raises OutOfMemory where there is no memory for a single block, JobFileError where the host pins no more.
@@ -347,6 +354,7 @@ def build_executor(
     executor.settings = settings
     if constrained:
         executor.constraints = Constraints(loaded.tokenizer.own, loaded.vocab_size, loaded.eos_token_ids)
+    if constrained or looks_back:
         executor.steps_ahead = 0
     if records:
         limits, record = settings.limits, record_on_device()

@@ -135,6 +135,9 @@ def _draw(logits: torch.Tensor, sequences: list[Sequence], keep: KeepTopP) -> to
             shares[rows] = keep(shares[rows], top_p[rows].float())
         else:
             shares[rows] = keep_top_k(shares[rows], top_k, top_p[rows].float())
+    if any(p.min_p for p in params):
+        [least] = to_device(device, np.array([p.min_p for p in params], dtype=np.float32))
+        shares.masked_fill_(shares < least.unsqueeze(-1), 0.0)
     return _inverse(shares, numbers)
 
 

@@ -14,7 +14,7 @@ from vasuki.io.input.prompts import Message, Prompt, read_messages, read_token_i
 from vasuki.io.input.row_error import RowError
 from vasuki.io.input.templates import Mark, as_it_is
 
-_SETTINGS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n", "ignore_eos")
+_SETTINGS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "n", "ignore_eos")
 _PROMPTS = ("messages", "prompt")
 _WITHOUT_EFFECT = (
     "model", "user", "metadata", "store", "service_tier", "max_completion_tokens", "stream", "stream_options",

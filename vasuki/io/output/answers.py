@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from vasuki.base.config import Column, JobConfig
 from vasuki.io.input.columns import ANSWER_COLUMNS, TYPED_COLUMNS
 from vasuki.io.input.tables import Rows, stored_text
-from vasuki.io.output.typed import AnswerReader
+from vasuki.io.output.typed import columns_of, reader_of
 from vasuki.io.values import value_bytes
 
 _ROW_OVERHEAD_BYTES = 600  # the Python objects around a row: 400 to 600 by tracemalloc, CPython 3.11
@@ -56,8 +56,8 @@ def answer_schema(job: JobConfig, table: Rows) -> Any:
         pa.field("prompt_tokens", pa.int32()),
         pa.field("output_tokens", pa.int32()),
     ]
-    if constraint := job.constraint:
-        fields += [pa.field("answer", AnswerReader(constraint).type), pa.field("answer_status", pa.string())]
+    if reader := reader_of(job):
+        fields += columns_of(reader, job, [*(field.name for field in fields), "output_token_ids", "logprob"])
     if job.output.token_ids:
         fields.append(pa.field("output_token_ids", pa.list_(pa.int32())))
     if job.output.logprobs:
@@ -99,4 +99,8 @@ def answer_line(answer: Answer, schema: Any) -> dict[str, Any]:
 def _value(answer: Answer, column: str) -> Any:
     if column in TYPED_COLUMNS and column in answer.carried:  # of a job that does not say what answers look like
         return answer.carried[column]
-    return getattr(answer, column) if column in ANSWER_COLUMNS else answer.carried.get(column)
+    if column in ANSWER_COLUMNS:
+        return getattr(answer, column)
+    if column in answer.carried or not isinstance(answer.answer, dict):
+        return answer.carried.get(column)
+    return answer.answer.get(column)

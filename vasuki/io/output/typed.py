@@ -1,17 +1,17 @@
 """Answers as values: the Arrow type of a JSON schema, and an answer's text read by it.
 
-    string, number, integer, boolean   string, double, int64, bool
-    enumeration of texts               a dictionary
-    array, object                      list, struct
-    anything else                      its JSON as text: Parquet has no type for it
-
-Dates are text, as the schema writes them.
+string, number, integer, boolean   string, double, int64, bool
+enumeration of texts               a dictionary
+array, object                      list, struct
+date, date-time                    text, or on request date32 and timestamp[us, UTC]
+anything else                      its JSON as text: Parquet has no type for it
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from datetime import date, datetime
 from typing import Any
 
 import jsonschema
@@ -20,21 +20,27 @@ from referencing import Registry
 
 from vasuki.base.config import JobConfig
 from vasuki.base.constraint import Constraint
+from vasuki.base.errors import JobFileError
 
 _SCALARS = {"string": pa.string(), "number": pa.float64(), "integer": pa.int64(), "boolean": pa.bool_()}
+_DATES = {"date": pa.date32(), "date-time": pa.timestamp("us", "UTC")}
 _LARGEST = 2**63 - 1
 
 
 class AnswerReader:
     """Reads the answers of a job by its constraint.
 
+    Args:
+        constraint: of the job.
+        types_dates: whether dates are values of their own.
+
     Attributes:
         type: of the column `answer`.
         as_text: paths of fields that are kept as JSON, since no type holds all that they may be.
     """
 
-    def __init__(self, constraint: Constraint) -> None:
-        self._constraint = constraint
+    def __init__(self, constraint: Constraint, types_dates: bool = False) -> None:
+        self._constraint, self._types_dates = constraint, types_dates
         self.as_text: list[str] = []
         if constraint.kind == "schema":
             schema = constraint.schema
@@ -75,6 +81,8 @@ class AnswerReader:
                 return self._type(options[0], path, root, depth + 1)
             kinds = schema.get("type")
             kinds = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind != "null"]
+            if kinds == ["string"] and self._types_dates and schema.get("format") in _DATES:
+                return _DATES[schema["format"]]
             if len(kinds) == 1 and kinds[0] in _SCALARS:
                 return _SCALARS[kinds[0]]
             if kinds == ["array"] and isinstance(schema.get("items"), Mapping):
@@ -102,7 +110,20 @@ class AnswerReader:
 def reader_of(job: JobConfig) -> AnswerReader | None:
     """What reads a job's answers; None where it does not say what they look like."""
     constraint = job.constraint
-    return AnswerReader(constraint) if constraint else None
+    return AnswerReader(constraint, job.output.dates == "typed") if constraint else None
+
+
+def columns_of(reader: AnswerReader, job: JobConfig, others: Collection[str]) -> list[pa.Field]:
+    """The columns of typed answers. Raises JobFileError where a field has the name of one of the others."""
+    status = pa.field("answer_status", pa.string())
+    if not job.output.flatten:
+        return [pa.field("answer", reader.type), status]
+    if not pa.types.is_struct(reader.type):
+        raise JobFileError("output.flatten: answers have no fields here; leave it out")
+    for field in reader.type:
+        if field.name in (*others, "answer_status"):
+            raise JobFileError(f"output.flatten: there is a column '{field.name}' already; leave it out, or rename one")
+    return [*reader.type, status]
 
 
 _JSON = pa.large_string()  # which no other part of a schema becomes
@@ -132,6 +153,10 @@ def _stored(value: Any, kind: pa.DataType) -> Any:
         if abs(value) > _LARGEST:
             raise OverflowError
         return int(value)
+    if pa.types.is_date(kind) and value is not None:
+        return date.fromisoformat(value)
+    if pa.types.is_timestamp(kind) and value is not None:
+        return datetime.fromisoformat(value)
     if pa.types.is_float64(kind) and value is not None:
         return float(value)
     return value

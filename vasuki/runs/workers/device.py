@@ -118,9 +118,14 @@ class Device:
         self._shape, self.done = planned.shape, RowsDone(planned.shape)
         self.loaded = place_weights(self.loaded, plan.layout.host_layers)
         self._begun_s = self._ended_s = time.perf_counter()
-        constrained = self._job.config.constraint is not None
+        config = self._job.config
         self._executor = build_executor(
-            self.loaded, plan.settings, logprobs, cost_model=cost_model, constrained=constrained
+            self.loaded,
+            plan.settings,
+            logprobs,
+            cost_model=cost_model,
+            constrained=config.constraint is not None,
+            looks_back=config.looks_back,
         )
         self.plan = replace(plan, settings=self._executor.settings)
         self.time_left = time_left_of(self.plan, cost_model)
