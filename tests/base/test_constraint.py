@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,3 +104,13 @@ def test_a_job_without_constraints_has_the_hash_that_it_had() -> None:
 def test_choices_may_begin_alike_and_hold_any_character() -> None:
     constraint = Constraint("choices", json.dumps(["a", "ab", "a|b", "é (x)*", '"', "\\"]), "sampling.choices")
     constraint.refuse()
+
+
+def test_a_schema_file_is_read_once(tmp_path: Path) -> None:
+    """A replica on another machine has the job, and no such file."""
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "integer"}')
+    config = parse_job({**TREE, "sampling": {"schema": str(file)}})
+    file.unlink()
+    elsewhere = parse_job(config.model_dump(mode="json"))
+    assert elsewhere.constraint == config.constraint == Constraint("schema", '{"type": "integer"}', "sampling.schema")

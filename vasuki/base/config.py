@@ -78,6 +78,18 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
 
 
+def read_schema(value: Any) -> Any:
+    """A JSON schema from the file that a job names, once: replicas may have no such file. Others pass through."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(read_short(value, _MOST_BYTES)) if value else {}
+    except OSError as error:
+        raise ValueError(f"cannot read {value}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ValueError(f"{value} is not JSON: {one_line(error)}") from None
+
+
 # A path or URL, whose keys are in no file that we write.
 Place = Annotated[str, PlainSerializer(without_keys, when_used="json")]
 
@@ -339,7 +351,7 @@ class SamplingConfig(_Section):
     """Answers for each row. With n > 1 the output has a column `sample`, from 0."""
     ignore_eos: OrColumn[bool] = False
     """Generate `max_tokens` tokens even if the model ends sooner. For benchmarks."""
-    schema: dict[str, Any] | str = ""  # type: ignore[assignment]
+    schema: Annotated[dict[str, Any], BeforeValidator(read_schema)] = {}  # type: ignore[assignment]
     """A JSON schema that [every answer](answers.md) is made to follow, or a file with one. `answer` is its short
     form."""
     regex: str = ""
@@ -557,8 +569,7 @@ class JobConfig(_Section):
             return Constraint("regex", sampling.regex, "sampling.regex")
         if sampling.choices:
             return Constraint("choices", json.dumps(sampling.choices), "sampling.choices")
-        schema = sampling.schema
-        return Constraint("schema", _schema_file(schema) if isinstance(schema, str) else json.dumps(schema), given[0])
+        return Constraint("schema", json.dumps(sampling.schema), "sampling.schema")
 
     @property
     def looks_back(self) -> bool:
@@ -590,19 +601,6 @@ class JobConfig(_Section):
                 del deciding[section][key]  # as before there was such a key
         deciding["model"] = {"content": model, "dtype": self.model.dtype, "kv_dtype": self.kv.dtype}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _schema_file(path: str) -> str:
-    """A JSON schema from a file. Raises JobFileError."""
-    try:
-        schema = json.loads(read_short(path, _MOST_BYTES))
-    except OSError as error:
-        raise JobFileError(f"sampling.schema: cannot read {path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise JobFileError(f"sampling.schema: {path} is not JSON: {one_line(error)}") from None
-    if not isinstance(schema, dict):
-        raise JobFileError(f"sampling.schema: {path} is no JSON schema: expected an object")
-    return json.dumps(schema)
 
 
 def load_job(path: str | Path, overrides: Iterable[str] = (), trusts_code: bool = False) -> JobConfig:

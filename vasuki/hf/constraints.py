@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vasuki.base.constraint import Constraint
 from vasuki.engine.sequence import Sequence
 from vasuki.hf.kernels.transfer import to_device
 
@@ -33,6 +34,7 @@ class Constraints:
         self._tokens = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=self._ends[0] if self._ends else None)
         self._vocab_size = vocab_size
         self._executor = LLExecutor()
+        self._beginnings: dict[Constraint, Any] = {}  # before the first token, which rows copy
         self._matchers: dict[tuple[int, int], tuple[Any, int]] = {}  # by row and sample, with the tokens it has seen
 
     def mask(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
@@ -64,20 +66,29 @@ class Constraints:
             matcher.consume_token(token_id)
             is_over = matcher.is_stopped()
         self._matchers[key] = matcher, seen
-        if is_over or seen >= sequence.request.max_tokens:
-            del self._matchers[key]
+        if seen >= sequence.request.max_tokens:
+            self.forget(sequence)
         return is_over
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop the state of a row that has ended."""
+        self._matchers.pop(sequence.request.key, None)
 
     def _matcher(self, sequence: Sequence) -> Any:
         """The row's state behind the tokens that it has."""
-        from llguidance import LLMatcher
-
         key, tokens = sequence.request.key, sequence.output_token_ids
         matcher, seen = self._matchers.get(key, (None, 0))
         if matcher is None or seen != len(tokens):
             constraint = sequence.request.sampling.constraint
             assert constraint is not None
-            matcher = LLMatcher(self._tokens, constraint.grammar, log_level=0)
+            matcher = self._beginning(constraint).deep_copy()
             matcher.consume_tokens(list(tokens))
             self._matchers[key] = matcher, len(tokens)
         return matcher
+
+    def _beginning(self, constraint: Constraint) -> Any:
+        from llguidance import LLMatcher
+
+        if constraint not in self._beginnings:
+            self._beginnings[constraint] = LLMatcher(self._tokens, constraint.grammar, log_level=0)
+        return self._beginnings[constraint]

@@ -99,6 +99,7 @@ class RaggedExecutor:
         self.states = states
         self.keep = keep
         self.constraints: Constraints | None = None  # of answers
+        self.looks_back = True  # whether some row's settings may look back on its tokens, see `processors`
         self.unpacked = _unpacked(loaded, cache, offload, shaping)
         # Launching returns before the device is done. Tokens that are not known yet are filled into packed steps alone.
         self.steps_ahead = int(loaded.device.type == "cuda" and self.unpacked is None)
@@ -202,7 +203,7 @@ class RaggedExecutor:
 
     def _sampled(self, batch: Batch) -> Sampled:
         sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
-        looks_back = any(changes_logits(sequence.request.sampling) for sequence in sequences)
+        looks_back = self.looks_back and any(changes_logits(sequence.request.sampling) for sequence in sequences)
         if self.graphs is None:
             logits = self._logits(batch)
         elif self.constraints is not None or looks_back or any(map(draws, sequences)):
@@ -258,6 +259,13 @@ class RaggedExecutor:
         return logits
 
     def _stops(self, sequence: Sequence, token_id: int) -> bool:
+        """Whether a row ends with this token."""
+        stops = self._is_last(sequence, token_id)
+        if stops and self.constraints is not None:
+            self.constraints.forget(sequence)
+        return stops
+
+    def _is_last(self, sequence: Sequence, token_id: int) -> bool:
         if token_id == NO_TOKEN:
             return True
         if self.constraints is not None and self.constraints.ends(sequence, token_id):
@@ -351,7 +359,7 @@ def build_executor(
     keep = top_p_kernel(device) if on_gpu and loaded.compiles else None
     shaping = shaping_of(settings.policy) or similar
     executor = RaggedExecutor(loaded, cache, want_logprobs, attention, offload, states, shaping, keep)
-    executor.settings = settings
+    executor.settings, executor.looks_back = settings, looks_back
     if constrained:
         executor.constraints = Constraints(loaded.tokenizer.own, loaded.vocab_size, loaded.eos_token_ids)
     if constrained or looks_back:

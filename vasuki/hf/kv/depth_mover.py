@@ -75,7 +75,7 @@ class DepthMover:
         copied_bytes: so far, in either direction.
     """
 
-    host = None  # rows that make room are computed again
+    host = None  # no row is parked: who makes room is computed again
 
     def __init__(self, arena: Arena, engine: CopyEngine) -> None:
         self.device = arena
@@ -183,12 +183,11 @@ class DepthMover:
 
     def _rearrange(self, step: DepthStep) -> None:
         """Bring layers to the places of another depth, with the blocks that are held."""
-        before, after = self._depth, step.depth
+        before, after, leaving = step.before, step.depth, step.leaving
         has_slots = self._has_slots
         held = np.array([block for block in step.held if has_slots[block]], np.int64)
         blocks = held.tolist()
         computed = self.engine.computed()
-        leaving = [layer for layer in after.streamed if not before.is_streamed(layer)]
         stores = [self._store(layer, blocks, [computed]) for layer in leaving]
         reading = [*stores, *self.under_way]
         self._ahead.clear()
@@ -202,7 +201,7 @@ class DepthMover:
         self._take(range(common.stop, after.places), held)
         for layer, done in zip(leaving, stores, strict=True):
             self._stored[layer] = done
-        for layer in [layer for layer in before.streamed if not after.is_streamed(layer)]:
+        for layer in step.returning:
             homes = [self._stored.pop(layer)] if layer in self._stored else []
             self._due[layer].append(self._fetch(layer, blocks, [computed, *reading, *homes]))
         self._due[0] += reading  # whatever runs next may write to a slot that they read

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vasuki.base.config import Column, JobConfig
-from vasuki.io.input.columns import ANSWER_COLUMNS, TYPED_COLUMNS
+from vasuki.io.input.columns import ANSWER_COLUMNS
 from vasuki.io.input.tables import Rows, stored_text
 from vasuki.io.output.typed import columns_of, reader_of
 from vasuki.io.values import value_bytes
@@ -97,10 +97,8 @@ def answer_line(answer: Answer, schema: Any) -> dict[str, Any]:
 
 
 def _value(answer: Answer, column: str) -> Any:
-    if column in TYPED_COLUMNS and column in answer.carried:  # of a job that does not say what answers look like
+    if column in answer.carried:
         return answer.carried[column]
     if column in ANSWER_COLUMNS:
         return getattr(answer, column)
-    if column in answer.carried or not isinstance(answer.answer, dict):
-        return answer.carried.get(column)
-    return answer.answer.get(column)
+    return answer.answer.get(column) if isinstance(answer.answer, dict) else None  # a field of it

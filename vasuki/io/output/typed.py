@@ -40,7 +40,7 @@ class AnswerReader:
     """
 
     def __init__(self, constraint: Constraint, types_dates: bool = False) -> None:
-        self._constraint, self._types_dates = constraint, types_dates
+        self._types_dates = types_dates
         self.as_text: list[str] = []
         if constraint.kind == "schema":
             schema = constraint.schema
@@ -49,6 +49,8 @@ class AnswerReader:
             self.type = self._type(schema, "answer", schema, 0)
         else:
             self.type = pa.dictionary(pa.int32(), pa.string()) if constraint.kind == "choices" else pa.string()
+        self._choices = frozenset(constraint.choices)
+        self._matcher = _matcher(constraint) if constraint.kind == "regex" else None
 
     def read(self, text: str, was_cut: bool) -> tuple[Any, str]:
         """The value of an answer, None unless it is right, and `ok`, `truncated` or `invalid`."""
@@ -58,11 +60,11 @@ class AnswerReader:
         return None, "truncated" if was_cut else "invalid"
 
     def _value(self, text: str) -> tuple[Any, bool]:
-        constraint = self._constraint
-        if constraint.kind == "choices":
-            return text, text in constraint.choices
-        if constraint.kind == "regex":
-            return text, _matches(constraint, text)
+        if self._choices:
+            return text, text in self._choices
+        if self._matcher is not None:
+            self._matcher.reset()
+            return text, bool(self._matcher.consume_tokens(list(text.encode())) and self._matcher.is_accepting())
         try:
             value = json.loads(text)
             self._validator.validate(value)
@@ -162,9 +164,8 @@ def _stored(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-def _matches(constraint: Constraint, text: str) -> bool:
-    """Whether a text is what an expression says, by the engine that enforces it."""
+def _matcher(constraint: Constraint) -> Any:
+    """What tells of bytes whether they are what an expression says: the engine that enforces it."""
     from llguidance import LLMatcher, LLTokenizer
 
-    matcher = LLMatcher(LLTokenizer("byte"), constraint.grammar, log_level=0)
-    return bool(matcher.consume_tokens(list(text.encode())) and matcher.is_accepting())
+    return LLMatcher(LLTokenizer("byte"), constraint.grammar, log_level=0)
