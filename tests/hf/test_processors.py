@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
-from vasuki.hf.processors import processed
+from vasuki.hf.processors import Processors
 from vasuki.hf.sampler import sample
 
 VOCAB = 12
@@ -41,6 +41,10 @@ def sequence(row: int, prompt: list[int], output: list[int], **sampling: Any) ->
     return Sequence(request, output_token_ids=list(output))
 
 
+def processors_of(*end_token_ids: int) -> Processors:
+    return Processors(frozenset(end_token_ids), lambda text: [int(word) for word in text.split()])
+
+
 @given(rows, st.integers(0, 2**31))
 def test_penalties_and_least_lengths_are_those_of_transformers(
     given_rows: list[tuple[list[int], list[int], float, int]], seed: int
@@ -56,17 +60,16 @@ def test_penalties_and_least_lengths_are_those_of_transformers(
             processors.append(MinNewTokensLengthLogitsProcessor(len(prompt), least, [2, 3]))
         ids = torch.tensor([prompt + output])
         expected.append(processors(ids, logits[row : row + 1].clone())[0])
-    assert torch.equal(processed(logits, sequences, frozenset({2, 3})), torch.stack(expected))
+    assert torch.equal(processors_of(2, 3).change(logits, sequences), torch.stack(expected))
 
 
 def test_frequency_and_presence_count_the_output_alone() -> None:
-    logits = processed(
+    logits = processors_of().change(
         torch.zeros(2, VOCAB),
         [
             sequence(0, [1, 1, 4], [5, 5, 6], frequency_penalty=0.5, presence_penalty=0.25),
             sequence(1, [1], [5], temperature=1.0),
         ],
-        frozenset(),
     )
     expected = torch.zeros(2, VOCAB)
     expected[0, 5], expected[0, 6] = -1.25, -0.75
@@ -88,12 +91,21 @@ def test_min_p_keeps_what_transformers_keeps(seed: int, min_p: float, top_p: flo
     [
         {"repetition_penalty": 1.4},
         {"min_tokens": 9},
+        {"logit_bias": {5: 3.0, 17: -4.0}, "repetition_penalty": 1.1},
+        {"bad_words": ("40", "5 17")},
+        {"stop_token_ids": (17, 33)},
         {"repetition_penalty": 0.8, "min_tokens": 4},
     ],
 )
 def test_greedy_tokens_are_those_of_generate(asked: dict[str, Any]) -> None:
     model, names = random_model("llama"), {"min_tokens": "min_new_tokens"}
     theirs = {names.get(name, name): value for name, value in asked.items()}
+    if bias := theirs.pop("logit_bias", {}):
+        theirs["sequence_bias"] = {(token,): value for token, value in bias.items()}
+    if words := theirs.pop("bad_words", ()):
+        theirs["bad_words_ids"] = [list(map(int, word.split())) for word in words]
+    if ends := theirs.pop("stop_token_ids", ()):
+        theirs["eos_token_id"] = [model.generation_config.eos_token_id, *ends]
     model.set_attn_implementation("eager")
     expected = []
     for prompt in prompts():

@@ -228,6 +228,9 @@ class NoTokenizer(Tokenizer):
     def meets_stop_string(self, sequence: Sequence, token_id: int) -> bool:
         return False
 
+    def encode_plain(self, text: str) -> list[int]:
+        return list(map(int, text.split()))
+
 
 def random_config(name: str, **changes: Any) -> Any:
     class_name, own = {**ARCHITECTURES, **RECURRENT, **PADDED, **ALONE, **UNCACHED}[name]
@@ -368,7 +371,7 @@ def run(
         tensor.fill_(math.nan)
     shaping = shaping_of(policy) or Similar(loaded.longest_packed_tokens, price, always_packed)
     executor = RaggedExecutor(loaded, cache, want_logprobs, AttentionKernels(kernel), offload, states, shaping)
-    executor.steps_ahead = steps_ahead
+    executor.most_ahead = steps_ahead
     rows = Rows()
     stats = drain(requests, scheduler, Checked(executor, scheduler), rows)
     assert scheduler.queues.pool.num_held == 0

@@ -6,9 +6,13 @@ from __future__ import annotations
 import datetime
 import json
 from collections import Counter
+from glob import glob
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import pandas
+import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,6 +27,7 @@ from vasuki.commands.check import check_job
 from vasuki.runs.run import run_job
 
 ROWS = 12
+MAY_FAIL = {"max_fraction": 1}
 PROMPTS = ["the cat sat " * (1 + row % 4) for row in range(ROWS)]
 REGEX = r"(yes|no), [0-9]{2,4}( because [a-z]{1,6}){0,2}\."
 ANSWER = {"kind": ["cat", "dog"], "n": [1, 2, 3], "sure": "boolean", "when": "date?"}
@@ -160,6 +165,51 @@ def test_fields_may_be_columns_and_dates_values(tiny_model: Path, rows: Path) ->
         assert (row["kind"], row["when"] and row["when"].isoformat()) == (said["kind"], said["when"])
         assert row["text"] in PROMPTS
     assert "answer" not in found[0]
+
+
+def test_rows_say_themselves_what_they_want(tiny_model: Path, rows: Path) -> None:
+    said = [["yes", "no"], ["cat"], None] * 4
+    pq.write_table(pq.read_table(rows).append_column("said", pa.array(said)), rows)
+    found = answers(job(tiny_model, rows, "out", sampling={"choices": {"column": "said"}}))
+    for choices, row in zip(said, found, strict=True):
+        assert row["answer_status"] == (choices and "ok")
+        assert row["answer"] in choices if choices else row["answer"] is None
+    schemas = [json.dumps({"enum": [row, str(row)]}) for row in range(ROWS - 1)] + ["not"]
+    pq.write_table(pq.read_table(rows).append_column("schema", pa.array(schemas)), rows)
+    *found, bad = answers(job(tiny_model, rows, "more", sampling={"schema": {"column": "schema"}}, errors=MAY_FAIL))
+    assert [row["answer"] in (str(row["id"]), f'"{row["id"]}"') for row in found] == [True] * (ROWS - 1)
+    assert bad["error"] == "column 'schema' is not JSON"
+
+
+def test_some_rows_are_constrained_and_others_not(tiny_model: Path, rows: Path) -> None:
+    said = ["[0-9]{3}", None, None] * 4
+    pq.write_table(pq.read_table(rows).append_column("said", pa.array(said)), rows)
+    mixed = answers(job(tiny_model, rows, "mixed", sampling={"regex": {"column": "said"}}))
+    free = answers(job(tiny_model, rows, "free"))
+    for pattern, row, unbound in zip(said, mixed, free, strict=True):
+        assert row["output"].isdigit() if pattern else row["output_token_ids"] == unbound["output_token_ids"]
+
+
+def test_readers_of_parquet_find_the_types(tiny_model: Path, rows: Path) -> None:
+    shape = {"kind": ["cat", "dog"], "n": "integer", "tags": [["a", "b"]], "when": "date?", "of": {"sure": "boolean"}}
+    output = {"path": str(rows.parent / "typed"), "dates": "typed"}
+    sampling = {"max_tokens": 110, "temperature": 1.0}
+    ok = [
+        row["answer"] for row in answers(job(tiny_model, rows, "typed", answer=shape, output=output, sampling=sampling))
+    ]
+    files = str(rows.parent / "typed" / "*.parquet")
+    right = "answer_status = 'ok' order by id"
+    by_duckdb = duckdb.sql(f"select answer.kind, answer.n, answer.of.sure, answer.when from '{files}' where {right}")
+    assert by_duckdb is not None
+    assert by_duckdb.types == ["VARCHAR", "BIGINT", "BOOLEAN", "DATE"]
+    expected = [(row["kind"], row["n"], row["of"]["sure"], row["when"]) for row in ok if row]
+    assert expected
+    assert by_duckdb.fetchall() == expected
+    by_polars = polars.read_parquet(files).filter(polars.col("answer_status") == "ok").sort("id")
+    assert dict(by_polars["answer"].struct.schema)["n"] == polars.Int64
+    assert by_polars["answer"].to_list() == [row for row in ok if row]
+    by_pandas = pandas.read_parquet(glob(files), dtype_backend="pyarrow").query("answer_status == 'ok'")
+    assert by_pandas.sort_values("id")["answer"].tolist() == [row for row in ok if row]
 
 
 @pytest.mark.parametrize(

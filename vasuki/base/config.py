@@ -29,7 +29,7 @@ from pydantic import (
     model_validator,
 )
 
-from vasuki.base.constraint import Constraint, schema_of
+from vasuki.base.constraint import CONSTRAINTS, Constraint, Kind, schema_of
 from vasuki.base.errors import JobFileError, one_line
 from vasuki.base.files import read_short
 from vasuki.base.schema import explain
@@ -54,6 +54,9 @@ _LATER_KEYS = (
     ("sampling", "frequency_penalty"),
     ("sampling", "presence_penalty"),
     ("sampling", "min_tokens"),
+    ("sampling", "logit_bias"),
+    ("sampling", "bad_words"),
+    ("sampling", "stop_token_ids"),
 )
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -130,10 +133,19 @@ def _spelling(value: Any) -> str:
     return "<column>" if isinstance(value, (Column, Mapping)) else "<value>"
 
 
+def _is_column(value: Mapping[str, Any]) -> bool:
+    return value.keys() == {"column"} and isinstance(value["column"], str)
+
+
 # A setting that is either one value for all rows or `{column: name}`.
 OrColumn = Annotated[
     Annotated[Column, Tag("<column>")] | Annotated[T, Tag("<value>")],
     Discriminator(lambda value: "<column>" if _spelling(value) == "<quantile>" else _spelling(value)),
+]
+# The same for a setting that is a mapping itself.
+OrInline = Annotated[
+    Annotated[Column, Tag("<column>")] | Annotated[T, Tag("<value>")],
+    Discriminator(lambda value: _spelling(value) if not isinstance(value, Mapping) or _is_column(value) else "<value>"),
 ]
 OutputLength = Annotated[
     Annotated[Column, Tag("<column>")]
@@ -313,8 +325,17 @@ class OutputConfig(_Section):
     """Write the fields of [typed answers](answers.md) as columns of their own, in place of `answer`."""
     dates: Literal["text", "typed"] = "text"
     """Dates and times of typed answers: as they are written, or as Parquet's own types."""
-    logprobs: bool = False
-    """Add the column `logprob`: the sum of the log-probabilities of the output tokens."""
+    logprobs: bool | Literal["tokens"] | Annotated[int, Field(ge=1, le=100)] = False
+    """Add the column `logprob`: the sum of the log-probabilities of the output tokens, as the model gives them, before
+    settings and constraints. `tokens`: also the column `logprobs`, with each token's own. A number: with as many of the
+    likeliest tokens at its place."""
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many likely tokens are wanted for each token; None where not even its own log-probability is."""
+        if isinstance(self.logprobs, bool):
+            return None
+        return 0 if self.logprobs == "tokens" else self.logprobs
 
 
 warnings.filterwarnings("ignore", 'Field name "schema"')  # of pydantic, which once had a method of that name
@@ -342,21 +363,27 @@ class SamplingConfig(_Section):
     presence_penalty: OrColumn[Annotated[float, Field(ge=-2, le=2)]] = 0.0
     """The same, once for each token that is there."""
     min_tokens: OrColumn[Annotated[int, Field(ge=0)]] = 0
-    """Output tokens before which no end-of-sequence token is chosen."""
+    """Output tokens before which no token is chosen that ends the answer."""
+    logit_bias: OrInline[dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=-100, le=100)]]] = {}
+    """What is added to the logits of tokens, by token id."""
+    bad_words: OrColumn[StopStrings] = ()
+    """Words that are not written, as the tokens that they usually are, with and without a space before them."""
     stop: OrColumn[StopStrings] = ()
     """Strings or special tokens, such as `<end_of_turn>`, that end the answer and are not part of it."""
+    stop_token_ids: OrColumn[tuple[Annotated[int, Field(ge=0)], ...]] = ()
+    """Ids of tokens that end the answer, beside the model's own. They are part of it, unless they are special."""
     seed: OrColumn[int] = 0
     """A sampled row depends only on the seed and its id, never on other rows."""
     n: OrColumn[Annotated[int, Field(ge=1, le=MAX_SAMPLES)]] = 1
     """Answers for each row. With n > 1 the output has a column `sample`, from 0."""
     ignore_eos: OrColumn[bool] = False
     """Generate `max_tokens` tokens even if the model ends sooner. For benchmarks."""
-    schema: Annotated[dict[str, Any], BeforeValidator(read_schema)] = {}  # type: ignore[assignment]
+    schema: OrInline[Annotated[dict[str, Any], BeforeValidator(read_schema)]] = {}  # type: ignore[assignment]
     """A JSON schema that [every answer](answers.md) is made to follow, or a file with one. `answer` is its short
     form."""
-    regex: str = ""
+    regex: OrColumn[str] = ""
     """An expression (as Rust's `regex` has it, without look-around) that the whole answer is made to match."""
-    choices: tuple[str, ...] = ()
+    choices: OrColumn[tuple[str, ...]] = ()
     """Texts of which each answer is one."""
 
 
@@ -542,15 +569,23 @@ class JobConfig(_Section):
     cost: CostConfig = CostConfig()
 
     @property
+    def constraint_column(self) -> tuple[Kind, str] | None:
+        """The column that says what each row's answer has to look like, if one does, and how it says that."""
+        for kind in CONSTRAINTS:
+            if isinstance(column := getattr(self.sampling, kind), Column):
+                return kind, column.column
+        return None
+
+    @property
     def constraint(self) -> Constraint | None:
         """What every answer has to look like; None where the job does not say. Raises JobFileError."""
         sampling = self.sampling
-        given = [f"sampling.{key}" for key in ("schema", "regex", "choices") if getattr(sampling, key)]
+        given = [f"sampling.{key}" for key in CONSTRAINTS if getattr(sampling, key)]
         given += ["answer"] if self.answer else []
         if not given:
-            for key in ("flatten", "dates"):
-                if getattr(self.output, key) != OutputConfig.model_fields[key].default:
-                    raise JobFileError(f"output.{key}: answers have no type here; set answer or sampling.schema")
+            for name in ("flatten", "dates"):
+                if getattr(self.output, name) != OutputConfig.model_fields[name].default:
+                    raise JobFileError(f"output.{name}: answers have no type here; set answer or sampling.schema")
             return None
         if len(given) > 1:
             raise JobFileError(f"{given[0]} and {given[1]} both say what answers look like; give one of them")
@@ -560,24 +595,16 @@ class JobConfig(_Section):
             raise JobFileError(f"sampling.min_tokens: an answer is as long as {given[0]} says; leave it out")
         if self.input.format == "openai-batch":
             raise JobFileError(f"{given[0]}: rows of openai-batch say themselves what they want; leave it out")
+        if self.constraint_column:
+            return None
         if self.answer:
             try:
                 return Constraint("schema", json.dumps(schema_of(self.answer)), "answer")
             except ValueError as error:
                 raise JobFileError(f"answer: {error}") from None
-        if sampling.regex:
-            return Constraint("regex", sampling.regex, "sampling.regex")
-        if sampling.choices:
-            return Constraint("choices", json.dumps(sampling.choices), "sampling.choices")
-        return Constraint("schema", json.dumps(sampling.schema), "sampling.schema")
-
-    @property
-    def looks_back(self) -> bool:
-        """Whether a row's next token may depend on tokens that it has by more than what the model makes of them."""
-        keys = ("repetition_penalty", "frequency_penalty", "presence_penalty", "min_tokens")
-        usual = SamplingConfig()
-        changed = any(getattr(self.sampling, key) != getattr(usual, key) for key in keys)
-        return changed or self.constraint is not None
+        kind = next(kind for kind in CONSTRAINTS if getattr(sampling, kind))
+        said = getattr(sampling, kind)
+        return Constraint(kind, said if kind == "regex" else json.dumps(said), f"sampling.{kind}")
 
     def config_hash(self, model: str) -> str:
         """Hash of everything that decides what the answers are: model, input, sampling and output columns.
@@ -589,8 +616,9 @@ class JobConfig(_Section):
             model: the fingerprint of the model's content (`vasuki.models.fingerprint`).
         """
         deciding = self.model_dump(mode="json", include={"input", "sampling", "output"})
-        for key in ("schema", "regex", "choices"):
-            del deciding["sampling"][key]
+        for kind in CONSTRAINTS:
+            if not isinstance(getattr(self.sampling, kind), Column):
+                del deciding["sampling"][kind]
         if constraint := self.constraint:
             deciding["constraint"] = constraint.text
         del deciding["output"]["path"], deciding["input"]["path"]

@@ -33,6 +33,10 @@ _TYPES: dict[str, dict[str, Any]] = {
 }
 
 
+Kind = Literal["schema", "regex", "choices"]
+CONSTRAINTS: tuple[Kind, ...] = ("schema", "regex", "choices")
+
+
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """The form of an answer.
@@ -40,12 +44,14 @@ class Constraint:
     Args:
         kind: what `text` is.
         text: a JSON schema, an expression, or a JSON list of texts.
-        key: of the job that says so.
+        key: of the job, or the part of a row, that says so.
+        strict: whether only what is enforced to the letter is taken, so that whole answers need not be checked.
     """
 
-    kind: Literal["schema", "regex", "choices"]
+    kind: Kind
     text: str
     key: str
+    strict: bool = False
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -59,13 +65,13 @@ class Constraint:
 
     @property
     def grammar(self) -> str:
-        """What `llguidance` takes: whitespace bounded, and "oneOf" read as "anyOf", so that answers are checked
-        again when they are whole."""
+        """What `llguidance` takes: whitespace bounded, and, unless it is strict, "oneOf" read as "anyOf", so that
+        answers are checked again when they are whole."""
         from llguidance import LLMatcher  # a job without constraints need not load it
 
         if self.kind == "schema":
             return LLMatcher.grammar_from_json_schema(
-                self.text, overrides={"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True}
+                self.text, overrides={"whitespace_pattern": WHITE_SPACE, "coerce_one_of": not self.strict}
             )
         expression = self.text if self.kind == "regex" else "|".join(map(re.escape, self.choices))
         return LLMatcher.grammar_from_regex(expression)
@@ -119,7 +125,7 @@ def _type(name: str, kind: Any) -> dict[str, Any]:
     if isinstance(kind, Mapping):
         return _object(kind)
     if isinstance(kind, list):
-        if len(kind) == 1 and (isinstance(kind[0], Mapping) or str(kind[0]).removesuffix("?") in _TYPES):
+        if len(kind) == 1 and (isinstance(kind[0], Mapping | list) or str(kind[0]).removesuffix("?") in _TYPES):
             return {"type": "array", "items": _type(name, kind[0])}
         if not kind or not all(isinstance(value, str | int | float | bool) for value in kind):
             raise ValueError(f"{name}: a list is [type] for an array, or the values of an enumeration")

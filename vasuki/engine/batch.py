@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vasuki.engine.depth import DepthStep
-from vasuki.engine.sequence import Sequence
+from vasuki.engine.sequence import Sequence, TokenLogprob
 
 
 class ScheduledChunk(NamedTuple):
@@ -122,6 +122,7 @@ class StepResult(NamedTuple):
     copied_bytes: int = 0  # KV that moved between the tiers, in either direction
     num_steps: int = 1  # that it stands for: more than one only where a simulation skipped those before it
     problem: str = ""  # why some sequences have no token
+    token_logprobs: tuple[TokenLogprob, ...] | list[TokenLogprob] = ()  # like `logprobs`, to be kept token by token
 
     def wait(self) -> StepResult:
         """A result is a step that is over."""

@@ -39,7 +39,8 @@ class Executor(Protocol):
 
     @property
     def steps_ahead(self) -> int:
-        """Steps that are best under way while another one is prepared: 0 or 1."""
+        """Steps that are best under way while another one is prepared: 0 or 1. Behind a step whose tokens have to be
+        known before the next, it is 0."""
         ...
 
     def launch(self, batch: Batch) -> Step:
@@ -142,7 +143,7 @@ def drain(
             if ended := scheduler.add(request):
                 sink.write(ended)
                 commit_or_stop()  # millions of such rows may follow one another, without a step
-        batch = scheduler.schedule()
+        batch = scheduler.schedule() if len(under_way) <= executor.steps_ahead else None
         if batch is not None:
             step = executor.launch(batch)
             scheduler.advance(batch)

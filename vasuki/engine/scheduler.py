@@ -63,7 +63,7 @@ class Scheduler:
         Raises OutOfMemory for one that could run in as much memory as was planned, and there is less.
         """
         progress = request.progress
-        sequence = Sequence(request, list(progress.output_token_ids), logprob=progress.logprob)
+        sequence = Sequence.going_on(request)
         reason = request.error
         if not reason:
             needed, bt, num_blocks = self.queues.maximum(sequence), self.queues.pool.block_tokens, self._num_blocks
@@ -252,9 +252,9 @@ class Scheduler:
         """
         finished: list[Sequence] = []
         stopped = False
-        logprobs = result.logprobs or repeat(0.0)
-        sampled = zip(_sampling(batch), result.token_ids, result.stopped, logprobs, strict=False)
-        for sequence, token_id, stops, logprob in sampled:
+        logprobs, details = result.logprobs or repeat(0.0), result.token_logprobs or repeat(None)
+        sampled = zip(_sampling(batch), result.token_ids, result.stopped, logprobs, details, strict=False)
+        for sequence, token_id, stops, logprob, detail in sampled:
             if not sequence.num_pending_tokens:
                 continue
             sequence.num_pending_tokens -= 1
@@ -263,6 +263,8 @@ class Scheduler:
             else:
                 sequence.output_token_ids.append(token_id)
                 sequence.logprob += logprob
+                if detail is not None:
+                    sequence.token_logprobs.append(detail)
             if stops:
                 self.queues.end(sequence, FinishReason.ERROR if sequence.error else FinishReason.STOP)
                 sequence.num_pending_tokens = 0

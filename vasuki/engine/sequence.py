@@ -17,7 +17,7 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from vasuki.base.constraint import Constraint
 from vasuki.engine.blocks import BlockTable
@@ -43,12 +43,21 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     min_tokens: int = 0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # by token
+    bad_words: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
     n: int = 1
     ignore_eos: bool = False
     special_tokens: bool = False  # stay in the output's text
     constraint: Constraint | None = None  # what the answer has to look like
+    edits_logits: bool = field(init=False)  # before a token is chosen, which may depend on those before
+
+    def __post_init__(self) -> None:
+        penalties = self.repetition_penalty != 1 or self.frequency_penalty or self.presence_penalty
+        others = self.min_tokens or self.bad_words or self.logit_bias or self.constraint is not None
+        object.__setattr__(self, "edits_logits", bool(penalties or others))
 
 
 class FinishReason(enum.StrEnum):
@@ -59,6 +68,13 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+class TokenLogprob(NamedTuple):
+    """How likely the model found a token of the output, and its likeliest tokens at that place."""
+
+    logprob: float
+    likeliest: tuple[tuple[int, float], ...] = ()  # with theirs, if asked for
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a request has come: what a run needs to go on with it that has nothing else of it."""
@@ -66,6 +82,7 @@ class Progress:
     output_token_ids: tuple[int, ...] = NO_TOKENS
     logprob: float = 0.0  # sum over them, if asked for
     finish_reason: FinishReason | None = None  # of one that has ended
+    token_logprobs: tuple[TokenLogprob, ...] = ()  # of each token, if asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +162,7 @@ class Sequence:
     finish_reason: FinishReason | None = None  # set by Queues when the row ends
     error: str = ""  # set by Scheduler when it rejects, or the model fails
     logprob: float = 0.0  # sum over output tokens, if asked for; set by Scheduler.settle
+    token_logprobs: list[TokenLogprob] = field(default_factory=list)  # of each, if asked for; set by Scheduler.settle
     prefix_keys: list[bytes] = field(default_factory=list)  # of the prompt's full blocks, set by Prefixes
     num_shared_tokens: int = 0  # of the prompt, found in memory when it started, at most; set by Prefixes
     expected_tokens: int = field(init=False)  # of output, in all; from the request, sharpened by PlannedOrder
@@ -160,7 +178,19 @@ class Sequence:
     def progress(self) -> Progress:
         """How far it has come, as far as that is known."""
         reason = None if self.num_pending_tokens else self.finish_reason
-        return Progress(tuple(self.output_token_ids), self.logprob, reason)
+        return Progress(tuple(self.output_token_ids), self.logprob, reason, tuple(self.token_logprobs))
+
+    @classmethod
+    def going_on(cls, request: Request) -> Sequence:
+        """The sequence of a request, with all that an earlier run made of it but whether it has ended."""
+        made = request.progress
+        return cls(request, list(made.output_token_ids), logprob=made.logprob, token_logprobs=list(made.token_logprobs))
+
+    def become(self, progress: Progress) -> None:
+        """Come as far as that."""
+        self.output_token_ids, self.logprob = list(progress.output_token_ids), progress.logprob
+        self.token_logprobs = list(progress.token_logprobs)
+        self.finish_reason = progress.finish_reason
 
     @property
     def num_prompt_tokens(self) -> int:

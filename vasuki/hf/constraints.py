@@ -36,6 +36,7 @@ class Constraints:
         self._executor = LLExecutor()
         self._beginnings: dict[Constraint, Any] = {}  # before the first token, which rows copy
         self._matchers: dict[tuple[int, int], tuple[Any, int]] = {}  # by row and sample, with the tokens it has seen
+        self.problem = ""  # of a row that no token of the vocabulary can go on with
 
     def mask(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
         """Logits `[num_sequences, vocab_size]` with minus infinity where a row's answer may not go on."""
@@ -47,6 +48,11 @@ class Constraints:
         bits = allocate_token_bitmask(len(rows), self._vocab_size)
         matchers = [(self._matcher(sequences[row]), index) for index, row in enumerate(rows)]
         fill_next_token_bitmask_par(self._executor, matchers, bits)
+        stuck = np.flatnonzero(~bits.any(axis=1))
+        if len(stuck):
+            constraint = sequences[rows[stuck[0]]].request.sampling.constraint
+            assert constraint is not None
+            self.problem = f"no token of the model's vocabulary goes on with an answer as {constraint.key} has it"
         refused = np.unpackbits(~bits.view(np.uint8), axis=1, bitorder="little").view(np.bool_)
         refused[:, self._ends] = refused[:, self._ends[:1]]
         places, hidden = to_device(logits.device, np.array(rows), refused.reshape(-1))

@@ -13,7 +13,7 @@ import torch
 
 from vasuki.base.errors import OutOfMemory
 from vasuki.engine.batch import Batch, StepResult
-from vasuki.engine.sequence import Sequence
+from vasuki.engine.sequence import Sequence, TokenLogprob
 from vasuki.engine.settings import EngineSettings
 from vasuki.engine.shaping import Shaping, Similar, shaping_of
 from vasuki.hf.attention.chunks import AttentionKernels
@@ -31,7 +31,7 @@ from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.loading.load_model import LoadedModel
 from vasuki.hf.loading.triton_kernels import top_p_kernel
 from vasuki.hf.padded.forward import Alone, Forward, Padded
-from vasuki.hf.processors import changes_logits, processed
+from vasuki.hf.processors import Processors
 from vasuki.hf.recurrent.states import StateCache
 from vasuki.hf.sampler import NO_TOKEN, Sampled, draws, likeliest, logprobs_of, sample
 from vasuki.machines.cost_model import CostModel
@@ -52,7 +52,7 @@ class LaunchedStep:
 
     executor: RaggedExecutor
     sequences: list[Sequence]  # those that it samples for
-    sampled: ToHost  # token ids, and log probabilities if asked for
+    sampled: ToHost  # token ids, and log probabilities if asked for, see `Sampled`
     started_s: float
 
     def wait(self) -> StepResult:
@@ -74,7 +74,9 @@ class RaggedExecutor:
         keep: top-p by a kernel, where there is one.
 
     Attributes:
-        steps_ahead: see `engine.loop.Executor`.
+        alternatives: how many of the likeliest tokens are told with each one; None where not even its own
+            log-probability is kept.
+        most_ahead: steps that may be under way while another one is prepared.
         settings: that it has memory for.
     """
 
@@ -98,19 +100,26 @@ class RaggedExecutor:
         self.offload = offload
         self.states = states
         self.keep = keep
-        self.constraints: Constraints | None = None  # of answers
-        self.looks_back = True  # whether some row's settings may look back on its tokens, see `processors`
+        self.alternatives: int | None = None
+        self.processors = Processors(loaded.eos_token_ids, loaded.tokenizer.encode_plain)
+        self.constraints: Constraints | None = None  # of answers, from the first row that has one
         self.unpacked = _unpacked(loaded, cache, offload, shaping)
         # Launching returns before the device is done. Tokens that are not known yet are filled into packed steps alone.
-        self.steps_ahead = int(loaded.device.type == "cuda" and self.unpacked is None)
+        self.most_ahead = int(loaded.device.type == "cuda" and self.unpacked is None)
         self.most_tokens = sys.maxsize  # that are computed at once: fewer after memory has run out
         self.graphs: StepGraphs | None = None  # recorded steps
         self.waited_s = 0.0  # in which the host had nothing to do but wait for the device
         self._last_mlp = None if self.unpacked else sampled_mlp(loaded.model, loaded.kv_layout.num_layers)
         self._last_tokens: LastTokens | None = None
+        self._is_awaited = False  # the last step: what comes behind it depends on its tokens by more than the model
         self._ended_s = 0.0  # when the last step that was waited for was over
         self._bytes_seen = 0  # moved by the offload so far
         self._copies_seen = (0.0, 0.0)  # (exposed_s, busy_s) of the copy engine so far
+
+    @property
+    def steps_ahead(self) -> int:
+        """See `engine.loop.Executor`."""
+        return 0 if self._is_awaited else self.most_ahead
 
     @property
     def replayed_steps(self) -> int:
@@ -129,6 +138,7 @@ class RaggedExecutor:
         """
         started_s = time.perf_counter()
         sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
+        self._is_awaited = _edit_logits(sequences)
         if self.offload is not None:
             try:
                 self.offload.begin_step(batch)
@@ -137,9 +147,9 @@ class RaggedExecutor:
                     raise
                 raise self._out_of_memory(batch) from None
         sampled = self._compute(batch)
-        if self.steps_ahead:
+        if self.most_ahead:
             self._last_tokens = LastTokens(sequences, sampled.token_ids)
-        return LaunchedStep(self, sequences, ToHost(sampled.token_ids, sampled.logprobs), started_s)
+        return LaunchedStep(self, sequences, ToHost(*sampled.tensors), started_s)
 
     def _compute(self, batch: Batch) -> Sampled:
         """Compute a batch in as many pieces as memory asks for, one after another."""
@@ -188,34 +198,56 @@ class RaggedExecutor:
     def collect(self, step: LaunchedStep) -> StepResult:
         """Wait for a launched step. Raises ModelError where somebody has written into the weights meanwhile."""
         asked_s = time.perf_counter()
-        token_ids, logprobs = [tensor.tolist() for tensor in step.sampled.wait()]
+        token_ids, logprobs, *likely = [tensor.tolist() for tensor in step.sampled.wait()]
         self.waited_s += time.perf_counter() - asked_s
         if self.loaded.mapped is not None:
             self.loaded.mapped.refuse_changed()
         stopped = list(map(self._stops, step.sequences, token_ids))
-        problem = _NO_NUMBERS[self.loaded.dtype == torch.float16] if NO_TOKEN in token_ids else ""
+        problem = self._problem if NO_TOKEN in token_ids else ""
         exposed_s, hidden_s = self._copy_times()
         moved = self._copied_bytes()
         now_s = time.perf_counter()
         elapsed_s = now_s - max(step.started_s, self._ended_s)  # from the end of the step before, if that came later
         self._ended_s = now_s
-        return StepResult(token_ids, stopped, elapsed_s, logprobs, exposed_s, hidden_s, moved, problem=problem)
+        details = self._details(logprobs, *likely) if self.alternatives is not None else []
+        copies = exposed_s, hidden_s, moved
+        return StepResult(token_ids, stopped, elapsed_s, logprobs, *copies, problem=problem, token_logprobs=details)
+
+    def _details(self, logprobs: list[float], ids: list[list[int]], likely: list[list[float]]) -> list[TokenLogprob]:
+        if not ids:
+            return [TokenLogprob(logprob) for logprob in logprobs]
+        rows = zip(logprobs, ids, likely, strict=True)
+        return [TokenLogprob(logprob, tuple(zip(*some, strict=True))) for logprob, *some in rows]
 
     def _sampled(self, batch: Batch) -> Sampled:
         sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
-        looks_back = self.looks_back and any(changes_logits(sequence.request.sampling) for sequence in sequences)
+        edits = _edit_logits(sequences)
         if self.graphs is None:
             logits = self._logits(batch)
-        elif self.constraints is not None or looks_back or any(map(draws, sequences)):
+        elif edits or self.alternatives or any(map(draws, sequences)):
             [logits] = self.graphs(self._inputs(batch), self._all_logits)
         else:
             _, *sampled = self.graphs(self._inputs(batch), self._likeliest)
             return Sampled(*(each.clone() for each in sampled))  # what a graph leaves is overwritten by the next
-        if looks_back:
-            logits = processed(logits, sequences, self.loaded.eos_token_ids)
-        if self.constraints is not None:
-            logits = self.constraints.mask(logits, sequences)
-        return sample(logits, sequences, self.want_logprobs, self.keep)
+        unedited = logits
+        if edits:
+            logits = self._edited(logits.clone() if self.want_logprobs else logits, sequences)
+        return sample(logits, sequences, self.want_logprobs, self.keep, unedited, self.alternatives or 0)
+
+    def _edited(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+        """Logits as the rows' settings have them."""
+        logits = self.processors.change(logits, sequences)
+        if self.constraints is None and any(sequence.request.sampling.constraint for sequence in sequences):
+            loaded = self.loaded
+            self.constraints = Constraints(loaded.tokenizer.own, loaded.vocab_size, loaded.eos_token_ids)
+        return self.constraints.mask(logits, sequences) if self.constraints is not None else logits
+
+    @property
+    def _problem(self) -> str:
+        """Why rows of the last step have no token."""
+        if self.constraints is not None and (why := self.constraints.problem):
+            return why
+        return _NO_NUMBERS[self.loaded.dtype == torch.float16]
 
     def _logits(self, batch: Batch) -> torch.Tensor:
         """`[num_samples, vocab_size]`."""
@@ -270,7 +302,10 @@ class RaggedExecutor:
             return True
         if self.constraints is not None and self.constraints.ends(sequence, token_id):
             return True
-        if token_id in self.loaded.eos_token_ids and not sequence.request.sampling.ignore_eos:
+        sampling = sequence.request.sampling
+        if token_id in self.loaded.eos_token_ids and not sampling.ignore_eos:
+            return True
+        if token_id in sampling.stop_token_ids:
             return True
         return self.loaded.tokenizer.meets_stop_string(sequence, token_id)
 
@@ -300,6 +335,10 @@ def _unpacked(loaded: LoadedModel, cache: KVCache, offload: Mover | None, shapin
     return Alone(loaded.model, loaded.backend)
 
 
+def _edit_logits(sequences: list[Sequence]) -> bool:
+    return any(sequence.request.sampling.edits_logits for sequence in sequences)
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """Whether memory ran out. Torch has no exception of its own for that on a CPU, nor where CUDA's libraries allocate
     by themselves."""
@@ -314,8 +353,7 @@ def build_executor(
     want_logprobs: bool = False,
     record_after: int = RECORD_AFTER,
     cost_model: CostModel | None = None,
-    constrained: bool = False,
-    looks_back: bool = False,
+    alternatives: int | None = None,
 ) -> RaggedExecutor:
     """An executor with the memory that the settings ask for, or with less where it runs out, on the device that the
     model is on.
@@ -325,9 +363,7 @@ def build_executor(
         settings: memory, and what moves.
         want_logprobs: see `RaggedExecutor`.
         record_after: steps of a size before it is recorded, where they can be.
-        constrained: whether answers are.
-        looks_back: whether the next token depends on those before by more than the model: then no step is launched
-            before the last one's are known.
+        alternatives: see `RaggedExecutor`.
         cost_model: of the model on this device; says which kernels attend, and whether prompts share padded rows.
 
     Raises OutOfMemory where there is no memory for a single block, JobFileError where the host pins no more.
@@ -359,11 +395,7 @@ def build_executor(
     keep = top_p_kernel(device) if on_gpu and loaded.compiles else None
     shaping = shaping_of(settings.policy) or similar
     executor = RaggedExecutor(loaded, cache, want_logprobs, attention, offload, states, shaping, keep)
-    executor.settings, executor.looks_back = settings, looks_back
-    if constrained:
-        executor.constraints = Constraints(loaded.tokenizer.own, loaded.vocab_size, loaded.eos_token_ids)
-    if constrained or looks_back:
-        executor.steps_ahead = 0
+    executor.settings, executor.alternatives = settings, alternatives
     if records:
         limits, record = settings.limits, record_on_device()
         context = recorded_context(loaded.max_context, limits.longest_row_tokens)

@@ -31,6 +31,9 @@ class Sampled:
 
     token_ids: torch.Tensor  # int64; NO_TOKEN where the logits are no numbers
     logprobs: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # float32; empty unless asked for
+    # The likeliest tokens, `[rows, alternatives]`, and their log-probabilities; empty unless asked for.
+    likeliest: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
+    likely: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0))
 
     @classmethod
     def nothing(cls) -> Sampled:
@@ -43,11 +46,21 @@ class Sampled:
         pieces = [piece for piece in pieces if len(piece.token_ids)]
         if len(pieces) < 2:
             return pieces[0] if pieces else cls.nothing()
-        return cls(torch.cat([piece.token_ids for piece in pieces]), torch.cat([piece.logprobs for piece in pieces]))
+        return cls(*map(torch.cat, zip(*(piece.tensors for piece in pieces), strict=True)))
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All of them, in the order of its arguments."""
+        return self.token_ids, self.logprobs, self.likeliest, self.likely
 
 
 def sample(
-    logits: torch.Tensor, sequences: list[Sequence], want_logprobs: bool = False, keep: KeepTopP | None = None
+    logits: torch.Tensor,
+    sequences: list[Sequence],
+    want_logprobs: bool = False,
+    keep: KeepTopP | None = None,
+    unedited: torch.Tensor | None = None,
+    alternatives: int = 0,
 ) -> Sampled:
     """Choose the next token of each sequence.
 
@@ -56,6 +69,8 @@ def sample(
         sequences: whose settings count.
         want_logprobs: also say how likely each token was.
         keep: a kernel in the place of `keep_top_p`.
+        unedited: the logits as the model gave them, where they are others: what log-probabilities are of.
+        alternatives: how many of the likeliest tokens are told with theirs.
     """
     token_ids, largest = likeliest(logits)
     drawn = [row for row, sequence in enumerate(sequences) if draws(sequence)]
@@ -64,7 +79,19 @@ def sample(
         own = logits[rows].float().masked_fill_(~torch.isfinite(largest[rows]).unsqueeze(-1), 0.0)
         tokens = _draw(own, [sequences[row] for row in some], keep or keep_top_p)
         token_ids[rows] = torch.where(token_ids[rows] == NO_TOKEN, NO_TOKEN, tokens)
-    return Sampled(token_ids, logprobs_of(logits, token_ids)) if want_logprobs else Sampled(token_ids)
+    if not want_logprobs:
+        return Sampled(token_ids)
+    own = logits if unedited is None else unedited
+    if not alternatives:
+        return Sampled(token_ids, logprobs_of(own, token_ids))
+    return Sampled(token_ids, logprobs_of(own, token_ids), *_likely(own, alternatives))
+
+
+def _likely(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each row's likeliest tokens, `[rows, count]`, and their log-probabilities."""
+    parts = torch.split(logits, max(1, DRAWN_LOGITS // logits.shape[-1]))
+    found = [some.float().log_softmax(-1).topk(min(count, logits.shape[-1])) for some in parts]
+    return torch.cat([each.indices for each in found]), torch.cat([each.values for each in found])
 
 
 def draws(sequence: Sequence) -> bool:

@@ -28,6 +28,7 @@ class Results:
         writer: of parts.
         journal: of the rows in flight.
         decode: output text of a finished sequence.
+        text_of: that of some tokens.
         ask: asks workers how far the rows are that they have begun, which is told by `note`.
         standing: how the workers stand.
         workers: how many, at first.
@@ -44,6 +45,7 @@ class Results:
         writer: PartWriter,
         journal: Journal,
         decode: Callable[[Sequence], str],
+        text_of: Callable[[list[int]], str],
         ask: Callable[[], None],
         standing: Callable[[], Standing],
         workers: int,
@@ -54,7 +56,7 @@ class Results:
         self._journal = journal
         self._standing = standing
         self.traces = [TraceWriter(place) for place in self._folder.traces(workers)]
-        self.sink = rows.sink(writer, decode, ask)
+        self.sink = rows.sink(writer, decode, text_of, ask)
         self._progress = RunProgress(rows.to_answer, lambda: self.sink.written.rows, standing, self._quiet)
         self._deadline = Deadline(job.options.deadline_s, job.started_s, lambda: standing().left_s)
         metrics = job.options.metrics

@@ -226,7 +226,8 @@ def run_to_end(job: OpenJob, rows: RunRows, workers: Workers, signals: StopSigna
         with signals.deferred():
             ready_s = time.perf_counter() - job.started_s
             workers.begin(plan)
-            results = Results(job, rows, writer, journal, workers.decode, workers.ask, workers.standing, workers.count)
+            texts = workers.decode, intake.tokenizer.text_of
+            results = Results(job, rows, writer, journal, *texts, workers.ask, workers.standing, workers.count)
             interrupted: Interrupted | None = None
             try:
                 with results:

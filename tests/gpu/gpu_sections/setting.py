@@ -390,7 +390,7 @@ def run_planned(
     shape = replace(setting.shape(name), compiles=compiles)
     executor = build_executor(loaded, plan.settings, cost_model=CostModel(shape, setting.profile, plan.layout))
     if steps_ahead is not None:
-        executor.steps_ahead = steps_ahead
+        executor.most_ahead = steps_ahead
     order = order_requests(iter(requests), plan.settings, solver=plan.solver, output_length="max")
     rows, log, scheduler, stats = Rows(), StepLog(), Scheduler(plan.settings), RunStats()
     seconds = setting.seconds(lambda: drain(order, scheduler, executor, rows, [order, log, *observers], stats=stats))

@@ -93,7 +93,7 @@ def _races(streams: Streams, name: str, offload: OffloadPlan, weights_visit: boo
     policy = dataclasses.replace(POLICIES["vasuki"], shares_prefixes=shares)
     settings = EngineSettings(policy, Limits(16, 9), 24 if offload.host_blocks else 200, 4, offload)
     executor, scheduler, rows = build_executor(loaded, settings, record_after=1), Scheduler(settings), Rows()
-    executor.steps_ahead = 1
+    executor.most_ahead = 1
     streams.watch(executor.cache.layers)
     streams.watch(itertools.chain(*executor.states.tensors) if executor.states else ())
     if isinstance(executor.offload, DepthMover):

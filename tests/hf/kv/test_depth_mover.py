@@ -121,7 +121,7 @@ def run(
     no_sharing = replace(POLICIES[policy], shares_prefixes=False)
     settings = EngineSettings(no_sharing, Limits(16, 16), num_blocks, 4, OffloadPlan("by_batch", depth=rule))
     executor, scheduler, rows = build_executor(loaded, settings), Scheduler(settings), Rows()
-    executor.steps_ahead = steps_ahead
+    executor.most_ahead = steps_ahead
     stats = drain(requests_of(prompts(), MAX_TOKENS), scheduler, Poisoning(executor, scheduler), rows)
     assert scheduler.queues.pool.num_held == 0
     return rows, scheduler, stats, executor

@@ -16,6 +16,7 @@ from rooms import MAX_CONTEXT, VOCAB, ByteTokenizer, MakeJob, ReadRequests, Writ
 
 import vasuki.io.input.requests
 from vasuki.base.config import SamplingConfig, parse_job
+from vasuki.base.constraint import CONSTRAINTS
 from vasuki.base.conversations import Ending, ending_of
 from vasuki.base.errors import InputError, JobFileError, ModelError, VasukiError
 from vasuki.engine.sequence import Request, SamplingParams
@@ -24,7 +25,7 @@ from vasuki.io.input.prefetch import Prefetch
 from vasuki.io.input.prompts import read_messages
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.row_error import RowError
-from vasuki.io.input.sampling import OF_ALL_ROWS, SamplingReader
+from vasuki.io.input.sampling import SamplingReader
 from vasuki.io.input.tables import open_table
 from vasuki.io.input.templates import Template
 
@@ -493,11 +494,11 @@ NESTED = st.recursive(
 )
 
 
-@pytest.mark.parametrize("name", [name for name in SamplingConfig.model_fields if name not in OF_ALL_ROWS])
+@pytest.mark.parametrize("name", [name for name in SamplingConfig.model_fields if name not in CONSTRAINTS])
 @given(value=SCALAR | NESTED)
 def test_any_value_is_a_setting_or_an_error_of_its_row(name: str, value: Any) -> None:
     try:
-        settings = SamplingReader(SamplingConfig()).read({}, {name: value})
+        settings = SamplingReader(SamplingConfig(), 100).read({}, {name: value})
     except RowError as problem:
         str(problem).encode()
     else:
@@ -656,7 +657,35 @@ def test_a_batch_row_says_how_its_conversation_ends(said: dict[str, Any], ending
         ({"prompt": ""}, "prompt is empty"),
         ({"prompt": {"a": 1}}, "body.prompt must be text or a list of token ids"),
         ({"prompt": "a", "tools": [{}]}, "body.tools is not supported"),
-        ({"prompt": "a", "frequency_penalty": 0.5}, "body.frequency_penalty is not supported"),
+        ({"prompt": "a", "echo": True}, "body.echo is not supported"),
+        ({"prompt": "a", "logit_bias": {"999999999": 5}}, "logit_bias names token 999999999, outside the model's"),
+        ({"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias should be less than or equal to 100"),
+        ({"prompt": "a", "logit_bias": [5]}, "logit_bias should be a valid dictionary"),
+        ({"prompt": "a", "stop_token_ids": [-1]}, "stop_token_ids should be greater than or equal to 0"),
+        ({"prompt": "a", "logprobs": True}, "body.logprobs: the output has no such column; set output.logprobs: token"),
+        ({"prompt": "a", "logprobs": 3}, "body.logprobs: the output has no such column; set output.logprobs: 3 in"),
+        ({"prompt": "a", "logprobs": True, "top_logprobs": "3"}, "body.top_logprobs must be a number, not '3'"),
+        ({"prompt": "a", "response_format": {"type": "grammar"}}, "body.response_format must have the type text, json"),
+        ({"prompt": "a", "response_format": "json"}, "body.response_format must be an object"),
+        (
+            {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "body.response_format is no schema",
+        ),
+        ({"prompt": "a", "guided_json": "{"}, "body.guided_json is not JSON"),
+        ({"prompt": "a", "guided_json": {"type": "text"}}, "body.guided_json: is no JSON schema"),
+        (
+            {"prompt": "a", "guided_json": {"oneOf": [{"type": "string"}, {"pattern": "a"}]}},
+            "body.guided_json: cannot be",
+        ),
+        ({"prompt": "a", "guided_regex": "(?=a)"}, "body.guided_regex: cannot be honoured"),
+        ({"prompt": "a", "guided_choice": []}, "body.guided_choice is no list of texts"),
+        ({"prompt": "a", "guided_choice": ["a", "a"]}, "body.guided_choice: each has to be a text of its own"),
+        ({"prompt": "a", "structured_outputs": {"grammar": "x"}}, "body.structured_outputs.grammar is not supported"),
+        (
+            {"prompt": "a", "guided_regex": "a", "response_format": {"type": "json_object"}},
+            "body.guided_regex and body.response_format.json both say what the answer looks like",
+        ),
+        ({"prompt": "a", "guided_regex": "a", "ignore_eos": True}, "ignore_eos: an answer is as long as body.guided"),
         ({"prompt": "a", "temperature": -1}, "temperature should be greater than or equal to 0"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens should be greater than or equal to 1"),
         ({"prompt": "a", "temperature": {"column": "x"}}, "temperature cannot be"),
@@ -678,13 +707,71 @@ def test_settings_that_change_nothing_are_no_errors(job: MakeJob, tmp_path: Path
     (row,) = read(job(batch_rows(tmp_path, [{"prompt": "hello", **neutral}]), format="openai-batch"))
     assert (row.error, row.sampling.top_k) == ("", 0)
     asks = {
-        "response_format": {"type": "json_object"},
-        "repetition_penalty": 1.1,
+        "length_penalty": 1.1,
         "top_k": -2,
         "tool_choice": "required",
     }
     rows = read(job(batch_rows(tmp_path, [{"prompt": "a", name: asks[name]} for name in asks]), format="openai-batch"))
     assert [name in row.error for name, row in zip(asks, rows, strict=True)] == [True] * len(asks)
+
+
+def test_batch_rows_ask_as_hosted_apis_and_vllm_have_it(job: MakeJob, tmp_path: Path, read: ReadRequests) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    bodies: list[dict[str, Any]] = [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}},
+        {"guided_json": schema},
+        {"structured_outputs": {"json": json.dumps(schema)}},
+        {"guided_choice": ["yes", "no"]},
+        {"structured_outputs": {"regex": "[0-9]+"}},
+        {"response_format": {"type": "json_object"}},
+        {"logit_bias": {"5": -100, "7": 2.5}, "frequency_penalty": 0.5, "stop_token_ids": [3], "bad_words": ["x"]},
+        {"logprobs": True, "top_logprobs": 2},
+    ]
+    path = batch_rows(tmp_path, [{"prompt": "a", **body} for body in bodies])
+    rows = read(job(path, format="openai-batch", output={"logprobs": 2}))
+    assert [row.error for row in rows] == [""] * len(bodies)
+    kinds = [row.sampling.constraint and row.sampling.constraint.kind for row in rows]
+    assert kinds == ["schema", "schema", "schema", "choices", "regex", "schema", None, None]
+    assert all(row.sampling.constraint.schema == schema for row in rows[:3] if row.sampling.constraint)
+    assert rows[6].sampling == SamplingParams(
+        max_tokens=rows[6].sampling.max_tokens,
+        logit_bias={5: -100.0, 7: 2.5},
+        frequency_penalty=0.5,
+        stop_token_ids=(3,),
+        bad_words=("x",),
+    )
+
+
+def test_constraints_come_from_columns_too(job: MakeJob, parquet: WriteParquet, read: ReadRequests) -> None:
+    deep = json.dumps({"type": "array", "items": {}}).replace("{}", '{"items": ' * 40 + "{}" + "}" * 40)
+    circle = '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}'
+    schemas = ['{"type": "integer"}', None, "{", deep, circle, '{"enum": []}', '"' + "a" * 70_000 + '"', "[1]"]
+    rows = read(job(parquet(text=["a"] * len(schemas), s=schemas), sampling={"schema": {"column": "s"}}))
+    assert [row.sampling.constraint and row.sampling.constraint.text for row in rows[:2]] == [schemas[0], None]
+    for row, why in zip(
+        rows[2:],
+        ["is not JSON", "nested more than", "circle", "cannot be honoured", "no schema", "no schema"],
+        strict=True,
+    ):
+        assert row.error.startswith("column 's'")
+        assert why in row.error
+    choices = pa.array([["a", "b"], None, [], ["a", None]])
+    some = read(job(parquet(text=["a"] * 4, c=choices), sampling={"choices": {"column": "c"}}))
+    assert [row.error for row in some] == ["", "", *["column 'c' is no list of texts"] * 2]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "why"),
+    [
+        ({"logit_bias": {10**6: 1.0}}, "sampling.logit_bias names token 1000000, outside the model's vocabulary"),
+        ({"stop_token_ids": [10**6]}, "sampling.stop_token_ids names token 1000000, outside the model's vocabulary"),
+    ],
+)
+def test_a_token_that_the_model_lacks_is_the_jobs_mistake(
+    job: MakeJob, parquet: WriteParquet, read: ReadRequests, sampling: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(JobFileError, match=why):
+        read(job(parquet(text=["a"]), sampling=sampling))
 
 
 def test_a_message_of_tool_calls_needs_no_content(job: MakeJob, tmp_path: Path, read: ReadRequests) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow.fs import _MockFileSystem
 
-from vasuki.engine.sequence import FinishReason, Progress, Request, Sequence
+from vasuki.engine.sequence import FinishReason, Progress, Request, Sequence, TokenLogprob
 from vasuki.io.location import Location
 from vasuki.io.output.journal import Journal
 from vasuki.io.output.output_folder import OutputFolder
@@ -43,10 +43,11 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
 
 def test_rows_go_on_from_the_tokens_that_they_had(file: Location) -> None:
     ended = row(4, [5, 2], sample=1, finish_reason=FinishReason.STOP, logprob=-0.1)
+    kept = [TokenLogprob(-0.25, ((7, -0.25), (9, -3.125))), TokenLogprob(-1.0, ((4, -0.1), (70000, -1.0)))]
     pending = row(5, [8], num_pending_tokens=1, finish_reason=FinishReason.LENGTH)
-    journal_at(file).write([row(3, [7, 70000], logprob=-1.25), ended, pending, row(6, [])])
+    journal_at(file).write([row(3, [7, 70000], logprob=-1.25, token_logprobs=kept), ended, pending, row(6, [])])
     assert known(journal_at(file)) == {
-        (3, 0): Progress((7, 70000), -1.25),
+        (3, 0): Progress((7, 70000), -1.25, None, tuple(kept)),
         (4, 1): Progress((5, 2), -0.1, FinishReason.STOP),
         (5, 0): Progress((8,), 0.0),
     }

@@ -121,6 +121,10 @@ class Tokenizer:
             prompt, num_tokens, lambda messages: without_marks(self._rendered(messages, datetime.now()))
         )
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens around it."""
+        return self._encode([text], False)[0]
+
     def text_of(self, token_ids: Rows[int]) -> str:
         """What the model reads, special tokens included."""
         return self._text(list(token_ids))

@@ -43,6 +43,20 @@ def _choice(sample: Line) -> Line:
     return {
         "index": sample.get("sample", 0),
         "message": {"role": "assistant", "content": sample["output"], "refusal": None},
-        "logprobs": None,
+        "logprobs": _logprobs(sample.get("logprobs")),
         "finish_reason": sample["finish_reason"],
     }
+
+
+def _logprobs(tokens: Sequence[Line] | None) -> Line | None:
+    """Of an output with the column `logprobs`."""
+    if tokens is None:
+        return None
+    content = [_token(each) | {"top_logprobs": [*map(_token, each.get("top_logprobs", ()))]} for each in tokens]
+    return {"content": content, "refusal": None}
+
+
+def _token(token: Line) -> Line:
+    text = token["token"]
+    of_bytes = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())  # of parts of a character
+    return {"token": text, "bytes": of_bytes, "logprob": token["logprob"]}

@@ -9,8 +9,10 @@ from vasuki.io.input.prompts import conversation_templates
 BATCH_ID, BATCH_BODY, BATCH_URL = "custom_id", "body", "url"  # of an openai-batch row
 ANSWER_COLUMNS = (
     "id", "sample", "output", "finish_reason", "error", "prompt_tokens", "output_tokens", "output_token_ids", "logprob",
+    "logprobs",
     "answer", "answer_status",
 )  # fmt: skip
+LATER_COLUMNS = ("output_token_ids", "logprob", "logprobs")  # which stand behind those of typed answers
 TYPED_COLUMNS = ("answer", "answer_status")  # where the job says what answers look like
 
 
@@ -27,7 +29,7 @@ def carried_columns(job: JobConfig) -> tuple[str, ...]:
     """
     names = tuple(name for name in job.output.columns if not name == id_column(job) == "id")
     for name in names:
-        if name in ANSWER_COLUMNS and (name not in TYPED_COLUMNS or job.constraint):
+        if name in ANSWER_COLUMNS and (name not in TYPED_COLUMNS or job.constraint or job.constraint_column):
             raise JobFileError(f"output.columns: '{name}' is a column of the answer; rename it in the input")
         if names.count(name) > 1:
             raise JobFileError(f"output.columns names '{name}' twice")

@@ -104,6 +104,7 @@ class RequestStream:
 
     Raises:
         ModelError: the job needs a chat template and the model has none.
+        JobFileError: the job names a token that the model does not have.
 
     Raises, while iterating:
         ModelError: the tokenizer cannot do what the job asks, such as render messages.
@@ -135,7 +136,8 @@ class RequestStream:
         self._mark_messages, self._mark_prompt = marks.get(job.input.control_tokens, (tokenizer.marked, as_it_is))
         mark = self._mark_messages if as_chat else self._mark_prompt
         self._read_prompt = None if self._is_batch_format else prompt_reader(job.input, vocab_size, as_chat, mark)
-        self._sampling = SamplingReader(job.sampling, job.output.special_tokens, job.constraint)
+        self._sampling = SamplingReader(job.sampling, vocab_size, job.output.special_tokens, job.constraint)
+        self._alternatives = job.output.alternatives
         self._priority_column, self._deadline_column = job.input.priority, job.input.deadline
         self._length_column = job.plan.length_column
         self._blocks = Prefetch(self._tokenised(selection), _BLOCKS_AHEAD)
@@ -189,7 +191,8 @@ class RequestStream:
                 {"role": role, "content": template.render(values, self._mark_messages)}
                 for role, template in self._system
             ]
-            prompt, settings = read_body(values, self._vocab_size, system, self._mark_messages, self._mark_prompt)
+            marks = self._mark_messages, self._mark_prompt
+            prompt, settings = read_body(values, self._vocab_size, system, *marks, self._alternatives)
             draft.sampling = self._sampling.read(values, settings)
         else:
             draft.sampling = self._sampling.read(values)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vasuki.base.config import Column, JobConfig
-from vasuki.io.input.columns import ANSWER_COLUMNS
+from vasuki.io.input.columns import ANSWER_COLUMNS, LATER_COLUMNS
 from vasuki.io.input.tables import Rows, stored_text
 from vasuki.io.output.typed import columns_of, reader_of
 from vasuki.io.values import value_bytes
@@ -32,6 +32,7 @@ class Answer:
     sample: int = 0
     output_token_ids: Any = ()  # int32 [output_tokens], if the output has that column
     logprob: float | None = None
+    logprobs: Any = None  # of each token, as the column of that name has it
     carried: Mapping[str, Any] = field(default_factory=dict)
     answer: Any = None  # its value, where the job says what answers look like
     answer_status: str | None = None
@@ -57,11 +58,15 @@ def answer_schema(job: JobConfig, table: Rows) -> Any:
         pa.field("output_tokens", pa.int32()),
     ]
     if reader := reader_of(job):
-        fields += columns_of(reader, job, [*(field.name for field in fields), "output_token_ids", "logprob"])
+        fields += columns_of(reader, job, [*(field.name for field in fields), *LATER_COLUMNS])
     if job.output.token_ids:
         fields.append(pa.field("output_token_ids", pa.list_(pa.int32())))
     if job.output.logprobs:
         fields.append(pa.field("logprob", pa.float64()))
+    if job.output.alternatives is not None:
+        token = [("token", pa.string()), ("token_id", pa.int32()), ("logprob", pa.float64())]
+        likely = [("top_logprobs", pa.list_(pa.struct(token)))] if job.output.alternatives else []
+        fields.append(pa.field("logprobs", pa.list_(pa.struct([*token, *likely]))))
     return pa.schema(fields)
 
 

@@ -49,7 +49,7 @@ def without_doubles(parts: Sequence[LabelledPart]) -> list[LabelledPart]:
 
 
 def _answers(part: Location, label: PartLabel, rows: Ints) -> Any:
-    """The lines of some rows. Sums of log-probabilities are left out: their last digit depends on the batch."""
+    """The lines of some rows. Log-probabilities are left out: their last digit depends on the batch."""
     table, of_line = read_part(part, label)
-    names = [name for name in table.column_names if name != "logprob"]
+    names = [name for name in table.column_names if name not in ("logprob", "logprobs")]
     return table.select(names).filter(pa.array(np.isin(of_line, rows))).combine_chunks()

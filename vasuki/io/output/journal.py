@@ -18,10 +18,11 @@ import logging
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from vasuki.engine.sequence import FinishReason, Progress, Request
+from vasuki.engine.sequence import FinishReason, Progress, Request, TokenLogprob
 from vasuki.engine.sequence import Sequence as Row
 from vasuki.io.location import Location, writing
 from vasuki.io.selection import Selection
@@ -159,7 +160,7 @@ def _line(row: int, sample: int, left: _Left) -> bytes:
     if not progress.output_token_ids:
         return b""
     tokens = np.array(progress.output_token_ids, dtype="<i4").tobytes()
-    record = {
+    record: dict[str, Any] = {
         "row": row,
         "sample": sample,
         "prompt": left.prompt,
@@ -167,6 +168,8 @@ def _line(row: int, sample: int, left: _Left) -> bytes:
         "finish_reason": progress.finish_reason,
         "tokens": base64.b64encode(tokens).decode(),
     }
+    if progress.token_logprobs:
+        record["token_logprobs"] = progress.token_logprobs
     text = json.dumps(record).encode()
     return b"%08x %s" % (zlib.crc32(text), text)
 
@@ -179,5 +182,8 @@ def _record(line: bytes) -> tuple[Key, _Left]:
     record = json.loads(text)
     tokens = np.frombuffer(base64.b64decode(record["tokens"]), dtype="<i4").tolist()
     reason = record["finish_reason"]
-    progress = Progress(tuple(tokens), record["logprob"], None if reason is None else FinishReason(reason))
+    ended = None if reason is None else FinishReason(reason)
+    kept = record.get("token_logprobs", ())
+    likely = (TokenLogprob(logprob, tuple((each, of) for each, of in likeliest)) for logprob, likeliest in kept)
+    progress = Progress(tuple(tokens), record["logprob"], ended, tuple(likely))
     return (record["row"], record["sample"]), _Left(progress, record["prompt"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from vasuki.engine.sequence import FinishReason, Sequence
 from vasuki.io.output.answers import Answer
 from vasuki.io.output.parts import PartWriter, Totals
-from vasuki.io.output.typed import AnswerReader
+from vasuki.io.output.typed import AnswerReader, ReaderByRow
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ class RowSink:
     Args:
         writer: makes the parts.
         decode: output text of a finished sequence, without the stop string.
+        text_of: that of some tokens, for the column `logprobs`.
         on_commit: called after every part, and as often while no row ends; the place to write down what else is known.
         on_row: told of the answers of each row.
         reader: reads answers of which the job says what they look like.
@@ -34,10 +36,11 @@ class RowSink:
         self,
         writer: PartWriter,
         decode: Callable[[Sequence], str],
+        text_of: Callable[[list[int]], str] = str,
         on_commit: Callable[[], None] = lambda: None,
         on_row: Callable[[list[Answer]], None] = lambda answers: None,
         clock: Callable[[], float] | None = None,
-        reader: AnswerReader | None = None,
+        reader: AnswerReader | ReaderByRow | None = None,
     ) -> None:
         self._writer = writer
         self._decode = decode
@@ -45,6 +48,8 @@ class RowSink:
         self._on_row = on_row
         self._clock = clock
         self._reader = reader
+        self._text_of = text_of
+        self._keeps_logprobs = "logprobs" in writer.schema.names
         self._keeps_token_ids = "output_token_ids" in writer.schema.names
         self._samples: dict[int, list[Sequence]] = {}  # by row, until all are there
         self.written = Totals()  # rows handed to the writer, committed or not
@@ -107,7 +112,9 @@ class RowSink:
             self._answers += 1
             self._cut += reason is FinishReason.LENGTH
         text = self._decode(sequence)
-        value, status = self._reader.read(text, reason is FinishReason.LENGTH) if self._reader else (None, None)
+        value, status = None, None
+        if self._reader:
+            value, status = self._reader.read(text, reason is FinishReason.LENGTH, request.sampling.constraint)
         return Answer(
             row=request.row,
             id=request.id,
@@ -118,7 +125,20 @@ class RowSink:
             sample=request.sample_index,
             output_token_ids=np.array(sequence.output_token_ids, dtype=np.int32) if self._keeps_token_ids else (),
             logprob=sequence.logprob,
+            logprobs=self._logprobs(sequence) if self._keeps_logprobs else None,
             carried=request.carried,
             answer=value,
             answer_status=status,
         )
+
+    def _logprobs(self, sequence: Sequence) -> list[dict[str, Any]]:
+        """How likely each token was, as the column has it."""
+
+        def told(token_id: int, logprob: float) -> dict[str, Any]:
+            return {"token": self._text_of([token_id]), "token_id": token_id, "logprob": logprob}
+
+        tokens = zip(sequence.output_token_ids, sequence.token_logprobs, strict=True)
+        return [
+            told(token_id, of.logprob) | {"top_logprobs": [told(*each) for each in of.likeliest]}
+            for token_id, of in tokens
+        ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from datetime import date, datetime
+from functools import lru_cache
 from typing import Any
 
 import jsonschema
@@ -19,12 +20,13 @@ import pyarrow as pa
 from referencing import Registry
 
 from vasuki.base.config import JobConfig
-from vasuki.base.constraint import Constraint
+from vasuki.base.constraint import Constraint, Kind
 from vasuki.base.errors import JobFileError
 
 _SCALARS = {"string": pa.string(), "number": pa.float64(), "integer": pa.int64(), "boolean": pa.bool_()}
 _DATES = {"date": pa.date32(), "date-time": pa.timestamp("us", "UTC")}
 _LARGEST = 2**63 - 1
+_REMEMBERED = 1024  # constraints of rows
 
 
 class AnswerReader:
@@ -52,7 +54,7 @@ class AnswerReader:
         self._choices = frozenset(constraint.choices)
         self._matcher = _matcher(constraint) if constraint.kind == "regex" else None
 
-    def read(self, text: str, was_cut: bool) -> tuple[Any, str]:
+    def read(self, text: str, was_cut: bool, constraint: Constraint | None = None) -> tuple[Any, str | None]:
         """The value of an answer, None unless it is right, and `ok`, `truncated` or `invalid`."""
         value, is_right = self._value(text)
         if is_right:
@@ -109,13 +111,41 @@ class AnswerReader:
         return _JSON
 
 
-def reader_of(job: JobConfig) -> AnswerReader | None:
+class ReaderByRow:
+    """Reads answers of which each row says what they look like. Those that follow a schema are kept as JSON.
+
+    Args:
+        kind: of the rows' constraints.
+
+    Attributes:
+        type: of the column `answer`.
+        as_text: see `AnswerReader`.
+    """
+
+    as_text: Collection[str] = ()
+
+    def __init__(self, kind: Kind) -> None:
+        types = {"schema": _JSON, "regex": pa.string(), "choices": pa.dictionary(pa.int32(), pa.string())}
+        self.type = types[kind]
+        self._reader = lru_cache(_REMEMBERED)(AnswerReader)
+
+    def read(self, text: str, was_cut: bool, constraint: Constraint | None) -> tuple[Any, str | None]:
+        """As `AnswerReader` has it; nothing of a row without a constraint."""
+        if constraint is None:
+            return None, None
+        value, status = self._reader(constraint).read(text, was_cut)
+        return text if value is not None else None, status
+
+
+def reader_of(job: JobConfig) -> AnswerReader | ReaderByRow | None:
     """What reads a job's answers; None where it does not say what they look like."""
+    if by_column := job.constraint_column:
+        return ReaderByRow(by_column[0])
     constraint = job.constraint
     return AnswerReader(constraint, job.output.dates == "typed") if constraint else None
 
 
-def columns_of(reader: AnswerReader, job: JobConfig, others: Collection[str]) -> list[pa.Field]:
+def columns_of(reader: AnswerReader | ReaderByRow, job: JobConfig, others: Collection[str]) -> list[pa.Field]:
     """The columns of typed answers. Raises JobFileError where a field has the name of one of the others."""
     status = pa.field("answer_status", pa.string())
     if not job.output.flatten:

@@ -218,12 +218,18 @@ class RowsThatArrive:
     ) -> None:
         self._waited.record(now_s, batch, result, scheduler, finished)
 
-    def sink(self, writer: PartWriter, decode: Callable[[Sequence], str], on_commit: Callable[[], None]) -> RowSink:
+    def sink(
+        self,
+        writer: PartWriter,
+        decode: Callable[[Sequence], str],
+        text_of: Callable[[list[int]], str],
+        on_commit: Callable[[], None],
+    ) -> RowSink:
         def tell(answers: list[Answer]) -> None:
             for answer in answers:
                 self._emit(answer_line(answer, writer.schema))
 
-        self._sink = RowSink(writer, decode, on_commit, tell, self._now_s, reader_of(self._config))
+        self._sink = RowSink(writer, decode, text_of, on_commit, tell, self._now_s, reader_of(self._config))
         return self._sink
 
     def finished(self, manifest: Manifest) -> Manifest:

@@ -59,7 +59,13 @@ class RunRows(Observer, Protocol):
         """All requests in the order in which they start."""
         ...
 
-    def sink(self, writer: PartWriter, decode: Callable[[Sequence], str], on_commit: Callable[[], None]) -> RowSink:
+    def sink(
+        self,
+        writer: PartWriter,
+        decode: Callable[[Sequence], str],
+        text_of: Callable[[list[int]], str],
+        on_commit: Callable[[], None],
+    ) -> RowSink:
         """The sink of rows that end."""
         ...
 

@@ -107,8 +107,14 @@ class TableRows:
         if self._config.input.may_be_urgent:
             self._waited.ended(finished, time.perf_counter() - self._started_s)
 
-    def sink(self, writer: PartWriter, decode: Callable[[Sequence], str], on_commit: Callable[[], None]) -> RowSink:
-        return RowSink(writer, decode, on_commit, reader=reader_of(self._config))
+    def sink(
+        self,
+        writer: PartWriter,
+        decode: Callable[[Sequence], str],
+        text_of: Callable[[list[int]], str],
+        on_commit: Callable[[], None],
+    ) -> RowSink:
+        return RowSink(writer, decode, text_of, on_commit, reader=reader_of(self._config))
 
     def finished(self, manifest: Manifest) -> Manifest:
         urgent_latency = Percentiles.of(self._waited.urgent_latency_s)

@@ -113,19 +113,17 @@ class Device:
         from vasuki.hf.loading.weights import place_weights
         from vasuki.hf.ragged_executor import build_executor
 
-        plan, logprobs = planned.plan, self._job.config.output.logprobs
+        plan, output = planned.plan, self._job.config.output
         cost_model = CostModel(planned.shape, planned.profile, plan.layout)
         self._shape, self.done = planned.shape, RowsDone(planned.shape)
         self.loaded = place_weights(self.loaded, plan.layout.host_layers)
         self._begun_s = self._ended_s = time.perf_counter()
-        config = self._job.config
         self._executor = build_executor(
             self.loaded,
             plan.settings,
-            logprobs,
+            bool(output.logprobs),
             cost_model=cost_model,
-            constrained=config.constraint is not None,
-            looks_back=config.looks_back,
+            alternatives=output.alternatives,
         )
         self.plan = replace(plan, settings=self._executor.settings)
         self.time_left = time_left_of(self.plan, cost_model)

@@ -304,15 +304,15 @@ class Driver:
         if report.in_flight is not None:
             for key, progress in report.in_flight.items():
                 row = self._rows[key]
-                row.output_token_ids, row.logprob = list(progress.output_token_ids), progress.logprob
+                row.become(progress)
             self._noted(index)
 
     def _settle(self, index: int, ended: Ended) -> Row:
         """Give a row that has ended to the output."""
         self._starts[index] = 1
         row = self._rows.pop(ended.key)
-        row.output_token_ids, row.logprob = list(ended.progress.output_token_ids), ended.progress.logprob
-        row.finish_reason, row.error = ended.progress.finish_reason, ended.error
+        row.become(ended.progress)
+        row.error = ended.error
         self._texts[ended.key] = ended.text
         self._leases.ended(index, ended.key, row.num_output_tokens)
         self._results.sink.write(row)
@@ -343,8 +343,7 @@ class Driver:
         for index in list(self._wanting):
             if requests := self._leases.take(index):
                 for request in self._results.started(requests):
-                    progress = request.progress
-                    self._rows[request.key] = Row(request, list(progress.output_token_ids), logprob=progress.logprob)
+                    self._rows[request.key] = Row.going_on(request)
                 self.replicas.send(index, Take(requests))
                 self._wanting.discard(index)
 
