@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,14 +18,16 @@ from tiny_job import WORDS, job_tree
 NUM_ROWS = 48
 
 
-def job_into(folder: Path, model: Path, max_tokens: int = 24) -> Path:
-    """A job over the same rows into an output folder of its own."""
+def job_into(folder: Path, model: Path, max_tokens: int = 24, changes: Mapping[str, Any] | None = None) -> Path:
+    """A job over the same rows into an output folder of its own; `changes` are of its sections."""
     folder.mkdir()
     texts = [" ".join(WORDS[row % 5 : row % 5 + 1 + row * 7 % 13]) for row in range(NUM_ROWS)]
     pq.write_table(pa.table({"id": [f"r{row}" for row in range(NUM_ROWS)], "text": texts}), folder / "in.parquet")
     tree = job_tree(model, folder / "in.parquet", folder / "out")
     tree["sampling"] = {"max_tokens": max_tokens}
     tree["model"]["dtype"] = "float32"
+    for section, keys in (changes or {}).items():
+        tree[section] = {**tree.get(section, {}), **keys}
     (folder / "job.yaml").write_text(yaml.safe_dump(tree))
     return folder / "job.yaml"
 

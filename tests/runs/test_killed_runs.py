@@ -11,6 +11,7 @@ import random
 import signal
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -81,6 +82,28 @@ def test_decodes_before_a_kill_are_not_computed_again(tmp_path: Path, tiny_model
         assert timeline is not None
         assert 0 < sum(run.makespan_s for run in killed) == pytest.approx(timeline.earlier_s)
     assert computed[True] <= decode_tokens(undisturbed) < computed[False]
+
+
+def test_typed_answers_and_their_tries_are_the_same_too(tmp_path: Path, tiny_model: Path, nursery: Nursery) -> None:
+    asked: dict[str, dict[str, Any]] = {
+        "answer": {"kind": ["cat", "dog"], "ns": ["integer"], "sure": "boolean?"},
+        "sampling": {"max_tokens": 70, "temperature": 1.0, "frequency_penalty": 0.4},
+        "output": {"check": "kind == 'cat' and len(ns) > 0", "logprobs": 2},
+        "errors": {"retries": 3},
+    }
+    undisturbed = job_into(tmp_path / "undisturbed", tiny_model, changes=asked)
+    assert nursery.run(Order(str(undisturbed))) == 0
+    expected, rng = answers(undisturbed), random.Random(7)
+    assert {1, 2, 3} <= set(expected["tries"].to_pylist())
+    assert {"ok", "truncated"} <= set(expected["answer_status"].to_pylist())
+    job, resumed = job_into(tmp_path / "killed", tiny_model, changes=asked), 0
+    for phase in ["decodes", "journal", "decodes", "commit", "decodes", "journal", "decodes", "decodes"]:
+        assert nursery.run(kill_at(job, phase, rng, 4)) in (0, -signal.SIGKILL)
+        journal = job.parent / "out" / ".vasuki-journal.jsonl"
+        resumed += journal.exists() and b"failed_tries" in journal.read_bytes()
+    assert nursery.run(Order(str(job))) == 0
+    assert resumed, "no kill came while a row was asked again"
+    assert answers(job).equals(expected)
 
 
 def decode_tokens(job: Path) -> int:

@@ -53,10 +53,14 @@ def job(model: Path, rows: Path, out: str, **sections: Any) -> JobConfig:
     return parse_job(tree)
 
 
-def answers(config: JobConfig) -> list[dict[str, Any]]:
+def run_and_read(config: JobConfig) -> list[dict[str, Any]]:
     run_job(config)
-    tables = [pq.read_table(part) for part in sorted(Path(config.output.path).glob("*.parquet"))]
-    found: list[dict[str, Any]] = pa.concat_tables(tables).sort_by("id").to_pylist()
+    rows = [row for part in Path(config.output.path).glob("*.parquet") for row in pq.read_table(part).to_pylist()]
+    return sorted(rows, key=lambda row: (row["id"], row.get("sample", 0)))
+
+
+def answers(config: JobConfig) -> list[dict[str, Any]]:
+    found = run_and_read(config)
     assert len(found) == ROWS
     return found
 
@@ -210,6 +214,50 @@ def test_readers_of_parquet_find_the_types(tiny_model: Path, rows: Path) -> None
     assert by_polars["answer"].to_list() == [row for row in ok if row]
     by_pandas = pandas.read_parquet(glob(files), dtype_backend="pyarrow").query("answer_status == 'ok'")
     assert by_pandas.sort_values("id")["answer"].tolist() == [row for row in ok if row]
+
+
+def test_answers_that_fail_a_check_are_asked_for_again(tiny_model: Path, rows: Path) -> None:
+    sampling = {"regex": "[0-9]", "temperature": 3.0, "n": 2}
+    output = {"path": str(rows.parent / "out"), "check": "answer in ['1', '2', '3', '4', '5']"}
+    once = run_and_read(job(tiny_model, rows, "out", sampling=sampling, output=output))
+    output["path"] = str(rows.parent / "again")
+    config = job(tiny_model, rows, "again", sampling=sampling, output=output, errors={"retries": 2})
+    again = run_and_read(config)
+    assert [(row["id"], row["sample"]) for row in again] == [(row, sample) for row in range(ROWS) for sample in (0, 1)]
+    for first, last in zip(once, again, strict=True):
+        if first["answer_status"] == "ok":
+            assert (last["output"], last["tries"]) == (first["output"], 1)
+        else:
+            assert first["answer"] is None
+            assert last["tries"] > 1
+            assert (last["tries"] == 3) or last["answer_status"] == "ok"
+        assert (last["answer_status"] == "ok") == (last["output"] in "12345")
+    tries = Counter(row["tries"] for row in again)
+    assert min(tries[1], tries[2], tries[3]) > 0, tries
+    output["path"] = str(rows.parent / "two")
+    two = config.model_copy(update={"output": config.output.model_copy(update={"path": output["path"]})})
+    assert run_and_read(two.model_copy(update={"engine": config.engine.model_copy(update={"replicas": 2})})) == again
+
+
+@pytest.mark.parametrize(
+    ("sections", "why"),
+    [
+        ({"output": {"check": "amount >"}}, "output.check: invalid syntax"),
+        ({"output": {"check": "amont > 0"}}, r"output.check: there is no field 'amont' \(did you mean 'amount'\?\)"),
+        ({"output": {"check": "amount"}}, "output.check: comes out as double, and has to be true or false"),
+        ({"output": {"check": "amount > 'a'"}}, "output.check: Function 'greater' has no kernel"),
+        ({"errors": {"retries": 1}, "sampling": {"temperature": 0}}, "errors.retries: at temperature 0 each try is"),
+        ({"errors": {"retries": 1}, "answer": {}}, "errors.retries: answers have no type here"),
+        ({"output": {"check": "answer"}, "answer": {}}, "output.check: answers have no type here"),
+    ],
+)
+def test_checks_and_retries_that_cannot_be_are_refused(
+    tiny_model: Path, rows: Path, sections: dict[str, Any], why: str
+) -> None:
+    told: dict[str, Any] = {"answer": {"amount": "number"}, "sampling": {"temperature": 1.0}, **sections}
+    told["output"] = {"path": str(rows.parent / "never"), **sections.get("output", {})}
+    with pytest.raises(JobFileError, match=why):
+        check_job(job(tiny_model, rows, "never", **told))
 
 
 @pytest.mark.parametrize(

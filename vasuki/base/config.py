@@ -49,6 +49,7 @@ _LATER_KEYS = (
     ("output", "special_tokens"),
     ("output", "flatten"),
     ("output", "dates"),
+    ("output", "check"),
     ("sampling", "min_p"),
     ("sampling", "repetition_penalty"),
     ("sampling", "frequency_penalty"),
@@ -325,6 +326,9 @@ class OutputConfig(_Section):
     """Write the fields of [typed answers](answers.md) as columns of their own, in place of `answer`."""
     dates: Literal["text", "typed"] = "text"
     """Dates and times of typed answers: as they are written, or as Parquet's own types."""
+    check: str = ""
+    """A [condition over the fields](answers.md#what-else-an-answer-has-to-be) of typed answers, such as `amount >= 0`.
+    Those that fail it are `invalid`."""
     logprobs: bool | Literal["tokens"] | Annotated[int, Field(ge=1, le=100)] = False
     """Add the column `logprob`: the sum of the log-probabilities of the output tokens, as the model gives them, before
     settings and constraints. `tokens`: also the column `logprobs`, with each token's own. A number: with as many of the
@@ -539,6 +543,9 @@ class ErrorsConfig(_Section):
 
     max_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
     """If a larger share of rows fails, the run ends with exit code 3; the output is complete."""
+    retries: Annotated[int, Field(ge=0, le=100)] = 0
+    """How often a row is asked again, with other draws, whose [typed answer](answers.md) is `invalid`. The column
+    `tries` counts."""
 
 
 class CostConfig(_Section):
@@ -583,7 +590,9 @@ class JobConfig(_Section):
         given = [f"sampling.{key}" for key in CONSTRAINTS if getattr(sampling, key)]
         given += ["answer"] if self.answer else []
         if not given:
-            for name in ("flatten", "dates"):
+            if self.errors.retries:
+                raise JobFileError("errors.retries: answers have no type here, so that none is wrong; leave it out")
+            for name in ("flatten", "dates", "check"):
                 if getattr(self.output, name) != OutputConfig.model_fields[name].default:
                     raise JobFileError(f"output.{name}: answers have no type here; set answer or sampling.schema")
             return None
@@ -595,6 +604,8 @@ class JobConfig(_Section):
             raise JobFileError(f"sampling.min_tokens: an answer is as long as {given[0]} says; leave it out")
         if self.input.format == "openai-batch":
             raise JobFileError(f"{given[0]}: rows of openai-batch say themselves what they want; leave it out")
+        if self.errors.retries and sampling.temperature == 0:
+            raise JobFileError("errors.retries: at temperature 0 each try is the same; set sampling.temperature")
         if self.constraint_column:
             return None
         if self.answer:
@@ -621,6 +632,8 @@ class JobConfig(_Section):
                 del deciding["sampling"][kind]
         if constraint := self.constraint:
             deciding["constraint"] = constraint.text
+        if self.errors.retries:
+            deciding["retries"] = self.errors.retries
         del deciding["output"]["path"], deciding["input"]["path"]
         del deciding["input"]["priority"], deciding["input"]["deadline"]
         for section, key in _LATER_KEYS:

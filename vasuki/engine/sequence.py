@@ -83,6 +83,7 @@ class Progress:
     logprob: float = 0.0  # sum over them, if asked for
     finish_reason: FinishReason | None = None  # of one that has ended
     token_logprobs: tuple[TokenLogprob, ...] = ()  # of each token, if asked for
+    failed_tries: int = 0  # before this one, whose answers were not what they had to be
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,8 @@ class Sequence:
     def progress(self) -> Progress:
         """How far it has come, as far as that is known."""
         reason = None if self.num_pending_tokens else self.finish_reason
-        return Progress(tuple(self.output_token_ids), self.logprob, reason, tuple(self.token_logprobs))
+        failed = self.request.progress.failed_tries
+        return Progress(tuple(self.output_token_ids), self.logprob, reason, tuple(self.token_logprobs), failed)
 
     @classmethod
     def going_on(cls, request: Request) -> Sequence:

@@ -135,6 +135,8 @@ def uniform(sequence: Sequence) -> float:
     """The number in [0, 1) that decides the sequence's next token."""
     request = sequence.request
     key = f"{request.sampling.seed}\0{request.id!r}\0{request.sample_index}\0{sequence.num_output_tokens}"
+    if failed := request.progress.failed_tries:
+        key += f"\0{failed}"
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 

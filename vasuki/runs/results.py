@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from vasuki.base.errors import Interrupted
@@ -68,8 +69,8 @@ class Results:
             self.traces.append(TraceWriter(self._folder.traces(later + 1)[later]))
 
     def started(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """The requests as they go to a worker."""
-        return self._journal.started(requests)
+        """The requests as they go to a worker, and those that are to be asked again."""
+        return self._journal.started(_WithRetries(self.sink.again, iter(requests)))
 
     def step(self, step: StepRecord, worker: int = 0) -> None:
         """Take a step that a worker has made."""
@@ -109,3 +110,17 @@ class Results:
                 self._metrics.close()
             for trace in self.traces:
                 trace.close()
+
+
+class _WithRetries:
+    """Requests, and before them whatever is to be asked again by then. It goes on behind a StopIteration."""
+
+    def __init__(self, again: deque[Request], requests: Iterator[Request]) -> None:
+        self._again = again
+        self._requests = requests
+
+    def __iter__(self) -> Iterator[Request]:
+        return self
+
+    def __next__(self) -> Request:
+        return self._again.popleft() if self._again else next(self._requests)

@@ -112,6 +112,18 @@ def test_each_line_is_answered_as_by_a_run(job: Job, tmp_path: Path, policy: str
     assert manifest.predicted == Predicted(source=manifest.predicted.source), "nobody knows what will come"
 
 
+def test_answers_that_fail_a_check_are_asked_for_again(job: Job, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {
+        "sampling": {"regex": "[0-9]", "temperature": 3.0, "max_tokens": 4},
+        "output": {"path": str(tmp_path / "out"), "check": "answer in ['1', '2', '3', '4', '5']"},
+        "errors": {"retries": 3},
+    }
+    rows, _ = piped(job(**asked), [lines(0, 20)])
+    assert len(rows) == 20
+    assert {1, 2, 3} <= {row["tries"] for row in rows}
+    assert all((row["answer_status"] == "ok") == (row["output"] in "12345") for row in rows)
+
+
 def test_rows_wait_for_the_model_too(job: Job) -> None:
     """They are noted while it loads, and as old as that."""
     _, outcome = piped(job(), [lines(0, 5)])

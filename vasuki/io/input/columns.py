@@ -10,10 +10,10 @@ BATCH_ID, BATCH_BODY, BATCH_URL = "custom_id", "body", "url"  # of an openai-bat
 ANSWER_COLUMNS = (
     "id", "sample", "output", "finish_reason", "error", "prompt_tokens", "output_tokens", "output_token_ids", "logprob",
     "logprobs",
-    "answer", "answer_status",
+    "answer", "answer_status", "tries",
 )  # fmt: skip
-LATER_COLUMNS = ("output_token_ids", "logprob", "logprobs")  # which stand behind those of typed answers
-TYPED_COLUMNS = ("answer", "answer_status")  # where the job says what answers look like
+LATER_COLUMNS = ("tries", "output_token_ids", "logprob", "logprobs")  # which stand behind those of typed answers
+TYPED_COLUMNS = ("answer", "answer_status", "tries")  # where the job says what answers look like
 
 
 def id_column(job: JobConfig) -> str:

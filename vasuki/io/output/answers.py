@@ -36,6 +36,7 @@ class Answer:
     carried: Mapping[str, Any] = field(default_factory=dict)
     answer: Any = None  # its value, where the job says what answers look like
     answer_status: str | None = None
+    tries: int | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -59,6 +60,8 @@ def answer_schema(job: JobConfig, table: Rows) -> Any:
     ]
     if reader := reader_of(job):
         fields += columns_of(reader, job, [*(field.name for field in fields), *LATER_COLUMNS])
+        if job.errors.retries:
+            fields.append(pa.field("tries", pa.int32()))
     if job.output.token_ids:
         fields.append(pa.field("output_token_ids", pa.list_(pa.int32())))
     if job.output.logprobs:

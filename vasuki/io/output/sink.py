@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from vasuki.engine.sequence import FinishReason, Sequence
+from vasuki.engine.sequence import FinishReason, Progress, Request, Sequence
 from vasuki.io.output.answers import Answer
 from vasuki.io.output.parts import PartWriter, Totals
 from vasuki.io.output.typed import AnswerReader, ReaderByRow
@@ -22,6 +24,9 @@ class RowSink:
     A row with n samples is buffered when the last of them is done: a row is in the output with all its samples or not
     at all, so that one flag a row says what is left to do.
 
+    Attributes:
+        again: requests to be served once more, for who takes them.
+
     Args:
         writer: makes the parts.
         decode: output text of a finished sequence, without the stop string.
@@ -29,6 +34,7 @@ class RowSink:
         on_commit: called after every part, and as often while no row ends; the place to write down what else is known.
         on_row: told of the answers of each row.
         reader: reads answers of which the job says what they look like.
+        retries: how often a row is asked again whose answer is not like that.
         clock: decides when a part is due where time goes on while no step does; that of the steps if not given.
     """
 
@@ -41,6 +47,7 @@ class RowSink:
         on_row: Callable[[list[Answer]], None] = lambda answers: None,
         clock: Callable[[], float] | None = None,
         reader: AnswerReader | ReaderByRow | None = None,
+        retries: int = 0,
     ) -> None:
         self._writer = writer
         self._decode = decode
@@ -49,9 +56,11 @@ class RowSink:
         self._clock = clock
         self._reader = reader
         self._text_of = text_of
+        self._retries = retries
+        self.again: deque[Request] = deque()
         self._keeps_logprobs = "logprobs" in writer.schema.names
         self._keeps_token_ids = "output_token_ids" in writer.schema.names
-        self._samples: dict[int, list[Sequence]] = {}  # by row, until all are there
+        self._samples: dict[int, list[tuple[Sequence, Answer]]] = {}  # by row, until all are there
         self.written = Totals()  # rows handed to the writer, committed or not
         self._answers = 0  # that ended by themselves or might have
         self._cut = 0  # of them, by their limit
@@ -59,19 +68,25 @@ class RowSink:
     def write(self, sequence: Sequence) -> None:
         """Take a finished or rejected sequence."""
         request = sequence.request
+        answer = self._answer(sequence)
+        failed = request.progress.failed_tries
+        if answer.answer_status == "invalid" and failed < self._retries and request.sampling.temperature:
+            self.again.append(replace(request, progress=Progress(failed_tries=failed + 1)))
+            return
         samples = self._samples.setdefault(request.row, [])
-        samples.append(sequence)
+        samples.append((sequence, answer))
         if request.error or len(samples) == request.sampling.n:
             del self._samples[request.row]
-            answers = [self._answer(sample) for sample in samples]
+            answers = [answer for _, answer in samples]
             self._writer.append(answers)
             self.written += Totals.of(answers)
             self._on_row(answers)
 
     def incomplete(self) -> Iterator[Sequence]:
-        """Finished samples of rows that lack others."""
+        """Finished samples of rows that lack others, and rows that are to be asked again."""
         for samples in self._samples.values():
-            yield from samples
+            yield from (sequence for sequence, _ in samples)
+        yield from map(Sequence, self.again)
 
     def commit_if_due(self, now_s: float) -> None:
         """Make rows durable if it is time. `now_s` is that of the steps, from the writer's `started_s`."""
@@ -129,6 +144,7 @@ class RowSink:
             carried=request.carried,
             answer=value,
             answer_status=status,
+            tries=request.progress.failed_tries + 1,
         )
 
     def _logprobs(self, sequence: Sequence) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from referencing import Registry
 from vasuki.base.config import JobConfig
 from vasuki.base.constraint import Constraint, Kind
 from vasuki.base.errors import JobFileError
+from vasuki.io.output.check import Check
 
 _SCALARS = {"string": pa.string(), "number": pa.float64(), "integer": pa.int64(), "boolean": pa.bool_()}
 _DATES = {"date": pa.date32(), "date-time": pa.timestamp("us", "UTC")}
@@ -35,13 +36,17 @@ class AnswerReader:
     Args:
         constraint: of the job.
         types_dates: whether dates are values of their own.
+        check: a condition that answers have to meet besides, see `vasuki.io.output.check`.
+
+    Raises:
+        JobFileError: that is no condition.
 
     Attributes:
         type: of the column `answer`.
         as_text: paths of fields that are kept as JSON, since no type holds all that they may be.
     """
 
-    def __init__(self, constraint: Constraint, types_dates: bool = False) -> None:
+    def __init__(self, constraint: Constraint, types_dates: bool = False, check: str = "") -> None:
         self._types_dates = types_dates
         self.as_text: list[str] = []
         if constraint.kind == "schema":
@@ -53,10 +58,14 @@ class AnswerReader:
             self.type = pa.dictionary(pa.int32(), pa.string()) if constraint.kind == "choices" else pa.string()
         self._choices = frozenset(constraint.choices)
         self._matcher = _matcher(constraint) if constraint.kind == "regex" else None
+        fields = list(self.type) if pa.types.is_struct(self.type) else [pa.field("answer", self.type)]
+        self._check = Check(check, fields) if check else None
 
     def read(self, text: str, was_cut: bool, constraint: Constraint | None = None) -> tuple[Any, str | None]:
         """The value of an answer, None unless it is right, and `ok`, `truncated` or `invalid`."""
         value, is_right = self._value(text)
+        if is_right and self._check is not None and not self._check.holds(value):
+            return None, "invalid"
         if is_right:
             return value, "ok"
         return None, "truncated" if was_cut else "invalid"
@@ -116,6 +125,7 @@ class ReaderByRow:
 
     Args:
         kind: of the rows' constraints.
+        check: see `AnswerReader`; over `answer`.
 
     Attributes:
         type: of the column `answer`.
@@ -124,25 +134,28 @@ class ReaderByRow:
 
     as_text: Collection[str] = ()
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, check: str = "") -> None:
         types = {"schema": _JSON, "regex": pa.string(), "choices": pa.dictionary(pa.int32(), pa.string())}
         self.type = types[kind]
         self._reader = lru_cache(_REMEMBERED)(AnswerReader)
+        self._check = Check(check, [pa.field("answer", self.type)]) if check else None
 
     def read(self, text: str, was_cut: bool, constraint: Constraint | None) -> tuple[Any, str | None]:
         """As `AnswerReader` has it; nothing of a row without a constraint."""
         if constraint is None:
             return None, None
-        value, status = self._reader(constraint).read(text, was_cut)
-        return text if value is not None else None, status
+        _, status = self._reader(constraint).read(text, was_cut)
+        if status == "ok" and self._check is not None and not self._check.holds(text):
+            status = "invalid"
+        return text if status == "ok" else None, status
 
 
 def reader_of(job: JobConfig) -> AnswerReader | ReaderByRow | None:
     """What reads a job's answers; None where it does not say what they look like."""
+    constraint, output = job.constraint, job.output
     if by_column := job.constraint_column:
-        return ReaderByRow(by_column[0])
-    constraint = job.constraint
-    return AnswerReader(constraint, job.output.dates == "typed") if constraint else None
+        return ReaderByRow(by_column[0], output.check)
+    return AnswerReader(constraint, output.dates == "typed", output.check) if constraint else None
 
 
 def columns_of(reader: AnswerReader | ReaderByRow, job: JobConfig, others: Collection[str]) -> list[pa.Field]:

@@ -229,7 +229,9 @@ class RowsThatArrive:
             for answer in answers:
                 self._emit(answer_line(answer, writer.schema))
 
-        self._sink = RowSink(writer, decode, text_of, on_commit, tell, self._now_s, reader_of(self._config))
+        self._sink = RowSink(
+            writer, decode, text_of, on_commit, tell, self._now_s, reader_of(self._config), self._config.errors.retries
+        )
         return self._sink
 
     def finished(self, manifest: Manifest) -> Manifest:

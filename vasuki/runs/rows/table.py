@@ -114,7 +114,9 @@ class TableRows:
         text_of: Callable[[list[int]], str],
         on_commit: Callable[[], None],
     ) -> RowSink:
-        return RowSink(writer, decode, text_of, on_commit, reader=reader_of(self._config))
+        return RowSink(
+            writer, decode, text_of, on_commit, reader=reader_of(self._config), retries=self._config.errors.retries
+        )
 
     def finished(self, manifest: Manifest) -> Manifest:
         urgent_latency = Percentiles.of(self._waited.urgent_latency_s)

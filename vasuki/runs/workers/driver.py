@@ -316,6 +316,9 @@ class Driver:
         self._texts[ended.key] = ended.text
         self._leases.ended(index, ended.key, row.num_output_tokens)
         self._results.sink.write(row)
+        if again := self._results.sink.again:
+            self._leases.give_back(list(again))
+            again.clear()
         if row.error or row.request.error:
             self._texts.pop(ended.key, None)
         return row
