@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vasuki.base.config import JobConfig
-from vasuki.engine.sequence import FinishReason, Request, Sequence
+from vasuki.engine.sequence import Decoded, FinishReason, Request, Sequence
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import open_table
 from vasuki.io.output.answers import answer_schema
@@ -48,9 +48,9 @@ class ByteTokenizer:
         return False
 
 
-def text_of(sequence: Sequence) -> str:
+def text_of(sequence: Sequence) -> Decoded:
     """The 'answer' of a sequence: its prompt in capitals."""
-    return bytes(sequence.request.prompt_token_ids.tolist()).decode().upper()
+    return Decoded(bytes(sequence.request.prompt_token_ids.tolist()).decode().upper())
 
 
 def finished(request: Request, error: str = "") -> Sequence:

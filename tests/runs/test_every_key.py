@@ -128,6 +128,7 @@ ELSEWHERE = {
     "sampling.ignore_eos": "runs/test_run.py",
     "output.flatten": "runs/test_typed_answers.py",
     "output.dates": "runs/test_typed_answers.py",
+    "output.reasoning": "runs/test_thinking.py",
     "output.check": "io/output/test_check.py",
     "output.logprobs": "runs/test_logprobs.py",
     "errors.retries": "runs/test_typed_answers.py",

@@ -47,6 +47,7 @@ _LATER_KEYS = (
     ("input", "control_tokens"),
     ("input", "date"),
     ("output", "special_tokens"),
+    ("output", "reasoning"),
     ("output", "flatten"),
     ("output", "dates"),
     ("output", "check"),
@@ -322,6 +323,9 @@ class OutputConfig(_Section):
     """Add the column `output_token_ids`."""
     special_tokens: bool = False
     """Keep special tokens in `output`, such as the channels of gpt-oss."""
+    reasoning: bool = False
+    """Add the column `reasoning` with what a model that thinks aloud writes between its own markers, such as `<think>`.
+    `output` is what comes behind them, and so is what answers have to look like."""
     flatten: bool = False
     """Write the fields of [typed answers](answers.md) as columns of their own, in place of `answer`."""
     dates: Literal["text", "typed"] = "text"

@@ -53,6 +53,8 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
         RequestStream(table, config, tokenizer, max_context_tokens=context, vocab_size=shape.vocab_size) as requests,
     ):
         first = list(first_rows(requests, PLANNED_REQUESTS, far, table.num_rows))
+    if config.output.reasoning:
+        tokenizer.refuse_without_reasoning()
     plan_for(lengths_of(first, table.num_rows), placement.plan)
     return {
         "job": config.name,

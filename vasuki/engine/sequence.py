@@ -51,6 +51,7 @@ class SamplingParams:
     n: int = 1
     ignore_eos: bool = False
     special_tokens: bool = False  # stay in the output's text
+    reasoning: bool = False  # is kept apart from the answer, of which alone `constraint` speaks
     constraint: Constraint | None = None  # what the answer has to look like
     edits_logits: bool = field(init=False)  # before a token is chosen, which may depend on those before
 
@@ -73,6 +74,16 @@ class TokenLogprob(NamedTuple):
 
     logprob: float
     likeliest: tuple[tuple[int, float], ...] = ()  # with theirs, if asked for
+
+
+class Decoded(NamedTuple):
+    """What the output of a row says."""
+
+    text: str
+    reasoning: str | None = None  # before it, where that is kept apart
+
+
+NOTHING_SAID = Decoded("")
 
 
 @dataclass(frozen=True, slots=True)

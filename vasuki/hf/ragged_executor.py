@@ -239,7 +239,7 @@ class RaggedExecutor:
         logits = self.processors.change(logits, sequences)
         if self.constraints is None and any(sequence.request.sampling.constraint for sequence in sequences):
             loaded = self.loaded
-            self.constraints = Constraints(loaded.tokenizer.own, loaded.vocab_size, loaded.eos_token_ids)
+            self.constraints = Constraints(loaded.tokenizer, loaded.vocab_size, loaded.eos_token_ids)
         return self.constraints.mask(logits, sequences) if self.constraints is not None else logits
 
     @property

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from vasuki.base.errors import Interrupted
-from vasuki.engine.sequence import Request, Sequence
+from vasuki.engine.sequence import Decoded, Request, Sequence
 from vasuki.io.output.journal import Journal
 from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.trace import StepRecord, TraceWriter
@@ -28,8 +28,8 @@ class Results:
         rows: of the run.
         writer: of parts.
         journal: of the rows in flight.
-        decode: output text of a finished sequence.
-        text_of: that of some tokens.
+        decode: what the output of a finished sequence says.
+        text_of: the text of some tokens.
         ask: asks workers how far the rows are that they have begun, which is told by `note`.
         standing: how the workers stand.
         workers: how many, at first.
@@ -45,7 +45,7 @@ class Results:
         rows: RunRows,
         writer: PartWriter,
         journal: Journal,
-        decode: Callable[[Sequence], str],
+        decode: Callable[[Sequence], Decoded],
         text_of: Callable[[list[int]], str],
         ask: Callable[[], None],
         standing: Callable[[], Standing],

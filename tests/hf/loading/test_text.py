@@ -222,14 +222,14 @@ def test_prompt_and_output_read_as_one_text(
     before, whole = run.encode_batch([prompt, prompt + answer])
     output = whole[len(before) :] if whole[: len(before)] == before else run.encode_batch([answer])[0][1:]
     read, start = theirs.decode([*before, *output]), theirs.decode(before)
-    assert start + run.decode(ended(before, [*output, theirs.eos_token_id])) == read
+    assert start + run.decode(ended(before, [*output, theirs.eos_token_id])).text == read
 
 
 def test_an_output_that_begins_in_the_midst_of_a_character(tmp_path: Path) -> None:
     run = Ours(str(save(tmp_path, of_bytes())))
     [[_, *token_ids]] = run.encode_batch(["the 語 the"])
     for cut in range(1, len(token_ids)):
-        text = run.decode(ended(token_ids[:cut], token_ids[cut:]))
+        text = run.decode(ended(token_ids[:cut], token_ids[cut:])).text
         assert "the 語 the".endswith(text)
         assert "�" not in text
 
@@ -240,11 +240,11 @@ def test_special_tokens_stay_where_the_job_keeps_them(model: Path) -> None:
     run = Ours(str(model))
     prompt = run.encode_batch(["zq"])[0]
     whole = theirs.decode([*prompt, *output], skip_special_tokens=False)
-    kept = run.decode(ended(prompt, output, special_tokens=True))
+    kept = run.decode(ended(prompt, output, special_tokens=True)).text
     assert whole.endswith(kept)
     assert kept.startswith("<|im_start|>")
     assert kept.endswith("</s>")
-    assert "<" not in run.decode(ended(prompt, output))
+    assert "<" not in run.decode(ended(prompt, output)).text
 
 
 @settings(max_examples=60, deadline=None)
@@ -272,5 +272,6 @@ def test_stop_strings_are_found_wherever_they_stand(
             so_far = encoder.decode([*prompt, *kept])[len("the") :]
             assert run.meets_stop_string(sequence, token_id) == (stop in so_far and token_id in text)
             if stop in so_far:
-                assert run.decode(ended(prompt, output[: count + 1], stop=(stop,))) == so_far[: so_far.index(stop)]
+                said = run.decode(ended(prompt, output[: count + 1], stop=(stop,)))
+                assert said.text == so_far[: so_far.index(stop)]
                 break

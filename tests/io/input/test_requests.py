@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rooms import MAX_CONTEXT, VOCAB, ByteTokenizer, MakeJob, ReadRequests, WriteParquet
 
 import vasuki.io.input.requests
-from vasuki.base.config import SamplingConfig, parse_job
+from vasuki.base.config import OutputConfig, SamplingConfig, parse_job
 from vasuki.base.constraint import CONSTRAINTS
 from vasuki.base.conversations import Ending, ending_of
 from vasuki.base.errors import InputError, JobFileError, ModelError, VasukiError
@@ -498,7 +498,7 @@ NESTED = st.recursive(
 @given(value=SCALAR | NESTED)
 def test_any_value_is_a_setting_or_an_error_of_its_row(name: str, value: Any) -> None:
     try:
-        settings = SamplingReader(SamplingConfig(), 100).read({}, {name: value})
+        settings = SamplingReader(SamplingConfig(), 100, OutputConfig(path="-")).read({}, {name: value})
     except RowError as problem:
         str(problem).encode()
     else:

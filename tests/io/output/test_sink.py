@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from rooms import MakeJob, WriteParquet, finished
 
-from vasuki.engine.sequence import FinishReason, Request, SamplingParams, Sequence
+from vasuki.engine.sequence import Decoded, FinishReason, Request, SamplingParams, Sequence
 from vasuki.io.input.tables import open_table
 from vasuki.io.location import Location
 from vasuki.io.output.answers import answer_schema
@@ -20,7 +20,7 @@ class WatchedSink(RowSink):
     """Counts its commits and shows the rows that are in its folder."""
 
     def __init__(self, writer: PartWriter, folder: Path) -> None:
-        super().__init__(writer, lambda sequence: f"row {sequence.request.row}", on_commit=self._count)
+        super().__init__(writer, lambda sequence: Decoded(f"row {sequence.request.row}"), on_commit=self._count)
         self.commits = 0
         self._folder = folder
 

@@ -7,6 +7,7 @@ tokenizer         text and messages -> token ids -> text
 plain_tokenizer   the same for planning, without transformers where its files are plain
 tokenizer_files   what splits text by what the model's folder says, and its chat template
 prompt_text       control tokens in rows' texts as text, and no second start token
+reasoning         where a model thinks aloud, and where its answer begins
 least_tokens      how few tokens a text may have, by its length alone
 varying           what gives a row other numbers with other rows
 weights           weights that live on the host

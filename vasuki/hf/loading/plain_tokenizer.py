@@ -26,6 +26,7 @@ from vasuki.base.config import ModelConfig
 from vasuki.base.conversations import Ending, ending_of
 from vasuki.hf.loading.least_tokens import LeastTokens
 from vasuki.hf.loading.prompt_text import PromptText, Span, encoded_as_text, say_continued, without_marks
+from vasuki.hf.loading.reasoning import Reasoning
 from vasuki.hf.loading.tokenizer_files import legacy_template, read_json
 from vasuki.models.files import description_folder
 
@@ -116,6 +117,10 @@ class PlainTokenizer:
         return self._least_tokens.exceed(
             prompt, num_tokens, lambda messages: without_marks(self._rendered(messages, datetime.now()))
         )
+
+    def refuse_without_reasoning(self) -> None:
+        """Raises JobFileError if the model has no markers for its thoughts."""
+        Reasoning.of(self._encoder.token_to_id, (), lambda text: self._encode([text], False)[0], self.text_of)
 
     def text_of(self, token_ids: Rows[int]) -> str:
         """What the model reads, special tokens included."""

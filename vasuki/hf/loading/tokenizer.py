@@ -17,9 +17,10 @@ from transformers.utils import chat_template_utils
 from vasuki.base.config import ModelConfig
 from vasuki.base.conversations import Ending, ending_of
 from vasuki.base.errors import ModelError
-from vasuki.engine.sequence import Sequence
+from vasuki.engine.sequence import Decoded, Sequence
 from vasuki.hf.loading.least_tokens import LeastTokens
 from vasuki.hf.loading.prompt_text import PromptText, Span, encoded_as_text, say_continued, without_marks
+from vasuki.hf.loading.reasoning import Reasoning
 from vasuki.hf.loading.tokenizer_files import LEGACY_TEMPLATE, legacy_template, splits_by_file
 from vasuki.models.files import IS_POINTER, POINTER, description_folder, starts_with, why_no_json
 
@@ -129,13 +130,40 @@ class Tokenizer:
         """What the model reads, special tokens included."""
         return self._text(list(token_ids))
 
-    def decode(self, sequence: Sequence) -> str:
+    @functools.cached_property
+    def reasoning(self) -> Reasoning:
+        """Where the model thinks aloud. Raises JobFileError if it has no markers for that."""
+        return Reasoning.of(self._id_of, self._special, self.encode_plain, self._text)
+
+    def decode(self, sequence: Sequence) -> Decoded:
         """The sequence's output as it goes on behind its prompt, cut before the first stop string. Without special
         tokens, unless the row keeps them."""
-        kept = [token_id for token_id in sequence.output_token_ids if self._has_text(token_id, sequence)]
-        text = self._text_behind(self._tail_of_prompt(sequence), kept)
+        start = self.reasoning.answer_start(sequence) if sequence.request.sampling.reasoning else 0
+        output, before = sequence.output_token_ids, self._tail_of_prompt(sequence)
+        if start == 0:
+            return Decoded(self._cut(self._text_behind(before, self._kept(output, sequence)), sequence))
+        pieces = [self._kept(piece, sequence) for piece in self.reasoning.thoughts(output[:start])]
+        said = "\n\n".join(self._text_behind(before, piece).strip() for piece in pieces if piece)
+        if start is None:
+            return Decoded("", self._cut(said, sequence))
+        answer = self._text_behind(output[max(0, start - _TAIL) : start], self._kept(output[start:], sequence))
+        return Decoded(self._cut(answer, sequence), said or None)
+
+    def refuse_without_reasoning(self) -> None:
+        """Raises JobFileError if the model has no markers for its thoughts."""
+        _ = self.reasoning
+
+    def _kept(self, token_ids: list[int], sequence: Sequence) -> list[int]:
+        return [token_id for token_id in token_ids if self._has_text(token_id, sequence)]
+
+    def _cut(self, text: str, sequence: Sequence) -> str:
         cuts = [position for stop in sequence.request.sampling.stop if (position := text.find(stop)) >= 0]
         return text[: min(cuts)] if cuts else text
+
+    def _id_of(self, token: str) -> int | None:
+        """The id of a token, None if there is none."""
+        token_id = self._tokenizer.convert_tokens_to_ids(token)
+        return token_id if self._tokenizer.convert_ids_to_tokens(token_id or 0) == token else None
 
     def meets_stop_string(self, sequence: Sequence, token_id: int) -> bool:
         """Return whether a stop string is complete, or the special token that it names is there, once `token_id`

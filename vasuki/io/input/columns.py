@@ -10,7 +10,7 @@ BATCH_ID, BATCH_BODY, BATCH_URL = "custom_id", "body", "url"  # of an openai-bat
 ANSWER_COLUMNS = (
     "id", "sample", "output", "finish_reason", "error", "prompt_tokens", "output_tokens", "output_token_ids", "logprob",
     "logprobs",
-    "answer", "answer_status", "tries",
+    "answer", "answer_status", "tries", "reasoning",
 )  # fmt: skip
 LATER_COLUMNS = ("tries", "output_token_ids", "logprob", "logprobs")  # which stand behind those of typed answers
 TYPED_COLUMNS = ("answer", "answer_status", "tries")  # where the job says what answers look like
@@ -29,11 +29,20 @@ def carried_columns(job: JobConfig) -> tuple[str, ...]:
     """
     names = tuple(name for name in job.output.columns if not name == id_column(job) == "id")
     for name in names:
-        if name in ANSWER_COLUMNS and (name not in TYPED_COLUMNS or job.constraint or job.constraint_column):
+        if name in ANSWER_COLUMNS and not _is_free(name, job):
             raise JobFileError(f"output.columns: '{name}' is a column of the answer; rename it in the input")
         if names.count(name) > 1:
             raise JobFileError(f"output.columns names '{name}' twice")
     return names
+
+
+def _is_free(name: str, job: JobConfig) -> bool:
+    """Whether a job's output has no column of that name, which others have."""
+    if name == "reasoning":
+        return not job.output.reasoning
+    if name == "logprobs":
+        return job.output.alternatives is None
+    return name in TYPED_COLUMNS and not (job.constraint or job.constraint_column)
 
 
 def needed_columns(job: JobConfig) -> dict[str, str]:

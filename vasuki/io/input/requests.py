@@ -136,7 +136,7 @@ class RequestStream:
         self._mark_messages, self._mark_prompt = marks.get(job.input.control_tokens, (tokenizer.marked, as_it_is))
         mark = self._mark_messages if as_chat else self._mark_prompt
         self._read_prompt = None if self._is_batch_format else prompt_reader(job.input, vocab_size, as_chat, mark)
-        self._sampling = SamplingReader(job.sampling, vocab_size, job.output.special_tokens, job.constraint)
+        self._sampling = SamplingReader(job.sampling, vocab_size, job.output, job.constraint)
         self._alternatives = job.output.alternatives
         self._priority_column, self._deadline_column = job.input.priority, job.input.deadline
         self._length_column = job.plan.length_column

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pydantic
 
-from vasuki.base.config import Column, SamplingConfig
+from vasuki.base.config import Column, OutputConfig, SamplingConfig
 from vasuki.base.constraint import CONSTRAINTS, Constraint, Kind
 from vasuki.base.errors import JobFileError, one_line
 from vasuki.engine.sequence import SamplingParams
@@ -27,7 +27,7 @@ class SamplingReader:
     Args:
         config: of the job.
         vocab_size: ids of tokens must lie below it.
-        special_tokens: whether they stay in the output's text.
+        output: of the job: what is kept of the output's text.
         constraint: of every answer.
 
     Raises:
@@ -38,11 +38,15 @@ class SamplingReader:
         self,
         config: SamplingConfig,
         vocab_size: int,
-        special_tokens: bool = False,
+        output: OutputConfig,
         constraint: Constraint | None = None,
     ) -> None:
         self._vocab_size = vocab_size
-        self._settings: dict[str, Any] = {"special_tokens": special_tokens, "constraint": constraint}
+        self._settings: dict[str, Any] = {
+            "special_tokens": output.special_tokens,
+            "reasoning": output.reasoning,
+            "constraint": constraint,
+        }
         self._columns: dict[str, str] = {}
         self._constraint: tuple[Kind, str] | None = None  # its kind, and the column that has it
         for name, value in config:

@@ -37,11 +37,13 @@ class Answer:
     answer: Any = None  # its value, where the job says what answers look like
     answer_status: str | None = None
     tries: int | None = None
+    reasoning: str | None = None
 
     @property
     def num_bytes(self) -> int:
         """About how much memory it takes."""
-        texts = len(self.output) + len(self.error or "") + sum(map(value_bytes, self.carried.values()))
+        texts = sum(len(text or "") for text in (self.output, self.error, self.reasoning))
+        texts += sum(map(value_bytes, self.carried.values()))
         return _ROW_OVERHEAD_BYTES + texts + 4 * len(self.output_token_ids)
 
 
@@ -52,6 +54,7 @@ def answer_schema(job: JobConfig, table: Rows) -> Any:
     if may_have_samples(job):
         fields.append(pa.field("sample", pa.int32()))
     fields += [
+        *([pa.field("reasoning", pa.string())] if job.output.reasoning else []),
         pa.field("output", pa.string()),
         pa.field("finish_reason", pa.string()),
         pa.field("error", pa.string()),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vasuki.engine.sequence import FinishReason, Progress, Request, Sequence
+from vasuki.engine.sequence import Decoded, FinishReason, Progress, Request, Sequence
 from vasuki.io.output.answers import Answer
 from vasuki.io.output.parts import PartWriter, Totals
 from vasuki.io.output.typed import AnswerReader, ReaderByRow
@@ -29,7 +29,7 @@ class RowSink:
 
     Args:
         writer: makes the parts.
-        decode: output text of a finished sequence, without the stop string.
+        decode: what the output of a finished sequence says, without the stop string.
         text_of: that of some tokens, for the column `logprobs`.
         on_commit: called after every part, and as often while no row ends; the place to write down what else is known.
         on_row: told of the answers of each row.
@@ -41,7 +41,7 @@ class RowSink:
     def __init__(
         self,
         writer: PartWriter,
-        decode: Callable[[Sequence], str],
+        decode: Callable[[Sequence], Decoded],
         text_of: Callable[[list[int]], str] = str,
         on_commit: Callable[[], None] = lambda: None,
         on_row: Callable[[list[Answer]], None] = lambda answers: None,
@@ -126,7 +126,7 @@ class RowSink:
         if not request.sampling.ignore_eos:
             self._answers += 1
             self._cut += reason is FinishReason.LENGTH
-        text = self._decode(sequence)
+        text, reasoning = self._decode(sequence)
         value, status = None, None
         if self._reader:
             value, status = self._reader.read(text, reason is FinishReason.LENGTH, request.sampling.constraint)
@@ -145,6 +145,7 @@ class RowSink:
             answer=value,
             answer_status=status,
             tries=request.progress.failed_tries + 1,
+            reasoning=reasoning,
         )
 
     def _logprobs(self, sequence: Sequence) -> list[dict[str, Any]]:

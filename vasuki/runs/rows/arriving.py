@@ -22,7 +22,7 @@ from vasuki.arrivals import ArrivingRows, Percentiles, WaitingTimes, admission_f
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.policy import find_policy
 from vasuki.engine.scheduler import Scheduler
-from vasuki.engine.sequence import Request, Sequence
+from vasuki.engine.sequence import Decoded, Request, Sequence
 from vasuki.io.input.followed import FollowedRows
 from vasuki.io.input.prefetch import Prefetch
 from vasuki.io.input.tables import stored_text
@@ -221,7 +221,7 @@ class RowsThatArrive:
     def sink(
         self,
         writer: PartWriter,
-        decode: Callable[[Sequence], str],
+        decode: Callable[[Sequence], Decoded],
         text_of: Callable[[list[int]], str],
         on_commit: Callable[[], None],
     ) -> RowSink:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from vasuki.engine.loop import Observer
 from vasuki.engine.scheduler import Scheduler
-from vasuki.engine.sequence import Request, Sequence
+from vasuki.engine.sequence import Decoded, Request, Sequence
 from vasuki.io.output.manifest import Manifest
 from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.sink import RowSink
@@ -62,7 +62,7 @@ class RunRows(Observer, Protocol):
     def sink(
         self,
         writer: PartWriter,
-        decode: Callable[[Sequence], str],
+        decode: Callable[[Sequence], Decoded],
         text_of: Callable[[list[int]], str],
         on_commit: Callable[[], None],
     ) -> RowSink:

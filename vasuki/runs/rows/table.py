@@ -14,7 +14,7 @@ from vasuki.arrivals import Percentiles, WaitingTimes
 from vasuki.base.units import percent_text
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
-from vasuki.engine.sequence import Request, Sequence
+from vasuki.engine.sequence import Decoded, Request, Sequence
 from vasuki.io.output.manifest import Manifest
 from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.sink import RowSink
@@ -110,7 +110,7 @@ class TableRows:
     def sink(
         self,
         writer: PartWriter,
-        decode: Callable[[Sequence], str],
+        decode: Callable[[Sequence], Decoded],
         text_of: Callable[[list[int]], str],
         on_commit: Callable[[], None],
     ) -> RowSink:

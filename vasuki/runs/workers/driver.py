@@ -20,6 +20,7 @@ from functools import reduce
 
 from vasuki.base.errors import Interrupted, VasukiError
 from vasuki.base.units import duration, plural
+from vasuki.engine.sequence import Decoded
 from vasuki.engine.sequence import Sequence as Row
 from vasuki.io.output.manifest import Bounds, Manifest, Predicted, Timings, merge
 from vasuki.machines.cost_model import CostModel
@@ -104,7 +105,7 @@ class Driver:
         self._wanting: set[int] = set()
         self._noting: set[int] = set()  # replicas that were asked how far their rows are
         self._rows: dict[Key, Row] = {}  # that were handed out, as far as is known
-        self._texts: dict[Key, str] = {}  # of rows that have ended, other samples of which have not
+        self._texts: dict[Key, Decoded] = {}  # of rows that have ended, other samples of which have not
         self._over: list[Over] = []  # of replicas that have ended
         self._prices: dict[int, float | None] = {}  # of an hour of each replica that has begun
         self._begun_s = 0.0  # handing out rows, on `time.perf_counter`'s clock
@@ -197,7 +198,7 @@ class Driver:
         kv_share = sum([pulse.kv_share for pulse in pulses]) / max(1, len(pulses))
         return Standing(sum([pulse.running for pulse in pulses]), kv_share, self._leases.time_left_s, len(pulses))
 
-    def decode(self, row: Row) -> str:
+    def decode(self, row: Row) -> Decoded:
         return self._texts.pop(row.request.key)
 
     def manifest(self, num_tokens: int, is_whole: bool) -> Manifest | None:
@@ -313,7 +314,7 @@ class Driver:
         row = self._rows.pop(ended.key)
         row.become(ended.progress)
         row.error = ended.error
-        self._texts[ended.key] = ended.text
+        self._texts[ended.key] = ended.said
         self._leases.ended(index, ended.key, row.num_output_tokens)
         self._results.sink.write(row)
         if again := self._results.sink.again:

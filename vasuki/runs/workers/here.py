@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
-from vasuki.engine.sequence import Sequence
+from vasuki.engine.sequence import Decoded, Sequence
 from vasuki.io.output.manifest import Bounds, Manifest
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
@@ -79,7 +79,7 @@ class Here:
         device = self._device
         return Standing(device.scheduler.queues.num_running, device.kv_share, device.time_left.left_s)
 
-    def decode(self, row: Sequence) -> str:
+    def decode(self, row: Sequence) -> Decoded:
         return self._device.loaded.tokenizer.decode(row)
 
     def manifest(self, num_tokens: int, is_whole: bool) -> Manifest:

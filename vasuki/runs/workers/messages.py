@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from vasuki.base.errors import VasukiError
-from vasuki.engine.sequence import Progress, Request
+from vasuki.engine.sequence import NOTHING_SAID, Decoded, Progress, Request
 from vasuki.io.output.manifest import Manifest
 from vasuki.io.output.trace import StepRecord
 from vasuki.machines.here.split import Share
@@ -105,7 +105,7 @@ class Ended:
 
     key: Key
     progress: Progress
-    text: str = ""
+    said: Decoded = NOTHING_SAID
     error: str = ""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from vasuki.engine.scheduler import Scheduler
-from vasuki.engine.sequence import Progress, Request, Sequence
+from vasuki.engine.sequence import NOTHING_SAID, Decoded, Progress, Request, Sequence
 from vasuki.io.output.trace import StepRecord
 from vasuki.runs.workers.messages import Ended, Finish, Note, Report, Stop, Take, ToDriver, ToReplica
 from vasuki.simulator.replicas import ASK_BELOW
@@ -39,7 +39,7 @@ class RowsOnLoan:
         decode: output text of a finished sequence.
     """
 
-    def __init__(self, driver: DriverLink, scheduler: Scheduler, decode: Callable[[Sequence], str]) -> None:
+    def __init__(self, driver: DriverLink, scheduler: Scheduler, decode: Callable[[Sequence], Decoded]) -> None:
         self._driver = driver
         self._scheduler = scheduler
         self._decode = decode
@@ -69,8 +69,8 @@ class RowsOnLoan:
         """Take a row that has ended."""
         request = sequence.request
         error = request.error or sequence.error
-        text = "" if error else self._decode(sequence)
-        self._ended.append(Ended(request.key, sequence.progress, text, error))
+        said = NOTHING_SAID if error else self._decode(sequence)
+        self._ended.append(Ended(request.key, sequence.progress, said, error))
         self._running -= 1
         if not error:
             self.num_tokens += sequence.num_tokens

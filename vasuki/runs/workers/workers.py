@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from vasuki.engine.sequence import Sequence
+from vasuki.engine.sequence import Decoded, Sequence
 from vasuki.io.output.manifest import Manifest
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
@@ -72,8 +72,8 @@ class Workers(Protocol):
         """How the workers stand, for the progress line."""
         ...
 
-    def decode(self, row: Sequence) -> str:
-        """Output text of a row that has ended."""
+    def decode(self, row: Sequence) -> Decoded:
+        """What the output of a row that has ended says."""
         ...
 
     def manifest(self, num_tokens: int, is_whole: bool) -> Manifest | None:
