@@ -5,9 +5,6 @@ job_reference.py [--check]
 
 from __future__ import annotations
 
-import ast
-import inspect
-import itertools
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -16,8 +13,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from vasuki.base import config
 from vasuki.base.config import JobConfig, parse_bytes, parse_seconds
+from vasuki.commands.job_schema import meanings_of
 
 SIZE, TIME = "size", "time"
 _NAMES = {str: "text", int: "integer", float: "number"}
@@ -43,34 +40,17 @@ def reference() -> str:
             lines += ["", f"## {name}", "", " ".join((field.annotation.__doc__ or "").split()), ""]
             lines += _entries(name, field.annotation)
         else:
-            plain.append(_entry(name, field, _meanings(JobConfig).get(name, "")))
+            plain.append(_entry(name, field, meanings_of(JobConfig.__name__).get(name, "")))
     return "\n".join([*lines[:1], "", *plain, *lines[1:]]) + "\n"
 
 
 def _entries(name: str, section: type[BaseModel]) -> Iterator[str]:
     """An entry for each key of a section, and of the sections in it."""
-    meanings = _meanings(section)
+    meanings = meanings_of(section.__name__)
     for key, entry in section.model_fields.items():
         yield _entry(f"{name}.{key}", entry, meanings.get(key, ""))
         if isinstance(entry.default, BaseModel):
             yield from _entries(f"{name}.{key}", type(entry.default))
-
-
-def _meanings(section: type[BaseModel]) -> dict[str, str]:
-    """The docstrings below the keys. pydantic could read them too, but would do so at every start of a program."""
-    (body,) = (
-        node.body
-        for node in ast.parse(inspect.getsource(config)).body
-        if isinstance(node, ast.ClassDef) and node.name == section.__name__
-    )
-    return {
-        key.target.id: str(text.value.value)
-        for key, text in itertools.pairwise(body)
-        if isinstance(key, ast.AnnAssign)
-        and isinstance(key.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-    }
 
 
 def _entry(name: str, field: Any, meaning: str) -> str:

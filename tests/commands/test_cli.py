@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
@@ -10,11 +13,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from vasuki.base.config import parse_job
+from vasuki.base.errors import JobFileError
 from vasuki.commands.cli import main
+from vasuki.commands.job_schema import job_schema
 from vasuki.io.output.output_folder import OutputFolder
 
 PLAN_FIELDS = {
@@ -251,6 +260,99 @@ def test_init_writes_a_job_that_only_lacks_a_model(tmp_path: Path, tiny_model: P
     assert vasuki("check", folder / "job.yaml").exit_code == 4
     assert vasuki("check", folder / "job.yaml", "--set", f"model.path={tiny_model}").exit_code == 0
     assert vasuki("init", folder).exit_code == 2
+
+
+INPUTS: dict[str, tuple[dict[str, list[Any]], list[str], str]] = {
+    "texts": ({"n": [1, 1], "uuid": ["a", "b"], "text": ["x", "y"]}, [], "x"),
+    "ids that are none": ({"id": [1, 1], "question": ["x", "y"]}, [], "x"),
+    "odd names": ({"{a}": ["z", "z"], "b: c": ["z", "z"], "d e": ["x", "y"]}, [], "x"),
+    "a column of ours": ({"output": ["x", "y"]}, [], "x"),
+    "messages": ({"id": [1, 2], "messages": [[{"role": "user", "content": "x"}]] * 2}, [], "user: x"),
+    "a prompt": ({"id": [1, 2], "a": ["x", "y"], "b": ["z", "z"]}, ["--prompt", "{a} or {b}?"], "x or z?"),
+    "batch": ({"custom_id": ["a", "b"], "url": [None] * 2, "body": [{"prompt": "x"}] * 2}, [], "x"),
+}
+
+
+@pytest.mark.parametrize("case", INPUTS)
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "csv"])
+def test_init_finds_the_columns_and_the_job_runs(tmp_path: Path, tiny_model: Path, case: str, form: str) -> None:
+    columns, arguments, prompt = INPUTS[case]
+    rows = pa.table(columns).to_pylist()
+    source = tmp_path / f"in.{form}"
+    if (form, case) in [("csv", "messages"), ("csv", "batch"), ("parquet", "batch")]:
+        pytest.skip("no such file has them")
+    if form == "parquet":
+        pq.write_table(pa.table(columns), source)
+    elif form == "jsonl":
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        with source.open("w", newline="") as file:
+            csv.DictWriter(file, columns).writeheader()
+            csv.DictWriter(file, columns).writerows(rows)
+    given = [*arguments, "--model", tiny_model, "--input", source]
+    if case != "batch":
+        given += ["--answer", "kind: [a, 'b c'], n: integer?, of: {x: [number]}"]
+    made = vasuki("init", tmp_path / "my job", *given)
+    assert made.exit_code == 0, made.stderr
+    job = tmp_path / "my job" / "job.yaml"
+    first = json.loads(vasuki("check", job, "--json").stdout)["first_prompt"]
+    assert prompt in first
+    assert ("Answer as JSON with kind (one of a, b c), n (integer or null)" in first) == (
+        case not in ("batch", "messages")
+    )
+    assert vasuki("run", job, "--set", "sampling.max_tokens=4", "--quiet").exit_code == 0
+    schema = jsonschema.Draft202012Validator(json.loads((tmp_path / "my job" / "job.schema.json").read_text()))
+    schema.validate(yaml.safe_load(job.read_text()))
+
+
+def test_init_says_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "n.xlsx").write_text("")
+    pq.write_table(pa.table({"n": [1], "m": [2]}), tmp_path / "n.parquet")
+    cases: list[tuple[int, str, list[object]]] = [
+        (2, "--answer 'x: foo': x: 'foo' is no type", ["--answer", "x: foo"]),
+        (2, "--answer '['", ["--answer", "["]),
+        (4, "does not exist", ["--input", tmp_path / "nothing.csv"]),
+        (2, "is text; say by --prompt what is asked of n, m", ["--input", tmp_path / "n.parquet"]),
+        (2, "does not tell its format", ["--input", tmp_path / "n.xlsx"]),
+    ]
+    for code, words, arguments in cases:
+        result = vasuki("init", tmp_path / "new", *arguments)
+        assert (result.exit_code, words in result.stderr) == (code, True), result.stderr
+        assert not (tmp_path / "new").exists()
+
+
+def test_init_asks_in_a_terminal(tmp_path: Path, tiny_model: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "vasuki", "init", "my-job"]
+    started = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, cwd=tmp_path, text=True)
+    os.write(ours, f"{tiny_model}\n\nkind: [a, b]\n".encode())
+    said, _ = started.communicate(timeout=60)
+    assert started.returncode == 0
+    assert "Model (a folder" in said
+    tree = yaml.safe_load((tmp_path / "my-job" / "job.yaml").read_text())
+    assert (tree["model"], tree["answer"]) == ({"path": str(tiny_model)}, {"kind": ["a", "b"]})
+    for descriptor in (ours, theirs):
+        os.close(descriptor)
+
+
+def test_the_schema_of_job_files_says_what_the_program_says() -> None:
+    schema = jsonschema.Draft202012Validator(job_schema())
+    base: dict[str, Any] = {"model": {"path": "m"}, "input": {"path": "i", "prompt": "{a}"}, "output": {"path": "o"}}
+    changed: list[dict[str, Any]] = [
+        {}, {"sampling": {"schema": {"column": "x"}}}, {"kv": {"host_memory": "8GiB", "device_memory": 0.5}},
+        {"plan": {"max_loss": "10 min"}}, {"samplin": {}}, {"sampling": {"max_tokens": "a"}},
+        {"answer": {"a": "string"}}, {"kv": {"host_memory": -1}},
+        {"sampling": {"logit_bias": {"5": 3}}}, {"engine": {"policy": "x"}}, {"output": {"path": "z", "logprobs": 3}},
+        {"plan": {"output_length": {"quantile": 0.5}}}, {"plan": {"output_length": "long"}},
+        {"sampling": {"temperature": {"column": "t"}}}, {"sampling": {"temperature": -1}}, {"cost": {"price": 1}},
+    ]  # fmt: skip
+    for changes in changed:
+        try:
+            parse_job(base | changes)
+            is_right = True
+        except JobFileError:
+            is_right = False
+        assert schema.is_valid(base | changes) == is_right, changes
 
 
 def test_the_example_runs_wherever_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     Tag,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -79,8 +80,9 @@ def parse_seconds(value: Any) -> Any:
     return seconds_of(value) if isinstance(value, str) else value
 
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
+_OR_TEXT = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0), WithJsonSchema(_OR_TEXT)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0), WithJsonSchema(_OR_TEXT)]
 
 
 def read_schema(value: Any) -> Any:
@@ -93,6 +95,11 @@ def read_schema(value: Any) -> Any:
         raise ValueError(f"cannot read {value}: {error.strerror or error}") from None
     except ValueError as error:
         raise ValueError(f"{value} is not JSON: {one_line(error)}") from None
+
+
+JsonSchema = Annotated[
+    dict[str, Any], BeforeValidator(read_schema), WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]})
+]
 
 
 # A path or URL, whose keys are in no file that we write.
@@ -386,7 +393,7 @@ class SamplingConfig(_Section):
     """Answers for each row. With n > 1 the output has a column `sample`, from 0."""
     ignore_eos: OrColumn[bool] = False
     """Generate `max_tokens` tokens even if the model ends sooner. For benchmarks."""
-    schema: OrInline[Annotated[dict[str, Any], BeforeValidator(read_schema)]] = {}  # type: ignore[assignment]
+    schema: OrInline[JsonSchema] = {}  # type: ignore[assignment]
     """A JSON schema that [every answer](answers.md) is made to follow, or a file with one. `answer` is its short
     form."""
     regex: OrColumn[str] = ""

@@ -1,6 +1,7 @@
 """What people type.
 
-cli       the command line
-check     `vasuki check`
-starter   `vasuki init`
+cli          the command line
+check        `vasuki check`
+starter      `vasuki init`
+job_schema   what editors know of job.yaml
 """

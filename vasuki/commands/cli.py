@@ -709,17 +709,41 @@ def check(job_file: str, overrides: tuple[str, ...], trusts_code: bool, as_json:
 
 @main.command()
 @click.argument("folder", metavar="DIR")
+@click.option("--model", metavar="PATH_OR_ID", help="A folder, or a Hugging Face id.")
+@click.option("--input", "source", metavar="PATH", help="Where the rows are: a file, folder or glob.")
+@click.option("--prompt", metavar="TEMPLATE", help="What is asked, with columns in braces. Default: a column of text.")
+@click.option("--answer", metavar="FIELDS", help='Fields of every answer, such as "kind: [a, b], amount: number".')
 @click.option("--example", type=click.Choice(["dates"]), help="Copy the demo instead: job, prompts and a small model.")
-def init(folder: str, example: str | None) -> None:
-    """Write a commented job file and a few prompts into DIR.
+def init(
+    folder: str, model: str | None, source: str | None, prompt: str | None, answer: str | None, example: str | None
+) -> None:
+    """Write a commented job file into DIR, with the JSON schema that editors check it by.
+
+    In a terminal it asks for what no option says. Columns for the id and the prompt are found in the input; without
+    one, a few prompts are written too.
 
     \b
     Example:  vasuki init my-job
+              vasuki init letters --model models/small --input letters.parquet --answer "kind: [invoice, other]"
               vasuki init demo --example dates
     """
-    from vasuki.commands.starter import write_example, write_starter
+    from vasuki.commands.starter import Wanted, write_example, write_starter
 
-    for path in write_example(folder) if example else write_starter(folder):
+    if example:
+        paths = write_example(folder)
+    else:
+        questions = {
+            "Model (a folder, or a Hugging Face id; empty for later)": model,
+            "Input (a file, folder or glob; empty for three sample prompts)": source,
+            "Answer (fields such as kind: [a, b], amount: number; empty for text)": answer,
+        }
+        asks = sys.stdin.isatty() and not any(questions.values())
+        model, source, answer = (
+            (click.prompt(question, default="", show_default=False) if asks else said) or ""
+            for question, said in questions.items()
+        )
+        paths = write_starter(folder, Wanted(model, source, prompt or "", answer))
+    for path in paths:
         click.echo(path)
     job = f"{folder.rstrip('/')}/job.yaml"
-    click.echo(f"now: vasuki run {job}" if example else f"set model.path in {job}, then: vasuki run {job}")
+    click.echo(f"now: vasuki run {job}" if example or model else f"set model.path in {job}, then: vasuki run {job}")

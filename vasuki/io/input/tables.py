@@ -207,6 +207,16 @@ def open_table(job: JobConfig, on_file: Callable[[int, int], None] = lambda inde
     return table
 
 
+def column_types(config: InputConfig) -> dict[str, Any]:
+    """The columns of an input's first file, with their pyarrow types. Raises as `open_table` does."""
+    file = _find(config)[0]
+    types = file.survey({""}, (), None).types
+    names = [name for name in types if name]
+    if not isinstance(file, _TYPED):
+        types = file.survey(names, names, None).types
+    return {name: types[name] for name in names} | dict.fromkeys(folder_columns(file.location), pa.string())
+
+
 def _find(config: InputConfig) -> list[Source]:
     try:
         locations = find_files(config.path)
