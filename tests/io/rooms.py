@@ -41,6 +41,9 @@ class ByteTokenizer:
             raise ValueError("roles must alternate")
         return [list("|".join(m["role"] + ":" + m["content"] for m in messages).encode()) for messages in conversations]
 
+    def encode_plain(self, text: str) -> list[int]:
+        return list(text.encode())
+
     def marked(self, text: str, own: Any = ()) -> str:
         return text
 

@@ -52,6 +52,8 @@ _LATER_KEYS = (
     ("output", "flatten"),
     ("output", "dates"),
     ("output", "check"),
+    ("output", "choice_probabilities"),
+    ("input", "continuation"),
     ("sampling", "min_p"),
     ("sampling", "repetition_penalty"),
     ("sampling", "frequency_penalty"),
@@ -281,6 +283,9 @@ class InputConfig(_Section):
     job began, also in a run that continues it; when rows arrive, that time."""
     prompt_token_ids: str = ""
     """Column of token ids, used as they are."""
+    continuation: OrColumn[str | Annotated[tuple[str, ...], Field(min_length=1)]] = ""
+    """What [`task: score`](tasks.md) finds the likelihood of, behind the prompt: a template like `prompt`, a list of
+    them, or a column of lists of texts. Empty: the prompt itself is scored."""
     priority: str = ""
     """Column of numbers; null is 0. Rows above 0 are urgent: the highest goes first, and with the policies `vasuki` and
     `prefill-packing` other rows make room for it."""
@@ -337,6 +342,8 @@ class OutputConfig(_Section):
     """Write the fields of [typed answers](answers.md) as columns of their own, in place of `answer`."""
     dates: Literal["text", "typed"] = "text"
     """Dates and times of typed answers: as they are written, or as Parquet's own types."""
+    choice_probabilities: bool = False
+    """Add the column `choice_probabilities`: how likely the model finds each of `sampling.choices` there."""
     check: str = ""
     """A [condition over the fields](answers.md#what-else-an-answer-has-to-be) of typed answers, such as `amount >= 0`.
     Those that fail it are `invalid`."""
@@ -559,6 +566,13 @@ class ErrorsConfig(_Section):
     `tries` counts."""
 
 
+class ScoreConfig(_Section):
+    """What `task: score` makes of several continuations."""
+
+    normalization: Literal["none", "tokens", "bytes"] = "none"
+    """What their log-probabilities are divided by, for `best` and `probabilities`."""
+
+
 class CostConfig(_Section):
     """What the machine costs."""
 
@@ -573,6 +587,8 @@ class JobConfig(_Section):
 
     name: str = "job"
     """Shown in reports."""
+    task: Literal["generate", "score"] = "generate"
+    """What is asked of each row: an answer, or [how likely](tasks.md) a text is."""
     model: ModelConfig
     input: InputConfig
     output: OutputConfig
@@ -585,6 +601,17 @@ class JobConfig(_Section):
     arrivals: ArrivalsConfig = ArrivalsConfig()
     errors: ErrorsConfig = ErrorsConfig()
     cost: CostConfig = CostConfig()
+    score: ScoreConfig = ScoreConfig()
+
+    @property
+    def scores(self) -> bool:
+        """Whether texts are scored that nobody chose."""
+        return self.task == "score" or self.output.choice_probabilities
+
+    @property
+    def scores_lists(self) -> bool:
+        """Whether rows have several texts to be scored."""
+        return self.task == "score" and not isinstance(self.input.continuation, str)
 
     @property
     def constraint_column(self) -> tuple[Kind, str] | None:
@@ -638,6 +665,8 @@ class JobConfig(_Section):
             model: the fingerprint of the model's content (`vasuki.models.fingerprint`).
         """
         deciding = self.model_dump(mode="json", include={"input", "sampling", "output"})
+        if self.task != "generate":
+            deciding |= {"task": self.task, "score": self.score.model_dump(mode="json")}
         for kind in CONSTRAINTS:
             if not isinstance(getattr(self.sampling, kind), Column):
                 del deciding["sampling"][kind]

@@ -13,7 +13,7 @@ form.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vasuki.engine.depth import DepthStep
 from vasuki.engine.sequence import Sequence, TokenLogprob
@@ -123,6 +123,7 @@ class StepResult(NamedTuple):
     num_steps: int = 1  # that it stands for: more than one only where a simulation skipped those before it
     problem: str = ""  # why some sequences have no token
     token_logprobs: tuple[TokenLogprob, ...] | list[TokenLogprob] = ()  # like `logprobs`, to be kept token by token
+    values: tuple[Any, ...] | list[Any] = ()  # what is computed in place of tokens; None where a token is
 
     def wait(self) -> StepResult:
         """A result is a step that is over."""

@@ -29,12 +29,14 @@ class Prefixes:
         self._last: tuple[Any, list[bytes]] = (None, [])  # the prompt seen last, and its keys
 
     def wanted(self, sequence: Sequence) -> list[bytes]:
-        """Keys of the blocks that a waiting row could take over. At least one token is left to compute."""
+        """Keys of the blocks that a waiting row could take over. At least one token is left to compute, and all that
+        are scored."""
         if not self._are_shared:
             return []
+        left = max(1, sequence.request.num_targets)
         if not sequence.prefix_keys:
             sequence.prefix_keys = self._keys(sequence.request)
-        return sequence.prefix_keys[: (sequence.num_tokens - 1) // self._pool.block_tokens]
+        return sequence.prefix_keys[: (sequence.num_tokens - left) // self._pool.block_tokens]
 
     def want(self, sequence: Sequence) -> None:
         """The row begins to wait."""

@@ -253,12 +253,14 @@ class Scheduler:
         finished: list[Sequence] = []
         stopped = False
         logprobs, details = result.logprobs or repeat(0.0), result.token_logprobs or repeat(None)
-        sampled = zip(_sampling(batch), result.token_ids, result.stopped, logprobs, details, strict=False)
-        for sequence, token_id, stops, logprob, detail in sampled:
+        told = result.token_ids, result.stopped, logprobs, details, result.values or repeat(None)
+        for sequence, token_id, stops, logprob, detail, value in zip(_sampling(batch), *told, strict=False):
             if not sequence.num_pending_tokens:
                 continue
             sequence.num_pending_tokens -= 1
-            if token_id < 0:
+            if value is not None:
+                sequence.value = value
+            elif token_id < 0:
                 sequence.error = result.problem
             else:
                 sequence.output_token_ids.append(token_id)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from vasuki.base.constraint import Constraint
@@ -49,11 +49,17 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
     n: int = 1
+    scored: int = 0  # texts whose likelihood is asked for, each by a request of its own
     ignore_eos: bool = False
     special_tokens: bool = False  # stay in the output's text
     reasoning: bool = False  # is kept apart from the answer, of which alone `constraint` speaks
     constraint: Constraint | None = None  # what the answer has to look like
     edits_logits: bool = field(init=False)  # before a token is chosen, which may depend on those before
+
+    @property
+    def requests(self) -> int:
+        """How many a row has."""
+        return self.n + self.scored
 
     def __post_init__(self) -> None:
         penalties = self.repetition_penalty != 1 or self.frequency_penalty or self.presence_penalty
@@ -95,6 +101,7 @@ class Progress:
     finish_reason: FinishReason | None = None  # of one that has ended
     token_logprobs: tuple[TokenLogprob, ...] = ()  # of each token, if asked for
     failed_tries: int = 0  # before this one, whose answers were not what they had to be
+    value: Any = None  # what was computed of it, where that is no token
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +118,9 @@ class Request:
     max_tokens: int
     prompt_token_ids: Any = NO_TOKENS  # int32 [num_prompt_tokens]
     sampling: SamplingParams = SamplingParams()
-    sample_index: int = 0  # which of the row's `n` samples
+    sample_index: int = 0  # which of the row's requests: samples, then texts that are scored
+    targets: Any = NO_TOKENS  # [num_targets], tokens that are scored and not sampled; all but the last end the prompt
+    continuation: str = ""  # the text of them
     estimated_tokens: int = 0  # output length the planner expects; 0 means `max_tokens`
     carried: Mapping[str, Any] = field(default_factory=dict)  # input columns copied to the output
     carried_bytes: int = 0  # about what they take in memory
@@ -120,6 +129,10 @@ class Request:
     priority: float = 0.0  # the highest goes first
     arrived_s: float = 0.0  # on the clock of its run, as is
     due_s: float = math.inf  # when it should have ended
+
+    @property
+    def num_targets(self) -> int:
+        return len(self.targets)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -175,6 +188,7 @@ class Sequence:
     error: str = ""  # set by Scheduler when it rejects, or the model fails
     logprob: float = 0.0  # sum over output tokens, if asked for; set by Scheduler.settle
     token_logprobs: list[TokenLogprob] = field(default_factory=list)  # of each, if asked for; set by Scheduler.settle
+    value: Any = None  # that is computed in place of output; set by Scheduler.settle
     prefix_keys: list[bytes] = field(default_factory=list)  # of the prompt's full blocks, set by Prefixes
     num_shared_tokens: int = 0  # of the prompt, found in memory when it started, at most; set by Prefixes
     expected_tokens: int = field(init=False)  # of output, in all; from the request, sharpened by PlannedOrder
@@ -191,19 +205,21 @@ class Sequence:
         """How far it has come, as far as that is known."""
         reason = None if self.num_pending_tokens else self.finish_reason
         failed = self.request.progress.failed_tries
-        return Progress(tuple(self.output_token_ids), self.logprob, reason, tuple(self.token_logprobs), failed)
+        likely = tuple(self.token_logprobs)
+        return Progress(tuple(self.output_token_ids), self.logprob, reason, likely, failed, self.value)
 
     @classmethod
     def going_on(cls, request: Request) -> Sequence:
         """The sequence of a request, with all that an earlier run made of it but whether it has ended."""
-        made = request.progress
-        return cls(request, list(made.output_token_ids), logprob=made.logprob, token_logprobs=list(made.token_logprobs))
+        sequence = cls(request)
+        sequence.become(replace(request.progress, finish_reason=None))
+        return sequence
 
     def become(self, progress: Progress) -> None:
         """Come as far as that."""
         self.output_token_ids, self.logprob = list(progress.output_token_ids), progress.logprob
         self.token_logprobs = list(progress.token_logprobs)
-        self.finish_reason = progress.finish_reason
+        self.finish_reason, self.value = progress.finish_reason, progress.value
 
     @property
     def num_prompt_tokens(self) -> int:

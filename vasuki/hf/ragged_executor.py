@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
+from vasuki.base.arrays import Ints
 from vasuki.base.errors import OutOfMemory
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.sequence import Sequence, TokenLogprob
@@ -23,7 +25,7 @@ from vasuki.hf.cuda.recordable import can_record
 from vasuki.hf.cuda.step_graphs import RECORD_AFTER, Answers, StepGraphs, record_on_device
 from vasuki.hf.device.device import give_back
 from vasuki.hf.kernels.top_tokens import KeepTopP
-from vasuki.hf.kernels.transfer import ToHost
+from vasuki.hf.kernels.transfer import ToHost, to_device
 from vasuki.hf.kv.depth_mover import Arena, DepthMover
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout, PoolTooLarge
 from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, copy_engine
@@ -34,6 +36,7 @@ from vasuki.hf.padded.forward import Alone, Forward, Padded
 from vasuki.hf.processors import Processors
 from vasuki.hf.recurrent.states import StateCache
 from vasuki.hf.sampler import NO_TOKEN, Sampled, draws, likeliest, logprobs_of, sample
+from vasuki.hf.scoring import MOST_LOGITS, ScoredPositions, Scores
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.memory_budget import recorded_context
 
@@ -101,6 +104,7 @@ class RaggedExecutor:
         self.states = states
         self.keep = keep
         self.alternatives: int | None = None
+        self.scores = Scores()  # of texts
         self.processors = Processors(loaded.eos_token_ids, loaded.tokenizer.encode_plain)
         self.constraints: Constraints | None = None  # of answers, from the first row that has one
         self.unpacked = _unpacked(loaded, cache, offload, shaping)
@@ -157,21 +161,29 @@ class RaggedExecutor:
         sampled: list[Sampled] = []
         while pieces:
             piece = pieces.pop()
-            if piece.num_tokens <= self.most_tokens:
+            most_tokens = min(self.most_tokens, self._most_scored(piece))
+            if piece.num_tokens <= most_tokens:
                 if (done := self._try(piece)) is not None:
                     sampled.append(done)
                     continue
                 if piece.num_tokens == 1 or not self._can_repeat:
                     raise self._out_of_memory(piece)
-                self.most_tokens = piece.num_tokens // 2
+                self.most_tokens = most_tokens = piece.num_tokens // 2
                 log.warning(
                     "%s memory ran out in a step of %d tokens: from now on at most %d are computed at once",
                     self.loaded.device.type,
                     piece.num_tokens,
                     self.most_tokens,
                 )
-            pieces += reversed(piece.split(self.most_tokens))
+            pieces += reversed(piece.split(most_tokens))
         return Sampled.together(sampled)
+
+    def _most_scored(self, batch: Batch) -> int:
+        """How many tokens of a batch may be computed at once, so that the logits fit that are scored."""
+        if not any(chunk.sequence.request.num_targets for chunk in batch.prefills):
+            return sys.maxsize
+        most = max(1, MOST_LOGITS // self.loaded.vocab_size)
+        return most if len(ScoredPositions.of(batch).places) > most else sys.maxsize
 
     @property
     def _can_repeat(self) -> bool:
@@ -198,7 +210,7 @@ class RaggedExecutor:
     def collect(self, step: LaunchedStep) -> StepResult:
         """Wait for a launched step. Raises ModelError where somebody has written into the weights meanwhile."""
         asked_s = time.perf_counter()
-        token_ids, logprobs, *likely = [tensor.tolist() for tensor in step.sampled.wait()]
+        token_ids, logprobs, *likely, scores = [tensor.tolist() for tensor in step.sampled.wait()]
         self.waited_s += time.perf_counter() - asked_s
         if self.loaded.mapped is not None:
             self.loaded.mapped.refuse_changed()
@@ -210,8 +222,13 @@ class RaggedExecutor:
         elapsed_s = now_s - max(step.started_s, self._ended_s)  # from the end of the step before, if that came later
         self._ended_s = now_s
         details = self._details(logprobs, *likely) if self.alternatives is not None else []
+        values = [
+            score if row.request.num_targets else None for row, score in zip(step.sequences, scores, strict=False)
+        ]
         copies = exposed_s, hidden_s, moved
-        return StepResult(token_ids, stopped, elapsed_s, logprobs, *copies, problem=problem, token_logprobs=details)
+        return StepResult(
+            token_ids, stopped, elapsed_s, logprobs, *copies, problem=problem, token_logprobs=details, values=values
+        )
 
     def _details(self, logprobs: list[float], ids: list[list[int]], likely: list[list[float]]) -> list[TokenLogprob]:
         if not ids:
@@ -220,6 +237,8 @@ class RaggedExecutor:
         return [TokenLogprob(logprob, tuple(zip(*some, strict=True))) for logprob, *some in rows]
 
     def _sampled(self, batch: Batch) -> Sampled:
+        if any(chunk.sequence.request.num_targets for chunk in batch.prefills):
+            return self._scored(batch)
         sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
         edits = _edit_logits(sequences)
         if self.graphs is None:
@@ -229,7 +248,31 @@ class RaggedExecutor:
         else:
             _, *sampled = self.graphs(self._inputs(batch), self._likeliest)
             return Sampled(*(each.clone() for each in sampled))  # what a graph leaves is overwritten by the next
-        unedited = logits
+        return self._chosen(logits, sequences)
+
+    def _scored(self, batch: Batch) -> Sampled:
+        """The step of a batch in which some texts are scored. Rows that are sampled get a token, as ever."""
+        assert self.unpacked is None, "texts are scored in packed steps"
+        positions, count = ScoredPositions.of(batch), len(ScoredPositions.of(batch).places)
+        sampling = [(index, chunk.sequence) for index, chunk in enumerate(batch.chunks) if chunk.samples]
+        drawn = [row for row, (_, sequence) in enumerate(sampling) if not sequence.request.num_targets]
+        lasts = np.cumsum([chunk.num_tokens for chunk in batch.chunks]) - 1
+        inputs = self._inputs(batch, np.concatenate([positions.places, lasts[[sampling[row][0] for row in drawn]]]))
+        with self.states.step(batch) if self.states else nullcontext():
+            logits = self.forward(inputs)
+        ended = self.scores.add(batch, positions, logits[:count])
+        [rows] = to_device(logits.device, np.array(drawn, np.int64))
+        scores = torch.zeros(len(sampling), dtype=torch.float64, device=logits.device)
+        for row, (index, _) in enumerate(sampling):
+            if index in ended:
+                scores[row] = ended[index]
+        if not drawn:
+            return Sampled(torch.zeros(len(sampling), dtype=torch.int64, device=logits.device), scores=scores)
+        return self._chosen(logits[count:], [sampling[row][1] for row in drawn]).among(rows, scores)
+
+    def _chosen(self, logits: torch.Tensor, sequences: list[Sequence]) -> Sampled:
+        """The next token of each sequence; the logits may be overwritten."""
+        unedited, edits = logits, _edit_logits(sequences)
         if edits:
             logits = self._edited(logits.clone() if self.want_logprobs else logits, sequences)
         return sample(logits, sequences, self.want_logprobs, self.keep, unedited, self.alternatives or 0)
@@ -256,12 +299,12 @@ class RaggedExecutor:
         with self.states.step(batch) if self.states else nullcontext():
             return self.forward(self._inputs(batch))
 
-    def _inputs(self, batch: Batch) -> StepInputs:
+    def _inputs(self, batch: Batch, wanted: Ints | None = None) -> StepInputs:
         moving = None
         if self.offload is not None:
             self.offload.begin_call(batch.chunks)
             moving = None if self.offload.is_quiet else self.offload
-        return build_inputs(batch, self.cache, self.attention, moving, self._last_tokens)
+        return build_inputs(batch, self.cache, self.attention, moving, self._last_tokens, wanted)
 
     def _all_logits(self, step: StepInputs) -> Answers:
         return (self.forward(step),)
@@ -298,7 +341,7 @@ class RaggedExecutor:
         return stops
 
     def _is_last(self, sequence: Sequence, token_id: int) -> bool:
-        if token_id == NO_TOKEN:
+        if token_id == NO_TOKEN or sequence.request.num_targets:
             return True
         if self.constraints is not None and self.constraints.ends(sequence, token_id):
             return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ class Sampled:
     # The likeliest tokens, `[rows, alternatives]`, and their log-probabilities; empty unless asked for.
     likeliest: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
     likely: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0))
+    scores: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # float64; empty unless some row is scored
 
     @classmethod
     def nothing(cls) -> Sampled:
@@ -46,12 +47,29 @@ class Sampled:
         pieces = [piece for piece in pieces if len(piece.token_ids)]
         if len(pieces) < 2:
             return pieces[0] if pieces else cls.nothing()
+        if any(len(piece.scores) for piece in pieces):
+            pieces = [piece if len(piece.scores) else piece.without_scores() for piece in pieces]
         return cls(*map(torch.cat, zip(*(piece.tensors for piece in pieces), strict=True)))
+
+    def without_scores(self) -> Sampled:
+        """The same beside others that have some."""
+        return replace(self, scores=torch.zeros(len(self.token_ids), dtype=torch.float64, device=self.token_ids.device))
+
+    def among(self, rows: torch.Tensor, scores: torch.Tensor) -> Sampled:
+        """The same at these rows of a step whose others are scored."""
+
+        def spread(tensor: torch.Tensor) -> torch.Tensor:
+            if not len(tensor):
+                return tensor
+            return tensor.new_zeros((len(scores), *tensor.shape[1:])).index_copy_(0, rows, tensor)
+
+        token_ids, logprobs, likeliest, likely, _ = map(spread, self.tensors)
+        return Sampled(token_ids, logprobs, likeliest, likely, scores)
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All of them, in the order of its arguments."""
-        return self.token_ids, self.logprobs, self.likeliest, self.likely
+        return self.token_ids, self.logprobs, self.likeliest, self.likely, self.scores
 
 
 def sample(

@@ -23,6 +23,10 @@ class TokenCounter:
         """Count conversations in the same way, without what a chat template would add."""
         return self.encode_batch(list(map(_joined, conversations)))
 
+    def encode_plain(self, text: str) -> list[int]:
+        """The same for a text within another."""
+        return _made_up_ids(text)
+
     def marked(self, text: str, own: object = ()) -> str:
         """The text itself: no control tokens are known that it might spell."""
         return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vasuki.base.config import ArrivalsConfig, JobConfig
+from vasuki.base.config import ArrivalsConfig, JobConfig, OutputConfig, SamplingConfig
 from vasuki.base.errors import JobFileError
 from vasuki.engine.policy import Policy, find_policy
 
@@ -18,6 +18,7 @@ def refuse_ignored(config: JobConfig, policies: Iterable[str] = ()) -> None:
     """
     if constraint := config.constraint:
         constraint.refuse()
+    _refuse_of_other_tasks(config)
     wanted = [find_policy(name) for name in policies or [config.engine.policy]]
     usual = ArrivalsConfig()
     set_here = [key for key in ArrivalsConfig.model_fields if getattr(config.arrivals, key) != getattr(usual, key)]
@@ -37,6 +38,37 @@ def refuse_ignored(config: JobConfig, policies: Iterable[str] = ()) -> None:
             raise JobFileError(f"engine.chunk_tokens: {policy.name} {why}; leave it out")
         if policy.pads and config.engine.packing == "always":
             raise JobFileError(f"engine.packing: {policy.name} packs no prompts; leave it out")
+
+
+def _refuse_of_other_tasks(config: JobConfig) -> None:
+    """Raises JobFileError for keys that mean nothing to the job's task."""
+    usual = JobConfig.model_construct(model=config.model, input=config.input, output=config.output)
+    if config.scores and (config.engine.attention == "padded" or find_policy(config.engine.policy).pads):
+        key = "engine.attention" if config.engine.attention == "padded" else "engine.policy"
+        raise JobFileError(f"{key}: texts are scored in packed steps; leave it out")
+    if config.task == "generate":
+        of_score = {"input.continuation": config.input.continuation, "score": config.score != usual.score}
+        for key, is_set in of_score.items():
+            if is_set:
+                raise JobFileError(f"{key}: means nothing to task: {config.task}; leave it out, or set task: score")
+        if config.output.choice_probabilities and not config.sampling.choices:
+            raise JobFileError("output.choice_probabilities: there are no sampling.choices")
+        return
+    if config.input.format == "openai-batch":
+        raise JobFileError(f"input.format: rows of openai-batch want answers, which task: {config.task} gives none of")
+    sampling = [
+        key for key in SamplingConfig.model_fields if getattr(config.sampling, key) != getattr(usual.sampling, key)
+    ]
+    output = [
+        key
+        for key, field in OutputConfig.model_fields.items()
+        if key not in ("path", "columns") and getattr(config.output, key) != field.default
+    ]
+    named = [*(f"sampling.{key}" for key in sampling), *(f"output.{key}" for key in output)]
+    named += ["answer"] * bool(config.answer) + ["errors.retries"] * bool(config.errors.retries)
+    named += ["plan.output_length"] * (config.plan.output_length != usual.plan.output_length)
+    if named:
+        raise JobFileError(f"{named[0]}: means nothing to task: {config.task}, which writes no text; leave it out")
 
 
 def _step_of(policy: Policy) -> str:

@@ -184,7 +184,7 @@ def first_rows(
         far.words = f"{rows:,} rows"
         yield request
         is_enough = count >= num_requests or (is_runnable and num_bytes >= PLANNED_BYTES)
-        if is_enough and (request.error or request.sample_index == request.sampling.n - 1):
+        if is_enough and (request.error or request.sample_index == request.sampling.requests - 1):
             return
 
 

@@ -321,7 +321,7 @@ def _step(cache: KVCache, positions: np.ndarray, tables: np.ndarray) -> inputs.S
         sample_positions=torch.arange(count),
         cache=cache,
         offload=None,
-        chunks=chunks.Chunks(placed, ones > 0, tables, cache, AttentionKernels()),
+        chunks=chunks.Chunks(placed, np.arange(len(ones)), tables, cache, AttentionKernels()),
     )
 
 

@@ -92,7 +92,12 @@ def test_formats_are_checked_when_the_answer_is_whole() -> None:
 def test_what_no_type_holds_is_json_as_text() -> None:
     schema = {
         "type": "object",
-        "properties": {"x": {"type": ["string", "integer"]}, "y": {}, "z": {"$ref": "#/$defs/z"}},
+        "properties": {
+            "x": {"type": ["string", "integer"]},
+            "y": {},
+            "z": {"$ref": "#/$defs/z"},
+            "a": {"anyOf": [True]},
+        },
         "required": ["x", "y", "z"],
         "additionalProperties": False,
         "$defs": {
@@ -101,9 +106,9 @@ def test_what_no_type_holds_is_json_as_text() -> None:
         },
     }
     typed = reader(schema)
-    assert typed.as_text == ["answer.x", "answer.y"]
+    assert typed.as_text == ["answer.x", "answer.y", "answer.a"]
     value, status = typed.read('{"x": 1, "y": {"é": [null]}, "z": [1, null]}', was_cut=False)
-    assert (value, status) == ({"x": "1", "y": '{"é": [null]}', "z": [1, None]}, "ok")
+    assert (value, status) == ({"x": "1", "y": '{"é": [null]}', "z": [1, None], "a": None}, "ok")
     assert pa.array([value], typed.type).to_pylist() == [value]
 
 

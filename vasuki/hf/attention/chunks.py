@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from vasuki.base.arrays import Bools, Ints
+from vasuki.base.arrays import Ints
 from vasuki.hf.kernels import varlen
 from vasuki.hf.kernels.transfer import to_device
 from vasuki.hf.kernels.varlen import PagedVarlen
@@ -94,7 +94,7 @@ class PagedTiles:
         self,
         kernel: TileKernel,
         chunks: PlacedChunks,
-        samples: Bools,
+        wanted: Ints,
         tables: Ints,
         device: torch.device,
         longest: int = 1,
@@ -111,12 +111,13 @@ class PagedTiles:
         taken = np.minimum(tokens[generated, chunk_of] - skipped, sizes[generated, 0])
         skipped += generated * of_prompt[chunk_of]
         every = np.stack([firsts[chunk_of] + skipped, taken, starts[chunk_of] + skipped, chunk_of, generated], axis=1)
-        ends = np.stack([firsts, starts], axis=0) + lengths - 1
-        last = np.stack([ends[0], np.ones_like(firsts), ends[1], np.arange(len(firsts)), ends[1] >= prompts], axis=1)
+        chunk_of = np.searchsorted(firsts, wanted, side="right") - 1
+        positions = starts[chunk_of] + wanted - firsts[chunk_of]
+        alone = np.stack([wanted, np.ones_like(wanted), positions, chunk_of, positions >= prompts[chunk_of]], axis=1)
         self.num_tokens = int(lengths.sum())
         self.longest = max(longest, int(taken.max()))
         on_device = to_device(
-            device, *(each.reshape(-1) for each in (_most_work_first(every), _most_work_first(last[samples]), tables))
+            device, *(each.reshape(-1) for each in (_most_work_first(every), _most_work_first(alone), tables))
         )
         self.tiles, self.sampled = (each.view(-1, TILE_NUMBERS) for each in on_device[:2])
         self.tables = on_device[2].view(tables.shape)
@@ -179,7 +180,7 @@ class Chunks:
 
     Args:
         placed: where they are.
-        samples: `[num_chunks]` whether logits of the last token are wanted.
+        wanted: tokens whose logits are, `[num_wanted]`.
         tables: `[num_chunks, width]` blocks of each, padded with any block.
         cache: what the blocks are of.
         kernels: those that attend.
@@ -189,20 +190,20 @@ class Chunks:
     def __init__(
         self,
         placed: PlacedChunks,
-        samples: Bools,
+        wanted: Ints,
         tables: Ints,
         cache: KVCache,
         kernels: AttentionKernels,
         reserve: Reserve | None = None,
     ) -> None:
-        self._placed, self._samples = placed, samples
+        self._placed, self._wanted = placed, wanted
         self._firsts, self._lengths, self._starts, _ = placed
         self._tables, self._cache, self.kernels, self._reserve = tables, cache, kernels, reserve or Reserve()
 
     @property
     def are_single(self) -> bool:
         """Whether each chunk is of one token that samples."""
-        return bool((self._lengths == 1).all() and self._samples.all())
+        return bool((self._lengths == 1).all() and len(self._wanted) == len(self._lengths))
 
     @property
     def width(self) -> int:
@@ -227,7 +228,7 @@ class Chunks:
         """The chunks for a kernel of ours; None where there is none."""
         if self.kernels.ours is None:
             return None
-        parts = self._placed, self._samples, self._tables, self._cache.device
+        parts = self._placed, self._wanted, self._tables, self._cache.device
         return PagedTiles(self.kernels.ours, *parts, self._reserve.tile)
 
     def load_contexts(self, other: Chunks, padding_block: int) -> None:

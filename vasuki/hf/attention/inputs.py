@@ -28,7 +28,7 @@ class StepInputs:
     input_ids: torch.Tensor  # int64 [1, num_tokens]
     position_ids: torch.Tensor  # int64 [1, num_tokens], restarting with every chunk
     rows: torch.Tensor  # int64 [2, num_tokens], where each token's key and value go, see KVCache
-    sample_positions: torch.Tensor  # int64 [num_samples], tokens whose logits are wanted
+    sample_positions: torch.Tensor  # int64 [num_wanted], tokens whose logits are wanted
     cache: KVCache
     offload: Mover | None  # moves KV while layers compute; None where nothing moves in this step
     chunks: Chunks  # what attends to what
@@ -75,8 +75,9 @@ def build_inputs(
     kernels: AttentionKernels | None = None,
     offload: Mover | None = None,
     last_tokens: LastTokens | None = None,
+    wanted: Ints | None = None,
 ) -> StepInputs:
-    """Lay the chunks of a batch end to end."""
+    """Lay the chunks of a batch end to end. `wanted` are tokens whose logits are, if not those that are sampled for."""
     device = cache.device
     lengths = np.array([chunk.num_tokens for chunk in batch.chunks])
     lasts = np.cumsum(lengths)
@@ -89,9 +90,10 @@ def build_inputs(
     token_ids = np.concatenate([tokens_of(chunk.sequence, chunk.start, chunk.end) for chunk in batch.chunks])
     prompts = np.array([chunk.sequence.num_prompt_tokens for chunk in batch.chunks])
     placed = PlacedChunks(firsts, lengths, starts, prompts)
-    samples = np.array([chunk.samples for chunk in batch.chunks])
+    if wanted is None:
+        wanted = lasts[[chunk.samples for chunk in batch.chunks]] - 1
     input_ids, position_ids, slots, sample_positions = to_device(
-        device, token_ids.astype(np.int64), positions, slots, lasts[samples] - 1
+        device, token_ids.astype(np.int64), positions, slots, wanted
     )
     if last_tokens is not None:
         last_tokens.fill_in(input_ids, batch, lasts)
@@ -102,7 +104,7 @@ def build_inputs(
         sample_positions=sample_positions,
         cache=cache,
         offload=offload,
-        chunks=Chunks(placed, samples, tables, cache, kernels or AttentionKernels()),
+        chunks=Chunks(placed, wanted, tables, cache, kernels or AttentionKernels()),
     )
     return replace(step, by_layer=_by_layer(step, slots, offload)) if isinstance(offload, DepthMover) else step
 

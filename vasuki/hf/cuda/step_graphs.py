@@ -183,7 +183,7 @@ class _Recorded:
         # Recording computes too: each token sees itself, though kernels are told of the longest contexts that can come.
         room = Reserve(width * block_tokens, tile_tokens)
         placed = PlacedChunks(tokens, ones, 0 * ones, 0 * ones)
-        chunks = Chunks(placed, ones > 0, tables, cache, kernels, room)
+        chunks = Chunks(placed, np.arange(len(ones)), tables, cache, kernels, room)
         self._step = StepInputs(
             input_ids=torch.zeros(1, size.tokens, dtype=torch.int64, device=device),
             position_ids=torch.zeros(1, size.tokens, dtype=torch.int64, device=device),

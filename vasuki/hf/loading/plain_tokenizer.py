@@ -118,9 +118,13 @@ class PlainTokenizer:
             prompt, num_tokens, lambda messages: without_marks(self._rendered(messages, datetime.now()))
         )
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens around it."""
+        return self._prompts.rendered([text])[0]
+
     def refuse_without_reasoning(self) -> None:
         """Raises JobFileError if the model has no markers for its thoughts."""
-        Reasoning.of(self._encoder.token_to_id, (), lambda text: self._encode([text], False)[0], self.text_of)
+        Reasoning.of(self._encoder.token_to_id, (), self.encode_plain, self.text_of)
 
     def text_of(self, token_ids: Rows[int]) -> str:
         """What the model reads, special tokens included."""

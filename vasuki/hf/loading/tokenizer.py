@@ -124,7 +124,7 @@ class Tokenizer:
 
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens around it."""
-        return self._encode([text], False)[0]
+        return self._prompts.rendered([text])[0]
 
     def text_of(self, token_ids: Rows[int]) -> str:
         """What the model reads, special tokens included."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from vasuki.base.config import Column, JobConfig
 from vasuki.base.errors import JobFileError
+from vasuki.io.input.continuations import continuation_columns
 from vasuki.io.input.prompts import conversation_templates
 
 BATCH_ID, BATCH_BODY, BATCH_URL = "custom_id", "body", "url"  # of an openai-batch row
 ANSWER_COLUMNS = (
     "id", "sample", "output", "finish_reason", "error", "prompt_tokens", "output_tokens", "output_token_ids", "logprob",
     "logprobs",
-    "answer", "answer_status", "tries", "reasoning",
+    "answer", "answer_status", "tries", "reasoning", "tokens", "perplexity", "best", "probabilities",
+    "choice_probabilities",
 )  # fmt: skip
 LATER_COLUMNS = ("tries", "output_token_ids", "logprob", "logprobs")  # which stand behind those of typed answers
 TYPED_COLUMNS = ("answer", "answer_status", "tries")  # where the job says what answers look like
@@ -40,6 +42,10 @@ def _is_free(name: str, job: JobConfig) -> bool:
     """Whether a job's output has no column of that name, which others have."""
     if name == "reasoning":
         return not job.output.reasoning
+    if name in ("tokens", "perplexity", "best", "probabilities"):
+        return job.task != "score"
+    if name == "choice_probabilities":
+        return not job.output.choice_probabilities
     if name == "logprobs":
         return job.output.alternatives is None
     return name in TYPED_COLUMNS and not (job.constraint or job.constraint_column)
@@ -63,6 +69,7 @@ def needed_columns(job: JobConfig) -> dict[str, str]:
         named.append((job.input.messages, "input.messages"))
     if job.input.prompt_token_ids:
         named.append((job.input.prompt_token_ids, "input.prompt_token_ids"))
+    named += [(column, "input.continuation") for column in continuation_columns(job)]
     for name in ("priority", "deadline"):
         if column := getattr(job.input, name):
             named.append((column, f"input.{name}"))

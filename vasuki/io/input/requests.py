@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -22,6 +22,7 @@ from vasuki.base.config import JobConfig
 from vasuki.base.errors import VasukiError, one_line
 from vasuki.engine.sequence import NO_TOKENS, Request, SamplingParams
 from vasuki.io.formats.sources import Block
+from vasuki.io.input.continuations import ScoredText, continuation_reader, joined, without_last_spaces
 from vasuki.io.input.openai_batch import read_body
 from vasuki.io.input.prefetch import Prefetch
 from vasuki.io.input.prompts import Message, Prompt, conversation_templates, is_chat, prompt_reader
@@ -63,6 +64,10 @@ class PromptEncoder(Protocol):
         answer. `now` is what a template is told that prints the time."""
         ...
 
+    def encode_plain(self, text: str) -> list[int]:
+        """Return token ids of a text, without special tokens around it."""
+        ...
+
     def marked(self, text: str, own: Sequence[tuple[int, int]] = ()) -> str:
         """The text, its control tokens marked to be read as text, but for those within the spans `own` (begin, end),
         which the job itself has written."""
@@ -84,6 +89,7 @@ class _Draft:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     estimated_tokens: int = 0
     token_ids: Any = NO_TOKENS  # int32 [num_prompt_tokens]
+    scored: list[ScoredText] = field(default_factory=list)
     error: str = ""
     arrived_s: float = 0.0
     priority: float = 0.0
@@ -138,6 +144,9 @@ class RequestStream:
         self._read_prompt = None if self._is_batch_format else prompt_reader(job.input, vocab_size, as_chat, mark)
         self._sampling = SamplingReader(job.sampling, vocab_size, job.output, job.constraint)
         self._alternatives = job.output.alternatives
+        self._generates = job.task == "generate"
+        self._wants_choices = job.output.choice_probabilities
+        self._continuations = continuation_reader(job, mark)
         self._priority_column, self._deadline_column = job.input.priority, job.input.deadline
         self._length_column = job.plan.length_column
         self._blocks = Prefetch(self._tokenised(selection), _BLOCKS_AHEAD)
@@ -197,6 +206,10 @@ class RequestStream:
         else:
             draft.sampling = self._sampling.read(values)
             prompt = self._read_prompt(values)
+        if self._wants_choices and draft.sampling.constraint:
+            draft.scored = [ScoredText(choice) for choice in draft.sampling.constraint.choices]
+        elif not self._generates:
+            draft.scored = [ScoredText(text) for text in self._continuations(values)]
         if isinstance(prompt, str | list) and self._tokenizer.surely_exceeds(prompt, self._max_context_tokens):
             raise RowError(self._no_room(f"{_num_characters(prompt)} characters"))
         draft.prompt = prompt
@@ -225,16 +238,43 @@ class RequestStream:
             twin, self._twin = self._twin(), None
             _compare(texts[:1], twin.encode_batch)
             _compare(conversations[:1], partial(twin.encode_messages, now=now))
+        self._tokenise_scored(drafts, {id(draft): text for draft, text in texts})
         for draft in drafts:
-            draft.error = draft.error or self._problem(draft.token_ids)
+            draft.error = draft.error or self._problem(draft)
 
-    def _problem(self, token_ids: Any) -> str:
+    def _tokenise_scored(self, drafts: list[_Draft], texts: Mapping[int, str]) -> None:
+        """Give texts that are scored their tokens; `texts` are prompts of bare text."""
+        for draft in drafts:
+            if draft.error:
+                continue
+            if not (draft.scored or self._generates):  # the prompt itself
+                draft.scored = [ScoredText("")]
+                draft.scored[0].split(draft.token_ids, 1)
+            elif (text := texts.get(id(draft))) is not None and draft.scored:
+                kept, spaces = without_last_spaces(text)
+                try:
+                    before, *whole = self._tokenizer.encode_batch(
+                        [kept, *(kept + spaces + each.text for each in draft.scored)]
+                    )
+                except Exception as error:
+                    draft.error = f"the tokenizer refuses the continuation: {one_line(error) or type(error).__name__}"
+                    continue
+                for each, token_ids in zip(draft.scored, whole, strict=True):
+                    each.split(np.asarray(token_ids, np.int32), len(before))
+            else:
+                for each in draft.scored:
+                    each.split(*joined(draft.token_ids, self._tokenizer.encode_plain(each.text)))
+
+    def _problem(self, draft: _Draft) -> str:
         """Why a prompt cannot be run; empty if it can."""
-        num_tokens = len(token_ids)
+        token_ids, num_tokens = draft.token_ids, len(draft.token_ids)
         if not num_tokens:
             return "prompt is empty"
-        if num_tokens >= self._max_context_tokens:
-            return self._no_room(f"{num_tokens} tokens")
+        longest = max((len(each.prompt) for each in draft.scored), default=0)
+        if (self._generates and num_tokens >= self._max_context_tokens) or longest > self._max_context_tokens:
+            return self._no_room(f"{max(num_tokens, longest + 1)} tokens")
+        if any(not len(each.targets) for each in draft.scored):
+            return "there is no token behind the first, which a likelihood could be of"
         if (
             largest := int(token_ids.max())
         ) >= self._vocab_size:  # an added token, for which the model has no embedding
@@ -249,22 +289,39 @@ class RequestStream:
         num_tokens = len(draft.token_ids)
         carried_bytes = sum(map(value_bytes, draft.carried.values()))
         max_tokens = min(draft.sampling.max_tokens, self._max_context_tokens - num_tokens)
-        for sample_index in range(1 if draft.error else draft.sampling.n):
-            yield Request(
-                row=draft.row,
-                id=draft.id,
-                num_prompt_tokens=num_tokens,
-                max_tokens=max(0, max_tokens),
-                prompt_token_ids=NO_TOKENS if draft.error else draft.token_ids,
-                sampling=draft.sampling,
-                sample_index=sample_index,
-                estimated_tokens=draft.estimated_tokens,
-                carried=draft.carried,
-                carried_bytes=carried_bytes,
-                error=draft.error,
-                priority=draft.priority,
-                arrived_s=draft.arrived_s,
-                due_s=draft.due_s,
+        sampling = draft.sampling
+        if draft.scored:
+            sampling = replace(sampling, n=sampling.n if self._generates else 0, scored=len(draft.scored))
+        whole = Request(
+            row=draft.row,
+            id=draft.id,
+            num_prompt_tokens=num_tokens,
+            max_tokens=max(0, max_tokens),
+            prompt_token_ids=NO_TOKENS if draft.error else draft.token_ids,
+            sampling=sampling,
+            estimated_tokens=draft.estimated_tokens,
+            carried=draft.carried,
+            carried_bytes=carried_bytes,
+            error=draft.error,
+            priority=draft.priority,
+            arrived_s=draft.arrived_s,
+            due_s=draft.due_s,
+        )
+        if draft.error:
+            yield whole
+            return
+        for sample_index in range(sampling.n):
+            yield replace(whole, sample_index=sample_index)
+        for index, each in enumerate(draft.scored, sampling.n):
+            yield replace(
+                whole,
+                num_prompt_tokens=len(each.prompt),
+                prompt_token_ids=each.prompt,
+                max_tokens=1,
+                estimated_tokens=1,
+                sample_index=index,
+                targets=each.targets,
+                continuation=each.text,
             )
 
 

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from vasuki.base.config import Column, JobConfig
 from vasuki.io.input.columns import ANSWER_COLUMNS, LATER_COLUMNS
 from vasuki.io.input.tables import Rows, stored_text
+from vasuki.io.output.scores import score_fields
 from vasuki.io.output.typed import columns_of, reader_of
 from vasuki.io.values import value_bytes
 
@@ -38,6 +39,7 @@ class Answer:
     answer_status: str | None = None
     tries: int | None = None
     reasoning: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)  # of further columns
 
     @property
     def num_bytes(self) -> int:
@@ -55,7 +57,8 @@ def answer_schema(job: JobConfig, table: Rows) -> Any:
         fields.append(pa.field("sample", pa.int32()))
     fields += [
         *([pa.field("reasoning", pa.string())] if job.output.reasoning else []),
-        pa.field("output", pa.string()),
+        *([pa.field("output", pa.string())] if job.task == "generate" else []),
+        *score_fields(job),
         pa.field("finish_reason", pa.string()),
         pa.field("error", pa.string()),
         pa.field("prompt_tokens", pa.int32()),
@@ -110,6 +113,8 @@ def answer_line(answer: Answer, schema: Any) -> dict[str, Any]:
 def _value(answer: Answer, column: str) -> Any:
     if column in answer.carried:
         return answer.carried[column]
+    if column in answer.values:
+        return answer.values[column]
     if column in ANSWER_COLUMNS:
-        return getattr(answer, column)
+        return getattr(answer, column, None)  # a row that has failed has no others
     return answer.answer.get(column) if isinstance(answer.answer, dict) else None  # a field of it

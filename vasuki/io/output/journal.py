@@ -157,7 +157,7 @@ def _sum_of(request: Request) -> int:
 def _line(row: int, sample: int, left: _Left) -> bytes:
     """A record; empty for a row that has no token yet."""
     progress = left.progress
-    if not (progress.output_token_ids or progress.failed_tries):
+    if not (progress.output_token_ids or progress.failed_tries or progress.value is not None):
         return b""
     tokens = np.array(progress.output_token_ids, dtype="<i4").tobytes()
     record: dict[str, Any] = {
@@ -170,6 +170,8 @@ def _line(row: int, sample: int, left: _Left) -> bytes:
     }
     if progress.token_logprobs:
         record["token_logprobs"] = progress.token_logprobs
+    if progress.value is not None:
+        record["value"] = progress.value
     if progress.failed_tries:
         record["failed_tries"] = progress.failed_tries
     text = json.dumps(record).encode()
@@ -188,5 +190,5 @@ def _record(line: bytes) -> tuple[Key, _Left]:
     kept = record.get("token_logprobs", ())
     likely = (TokenLogprob(logprob, tuple((each, of) for each, of in likeliest)) for logprob, likeliest in kept)
     failed = record.get("failed_tries", 0)
-    progress = Progress(tuple(tokens), record["logprob"], ended, tuple(likely), failed)
+    progress = Progress(tuple(tokens), record["logprob"], ended, tuple(likely), failed, record.get("value"))
     return (record["row"], record["sample"]), _Left(progress, record["prompt"])

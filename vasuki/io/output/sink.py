@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from vasuki.base.config import JobConfig
 from vasuki.engine.sequence import Decoded, FinishReason, Progress, Request, Sequence
 from vasuki.io.output.answers import Answer
 from vasuki.io.output.parts import PartWriter, Totals
-from vasuki.io.output.typed import AnswerReader, ReaderByRow
+from vasuki.io.output.scores import score_values
+from vasuki.io.output.typed import reader_of
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +35,8 @@ class RowSink:
         text_of: that of some tokens, for the column `logprobs`.
         on_commit: called after every part, and as often while no row ends; the place to write down what else is known.
         on_row: told of the answers of each row.
-        reader: reads answers of which the job says what they look like.
-        retries: how often a row is asked again whose answer is not like that.
+        job: says what answers look like, how often a row is asked again whose answer is not like that, and what is made
+            of scores.
         clock: decides when a part is due where time goes on while no step does; that of the steps if not given.
     """
 
@@ -46,17 +48,17 @@ class RowSink:
         on_commit: Callable[[], None] = lambda: None,
         on_row: Callable[[list[Answer]], None] = lambda answers: None,
         clock: Callable[[], float] | None = None,
-        reader: AnswerReader | ReaderByRow | None = None,
-        retries: int = 0,
+        job: JobConfig | None = None,
     ) -> None:
         self._writer = writer
         self._decode = decode
         self._on_commit = on_commit
         self._on_row = on_row
         self._clock = clock
-        self._reader = reader
+        self._job = job
+        self._reader = reader_of(job) if job else None
         self._text_of = text_of
-        self._retries = retries
+        self._retries = job.errors.retries if job else 0
         self.again: deque[Request] = deque()
         self._keeps_logprobs = "logprobs" in writer.schema.names
         self._keeps_token_ids = "output_token_ids" in writer.schema.names
@@ -75,12 +77,30 @@ class RowSink:
             return
         samples = self._samples.setdefault(request.row, [])
         samples.append((sequence, answer))
-        if request.error or len(samples) == request.sampling.n:
+        if request.error or len(samples) == request.sampling.requests:
             del self._samples[request.row]
-            answers = [answer for _, answer in samples]
+            answers = self._answers_of(samples)
             self._writer.append(answers)
             self.written += Totals.of(answers)
             self._on_row(answers)
+
+    def _answers_of(self, samples: list[tuple[Sequence, Answer]]) -> list[Answer]:
+        """The lines of a row: of its samples, each with what its scored texts came to, or a single one of those."""
+        samples.sort(key=lambda sample: sample[0].request.sample_index)
+        scored = [(sequence, answer) for sequence, answer in samples if sequence.request.num_targets]
+        if not scored:
+            return [answer for _, answer in samples]
+        answers = [answer for sequence, answer in samples if not sequence.request.num_targets]
+        failed = next((answer for _, answer in scored if answer.error), None)
+        if failed is not None:
+            return [failed]
+        assert self._job is not None, "a job asks for scores"
+        values = score_values(self._job, [sequence for sequence, _ in scored])
+        if answers:
+            return [replace(answer, values=values) for answer in answers]
+        return [
+            replace(scored[0][1], sample=0, values=values, prompt_tokens=sum(each.prompt_tokens for _, each in scored))
+        ]
 
     def incomplete(self) -> Iterator[Sequence]:
         """Finished samples of rows that lack others, and rows that are to be asked again."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from datetime import date, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jsonschema
@@ -37,6 +37,7 @@ class AnswerReader:
         constraint: of the job.
         types_dates: whether dates are values of their own.
         check: a condition that answers have to meet besides, see `vasuki.io.output.check`.
+        as_json: whether they are kept as JSON, whatever their schema says.
 
     Raises:
         JobFileError: that is no condition.
@@ -46,14 +47,16 @@ class AnswerReader:
         as_text: paths of fields that are kept as JSON, since no type holds all that they may be.
     """
 
-    def __init__(self, constraint: Constraint, types_dates: bool = False, check: str = "") -> None:
+    def __init__(
+        self, constraint: Constraint, types_dates: bool = False, check: str = "", as_json: bool = False
+    ) -> None:
         self._types_dates = types_dates
         self.as_text: list[str] = []
         if constraint.kind == "schema":
             schema = constraint.schema
             kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
             self._validator = kind(schema, registry=Registry(), format_checker=kind.FORMAT_CHECKER)
-            self.type = self._type(schema, "answer", schema, 0)
+            self.type = _JSON if as_json else self._type(schema, "answer", schema, 0)
         else:
             self.type = pa.dictionary(pa.int32(), pa.string()) if constraint.kind == "choices" else pa.string()
         self._choices = frozenset(constraint.choices)
@@ -89,7 +92,7 @@ class AnswerReader:
         if isinstance(schema, Mapping) and depth < 64:
             if values := schema.get("enum", [schema["const"]] if "const" in schema else []):
                 return self._enumeration([value for value in values if value is not None], path)
-            options = [each for each in schema.get("anyOf", []) if _resolved(each, root).get("type") != "null"]
+            options = [each for each in schema.get("anyOf", []) if not _is_null(_resolved(each, root))]
             if len(options) == 1 and len(options) < len(schema.get("anyOf", [])):
                 return self._type(options[0], path, root, depth + 1)
             kinds = schema.get("type")
@@ -137,7 +140,7 @@ class ReaderByRow:
     def __init__(self, kind: Kind, check: str = "") -> None:
         types = {"schema": _JSON, "regex": pa.string(), "choices": pa.dictionary(pa.int32(), pa.string())}
         self.type = types[kind]
-        self._reader = lru_cache(_REMEMBERED)(AnswerReader)
+        self._reader = lru_cache(_REMEMBERED)(partial(AnswerReader, as_json=True))
         self._check = Check(check, [pa.field("answer", self.type)]) if check else None
 
     def read(self, text: str, was_cut: bool, constraint: Constraint | None) -> tuple[Any, str | None]:
@@ -172,6 +175,10 @@ def columns_of(reader: AnswerReader | ReaderByRow, job: JobConfig, others: Colle
 
 
 _JSON = pa.large_string()  # which no other part of a schema becomes
+
+
+def _is_null(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and schema.get("type") == "null"
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:

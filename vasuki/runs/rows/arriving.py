@@ -30,7 +30,6 @@ from vasuki.io.output.answers import Answer, answer_line
 from vasuki.io.output.manifest import Manifest, Predicted
 from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.sink import RowSink
-from vasuki.io.output.typed import reader_of
 from vasuki.machines.cost_model import CostModel
 from vasuki.planner import TimeLeft
 from vasuki.planner.lengths import Lengths
@@ -229,9 +228,7 @@ class RowsThatArrive:
             for answer in answers:
                 self._emit(answer_line(answer, writer.schema))
 
-        self._sink = RowSink(
-            writer, decode, text_of, on_commit, tell, self._now_s, reader_of(self._config), self._config.errors.retries
-        )
+        self._sink = RowSink(writer, decode, text_of, on_commit, tell, self._now_s, self._config)
         return self._sink
 
     def finished(self, manifest: Manifest) -> Manifest:

@@ -18,7 +18,6 @@ from vasuki.engine.sequence import Decoded, Request, Sequence
 from vasuki.io.output.manifest import Manifest
 from vasuki.io.output.parts import PartWriter
 from vasuki.io.output.sink import RowSink
-from vasuki.io.output.typed import reader_of
 from vasuki.machines.cost_model import CostModel
 from vasuki.planner import TimeLeft
 from vasuki.planner.lengths import Lengths
@@ -114,9 +113,7 @@ class TableRows:
         text_of: Callable[[list[int]], str],
         on_commit: Callable[[], None],
     ) -> RowSink:
-        return RowSink(
-            writer, decode, text_of, on_commit, reader=reader_of(self._config), retries=self._config.errors.retries
-        )
+        return RowSink(writer, decode, text_of, on_commit, job=self._config)
 
     def finished(self, manifest: Manifest) -> Manifest:
         urgent_latency = Percentiles.of(self._waited.urgent_latency_s)
