@@ -53,6 +53,8 @@ _LATER_KEYS = (
     ("output", "dates"),
     ("output", "check"),
     ("output", "choice_probabilities"),
+    ("output", "scores"),
+    ("input", "truncate"),
     ("input", "continuation"),
     ("sampling", "min_p"),
     ("sampling", "repetition_penalty"),
@@ -286,6 +288,9 @@ class InputConfig(_Section):
     continuation: OrColumn[str | Annotated[tuple[str, ...], Field(min_length=1)]] = ""
     """What [`task: score`](tasks.md) finds the likelihood of, behind the prompt: a template like `prompt`, a list of
     them, or a column of lists of texts. Empty: the prompt itself is scored."""
+    truncate: bool = False
+    """Whether texts longer than the model's limit are cut there, where they are [scored, embedded or
+    classified](tasks.md). Otherwise such a row fails."""
     priority: str = ""
     """Column of numbers; null is 0. Rows above 0 are urgent: the highest goes first, and with the policies `vasuki` and
     `prefill-packing` other rows make room for it."""
@@ -342,6 +347,8 @@ class OutputConfig(_Section):
     """Write the fields of [typed answers](answers.md) as columns of their own, in place of `answer`."""
     dates: Literal["text", "typed"] = "text"
     """Dates and times of typed answers: as they are written, or as Parquet's own types."""
+    scores: bool = False
+    """Add the column `scores` with those of all labels, where [`task: classify`](tasks.md) writes that of one."""
     choice_probabilities: bool = False
     """Add the column `choice_probabilities`: how likely the model finds each of `sampling.choices` there."""
     check: str = ""
@@ -573,6 +580,22 @@ class ScoreConfig(_Section):
     """What their log-probabilities are divided by, for `best` and `probabilities`."""
 
 
+class EmbedConfig(_Section):
+    """How `task: embed` makes a vector of a text."""
+
+    pooling: Literal["auto", "mean", "last"] = "auto"
+    """What is taken of the hidden states of its tokens. `auto`: as the model's own `1_Pooling/config.json` says."""
+    normalize: Auto | bool = "auto"
+    """Whether vectors have the length 1. `auto`: as the model's own `modules.json` says."""
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    """How many numbers are kept, from the first, of models that are trained for it. By default all."""
+    dtype: Literal["float32", "float16"] = "float32"
+    """Type of the numbers in the output."""
+    prompt_name: str = ""
+    """Which of the model's own prompts, such as `query`, goes before each text. By default the one that it names
+    itself, if it does."""
+
+
 class CostConfig(_Section):
     """What the machine costs."""
 
@@ -587,8 +610,8 @@ class JobConfig(_Section):
 
     name: str = "job"
     """Shown in reports."""
-    task: Literal["generate", "score"] = "generate"
-    """What is asked of each row: an answer, or [how likely](tasks.md) a text is."""
+    task: Literal["generate", "score", "embed", "classify"] = "generate"
+    """What is asked of each row: an answer, [how likely](tasks.md) a text is, its vector, or its label."""
     model: ModelConfig
     input: InputConfig
     output: OutputConfig
@@ -602,11 +625,12 @@ class JobConfig(_Section):
     errors: ErrorsConfig = ErrorsConfig()
     cost: CostConfig = CostConfig()
     score: ScoreConfig = ScoreConfig()
+    embed: EmbedConfig = EmbedConfig()
 
     @property
-    def scores(self) -> bool:
-        """Whether texts are scored that nobody chose."""
-        return self.task == "score" or self.output.choice_probabilities
+    def reads(self) -> bool:
+        """Whether some of what the model says is of tokens that it did not choose."""
+        return self.task != "generate" or self.output.choice_probabilities
 
     @property
     def scores_lists(self) -> bool:
@@ -666,7 +690,7 @@ class JobConfig(_Section):
         """
         deciding = self.model_dump(mode="json", include={"input", "sampling", "output"})
         if self.task != "generate":
-            deciding |= {"task": self.task, "score": self.score.model_dump(mode="json")}
+            deciding |= {"task": self.task, "score": self.score.model_dump(), "embed": self.embed.model_dump()}
         for kind in CONSTRAINTS:
             if not isinstance(getattr(self.sampling, kind), Column):
                 del deciding["sampling"][kind]

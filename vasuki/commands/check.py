@@ -45,7 +45,7 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
         log.warning("no type holds all that these may be, so they become text: %s", ", ".join(reader.as_text))
     shape = shape_of(config)
     refuse_backend(config, shape)
-    check_model(config.model, config.engine.device, config.engine.attention)
+    check_model(config.model, config.engine.device, config.engine.attention, config.task)
     placement = placed_on_shares(config, shape)
     tokenizer, context = model_tokenizer(config), placement.shape.max_context_tokens
     with (

@@ -30,10 +30,10 @@ class Prefixes:
 
     def wanted(self, sequence: Sequence) -> list[bytes]:
         """Keys of the blocks that a waiting row could take over. At least one token is left to compute, and all that
-        are scored."""
+        are read."""
         if not self._are_shared:
             return []
-        left = max(1, sequence.request.num_targets)
+        left = max(1, sequence.request.num_read)
         if not sequence.prefix_keys:
             sequence.prefix_keys = self._keys(sequence.request)
         return sequence.prefix_keys[: (sequence.num_tokens - left) // self._pool.block_tokens]

@@ -119,7 +119,8 @@ class Request:
     prompt_token_ids: Any = NO_TOKENS  # int32 [num_prompt_tokens]
     sampling: SamplingParams = SamplingParams()
     sample_index: int = 0  # which of the row's requests: samples, then texts that are scored
-    targets: Any = NO_TOKENS  # [num_targets], tokens that are scored and not sampled; all but the last end the prompt
+    num_read: int = 0  # last positions of the prompt that are read in place of an output
+    targets: Any = NO_TOKENS  # [num_read], the tokens behind these, if they are scored
     continuation: str = ""  # the text of them
     estimated_tokens: int = 0  # output length the planner expects; 0 means `max_tokens`
     carried: Mapping[str, Any] = field(default_factory=dict)  # input columns copied to the output
@@ -129,10 +130,6 @@ class Request:
     priority: float = 0.0  # the highest goes first
     arrived_s: float = 0.0  # on the clock of its run, as is
     due_s: float = math.inf  # when it should have ended
-
-    @property
-    def num_targets(self) -> int:
-        return len(self.targets)
 
     @property
     def key(self) -> tuple[int, int]:

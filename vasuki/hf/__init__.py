@@ -10,7 +10,7 @@ fused/, cpu/       what takes the place of a model's modules: fewer operators of
 cuda/              recorded steps on a GPU
 loading/           a folder or hub id -> a model and its tokenizer, or a refusal that names what is missing
 sampler            logits -> token ids; last_layer: of sampled tokens only; processors: what settings do
-                   to logits; constraints: tokens that answers allow; scoring: how likely given texts are
+                   to logits; constraints: tokens that answers allow; reading: what is said of given tokens
 ragged_executor    one packed forward a step, or padded ones, behind `engine.loop.Executor`
 profiler/          `vasuki profile`
 """

@@ -34,9 +34,9 @@ from vasuki.hf.loading.load_model import LoadedModel
 from vasuki.hf.loading.triton_kernels import top_p_kernel
 from vasuki.hf.padded.forward import Alone, Forward, Padded
 from vasuki.hf.processors import Processors
+from vasuki.hf.reading import MOST_LOGITS, Readings, ReadPositions
 from vasuki.hf.recurrent.states import StateCache
 from vasuki.hf.sampler import NO_TOKEN, Sampled, draws, likeliest, logprobs_of, sample
-from vasuki.hf.scoring import MOST_LOGITS, ScoredPositions, Scores
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.memory_budget import recorded_context
 
@@ -104,7 +104,7 @@ class RaggedExecutor:
         self.states = states
         self.keep = keep
         self.alternatives: int | None = None
-        self.scores = Scores()  # of texts
+        self.readings = Readings()  # of rows
         self.processors = Processors(loaded.eos_token_ids, loaded.tokenizer.encode_plain)
         self.constraints: Constraints | None = None  # of answers, from the first row that has one
         self.unpacked = _unpacked(loaded, cache, offload, shaping)
@@ -161,7 +161,7 @@ class RaggedExecutor:
         sampled: list[Sampled] = []
         while pieces:
             piece = pieces.pop()
-            most_tokens = min(self.most_tokens, self._most_scored(piece))
+            most_tokens = min(self.most_tokens, self._most_read(piece))
             if piece.num_tokens <= most_tokens:
                 if (done := self._try(piece)) is not None:
                     sampled.append(done)
@@ -178,12 +178,12 @@ class RaggedExecutor:
             pieces += reversed(piece.split(most_tokens))
         return Sampled.together(sampled)
 
-    def _most_scored(self, batch: Batch) -> int:
-        """How many tokens of a batch may be computed at once, so that the logits fit that are scored."""
-        if not any(chunk.sequence.request.num_targets for chunk in batch.prefills):
+    def _most_read(self, batch: Batch) -> int:
+        """How many tokens of a batch may be computed at once, so that the logits fit that are read."""
+        if not any(chunk.sequence.request.num_read for chunk in batch.prefills):
             return sys.maxsize
         most = max(1, MOST_LOGITS // self.loaded.vocab_size)
-        return most if len(ScoredPositions.of(batch).places) > most else sys.maxsize
+        return most if len(ReadPositions.of(batch).places) > most else sys.maxsize
 
     @property
     def _can_repeat(self) -> bool:
@@ -210,7 +210,7 @@ class RaggedExecutor:
     def collect(self, step: LaunchedStep) -> StepResult:
         """Wait for a launched step. Raises ModelError where somebody has written into the weights meanwhile."""
         asked_s = time.perf_counter()
-        token_ids, logprobs, *likely, scores = [tensor.tolist() for tensor in step.sampled.wait()]
+        token_ids, logprobs, *likely, read = [tensor.tolist() for tensor in step.sampled.wait()]
         self.waited_s += time.perf_counter() - asked_s
         if self.loaded.mapped is not None:
             self.loaded.mapped.refuse_changed()
@@ -222,9 +222,7 @@ class RaggedExecutor:
         elapsed_s = now_s - max(step.started_s, self._ended_s)  # from the end of the step before, if that came later
         self._ended_s = now_s
         details = self._details(logprobs, *likely) if self.alternatives is not None else []
-        values = [
-            score if row.request.num_targets else None for row, score in zip(step.sequences, scores, strict=False)
-        ]
+        values = [each if row.request.num_read else None for row, each in zip(step.sequences, read, strict=False)]
         copies = exposed_s, hidden_s, moved
         return StepResult(
             token_ids, stopped, elapsed_s, logprobs, *copies, problem=problem, token_logprobs=details, values=values
@@ -237,8 +235,8 @@ class RaggedExecutor:
         return [TokenLogprob(logprob, tuple(zip(*some, strict=True))) for logprob, *some in rows]
 
     def _sampled(self, batch: Batch) -> Sampled:
-        if any(chunk.sequence.request.num_targets for chunk in batch.prefills):
-            return self._scored(batch)
+        if any(chunk.sequence.request.num_read for chunk in batch.prefills):
+            return self._read(batch)
         sequences = [chunk.sequence for chunk in batch.chunks if chunk.samples]
         edits = _edit_logits(sequences)
         if self.graphs is None:
@@ -250,25 +248,26 @@ class RaggedExecutor:
             return Sampled(*(each.clone() for each in sampled))  # what a graph leaves is overwritten by the next
         return self._chosen(logits, sequences)
 
-    def _scored(self, batch: Batch) -> Sampled:
-        """The step of a batch in which some texts are scored. Rows that are sampled get a token, as ever."""
-        assert self.unpacked is None, "texts are scored in packed steps"
-        positions, count = ScoredPositions.of(batch), len(ScoredPositions.of(batch).places)
+    def _read(self, batch: Batch) -> Sampled:
+        """The step of a batch in which some rows are read. Rows that are sampled get a token, as ever."""
+        assert self.unpacked is None, "rows are read in packed steps"
+        positions, count = ReadPositions.of(batch), len(ReadPositions.of(batch).places)
         sampling = [(index, chunk.sequence) for index, chunk in enumerate(batch.chunks) if chunk.samples]
-        drawn = [row for row, (_, sequence) in enumerate(sampling) if not sequence.request.num_targets]
+        drawn = [row for row, (_, sequence) in enumerate(sampling) if not sequence.request.num_read]
         lasts = np.cumsum([chunk.num_tokens for chunk in batch.chunks]) - 1
         inputs = self._inputs(batch, np.concatenate([positions.places, lasts[[sampling[row][0] for row in drawn]]]))
         with self.states.step(batch) if self.states else nullcontext():
             logits = self.forward(inputs)
-        ended = self.scores.add(batch, positions, logits[:count])
+        ended = self.readings.add(batch, positions, logits[:count])
         [rows] = to_device(logits.device, np.array(drawn, np.int64))
-        scores = torch.zeros(len(sampling), dtype=torch.float64, device=logits.device)
+        width = next((len(each) for each in ended.values()), 1)
+        values = torch.zeros(len(sampling), width, dtype=torch.float64, device=logits.device)
         for row, (index, _) in enumerate(sampling):
             if index in ended:
-                scores[row] = ended[index]
+                values[row] = ended[index]
         if not drawn:
-            return Sampled(torch.zeros(len(sampling), dtype=torch.int64, device=logits.device), scores=scores)
-        return self._chosen(logits[count:], [sampling[row][1] for row in drawn]).among(rows, scores)
+            return Sampled(torch.zeros(len(sampling), dtype=torch.int64, device=logits.device), values=values)
+        return self._chosen(logits[count:], [sampling[row][1] for row in drawn]).among(rows, values)
 
     def _chosen(self, logits: torch.Tensor, sequences: list[Sequence]) -> Sampled:
         """The next token of each sequence; the logits may be overwritten."""
@@ -341,7 +340,7 @@ class RaggedExecutor:
         return stops
 
     def _is_last(self, sequence: Sequence, token_id: int) -> bool:
-        if token_id == NO_TOKEN or sequence.request.num_targets:
+        if token_id == NO_TOKEN or sequence.request.num_read:
             return True
         if self.constraints is not None and self.constraints.ends(sequence, token_id):
             return True

@@ -34,7 +34,9 @@ class Sampled:
     # The likeliest tokens, `[rows, alternatives]`, and their log-probabilities; empty unless asked for.
     likeliest: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
     likely: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0))
-    scores: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # float64; empty unless some row is scored
+    values: torch.Tensor = field(
+        default_factory=lambda: torch.empty(0, 0)
+    )  # float64 `[rows, width]`, of rows that are read
 
     @classmethod
     def nothing(cls) -> Sampled:
@@ -47,29 +49,29 @@ class Sampled:
         pieces = [piece for piece in pieces if len(piece.token_ids)]
         if len(pieces) < 2:
             return pieces[0] if pieces else cls.nothing()
-        if any(len(piece.scores) for piece in pieces):
-            pieces = [piece if len(piece.scores) else piece.without_scores() for piece in pieces]
+        if width := max(piece.values.shape[1] for piece in pieces):
+            pieces = [piece if len(piece.values) else piece.without_values(width) for piece in pieces]
         return cls(*map(torch.cat, zip(*(piece.tensors for piece in pieces), strict=True)))
 
-    def without_scores(self) -> Sampled:
+    def without_values(self, width: int) -> Sampled:
         """The same beside others that have some."""
-        return replace(self, scores=torch.zeros(len(self.token_ids), dtype=torch.float64, device=self.token_ids.device))
+        return replace(self, values=self.token_ids.new_zeros((len(self.token_ids), width), dtype=torch.float64))
 
-    def among(self, rows: torch.Tensor, scores: torch.Tensor) -> Sampled:
-        """The same at these rows of a step whose others are scored."""
+    def among(self, rows: torch.Tensor, values: torch.Tensor) -> Sampled:
+        """The same at these rows of a step whose others are read."""
 
         def spread(tensor: torch.Tensor) -> torch.Tensor:
             if not len(tensor):
                 return tensor
-            return tensor.new_zeros((len(scores), *tensor.shape[1:])).index_copy_(0, rows, tensor)
+            return tensor.new_zeros((len(values), *tensor.shape[1:])).index_copy_(0, rows, tensor)
 
         token_ids, logprobs, likeliest, likely, _ = map(spread, self.tensors)
-        return Sampled(token_ids, logprobs, likeliest, likely, scores)
+        return Sampled(token_ids, logprobs, likeliest, likely, values)
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All of them, in the order of its arguments."""
-        return self.token_ids, self.logprobs, self.likeliest, self.likely, self.scores
+        return self.token_ids, self.logprobs, self.likeliest, self.likely, self.values
 
 
 def sample(

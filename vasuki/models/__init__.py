@@ -10,5 +10,6 @@ fingerprint        which model it is, by the content of its files
 mapped_weights     weights that a CPU reads from their files while it computes
 dtypes             the type that it computes in
 layout             how a model is spread over devices, and which weights live on the host
+sentence           what its files say of vectors and labels
 token_counter      counts tokens where there is no tokenizer
 """

@@ -12,7 +12,13 @@ from vasuki.base.files import refuse_special
 
 POINTER = b"version https://git-lfs"
 IS_POINTER = "is a pointer of Git LFS, not the file: run `git lfs pull` in the model's folder"
-DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")  # sizes, tokenizer and defaults, but no weights
+DESCRIPTION = (
+    "*.json",
+    "1_Pooling/config.json",
+    "*.jinja",
+    "*.txt",
+    "*.model",
+)  # sizes, tokenizer and defaults, but no weights
 
 
 def description_folder(model: ModelConfig) -> Path:

@@ -43,16 +43,23 @@ def refuse_ignored(config: JobConfig, policies: Iterable[str] = ()) -> None:
 def _refuse_of_other_tasks(config: JobConfig) -> None:
     """Raises JobFileError for keys that mean nothing to the job's task."""
     usual = JobConfig.model_construct(model=config.model, input=config.input, output=config.output)
-    if config.scores and (config.engine.attention == "padded" or find_policy(config.engine.policy).pads):
+    if config.reads and (config.engine.attention == "padded" or find_policy(config.engine.policy).pads):
         key = "engine.attention" if config.engine.attention == "padded" else "engine.policy"
-        raise JobFileError(f"{key}: texts are scored in packed steps; leave it out")
+        raise JobFileError(f"{key}: texts are read in packed steps; leave it out")
+    of_tasks = {
+        "input.continuation": (bool(config.input.continuation), ["score"]),
+        "score": (config.score != usual.score, ["score"]),
+        "embed": (config.embed != usual.embed, ["embed"]),
+        "output.scores": (config.output.scores, ["classify"]),
+        "input.truncate": (config.input.truncate, ["score", "embed", "classify"]),
+        "output.choice_probabilities": (config.output.choice_probabilities, ["generate"]),
+    }
+    for key, (is_set, tasks) in of_tasks.items():
+        if is_set and config.task not in tasks:
+            raise JobFileError(f"{key}: means nothing to task: {config.task}; leave it out")
+    if config.output.choice_probabilities and not config.sampling.choices:
+        raise JobFileError("output.choice_probabilities: there are no sampling.choices")
     if config.task == "generate":
-        of_score = {"input.continuation": config.input.continuation, "score": config.score != usual.score}
-        for key, is_set in of_score.items():
-            if is_set:
-                raise JobFileError(f"{key}: means nothing to task: {config.task}; leave it out, or set task: score")
-        if config.output.choice_probabilities and not config.sampling.choices:
-            raise JobFileError("output.choice_probabilities: there are no sampling.choices")
         return
     if config.input.format == "openai-batch":
         raise JobFileError(f"input.format: rows of openai-batch want answers, which task: {config.task} gives none of")
@@ -62,7 +69,7 @@ def _refuse_of_other_tasks(config: JobConfig) -> None:
     output = [
         key
         for key, field in OutputConfig.model_fields.items()
-        if key not in ("path", "columns") and getattr(config.output, key) != field.default
+        if key not in ("path", "columns", "scores") and getattr(config.output, key) != field.default
     ]
     named = [*(f"sampling.{key}" for key in sampling), *(f"output.{key}" for key in output)]
     named += ["answer"] * bool(config.answer) + ["errors.retries"] * bool(config.errors.retries)

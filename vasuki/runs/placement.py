@@ -323,7 +323,12 @@ def _load_to_measure(config: JobConfig, shape: ModelShape) -> LoadedModel | None
     engine = config.engine
     compiles = engine.compile != "off"
     return load_model(
-        config.model, engine.device, compiles=compiles, kv_dtype=config.kv.dtype, backend=engine.attention
+        config.model,
+        engine.device,
+        compiles=compiles,
+        kv_dtype=config.kv.dtype,
+        backend=engine.attention,
+        task=config.task,
     )
 
 

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 from transformers.quantizers.auto import get_hf_quantizer
 
 from vasuki.base.config import ModelConfig
@@ -41,6 +41,7 @@ from vasuki.hf.kernels.recurrent_functions import missing_packages
 from vasuki.hf.kv.kv_cache import KVLayout
 from vasuki.hf.kv.kv_mover import CopyEngine
 from vasuki.hf.loading.accounting import Outline, pickled_tensors, refuse_unaccounted
+from vasuki.hf.loading.body import Body, class_for
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.loading.triton_kernels import small_kernels, tile_attention
 from vasuki.hf.padded.held_memory import ALL_IN_BLOCKS, HeldBytes
@@ -212,6 +213,7 @@ def load_model(
     compiles: bool = True,
     kv_dtype: str = "auto",
     backend: AskedBackend = "auto",
+    task: str = "generate",
 ) -> LoadedModel:
     """Load weights, tokenizer and generation defaults.
 
@@ -223,21 +225,24 @@ def load_model(
             fewer operators, and let steps be recorded, where they can be.
         kv_dtype: of keys and values; `auto` is the model's.
         backend: `auto` is the ragged one, or else the padded one.
+        task: of the job, which says what is read of the model.
 
     Raises:
         ModelError: the model or its tokenizer cannot be read, or it needs what the backend does not have.
     """
-    loading = _Loading.of(model, device_name, stays_on_host, compiles, kv_dtype)
+    loading = _Loading.of(model, device_name, stays_on_host, compiles, kv_dtype, task)
     return _by_a_backend(loading.ragged, loading.padded, backend, loading.path)
 
 
-def check_model(model: ModelConfig, device_name: str = "auto", backend: AskedBackend = "auto") -> None:
+def check_model(
+    model: ModelConfig, device_name: str = "auto", backend: AskedBackend = "auto", task: str = "generate"
+) -> None:
     """Refuse what `load_model` would, without reading a weight: by the files' headers, and a model without numbers.
 
     Raises:
         ModelError: the same, unless only running the model shows it.
     """
-    loading = _Loading.of(model, device_name)
+    loading = _Loading.of(model, device_name, task=task)
     Tokenizer(loading.path, **loading.options)
     _by_a_backend(
         partial(loading.outline, attn_implementation=ragged_attention.NAME), loading.outline, backend, loading.path
@@ -272,6 +277,7 @@ class _Loading:
     compiles: bool
     kv_dtype: str
     stored: Mapping[str, StoredTensor]  # what its files hold; empty for weights that are on the hub
+    task: str
 
     @classmethod
     def of(
@@ -281,6 +287,7 @@ class _Loading:
         stays_on_host: Callable[[int, torch.device], bool] | None = None,
         compiles: bool = True,
         kv_dtype: str = "auto",
+        task: str = "generate",
     ) -> _Loading:
         """Raises ModelError for what can be refused before anything is loaded."""
         path = model.path
@@ -298,7 +305,7 @@ class _Loading:
         except Exception as error:
             raise ModelError(f"cannot read model {path}: {_first_line(error)}") from None
         _refuse_broken_defaults(description_folder(model) / "generation_config.json")
-        return cls(model, path, options, device, config, stays_on_host, compiles, kv_dtype, stored)
+        return cls(model, path, options, device, config, stays_on_host, compiles, kv_dtype, stored, task)
 
     def ragged(self) -> LoadedModel:
         """The model for the ragged backend. Raises Refused if that does not serve it."""
@@ -361,7 +368,7 @@ class _Loading:
         if not self.stored:
             return
         with torch.device("meta"):
-            from_config = partial(AutoModelForCausalLM.from_config, trust_remote_code=self.model.trust_remote_code)
+            from_config = partial(self._class.from_config, trust_remote_code=self.model.trust_remote_code)
             empty = self._made_by(from_config, config, **options)
         outlines = {name: Outline.of(tensor) for name, tensor in self.stored.items()}
         try:
@@ -376,9 +383,14 @@ class _Loading:
     def _weights(self, dtype: torch.dtype, **options: Any) -> Any:
         """The model in host memory, see `_made_by`."""
         options |= {"dtype": dtype, "use_safetensors": None if self.model.allow_pickle else True}
-        loaded = self._made_by(AutoModelForCausalLM.from_pretrained, self.path, **_ACCOUNTED, **options, **self.options)
+        loaded = self._made_by(self._class.from_pretrained, self.path, **_ACCOUNTED, **options, **self.options)
         refuse_unaccounted(self.path, loaded[0], loaded[1], self.stored)
-        return loaded[0].eval()
+        model = loaded[0].eval()
+        return Body.of(model, self.task, self.path) if self.task in ("embed", "classify") else model
+
+    @property
+    def _class(self) -> Any:
+        return class_for(self.task, self.config.architectures)
 
     def _made_by(self, make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """What transformers makes. Raises ModelError, of which Refused for an attention that a class lacks."""

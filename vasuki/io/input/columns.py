@@ -12,7 +12,7 @@ ANSWER_COLUMNS = (
     "id", "sample", "output", "finish_reason", "error", "prompt_tokens", "output_tokens", "output_token_ids", "logprob",
     "logprobs",
     "answer", "answer_status", "tries", "reasoning", "tokens", "perplexity", "best", "probabilities",
-    "choice_probabilities",
+    "choice_probabilities", "embedding", "label", "score", "scores",
 )  # fmt: skip
 LATER_COLUMNS = ("tries", "output_token_ids", "logprob", "logprobs")  # which stand behind those of typed answers
 TYPED_COLUMNS = ("answer", "answer_status", "tries")  # where the job says what answers look like
@@ -42,6 +42,8 @@ def _is_free(name: str, job: JobConfig) -> bool:
     """Whether a job's output has no column of that name, which others have."""
     if name == "reasoning":
         return not job.output.reasoning
+    if name in ("embedding", "label", "score", "scores"):
+        return job.task not in ("embed", "classify")
     if name in ("tokens", "perplexity", "best", "probabilities"):
         return job.task != "score"
     if name == "choice_probabilities":

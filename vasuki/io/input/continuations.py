@@ -26,7 +26,7 @@ class ScoredText:
 
     text: str
     prompt: Any = ()  # int32 [num_prompt_tokens], up to the token before its last
-    targets: Any = ()  # int32 [num_targets]
+    targets: Any = ()  # int32 [num_read]
 
     def split(self, token_ids: Ints, num_before: int) -> None:
         """Set both from the tokens of prompt and text, of which the first `num_before` are not scored."""

@@ -73,8 +73,9 @@ def conversation_templates(config: InputConfig) -> list[tuple[str, Template]]:
     return templates
 
 
-def is_chat(config: InputConfig, has_chat_template: bool) -> bool:
-    """Return whether prompts go through the model's chat template.
+def is_chat(config: InputConfig, has_chat_template: bool, task: str = "generate") -> bool:
+    """Return whether prompts go through the model's chat template. Texts that are embedded or classified do not, unless
+    the job says so.
 
     Raises:
         ModelError: the job needs one and the model has none.
@@ -87,6 +88,8 @@ def is_chat(config: InputConfig, has_chat_template: bool) -> bool:
     if not has_chat_template and any(wanted.values()):
         key = next(key for key, is_wanted in wanted.items() if is_wanted)
         raise ModelError(f"the model has no chat template, which {key} needs; put all the text into input.prompt")
+    if task in ("embed", "classify") and config.chat is not True:
+        return bool(config.messages)
     return bool(config.messages) or (bool(config.prompt) and config.chat is not False and has_chat_template)
 
 

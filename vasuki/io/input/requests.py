@@ -13,13 +13,15 @@ import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from vasuki.base.arrays import Ints
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import VasukiError, one_line
+from vasuki.base.units import plural
 from vasuki.engine.sequence import NO_TOKENS, Request, SamplingParams
 from vasuki.io.formats.sources import Block
 from vasuki.io.input.continuations import ScoredText, continuation_reader, joined, without_last_spaces
@@ -32,6 +34,7 @@ from vasuki.io.input.tables import Rows
 from vasuki.io.input.templates import as_it_is
 from vasuki.io.selection import EVERY_ROW, Selection
 from vasuki.io.values import value_bytes
+from vasuki.models.sentence import Embedding
 
 P = TypeVar("P")
 
@@ -133,7 +136,7 @@ class RequestStream:
         self._max_context_tokens = max_context_tokens
         self._vocab_size = vocab_size
         self._is_batch_format = job.input.format == "openai-batch"
-        as_chat = is_chat(job.input, tokenizer.has_chat_template)
+        as_chat = is_chat(job.input, tokenizer.has_chat_template, job.task)
         if job.input.prompt:
             log.info(_SENT_AS_CHAT if as_chat else _SENT_AS_TEXT)
         self._input = job.input
@@ -145,6 +148,11 @@ class RequestStream:
         self._sampling = SamplingReader(job.sampling, vocab_size, job.output, job.constraint)
         self._alternatives = job.output.alternatives
         self._generates = job.task == "generate"
+        self._scores = job.task == "score"
+        self._embedding = Embedding.of(job) if job.task == "embed" else None
+        if self._embedding:
+            self._max_context_tokens = min(max_context_tokens, self._embedding.most_tokens or max_context_tokens)
+        self._truncated = 0
         self._wants_choices = job.output.choice_probabilities
         self._continuations = continuation_reader(job, mark)
         self._priority_column, self._deadline_column = job.input.priority, job.input.deadline
@@ -177,6 +185,8 @@ class RequestStream:
             for drafts in _pieces(self._drafts(block)):
                 self._tokenise(drafts)
                 yield drafts
+        if self._truncated:
+            log.warning("%s cut to %d tokens", plural(self._truncated, "prompt"), self._max_context_tokens)
 
     def _drafts(self, block: Block) -> list[_Draft]:
         ids = self._table.ids(block)
@@ -208,9 +218,13 @@ class RequestStream:
             prompt = self._read_prompt(values)
         if self._wants_choices and draft.sampling.constraint:
             draft.scored = [ScoredText(choice) for choice in draft.sampling.constraint.choices]
-        elif not self._generates:
+        elif self._scores:
             draft.scored = [ScoredText(text) for text in self._continuations(values)]
-        if isinstance(prompt, str | list) and self._tokenizer.surely_exceeds(prompt, self._max_context_tokens):
+        if self._embedding and isinstance(prompt, str):
+            prompt = self._embedding.prompt + prompt
+        if self._input.truncate:
+            pass  # however long it is
+        elif isinstance(prompt, str | list) and self._tokenizer.surely_exceeds(prompt, self._max_context_tokens):
             raise RowError(self._no_room(f"{_num_characters(prompt)} characters"))
         draft.prompt = prompt
         if self._priority_column:
@@ -238,16 +252,34 @@ class RequestStream:
             twin, self._twin = self._twin(), None
             _compare(texts[:1], twin.encode_batch)
             _compare(conversations[:1], partial(twin.encode_messages, now=now))
+        if self._input.truncate:
+            self._truncate(drafts)
         self._tokenise_scored(drafts, {id(draft): text for draft, text in texts})
         for draft in drafts:
             draft.error = draft.error or self._problem(draft)
+
+    def _truncate(self, drafts: list[_Draft]) -> None:
+        """Cut prompts where the model's limit is, but for the special tokens that it expects at their ends."""
+        most = self._max_context_tokens
+        for draft in drafts:
+            if len(draft.token_ids) > most:
+                behind = self._behind
+                draft.token_ids = np.concatenate([draft.token_ids[: most - len(behind)], behind])
+                self._truncated += 1
+
+    @cached_property
+    def _behind(self) -> Ints:
+        """The special tokens that the tokenizer puts behind a text."""
+        [whole], plain = self._tokenizer.encode_batch(["a"]), self._tokenizer.encode_plain("a")
+        ends = [end for end in range(len(plain), len(whole) + 1) if whole[end - len(plain) : end] == plain]
+        return np.array(whole[max(ends, default=len(whole)) :], np.int32)
 
     def _tokenise_scored(self, drafts: list[_Draft], texts: Mapping[int, str]) -> None:
         """Give texts that are scored their tokens; `texts` are prompts of bare text."""
         for draft in drafts:
             if draft.error:
                 continue
-            if not (draft.scored or self._generates):  # the prompt itself
+            if self._scores and not draft.scored:  # the prompt itself
                 draft.scored = [ScoredText("")]
                 draft.scored[0].split(draft.token_ids, 1)
             elif (text := texts.get(id(draft))) is not None and draft.scored:
@@ -271,7 +303,7 @@ class RequestStream:
         if not num_tokens:
             return "prompt is empty"
         longest = max((len(each.prompt) for each in draft.scored), default=0)
-        if (self._generates and num_tokens >= self._max_context_tokens) or longest > self._max_context_tokens:
+        if num_tokens + self._generates > self._max_context_tokens or longest > self._max_context_tokens:
             return self._no_room(f"{max(num_tokens, longest + 1)} tokens")
         if any(not len(each.targets) for each in draft.scored):
             return "there is no token behind the first, which a likelihood could be of"
@@ -310,6 +342,10 @@ class RequestStream:
         if draft.error:
             yield whole
             return
+        if not (self._generates or self._scores):
+            is_mean = self._embedding is not None and self._embedding.pooling == "mean"
+            yield replace(whole, max_tokens=1, estimated_tokens=1, num_read=num_tokens if is_mean else 1)
+            return
         for sample_index in range(sampling.n):
             yield replace(whole, sample_index=sample_index)
         for index, each in enumerate(draft.scored, sampling.n):
@@ -320,6 +356,7 @@ class RequestStream:
                 max_tokens=1,
                 estimated_tokens=1,
                 sample_index=index,
+                num_read=len(each.targets),
                 targets=each.targets,
                 continuation=each.text,
             )

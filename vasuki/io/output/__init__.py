@@ -3,7 +3,7 @@
 sink             finished sequences -> answers
 answers          a row of the output, and the schema
 typed            answers as values of a type; check: conditions that they have to meet
-scores           what likelihoods of texts come to
+scores           what likelihoods of texts come to; vectors: what vectors and labels do
 journal          tokens of rows in flight, for the run that goes on with them
 parts            answers -> part files that say what they hold
 output_folder    locks the folder, reads its parts back, finishes it

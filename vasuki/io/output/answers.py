@@ -14,6 +14,7 @@ from vasuki.io.input.columns import ANSWER_COLUMNS, LATER_COLUMNS
 from vasuki.io.input.tables import Rows, stored_text
 from vasuki.io.output.scores import score_fields
 from vasuki.io.output.typed import columns_of, reader_of
+from vasuki.io.output.vectors import vector_fields
 from vasuki.io.values import value_bytes
 
 _ROW_OVERHEAD_BYTES = 600  # the Python objects around a row: 400 to 600 by tracemalloc, CPython 3.11
@@ -58,7 +59,7 @@ def answer_schema(job: JobConfig, table: Rows) -> Any:
     fields += [
         *([pa.field("reasoning", pa.string())] if job.output.reasoning else []),
         *([pa.field("output", pa.string())] if job.task == "generate" else []),
-        *score_fields(job),
+        *(vector_fields(job) if job.task in ("embed", "classify") else score_fields(job)),
         pa.field("finish_reason", pa.string()),
         pa.field("error", pa.string()),
         pa.field("prompt_tokens", pa.int32()),

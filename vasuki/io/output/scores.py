@@ -33,8 +33,8 @@ def score_fields(job: JobConfig) -> list[pa.Field]:
 
 def score_values(job: JobConfig, scored: Rows[Sequence]) -> dict[str, Any]:
     """The values of these columns for a row, from its texts in their order."""
-    logprobs, texts = [row.value for row in scored], [row.request.continuation for row in scored]
-    tokens = [row.request.num_targets for row in scored]
+    logprobs, texts = [row.value[0] for row in scored], [row.request.continuation for row in scored]
+    tokens = [row.request.num_read for row in scored]
     if job.output.choice_probabilities:
         told = zip(texts, logprobs, _shares(logprobs), strict=True)
         names = _CHOICE.names

@@ -16,6 +16,7 @@ from vasuki.io.output.answers import Answer
 from vasuki.io.output.parts import PartWriter, Totals
 from vasuki.io.output.scores import score_values
 from vasuki.io.output.typed import reader_of
+from vasuki.io.output.vectors import VectorReader
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class RowSink:
         self._job = job
         self._reader = reader_of(job) if job else None
         self._text_of = text_of
+        self._vectors = VectorReader(job) if job and job.task in ("embed", "classify") else None
         self._retries = job.errors.retries if job else 0
         self.again: deque[Request] = deque()
         self._keeps_logprobs = "logprobs" in writer.schema.names
@@ -87,15 +89,18 @@ class RowSink:
     def _answers_of(self, samples: list[tuple[Sequence, Answer]]) -> list[Answer]:
         """The lines of a row: of its samples, each with what its scored texts came to, or a single one of those."""
         samples.sort(key=lambda sample: sample[0].request.sample_index)
-        scored = [(sequence, answer) for sequence, answer in samples if sequence.request.num_targets]
+        scored = [(sequence, answer) for sequence, answer in samples if sequence.request.num_read]
         if not scored:
             return [answer for _, answer in samples]
-        answers = [answer for sequence, answer in samples if not sequence.request.num_targets]
+        answers = [answer for sequence, answer in samples if not sequence.request.num_read]
         failed = next((answer for _, answer in scored if answer.error), None)
         if failed is not None:
             return [failed]
-        assert self._job is not None, "a job asks for scores"
-        values = score_values(self._job, [sequence for sequence, _ in scored])
+        assert self._job is not None, "a job asks for them"
+        if self._vectors:
+            values = self._vectors.values(scored[0][0].value)
+        else:
+            values = score_values(self._job, [sequence for sequence, _ in scored])
         if answers:
             return [replace(answer, values=values) for answer in answers]
         return [

@@ -54,12 +54,13 @@ def load(job: JobKey) -> tuple[LoadedModel, float]:
         config.engine.compile != "off",
         config.kv.dtype,
         config.engine.attention,
+        task=config.task,
     )
     mapped = MappedWeights(config.model)
     if model_fingerprint(config.model) != job.model_fingerprint:
         raise ModelError(f"model {config.model.path} changed while it was loaded; run again when it is whole")
-    if config.scores and loaded.backend != "ragged":
-        raise ModelError(f"{config.model.path}: texts are scored in packed steps, which its backend does not have")
+    if config.reads and loaded.backend != "ragged":
+        raise ModelError(f"{config.model.path}: texts are read in packed steps, which its backend does not have")
     if config.output.reasoning:
         loaded.tokenizer.refuse_without_reasoning()
     return replace(loaded, mapped=mapped), time.perf_counter() - started_s - loaded.compile_s

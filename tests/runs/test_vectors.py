@@ -1,0 +1,214 @@
+"""Vectors and labels: as transformers' own models give them, however a text is computed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import transformers
+from tiny_job import WORDS, write_tiny_model
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+from vasuki.base.config import JobConfig, parse_job
+from vasuki.base.errors import JobFileError, ModelError
+from vasuki.commands.check import check_job
+from vasuki.runs.run import run_job
+
+ROWS = 10
+TEXTS = [" ".join(WORDS[row % 7 : row % 7 + 3 + row]) for row in range(ROWS)]
+SIZES: dict[str, Any] = {
+    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "head_dim": 8, "pad_token_id": 2, "bos_token_id": 0,
+    "eos_token_id": 1, "initializer_range": 0.3, "query_pre_attn_scalar": 8, "sliding_window": 16,
+}  # fmt: skip
+MakeModel = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_tiny_model(tmp_path_factory.mktemp("words"))
+    (folder / "model.safetensors").unlink()
+    (folder / "generation_config.json").unlink()
+    return folder
+
+
+@pytest.fixture
+def made(tmp_path: Path, tokenizer_folder: Path) -> MakeModel:
+    def make(kind: str, pooling: str = "", normalizes: bool = False, **settings: Any) -> Path:
+        """A model of a class of transformers, with the files that sentence-transformers saves beside it."""
+        folder = tmp_path / f"model-{kind}-{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(tokenizer_folder, folder)
+        family = next(name for name in ("Llama", "Qwen3", "Mistral", "Gemma2") if kind.startswith(name))
+        torch.manual_seed(5)
+        config = getattr(transformers, f"{family}Config")(**{**SIZES, **settings})
+        getattr(transformers, kind)(config).save_pretrained(folder)
+        if pooling:
+            (folder / "1_Pooling").mkdir()
+            modes = {f"pooling_mode_{name}": name == pooling for name in ("cls_token", "mean_tokens", "lasttoken")}
+            (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **modes}))
+            steps = ["Transformer", "Pooling", *(["Normalize"] if normalizes else [])]
+            modules = [{"idx": i, "type": f"sentence_transformers.models.{step}"} for i, step in enumerate(steps)]
+            (folder / "modules.json").write_text(json.dumps(modules))
+        return folder
+
+    return make
+
+
+def job(model: Path, folder: Path, task: str, texts: list[str] = TEXTS, **sections: Any) -> JobConfig:
+    pq.write_table(pa.table({"id": range(len(texts)), "text": texts}), folder / "in.parquet")
+    tree: dict[str, Any] = {
+        "task": task,
+        "model": {"path": str(model)},
+        "input": {"path": str(folder / "in.parquet"), "id": "id", "prompt": "{text}"},
+        "output": {"path": str(folder / f"out-{len(list(folder.iterdir()))}")},
+        "engine": {"chunk_tokens": 16},
+        "kv": {"device_memory": 2**21},
+    }
+    for name, section in sections.items():
+        tree[name] = {**tree.get(name, {}), **section}
+    return parse_job(tree)
+
+
+def rows_of(config: JobConfig) -> list[dict[str, Any]]:
+    run_job(config)
+    found = [row for part in Path(config.output.path).glob("*.parquet") for row in pq.read_table(part).to_pylist()]
+    return sorted(found, key=lambda row: row["id"])
+
+
+def vectors_of(model: Path, texts: list[str], pooling: str, normalizes: bool = False) -> np.ndarray:
+    """By transformers alone."""
+    tokenizer, network = AutoTokenizer.from_pretrained(model), AutoModel.from_pretrained(model).eval()
+    vectors = []
+    for text in texts:
+        with torch.no_grad():
+            hidden = network(torch.tensor([tokenizer(text).input_ids])).last_hidden_state[0]
+        vector = hidden.mean(0) if pooling == "mean" else hidden[-1]
+        vectors.append(torch.nn.functional.normalize(vector, dim=0) if normalizes else vector)
+    return np.stack([vector.numpy() for vector in vectors])
+
+
+@pytest.mark.parametrize("kind", ["LlamaModel", "MistralModel", "Qwen3ForCausalLM", "Gemma2ForCausalLM"])
+@pytest.mark.parametrize(("pooling", "normalizes"), [("mean_tokens", True), ("lasttoken", False)])
+def test_vectors_are_those_of_transformers(
+    made: MakeModel, tmp_path: Path, kind: str, pooling: str, normalizes: bool
+) -> None:
+    model = made(kind, pooling, normalizes)
+    rows = rows_of(job(model, tmp_path, "embed"))
+    expected = vectors_of(model, TEXTS, pooling[:4], normalizes)
+    assert np.array([row["embedding"] for row in rows]) == pytest.approx(expected, abs=1e-5)
+    assert all(
+        set(row) == {"id", "embedding", "finish_reason", "error", "prompt_tokens", "output_tokens"} for row in rows
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"engine": {"chunk_tokens": 1}},
+        {"engine": {"chunk_tokens": 5, "max_num_seqs": 2}},
+        {"engine": {"replicas": 2}},
+        {"kv": {"device_memory": 2**14, "block_tokens": 4}},
+        {"engine": {"compile": "off"}},
+    ],
+    ids=str,
+)
+def test_they_are_the_same_however_they_are_computed(made: MakeModel, tmp_path: Path, changes: dict[str, Any]) -> None:
+    model = made("LlamaModel", "mean_tokens", True)
+    rows = rows_of(job(model, tmp_path, "embed", **changes))
+    assert np.array([row["embedding"] for row in rows]) == pytest.approx(
+        vectors_of(model, TEXTS, "mean", True), abs=1e-5
+    )
+
+
+def test_the_type_and_the_settings(made: MakeModel, tmp_path: Path) -> None:
+    model = made("LlamaModel", "lasttoken")
+    (model / "config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": {"query": "find: ", "none": ""}, "default_prompt_name": None})
+    )
+    embed = {"pooling": "mean", "normalize": True, "dimensions": 8, "dtype": "float16", "prompt_name": "query"}
+    config = job(model, tmp_path, "embed", embed=embed)
+    rows = rows_of(config)
+    [part] = Path(config.output.path).glob("*.parquet")
+    assert pq.read_schema(part).field("embedding").type == pa.list_(pa.float16(), 8)
+    cut = vectors_of(model, [f"find: {text}" for text in TEXTS], "mean")[:, :8]
+    expected = cut / np.linalg.norm(cut, axis=1, keepdims=True)
+    assert np.array([row["embedding"] for row in rows], np.float32) == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("changes", [{}, {"engine": {"chunk_tokens": 1}}, {"engine": {"replicas": 2}}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_labels": 3, "id2label": {0: "bad", 1: "fair", 2: "good"}},
+        {"num_labels": 3, "problem_type": "multi_label_classification"},
+        {"num_labels": 1},
+        {"num_labels": 1, "problem_type": "regression"},
+    ],
+    ids=str,
+)
+def test_labels_are_those_of_the_pipeline(
+    made: MakeModel, tmp_path: Path, settings: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    model = made("LlamaForSequenceClassification", **settings)
+    rows = rows_of(job(model, tmp_path, "classify", output={"scores": True}, **changes))
+    theirs = transformers.pipeline(
+        "text-classification",
+        AutoModelForSequenceClassification.from_pretrained(model),
+        tokenizer=AutoTokenizer.from_pretrained(model),
+    )
+    for text, row in zip(TEXTS, rows, strict=True):
+        expected = theirs(text, top_k=None)
+        best = max(expected, key=lambda each: each["score"])
+        assert row["score"] == pytest.approx(best["score"], abs=1e-5)
+        if settings["num_labels"] > 1:
+            assert row["label"] == best["label"]
+            found = {each["label"]: each["score"] for each in row["scores"]}
+            assert found == pytest.approx({each["label"]: each["score"] for each in expected}, abs=1e-5)
+
+
+def test_long_texts_are_cut_where_that_is_asked(
+    made: MakeModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = made("LlamaModel", "lasttoken")
+    (model / "sentence_bert_config.json").write_text('{"max_seq_length": 12}')
+    texts = ["the cat", " ".join(WORDS * 40)]
+    errors = [row["error"] for row in rows_of(job(model, tmp_path, "embed", texts, errors={"max_fraction": 1}))]
+    assert errors[0] is None
+    assert "no room is left in the model's context of 12" in errors[1]
+    rows = rows_of(job(model, tmp_path, "embed", texts, input={"truncate": True}))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    cut = tokenizer.decode(tokenizer(texts[1]).input_ids[:12])
+    assert np.array(rows[1]["embedding"]) == pytest.approx(vectors_of(model, [cut], "last")[0], abs=1e-5)
+    assert rows[1]["prompt_tokens"] == 12
+    assert "1 prompt cut to 12 tokens" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "sections", "why"),
+    [
+        ("LlamaModel", "embed", {}, "embed.pooling: .* does not say how its tokens become a vector"),
+        ("LlamaModel:cls_token", "embed", {}, "embed.pooling: .* asks for pooling_mode_cls_token, which is unknown"),
+        ("LlamaModel:lasttoken", "embed", {"embed": {"dimensions": 33}}, "embed.dimensions: the model has 32 for each"),
+        ("LlamaModel:lasttoken", "embed", {"embed": {"prompt_name": "q"}}, "the model has no prompt 'q'; it has none"),
+        ("LlamaModel:lasttoken", "embed", {"output": {"scores": True}}, "output.scores: means nothing to task: embed"),
+        ("LlamaModel:lasttoken", "embed", {"sampling": {"top_k": 3}}, "sampling.top_k: means nothing to task: embed"),
+        ("LlamaForCausalLM", "classify", {}, "score.weight"),
+        ("LlamaForCausalLM", "generate", {"input": {"truncate": True}}, "input.truncate: means nothing to task: gen"),
+        ("LlamaForCausalLM", "generate", {"embed": {"dimensions": 3}}, "embed: means nothing to task: generate"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    made: MakeModel, tmp_path: Path, kind: str, task: str, sections: dict[str, Any], why: str
+) -> None:
+    model = made(*kind.split(":"))
+    for refuse in (check_job, run_job):
+        with pytest.raises((JobFileError, ModelError), match=why):
+            refuse(job(model, tmp_path, task, **sections))

@@ -1,0 +1,121 @@
+"""What a model's own files say of vectors and labels, as sentence-transformers and transformers save them.
+
+modules.json                           which steps make a vector of a text
+1_Pooling/config.json                  what is taken of its tokens
+sentence_bert_config.json              how many of them there are at most
+config_sentence_transformers.json      what goes before a text
+config.json                            sizes, and the labels of a classification head
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vasuki.base.config import JobConfig, ModelConfig
+from vasuki.base.errors import JobFileError, ModelError
+from vasuki.models.files import description_folder
+
+Pooling = Literal["mean", "last"]
+Scale = Literal["softmax", "sigmoid", "none"]
+
+_POOLINGS: dict[str, Pooling] = {"pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
+_STEPS = ("Transformer", "Pooling", "Normalize")
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """How a text becomes a vector."""
+
+    pooling: Pooling
+    normalizes: bool
+    width: int  # numbers of a vector
+    prompt: str = ""  # before each text
+    most_tokens: int | None = None  # of a text; None for the model's context
+
+    @classmethod
+    def of(cls, job: JobConfig) -> Embedding:
+        """As the job says, else as the model does.
+
+        Raises:
+            ModelError: a file of the model cannot be read.
+            JobFileError: neither says how, or a step is unknown.
+        """
+        folder, asked = description_folder(job.model), job.embed
+        steps = [str(step.get("type", "")).rpartition(".")[2] for step in _read(folder / "modules.json", [])]
+        if odd := next((step for step in steps if step not in _STEPS), ""):
+            raise JobFileError(
+                f"task: embed: {job.model.path} has a step {odd} behind its pooling, which is unknown here"
+            )
+        pooling = asked.pooling if asked.pooling != "auto" else _pooling(folder, job.model.path)
+        hidden = int(_text_config(folder)["hidden_size"])
+        if asked.dimensions and asked.dimensions > hidden:
+            raise JobFileError(f"embed.dimensions: the model has {hidden} for each text, not {asked.dimensions}")
+        normalizes = "Normalize" in steps if asked.normalize == "auto" else bool(asked.normalize)
+        return cls(
+            pooling,
+            normalizes,
+            asked.dimensions or hidden,
+            _prompt(folder, asked.prompt_name),
+            _read(folder / "sentence_bert_config.json", {}).get("max_seq_length"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What a classification head tells apart."""
+
+    names: tuple[str, ...]
+    scale: Scale  # of its logits to scores, as transformers' pipeline chooses it
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> Labels:
+        """Raises ModelError if config.json names none."""
+        config = _read(description_folder(model) / "config.json", {})
+        names = config.get("id2label") or {str(index): f"LABEL_{index}" for index in range(config.get("num_labels", 2))}
+        try:
+            ordered = tuple(str(names[str(index)]) for index in range(len(names)))
+        except (KeyError, TypeError):
+            raise ModelError(f"{model.path}: config.json numbers its labels otherwise than from 0") from None
+        kind = config.get("problem_type")
+        if kind == "regression":
+            return cls(ordered, "none")
+        return cls(ordered, "sigmoid" if kind == "multi_label_classification" or len(ordered) == 1 else "softmax")
+
+
+def _pooling(folder: Path, path: str) -> Pooling:
+    said = _read(folder / "1_Pooling" / "config.json", {})
+    modes = [name for name, is_set in said.items() if name.startswith("pooling_mode_") and is_set is True]
+    if not modes:
+        raise JobFileError(f"embed.pooling: {path} does not say how its tokens become a vector; set it to mean or last")
+    if len(modes) > 1 or modes[0] not in _POOLINGS:
+        raise JobFileError(f"embed.pooling: {path} asks for {' and '.join(modes)}, which is unknown here")
+    if said.get("include_prompt") is False:
+        raise JobFileError(f"embed.pooling: {path} leaves the tokens of prompts out, which is unknown here")
+    return _POOLINGS[modes[0]]
+
+
+def _prompt(folder: Path, name: str) -> str:
+    said = _read(folder / "config_sentence_transformers.json", {})
+    prompts, name = said.get("prompts") or {}, name or said.get("default_prompt_name") or ""
+    if name and name not in prompts:
+        known = ", ".join(prompts) or "none"
+        raise JobFileError(f"embed.prompt_name: the model has no prompt '{name}'; it has {known}")
+    return str(prompts[name]) if name else ""
+
+
+def _text_config(folder: Path) -> dict[str, Any]:
+    config = _read(folder / "config.json", {})
+    return dict(config.get("text_config", config))
+
+
+def _read(file: Path, otherwise: Any) -> Any:
+    """What a file of JSON holds, or that where there is none. Raises ModelError."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return otherwise
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {file}: {error}") from None
