@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from vasuki.base.config import InputConfig, parse_job
 from vasuki.base.constraint import TYPES, schema_of
 from vasuki.base.errors import JobFileError, one_line
 from vasuki.base.yaml_text import read_yaml
 from vasuki.commands.job_schema import NAME, job_schema
 from vasuki.io.input.columns import ANSWER_COLUMNS
-from vasuki.io.input.tables import column_types, open_table
+from vasuki.io.input.tables import column_kinds, open_table
 
 _JOB = """\
 # yaml-language-server: $schema={schema}
@@ -159,40 +157,29 @@ def _reads(wanted: Wanted, answer: Mapping[str, Any]) -> tuple[list[str], list[s
     if not wanted.input:
         template = wanted.prompt or "Translate into French: {text}"
         return [_ID.format(column="id"), _prompt(template, answer)], ["text"]
-    types = column_types(InputConfig(path=wanted.input, prompt_token_ids="-"))
-    if {"custom_id", "body"} <= set(types):
+    kinds = column_kinds(InputConfig(path=wanted.input, prompt_token_ids="-"))
+    if {"custom_id", "body"} <= set(kinds):
         return ["  format: openai-batch"], []
     lines: list[str] = []
-    texts = [name for name, kind in types.items() if _is_text(kind) and not set(name) & set("{}:!")]
-    if id_column := _id_among(wanted.input, types):
+    texts = [name for name, kind in kinds.items() if kind == "text" and not set(name) & set("{}:!")]
+    if id_column := _id_among(wanted.input, kinds):
         lines.append(_ID.format(column=_scalar(id_column)))
     if wanted.prompt:
         return [*lines, _prompt(wanted.prompt, answer)], []
-    if messages := next((name for name, kind in types.items() if _is_conversation(name, kind)), ""):
+    if messages := next((name for name, kind in kinds.items() if kind == "messages"), ""):
         return [*lines, f"  messages: {messages}  # each a list of {{role, content}}"], []
     column = next((name for name in _TEXTS if name in texts), "") or next(
         (name for name in texts if name != id_column), ""
     )
     if not column:
-        raise JobFileError(f"no column of {wanted.input} is text; say by --prompt what is asked of {', '.join(types)}")
+        raise JobFileError(f"no column of {wanted.input} is text; say by --prompt what is asked of {', '.join(kinds)}")
     return [*lines, _prompt(f"{{{column}}}", answer)], [column] if column not in ANSWER_COLUMNS else []
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_conversation(name: str, kind: pa.DataType) -> bool:
-    """Whether a column has lists of messages: by its type, or in a text file by its name."""
-    if pa.types.is_list(kind) and pa.types.is_struct(kind.value_type):
-        return bool(kind.value_type.get_field_index("role") >= 0)
-    return name in ("messages", "conversations")
-
-
-def _id_among(path: str, types: Iterable[str]) -> str:
+def _id_among(path: str, names: Iterable[str]) -> str:
     """A column whose values name the rows, if one does."""
     for name in _IDS:
-        if name in types:
+        if name in names:
             tree = {"input": {"path": path, "id": name, "prompt_token_ids": name}, "output": {"path": "-"}}
             try:
                 open_table(parse_job({"model": {"path": "-"}, **tree}))

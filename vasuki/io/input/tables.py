@@ -207,14 +207,22 @@ def open_table(job: JobConfig, on_file: Callable[[int, int], None] = lambda inde
     return table
 
 
-def column_types(config: InputConfig) -> dict[str, Any]:
-    """The columns of an input's first file, with their pyarrow types. Raises as `open_table` does."""
+def column_kinds(config: InputConfig) -> dict[str, Literal["text", "messages", "other"]]:
+    """The columns of an input's first file, with what may be made of them. Raises as `open_table` does."""
     file = _find(config)[0]
     types = file.survey({""}, (), None).types
     names = [name for name in types if name]
     if not isinstance(file, _TYPED):
         types = file.survey(names, names, None).types
-    return {name: types[name] for name in names} | dict.fromkeys(folder_columns(file.location), pa.string())
+    return {name: _kind(name, types[name]) for name in names} | dict.fromkeys(folder_columns(file.location), "text")
+
+
+def _kind(name: str, arrow_type: Any) -> Literal["text", "messages", "other"]:
+    """Conversations tell by their type, or in a text file by their name."""
+    is_list = pa.types.is_list(arrow_type) and pa.types.is_struct(arrow_type.value_type)
+    if name in ("messages", "conversations") or (is_list and arrow_type.value_type.get_field_index("role") >= 0):
+        return "messages"
+    return "text" if pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type) else "other"
 
 
 def _find(config: InputConfig) -> list[Source]:
