@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,3 +78,17 @@ def test_without_a_home(tmp_path: Path, tiny_model: Path) -> None:
     assert "this user has no home folder (HOME)" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
     assert list(folder.iterdir()) == []
+
+
+def test_a_machine_without_a_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp', '/']")
+
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", none)
+    monkeypatch.setattr("vasuki.commands.check.check_job", lambda config: tempfile.gettempdir())
+    ended = CliRunner().invoke(main, ["check", "jobs/quickstart.yaml"])
+    assert (ended.exit_code, ended.stderr) == (
+        2,
+        "vasuki: there is no folder for temporary files: set TMPDIR to one that can be written to\n",
+    )

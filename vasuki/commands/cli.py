@@ -70,6 +70,8 @@ def _lacking(error: Exception) -> str:
     """What this process has too little of; empty for a bug of ours."""
     most_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
     most = "" if most_bytes == resource.RLIM_INFINITY else f"; it may use {bytes_text(most_bytes)} (ulimit -v)"
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
+        return "there is no folder for temporary files: set TMPDIR to one that can be written to"
     if isinstance(error, MemoryError):
         return f"memory ran out{most}"
     if isinstance(error, ImportError) and not (error.name or "").startswith("vasuki"):

@@ -32,9 +32,15 @@ def plain_values(column: Any) -> list[Any]:
 
 
 def _python_value(scalar: Any) -> Any:
+    """The value of a scalar, or itself where Python has none like it, at any depth."""
     try:
         return scalar.as_py()
     except (ValueError, OverflowError):
+        if isinstance(scalar, pa.StructScalar):
+            return {name: _python_value(scalar[name]) for name in scalar}
+        if isinstance(scalar, pa.ListScalar):  # of which maps are
+            parts = [_python_value(each) for each in scalar.values]
+            return [(part["key"], part["value"]) for part in parts] if isinstance(scalar, pa.MapScalar) else parts
         return scalar
 
 

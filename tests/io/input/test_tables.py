@@ -7,6 +7,8 @@ import gzip
 import io
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -315,6 +317,14 @@ def test_files_whose_types_disagree(job: MakeJob, parquet: WriteParquet, tmp_pat
     parquet("in/c.parquet", text=["c"], extra=["x"])
     with pytest.raises(InputError, match=r"column 'extra' is string in .*c\.parquet but int64"):
         open_table(job(tmp_path / "in", output={"columns": ["extra"]}))
+
+
+def test_a_file_of_nothing_disagrees_with_none(job: MakeJob, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"text": ["a", "b"], "n": [1, 2]}), tmp_path / "in" / "b.parquet")
+    pq.write_table(pa.table({}), tmp_path / "in" / "a.parquet")
+    table = open_table(job(tmp_path / "in", output={"columns": ["n"]}))
+    assert (table.num_rows, table.carried_types) == (2, {"n": pa.int64()})
 
 
 def test_a_table_without_rows_keeps_the_types_of_its_columns(job: MakeJob, tmp_path: Path) -> None:
@@ -965,3 +975,30 @@ def test_output_among_the_input_is_refused(job: MakeJob, parquet: WriteParquet, 
             open_table(job(path, output={"path": str(path)}))
     assert open_table(job(tmp_path / "data", output={"path": str(tmp_path / "data2")})).num_rows == 1
     assert open_table(job(tmp_path / "data/a.parquet", output={"path": str(tmp_path)})).num_rows == 1
+
+
+def test_nested_nanoseconds_have_a_text_without_pandas(tmp_path: Path) -> None:
+    """Where pandas is not installed, pyarrow makes no Python value of them."""
+    program = """
+import sys
+class Lacking:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "pandas":
+            raise ImportError
+sys.meta_path.insert(0, Lacking())
+import numpy as np, pyarrow as pa
+from vasuki.io.values import as_text, python_values
+times = pa.array([np.datetime64("2026-01-01T00:00:00.123456789", "ns"), None])
+lists = pa.ListArray.from_arrays([0, 2], times)
+maps = pa.array([[("a", 1)]], pa.map_(pa.string(), pa.timestamp("ns")))
+for column in (pa.StructArray.from_arrays([times], ["t"]), pa.StructArray.from_arrays([lists], ["l"]), maps):
+    values = python_values(column)
+    assert pa.array(values, column.type).equals(column)
+    print(as_text(values[0]))
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert found.splitlines() == [
+        '{"t": "2026-01-01 00:00:00.123456789"}',
+        '{"l": ["2026-01-01 00:00:00.123456789", null]}',
+        '{"a": "1970-01-01 00:00:00.000000001"}',
+    ]

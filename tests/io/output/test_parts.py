@@ -4,6 +4,7 @@ import datetime
 import decimal
 import errno
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from vasuki.io.input.tables import open_table
 from vasuki.io.location import Location
 from vasuki.io.output import parts
 from vasuki.io.output.answers import Answer, answer_schema, may_have_samples, to_table
-from vasuki.io.output.parts import PartLabel, PartWriter, Totals, read_label
+from vasuki.io.output.parts import PartLabel, PartWriter, Totals, read_label, to_parquet
 
 PLAIN = pa.schema([("id", pa.int64()), ("output", pa.string()), ("finish_reason", pa.string()), ("error", pa.string())])
 
@@ -52,6 +53,31 @@ def test_a_label_round_trips(rows: set[int], failed: int) -> None:
     back = PartLabel.from_json(label.to_json())
     assert back.rows.tolist() == label.rows.tolist()
     assert (back.config_hash, back.input_fingerprint, back.totals) == ("hash", "print", label.totals)
+
+
+@pytest.mark.parametrize("stale", [1, 2])
+def test_a_part_whose_server_let_go_of_it_is_read_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stale: int
+) -> None:
+    part = Location.parse(str(tmp_path / "part-00000.parquet"))
+    label = PartLabel("c", "f", np.array([3, 5]), Totals(rows=2))
+    part.write_bytes(to_parquet([pa.table({"id": [1, 2]})], label))
+    left, open_part = [stale], Location.open
+
+    def handed_out(self: Location) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return open_part(self)
+
+    monkeypatch.setattr(Location, "open", handed_out)
+    if stale == 1:
+        found = read_label(part)
+        assert found is not None
+        assert found.rows.tolist() == [3, 5]
+    else:
+        with pytest.raises(Interrupted, match="its server let go of it"):
+            read_label(part)
 
 
 def test_labels_are_small() -> None:

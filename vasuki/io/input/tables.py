@@ -172,7 +172,8 @@ def open_table(job: JobConfig, on_file: Callable[[int, int], None] = lambda inde
         given = {name: value for name, value in given.items() if name not in {*survey.types, id_name}}
         of_folders.append(given)
         survey = replace(survey, types=survey.types | dict.fromkeys(given, pa.string()))
-        if not isinstance(file, JsonlSource):  # a file with a schema has to have every column itself
+        is_nothing = not survey.num_rows and not survey.types  # which disagrees with none
+        if not (isinstance(file, JsonlSource) or is_nothing):  # a file with a schema has to have every column itself
             _check_columns(needed, survey.types, file.location)
         types = _merge(types, survey, file, {*stored, id_name})
         types_at_first = survey.types | types_at_first

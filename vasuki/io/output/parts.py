@@ -16,6 +16,7 @@ The output folder is therefore its own checkpoint: resuming reads footers, compa
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import io
 import json
@@ -26,7 +27,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,9 +35,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vasuki.base.commits import commit_interval_s
-from vasuki.base.errors import UnreadableError, one_line
+from vasuki.base.errors import Interrupted, UnreadableError, one_line
 from vasuki.io.location import Location, writing
 from vasuki.io.output.answers import Answer, to_table
+
+T = TypeVar("T")
 
 METADATA_KEY = b"vasuki"
 PART_NAME = re.compile(r"part-(?P<index>\d{5,})(?P<label>|-\d+-of-\d+)(-[0-9a-f]{8})?\.parquet")
@@ -56,17 +59,31 @@ def reading(part: Location) -> Iterator[None]:
 
     Raises:
         UnreadableError: the file system does not give it, for want of permission or of handles: it may be whole.
+        Interrupted: the file server has let go of it: a later run may read it.
         DamagedPart: it is not whole.
     """
     try:
         yield
     except OSError as error:
+        if error.errno == errno.ESTALE:
+            raise Interrupted(f"cannot read {part}: its server let go of it; {Interrupted.goes_on}") from None
         if error.errno or not part.is_local:
             reason = os.strerror(error.errno) if error.errno else one_line(error)
             raise UnreadableError(f"cannot read {part}: {reason}") from None
         raise _damaged(part) from None
     except (ValueError, pa.ArrowException):
         raise _damaged(part) from None
+
+
+def once_more(read: Callable[[], T]) -> T:
+    """What is read, the second time if the file server let go of the file the first time, as NFS does of one that was
+    written anew. Raises what reading does."""
+    try:
+        return read()
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+    return read()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +259,12 @@ def read_label(part: Location, with_pages: bool = False) -> PartLabel | None:
     Raises:
         UnreadableError, DamagedPart: see `reading`.
     """
-    with reading(part), part.open() as stream:
+    with reading(part):
+        return once_more(lambda: _label_of(part, with_pages))
+
+
+def _label_of(part: Location, with_pages: bool) -> PartLabel | None:
+    with part.open() as stream:
         metadata = pq.read_metadata(stream).metadata or {}
         if METADATA_KEY not in metadata:
             return None

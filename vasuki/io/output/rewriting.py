@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 from vasuki.base.arrays import Ints
 from vasuki.io.location import Location
 from vasuki.io.output.answers import with_null_errors
-from vasuki.io.output.parts import PartLabel, Totals, to_parquet
+from vasuki.io.output.parts import PartLabel, Totals, once_more, to_parquet
 
 LabelledPart = tuple[Location, PartLabel]
 
@@ -52,11 +53,15 @@ def keep_rows(part: Location, label: PartLabel, rows: Ints) -> PartLabel:
 
 def read_part(part: Location, label: PartLabel) -> tuple[Any, Ints]:
     """A part's table, and the number of the row that each line answers: lines of one row follow one another."""
-    with part.open() as stream:
-        table = with_null_errors(pq.read_table(stream).replace_schema_metadata())
+    table = with_null_errors(once_more(partial(_table_of, part)).replace_schema_metadata())
     ids = table["id"].to_pylist()
     begins = np.array([index > 0 and ids[index] != ids[index - 1] for index in range(len(ids))], dtype=np.int64)
     return table, label.rows[np.cumsum(begins)]
+
+
+def _table_of(part: Location) -> Any:
+    with part.open() as stream:
+        return pq.read_table(stream)
 
 
 def _failed(table: Any) -> Any:
