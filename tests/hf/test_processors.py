@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -116,3 +117,17 @@ def test_greedy_tokens_are_those_of_generate(asked: dict[str, Any]) -> None:
         expected.append(output[0, len(prompt) :].tolist())
     found, *_ = run(load("llama"), requests_of(prompts(), **asked), chunk_tokens=16)
     assert found.outputs == expected
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_rows_with_settings_and_others_share_steps(steps_ahead: int) -> None:
+    """A step whose tokens the next has to know is waited for, and only such a step."""
+    asked: list[dict[str, Any]] = [{}, {"repetition_penalty": 1.4}, {"logit_bias": {5: 3.0}}, {"min_tokens": 9}]
+    requests = [
+        replace(requests_of([prompt], **asked[row % 4])[0], row=row, id=f"row-{row}")
+        for row, prompt in enumerate(prompts())
+    ]
+    together, *_ = run(load("llama"), requests, chunk_tokens=16, steps_ahead=steps_ahead)
+    for row, request in enumerate(requests):
+        alone, *_ = run(load("llama"), [replace(request, row=0)])
+        assert together.outputs[row] == alone.outputs[0]

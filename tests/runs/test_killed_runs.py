@@ -106,6 +106,28 @@ def test_typed_answers_and_their_tries_are_the_same_too(tmp_path: Path, tiny_mod
     assert answers(job).equals(expected)
 
 
+def test_scores_are_the_same_too(tmp_path: Path, tiny_model: Path, nursery: Nursery) -> None:
+    asked: dict[str, dict[str, Any]] = {
+        "sampling": {"max_tokens": 256},
+        "output": {"token_ids": False},
+        "input": {"continuation": [" a hill", " two dogs run over there", " here"]},
+    }
+
+    def scored(folder: Path) -> Path:
+        job = job_into(folder, tiny_model, changes=asked)
+        job.write_text(f"task: score\n{job.read_text()}")
+        return job
+
+    undisturbed, job, kills = scored(tmp_path / "undisturbed"), scored(tmp_path / "killed"), 0
+    assert nursery.run(Order(str(undisturbed))) == 0
+    rng = random.Random(7)
+    for phase in ["decodes", "journal", "decodes", "commit", "decodes"]:
+        kills += nursery.run(kill_at(job, phase, rng, 2)) != 0
+    assert nursery.run(Order(str(job))) == 0
+    assert kills > 1
+    assert answers(job).equals(answers(undisturbed))
+
+
 def decode_tokens(job: Path) -> int:
     """Decodes in the trace: it reaches the disk behind the journal, so each is counted whose token is kept."""
     return sum(step.decode_tokens for step in read_trace(Location.parse(str(job.parent / "out"))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from click.testing import CliRunner
 from tiny_job import WORDS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vasuki.base.config import JobConfig, parse_job
 from vasuki.base.errors import JobFileError
 from vasuki.commands.check import check_job
+from vasuki.commands.cli import main
 from vasuki.io.location import Location
 from vasuki.io.output.trace import read_trace
 from vasuki.runs.run import run_job
@@ -82,6 +85,25 @@ def test_a_continuation(tiny_model: Path, rows: Path) -> None:
         assert found["logprob"] == pytest.approx(logprob, abs=1e-4)
         assert (found["tokens"], found["error"], found["finish_reason"]) == (tokens, None, "stop")
         assert "output" not in found
+
+
+def test_it_is_planned_and_exported_like_any_job(tiny_model: Path, rows: Path) -> None:
+    config = job(tiny_model, rows, input={"continuation": [" a", " the"]})
+    file = rows.parent / "job.yaml"
+    file.write_text(json.dumps(config.model_dump(mode="json")))
+    plan = json.loads(CliRunner().invoke(main, ["plan", str(file), "--json"]).stdout)[0]
+    assert (plan["requests"], plan["output_tokens_estimate"]) == (2 * ROWS, 2 * ROWS)
+    assert plan["makespan_s"] >= plan["lower_bound_s"] > 0
+    found = rows_of(config)
+    for name, code in (("a.jsonl", 0), ("a.csv", 0)):
+        out = CliRunner().invoke(main, ["export", config.output.path, "--to", str(rows.parent / name)])
+        assert out.exit_code == code, out.stderr
+    told = [json.loads(line) for line in (rows.parent / "a.jsonl").read_text().splitlines()]
+    assert [row["logprob"] for row in told] == [row["logprob"] for row in found]
+    refused = CliRunner().invoke(
+        main, ["export", config.output.path, "--to", str(rows.parent / "b.jsonl"), "--format", "openai"]
+    )
+    assert (refused.exit_code, "has no answers that a hosted API" in refused.stderr) == (2, True)
 
 
 def test_a_text_and_its_perplexity(tiny_model: Path, rows: Path) -> None:
@@ -201,7 +223,7 @@ def test_rows_that_cannot_be_scored_fail_alone(tiny_model: Path, rows: Path) -> 
         ({"task": "generate", "score": {"normalization": "bytes"}}, "score: means nothing to task: generate"),
         ({"task": "generate", "output": {"choice_probabilities": True}}, "there are no sampling.choices"),
         ({"input": {"continuation": "{nothing}"}}, "input.continuation names column 'nothing'"),
-        ({"engine": {"attention": "padded"}}, "engine.attention: texts are scored in packed steps"),
+        ({"engine": {"attention": "padded"}}, "engine.attention: texts are read in packed steps"),
     ],
 )
 def test_what_means_nothing_is_refused(tiny_model: Path, rows: Path, changes: dict[str, Any], why: str) -> None:

@@ -628,6 +628,11 @@ class JobConfig(_Section):
     embed: EmbedConfig = EmbedConfig()
 
     @property
+    def knows_lengths(self) -> bool:
+        """Whether it is known beforehand how long outputs become: a column says so, or there are none."""
+        return self.task != "generate" or bool(self.plan.length_column)
+
+    @property
     def reads(self) -> bool:
         """Whether some of what the model says is of tokens that it did not choose."""
         return self.task != "generate" or self.output.choice_probabilities

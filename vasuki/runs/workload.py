@@ -92,7 +92,7 @@ def job_workload(config: JobConfig) -> Workload:
     )
     with stream as requests, busy_if_slow("counting the tokens of prompts") as far:
         first = first_rows(requests, COUNTED_REQUESTS, far, table.num_rows, keeps=False)
-        lengths = lengths_of(_naming_errors(first), table.num_rows, bool(config.plan.length_column))
+        lengths = lengths_of(_naming_errors(first), table.num_rows, config.knows_lengths)
     for problem in table.unread:
         raise problem
     if not len(lengths):
@@ -114,7 +114,7 @@ def _naming_errors(requests: Iterable[Request]) -> Iterator[Request]:
 
 def _recorded(config: JobConfig) -> Workload:
     """A job whose input is a LENGTHS.csv."""
-    source, shape, known = config.input, shape_of(config), bool(config.plan.length_column)
+    source, shape, known = config.input, shape_of(config), config.knows_lengths
     lengths = read_lengths(source.path, source.priority, source.deadline, known)
     return Workload(config, shape, _within_context(lengths, shape.max_context_tokens, source.path))
 

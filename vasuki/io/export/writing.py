@@ -66,6 +66,8 @@ def _write_results(folder: Location, target: Location) -> dict[str, int]:
     model = str(manifest.job.get("model", {}).get("path", "")) if manifest else ""
     ended = manifest.finished_at if manifest else ""
     created_s = int(datetime.fromisoformat(ended).timestamp()) if ended else 0
+    if "output" not in column_names(folder):
+        raise JobFileError(f"{folder} has no answers that a hosted API could have given; export it as jsonl or csv")
     errors = target.sibling(target.name.removesuffix(".jsonl") + ".errors.jsonl")
     errors.delete()
     counts: Counter[str] = Counter({str(target): 0})

@@ -176,7 +176,7 @@ class RowsThatArrive:
         with self._signals.deferred():
             self._feed.wait_until(math.inf)
             first = self._feed.take_ready(PLANNED_REQUESTS)
-        return _many(lengths_of(first, known=bool(self._config.plan.length_column)))
+        return _many(lengths_of(first, known=self._config.knows_lengths))
 
     def plan(self, placement: Placement, lengths: Lengths) -> Plan:
         gathering = self._config.arrivals

@@ -57,7 +57,7 @@ class TableRows:
         """Lengths of all rows, as if the rest were like the first rows."""
         with busy_if_slow("reading rows to plan from") as far:
             self._first = list(first_rows(self._requests, PLANNED_REQUESTS, far, self._num_rows))
-        return lengths_of(self._first, self._num_rows, bool(self._config.plan.length_column))
+        return lengths_of(self._first, self._num_rows, self._config.knows_lengths)
 
     def plan(self, placement: Placement, lengths: Lengths) -> Plan:
         return placement.plan(lengths)

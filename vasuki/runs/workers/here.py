@@ -93,7 +93,7 @@ class Here:
     def _look_back(self, bounds: Bounds) -> Bounds:
         """The bounds, and what knowing the lengths would have saved, where finding out takes little of that time."""
         plan, lengths = self._device.plan, self._device.done.lengths
-        if self._job.config.plan.length_column or bounds.schedule_s is None or lengths is None:
+        if self._job.config.knows_lengths or bounds.schedule_s is None or lengths is None:
             return bounds
         if not is_affordable(plan, len(lengths), self._device.taken_s):
             return bounds
