@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vasuki import report as report
     from vasuki.api import RunOptions as RunOptions
+    from vasuki.api import enrich as enrich
     from vasuki.api import plan as plan
     from vasuki.api import run as run
     from vasuki.api import simulate as simulate
 
-__all__ = ["RunOptions", "plan", "report", "run", "simulate"]
+__all__ = ["RunOptions", "enrich", "plan", "report", "run", "simulate"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,11 +5,13 @@ They raise a `VasukiError` where a command ends with its exit code.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vasuki.base.config import JobConfig, load_job, parse_job
+from vasuki.io.batch import as_arrow, batch_job, with_answers
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import Simulated
 from vasuki.runs.opening import Outcome
@@ -20,8 +22,9 @@ from vasuki.runs.renting import parse_fleets
 from vasuki.runs.run import run_job
 from vasuki.runs.workload import Workload, job_workload, workload_of
 
-__all__ = ["Job", "RunOptions", "plan", "run", "simulate"]
+__all__ = ["Job", "RunOptions", "enrich", "plan", "run", "simulate"]
 
+Table = TypeVar("Table")
 Job = str | Path | Mapping[str, Any] | JobConfig
 
 
@@ -36,6 +39,35 @@ def run(job: Job, options: RunOptions = AS_USUAL) -> Outcome:
         VasukiError: as `vasuki run` ends with its exit code; finished rows are durable.
     """
     return run_job(_config(job), options)
+
+
+def enrich(table: Table, *, model: str, prompt: str = "", options: RunOptions = AS_USUAL, **settings: Any) -> Table:
+    """A table in memory with what a model says of its rows: the same rows, with the columns that the job's output has.
+
+    Nothing is left of it if the process ends before it is done: `run` is for what should outlast that.
+
+    Args:
+        table: of pyarrow, pandas or Polars.
+        model: a folder, or a Hugging Face id.
+        prompt: a template over the columns.
+        options: as for `run`.
+        settings: further keys of a job, such as `answer={"kind": ["a", "b"]}`, `task="embed"` or
+            `sampling={"max_tokens": 8}`.
+
+    Returns:
+        A table of the same kind. With `sampling.n` each row is there as often.
+
+    Raises:
+        VasukiError: as `vasuki run` ends with its exit code.
+    """
+    given = {**settings.pop("input", {}), **({"prompt": prompt} if prompt else {})}
+    place = {"output": {"path": "-", **settings.pop("output", {})}}
+    job = parse_job({"model": {"path": model}, "input": {"path": "-", **given}, **place, **settings}, "enrich")
+    with tempfile.TemporaryDirectory(prefix="vasuki-") as folder:
+        own = batch_job(job, as_arrow(table), Path(folder))
+        run_job(own, options)
+        answered: Table = with_answers(table, own)
+    return answered
 
 
 def plan(job: Job, gpus: Iterable[str] = ()) -> list[Plan]:

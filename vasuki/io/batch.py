@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vasuki.base.config import JobConfig
-from vasuki.base.errors import JobFileError
+from vasuki.base.errors import JobFileError, one_line
 from vasuki.io.input.columns import ANSWER_COLUMNS, needed_columns
+from vasuki.io.plain import plain
 
 _ROW = "row of the batch"
 
@@ -39,16 +40,39 @@ def batch_job(job: JobConfig, batch: Any, folder: Path) -> JobConfig:
 
 
 def with_answers(batch: Any, job: JobConfig) -> Any:
-    """A batch with the columns that the answers in the output folder of its job have. Its rows are in their order, and
-    those with several samples are there as often."""
+    """A table, of pyarrow, pandas or Polars, with the columns of the answers in the output folder of its job. Its rows
+    are in their order, and those with several samples are there as often."""
     answers = pa.concat_tables([pq.read_table(part) for part in Path(job.output.path).glob("part-*.parquet")])
     by = [name for name in (_ROW, "sample") if name in answers.column_names]
     answers = answers.sort_by([(name, "ascending") for name in by])
-    table = batch.take(answers[_ROW])
-    for name in answers.column_names:
-        if name not in ("id", _ROW):
-            table = table.append_column(name, answers[name])
-    return table
+    rows, added = answers[_ROW], answers.select([name for name in answers.column_names if name not in ("id", _ROW)])
+    if isinstance(batch, pa.Table):
+        table = batch.take(rows)
+        for name in added.column_names:
+            table = table.append_column(name, added[name])
+        return table
+    if _is_of_pandas(batch):
+        frame = batch.iloc[rows.to_pylist()]
+        return frame.assign(**{name: column.array for name, column in added.to_pandas().items()})
+    return batch[rows.to_pylist()].hstack(type(batch)(added))
+
+
+def as_arrow(table: Any) -> Any:
+    """A `pyarrow.Table` with the values of one of pyarrow, pandas or Polars. Raises JobFileError for anything else."""
+    if isinstance(table, pa.Table):
+        return table
+    try:
+        if _is_of_pandas(table):
+            return pa.Table.from_pandas(table, preserve_index=False)
+        found = pa.table(table)
+        return pa.table({name: plain(found[name]) for name in found.column_names})
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        kind = type(table).__name__
+        raise JobFileError(f"a {kind} is no table of pyarrow, pandas or Polars: {one_line(error)}") from None
+
+
+def _is_of_pandas(table: Any) -> bool:
+    return type(table).__module__.split(".")[0] == "pandas"
 
 
 def _plain(column: Any) -> Any:
