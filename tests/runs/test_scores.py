@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,18 @@ def test_choices_have_probabilities(tiny_model: Path, rows: Path) -> None:
         assert row["answer"] in choices
     plain = job(tiny_model, rows, "plain", task="generate", sampling={"choices": choices, "temperature": 1.0, "n": 2})
     assert [row["output"] for row in rows_of(plain)] == [row["output"] for row in found]
+
+
+def test_what_is_no_number_fails_its_row_alone(tiny_model: Path, rows: Path) -> None:
+    broken = rows.parent / "broken"
+    shutil.copytree(tiny_model, broken)
+    network, tokenizer = AutoModelForCausalLM.from_pretrained(broken), AutoTokenizer.from_pretrained(broken)
+    network.get_input_embeddings().weight.data[tokenizer(TEXTS[0]).input_ids[-1]] = math.nan
+    network.save_pretrained(broken)
+    config = job(broken, rows, input={"continuation": [" a", " the"]}, errors={"max_fraction": 1})
+    errors = [row["error"] for row in rows_of(config)]
+    assert errors[0] == "the model's logits are no numbers"
+    assert None in errors
 
 
 def test_rows_that_cannot_be_scored_fail_alone(tiny_model: Path, rows: Path) -> None:

@@ -252,21 +252,22 @@ class Scheduler:
         """
         finished: list[Sequence] = []
         stopped = False
-        logprobs, details = result.logprobs or repeat(0.0), result.token_logprobs or repeat(None)
-        told = result.token_ids, result.stopped, logprobs, details, result.values or repeat(None)
-        for sequence, token_id, stops, logprob, detail, value in zip(_sampling(batch), *told, strict=False):
+        for sequence, detail in zip(_sampling(batch), result.token_logprobs, strict=False):
+            if sequence.num_pending_tokens:
+                sequence.token_logprobs.append(detail)
+        for sequence, value in zip(_sampling(batch), result.values, strict=False):
+            sequence.value = value
+        logprobs = result.logprobs or repeat(0.0)
+        sampled = zip(_sampling(batch), result.token_ids, result.stopped, logprobs, strict=False)
+        for sequence, token_id, stops, logprob in sampled:
             if not sequence.num_pending_tokens:
                 continue
             sequence.num_pending_tokens -= 1
-            if value is not None:
-                sequence.value = value
-            elif token_id < 0:
+            if token_id < 0:
                 sequence.error = result.problem
-            else:
+            elif sequence.value is None:
                 sequence.output_token_ids.append(token_id)
                 sequence.logprob += logprob
-                if detail is not None:
-                    sequence.token_logprobs.append(detail)
             if stops:
                 self.queues.end(sequence, FinishReason.ERROR if sequence.error else FinishReason.STOP)
                 sequence.num_pending_tokens = 0

@@ -104,6 +104,9 @@ class Progress:
     value: Any = None  # what was computed of it, where that is no token
 
 
+UNBEGUN = Progress()
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One output row to produce.
@@ -126,7 +129,7 @@ class Request:
     carried: Mapping[str, Any] = field(default_factory=dict)  # input columns copied to the output
     carried_bytes: int = 0  # about what they take in memory
     error: str = ""
-    progress: Progress = Progress()  # that an earlier run made with it
+    progress: Progress = UNBEGUN  # that an earlier run made with it
     priority: float = 0.0  # the highest goes first
     arrived_s: float = 0.0  # on the clock of its run, as is
     due_s: float = math.inf  # when it should have ended
@@ -209,7 +212,8 @@ class Sequence:
     def going_on(cls, request: Request) -> Sequence:
         """The sequence of a request, with all that an earlier run made of it but whether it has ended."""
         sequence = cls(request)
-        sequence.become(replace(request.progress, finish_reason=None))
+        if request.progress is not UNBEGUN:
+            sequence.become(replace(request.progress, finish_reason=None))
         return sequence
 
     def become(self, progress: Progress) -> None:

@@ -265,9 +265,12 @@ class RaggedExecutor:
         for row, (index, _) in enumerate(sampling):
             if index in ended:
                 values[row] = ended[index]
-        if not drawn:
-            return Sampled(torch.zeros(len(sampling), dtype=torch.int64, device=logits.device), values=values)
-        return self._chosen(logits[count:], [sampling[row][1] for row in drawn]).among(rows, values)
+        if drawn:
+            sampled = self._chosen(logits[count:], [sampling[row][1] for row in drawn]).among(rows, values)
+        else:
+            sampled = Sampled(torch.zeros(len(sampling), dtype=torch.int64, device=logits.device), values=values)
+        is_number = torch.isfinite(values).all(dim=-1)
+        return replace(sampled, token_ids=torch.where(is_number, sampled.token_ids, NO_TOKEN))
 
     def _chosen(self, logits: torch.Tensor, sequences: list[Sequence]) -> Sampled:
         """The next token of each sequence; the logits may be overwritten."""
