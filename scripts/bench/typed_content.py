@@ -1,6 +1,6 @@
 """What a form does to the content of answers: the same rows free, told of a form, and held to it, field by field.
 
-    python scripts/bench/typed_content.py --model DIR --rows rows.jsonl [--limit N]
+    python scripts/bench/typed_content.py --model DIR --rows rows.jsonl [--limit N] [--characters N]
 
 Rows have the columns `name` and `text`, docstrings of Python functions. Whether a docstring has an example, and whether
 it speaks of raising, can be read off it, so that two fields have a right answer. A free answer counts as parsed if
@@ -46,7 +46,7 @@ def job(options: argparse.Namespace, folder: Path, name: str, prompt: str, is_he
             "model": {"path": options.model},
             "input": {"path": str(folder / "rows.parquet"), "id": "row", "prompt": prompt},
             "output": {"path": str(folder / name)},
-            "sampling": {"max_tokens": 160},
+            "sampling": {"max_tokens": 120},
             **({"answer": FIELDS} if is_held else {}),
         }
     )
@@ -100,9 +100,12 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--rows", required=True, type=Path)
     parser.add_argument("--limit", type=int, default=600)
+    parser.add_argument("--characters", type=int, default=2000, help="of a docstring")
     parser.add_argument("--only", nargs="+", default=["free", "told", "held", "told and held"], help="some of the runs")
     options = parser.parse_args()
-    texts = [json.loads(line)["text"] for line in options.rows.read_text().splitlines()][: options.limit]
+    texts = [json.loads(line)["text"][: options.characters] for line in options.rows.read_text().splitlines()][
+        : options.limit
+    ]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         pq.write_table(pa.table({"row": range(len(texts)), "text": texts}), folder / "rows.parquet")
