@@ -119,7 +119,7 @@ def main() -> None:
         print("\n".join(table(texts, runs)))
         for name, rows in runs.items():
             statuses = [row.get("answer_status") for row in rows]
-            print(name, {status: statuses.count(status) for status in set(statuses)}, rows[0]["output"][:200])
+            print(name, {status: statuses.count(status) for status in set(statuses)}, repr(rows[0]["output"][:200]))
 
 
 if __name__ == "__main__":
