@@ -46,7 +46,8 @@ def made(tmp_path: Path, tokenizer_folder: Path) -> MakeModel:
         """A model of a class of transformers, with the files that sentence-transformers saves beside it."""
         folder = tmp_path / f"model-{kind}-{len(list(tmp_path.iterdir()))}"
         shutil.copytree(tokenizer_folder, folder)
-        family = next(name for name in ("Llama", "Qwen3", "Mistral", "Gemma2") if kind.startswith(name))
+        families = sorted(("Llama", "Qwen3", "Mistral", "Gemma2", *ENCODERS), key=len, reverse=True)
+        family = next(name for name in families if kind.startswith(name))
         torch.manual_seed(5)
         config = getattr(transformers, f"{family}Config")(**{**SIZES, **settings})
         getattr(transformers, kind)(config).save_pretrained(folder)
@@ -90,7 +91,7 @@ def vectors_of(model: Path, texts: list[str], pooling: str, normalizes: bool = F
     for text in texts:
         with torch.no_grad():
             hidden = network(torch.tensor([tokenizer(text).input_ids])).last_hidden_state[0]
-        vector = hidden.mean(0) if pooling == "mean" else hidden[-1]
+        vector = {"mean": hidden.mean(0), "last": hidden[-1], "cls": hidden[0]}[pooling]
         vectors.append(torch.nn.functional.normalize(vector, dim=0) if normalizes else vector)
     return np.stack([vector.numpy() for vector in vectors])
 
@@ -141,6 +142,61 @@ def test_the_type_and_the_settings(made: MakeModel, tmp_path: Path) -> None:
     cut = vectors_of(model, [f"find: {text}" for text in TEXTS], "mean")[:, :8]
     expected = cut / np.linalg.norm(cut, axis=1, keepdims=True)
     assert np.array([row["embedding"] for row in rows], np.float32) == pytest.approx(expected, abs=1e-3)
+
+
+ENCODERS: dict[str, dict[str, Any]] = {
+    "Bert": {}, "Roberta": {"max_position_embeddings": 131, "pad_token_id": 2}, "Electra": {"embedding_size": 32},
+    "XLMRoberta": {"max_position_embeddings": 131, "pad_token_id": 2}, "MPNet": {"max_position_embeddings": 131},
+    "ModernBert": {"local_attention": 16, "global_attn_every_n_layers": 2, "cls_token_id": 0, "sep_token_id": 1},
+    "EuroBert": {}, "DistilBert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+    "Albert": {"embedding_size": 16}, "DebertaV2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("pooling", ["mean_tokens", "cls_token"])
+def test_encoders(made: MakeModel, tmp_path: Path, family: str, pooling: str) -> None:
+    model = made(f"{family}Model", pooling, True, **ENCODERS[family])
+    texts = [*TEXTS, " ".join(WORDS * 3), "a"]
+    rows = rows_of(job(model, tmp_path, "embed", texts))
+    expected = vectors_of(model, texts, "mean" if pooling == "mean_tokens" else "cls", True)
+    assert np.array([row["embedding"] for row in rows]) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "ModernBert", "DistilBert"])
+def test_labels_of_encoders(made: MakeModel, tmp_path: Path, family: str) -> None:
+    model = made(f"{family}ForSequenceClassification", **ENCODERS[family], num_labels=3)
+    rows = rows_of(job(model, tmp_path, "classify", output={"scores": True}))
+    theirs = transformers.pipeline(
+        "text-classification",
+        AutoModelForSequenceClassification.from_pretrained(model),
+        tokenizer=AutoTokenizer.from_pretrained(model),
+    )
+    for text, row in zip(TEXTS, rows, strict=True):
+        expected = {each["label"]: each["score"] for each in theirs(text, top_k=None)}
+        assert {each["label"]: each["score"] for each in row["scores"]} == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"engine": {"chunk_tokens": 1}}, {"engine": {"replicas": 2}}, {"kv": {"device_memory": 2**12}}], ids=str
+)
+def test_an_encoders_texts_are_the_same_however_they_are_computed(
+    made: MakeModel, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    model = made("BertModel", "mean_tokens", True)
+    rows = rows_of(job(model, tmp_path, "embed", **changes))
+    expected = vectors_of(model, TEXTS, "mean", True)
+    assert np.array([row["embedding"] for row in rows]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_longest_text_of_an_encoder_fits(made: MakeModel, tmp_path: Path) -> None:
+    model = made("RobertaModel", "mean_tokens", **ENCODERS["Roberta"])
+    text = " ".join(WORDS * 20)
+    [row] = rows_of(job(model, tmp_path, "embed", [text], input={"truncate": True}))
+    assert row["prompt_tokens"] == 128
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    cut = tokenizer.decode(tokenizer(text).input_ids[:128])
+    assert np.array(row["embedding"]) == pytest.approx(vectors_of(model, [cut], "mean")[0], abs=1e-5)
 
 
 @pytest.mark.parametrize("changes", [{}, {"engine": {"chunk_tokens": 1}}, {"engine": {"replicas": 2}}], ids=str)
@@ -195,7 +251,7 @@ def test_long_texts_are_cut_where_that_is_asked(
     ("kind", "task", "sections", "why"),
     [
         ("LlamaModel", "embed", {}, "embed.pooling: .* does not say how its tokens become a vector"),
-        ("LlamaModel:cls_token", "embed", {}, "embed.pooling: .* asks for pooling_mode_cls_token, which is unknown"),
+        ("LlamaModel:cls_token", "embed", {}, "embed.pooling: the first token of .* knows nothing of those behind it"),
         ("LlamaModel:lasttoken", "embed", {"embed": {"dimensions": 33}}, "embed.dimensions: the model has 32 for each"),
         ("LlamaModel:lasttoken", "embed", {"embed": {"prompt_name": "q"}}, "the model has no prompt 'q'; it has none"),
         ("LlamaModel:lasttoken", "embed", {"output": {"scores": True}}, "output.scores: means nothing to task: embed"),

@@ -583,8 +583,9 @@ class ScoreConfig(_Section):
 class EmbedConfig(_Section):
     """How `task: embed` makes a vector of a text."""
 
-    pooling: Literal["auto", "mean", "last"] = "auto"
-    """What is taken of the hidden states of its tokens. `auto`: as the model's own `1_Pooling/config.json` says."""
+    pooling: Literal["auto", "mean", "last", "cls"] = "auto"
+    """What is taken of the hidden states of its tokens; `cls` is the first. `auto`: as the model's own
+    `1_Pooling/config.json` says."""
     normalize: Auto | bool = "auto"
     """Whether vectors have the length 1. `auto`: as the model's own `modules.json` says."""
     dimensions: Annotated[int, Field(ge=1)] | None = None

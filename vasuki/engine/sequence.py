@@ -123,6 +123,7 @@ class Request:
     sampling: SamplingParams = SamplingParams()
     sample_index: int = 0  # which of the row's requests: samples, then texts that are scored
     num_read: int = 0  # last positions of the prompt that are read in place of an output
+    reads_first: bool = False  # of these only the first position counts
     targets: Any = NO_TOKENS  # [num_read], the tokens behind these, if they are scored
     continuation: str = ""  # the text of them
     estimated_tokens: int = 0  # output length the planner expects; 0 means `max_tokens`

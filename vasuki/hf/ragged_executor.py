@@ -32,6 +32,7 @@ from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, copy_engine
 from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.loading.load_model import LoadedModel
 from vasuki.hf.loading.triton_kernels import top_p_kernel
+from vasuki.hf.padded.encoder import Encoder
 from vasuki.hf.padded.forward import Alone, Forward, Padded
 from vasuki.hf.processors import Processors
 from vasuki.hf.reading import MOST_LOGITS, Readings, ReadPositions
@@ -250,6 +251,10 @@ class RaggedExecutor:
 
     def _read(self, batch: Batch) -> Sampled:
         """The step of a batch in which some rows are read. Rows that are sampled get a token, as ever."""
+        if isinstance(self.unpacked, Encoder):
+            values = self.unpacked(batch).double()
+            token_ids = torch.zeros(len(values), dtype=torch.int64, device=values.device)
+            return Sampled(torch.where(torch.isfinite(values).all(dim=-1), token_ids, NO_TOKEN), values=values)
         assert self.unpacked is None, "rows are read in packed steps"
         positions, count = ReadPositions.of(batch), len(ReadPositions.of(batch).places)
         sampling = [(index, chunk.sequence) for index, chunk in enumerate(batch.chunks) if chunk.samples]
@@ -377,6 +382,8 @@ def _unpacked(loaded: LoadedModel, cache: KVCache, offload: Mover | None, shapin
     assert not isinstance(offload, DepthMover), "layers pass one by one where rows are packed"
     if loaded.backend == "padded":
         return Padded(loaded.model, cache, offload, shaping)
+    if loaded.encodes:
+        return Encoder(loaded.model, gives_states=loaded.encodes == "embed")
     return Alone(loaded.model, loaded.backend)
 
 

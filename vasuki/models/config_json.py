@@ -66,10 +66,10 @@ def read_config(path: Path) -> dict[str, Any]:
 _DECODER_HEADS = ("attention_heads", "decoder_attention_heads", "num_decoder_attention_heads")
 _SPELLINGS = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers"),
-    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
     "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", *_DECODER_HEADS),
     "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
-    "intermediate": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "decoder_ffn_dim"),
+    "intermediate": ("intermediate_size", "hidden_dim", "ffn_dim", "n_inner", "ffn_hidden_size", "decoder_ffn_dim"),
     "context": ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len"),
     "experts": ("num_experts", "num_local_experts", "n_routed_experts"),
     "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k"),
@@ -124,6 +124,12 @@ ENCODERS = (
     "roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl"
 ).split()
 _NEVER_CAUSAL = {"xlm", "xlnet"}
+# Encoders whose first position is the one behind that of padding.
+_COUNT_FROM_PADDING = set(
+    "camembert data2vec-text mpnet roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl".split()
+)
+# Those that never generate, of which vectors and labels may be wanted.
+_ENCODE_ALONE = set("albert deberta deberta-v2 distilbert eurobert gte modernbert mpnet nomic_bert".split())
 # Architectures that the ragged backend refuses, see docs/models.md.
 _BACKENDS: dict[str, Backend] = dict.fromkeys(
     "big_bird bloom codegen diffllama falcon gpt_neo gptj hrm_text llama4 llama4_text megatron-bert mpt nemotron "
@@ -142,6 +148,12 @@ _EAGER = set(
     "big_bird bigbird_pegasus bloom codegen deepseek_v4 git gpt_neo gpt_neox_japanese gptj hy_v4 inkling2_text "
     "megatron-bert mpt mvp openai-gpt prophetnet reformer rembert roformer trocr xglm".split()
 )
+
+
+def encodes(config: Mapping[str, Any]) -> bool:
+    """Whether the tokens of a model attend to those behind them, too, as its config.json tells."""
+    family = str(config.get("model_type", ""))
+    return family in _ENCODE_ALONE or (family in ENCODERS and not config.get("is_decoder"))
 
 
 def _from_config(config: Mapping[str, Any], name: str, backend: Backend | None) -> ModelShape:
@@ -272,6 +284,8 @@ def context_of(config: Mapping[str, Any]) -> int | None:
     set of them for all rows of a step. So rows are kept within that context.
     """
     said = next((int(config[spelling]) for spelling in _SPELLINGS["context"] if config.get(spelling)), None)
+    if said and encodes(config) and config.get("model_type") in _COUNT_FROM_PADDING:
+        said -= int(config.get("pad_token_id") or 0) + 1
     sizes = [] if said is None else [said]
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     for parameters in (rope, *(value for value in rope.values() if isinstance(value, Mapping))):  # or one a layer type

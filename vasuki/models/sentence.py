@@ -16,12 +16,17 @@ from typing import Any, Literal
 
 from vasuki.base.config import JobConfig, ModelConfig
 from vasuki.base.errors import JobFileError, ModelError
+from vasuki.models.config_json import encodes
 from vasuki.models.files import description_folder
 
-Pooling = Literal["mean", "last"]
+Pooling = Literal["mean", "last", "cls"]
 Scale = Literal["softmax", "sigmoid", "none"]
 
-_POOLINGS: dict[str, Pooling] = {"pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last"}
+_POOLINGS: dict[str, Pooling] = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_cls_token": "cls",
+}
 _STEPS = ("Transformer", "Pooling", "Normalize")
 
 
@@ -50,7 +55,10 @@ class Embedding:
                 f"task: embed: {job.model.path} has a step {odd} behind its pooling, which is unknown here"
             )
         pooling = asked.pooling if asked.pooling != "auto" else _pooling(folder, job.model.path)
-        hidden = int(_text_config(folder)["hidden_size"])
+        config = _text_config(folder)
+        if pooling == "cls" and not encodes(config):
+            raise JobFileError(f"embed.pooling: the first token of {job.model.path} knows nothing of those behind it")
+        hidden = int(config.get("hidden_size") or config["dim"])
         if asked.dimensions and asked.dimensions > hidden:
             raise JobFileError(f"embed.dimensions: the model has {hidden} for each text, not {asked.dimensions}")
         normalizes = "Normalize" in steps if asked.normalize == "auto" else bool(asked.normalize)
@@ -89,7 +97,9 @@ def _pooling(folder: Path, path: str) -> Pooling:
     said = _read(folder / "1_Pooling" / "config.json", {})
     modes = [name for name, is_set in said.items() if name.startswith("pooling_mode_") and is_set is True]
     if not modes:
-        raise JobFileError(f"embed.pooling: {path} does not say how its tokens become a vector; set it to mean or last")
+        raise JobFileError(
+            f"embed.pooling: {path} does not say how its tokens become a vector; set it to mean, last or cls"
+        )
     if len(modes) > 1 or modes[0] not in _POOLINGS:
         raise JobFileError(f"embed.pooling: {path} asks for {' and '.join(modes)}, which is unknown here")
     if said.get("include_prompt") is False:

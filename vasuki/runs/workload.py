@@ -21,7 +21,7 @@ from vasuki.base.units import plural
 from vasuki.engine.sequence import TOKEN_BYTES, USUAL, Request
 from vasuki.io.input.requests import PromptEncoder, RequestStream
 from vasuki.machines.here.measured import Tokens
-from vasuki.models.config_json import read_config, shape_from_config
+from vasuki.models.config_json import encodes, read_config, shape_from_config
 from vasuki.models.files import description_folder
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.models.named import named_shape
@@ -239,8 +239,10 @@ def shape_of(config: JobConfig) -> ModelShape:
     if model.shape:
         return named_shape(model.shape)
     folder = description_folder(model)
-    refuse_unknown_type(model.path, read_config(folder / "config.json"))
-    return shape_from_config(folder, name=Path(model.path).name)
+    tree = read_config(folder / "config.json")
+    refuse_unknown_type(model.path, tree)
+    is_encoder = config.task in ("embed", "classify") and encodes(tree)
+    return shape_from_config(folder, Path(model.path).name, "uncached" if is_encoder else None)
 
 
 def tokens_of(lengths: Lengths) -> Tokens:

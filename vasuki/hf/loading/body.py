@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -17,6 +18,12 @@ def class_for(task: str, architectures: list[str] | None) -> Any:
         return AutoModelForSequenceClassification
     is_bare = task == "embed" and not any(name.endswith("ForCausalLM") for name in architectures or ())
     return AutoModel if is_bare else AutoModelForCausalLM
+
+
+def without_pooler(config: Any) -> dict[str, bool]:
+    """What asks transformers to leave out a layer behind the hidden states, which need not be in a model's files."""
+    known = inspect.signature(AutoModel._model_mapping[type(config)].__init__).parameters
+    return {"add_pooling_layer": False} if "add_pooling_layer" in known else {}
 
 
 class Body(torch.nn.Module):

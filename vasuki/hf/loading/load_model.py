@@ -41,7 +41,7 @@ from vasuki.hf.kernels.recurrent_functions import missing_packages
 from vasuki.hf.kv.kv_cache import KVLayout
 from vasuki.hf.kv.kv_mover import CopyEngine
 from vasuki.hf.loading.accounting import Outline, pickled_tensors, refuse_unaccounted
-from vasuki.hf.loading.body import Body, class_for
+from vasuki.hf.loading.body import Body, class_for, without_pooler
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.loading.triton_kernels import small_kernels, tile_attention
 from vasuki.hf.padded.held_memory import ALL_IN_BLOCKS, HeldBytes
@@ -49,12 +49,12 @@ from vasuki.hf.padded.probe import probe as probe_padded
 from vasuki.hf.recurrent.discovery import wrap_layers
 from vasuki.hf.recurrent.recurrent_layer import RecurrentLayers
 from vasuki.machines.here import cpu
-from vasuki.models.config_json import context_of, shape_from_config
+from vasuki.models.config_json import context_of, encodes, shape_from_config
 from vasuki.models.dtypes import computed_dtype
 from vasuki.models.files import description_folder
 from vasuki.models.mapped_weights import MappedWeights
 from vasuki.models.recurrent_config import MLP_ALONE, RECURRENT
-from vasuki.models.shape import Backend, ModelShape
+from vasuki.models.shape import TOKEN_ID_BYTES, Backend, ModelShape
 from vasuki.models.weight_files import StoredTensor, stored_tensors, weight_files
 
 transformers.logging.disable_progress_bar()
@@ -106,6 +106,7 @@ class LoadedModel:
     backend: Backend = "ragged"
     longest_packed_tokens: int = 0  # of a prompt that may share a padded row with others; 0: none may
     held: HeldBytes = ALL_IN_BLOCKS  # by each row that is computed alone
+    encodes: str = ""  # the task of an encoder
     mapped: MappedWeights | None = None  # files that steps read weights from; set by the loading code
 
     @property
@@ -231,6 +232,8 @@ def load_model(
         ModelError: the model or its tokenizer cannot be read, or it needs what the backend does not have.
     """
     loading = _Loading.of(model, device_name, stays_on_host, compiles, kv_dtype, task)
+    if loading.encodes:
+        return loading.encoder()
     return _by_a_backend(loading.ragged, loading.padded, backend, loading.path)
 
 
@@ -244,6 +247,9 @@ def check_model(
     """
     loading = _Loading.of(model, device_name, task=task)
     Tokenizer(loading.path, **loading.options)
+    if loading.encodes:
+        loading.outline()
+        return
     _by_a_backend(
         partial(loading.outline, attn_implementation=ragged_attention.NAME), loading.outline, backend, loading.path
     )
@@ -354,6 +360,19 @@ class _Loading:
         ready = prepare_padded(loaded, tokenizer, _generation(loaded), self.path, self.kv_dtype)
         return replace(ready, device=self.device)
 
+    @property
+    def encodes(self) -> bool:
+        """Whether an encoder is to give vectors or labels."""
+        return self.task in ("embed", "classify") and encodes(self.config.to_dict())
+
+    def encoder(self) -> LoadedModel:
+        """A model that computes texts as wholes."""
+        tokenizer, model = Tokenizer(self.path, **self.options), self._on_device(self._weights(self._dtype(None)))
+        layout = KVLayout.uniform(int(model.config.num_hidden_layers), 0, 0, model.dtype)
+        ready = _described(model, tokenizer, GenerationConfig(), self.path, layout, "auto")
+        held = HeldBytes(TOKEN_ID_BYTES, 0)
+        return replace(ready, device=self.device, backend="uncached", held=held, compiles=False, encodes=self.task)
+
     def _dtype(self, kernels: CPUKernels | None) -> torch.dtype:
         return resolve_dtype(
             self.model.dtype, getattr(self.config.get_text_config(), "dtype", None), self.device, kernels
@@ -367,6 +386,7 @@ class _Loading:
         self._made_by(get_hf_quantizer, config, None, None, True, {})  # refuses packages and devices that are not there
         if not self.stored:
             return
+        options |= without_pooler(config) if self.encodes and self.task == "embed" else {}
         with torch.device("meta"):
             from_config = partial(self._class.from_config, trust_remote_code=self.model.trust_remote_code)
             empty = self._made_by(from_config, config, **options)
@@ -383,10 +403,12 @@ class _Loading:
     def _weights(self, dtype: torch.dtype, **options: Any) -> Any:
         """The model in host memory, see `_made_by`."""
         options |= {"dtype": dtype, "use_safetensors": None if self.model.allow_pickle else True}
+        options |= without_pooler(self.config) if self.encodes and self.task == "embed" else {}
         loaded = self._made_by(self._class.from_pretrained, self.path, **_ACCOUNTED, **options, **self.options)
         refuse_unaccounted(self.path, loaded[0], loaded[1], self.stored)
         model = loaded[0].eval()
-        return Body.of(model, self.task, self.path) if self.task in ("embed", "classify") else model
+        is_read = self.task in ("embed", "classify") and not self.encodes
+        return Body.of(model, self.task, self.path) if is_read else model
 
     @property
     def _class(self) -> Any:

@@ -343,8 +343,10 @@ class RequestStream:
             yield whole
             return
         if not (self._generates or self._scores):
-            is_mean = self._embedding is not None and self._embedding.pooling == "mean"
-            yield replace(whole, max_tokens=1, estimated_tokens=1, num_read=num_tokens if is_mean else 1)
+            pooling = self._embedding.pooling if self._embedding else "last"
+            num_read = 1 if pooling == "last" else num_tokens
+            read = replace(whole, num_read=num_read, reads_first=pooling == "cls")
+            yield replace(read, max_tokens=1, estimated_tokens=1)
             return
         for sample_index in range(sampling.n):
             yield replace(whole, sample_index=sample_index)

@@ -59,7 +59,7 @@ def load(job: JobKey) -> tuple[LoadedModel, float]:
     mapped = MappedWeights(config.model)
     if model_fingerprint(config.model) != job.model_fingerprint:
         raise ModelError(f"model {config.model.path} changed while it was loaded; run again when it is whole")
-    if config.reads and loaded.backend != "ragged":
+    if config.reads and loaded.backend != "ragged" and not loaded.encodes:
         raise ModelError(f"{config.model.path}: texts are read in packed steps, which its backend does not have")
     if config.output.reasoning:
         loaded.tokenizer.refuse_without_reasoning()
