@@ -207,6 +207,17 @@ def test_what_is_no_number_fails_its_row_alone(tiny_model: Path, rows: Path) -> 
     assert None in errors
 
 
+def test_long_prompts_lose_their_beginning_where_that_is_asked(tiny_model: Path, rows: Path) -> None:
+    judge, long = Judge(tiny_model), " ".join(WORDS * 20)
+    pq.write_table(pa.table({"id": [0, 1], "text": [long, "the cat"]}), rows)
+    source = {"continuation": " hills far away", "truncate": True}
+    found = rows_of(job(tiny_model, rows, input=source))
+    ids = judge.tokenizer(f"{long} hills far away").input_ids
+    count = len(ids) - len(judge.tokenizer(long).input_ids)
+    assert found[0]["logprob"] == pytest.approx(judge.ending(ids[-129:], count)[0], abs=1e-4)
+    assert found[1]["logprob"] == pytest.approx(judge.of("the cat", " hills far away")[0], abs=1e-4)
+
+
 def test_rows_that_cannot_be_scored_fail_alone(tiny_model: Path, rows: Path) -> None:
     table = {
         "id": range(6),

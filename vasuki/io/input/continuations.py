@@ -32,6 +32,12 @@ class ScoredText:
         """Set both from the tokens of prompt and text, of which the first `num_before` are not scored."""
         self.prompt, self.targets = token_ids[:-1], token_ids[num_before:]
 
+    def cut(self, most_tokens: int) -> bool:
+        """Leave out the beginning of a prompt that is longer. Returns whether that was needed."""
+        is_longer = len(self.prompt) > most_tokens
+        self.prompt = self.prompt[-most_tokens:]
+        return is_longer
+
 
 def continuation_reader(job: JobConfig, mark: Mark) -> Callable[[Mapping[str, Any]], list[str]]:
     """A function that gets the texts of a row from its values; none where its prompt is the text. It raises RowError.

@@ -253,7 +253,7 @@ class RequestStream:
             _compare(texts[:1], twin.encode_batch)
             _compare(conversations[:1], partial(twin.encode_messages, now=now))
         if self._input.truncate:
-            self._truncate(drafts)
+            self._truncate([draft for draft in drafts if not draft.scored])
         self._tokenise_scored(drafts, {id(draft): text for draft, text in texts})
         for draft in drafts:
             draft.error = draft.error or self._problem(draft)
@@ -297,16 +297,23 @@ class RequestStream:
                 for each in draft.scored:
                     each.split(*joined(draft.token_ids, self._tokenizer.encode_plain(each.text)))
 
+        if self._input.truncate and self._scores:
+            for draft in drafts:
+                self._truncated += max([each.cut(self._max_context_tokens) for each in draft.scored], default=False)
+
     def _problem(self, draft: _Draft) -> str:
         """Why a prompt cannot be run; empty if it can."""
         token_ids, num_tokens = draft.token_ids, len(draft.token_ids)
         if not num_tokens:
             return "prompt is empty"
         longest = max((len(each.prompt) for each in draft.scored), default=0)
-        if num_tokens + self._generates > self._max_context_tokens or longest > self._max_context_tokens:
+        own = 0 if self._scores else num_tokens + self._generates
+        if max(own, longest) > self._max_context_tokens:
             return self._no_room(f"{max(num_tokens, longest + 1)} tokens")
         if any(not len(each.targets) for each in draft.scored):
             return "there is no token behind the first, which a likelihood could be of"
+        if any(len(each.targets) > len(each.prompt) for each in draft.scored):
+            return "there is no room for a token before those that are scored"
         if (
             largest := int(token_ids.max())
         ) >= self._vocab_size:  # an added token, for which the model has no embedding
