@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import shutil
 from collections import Counter
 from glob import glob
 from pathlib import Path
@@ -16,13 +17,14 @@ import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tokenizers
 import torch
 import transformers
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 
 from vasuki.base.config import JobConfig, parse_job
-from vasuki.base.errors import JobFileError
+from vasuki.base.errors import JobFileError, ModelError
 from vasuki.commands.check import check_job
 from vasuki.runs.run import run_job
 
@@ -178,12 +180,51 @@ def test_rows_say_themselves_what_they_want(tiny_model: Path, rows: Path) -> Non
     for choices, row in zip(said, found, strict=True):
         assert row["answer_status"] == (choices and "ok")
         assert row["answer"] in choices if choices else row["answer"] is None
-    schemas = [json.dumps({"enum": [10**20 + row, str(10**20 + row)]}) for row in range(ROWS - 1)] + ["not"]
+    schemas = [json.dumps({"enum": [row, str(row)]}) for row in range(ROWS - 1)] + ["not"]
     pq.write_table(pq.read_table(rows).append_column("schema", pa.array(schemas)), rows)
     *found, bad = answers(job(tiny_model, rows, "more", sampling={"schema": {"column": "schema"}}, errors=MAY_FAIL))
-    told = [10**20 + row["id"] for row in found]
+    told = [row["id"] for row in found]
     assert [row["answer"] in (str(n), f'"{n}"') for n, row in zip(told, found, strict=True)] == [True] * (ROWS - 1)
     assert bad["error"] == "column 'schema' is not JSON"
+
+
+def test_an_expression_that_outgrows_all_limits_fails_its_row_alone(tiny_model: Path, rows: Path) -> None:
+    said = ["(a?){500}a{500}", "[0-9]{3}", r"(.*a){200}"] * 4
+    pq.write_table(pq.read_table(rows).append_column("said", pa.array(said)), rows)
+    config = job(tiny_model, rows, "out", sampling={"regex": {"column": "said"}, "temperature": 1.0}, errors=MAY_FAIL)
+    for pattern, row in zip(said, answers(config), strict=True):
+        if pattern[0] == "[":
+            assert row["answer_status"] == "ok"
+        elif pattern[-1] == "}" and pattern[1] == "a":
+            assert row["error"].startswith("column 'said' became too complex to be followed: lexer error")
+
+
+def with_tokenizer(model: Path, folder: Path, made: tokenizers.Tokenizer) -> Path:
+    shutil.copytree(model, folder)
+    saved = transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>")
+    saved.save_pretrained(folder)
+    return folder
+
+
+def test_a_vocabulary_that_cannot_spell_the_answer(tiny_model: Path, rows: Path) -> None:
+    letters = [letter for letter in sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()) if not letter.isdigit()]
+    words = {word: number for number, word in enumerate(["<s>", "</s>", *letters])}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(words, []))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    folder = with_tokenizer(tiny_model, rows.parent / "letters", made)
+    config = job(folder, rows, "out", sampling={"regex": "[0-9]+"}, errors=MAY_FAIL)
+    why = "no token of the model's vocabulary goes on with an answer as sampling.regex has it"
+    assert {row["error"] for row in answers(config)} == {why}
+
+
+def test_a_tokenizer_whose_bytes_nobody_knows(tiny_model: Path, rows: Path) -> None:
+    words = {word: number for number, word in enumerate(["<s>", "</s>", "[UNK]", *"the cat sat".split()])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    folder = with_tokenizer(tiny_model, rows.parent / "words", made)
+    with pytest.raises(ModelError, match="answers cannot be made to look like something by the model's tokenizer"):
+        run_job(job(folder, rows, "out", sampling={"regex": "[0-9]+"}))
 
 
 def test_some_rows_are_constrained_and_others_not(tiny_model: Path, rows: Path) -> None:

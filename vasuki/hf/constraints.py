@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from vasuki.base.constraint import Constraint
+from vasuki.base.errors import ModelError, one_line
 from vasuki.engine.sequence import Sequence
 from vasuki.hf.kernels.transfer import to_device
 from vasuki.hf.loading.tokenizer import Tokenizer
@@ -25,6 +26,9 @@ class Constraints:
         tokenizer: of the model; its markers of thoughts say where the answers of rows begin that have such.
         vocab_size: of the logits.
         eos_token_ids: that end an answer.
+
+    Raises:
+        ModelError: the library cannot tell which bytes the tokenizer's tokens stand for.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
@@ -34,7 +38,11 @@ class Constraints:
         # The library knows one token that ends an answer: wherever that is allowed, all of them are.
         self._ends = sorted(token_id for token_id in eos_token_ids if token_id < vocab_size)
         end = self._ends[0] if self._ends else None
-        self._tokens = from_tokenizer(tokenizer.own, n_vocab=vocab_size, eos_token=end)
+        try:
+            self._tokens = from_tokenizer(tokenizer.own, n_vocab=vocab_size, eos_token=end)
+        except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
+            why = f"answers cannot be made to look like something by the model's tokenizer: {one_line(error)}"
+            raise ModelError(why) from None
         self._vocab_size = vocab_size
         self._executor = LLExecutor()
         self._beginnings: dict[Constraint, Any] = {}  # before the first token, which rows copy
@@ -42,7 +50,8 @@ class Constraints:
         self._thoughts: dict[tuple[int, int], int] = {}  # how many tokens of a row are known to be such
         self._starts: dict[tuple[int, int], int] = {}  # how many come before its answer, where that has begun
         self._matchers: dict[tuple[int, int], tuple[Any, int]] = {}  # by row and sample, with the tokens it has seen
-        self.problem = ""  # of a row that no token of the vocabulary can go on with
+        self.problem = ""  # of a row that cannot go on
+        self.broken: set[tuple[int, int]] = set()  # such rows
 
     def mask(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
         """Logits `[num_sequences, vocab_size]` with minus infinity where a row's answer may not go on."""
@@ -62,11 +71,6 @@ class Constraints:
         for index, (row, start) in enumerate(starts.items()):
             for token_id in self._allowed_besides(sequences[row], start):
                 bits[index, token_id // 32] |= np.uint32(1 << token_id % 32).astype(np.int32)
-        stuck = np.flatnonzero(~bits.any(axis=1))
-        if len(stuck):
-            constraint = sequences[rows[stuck[0]]].request.sampling.constraint
-            assert constraint is not None
-            self.problem = f"no token of the model's vocabulary goes on with an answer as {constraint.key} has it"
         refused = np.unpackbits(~bits.view(np.uint8), axis=1, bitorder="little").view(np.bool_)
         refused[:, self._ends] = refused[:, self._ends[:1]]
         places, hidden = to_device(logits.device, np.array(rows), refused.reshape(-1))
@@ -89,6 +93,12 @@ class Constraints:
         if not is_over:
             matcher.consume_token(token_id)
             is_over = matcher.is_stopped()
+        if matcher.is_error():
+            constraint = sequence.request.sampling.constraint
+            assert constraint is not None
+            self.problem = _why_broken(matcher, constraint)
+            self.broken.add(key)
+            is_over = True
         self._matchers[key] = matcher, seen
         if seen >= sequence.request.max_tokens:
             self.forget(sequence)
@@ -140,3 +150,10 @@ class Constraints:
         if constraint not in self._beginnings:
             self._beginnings[constraint] = LLMatcher(self._tokens, constraint.grammar, log_level=0)
         return self._beginnings[constraint]
+
+
+def _why_broken(matcher: Any, constraint: Constraint) -> str:
+    """Why a row cannot go on."""
+    if matcher.get_error().startswith("NoExtension"):
+        return f"no token of the model's vocabulary goes on with an answer as {constraint.key} has it"
+    return f"{constraint.key} became too complex to be followed: {matcher.get_error().splitlines()[0]}"

@@ -216,6 +216,10 @@ class RaggedExecutor:
         if self.loaded.mapped is not None:
             self.loaded.mapped.refuse_changed()
         stopped = list(map(self._stops, step.sequences, token_ids))
+        if self.constraints is not None and (broken := self.constraints.broken):
+            pairs = zip(step.sequences, token_ids, strict=True)
+            token_ids = [NO_TOKEN if row.request.key in broken else token_id for row, token_id in pairs]
+            broken.clear()
         problem = self._problem if NO_TOKEN in token_ids else ""
         exposed_s, hidden_s = self._copy_times()
         moved = self._copied_bytes()
@@ -287,10 +291,15 @@ class RaggedExecutor:
     def _edited(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
         """Logits as the rows' settings have them."""
         logits = self.processors.change(logits, sequences)
-        if self.constraints is None and any(sequence.request.sampling.constraint for sequence in sequences):
+        if any(sequence.request.sampling.constraint for sequence in sequences):
+            self.be_constrained()
+        return self.constraints.mask(logits, sequences) if self.constraints is not None else logits
+
+    def be_constrained(self) -> None:
+        """Make ready for rows whose answers have to look like something. Raises ModelError where they cannot."""
+        if self.constraints is None:
             loaded = self.loaded
             self.constraints = Constraints(loaded.tokenizer, loaded.vocab_size, loaded.eos_token_ids)
-        return self.constraints.mask(logits, sequences) if self.constraints is not None else logits
 
     @property
     def _problem(self) -> str:

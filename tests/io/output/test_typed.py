@@ -129,3 +129,9 @@ def test_choices_and_expressions() -> None:
         "ok",
         "truncated",
     ]
+
+
+def test_an_integer_of_any_size_is_json() -> None:
+    whole = Constraint("schema", '{"type": "integer"}', "column 's'")
+    assert AnswerReader(whole).read("9" * 30, False) == (None, "invalid")
+    assert AnswerReader(whole, as_json=True).read("9" * 30, False) == ("9" * 30, "ok")

@@ -130,6 +130,8 @@ class Device:
             cost_model=cost_model,
             alternatives=output.alternatives,
         )
+        if self._job.config.constraint or self._job.config.constraint_column:
+            self._executor.be_constrained()
         self.plan = replace(plan, settings=self._executor.settings)
         self.time_left = time_left_of(self.plan, cost_model)
         self.scheduler = Scheduler(self.plan.settings)
