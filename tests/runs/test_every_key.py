@@ -136,7 +136,7 @@ ELSEWHERE = {
     "input.continuation": "runs/test_scores.py",
     "output.choice_probabilities": "runs/test_scores.py",
     "output.reasoning": "runs/test_thinking.py",
-    "output.check": "io/output/test_check.py",
+    "output.check": "io/output/test_conditions.py",
     "output.logprobs": "runs/test_logprobs.py",
     "errors.retries": "runs/test_typed_answers.py",
     "sampling.schema": "base/test_constraint.py",

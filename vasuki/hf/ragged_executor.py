@@ -106,7 +106,7 @@ class RaggedExecutor:
         self.keep = keep
         self.alternatives: int | None = None
         self.readings = Readings()  # of rows
-        self.processors = Processors(loaded.eos_token_ids, loaded.tokenizer.encode_plain)
+        self.processors = Processors(loaded.eos_token_ids, lambda text: loaded.tokenizer.encode_plain(text))
         self.constraints: Constraints | None = None  # of answers, from the first row that has one
         self.unpacked = _unpacked(loaded, cache, offload, shaping)
         # Launching returns before the device is done. Tokens that are not known yet are filled into packed steps alone.

@@ -198,7 +198,7 @@ def _stored(value: Any, kind: pa.DataType) -> Any:
     if kind == _JSON:
         return json.dumps(value, ensure_ascii=False)
     if pa.types.is_struct(kind) and value is not None:
-        return {field.name: _stored(value.get(field.name), field.type) for field in kind}
+        return {field.name: _stored(value[field.name], field.type) for field in kind if field.name in value}
     if pa.types.is_list(kind) and value is not None:
         return [_stored(each, kind.value_type) for each in value]
     if pa.types.is_int64(kind) and value is not None:
