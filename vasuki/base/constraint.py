@@ -23,7 +23,7 @@ MOST_NESTING = 32  # of a schema
 # More than a little white space between two tokens of JSON is how models fill up all of `max_tokens`.
 WHITE_SPACE = r"[ \n]{1,8}"
 
-TYPES: dict[str, dict[str, Any]] = {
+_TYPES: dict[str, dict[str, Any]] = {
     "string": {"type": "string"},
     "number": {"type": "number"},
     "integer": {"type": "integer"},
@@ -112,6 +112,11 @@ def schema_of(answer: Mapping[str, Any]) -> dict[str, Any]:
     return _object(answer)
 
 
+def is_array(kind: list[Any]) -> bool:
+    """Whether a list of the short form is an array of one type, and no enumeration."""
+    return len(kind) == 1 and (isinstance(kind[0], Mapping | list) or str(kind[0]).removesuffix("?") in _TYPES)
+
+
 def _object(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
@@ -125,15 +130,15 @@ def _type(name: str, kind: Any) -> dict[str, Any]:
     if isinstance(kind, Mapping):
         return _object(kind)
     if isinstance(kind, list):
-        if len(kind) == 1 and (isinstance(kind[0], Mapping | list) or str(kind[0]).removesuffix("?") in TYPES):
+        if is_array(kind):
             return {"type": "array", "items": _type(name, kind[0])}
         if not kind or not all(isinstance(value, str | int | float | bool) for value in kind):
             raise ValueError(f"{name}: a list is [type] for an array, or the values of an enumeration")
         return {"enum": kind}
     word = str(kind)
-    known = TYPES.get(word.removesuffix("?"))
+    known = _TYPES.get(word.removesuffix("?"))
     if known is None:
-        raise ValueError(f"{name}: '{kind}' is no type; there are {', '.join(TYPES)}, [type], [value, value], and ?")
+        raise ValueError(f"{name}: '{kind}' is no type; there are {', '.join(_TYPES)}, [type], [value, value], and ?")
     return {**known, "type": [known["type"], "null"]} if word.endswith("?") else dict(known)
 
 

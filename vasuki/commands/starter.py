@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vasuki.base.config import InputConfig, parse_job
-from vasuki.base.constraint import TYPES, schema_of
+from vasuki.base.constraint import is_array, schema_of
 from vasuki.base.errors import JobFileError, one_line
 from vasuki.base.yaml_text import read_yaml
 from vasuki.commands.job_schema import NAME, job_schema
@@ -202,8 +202,7 @@ def _said(kind: Any) -> str:
     if isinstance(kind, Mapping):
         return "an object with " + ", ".join(f"{name} ({_said(part)})" for name, part in kind.items())
     if isinstance(kind, list):
-        is_array = len(kind) == 1 and (isinstance(kind[0], Mapping | list) or str(kind[0]).removesuffix("?") in TYPES)
-        return f"a list, each {_said(kind[0])}" if is_array else f"one of {', '.join(map(str, kind))}"
+        return f"a list, each {_said(kind[0])}" if is_array(kind) else f"one of {', '.join(map(str, kind))}"
     return str(kind).replace("?", " or null")
 
 

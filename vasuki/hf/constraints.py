@@ -7,6 +7,7 @@ A row's state follows from its tokens alone: it is made again after a kill, a pr
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from vasuki.base.errors import ModelError, one_line
 from vasuki.engine.sequence import Sequence
 from vasuki.hf.kernels.transfer import to_device
 from vasuki.hf.loading.tokenizer import Tokenizer
+
+_REMEMBERED = 1024  # constraints
 
 
 class Constraints:
@@ -45,7 +48,7 @@ class Constraints:
             raise ModelError(why) from None
         self._vocab_size = vocab_size
         self._executor = LLExecutor()
-        self._beginnings: dict[Constraint, Any] = {}  # before the first token, which rows copy
+        self._beginning = lru_cache(_REMEMBERED)(self._begun)  # each row may have a constraint of its own
         self._tokenizer = tokenizer
         self._thoughts: dict[tuple[int, int], int] = {}  # how many tokens of a row are known to be such
         self._starts: dict[tuple[int, int], int] = {}  # how many come before its answer, where that has begun
@@ -144,12 +147,11 @@ class Constraints:
             self._matchers[key] = matcher, len(tokens)
         return matcher
 
-    def _beginning(self, constraint: Constraint) -> Any:
+    def _begun(self, constraint: Constraint) -> Any:
+        """The state before the first token, which rows copy."""
         from llguidance import LLMatcher
 
-        if constraint not in self._beginnings:
-            self._beginnings[constraint] = LLMatcher(self._tokens, constraint.grammar, log_level=0)
-        return self._beginnings[constraint]
+        return LLMatcher(self._tokens, constraint.grammar, log_level=0)
 
 
 def _why_broken(matcher: Any, constraint: Constraint) -> str:

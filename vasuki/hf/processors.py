@@ -11,7 +11,7 @@ min_tokens             no token that ends the answer before the output has so ma
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from vasuki.engine.sequence import Sequence
 from vasuki.hf.kernels.transfer import to_device
+
+_REMEMBERED = 1024  # words
 
 
 class Processors:
@@ -32,7 +34,7 @@ class Processors:
 
     def __init__(self, end_token_ids: frozenset[int], encode: Callable[[str], list[int]]) -> None:
         self._end_token_ids = end_token_ids
-        self._spellings = cache(lambda word: _spellings(word, encode))
+        self._spellings = lru_cache(_REMEMBERED)(lambda word: _spellings(word, encode))
 
     def change(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
         """Logits `[num_sequences, vocab_size]` as the rows' settings change them, which are overwritten."""

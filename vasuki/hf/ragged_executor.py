@@ -260,7 +260,8 @@ class RaggedExecutor:
             token_ids = torch.zeros(len(values), dtype=torch.int64, device=values.device)
             return Sampled(torch.where(torch.isfinite(values).all(dim=-1), token_ids, NO_TOKEN), values=values)
         assert self.unpacked is None, "rows are read in packed steps"
-        positions, count = ReadPositions.of(batch), len(ReadPositions.of(batch).places)
+        positions = ReadPositions.of(batch)
+        count = len(positions.places)
         sampling = [(index, chunk.sequence) for index, chunk in enumerate(batch.chunks) if chunk.samples]
         drawn = [row for row, (_, sequence) in enumerate(sampling) if not sequence.request.num_read]
         lasts = np.cumsum([chunk.num_tokens for chunk in batch.chunks]) - 1

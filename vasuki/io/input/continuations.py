@@ -48,8 +48,7 @@ def continuation_reader(job: JobConfig, mark: Mark) -> Callable[[Mapping[str, An
     given = job.input.continuation
     if isinstance(given, Column):
         return lambda values: _texts(values[given.column], given.column)
-    one = (given,) if isinstance(given, str) else given
-    templates = [Template.parse(each, "input.continuation", needs_column=False) for each in one if each]
+    templates = _templates(given)
     return lambda values: [_present(template.render(values, mark)) for template in templates]
 
 
@@ -58,9 +57,12 @@ def continuation_columns(job: JobConfig) -> list[str]:
     given = job.input.continuation
     if isinstance(given, Column):
         return [given.column]
+    return [column for template in _templates(given) for column in template.columns]
+
+
+def _templates(given: str | tuple[str, ...]) -> list[Template]:
     texts = (given,) if isinstance(given, str) else given
-    parsed = [Template.parse(text, "input.continuation", needs_column=False) for text in texts if text]
-    return [column for template in parsed for column in template.columns]
+    return [Template.parse(text, "input.continuation", needs_column=False) for text in texts if text]
 
 
 def without_last_spaces(prompt: str) -> tuple[str, str]:

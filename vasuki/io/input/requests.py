@@ -222,9 +222,11 @@ class RequestStream:
             draft.scored = [ScoredText(text) for text in self._continuations(values)]
         if self._embedding and isinstance(prompt, str):
             prompt = self._embedding.prompt + prompt
-        if self._input.truncate:
-            pass  # however long it is
-        elif isinstance(prompt, str | list) and self._tokenizer.surely_exceeds(prompt, self._max_context_tokens):
+        if (
+            isinstance(prompt, str | list)
+            and not self._input.truncate
+            and self._tokenizer.surely_exceeds(prompt, self._max_context_tokens)
+        ):
             raise RowError(self._no_room(f"{_num_characters(prompt)} characters"))
         draft.prompt = prompt
         if self._priority_column:
@@ -296,10 +298,8 @@ class RequestStream:
             else:
                 for each in draft.scored:
                     each.split(*joined(draft.token_ids, self._tokenizer.encode_plain(each.text)))
-
-        if self._input.truncate and self._scores:
-            for draft in drafts:
-                self._truncated += max([each.cut(self._max_context_tokens) for each in draft.scored], default=False)
+            if self._input.truncate and draft.scored:
+                self._truncated += max([each.cut(self._max_context_tokens) for each in draft.scored])
 
     def _problem(self, draft: _Draft) -> str:
         """Why a prompt cannot be run; empty if it can."""
