@@ -41,6 +41,9 @@ class ByteTokenizer:
             raise ValueError("roles must alternate")
         return [list("|".join(m["role"] + ":" + m["content"] for m in messages).encode()) for messages in conversations]
 
+    def encode_pairs(self, pairs: list[Any], most_tokens: int | None = None) -> list[tuple[list[int], int]]:
+        return [(list((first + second).encode())[:most_tokens], len(first)) for first, second in pairs]
+
     def encode_plain(self, text: str) -> list[int]:
         return list(text.encode())
 

@@ -133,6 +133,7 @@ ELSEWHERE = {
     "embed": "runs/test_vectors.py",
     "output.scores": "runs/test_vectors.py",
     "input.truncate": "runs/test_vectors.py",
+    "input.pair": "runs/test_vectors.py",
     "input.continuation": "runs/test_scores.py",
     "output.choice_probabilities": "runs/test_scores.py",
     "output.reasoning": "runs/test_thinking.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from tiny_job import WORDS, write_tiny_model
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from vasuki.base.config import JobConfig, parse_job
@@ -258,6 +259,7 @@ def test_long_texts_are_cut_where_that_is_asked(
         ("LlamaModel:lasttoken", "embed", {"sampling": {"top_k": 3}}, "sampling.top_k: means nothing to task: embed"),
         ("LlamaForCausalLM", "classify", {}, "score.weight"),
         ("LlamaForCausalLM", "generate", {"input": {"truncate": True}}, "input.truncate: means nothing to task: gen"),
+        ("LlamaModel:lasttoken", "embed", {"input": {"pair": "{text}"}}, "input.pair: means nothing to task: embed"),
         ("LlamaForCausalLM", "generate", {"embed": {"dimensions": 3}}, "embed: means nothing to task: generate"),
     ],
 )
@@ -268,3 +270,95 @@ def test_what_cannot_be_is_refused(
     for refuse in (check_job, run_job):
         with pytest.raises((JobFileError, ModelError), match=why):
             refuse(job(model, tmp_path, task, **sections))
+
+
+PAIRED: dict[str, dict[str, Any]] = {name: ENCODERS[name] for name in ("Bert", "Roberta", "ModernBert", "Electra")}
+PAIR = ("Bert", "Electra")  # whose tokens are told which text is theirs
+
+
+def write_pair_tokenizer(folder: Path, tells: bool) -> None:
+    """Make the tokenizer of a folder put special tokens around two texts, as that of BERT does."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    names = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("<s>", "</s>")]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>", pair="<s>:0 $A:0 </s>:0 $B:1 </s>:1", special_tokens=names
+    )
+    tokenizer.model_input_names = ["input_ids", *["token_type_ids"] * tells, "attention_mask"]
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.fixture
+def paired(made: MakeModel) -> Callable[..., Path]:
+    def make(kind: str, **settings: Any) -> Path:
+        family = kind.removesuffix("ForSequenceClassification")
+        folder = made(kind, **ENCODERS.get(family, {}), **settings)
+        write_pair_tokenizer(folder, family in PAIR)
+        return folder
+
+    return make
+
+
+SECOND = [" ".join(WORDS[row % 5 : row % 5 + 2 + row % 6]) for row in range(ROWS)]
+
+
+def of_pairs(model: Path, folder: Path, second: Sequence[str | None] = tuple(SECOND), **sections: Any) -> JobConfig:
+    config = job(model, folder, "classify", **sections)
+    pq.write_table(pa.table({"id": range(ROWS), "text": TEXTS, "other": list(second)}), folder / "in.parquet")
+    return config.model_copy(update={"input": config.input.model_copy(update={"pair": "{other}"})})
+
+
+def logits_of_pairs(model: Path, pairs: list[tuple[str, str]], **how: Any) -> np.ndarray:
+    """By transformers alone."""
+    tokenizer, network = AutoTokenizer.from_pretrained(model), AutoModelForSequenceClassification.from_pretrained(model)
+    with torch.no_grad():
+        return np.stack([
+            network.eval()(**tokenizer(*pair, return_tensors="pt", **how)).logits[0].numpy() for pair in pairs
+        ])  # fmt: skip
+
+
+@pytest.mark.parametrize("family", [*PAIRED, "Llama"])
+@pytest.mark.parametrize("changes", [{}, {"engine": {"chunk_tokens": 1}}, {"engine": {"replicas": 2}}], ids=str)
+def test_pairs(paired: Callable[..., Path], tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
+    model = paired(f"{family}ForSequenceClassification", num_labels=3)
+    rows = rows_of(of_pairs(model, tmp_path, output={"scores": True}, **changes))
+    logits = logits_of_pairs(model, list(zip(TEXTS, SECOND, strict=True)))
+    expected = torch.softmax(torch.tensor(logits), -1).numpy()
+    found = np.array([[each["score"] for each in row["scores"]] for row in rows])
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert np.ptp(expected, axis=0).max() > 0.01  # the texts matter
+
+
+@pytest.mark.parametrize(
+    ("named", "scale"),
+    [
+        (None, torch.sigmoid),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, torch.nn.Identity()),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, torch.sigmoid),
+    ],
+    ids=["none", "identity", "sigmoid"],
+)
+def test_a_cross_encoders_number_is_scaled_as_its_file_says(
+    paired: Callable[..., Path], tmp_path: Path, named: dict[str, Any] | None, scale: Callable[[Any], Any]
+) -> None:
+    model = paired("BertForSequenceClassification", num_labels=1)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | (named or {})))
+    rows = rows_of(of_pairs(model, tmp_path))
+    expected = scale(torch.tensor(logits_of_pairs(model, list(zip(TEXTS, SECOND, strict=True)))))[:, 0].numpy()
+    assert np.array([row["score"] for row in rows]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_of_pairs_that_are_too_long_the_longer_text_is_cut(
+    paired: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = paired("BertForSequenceClassification", num_labels=1)
+    second = [" ".join(WORDS * 40), None, *SECOND[2:]]
+    rows = rows_of(of_pairs(model, tmp_path, second, errors={"max_fraction": 1}))
+    assert [row["error"] for row in rows[:3]] == [
+        "prompt has 845 tokens: no room is left in the model's context of 128", "column 'other' is null", None
+    ]  # fmt: skip
+    rows = rows_of(of_pairs(model, tmp_path, second, input={"truncate": True}, errors={"max_fraction": 1}))
+    how = {"truncation": "longest_first", "max_length": 128}
+    [expected] = torch.sigmoid(torch.tensor(logits_of_pairs(model, [(TEXTS[0], " ".join(WORDS * 40))], **how)))
+    assert rows[0]["score"] == pytest.approx(float(expected), abs=1e-5)
+    assert "1 prompt cut to 128 tokens" in caplog.text

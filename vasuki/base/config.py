@@ -56,6 +56,7 @@ _LATER_KEYS = (
     ("output", "scores"),
     ("input", "truncate"),
     ("input", "continuation"),
+    ("input", "pair"),
     ("sampling", "min_p"),
     ("sampling", "repetition_penalty"),
     ("sampling", "frequency_penalty"),
@@ -288,6 +289,9 @@ class InputConfig(_Section):
     continuation: OrColumn[str | Annotated[tuple[str, ...], Field(min_length=1)]] = ""
     """What [`task: score`](tasks.md) finds the likelihood of, behind the prompt: a template like `prompt`, a list of
     them, or a column of lists of texts. Empty: the prompt itself is scored."""
+    pair: str = ""
+    """The second text of a pair, a template like `prompt`, for models that [classify](tasks.md) two texts together: the
+    cross-encoders."""
     truncate: bool = False
     """Whether texts longer than the model's limit are cut there, where they are [scored, embedded or
     classified](tasks.md). Otherwise such a row fails."""
@@ -320,6 +324,8 @@ class InputConfig(_Section):
             raise ValueError("give exactly one of input.prompt, input.messages, input.prompt_token_ids")
         if self.system and (self.prompt_token_ids or isinstance(self.messages, tuple)):
             raise ValueError("input.system goes with input.prompt or a column of messages; write it into the others")
+        if self.pair and (not self.prompt or self.system or self.chat is True or self.control_tokens == "text"):
+            raise ValueError("input.pair goes with input.prompt, as bare text; without system, chat and control_tokens")
         if self.chat is False and not self.prompt:
             raise ValueError("input.chat: false goes with input.prompt")
         if self.chat is True and not (self.prompt or self.messages):

@@ -126,6 +126,7 @@ class Request:
     reads_first: bool = False  # of these only the first position counts
     targets: Any = NO_TOKENS  # [num_read], the tokens behind these, if they are scored
     continuation: str = ""  # the text of them
+    second_begins: int = 0  # position of a pair's second text, where the model is told which is which
     estimated_tokens: int = 0  # output length the planner expects; 0 means `max_tokens`
     carried: Mapping[str, Any] = field(default_factory=dict)  # input columns copied to the output
     carried_bytes: int = 0  # about what they take in memory

@@ -27,6 +27,7 @@ _POOLINGS: dict[str, Pooling] = {
     "pooling_mode_lasttoken": "last",
     "pooling_mode_cls_token": "cls",
 }
+_SCALES: dict[str, Scale] = {"Identity": "none", "Sigmoid": "sigmoid"}
 _STEPS = ("Transformer", "Pooling", "Normalize")
 
 
@@ -76,11 +77,11 @@ class Labels:
     """What a classification head tells apart."""
 
     names: tuple[str, ...]
-    scale: Scale  # of its logits to scores, as transformers' pipeline chooses it
+    scale: Scale  # of its logits to scores, as transformers' pipeline chooses it, or a cross-encoder's own file
 
     @classmethod
     def of(cls, model: ModelConfig) -> Labels:
-        """Raises ModelError if config.json names none."""
+        """Raises ModelError if config.json names none, or asks for a scale that is unknown here."""
         config = _read(description_folder(model) / "config.json", {})
         names = config.get("id2label") or {str(index): f"LABEL_{index}" for index in range(config.get("num_labels", 2))}
         try:
@@ -90,7 +91,17 @@ class Labels:
         kind = config.get("problem_type")
         if kind == "regression":
             return cls(ordered, "none")
+        if len(ordered) == 1 and (name := _activation(config)):
+            if name not in _SCALES:
+                raise ModelError(f"{model.path}: config.json asks for the activation {name}, which is unknown here")
+            return cls(ordered, _SCALES[name])
         return cls(ordered, "sigmoid" if kind == "multi_label_classification" or len(ordered) == 1 else "softmax")
+
+
+def _activation(config: dict[str, Any]) -> str:
+    """What sentence-transformers makes of the only number of a cross-encoder, by the class of torch."""
+    own = config.get("sentence_transformers") or {}
+    return str(own.get("activation_fn") or config.get("sbert_ce_default_activation_function") or "").rpartition(".")[2]
 
 
 def _pooling(folder: Path, path: str) -> Pooling:

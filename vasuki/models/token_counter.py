@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,12 @@ class TokenCounter:
     def encode_messages(self, conversations: list[list[Any]], now: object) -> list[list[int]]:
         """Count conversations in the same way, without what a chat template would add."""
         return self.encode_batch(list(map(_joined, conversations)))
+
+    def encode_pairs(
+        self, pairs: Sequence[Sequence[str]], most_tokens: int | None = None
+    ) -> list[tuple[list[int], int]]:
+        """The same for two texts."""
+        return [(_made_up_ids(first + second)[:most_tokens], 0) for first, second in pairs]
 
     def encode_plain(self, text: str) -> list[int]:
         """The same for a text within another."""

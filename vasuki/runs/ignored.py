@@ -48,6 +48,7 @@ def _refuse_of_other_tasks(config: JobConfig) -> None:
         raise JobFileError(f"{key}: texts are read in packed steps; leave it out")
     of_tasks = {
         "input.continuation": (bool(config.input.continuation), ["score"]),
+        "input.pair": (bool(config.input.pair), ["classify"]),
         "score": (config.score != usual.score, ["score"]),
         "embed": (config.embed != usual.embed, ["embed"]),
         "output.scores": (config.output.scores, ["classify"]),

@@ -19,7 +19,8 @@ from vasuki.base.config import JobConfig, load_job, parse_overrides
 from vasuki.base.errors import InputError
 from vasuki.base.units import plural
 from vasuki.engine.sequence import TOKEN_BYTES, USUAL, Request
-from vasuki.io.input.requests import PromptEncoder, RequestStream
+from vasuki.io.input.requests import RequestStream
+from vasuki.io.input.tokenised import PromptEncoder
 from vasuki.machines.here.measured import Tokens
 from vasuki.models.config_json import encodes, read_config, shape_from_config
 from vasuki.models.files import description_folder

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rooms import MAX_CONTEXT, VOCAB, ByteTokenizer, MakeJob, ReadRequests, WriteParquet
 
-import vasuki.io.input.requests
+import vasuki.io.input.tokenised
 from vasuki.base.config import OutputConfig, SamplingConfig, parse_job
 from vasuki.base.constraint import CONSTRAINTS
 from vasuki.base.conversations import Ending, ending_of
@@ -299,7 +299,7 @@ def test_a_text_that_cannot_fit_is_not_tokenised(job: MakeJob, parquet: WritePar
 def test_long_texts_are_tokenised_a_few_at_a_time(
     job: MakeJob, parquet: WriteParquet, read: ReadRequests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vasuki.io.input.requests, "_MOST_CHARACTERS", 1000)
+    monkeypatch.setattr(vasuki.io.input.tokenised, "_MOST_CHARACTERS", 1000)
     tokenizer = CountingTokenizer()
     lengths = [400, 400, 400, 1, 3000, 1, 999]
     path = parquet(text=["x" * length for length in lengths])

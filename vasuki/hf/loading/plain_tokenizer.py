@@ -118,6 +118,10 @@ class PlainTokenizer:
             prompt, num_tokens, lambda messages: without_marks(self._rendered(messages, datetime.now()))
         )
 
+    def encode_pairs(self, pairs: Rows[Rows[str]], most_tokens: int | None = None) -> list[tuple[list[int], int]]:
+        """Token ids of pairs of texts, as `Tokenizer` has them."""
+        return self._twin().encode_pairs(pairs, most_tokens)
+
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens around it."""
         return self._prompts.rendered([text])[0]

@@ -122,6 +122,19 @@ class Tokenizer:
             prompt, num_tokens, lambda messages: without_marks(self._rendered(messages, datetime.now()))
         )
 
+    def encode_pairs(self, pairs: Rows[Rows[str]], most_tokens: int | None = None) -> list[tuple[list[int], int]]:
+        """Token ids of both texts of each pair, with the special tokens that the model expects, and where those begin
+        that it is told are the second's: 0 where it is not told. Of pairs with more tokens the longer text is cut."""
+        encoded = self._tokenizer(
+            [first for first, _ in pairs],
+            [second for _, second in pairs],
+            truncation="longest_first" if most_tokens else False,
+            max_length=most_tokens,
+        )
+        kinds = encoded.get("token_type_ids", [()] * len(pairs))
+        begins = [list(each).index(1) if 1 in each else 0 for each in kinds]
+        return list(zip(encoded["input_ids"], begins, strict=True))
+
     def encode_plain(self, text: str) -> list[int]:
         """Token ids of a text, without special tokens around it."""
         return self._prompts.rendered([text])[0]

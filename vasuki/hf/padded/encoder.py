@@ -49,11 +49,20 @@ class Encoder:
         input_ids, attention_mask = (
             each.view(ids.shape) for each in to_device(device, ids.reshape(-1), mask.reshape(-1))
         )
-        output = self._model(input_ids=input_ids, attention_mask=attention_mask)
+        output = self._model(input_ids=input_ids, attention_mask=attention_mask, **self._kinds(chunks, ids.shape[1]))
         if not self._gives_states:
             logits: torch.Tensor = output.logits
             return logits
         return self._pooled(output.last_hidden_state, attention_mask, chunks)
+
+    def _kinds(self, chunks: list[ScheduledChunk], width: int) -> dict[str, torch.Tensor]:
+        """Which text of a pair each token belongs to, for models that are told."""
+        begins = np.array([chunk.sequence.request.second_begins or width for chunk in chunks])
+        if (begins == width).all():
+            return {}
+        kinds = (np.arange(width) >= begins[:, None]).astype(np.int64)
+        [on_device] = to_device(self._model.device, kinds.reshape(-1))
+        return {"token_type_ids": on_device.view(kinds.shape)}
 
     def _pooled(self, states: torch.Tensor, mask: torch.Tensor, chunks: list[ScheduledChunk]) -> torch.Tensor:
         """`[rows, width]` of hidden states `[rows, columns, width]`."""

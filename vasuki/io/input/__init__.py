@@ -5,5 +5,6 @@ followed        rows that arrive line by line
 columns         which columns a job reads, and which setting names each
 requests        rows -> Requests, ahead in a thread (prefetch)
 prompts         a row's prompt, from templates or openai_batch; sampling: its settings; row_error: why it has none
+tokenised       prompts -> token ids
 continuations   texts behind a prompt, whose likelihood is asked for
 """

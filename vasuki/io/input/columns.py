@@ -5,7 +5,7 @@ from __future__ import annotations
 from vasuki.base.config import Column, JobConfig
 from vasuki.base.errors import JobFileError
 from vasuki.io.input.continuations import continuation_columns
-from vasuki.io.input.prompts import conversation_templates
+from vasuki.io.input.prompts import conversation_templates, pair_template
 
 BATCH_ID, BATCH_BODY, BATCH_URL = "custom_id", "body", "url"  # of an openai-batch row
 ANSWER_COLUMNS = (
@@ -71,6 +71,8 @@ def needed_columns(job: JobConfig) -> dict[str, str]:
         named.append((job.input.messages, "input.messages"))
     if job.input.prompt_token_ids:
         named.append((job.input.prompt_token_ids, "input.prompt_token_ids"))
+    if job.input.pair:
+        named += [(column, "input.pair") for column in pair_template(job.input).columns]
     named += [(column, "input.continuation") for column in continuation_columns(job)]
     for name in ("priority", "deadline"):
         if column := getattr(job.input, name):

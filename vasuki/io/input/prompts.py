@@ -1,10 +1,10 @@
-"""The prompt of a row, before tokenisation: text, a conversation, or token ids."""
+"""The prompt of a row, before tokenisation: text, a pair of texts, a conversation, or token ids."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,16 @@ from vasuki.io.input.row_error import RowError
 from vasuki.io.input.templates import Mark, Template, as_it_is
 
 Message = dict[str, Any]  # role, content, and whatever else the chat template reads
-Prompt = str | list[Message] | NDArray[np.int32]
+
+
+class Pair(NamedTuple):
+    """Two texts that a model reads together."""
+
+    first: str
+    second: str
+
+
+Prompt = str | Pair | list[Message] | NDArray[np.int32]
 
 _SPEAKERS = {
     "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
@@ -39,6 +48,9 @@ def prompt_reader(
     conversation = conversation_templates(config)
     if config.prompt and not as_chat:
         [(_, template)] = conversation  # a system message would have made it a chat
+        if config.pair:
+            second = pair_template(config)
+            return lambda values: Pair(_text(template.render(values)), _text(second.render(values)))
         return lambda values: _text(template.render(values, mark))
 
     def messages(values: Mapping[str, Any]) -> Prompt:
@@ -50,6 +62,11 @@ def prompt_reader(
         return written
 
     return messages
+
+
+def pair_template(config: InputConfig) -> Template:
+    """That of `input.pair`. Raises JobFileError."""
+    return Template.parse(config.pair, "input.pair")
 
 
 def conversation_templates(config: InputConfig) -> list[tuple[str, Template]]:

@@ -15,7 +15,7 @@ from vasuki.base.errors import JobFileError
 from vasuki.io.input.row_error import RowError
 from vasuki.io.values import as_text
 
-Mark = Callable[[str, Sequence[tuple[int, int]]], str]  # see `PromptEncoder.marked`
+Mark = Callable[[str, Sequence[tuple[int, int]]], str]  # see `tokenised.PromptEncoder.marked`
 
 _DOUBLE = "double the braces that stand for themselves"
 
