@@ -200,6 +200,27 @@ def test_the_longest_text_of_an_encoder_fits(made: MakeModel, tmp_path: Path) ->
     assert np.array(row["embedding"]) == pytest.approx(vectors_of(model, [cut], "mean")[0], abs=1e-5)
 
 
+def test_files_as_newer_sentence_transformers_write_them(made: MakeModel, tmp_path: Path) -> None:
+    """By 6.2.0: one word for the pooling, and the longest text in the tokenizer's own file."""
+    model = made("BertModel", "mean_tokens", True)
+    pooling = {"embedding_dimension": 32, "pooling_mode": "cls", "include_prompt": True}
+    (model / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": 12}))
+    texts = ["the cat", " ".join(WORDS * 4)]
+    rows = rows_of(job(model, tmp_path, "embed", texts, input={"truncate": True}))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    cut = [tokenizer.decode(tokenizer(text).input_ids[:12]) for text in texts]
+    assert rows[1]["prompt_tokens"] == 12
+    expected = vectors_of(model, cut, "cls", True)
+    assert np.array([row["embedding"] for row in rows]) == pytest.approx(expected, abs=1e-5)
+
+    kinds = {"modality_config": {"text": {}, "message": {"format": "flat"}}}
+    (model / "sentence_bert_config.json").write_text(json.dumps(kinds))
+    with pytest.raises(JobFileError, match="texts go through its chat template"):
+        run_job(job(model, tmp_path, "embed", texts))
+
+
 @pytest.mark.parametrize("changes", [{}, {"engine": {"chunk_tokens": 1}}, {"engine": {"replicas": 2}}], ids=str)
 @pytest.mark.parametrize(
     "settings",

@@ -5,6 +5,7 @@ kernels/           attention, native code and copies; each kernel has a plain tw
 kv/                the tensors behind the block pools, and what moves them between device and host
 attention/         attention of packed chunks over paged blocks, called by the model's own layers
 padded/            rectangles of rows and columns, for models that know no packed attention
+encoders/          models whose tokens attend to both sides: texts as wholes, side by side
 recurrent/         layers that carry a state, and the states of the rows
 fused/, cpu/       what takes the place of a model's modules: fewer operators of torch on a GPU, kernels on a CPU
 cuda/              recorded steps on a GPU

@@ -24,6 +24,7 @@ from vasuki.hf.constraints import Constraints
 from vasuki.hf.cuda.recordable import can_record
 from vasuki.hf.cuda.step_graphs import RECORD_AFTER, Answers, StepGraphs, record_on_device
 from vasuki.hf.device.device import give_back
+from vasuki.hf.encoders.encoder import Encoder
 from vasuki.hf.kernels.top_tokens import KeepTopP
 from vasuki.hf.kernels.transfer import ToHost, to_device
 from vasuki.hf.kv.depth_mover import Arena, DepthMover
@@ -32,7 +33,6 @@ from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, copy_engine
 from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.loading.load_model import LoadedModel
 from vasuki.hf.loading.triton_kernels import top_p_kernel
-from vasuki.hf.padded.encoder import Encoder
 from vasuki.hf.padded.forward import Alone, Forward, Padded
 from vasuki.hf.processors import Processors
 from vasuki.hf.reading import MOST_LOGITS, Readings, ReadPositions
@@ -393,7 +393,7 @@ def _unpacked(loaded: LoadedModel, cache: KVCache, offload: Mover | None, shapin
     if loaded.backend == "padded":
         return Padded(loaded.model, cache, offload, shaping)
     if loaded.encodes:
-        return Encoder(loaded.model, gives_states=loaded.encodes == "embed")
+        return Encoder(loaded.model, loaded.encodes == "embed", loaded.side_by_side)
     return Alone(loaded.model, loaded.backend)
 
 

@@ -2,7 +2,7 @@
 
 modules.json                           which steps make a vector of a text
 1_Pooling/config.json                  what is taken of its tokens
-sentence_bert_config.json              how many of them there are at most
+sentence_bert_config.json              how many of them there are at most; newer ones in tokenizer_config.json
 config_sentence_transformers.json      what goes before a text
 config.json                            sizes, and the labels of a classification head
 """
@@ -22,12 +22,9 @@ from vasuki.models.files import description_folder
 Pooling = Literal["mean", "last", "cls"]
 Scale = Literal["softmax", "sigmoid", "none"]
 
-_POOLINGS: dict[str, Pooling] = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "last",
-    "pooling_mode_cls_token": "cls",
-}
+_POOLINGS: dict[str, Pooling] = {"mean": "mean", "lasttoken": "last", "cls": "cls"}  # by the names of the files
 _SCALES: dict[str, Scale] = {"Identity": "none", "Sigmoid": "sigmoid"}
+_TRANSFORMER = "sentence_bert_config.json"
 _STEPS = ("Transformer", "Pooling", "Normalize")
 
 
@@ -39,7 +36,6 @@ class Embedding:
     normalizes: bool
     width: int  # numbers of a vector
     prompt: str = ""  # before each text
-    most_tokens: int | None = None  # of a text; None for the model's context
 
     @classmethod
     def of(cls, job: JobConfig) -> Embedding:
@@ -55,6 +51,12 @@ class Embedding:
             raise JobFileError(
                 f"task: embed: {job.model.path} has a step {odd} behind its pooling, which is unknown here"
             )
+        kinds = _read(folder / _TRANSFORMER, {}).get("modality_config") or {}
+        if job.input.prompt and job.input.chat == "auto" and "message" in kinds:
+            raise JobFileError(
+                f"input.chat: {job.model.path} says that texts go through its chat template, with no turn for the "
+                "model, which is unknown here; set it to false to embed them as they are, or to true"
+            )
         pooling = asked.pooling if asked.pooling != "auto" else _pooling(folder, job.model.path)
         config = _text_config(folder)
         if pooling == "cls" and not encodes(config):
@@ -68,8 +70,15 @@ class Embedding:
             normalizes,
             asked.dimensions or hidden,
             _prompt(folder, asked.prompt_name),
-            _read(folder / "sentence_bert_config.json", {}).get("max_seq_length"),
         )
+
+
+def longest_text(model: ModelConfig, context: int) -> int:
+    """Most tokens of a text that is embedded or classified, at most `context`, as sentence-transformers has it."""
+    folder = description_folder(model)
+    given = _read(folder / _TRANSFORMER, {}).get("max_seq_length")
+    given = given or _read(folder / "tokenizer_config.json", {}).get("model_max_length") or context
+    return min(context, int(given))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +115,12 @@ def _activation(config: dict[str, Any]) -> str:
 
 def _pooling(folder: Path, path: str) -> Pooling:
     said = _read(folder / "1_Pooling" / "config.json", {})
-    modes = [name for name, is_set in said.items() if name.startswith("pooling_mode_") and is_set is True]
+    modes = said.get("pooling_mode") or [
+        name.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
+        for name, is_set in said.items()  # as before sentence-transformers 6
+        if name.startswith("pooling_mode_") and is_set is True
+    ]
+    modes = [modes] if isinstance(modes, str) else modes
     if not modes:
         raise JobFileError(
             f"embed.pooling: {path} does not say how its tokens become a vector; set it to mean, last or cls"

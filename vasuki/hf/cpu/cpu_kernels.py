@@ -51,17 +51,23 @@ class CPUKernels(NamedTuple):
         Of a model in bfloat16, products are in bfloat16, and everything between them is in float32 from now on. A
         model with matrices outside linear layers, such as experts, stays as it is: they would become twice as large.
         """
-        if _has_other_matrices(model):
+        if not self.install_products(model):
             return
-        pack_linear_layers(model, self.linear)
-        for parameter in model.parameters():
-            if parameter.dtype is torch.bfloat16:
-                parameter.data = parameter.data.float()
         fuse_norms(model, self.norm)
         fuse_recurrences(model, self.recurrences)
         fuse_packed_attention(model, self.linear, self.rotate)
         fuse_layers(model, self.layer)
         fuse_decoder(model, self.decoder)
+
+    def install_products(self, model: torch.nn.Module) -> bool:
+        """Let linear layers compute by these kernels, of whatever model. Returns whether they do."""
+        if _has_other_matrices(model):
+            return False
+        pack_linear_layers(model, self.linear)
+        for parameter in model.parameters():
+            if parameter.dtype is torch.bfloat16:
+                parameter.data = parameter.data.float()
+        return True
 
 
 def _has_other_matrices(model: torch.nn.Module) -> bool:

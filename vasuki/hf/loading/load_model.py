@@ -34,6 +34,7 @@ from vasuki.hf.attention.probe import NOT_ON_INTERFACE, probe
 from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.cpu.elementwise import SameAnywhere
 from vasuki.hf.device.device import give_back, take_some, the_cpu, why_no_cuda
+from vasuki.hf.encoders.side_by_side import SideBySide
 from vasuki.hf.fused.by_torch import fuse_modules
 from vasuki.hf.kernels import paged_attention
 from vasuki.hf.kernels.experts import install_experts
@@ -107,6 +108,7 @@ class LoadedModel:
     longest_packed_tokens: int = 0  # of a prompt that may share a padded row with others; 0: none may
     held: HeldBytes = ALL_IN_BLOCKS  # by each row that is computed alone
     encodes: str = ""  # the task of an encoder
+    side_by_side: SideBySide | None = None  # how an encoder's texts share a row, if they can
     mapped: MappedWeights | None = None  # files that steps read weights from; set by the loading code
 
     @property
@@ -367,11 +369,16 @@ class _Loading:
 
     def encoder(self) -> LoadedModel:
         """A model that computes texts as wholes."""
-        tokenizer, model = Tokenizer(self.path, **self.options), self._on_device(self._weights(self._dtype(None)))
+        uses_kernels = self.compiles and self.device.type == "cpu"
+        kernels, compile_s = _timed(load_cpu_kernels) if uses_kernels else (None, 0.0)
+        tokenizer, model = Tokenizer(self.path, **self.options), self._on_device(self._weights(self._dtype(kernels)))
+        if kernels:
+            kernels.install_products(model)
         layout = KVLayout.uniform(int(model.config.num_hidden_layers), 0, 0, model.dtype)
         ready = _described(model, tokenizer, GenerationConfig(), self.path, layout, "auto")
-        held = HeldBytes(TOKEN_ID_BYTES, 0)
-        return replace(ready, device=self.device, backend="uncached", held=held, compiles=False, encodes=self.task)
+        ready = replace(ready, device=self.device, backend="uncached", held=HeldBytes(TOKEN_ID_BYTES, 0))
+        side_by_side = SideBySide.of(model) if self.task == "embed" else None
+        return replace(ready, compile_s=compile_s, compiles=False, encodes=self.task, side_by_side=side_by_side)
 
     def _dtype(self, kernels: CPUKernels | None) -> torch.dtype:
         return resolve_dtype(

@@ -10,5 +10,4 @@ calls         how a model is called, by the arguments that it knows
 forward       computes a batch
 probe         finds out whether tokens stay what they are
 held_memory   what a row takes that is computed alone
-encoder       texts through a model whose tokens attend to those behind them, too
 """

@@ -28,7 +28,7 @@ from vasuki.io.input.templates import as_it_is
 from vasuki.io.input.tokenised import Draft, PromptEncoder, PromptTokenizer
 from vasuki.io.selection import EVERY_ROW, Selection
 from vasuki.io.values import value_bytes
-from vasuki.models.sentence import Embedding
+from vasuki.models.sentence import Embedding, longest_text
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +85,8 @@ class RequestStream:
         self._generates = job.task == "generate"
         self._scores = job.task == "score"
         self._embedding = Embedding.of(job) if job.task == "embed" else None
-        if self._embedding:
-            self._max_context_tokens = min(max_context_tokens, self._embedding.most_tokens or max_context_tokens)
+        if job.task in ("embed", "classify"):
+            self._max_context_tokens = longest_text(job.model, max_context_tokens)
         self._wants_choices = job.output.choice_probabilities
         self._continuations = continuation_reader(job, mark)
         self._priority_column, self._deadline_column = job.input.priority, job.input.deadline
