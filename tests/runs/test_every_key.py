@@ -133,6 +133,8 @@ ELSEWHERE = {
     "embed": "runs/test_vectors.py",
     "output.scores": "runs/test_vectors.py",
     "input.truncate": "runs/test_vectors.py",
+    "input.duplicates": "runs/test_equal_rows.py",
+    "input.unchanged": "runs/test_equal_rows.py",
     "input.pair": "runs/test_vectors.py",
     "input.continuation": "runs/test_scores.py",
     "output.choice_probabilities": "runs/test_scores.py",

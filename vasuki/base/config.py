@@ -295,6 +295,13 @@ class InputConfig(_Section):
     truncate: bool = False
     """Whether texts longer than the model's limit are cut there, where they are [scored, embedded or
     classified](tasks.md). Otherwise such a row fails."""
+    duplicates: Literal["auto", "each"] = "auto"
+    """Rows that ask for the same, such as equal prompts with temperature 0. `auto`: they are computed once, and written
+    for each; not when rows arrive. `each`: every row is computed."""
+    unchanged: Literal["compute", "reuse"] = "compute"
+    """Where the output folder has the answers of an input that has changed since. `compute`: the run is refused.
+    `reuse`: rows that ask for the same keep their answers, and the others are computed; the earlier run must have had
+    this setting, too."""
     priority: str = ""
     """Column of numbers; null is 0. Rows above 0 are urgent: the highest goes first, and with the policies `vasuki` and
     `prefill-packing` other rows make room for it."""
@@ -711,7 +718,8 @@ class JobConfig(_Section):
         if self.errors.retries:
             deciding["retries"] = self.errors.retries
         del deciding["output"]["path"], deciding["input"]["path"]
-        del deciding["input"]["priority"], deciding["input"]["deadline"]
+        for key in ("priority", "deadline", "duplicates", "unchanged"):
+            del deciding["input"][key]
         for section, key in _LATER_KEYS:
             given = getattr(self, section)
             if getattr(given, key) == type(given).model_fields[key].default:

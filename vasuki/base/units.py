@@ -97,9 +97,9 @@ def longer_text(change: float) -> str:
     return "unchanged" if size == percent_text(0.0) else f"{size} {'longer' if change > 0 else 'shorter'}"
 
 
-def plural(number: int, noun: str) -> str:
-    """`1 row`, `2,000 rows`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+def plural(number: int, noun: str, nouns: str = "") -> str:
+    """`1 row`, `2,000 rows`; `nouns` is given where it does not end in an s."""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def listing(words: list[str]) -> str:

@@ -39,6 +39,7 @@ def check_job(config: JobConfig) -> dict[str, str | int]:
         num_rows=table.num_rows,
         config_hash=config.config_hash(model_fingerprint(config.model)),
         input_fingerprint=table.fingerprint,
+        reuses=config.input.unchanged == "reuse",
     )
     reader = reader_of(config)
     if reader is not None and reader.as_text:

@@ -101,15 +101,20 @@ class Selection:
 
     shard: Shard = WHOLE
     done: DoneRows | None = None
+    left_out: NDArray[np.bool_] | None = None  # `[num_rows]`, others that are not wanted
 
     def wants(self, row: int) -> bool:
-        return row % self.shard.count == self.shard.index and (self.done is None or row not in self.done)
+        if row % self.shard.count != self.shard.index or (self.done is not None and row in self.done):
+            return False
+        return self.left_out is None or not self.left_out[row]
 
     def positions(self, first_row: int, num_rows: int) -> NDArray[Any]:
         """Positions, from 0, of the wanted rows within an interval."""
         wanted = np.arange(first_row, first_row + num_rows) % self.shard.count == self.shard.index
         if self.done is not None:
             wanted &= ~self.done.within(first_row, num_rows)
+        if self.left_out is not None:
+            wanted &= ~self.left_out[first_row : first_row + num_rows]
         return np.flatnonzero(wanted)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import InputError, Interrupted, TooManyRowErrors
@@ -17,9 +20,11 @@ from vasuki.base.urls import without_keys
 from vasuki.engine.policy import runnable_policy
 from vasuki.io.input.followed import FollowedRows
 from vasuki.io.input.tables import InputTable, open_table
+from vasuki.io.output.known_answers import KnownAnswers
 from vasuki.io.output.manifest import Manifest, read_manifest
 from vasuki.io.output.output_folder import OutputFolder, dataset_of
-from vasuki.io.selection import Shard
+from vasuki.io.output.rewriting import LabelledPart
+from vasuki.io.selection import WHOLE, Selection, Shard
 from vasuki.models.fingerprint import model_fingerprint
 from vasuki.runs.ignored import refuse_ignored
 from vasuki.runs.observers.progress import busy_if_slow
@@ -69,7 +74,18 @@ class OpenJob:
     options: RunOptions
     table: InputTable | FollowedRows
     folder: OutputFolder
+    known: KnownAnswers | None  # rows that need not be computed
     started_s: float  # on `time.perf_counter`'s clock
+
+    @property
+    def selection(self) -> Selection:
+        """The rows to compute."""
+        chosen = self.folder.selection
+        return replace(chosen, left_out=self.known.is_known) if self.known else chosen
+
+    @property
+    def rows_to_compute(self) -> int:
+        return self.folder.rows_left - (self.known.count if self.known else 0)
 
     @property
     def config(self) -> JobConfig:
@@ -82,6 +98,18 @@ class OpenJob:
             return None
         log.info("nothing to do: %s is complete", self.config.output.path)
         return self.outcome(read_manifest(self.folder.manifest))
+
+    def copy_known_answers(self, schema: Any, should_stop: Callable[[], bool]) -> Interrupted | None:
+        """Write the rows that were not computed, once all others are durable. Returns what came between."""
+        if self.known is None or not self.known.count:
+            return None
+        assert isinstance(self.table, InputTable)
+        try:
+            with busy_if_slow("copying the answers of equal rows"):
+                self.known.write(self.table, self.folder, schema, should_stop)
+        except Interrupted as error:
+            return error
+        return None
 
     def outcome(self, manifest: Manifest) -> Outcome:
         """How a run with this manifest ended."""
@@ -148,9 +176,35 @@ def opened(
         fresh=options.fresh,
         retries_errors=options.retries_errors,
         now=config.input.now.isoformat(timespec="seconds"),
+        reuses=config.input.unchanged == "reuse",
     ) as folder:
         if arriving is None:  # rows that arrive are told when they do
             dated = config.input.model_copy(update={"date": folder.began})
             config = config.model_copy(update={"input": dated})
         key = JobKey(config, config_hash, table.fingerprint, fingerprint)
-        yield OpenJob(key, options, table, folder, started_s)
+        known = None if folder.is_finished or not isinstance(table, InputTable) else _known(config, table, folder)
+        yield OpenJob(key, options, table, folder, known, started_s)
+
+
+def _known(config: JobConfig, table: InputTable, folder: OutputFolder) -> KnownAnswers | None:
+    """The rows that this run need not compute; None where none is looked for."""
+    done = folder.done.within(0, table.num_rows)
+    known = known_answers(config, table, folder.earlier_parts, folder.shard, done)
+    if known and config.input.unchanged == "reuse":
+        folder.contents = known.contents.hashes
+    return known
+
+
+def known_answers(
+    config: JobConfig,
+    table: InputTable,
+    earlier: list[LabelledPart],
+    shard: Shard = WHOLE,
+    done: NDArray[np.bool_] | None = None,
+) -> KnownAnswers | None:
+    """See `KnownAnswers.of`; None where none is looked for."""
+    if config.input.duplicates == "each" and config.input.unchanged == "compute":
+        return None
+    with busy_if_slow("looking for equal rows"):
+        nothing = np.zeros(table.num_rows, np.bool_)
+        return KnownAnswers.of(table, config, shard, nothing if done is None else done, earlier)

@@ -211,7 +211,7 @@ def run_to_end(job: OpenJob, rows: RunRows, workers: Workers, signals: StopSigna
         intake.tokenizer,
         max_context_tokens=intake.max_context_tokens,
         vocab_size=intake.vocab_size,
-        selection=folder.selection,
+        selection=job.selection,
         twin=partial(model_tokenizer, job.config),
     )
     journal = folder.journal()
@@ -222,7 +222,8 @@ def run_to_end(job: OpenJob, rows: RunRows, workers: Workers, signals: StopSigna
         rows.announce(plan, workers.where)
         folder.begin()
         max_loss_s = min(commits_within_s(job.config.plan), rows.commits_within_s)
-        writer = folder.writer(answer_schema(job.config, job.table), max_loss_s=max_loss_s)
+        schema = answer_schema(job.config, job.table)
+        writer = folder.writer(schema, max_loss_s=max_loss_s)
         with signals.deferred():
             ready_s = time.perf_counter() - job.started_s
             workers.begin(plan)
@@ -236,6 +237,8 @@ def run_to_end(job: OpenJob, rows: RunRows, workers: Workers, signals: StopSigna
                 interrupted = error
             written, left = writer.committed, folder.rows_left - results.sink.written.rows
             manifest = workers.manifest(written.prompt_tokens + written.output_tokens, interrupted is None)
+            if interrupted is None:
+                interrupted = job.copy_known_answers(schema, should_stop)
             if manifest is not None:
                 manifest = folder.finish(rows.finished(manifest), journal.resumed_rows, results.traces)
                 left = folder.rows_left

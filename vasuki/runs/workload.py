@@ -20,7 +20,12 @@ from vasuki.base.errors import InputError
 from vasuki.base.units import plural
 from vasuki.engine.sequence import TOKEN_BYTES, USUAL, Request
 from vasuki.io.input.requests import RequestStream
+from vasuki.io.input.tables import InputTable
 from vasuki.io.input.tokenised import PromptEncoder
+from vasuki.io.output.known_answers import KnownAnswers
+from vasuki.io.output.output_folder import earlier_parts_of
+from vasuki.io.output.rewriting import LabelledPart
+from vasuki.io.selection import Selection
 from vasuki.machines.here.measured import Tokens
 from vasuki.models.config_json import encodes, read_config, shape_from_config
 from vasuki.models.files import description_folder
@@ -30,7 +35,7 @@ from vasuki.models.shape import ModelShape
 from vasuki.models.token_counter import TokenCounter
 from vasuki.planner.lengths import Lengths, SharedPrefixes, is_lengths_file, read_lengths
 from vasuki.runs.observers.progress import HowFar, busy_if_slow
-from vasuki.runs.opening import read_table
+from vasuki.runs.opening import known_answers, read_table
 from vasuki_solvers import shared_prefixes
 
 if TYPE_CHECKING:
@@ -84,21 +89,35 @@ def job_workload(config: JobConfig) -> Workload:
         return _recorded(config)
     shape = shape_of(config)
     table = read_table(config)
+    known = _known_beforehand(config, table)
+    num_rows = table.num_rows - (known.count if known else 0)
+    if known and not num_rows:
+        raise InputError(f"{config.input.path}: every row keeps the answer that it has, there is nothing to plan")
     stream = RequestStream(
         table,
         config,
         tokenizer_of(config),
         max_context_tokens=shape.max_context_tokens,
         vocab_size=shape.vocab_size,
+        selection=Selection(left_out=known.is_known if known else None),
     )
     with stream as requests, busy_if_slow("counting the tokens of prompts") as far:
-        first = first_rows(requests, COUNTED_REQUESTS, far, table.num_rows, keeps=False)
-        lengths = lengths_of(_naming_errors(first), table.num_rows, config.knows_lengths)
+        first = first_rows(requests, COUNTED_REQUESTS, far, num_rows, keeps=False)
+        lengths = lengths_of(_naming_errors(first), num_rows, config.knows_lengths)
     for problem in table.unread:
         raise problem
     if not len(lengths):
         raise InputError(f"{config.input.path} has no row that can be run")
     return Workload(config, shape, lengths, table.fingerprint)
+
+
+def _known_beforehand(config: JobConfig, table: InputTable) -> KnownAnswers | None:
+    """The rows that a run over the whole input need not compute."""
+    earlier: list[LabelledPart] = []
+    if config.input.unchanged == "reuse" and config.model.path:
+        config_hash = config.config_hash(model_fingerprint(config.model))
+        earlier = earlier_parts_of(config.output.path, config_hash, table.fingerprint)
+    return known_answers(config, table, earlier)
 
 
 def _naming_errors(requests: Iterable[Request]) -> Iterator[Request]:

@@ -30,6 +30,7 @@ class RowCounts:
     total: int = 0
     succeeded: int = 0
     failed: int = 0
+    copied: int = 0  # of those that succeeded or failed: from rows that ask for the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 
+from vasuki.base.arrays import Ints
 from vasuki.base.errors import InputError, JobFileError, OutputInUse, UnreadableError, one_line
 from vasuki.io.location import Location, name_of_temporary, writing
 from vasuki.io.output.answers import with_null_errors
@@ -45,8 +47,8 @@ from vasuki.io.output.ownership import (
     refuse_foreign,
     refuse_irregular,
 )
-from vasuki.io.output.parts import PART_NAME, PartLabel, PartWriter, Totals
-from vasuki.io.output.rewriting import without_failed
+from vasuki.io.output.parts import NO_CONTENTS, PART_NAME, PartLabel, PartWriter, Totals, to_parquet
+from vasuki.io.output.rewriting import LabelledPart, totals_of, without_failed
 from vasuki.io.output.trace import TraceWriter, taken_by_runs
 from vasuki.io.selection import WHOLE, DoneRows, Selection, Shard
 
@@ -70,6 +72,9 @@ class OutputFolder:
         self._input_fingerprint = fingerprint
         self._next_index = 0
         self.began = ""  # the time that prompts are told: that of the run which wrote first, set by open
+        self._reuses = False
+        self.earlier_parts: list[LabelledPart] = []  # of other states of the input; set by open
+        self.contents = NO_CONTENTS  # what each row asks for, to be written into parts where that is wanted
         self.done = DoneRows(0)  # rows that earlier runs and other shards left; set by open, and by finish
 
     @classmethod
@@ -84,6 +89,7 @@ class OutputFolder:
         fresh: bool = False,
         retries_errors: bool = False,
         now: str = "",
+        reuses: bool = False,
     ) -> OutputFolder:
         """Create or continue an output folder.
 
@@ -95,6 +101,7 @@ class OutputFolder:
             shard: which rows this run will write.
             retries_errors: take rows that failed (of a shard: its own) out of the parts, so that they are left to do.
             fresh: delete what earlier runs wrote (of a shard: its own parts) and start over.
+            reuses: parts of another state of the input may be there: they become `earlier_parts`.
             now: what the prompts of this run are told of the time, unless an earlier one has begun it.
 
         Raises:
@@ -111,6 +118,7 @@ class OutputFolder:
                     folder._delete_own_files()
                 folder._delete_temporary_files()
                 folder._delete_broken_manifests()
+                folder._reuses = reuses
                 folder._read_back(num_rows, retries_errors)
                 folder.began = folder.began or now
                 if not folder.is_finished:
@@ -122,13 +130,14 @@ class OutputFolder:
         return folder
 
     @classmethod
-    def check(cls, path: str, *, num_rows: int, config_hash: str, input_fingerprint: str) -> None:
+    def check(cls, path: str, *, num_rows: int, config_hash: str, input_fingerprint: str, reuses: bool = False) -> None:
         """Raise what `open` would for the whole input, and leave everything as it is."""
         place = usable_folder(path)
         if not (place / SUCCESS).exists():
             with _refused(path):
                 refuse_fixed(place)
         folder = cls(place, FolderLock([]), WHOLE, config_hash, input_fingerprint)
+        folder._reuses = reuses
         for part, label in folder._labels(with_pages=True):
             folder._done_rows([(part, label)], num_rows)
 
@@ -178,8 +187,24 @@ class OutputFolder:
             began=self.began,
             started_s=started_s,
             max_loss_s=max_loss_s,
+            contents=self.contents,
             even_if_empty=self.done.num_rows == 0,
         )
+
+    def answered_parts(self) -> list[LabelledPart]:
+        """The parts that are there now, of this state of the input."""
+        return list(self._labels())
+
+    def add_part(self, lines: Any, of_line: Ints) -> None:
+        """Write lines as a part, of which the rows they answer are known, in order. Raises Interrupted."""
+        rows = np.unique(of_line)
+        contents = self.contents[rows] if len(self.contents) else self.contents
+        own = self._config_hash, self._input_fingerprint
+        totals = replace(totals_of(lines, of_line), copied=len(rows))
+        label = PartLabel(*own, rows, totals, "", self.began, contents)
+        part = self._next_part()
+        with writing(part):
+            part.write_bytes(to_parquet([lines], label))
 
     def journal(self) -> Journal:
         """What earlier runs of this share left of rows in flight, and the place to note it."""
@@ -237,6 +262,9 @@ class OutputFolder:
                 everything = [label for _, label in labels]
                 _counted(merge(self._shard_manifests()), everything, done.num_rows).write(self.place / MANIFEST)
             if done.is_complete:
+                for part, _ in self.earlier_parts:
+                    part.delete()
+                self.earlier_parts = []
                 (self.place / SUCCESS).write_bytes(b"")
             self.done = done
         return manifest
@@ -260,6 +288,10 @@ class OutputFolder:
         if any(map(is_newer_manifest, self.place.children())):
             raise OutputInUse(f"{self.place} holds the output of a newer version of vasuki; {_THAT_VERSION}")
         labels = list(self._labels(with_pages=True))
+        if self._reuses:
+            present = {part.path for part, _ in labels}
+            others = ((part, label) for part, label in labelled_parts(self.place) if part.path not in present)
+            self.earlier_parts = [(part, label) for part, label in others if len(label.rows)]
         told = [label.began for _, label in labels] + [began_of(file) for file in self._journals()]
         self.began = min(filter(None, told), default="")
         with writing(self.place):
@@ -272,7 +304,7 @@ class OutputFolder:
         self.done = self._done_rows(labels, num_rows)
         indices = [
             int(match["index"])
-            for part, _ in labels
+            for part, _ in [*labels, *self.earlier_parts]
             if self._is_own(part) and (match := PART_NAME.fullmatch(part.name))
         ]
         self._next_index = 1 + max(indices, default=-1)
@@ -289,6 +321,8 @@ class OutputFolder:
                 what = "a job with another model, input, sampling or output columns"
                 raise OutputInUse(f"{self.place} holds the output of {what} ({part.name}); {_WAY_OUT}")
             if label.input_fingerprint != self._input_fingerprint:
+                if self._reuses and len(label.contents) == len(label.rows):
+                    continue
                 raise OutputInUse(f"{self.place} holds output for an input that has changed since; {_WAY_OUT}")
             yield part, label
 
@@ -353,6 +387,14 @@ def _killed(earlier: Manifest | None, traces: Sequence[TraceWriter], own_run: in
     except InputError as error:
         log.warning("%s; the time of runs that were killed is left out", error)
         return []
+
+
+def earlier_parts_of(path: str, config_hash: str, input_fingerprint: str) -> list[LabelledPart]:
+    """The parts of a job's folder that are of another state of its input, and say what their rows asked for."""
+    place = usable_folder(path)
+    parts = [(part, label) for part, label in labelled_parts(place) if label.config_hash == config_hash]
+    others = [(part, label) for part, label in parts if label.input_fingerprint != input_fingerprint]
+    return [(part, label) for part, label in others if 0 < len(label.rows) == len(label.contents)]
 
 
 def dataset_of(path: str) -> Any:
@@ -431,7 +473,7 @@ def _refused(path: str) -> Iterator[None]:
 def _counted(manifest: Manifest, labels: Sequence[PartLabel], num_rows: int) -> Manifest:
     """`manifest` with rows and tokens as the labels count them."""
     totals = sum((label.totals for label in labels), Totals())
-    rows = RowCounts(num_rows, totals.succeeded, totals.failed)
+    rows = RowCounts(num_rows, totals.succeeded, totals.failed, totals.copied)
     return replace(
         manifest,
         rows=rows,

@@ -26,7 +26,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from vasuki.base.commits import commit_interval_s
 from vasuki.base.errors import Interrupted, UnreadableError, one_line
+from vasuki.io.input.contents import CONTENT_BYTES
 from vasuki.io.location import Location, writing
 from vasuki.io.output.answers import Answer, to_table
 
@@ -44,6 +45,7 @@ T = TypeVar("T")
 METADATA_KEY = b"vasuki"
 PART_NAME = re.compile(r"part-(?P<index>\d{5,})(?P<label>|-\d+-of-\d+)(-[0-9a-f]{8})?\.parquet")
 COMMIT_BYTES = 2**25
+NO_CONTENTS: NDArray[np.bytes_] = np.empty(0, f"S{CONTENT_BYTES}")
 GROUP_BYTES = 2**23  # of answers that become Arrow data together, a row group
 LABEL_VERSION = 3
 _READABLE = (2, 3)  # 1 knew a model by its path alone; 2 has an empty `error` where there was none
@@ -94,6 +96,7 @@ class Totals:
     failed: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    copied: int = 0  # of the rows, those that have the answer of another one
 
     @property
     def succeeded(self) -> int:
@@ -105,6 +108,7 @@ class Totals:
             self.failed + other.failed,
             self.prompt_tokens + other.prompt_tokens,
             self.output_tokens + other.output_tokens,
+            self.copied + other.copied,
         )
 
     @classmethod
@@ -128,6 +132,9 @@ class PartLabel:
     totals: Totals
     pages: str = ""  # size and hash of everything before the footer
     began: str = ""  # the time that prompts were told, see `input.date`
+    contents: NDArray[np.bytes_] = field(
+        default_factory=lambda: NO_CONTENTS
+    )  # `[rows]`, what each asks for, where that is kept
 
     def to_json(self) -> bytes:
         gaps = np.diff(self.rows, prepend=0).astype("<i8")
@@ -137,6 +144,7 @@ class PartLabel:
             {"version": LABEL_VERSION}
             | label
             | {"totals": asdict(self.totals), "pages": self.pages, "began": self.began}
+            | ({"contents": base64.b64encode(self.contents.tobytes()).decode()} if len(self.contents) else {})
         ).encode()
 
     @classmethod
@@ -149,7 +157,8 @@ class PartLabel:
         totals = Totals(**label["totals"])
         rows = np.cumsum(gaps, dtype=np.int64)
         began = label.get("began", "")  # which older ones lack
-        return cls(label["config_hash"], label["input_fingerprint"], rows, totals, label["pages"], began)
+        contents = np.frombuffer(base64.b64decode(label.get("contents", "")), NO_CONTENTS.dtype)
+        return cls(label["config_hash"], label["input_fingerprint"], rows, totals, label["pages"], began, contents)
 
 
 class PartWriter:
@@ -163,6 +172,7 @@ class PartWriter:
         began: the time that prompts are told; written into every part.
         started_s: the time, on the clock of `commit_if_due`, at which the run began.
         max_loss_s: what the job allows to lose; parts are no further apart.
+        contents: `[num_rows]`, of all rows of the input, to be written into every part; empty if it need not be.
         even_if_empty: `close` writes a part without rows if there was none: an empty input has an empty output, with
             the columns that readers expect.
 
@@ -181,6 +191,7 @@ class PartWriter:
         began: str = "",
         started_s: float = 0.0,
         max_loss_s: float = math.inf,
+        contents: NDArray[np.bytes_] = NO_CONTENTS,
         even_if_empty: bool = False,
     ) -> None:
         self._next_part = next_part
@@ -191,6 +202,7 @@ class PartWriter:
         self._started_s = started_s
         self._max_loss_s = max_loss_s
         self.committed_s = started_s
+        self._contents = contents
         self._even_if_empty = even_if_empty
         self._answers: list[Answer] = []
         self._num_bytes = 0
@@ -237,7 +249,8 @@ class PartWriter:
         answers = sorted(self._answers, key=lambda answer: (answer.row, answer.sample))
         totals = Totals.of(answers)
         rows = np.unique(np.array([answer.row for answer in answers], dtype=np.int64))
-        label = PartLabel(self._config_hash, self._input_fingerprint, rows, totals, began=self._began)
+        contents = self._contents[rows] if len(self._contents) else NO_CONTENTS
+        label = PartLabel(self._config_hash, self._input_fingerprint, rows, totals, "", self._began, contents)
         content = to_parquet((to_table(some, self.schema) for some in _groups(answers)), label)
         self._answers = []
         self._num_bytes = 0

@@ -32,6 +32,12 @@ def without_failed(parts: Sequence[LabelledPart]) -> list[LabelledPart]:
     return kept
 
 
+def failed_rows(part: Location, label: PartLabel) -> Ints:
+    """The rows of a part of which a sample failed."""
+    table, of_line = read_part(part, label)
+    return np.unique(of_line[_failed(table)])
+
+
 def keep_rows(part: Location, label: PartLabel, rows: Ints) -> PartLabel:
     """Rewrite a part with some of its rows, or delete it if there are none. Returns its label. Raises OSError."""
     if not len(rows):
@@ -40,15 +46,21 @@ def keep_rows(part: Location, label: PartLabel, rows: Ints) -> PartLabel:
     table, of_line = read_part(part, label)
     chosen = np.isin(of_line, rows)
     table, of_line = table.filter(pa.array(chosen)), of_line[chosen]
-    totals = Totals(
-        rows=len(rows),
-        failed=len(np.unique(of_line[_failed(table)])),
-        prompt_tokens=pc.sum(table["prompt_tokens"]).as_py(),
-        output_tokens=pc.sum(table["output_tokens"]).as_py(),
-    )
-    label = replace(label, rows=rows, totals=totals)
+    totals = totals_of(table, of_line)
+    contents = label.contents[np.isin(label.rows, rows)] if len(label.contents) else label.contents
+    label = replace(label, rows=rows, totals=totals, contents=contents)
     part.write_bytes(to_parquet([table], label))
     return label
+
+
+def totals_of(lines: Any, of_line: Ints) -> Totals:
+    """Of lines of a part, and the rows that they answer."""
+    return Totals(
+        rows=len(np.unique(of_line)),
+        failed=len(np.unique(of_line[_failed(lines)])),
+        prompt_tokens=pc.sum(lines["prompt_tokens"]).as_py(),
+        output_tokens=pc.sum(lines["output_tokens"]).as_py(),
+    )
 
 
 def read_part(part: Location, label: PartLabel) -> tuple[Any, Ints]:

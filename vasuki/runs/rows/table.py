@@ -39,7 +39,7 @@ class TableRows:
 
     def __init__(self, job: OpenJob) -> None:
         self._config = job.config
-        self._num_rows = job.folder.rows_left
+        self._num_rows = job.rows_to_compute
         self._started_s = job.started_s
         self._waited = WaitingTimes(lambda request: 0.0)
         self._requests: Iterator[Request]  # set by `reading`
