@@ -30,7 +30,7 @@ PHASES = {  # what a run calls there, how often at least, and about how long the
     "load": ("vasuki.hf.loading.load_model:load_model", 1, 0.3),
     "measure": ("vasuki.runs.workers.device:placed_as_loaded", 1, 0.1),
     "plan": ("vasuki.runs.placement:make_plan", 1, 0.1),
-    "prompts": ("vasuki.io.input.requests:RequestStream._tokenise", 1, 0.05),
+    "prompts": ("vasuki.io.input.tokenised:PromptTokenizer._tokenise", 1, 0.05),
     "decodes": ("vasuki.io.output.trace:TraceWriter.record", 12, 0.02),
     "journal": ("vasuki.io.output.journal:Journal.write", 3, 0.002),
     "commit": ("vasuki.io.output.parts:PartWriter._commit", 3, 0.01),

@@ -105,7 +105,10 @@ def test_only_rows_without_a_temperature_of_their_own_are_equal(
 
 
 def test_a_row_that_fails_fails_for_all_its_equals(model: Path, tmp_path: Path) -> None:
-    table: dict[str, list[Any]] = {"id": list(range(4)), "text": [" ".join(WORDS * 20), "the cat", " ".join(WORDS * 20), None]}
+    table: dict[str, list[Any]] = {
+        "id": list(range(4)),
+        "text": [" ".join(WORDS * 20), "the cat", " ".join(WORDS * 20), None],
+    }
     rows = table_of(run_ended(job(model, tmp_path, table, errors={"max_fraction": 1})))
     assert rows[0]["error"] == rows[2]["error"]
     assert "no room is left" in rows[0]["error"]
@@ -204,7 +207,7 @@ def test_plans_count_what_is_computed(model: Path, tmp_path: Path) -> None:
     assert len(job_workload(config).lengths) == 4
     run_ended(config)
     manifest = read_manifest(Location.parse(config.output.path) / "manifest.json")
-    assert (manifest.rows.total, manifest.rows.copied) == (ROWS, 26)
+    assert (manifest.rows.total, manifest.copied_rows) == (ROWS, 26)
     later = job(model, tmp_path, changed(ROWS_OF_6), input={"unchanged": "reuse"})
     assert len(job_workload(later).lengths) == 2
     few = {name: values[:3] for name, values in ROWS_OF_6.items()}

@@ -66,6 +66,7 @@ def write_job(folder: Path, model: Path, side_by_side: int) -> Path:
     tree = job_tree(model, folder / "in.parquet", folder / "out")
     tree["sampling"] = {"max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
     tree["engine"] = {"max_num_seqs": side_by_side}
+    tree["input"]["duplicates"] = "each"
     (folder / "job.yaml").write_text(yaml.safe_dump(tree))
     return folder / "job.yaml"
 

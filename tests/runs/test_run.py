@@ -47,6 +47,7 @@ def job(tmp_path: Path, tiny_model: Path) -> Job:
         if rows:
             pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in.parquet")
         tree = job_tree(tiny_model, tmp_path / "in.parquet", tmp_path / "out")
+        tree["input"]["duplicates"] = "each"
         for dotted, value in changes.items():
             section, _, key = dotted.partition("__")
             tree[section] = {**tree.get(section, {}), key: value} if key else value
@@ -644,7 +645,7 @@ def test_a_plan_counts_what_a_run_takes_and_leaves_out_what_it_refuses(
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"add_bos_token": True}))
     chats = {"a": "user", "b": "crowd", "c": "user"}
     rows = [{"id": i, "m": [{"role": role, "content": "two dogs"}] * 2} for i, role in chats.items()]
-    source = {"path": str(tmp_path / "in.parquet"), "id": "id", "messages": "m"}
+    source = {"path": str(tmp_path / "in.parquet"), "id": "id", "messages": "m", "duplicates": "each"}
     path = job(rows, model__path=str(folder), input=source)
     for command in ("plan", "simulate"):
         result = CliRunner().invoke(main, [command, str(path), "--json"])

@@ -297,7 +297,7 @@ class InputConfig(_Section):
     classified](tasks.md). Otherwise such a row fails."""
     duplicates: Literal["auto", "each"] = "auto"
     """Rows that ask for the same, such as equal prompts with temperature 0. `auto`: they are computed once, and written
-    for each; not when rows arrive. `each`: every row is computed."""
+    for each; not when rows arrive or may be urgent. `each`: every row is computed."""
     unchanged: Literal["compute", "reuse"] = "compute"
     """Where the output folder has the answers of an input that has changed since. `compute`: the run is refused.
     `reuse`: rows that ask for the same keep their answers, and the others are computed; the earlier run must have had

@@ -23,6 +23,7 @@ from vasuki.io.input.tables import InputTable, open_table
 from vasuki.io.output.known_answers import KnownAnswers
 from vasuki.io.output.manifest import Manifest, read_manifest
 from vasuki.io.output.output_folder import OutputFolder, dataset_of
+from vasuki.io.output.parts import Totals
 from vasuki.io.output.rewriting import LabelledPart
 from vasuki.io.selection import WHOLE, Selection, Shard
 from vasuki.models.fingerprint import model_fingerprint
@@ -99,17 +100,11 @@ class OpenJob:
         log.info("nothing to do: %s is complete", self.config.output.path)
         return self.outcome(read_manifest(self.folder.manifest))
 
-    def copy_known_answers(self, schema: Any, should_stop: Callable[[], bool]) -> Interrupted | None:
-        """Write the rows that were not computed, once all others are durable. Returns what came between."""
-        if self.known is None or not self.known.count:
-            return None
-        assert isinstance(self.table, InputTable)
-        try:
-            with busy_if_slow("copying the answers of equal rows"):
-                self.known.write(self.table, self.folder, schema, should_stop)
-        except Interrupted as error:
-            return error
-        return None
+    def copies(self, schema: Any, should_stop: Callable[[], bool]) -> Iterator[Totals]:
+        """Write the rows that were not computed, once all others are durable; see `KnownAnswers.write`."""
+        if self.known and self.known.count:
+            assert isinstance(self.table, InputTable)
+            yield from self.known.write(self.table, self.folder, schema, should_stop)
 
     def outcome(self, manifest: Manifest) -> Outcome:
         """How a run with this manifest ended."""
@@ -203,7 +198,8 @@ def known_answers(
     done: NDArray[np.bool_] | None = None,
 ) -> KnownAnswers | None:
     """See `KnownAnswers.of`; None where none is looked for."""
-    if config.input.duplicates == "each" and config.input.unchanged == "compute":
+    looks = config.input.duplicates == "auto" and not config.input.may_be_urgent
+    if not looks and config.input.unchanged == "compute":
         return None
     with busy_if_slow("looking for equal rows"):
         nothing = np.zeros(table.num_rows, np.bool_)

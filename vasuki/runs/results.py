@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from vasuki.base.errors import Interrupted
 from vasuki.engine.sequence import Decoded, Request, Sequence
 from vasuki.io.output.journal import Journal
-from vasuki.io.output.parts import PartWriter
+from vasuki.io.output.parts import PartWriter, Totals
 from vasuki.io.output.trace import StepRecord, TraceWriter
 from vasuki.runs.observers.deadline import Deadline
 from vasuki.runs.observers.metrics import RunMetrics
@@ -85,6 +85,13 @@ class Results:
         self._progress.look()
         if self._metrics:
             self._metrics.look(self._standing(), now_s - self._writer.committed_s)
+
+    def copy(self, copies: Iterator[Totals]) -> None:
+        """Take rows that are answered by copies of others, which are durable by then."""
+        self._writer.commit()
+        for totals in copies:
+            self.sink.written += totals
+            self._progress.look()
 
     def note(self, rows: Iterable[Sequence]) -> None:
         """Note how far all rows are that have begun. The trace comes last, so that it has no step whose tokens the

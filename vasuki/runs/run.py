@@ -233,12 +233,11 @@ def run_to_end(job: OpenJob, rows: RunRows, workers: Workers, signals: StopSigna
             try:
                 with results:
                     workers.compute(results, should_stop)
+                    results.copy(job.copies(schema, should_stop))
             except Interrupted as error:
                 interrupted = error
             written, left = writer.committed, folder.rows_left - results.sink.written.rows
             manifest = workers.manifest(written.prompt_tokens + written.output_tokens, interrupted is None)
-            if interrupted is None:
-                interrupted = job.copy_known_answers(schema, should_stop)
             if manifest is not None:
                 manifest = folder.finish(rows.finished(manifest), journal.resumed_rows, results.traces)
                 left = folder.rows_left

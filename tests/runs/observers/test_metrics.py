@@ -33,6 +33,7 @@ def job(tmp_path: Path, tiny_model: Path) -> Path:
     texts = ["the cat sat " * (200 if row == 4 else 1 + row % 3) for row in range(NUM_ROWS)]
     pq.write_table(pa.table({"id": [f"r{row}" for row in range(NUM_ROWS)], "text": texts}), tmp_path / "in.parquet")
     tree = job_tree(tiny_model, tmp_path / "in.parquet", tmp_path / "out") | {"errors": {"max_fraction": 0.5}}
+    tree["input"]["duplicates"] = "each"
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(tree))
     return tmp_path / "job.yaml"
 
@@ -152,6 +153,15 @@ def test_mistakes_are_told_before_the_model_is_loaded(job: Path, tmp_path: Path)
             assert words in result.stderr
             assert len(result.stderr.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_rows_that_are_copied_count_as_done(job: Path, tmp_path: Path) -> None:
+    result = run(job, "--metrics", str(tmp_path / "figures.txt"), "--json", "--set", "input.duplicates=auto")
+    assert result.exit_code == 0, result.stderr
+    manifest, seen = json.loads(result.stdout), figures((tmp_path / "figures.txt").read_text())
+    assert manifest["copied_rows"] == NUM_ROWS - 4
+    assert seen["vasuki_rows_done_total"] == seen["vasuki_rows"] == NUM_ROWS
+    assert seen["vasuki_generated_tokens_total"] < manifest["tokens"]["output"]
 
 
 def test_figures_of_several_runs_add_up(job: Path, tmp_path: Path) -> None:

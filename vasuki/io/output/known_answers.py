@@ -24,6 +24,7 @@ from vasuki.io.formats.sources import Block
 from vasuki.io.input.contents import Contents
 from vasuki.io.input.tables import InputTable, stored_text
 from vasuki.io.output.output_folder import OutputFolder
+from vasuki.io.output.parts import Totals
 from vasuki.io.output.rewriting import LabelledPart, failed_rows, read_part
 from vasuki.io.selection import Selection, Shard
 
@@ -78,7 +79,7 @@ class KnownAnswers:
             part_of[is_here], row_of[is_here] = index, label.rows[line[is_here]]
             is_known |= is_here
         reused = int(is_known.sum())
-        if job.input.duplicates == "auto":
+        if job.input.duplicates == "auto" and not job.input.may_be_urgent:  # who waits is not served last
             originals = contents.originals(done | is_known)
             is_copy = (originals != row_of) & ~done & ~is_known
             part_of[is_copy], row_of[is_copy] = part_of[originals[is_copy]], row_of[originals[is_copy]]
@@ -95,8 +96,8 @@ class KnownAnswers:
 
     def write(
         self, table: InputTable, folder: OutputFolder, schema: pa.Schema, should_stop: Callable[[], bool]
-    ) -> None:
-        """Copy the answers, once all others are in the folder. Raises Interrupted."""
+    ) -> Iterator[Totals]:
+        """Copy the answers, once all others are in the folder, piece by piece. Raises Interrupted."""
         own = folder.answered_parts()
         blocks = table.blocks(Selection(left_out=~self.is_known))
         for piece in _pieces(blocks):
@@ -122,7 +123,7 @@ class KnownAnswers:
                     schema.field(name).type,
                 )
                 lines = lines.set_column(lines.column_names.index(name), schema.field(name), own_values)
-            folder.add_part(lines, of_line)
+            yield folder.add_copies(lines, of_line)
 
     def _sources(self, rows: Ints, own: list[LabelledPart]) -> Iterator[tuple[LabelledPart, Ints, Ints]]:
         """The parts that have answers of some rows: which of those, and of which rows there."""

@@ -30,7 +30,6 @@ class RowCounts:
     total: int = 0
     succeeded: int = 0
     failed: int = 0
-    copied: int = 0  # of those that succeeded or failed: from rows that ask for the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +158,7 @@ class Manifest:
     config_hash: str
     input_fingerprint: str
     rows: RowCounts = RowCounts()
+    copied_rows: int = 0  # of those in the output, the ones that have the answer of a row that asks for the same
     tokens: TokenCounts = TokenCounts()
     timings: Timings = Timings()
     predicted: Predicted = Predicted()
@@ -284,6 +284,7 @@ def merge(shards: Sequence[Manifest]) -> Manifest:
     return replace(
         first,
         rows=_summed(RowCounts, [shard.rows for shard in shards]),
+        copied_rows=sum(shard.copied_rows for shard in shards),
         tokens=_summed(TokenCounts, [shard.tokens for shard in shards]),
         timings=_slowest(Timings, [shard.timings for shard in shards]),
         predicted=_all_predicted([shard.predicted for shard in shards]),

@@ -195,8 +195,9 @@ class OutputFolder:
         """The parts that are there now, of this state of the input."""
         return list(self._labels())
 
-    def add_part(self, lines: Any, of_line: Ints) -> None:
-        """Write lines as a part, of which the rows they answer are known, in order. Raises Interrupted."""
+    def add_copies(self, lines: Any, of_line: Ints) -> Totals:
+        """Write lines that were copied as a part, of which the rows they answer are known, in order. Returns what they
+        come to. Raises Interrupted."""
         rows = np.unique(of_line)
         contents = self.contents[rows] if len(self.contents) else self.contents
         own = self._config_hash, self._input_fingerprint
@@ -205,6 +206,7 @@ class OutputFolder:
         part = self._next_part()
         with writing(part):
             part.write_bytes(to_parquet([lines], label))
+        return totals
 
     def journal(self) -> Journal:
         """What earlier runs of this share left of rows in flight, and the place to note it."""
@@ -473,9 +475,10 @@ def _refused(path: str) -> Iterator[None]:
 def _counted(manifest: Manifest, labels: Sequence[PartLabel], num_rows: int) -> Manifest:
     """`manifest` with rows and tokens as the labels count them."""
     totals = sum((label.totals for label in labels), Totals())
-    rows = RowCounts(num_rows, totals.succeeded, totals.failed, totals.copied)
+    rows = RowCounts(num_rows, totals.succeeded, totals.failed)
     return replace(
         manifest,
         rows=rows,
+        copied_rows=totals.copied,
         tokens=replace(manifest.tokens, prompt=totals.prompt_tokens, output=totals.output_tokens),
     )

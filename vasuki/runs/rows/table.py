@@ -39,7 +39,7 @@ class TableRows:
 
     def __init__(self, job: OpenJob) -> None:
         self._config = job.config
-        self._num_rows = job.rows_to_compute
+        self._num_rows, self._to_compute = job.folder.rows_left, job.rows_to_compute
         self._started_s = job.started_s
         self._waited = WaitingTimes(lambda request: 0.0)
         self._requests: Iterator[Request]  # set by `reading`
@@ -56,8 +56,8 @@ class TableRows:
     def lengths(self) -> Lengths:
         """Lengths of all rows, as if the rest were like the first rows."""
         with busy_if_slow("reading rows to plan from") as far:
-            self._first = list(first_rows(self._requests, PLANNED_REQUESTS, far, self._num_rows))
-        return lengths_of(self._first, self._num_rows, self._config.knows_lengths)
+            self._first = list(first_rows(self._requests, PLANNED_REQUESTS, far, self._to_compute))
+        return lengths_of(self._first, self._to_compute, self._config.knows_lengths)
 
     def plan(self, placement: Placement, lengths: Lengths) -> Plan:
         return placement.plan(lengths)
