@@ -18,10 +18,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from ours import answers, seconds_taken
 
 from vasuki.base.config import parse_job
-from vasuki.runs.options import RunOptions
-from vasuki.runs.run import run_job
 
 PEER = """
 import json, sys, time
@@ -54,14 +53,8 @@ def by_us(options: argparse.Namespace, folder: Path, number: int) -> tuple[float
             "output": {"path": str(folder / f"out-{number}")},
         }
     )
-    run_job(job, RunOptions(quiet=True))
-    out = Path(job.output.path)
-    rows = [row for part in out.glob("*.parquet") for row in pq.read_table(part).to_pylist()]
-    vectors = np.array([row["embedding"] for row in sorted(rows, key=lambda row: int(row["id"]))])
-    manifest = json.loads((out / "manifest.json").read_text())
-    foreseen, taken = manifest["predicted"]["makespan_s"], manifest["timings"]["generate_s"]
-    print(f"foreseen {foreseen:.1f} s, taken {taken:.1f} s", flush=True)
-    return taken, vectors
+    rows = answers(job)
+    return seconds_taken(job), np.array([row["embedding"] for row in rows])
 
 
 def main() -> None:

@@ -21,11 +21,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from ours import answers, seconds_taken
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vasuki.base.config import parse_job
-from vasuki.runs.options import RunOptions
-from vasuki.runs.run import run_job
 
 BATCH = 16
 
@@ -71,13 +70,8 @@ def by_us(model: str, folder: Path, number: int) -> tuple[float, np.ndarray]:
             "output": {"path": str(folder / f"out-{number}")},
         }
     )
-    run_job(job, RunOptions(quiet=True))
-    out = Path(job.output.path)
-    rows = [row for part in out.glob("*.parquet") for row in pq.read_table(part).to_pylist()]
-    manifest = json.loads((out / "manifest.json").read_text())
-    foreseen, taken = manifest["predicted"]["makespan_s"], manifest["timings"]["generate_s"]
-    print(f"foreseen {foreseen:.1f} s, taken {taken:.1f} s", flush=True)
-    return taken, np.array([row["logprob"] for row in sorted(rows, key=lambda row: int(row["id"]))])
+    rows = answers(job)
+    return seconds_taken(job), np.array([row["logprob"] for row in rows])
 
 
 def main() -> None:

@@ -20,11 +20,10 @@ from typing import Any
 import jsonschema
 import pyarrow as pa
 import pyarrow.parquet as pq
+from ours import answers
 
 from vasuki.base.config import JobConfig, parse_job
 from vasuki.base.constraint import schema_of
-from vasuki.runs.options import RunOptions
-from vasuki.runs.run import run_job
 
 FIELDS: dict[str, Any] = {
     "summary": "string",
@@ -50,12 +49,6 @@ def job(options: argparse.Namespace, folder: Path, name: str, prompt: str, is_he
             **({"answer": FIELDS} if is_held else {}),
         }
     )
-
-
-def answers(config: JobConfig) -> list[dict[str, Any]]:
-    run_job(config, RunOptions(quiet=True))
-    rows = [row for part in Path(config.output.path).glob("*.parquet") for row in pq.read_table(part).to_pylist()]
-    return sorted(rows, key=lambda row: int(row["id"]))
 
 
 def parsed(text: str) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,23 @@ def test_only_rows_without_a_temperature_of_their_own_are_equal(
     with caplog.at_level("INFO"):
         run_job(job(model, tmp_path, table, sampling={"temperature": {"column": "heat"}}))
     assert "9 rows equal others" in caplog.text
+
+
+@pytest.mark.parametrize(("own", "equal"), [(None, False), (0, True), (0.8, False)])
+def test_a_temperature_of_null_is_that_of_the_job(
+    model: Path, tmp_path: Path, own: float | None, equal: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {"messages": [{"role": "user", "content": "two dogs"}], "temperature": own}
+    lines = [json.dumps({"custom_id": f"r{row}", "url": "/v1/chat/completions", "body": body}) for row in range(6)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    tree = job_tree(model, tmp_path / "in.jsonl", tmp_path / "out")
+    tree["input"] = {"path": str(tmp_path / "in.jsonl"), "format": "openai-batch"}
+    tree["sampling"] |= {"temperature": 0.8}
+    with caplog.at_level("INFO"):
+        run_job(parse_job(tree))
+    assert ("5 rows equal others" in caplog.text) == equal
+    answers = {row["output"] for row in table_of(parse_job(tree))}
+    assert (len(answers) == 1) == equal
 
 
 def test_a_row_that_fails_fails_for_all_its_equals(model: Path, tmp_path: Path) -> None:

@@ -315,6 +315,11 @@ class InputConfig(_Section):
         return datetime.now() if self.date == "auto" else datetime.fromisoformat(self.date)
 
     @property
+    def computes_equal_rows_once(self) -> bool:
+        """Whether rows that ask for the same share an answer: not if some are urgent, for copies come last."""
+        return self.duplicates == "auto" and not self.may_be_urgent
+
+    @property
     def may_be_urgent(self) -> bool:
         """Whether a column says what is urgent."""
         return bool(self.priority or self.deadline)

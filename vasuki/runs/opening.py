@@ -198,8 +198,7 @@ def known_answers(
     done: NDArray[np.bool_] | None = None,
 ) -> KnownAnswers | None:
     """See `KnownAnswers.of`; None where none is looked for."""
-    looks = config.input.duplicates == "auto" and not config.input.may_be_urgent
-    if not looks and config.input.unchanged == "compute":
+    if not config.input.computes_equal_rows_once and config.input.unchanged == "compute":
         return None
     with busy_if_slow("looking for equal rows"):
         nothing = np.zeros(table.num_rows, np.bool_)

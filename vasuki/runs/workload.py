@@ -23,7 +23,7 @@ from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import InputTable
 from vasuki.io.input.tokenised import PromptEncoder
 from vasuki.io.output.known_answers import KnownAnswers
-from vasuki.io.output.output_folder import earlier_parts_of
+from vasuki.io.output.output_folder import earlier_parts_of, usable_folder
 from vasuki.io.output.rewriting import LabelledPart
 from vasuki.io.selection import Selection
 from vasuki.machines.here.measured import Tokens
@@ -116,7 +116,7 @@ def _known_beforehand(config: JobConfig, table: InputTable) -> KnownAnswers | No
     earlier: list[LabelledPart] = []
     if config.input.unchanged == "reuse" and config.model.path:
         config_hash = config.config_hash(model_fingerprint(config.model))
-        earlier = earlier_parts_of(config.output.path, config_hash, table.fingerprint)
+        earlier = earlier_parts_of(usable_folder(config.output.path), config_hash, table.fingerprint)
     return known_answers(config, table, earlier)
 
 

@@ -9,6 +9,7 @@ step's tokens. It stores the new keys and values in their blocks, then lets ever
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -30,7 +31,7 @@ class Unsupported(Exception):
 
 # Keyword arguments that transformers hands to attention functions and that change nothing here.
 _INERT = {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states", "is_causal"}
-_INERT |= {"output_router_logits", "position_embeddings", "num_items_in_batch", "logits_to_keep"}
+_INERT |= {"output_router_logits", "position_embeddings", "num_items_in_batch", "logits_to_keep", "deterministic"}
 
 
 class AttentionProbe(Protocol):
@@ -45,6 +46,12 @@ class AttentionProbe(Protocol):
         variant: Variant,
         mask: torch.Tensor | None,
     ) -> torch.Tensor: ...
+
+
+def refuse_unknown(other: Mapping[str, Any]) -> None:
+    """Raises Unsupported for keyword arguments of transformers that may change what attention comes to."""
+    if asked := {name for name, given in other.items() if given is not None and name not in _INERT}:
+        raise Unsupported(f"its attention needs {', '.join(sorted(asked))}")
 
 
 def interface(
@@ -72,9 +79,7 @@ def interface(
         sinks=s_aux,
     )
     if not isinstance(step, StepInputs):
-        asked = {name for name, given in other.items() if given is not None and name not in _INERT}
-        if asked:
-            raise Unsupported(f"its attention needs {', '.join(sorted(asked))}")
+        refuse_unknown(other)
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     width = value.shape[-1]
     is_narrow = width < key.shape[-1]

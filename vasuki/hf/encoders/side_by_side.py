@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from vasuki.hf.attention.ragged_attention import Unsupported, refuse_unknown
 from vasuki.hf.fused.replace import close
 
 NAME = "vasuki_side_by_side"
@@ -32,15 +33,19 @@ def attend(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     lengths: Sequence[int] = (),
-    **inert: Any,
+    **other: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' calling convention: `[1, num_heads, num_tokens, head_dim]` in, `[1, num_tokens, ...]` out.
 
     Args:
-        attention_mask: none, as the model is told that texts need none.
+        attention_mask: a model that has one of its own is not served.
         sliding_window: a token sees itself and the tokens less than so far before and behind it.
         lengths: of the texts.
+
+    Raises:
+        Unsupported: the model asks for something else.
     """
+    refuse_unknown({"attention_mask": attention_mask, **other})
     texts, first = [], 0
     for length in lengths:
         last = first + length
@@ -128,7 +133,7 @@ class SideBySide:
                 own = cls(model, first)
                 if all(map(close, own(texts), expected)):
                     return own
-        except (TypeError, ValueError, RuntimeError, IndexError):  # it asks for what is not given
+        except (Unsupported, TypeError, ValueError, RuntimeError, IndexError):  # it asks for what is not given
             pass
         model.set_attn_implementation(usual)
         return None

@@ -377,7 +377,8 @@ class _Loading:
         layout = KVLayout.uniform(int(model.config.num_hidden_layers), 0, 0, model.dtype)
         ready = _described(model, tokenizer, GenerationConfig(), self.path, layout, "auto")
         ready = replace(ready, device=self.device, backend="uncached", held=HeldBytes(TOKEN_ID_BYTES, 0))
-        side_by_side = SideBySide.of(model) if self.task == "embed" else None
+        # A GPU would launch a kernel for each text.
+        side_by_side = SideBySide.of(model) if self.task == "embed" and self.device.type == "cpu" else None
         return replace(ready, compile_s=compile_s, compiles=False, encodes=self.task, side_by_side=side_by_side)
 
     def _dtype(self, kernels: CPUKernels | None) -> torch.dtype:

@@ -94,5 +94,6 @@ def _is_drawn(job: JobConfig, values: Mapping[str, Any]) -> bool:
     if isinstance(temperature, Column):
         temperature = values[temperature.column]
     if job.input.format == "openai-batch" and isinstance(body := values[BATCH_BODY], Mapping):
-        temperature = body.get("temperature", temperature)
+        given = body.get("temperature")
+        temperature = temperature if given in (None, "") else given  # as `SamplingReader.read` has it
     return temperature not in (0, None, "")

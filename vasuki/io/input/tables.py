@@ -104,8 +104,9 @@ class InputTable:
                         block.columns[name] = [value] * len(block.rows)
                     yield block
             except InputError as problem:
-                log.info("%s; the job goes on with its other files", problem)
-                self.unread.append(problem)
+                if str(problem) not in map(str, self.unread):  # a job reads its rows more than once
+                    log.info("%s; the job goes on with its other files", problem)
+                    self.unread.append(problem)
 
     def ids(self, block: Block) -> list[Any]:
         """The ids of a block's rows, in the type they have in the output."""

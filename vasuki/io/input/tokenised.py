@@ -116,7 +116,7 @@ class PromptTokenizer:
         self._num_cut = 0
 
     def tokenised(self, drafts: list[Draft]) -> Iterator[list[Draft]]:
-        """The same, piece by piece, with their token ids or errors."""
+        """Drafts, some at a time, with their token ids or errors."""
         for piece in _pieces(drafts):
             self._tokenise(piece)
             yield piece

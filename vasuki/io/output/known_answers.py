@@ -79,7 +79,7 @@ class KnownAnswers:
             part_of[is_here], row_of[is_here] = index, label.rows[line[is_here]]
             is_known |= is_here
         reused = int(is_known.sum())
-        if job.input.duplicates == "auto" and not job.input.may_be_urgent:  # who waits is not served last
+        if job.input.computes_equal_rows_once:
             originals = contents.originals(done | is_known)
             is_copy = (originals != row_of) & ~done & ~is_known
             part_of[is_copy], row_of[is_copy] = part_of[originals[is_copy]], row_of[originals[is_copy]]

@@ -291,9 +291,7 @@ class OutputFolder:
             raise OutputInUse(f"{self.place} holds the output of a newer version of vasuki; {_THAT_VERSION}")
         labels = list(self._labels(with_pages=True))
         if self._reuses:
-            present = {part.path for part, _ in labels}
-            others = ((part, label) for part, label in labelled_parts(self.place) if part.path not in present)
-            self.earlier_parts = [(part, label) for part, label in others if len(label.rows)]
+            self.earlier_parts = earlier_parts_of(self.place, self._config_hash, self._input_fingerprint)
         told = [label.began for _, label in labels] + [began_of(file) for file in self._journals()]
         self.began = min(filter(None, told), default="")
         with writing(self.place):
@@ -391,9 +389,8 @@ def _killed(earlier: Manifest | None, traces: Sequence[TraceWriter], own_run: in
         return []
 
 
-def earlier_parts_of(path: str, config_hash: str, input_fingerprint: str) -> list[LabelledPart]:
+def earlier_parts_of(place: Location, config_hash: str, input_fingerprint: str) -> list[LabelledPart]:
     """The parts of a job's folder that are of another state of its input, and say what their rows asked for."""
-    place = usable_folder(path)
     parts = [(part, label) for part, label in labelled_parts(place) if label.config_hash == config_hash]
     others = [(part, label) for part, label in parts if label.input_fingerprint != input_fingerprint]
     return [(part, label) for part, label in others if 0 < len(label.rows) == len(label.contents)]

@@ -48,7 +48,8 @@ COMMIT_BYTES = 2**25
 NO_CONTENTS: NDArray[np.bytes_] = np.empty(0, f"S{CONTENT_BYTES}")
 GROUP_BYTES = 2**23  # of answers that become Arrow data together, a row group
 LABEL_VERSION = 3
-_READABLE = (2, 3)  # 1 knew a model by its path alone; 2 has an empty `error` where there was none
+COPIES_VERSION = 4  # of labels that say more than version 3 can read
+_READABLE = (2, 3, 4)  # 1 knew a model by its path alone; 2 has an empty `error` where there was none
 
 
 class DamagedPart(UnreadableError):
@@ -139,12 +140,15 @@ class PartLabel:
     def to_json(self) -> bytes:
         gaps = np.diff(self.rows, prepend=0).astype("<i8")
         packed = base64.b64encode(zlib.compress(gaps.tobytes())).decode()
+        totals = asdict(self.totals)
+        more = {}
+        if self.totals.copied or len(self.contents):
+            more = {"version": COPIES_VERSION, "contents": base64.b64encode(self.contents.tobytes()).decode()}
+        else:
+            del totals["copied"]
         label = {"config_hash": self.config_hash, "input_fingerprint": self.input_fingerprint, "rows": packed}
         return json.dumps(
-            {"version": LABEL_VERSION}
-            | label
-            | {"totals": asdict(self.totals), "pages": self.pages, "began": self.began}
-            | ({"contents": base64.b64encode(self.contents.tobytes()).decode()} if len(self.contents) else {})
+            {"version": LABEL_VERSION} | label | {"totals": totals, "pages": self.pages, "began": self.began} | more
         ).encode()
 
     @classmethod
