@@ -8,6 +8,7 @@
 # make test-kill kill 300 runs and 20 replicas at random moments, trouble 450 by their machine and 300 by changed, removed
 #                copied and broken files, and compare answers and words
 # make test-airflow run the DAG by Airflow, in an environment of its own, and kill the run in its midst
+# make test-plans  plan 2,000 random small jobs, and simulate simpler schedulers beside each
 # make test-hostile  run jobs with 300 spoiled files, 1,000 made up, and one of 100,000 steps
 # make test-ray  run jobs on a Ray cluster of this machine, in an environment of its own, and kill 20 of its parts
 # make test-versions run golden tests and the main job with the lowest versions that pyproject.toml promises (5 GB)
@@ -21,7 +22,7 @@ SETUP := $(VENV)/.installed
 # a small chat model (Apache-2.0), 270 MB
 MODEL ?= HuggingFaceTB/SmolLM2-135M-Instruct
 
-.PHONY: demo compare docstrings reproduce wheel coverage test test-kill test-hostile test-s3 test-ray test-airflow test-versions check lint types architecture pytest docs clean
+.PHONY: demo compare docstrings reproduce wheel coverage test test-kill test-plans test-hostile test-s3 test-ray test-airflow test-versions check lint types architecture pytest docs clean
 
 demo: $(BASE)
 	$(BIN)/vasuki run jobs/quickstart.yaml
@@ -79,6 +80,9 @@ coverage: $(SETUP)
 test-kill: $(SETUP)
 	VASUKI_KILLS=200 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/runs/test_killed_runs.py tests/runs/test_troubled_runs.py \
 		tests/runs/test_hands.py tests/runs/workers/test_replicas.py
+
+test-plans: $(SETUP)
+	VASUKI_PLANS=2000 $(BIN)/python -m pytest -n 2 --timeout 3600 tests/planner/test_never_behind.py
 
 test-hostile: $(SETUP)
 	VASUKI_HOSTILE=300 VASUKI_FUZZED=500 VASUKI_ROWS=25000 $(BIN)/python -m pytest -n 0 --timeout 3600 \

@@ -17,6 +17,7 @@ from vasuki.planner import make_plan, plan_parallel
 from vasuki.planner.few_rows import SOLVER_SHARE
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
+from vasuki.planner.search import WORTH
 from vasuki.planner.simulated import simulate_plan
 from vasuki_solvers import Instance, Schedule, greedy_schedule, milp
 
@@ -76,7 +77,7 @@ def test_a_solver_that_is_asked_for_looks_and_is_never_behind(solver: str, seed:
     plan = crowded(job, with_solver(solver, solver_time=1.0))
     assert plan.solver == solver
     assert plan.order_gap is not None
-    assert plan.makespan_s <= min(other.makespan_s for other in others)
+    assert plan.makespan_s <= (1 + WORTH) * min(other.makespan_s for other in others)
 
 
 @pytest.mark.parametrize("expected", ["auto", "max"])

@@ -54,6 +54,14 @@ class Admission(enum.Enum):
     MAXIMUM = "maximum"  # its prompt and max_tokens, in addition to all running rows'
     PEAK = "peak"  # so that the sum of all expected growth never exceeds the pool
 
+    @property
+    def words(self) -> str:
+        """What must have room, as a plan says it."""
+        chunk = "a chunk of their prompt has room"
+        return {"chunk": chunk, "room": f"{chunk} beside the decodes", "prompt": "their prompt has room"}.get(
+            self.value, "all their growth has room"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -68,6 +76,7 @@ class Policy:
     waves: bool = False  # rows keep their slot until the last of their batch ends
     pads: Literal["", "similar", "together"] = ""  # prompts, to others of similar length, or to all chunks of the step
     ordered: bool = False  # rows are taken in a planned order; those that arrive by rounds, the short prompts first
+    as_they_come: bool = False  # the plan is the order in which the input has them
     sorted_prompts: bool = False  # rows are taken in order of prompt length
     gathers: bool = False  # rows that arrive are held back to be packed
     urgent_first: bool = False  # rows that wait urgently start in place of others; elsewhere they only wait in front

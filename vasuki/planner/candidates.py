@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -50,6 +50,7 @@ class Problem:
     layout: Layout
     rows_arrive: bool = False  # rather than being there from the start
     may_be_urgent: bool = False  # rows that others make room for, whether or not the first ones are
+    simulated_s: list[float] = field(default_factory=list)  # what simulations of it took so far, counted by `predict`
 
     @cached_property
     def work(self) -> MeanRow:
@@ -71,6 +72,14 @@ class Problem:
             return self.plan.solver
         few = self.lengths.known and len(self.lengths) <= MOST_ROWS["milp"] and not self.rows_arrive
         return "local_search" if few and self.policy.ordered and self.plan.solver == "auto" else None
+
+    @cached_property
+    def order_is_open(self) -> bool:
+        """Whether the input's order may be taken instead of the planned one, and may differ from it."""
+        lengths = self.lengths
+        if self.plan.solver != "auto" and not (self.searching_solver and lengths.known):
+            return False
+        return any(each.min() < each.max() for each in (lengths.prompt_tokens, lengths.output_tokens, lengths.limits))
 
     @property
     def asks_for_offload(self) -> bool:
@@ -167,7 +176,7 @@ def _candidates(problem: Problem) -> Iterator[Candidate]:
     found = False
     for cost, short, chunk_tokens in _steps(problem):
         try:
-            settings = _settings(problem, chunk_tokens, cost.layout)
+            settings = settings_of(problem, chunk_tokens, cost.layout)
         except ModelError as error:
             misfit = error
             continue
@@ -215,6 +224,21 @@ def with_fewer_rows(problem: Problem, candidates: list[Candidate]) -> list[Candi
     return sorted(fewer, key=lambda candidate: candidate.state.request_s)
 
 
+def with_rows(problem: Problem, candidate: Candidate, rows: int) -> Iterator[Candidate]:
+    """The candidate with so many rows side by side, if memory allows it."""
+    settings = candidate.settings
+    limits, size = replace(settings.limits, max_num_seqs=rows), settings.block_tokens // problem.block_tokens
+    if rows > settings.limits.max_num_seqs:
+        if settings.offload.streamed_layers:  # whose room is another question
+            return
+        try:
+            num_blocks = problem.num_blocks(limits.chunk_tokens, rows, candidate.cost.layout) // size
+        except ModelError:
+            return
+        settings = replace(settings, num_blocks=min(settings.num_blocks, num_blocks))
+    yield Candidate.of(problem, replace(settings, limits=limits), candidate.cost)
+
+
 def _mixings(problem: Problem) -> tuple[Mixing, ...]:
     """Rows that arrive should not stand still while the prompts of others are computed."""
     if problem.policy.ordered and not problem.rows_arrive:
@@ -242,7 +266,7 @@ def _at_full_speed(cost: CostModel, sizes: list[int]) -> int:
     return next(size for size, speed in zip(sizes, speeds, strict=True) if speed >= FULL_SPEED * max(speeds))
 
 
-def _settings(problem: Problem, chunk_tokens: int, layout: Layout) -> EngineSettings:
+def settings_of(problem: Problem, chunk_tokens: int, layout: Layout) -> EngineSettings:
     """Limits and blocks for a step size. Raises ModelError if no memory is left."""
     shape, max_num_seqs = problem.shape, NUM_SEQS
     if problem.engine.max_num_seqs != "auto":

@@ -21,7 +21,7 @@ from dataclasses import replace
 from vasuki.base.errors import JobFileError
 from vasuki.planner.candidates import Candidate, Problem
 from vasuki.planner.ordering.planned_order import MOST_ROWS, Capacity, Ordered, searched_order, solve_order
-from vasuki.planner.prediction import PLANNING_SHARE, Prediction, predict, preferred
+from vasuki.planner.prediction import Prediction, predict, preferred
 from vasuki_solvers import Instance, lower_bound, moved
 
 SEARCH_SHARE, MOST_SEARCH_S = 1 / 50, 60.0  # of the makespan, and at most, where plan.solver_time is `auto`
@@ -53,9 +53,7 @@ def refuse_solver(problem: Problem) -> None:
             raise JobFileError("plan.solver: milp has no solver; `pip install 'vasuki[milp]'` brings one")
 
 
-def with_best_order(
-    problem: Problem, chosen: Prediction, candidates: Iterable[Candidate], spent_s: float
-) -> Prediction:
+def with_best_order(problem: Problem, chosen: Prediction, candidates: Iterable[Candidate]) -> Prediction:
     """What was chosen, with the best order that is found in time.
 
     `order_gap` of the result says by how much its steps exceed what no order undercuts.
@@ -64,7 +62,6 @@ def with_best_order(
         problem: the job.
         chosen: the best of those simulated in greedy's order.
         candidates: others, which may be better in the input's order.
-        spent_s: seconds that planning took so far.
     """
     solver = problem.searching_solver
     if solver is None or len(problem.lengths) < 2:
@@ -86,7 +83,7 @@ def with_best_order(
     capacity, least_steps = Capacity.of(candidate.settings), _least_steps(problem, candidate)
     greedy = solve_order(job.prompt_tokens, job.output_tokens, capacity, "greedy").order
     best = preferred(problem, [best, tried(candidate, greedy)])
-    limit_s = time_limit_s(problem, best, least_steps, spent_s)
+    limit_s = time_limit_s(problem, best, least_steps)
     if best.result.stats.steps > least_steps and limit_s > 0:
         found = searched_order(job.prompt_tokens, job.output_tokens, capacity, solver, SOLVER_SHARE * limit_s)
         best = preferred(problem, [best, tried(candidate, found)])
@@ -102,13 +99,12 @@ def with_best_order(
     return replace(best, order_gap=gap)
 
 
-def time_limit_s(problem: Problem, known: Prediction, least_steps: int, spent_s: float) -> float:
+def time_limit_s(problem: Problem, known: Prediction, least_steps: int) -> float:
     """Seconds that looking for a better order may take: no more than it can save, nor than the job says."""
     saved_s = known.makespan_s * (1 - least_steps / known.result.stats.steps)
     if problem.plan.solver_time != "auto":
         return min(problem.plan.solver_time, saved_s)
-    left_s = PLANNING_SHARE * known.makespan_s - spent_s
-    return min(SEARCH_SHARE * known.makespan_s, MOST_SEARCH_S, saved_s, left_s)
+    return min(SEARCH_SHARE * known.makespan_s, MOST_SEARCH_S, saved_s)
 
 
 def _least_steps(problem: Problem, candidate: Candidate) -> int:

@@ -1,13 +1,13 @@
 """Requests -> Plan: step size, mixing, offload, and what the job will take.
 
-    lengths --> candidates --> priced --> chosen
-                (steady        (simulated, a large   (with the offload
-                 states)        job by a sample)      and the order that pay)
+    lengths --> candidates --> priced --> chosen, with the offload that pays --> searched
+                (steady        (simulated, a large                               (of a small job,
+                 states)        job by a sample)                                  other ways too)
 
 Step size and mixing are chosen by arithmetic (`candidates`), where start and end of the job hardly matter, and by
-simulation (`prediction`), which is the real scheduler in virtual time, where they do: in jobs so small that all of it
-can be simulated several times in a second. What may move to the host is priced last (`offload`),
-and a few rows of known lengths may get a better order (`few_rows`).
+simulation (`prediction`, `search`), which is the real scheduler in virtual time, where they do: in jobs so small that
+all of it can be simulated many times in a second or two. What may move to the host is priced with them (`offload`), and
+a few rows of known lengths may get a better order (`few_rows`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vasuki.planner.few_rows import refuse_solver, with_best_order
 from vasuki.planner.job_sums import JobSums
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.loss import max_loss_s
-from vasuki.planner.offload.choice import choose_offload, may_offload, most_kv_tokens
+from vasuki.planner.offload.choice import may_offload, most_kv_tokens
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import (
     NOISE,
@@ -42,9 +42,11 @@ from vasuki.planner.prediction import (
     affordable_predictions,
     predict,
     preferred,
+    simulated_row_s,
 )
+from vasuki.planner.search import searched
 from vasuki.planner.steady_state import price_split
-from vasuki.planner.whole_job import row_s, with_all_rows
+from vasuki.planner.whole_job import with_all_rows
 
 SHORTLIST = 3
 
@@ -95,12 +97,6 @@ def make_plan(
     problem, candidates, misfit = _that_fit(problem)
     predictions = _predictions(problem, candidates)
     base = preferred(problem, predictions)
-    chosen = choose_offload(problem, base)
-    others = [each.candidate for each in predictions if each is not base and not problem.asks_for_offload]
-    chosen = with_best_order(problem, chosen, others, time.perf_counter() - started_s)
-    candidate, job = chosen.candidate, problem.lengths
-    settings, layout, offload = candidate.settings, candidate.cost.layout, candidate.settings.offload
-
     any_schedule = AnySchedule(
         shape,
         profile,
@@ -109,8 +105,14 @@ def make_plan(
         may_offload(problem),
         beside_weights_bytes,
     )
+    schedule_bound_s = any_schedule.least_of_lengths_s(problem.lengths)
+    chosen = searched(problem, base, candidates, schedule_bound_s)
+    others = [each.candidate for each in predictions if each is not base and not problem.asks_for_offload]
+    chosen = with_best_order(problem, chosen, others)
+    candidate, job = chosen.candidate, problem.lengths
+    settings, layout, offload = candidate.settings, candidate.cost.layout, candidate.settings.offload
+
     bound = any_schedule.at_datasheet_rates(JobSums.of_lengths(shape, job))
-    schedule_bound_s = any_schedule.least_of_lengths_s(job)
     chosen = with_all_rows(problem, chosen, any_schedule.least_of_lengths_s)
     price, currency, price_date = profile.price.per_hour, profile.price.currency, profile.price.date
     if cost.price_per_hour is not None:
@@ -142,11 +144,11 @@ def make_plan(
         settings=settings,
         layout=layout,
         state_bytes=shape.state_bytes,
-        mixing=_mixing_reason(candidate, candidates, rows_arrive),
+        mixing=_mixing_reason(candidate, candidates, rows_arrive) + _search_reason(problem, chosen),
         bound_by=bound.binding,
         prompt_steps_share=chosen.prompt_steps_share,
         simulated_requests=chosen.simulated_requests,
-        simulated_row_s=row_s(chosen.result),
+        simulated_row_s=simulated_row_s(chosen.result),
         sample_spread=chosen.spread,
         shared_tokens=chosen.shared_tokens,
         source=profile.basis,
@@ -235,6 +237,19 @@ def _risk_reason(problem: Problem, chosen: Prediction, predictions: list[Predict
     if max_loss == "auto":
         return ""
     return allowed + ", and nothing that was tried loses less" * (len(predictions) > 1)
+
+
+def _search_reason(problem: Problem, chosen: Prediction) -> str:
+    """What a search by simulation has changed, and what that saves."""
+    if not chosen.usual_s:
+        return ""
+    policy = chosen.candidate.settings.policy
+    starts = "" if policy.admission is problem.policy.admission else f" once {policy.admission.words}"
+    order = " as they come" if policy.as_they_come and not chosen.order else ""
+    how = f"rows start{order}{starts}, " if order or starts else ""
+    whole = "" if policy.chunked else "prompts stay whole, "
+    saved = percent_text(1 - chosen.makespan_s / chosen.usual_s)
+    return f"; {how}{whole}found by simulation and {saved} shorter than the usual way"
 
 
 def _mixing_reason(chosen: Candidate, candidates: list[Candidate], rows_arrive: bool) -> str:

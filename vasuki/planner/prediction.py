@@ -21,8 +21,10 @@ from vasuki.planner.plan import Solver
 from vasuki.simulator import SimulationResult, simulate
 
 UNEVEN = 1.03  # what rows of different lengths take beyond the steady state of equal ones; fitted to whole simulations
-# About what a simulation takes on one core: for each run of steps, and in it for each sequence; and for each step.
+# About what a simulation takes on one core. Told before it: for each run of steps, in it for each sequence, and for
+# each step. Told after it: for each row, each batch, in it for each sequence, and for each step.
 RUN_US, SEQUENCE_US, STEP_US = 40.0, 1.2, 1.5
+ROW_US, BATCH_US, BATCH_SEQUENCE_US = 40.0, 40.0, 0.6
 SIMULATION_US = 400_000
 ROW_S = 0.001  # what ordering and simulating a row takes, about, on one core, of up to `PORTFOLIO_ROWS`
 PLANNING_SHARE = 1 / 20  # of the makespan
@@ -44,6 +46,7 @@ class Prediction:
     solved: Ordered  # the order of the rows simulated
     order: tuple[int, ...] = ()  # of all rows, where it was found beforehand
     order_gap: float | None = None  # by what share its steps exceed those that no order undercuts, where one was sought
+    usual_s: float = 0.0  # what the way takes that arithmetic found, where a search has left it for this one
     spread: float = 0.0  # by what share the makespan may be off, since other rows might have been simulated
 
     def loses_too_much(self, problem: Problem) -> bool:
@@ -93,6 +96,7 @@ def predict(
         arrived_at_s=None if arrivals is None else np.ascontiguousarray(arrivals).data,
         observers=[seen, order] if arrivals is None else [seen],
     )
+    problem.simulated_s.append(len(sample) * simulated_row_s(result))
     missing = len(job) - len(sample)
     # The arithmetic knows how vasuki fills memory; of the other policies it takes what the sample shows.
     row_s = UNEVEN * candidate.state.request_s if problem.policy.ordered else _steady_s(seen.ends_s)
@@ -107,6 +111,14 @@ def predict(
         solved=order.solved,
         order=found_order,
     )
+
+
+def simulated_row_s(result: SimulationResult) -> float:
+    """What simulating a row took on one core, about. It is counted and not timed: so a job has the same plan however
+    busy the machine is."""
+    stats = result.stats
+    batches_us = stats.batches * (BATCH_US + BATCH_SEQUENCE_US * stats.mean_seqs) + stats.steps * STEP_US
+    return 1e-6 * (ROW_US + batches_us / result.written.rows)
 
 
 def predict_like(problem: Problem, base: Prediction, candidate: Candidate) -> Prediction:

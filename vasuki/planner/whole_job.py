@@ -26,11 +26,16 @@ import numpy as np
 
 from vasuki.planner.candidates import Problem
 from vasuki.planner.lengths import Lengths
-from vasuki.planner.prediction import NOISE, PLANNING_SHARE, Prediction, by_work, predict, sample_rows
-from vasuki.simulator import SimulationResult
+from vasuki.planner.prediction import (
+    NOISE,
+    PLANNING_SHARE,
+    Prediction,
+    by_work,
+    predict,
+    sample_rows,
+    simulated_row_s,
+)
 
-# What simulating takes on one core, about: for each row, each batch, and each sequence of a batch.
-ROW_US, BATCH_US, SEQUENCE_US = 45.0, 25.0, 0.5
 # What this may take: a share of the makespan, the other half of what planning may take, and no more than a second.
 SHARE, MOST_S = PLANNING_SHARE / 2, 1.0
 
@@ -62,7 +67,7 @@ def with_all_rows(problem: Problem, chosen: Prediction, least_s: Callable[[Lengt
     job, rows = problem.lengths, chosen.simulated_requests
     if rows == len(job) and job.arrived_at_s is None:
         return chosen
-    most_rows = affordable_rows(chosen.makespan_s, row_s(chosen.result))
+    most_rows = affordable_rows(chosen.makespan_s, simulated_row_s(chosen.result))
     if len(job) <= most_rows and not problem.policy.gathers:
         return predict(problem, chosen.candidate, rows=len(job), arriving=True)
 
@@ -73,13 +78,6 @@ def with_all_rows(problem: Problem, chosen: Prediction, least_s: Callable[[Lengt
 
     whole = told_from(job, min(len(job), max(rows, most_rows // 2)), simulated_s, least_s)
     return replace(chosen, makespan_s=whole.makespan_s, simulated_requests=whole.rows, spread=whole.spread)
-
-
-def row_s(result: SimulationResult) -> float:
-    """What simulating a row took on one core, about. It is counted and not timed: so a job has the same plan however
-    busy the machine is."""
-    stats = result.stats
-    return 1e-6 * (ROW_US + stats.batches / result.written.rows * (BATCH_US + SEQUENCE_US * stats.mean_seqs))
 
 
 def affordable_rows(makespan_s: float, row_s: float, least_s: float = 0.0) -> int:

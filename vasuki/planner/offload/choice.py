@@ -20,6 +20,7 @@ from vasuki.planner.offload.parking import parked, prefilled_ahead, with_room_fo
 from vasuki.planner.offload.streaming import most_streamed_tokens, streamed
 from vasuki.planner.prediction import NOISE, Prediction, end_after_a_kill_s, loss_s, makespan_s, predict_like, preferred
 
+_NEEDED = ", which the longest row needs"
 _STATES_STAY = "rows keep states or caches of their own, which stay on the device"
 
 
@@ -43,10 +44,25 @@ def choose_offload(problem: Problem, base: Prediction) -> Prediction:
         chosen = _cheapest(problem, base, plain, modes)
     if chosen.candidate.settings.offload.mode == "none" and _keeps_victims(problem):
         chosen = with_room_for_victims(problem, chosen)
-    if weights := _weights_reason(problem, chosen.candidate):
-        offload = chosen.candidate.settings.offload
-        return because(chosen, replace(offload, reason=f"{weights}; {offload.reason}"))
-    return chosen
+    return _with_weights(problem, chosen)
+
+
+def explained(problem: Problem, chosen: Prediction, plain: Candidate) -> Prediction:
+    """A prediction with streamed layers that was not made here, with all that is said of what moves.
+
+    plain: the same job where nothing moves.
+    """
+    offload = chosen.candidate.settings.offload
+    if not plain.holds_all(problem):
+        chosen = because(chosen, replace(offload, reason=f"{offload.reason}{_NEEDED}"))
+    return _with_weights(problem, chosen)
+
+
+def _with_weights(problem: Problem, chosen: Prediction) -> Prediction:
+    """The prediction with the reason why weights stay on the host, where some do."""
+    offload = chosen.candidate.settings.offload
+    weights = _weights_reason(problem, chosen.candidate)
+    return because(chosen, replace(offload, reason=f"{weights}; {offload.reason}")) if weights else chosen
 
 
 def may_offload(problem: Problem) -> bool:
@@ -130,7 +146,7 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
     if roomy and not plain.candidate.holds_all(problem):
         fastest = min(roomy, key=makespan_s)
         offload = fastest.candidate.settings.offload
-        return because(fastest, replace(offload, reason=f"{offload.reason}, which the longest row needs"))
+        return because(fastest, replace(offload, reason=f"{offload.reason}{_NEEDED}"))
 
     def change(option: Prediction) -> str:
         return longer_text(option.makespan_s / plain.makespan_s - 1)

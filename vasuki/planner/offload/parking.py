@@ -21,7 +21,7 @@ def parked(problem: Problem, base: Prediction, asked: bool = False) -> Predictio
     """
     if not base.result.counters.preemptions_recompute and not asked:
         return "no sequence has to make room"
-    room = _room(problem, base.candidate, asked)
+    room = room_for_parked(problem, base.candidate, asked)
     if isinstance(room, str):
         return room
     if room.mode == "stream":
@@ -41,7 +41,7 @@ def prefilled_ahead(problem: Problem, base: Prediction) -> Prediction | str:
     Rows start only with room for all their growth then. On recorded lengths that gains nothing, so only who asks for it
     gets it.
     """
-    candidate, room = base.candidate, _room(problem, base.candidate, asked=True)
+    candidate, room = base.candidate, room_for_parked(problem, base.candidate, asked=True)
     if isinstance(room, str):
         return room
     policy = replace(candidate.settings.policy, admission=Admission.PEAK, mixing=Mixing.MIXED)
@@ -73,7 +73,7 @@ def with_room_for_victims(problem: Problem, base: Prediction) -> Prediction:
     return predict_like(problem, base, candidate)
 
 
-def _room(problem: Problem, candidate: Candidate, asked: bool = False) -> OffloadPlan | str:
+def room_for_parked(problem: Problem, candidate: Candidate, asked: bool = False) -> OffloadPlan | str:
     """The candidate's offload with what host memory is left as room for sequences; or why nobody can use it, or should,
     which a job that asks for it does all the same."""
     settings, shape = candidate.settings, problem.shape

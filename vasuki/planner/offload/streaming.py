@@ -6,6 +6,7 @@ How many layers, and in which blocks, is found by arithmetic (`steady_state`) an
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 from vasuki.base.errors import ModelError
@@ -16,7 +17,7 @@ from vasuki.models.layout import spread_buffers
 from vasuki.planner.candidates import Candidate, Problem
 from vasuki.planner.loss import max_loss_s
 from vasuki.planner.offload.options import best, host_kv_bytes
-from vasuki.planner.offload.parking import parked
+from vasuki.planner.offload.parking import parked, room_for_parked
 from vasuki.planner.prediction import NOISE, Prediction, predict
 
 STREAM_BLOCKS = (1, 4, 16)  # sizes of streamed blocks that are compared, in units of usual ones: one copy is a block
@@ -50,6 +51,25 @@ def most_streamed_tokens(problem: Problem, candidate: Candidate) -> int:
         return most
     depths = (_settings_with_depth(problem, candidate, depth) for depth in range(1, problem.shape.num_layers))
     return max([most, *(settings.kv_tokens for settings in depths if settings)])
+
+
+def streamed_alike(
+    problem: Problem, resident: Candidate, like: EngineSettings, more_layers: int = 0
+) -> Iterator[Candidate]:
+    """The candidate with as many layers streamed as `like` streams, or some more, in blocks of the same size, if these
+    leave room."""
+    streamed_layers = like.offload.streamed_layers + more_layers
+    if not 0 < streamed_layers < problem.shape.num_layers:
+        return
+    in_blocks = with_blocks(problem, resident, like.block_tokens // resident.settings.block_tokens)
+    settings = _settings_with_depth(problem, in_blocks, streamed_layers, saving=False)
+    if settings is None:
+        return
+    if not more_layers:
+        settings = replace(settings, num_blocks=min(settings.num_blocks, like.num_blocks))
+    option = Candidate.of(problem, settings, resident.cost)
+    room = room_for_parked(problem, option) if like.offload.host_blocks else settings.offload
+    yield option if isinstance(room, str) else replace(option, settings=replace(settings, offload=room))
 
 
 def _why_not(problem: Problem, candidate: Candidate, asked: bool) -> str:

@@ -347,9 +347,9 @@ def order_requests(
     lengths: OutputLengths | None = None
     if policy.sorted_prompts:
         solver = "prompt_length"
-    elif not policy.ordered:
+    elif not policy.ordered or (policy.as_they_come and not order):
         solver = "fifo"
-    elif known:
+    if known or not policy.ordered:
         pass
     elif output_length == "auto":
         lengths = OutputLengths()

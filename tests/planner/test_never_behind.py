@@ -1,0 +1,95 @@
+"""Random small jobs: the plan is what happens, no bound is beaten, and no simpler scheduler would be done sooner.
+
+`make test-plans` tries 2,000 of them, and more rows (VASUKI_PLANS).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from vasuki.base.config import EngineConfig, KVConfig, PlanConfig
+from vasuki.base.errors import VasukiError
+from vasuki.machines.profile_files import find_profile
+from vasuki.models.named import named_shape
+from vasuki.planner import make_plan
+from vasuki.planner.lengths import Lengths
+from vasuki.planner.plan import Plan
+from vasuki.planner.simulated import simulate_plan
+
+JOBS = int(os.environ.get("VASUKI_PLANS", "14"))
+MOST_ROWS = 220 if JOBS > 100 else 60
+KINDS = ("tiny", "classify", "long prompts", "long outputs", "one giant", "equal", "mixed")
+SHAPES = ("llama-3-8b", "qwen2.5-0.5b", "mistral-7b")
+CARDS = ("a10", "a40", "a100", "h100", "gh200")
+BEHIND = 0.02  # that a plan may be longer than the best of the others: they may be lucky by so much
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job, and the card that it runs on."""
+
+    lengths: Lengths
+    shape: str
+    card: str
+    kv: KVConfig
+
+    def plan(self, policy: str = "vasuki", solver: str = "auto") -> Plan:
+        engine = EngineConfig.model_validate({"policy": policy})
+        config = PlanConfig.model_validate({"solver": solver})
+        shape, profile = named_shape(self.shape), find_profile(self.card)
+        return make_plan(self.lengths, shape, profile, plan=config, engine=engine, kv=self.kv)
+
+    def simulated_s(self, plan: Plan) -> float:
+        return simulate_plan(plan, self.lengths, named_shape(self.shape), find_profile(self.card)).result.makespan_s
+
+
+def job_of(seed: int) -> Job:
+    random = np.random.default_rng(seed)
+    rows = int(random.integers(8, MOST_ROWS))
+
+    def lengths_about(shortest: float, longest: float, most: int, spread: float = 0.7) -> np.ndarray:
+        median = np.log(random.uniform(shortest, longest))
+        return np.clip(random.lognormal(median, spread, rows), 1, most).astype(np.int64)
+
+    kind = KINDS[seed % len(KINDS)]
+    if kind == "tiny":
+        rows = int(random.integers(1, 8))
+        prompts, outputs = lengths_about(20, 3000, 7000, 1), lengths_about(5, 400, 1000, 1)
+    elif kind == "classify":
+        prompts, outputs = lengths_about(50, 1500, 7000), random.integers(1, 5, rows)
+    elif kind == "long prompts":
+        prompts, outputs = lengths_about(1000, 4000, 7000), lengths_about(5, 100, 1000)
+    elif kind == "long outputs":
+        prompts, outputs = lengths_about(10, 200, 7000), lengths_about(100, 600, 1000)
+    elif kind == "one giant":
+        prompts, outputs = lengths_about(50, 800, 7000), lengths_about(5, 200, 1000)
+        prompts[0] = 6500
+    elif kind == "equal":
+        prompts, outputs = (np.full(rows, int(random.integers(least, most))) for least, most in ((10, 2000), (1, 300)))
+    else:
+        prompts, outputs = lengths_about(100, 1500, 7000, 1.1), lengths_about(20, 300, 1000, 1)
+    shape, card = (str(random.choice(names)) for names in (SHAPES, CARDS))
+    kv = KVConfig()
+    if random.random() < 0.4:  # a little more than the longest row, up to much
+        tokens = random.uniform(1, 8) * (int((prompts + outputs).max()) + 64)
+        kv = KVConfig(device_memory=int(tokens * named_shape(shape).kv_bytes_per_token))
+    return Job(Lengths(prompts, outputs, known=bool(random.random() < 0.4)), shape, card, kv)
+
+
+@pytest.mark.parametrize("seed", range(JOBS))
+def test_no_plain_policy_would_be_done_sooner(seed: int) -> None:
+    job = job_of(seed)
+    plan = job.plan()
+    assert job.simulated_s(plan) == pytest.approx(plan.makespan_s, rel=1e-12)
+    assert plan.lower_bound_s <= plan.schedule_bound_s <= plan.makespan_s * (1 + 1e-12)
+    others = {"fifo": job.plan(solver="fifo").makespan_s}
+    for policy in ("vllm", "sarathi", "orca"):
+        try:
+            others[policy] = job.plan(policy).makespan_s
+        except VasukiError:  # whole prompts, or usual limits, do not fit into so little memory
+            continue
+    assert plan.makespan_s <= (1 + BEHIND) * min(others.values()), others
