@@ -29,7 +29,8 @@ from reproduce_table import Options, Table
 
 from vasuki.arrivals import ArrivalAdmission, ArrivingRows, Percentiles, WaitingTimes, admission_for
 from vasuki.arrivals.admission import Pack
-from vasuki.base.config import ArrivalsConfig, JobConfig, parse_job
+from vasuki.arrivals.gathering import Gathering
+from vasuki.base.config import JobConfig, parse_job
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.loop import drain
 from vasuki.engine.scheduler import Scheduler
@@ -58,7 +59,7 @@ class Prepared:
     """One of `reproduce_arrivals.SYSTEMS`, as it runs here."""
 
     plan: Plan
-    gathering: ArrivalsConfig
+    gathering: Gathering
     pack: Pack | None  # None: nothing is held back
 
 
@@ -155,7 +156,7 @@ def prepared(name: str, placement: Placement, rows: Lengths, batch_tokens: int) 
     chunk_tokens = "auto" if system.step_tokens is None else batch_tokens + MOST_RUNNING
     placement = placement.with_engine(policy=system.policy, chunk_tokens=chunk_tokens)
     plan = placement.plan(replace(rows, arrived_at_s=np.zeros(len(rows)), known=True))
-    gathering = system.gathering.model_copy(update={"batch_tokens": batch_tokens})
+    gathering = replace(system.gathering, batch_tokens=batch_tokens)
     if system.gathers:
         limits = replace(plan.settings.limits, lookahead=gathering.batch_rows + 1)
         plan = replace(plan, settings=replace(plan.settings, limits=limits))
@@ -165,12 +166,11 @@ def prepared(name: str, placement: Placement, rows: Lengths, batch_tokens: int) 
 def simulated(system: Prepared, cost_model: CostModel, lengths: Lengths, pace: float = 1.0) -> Percentiles:
     """Time to first token where each step takes `pace` times as long: all other times are that much shorter."""
     config = system.gathering
-    config = config.model_copy(
-        update={
-            "target_s": config.target_s / pace,
-            "epoch_s": config.epoch_s / pace,
-            "burst_rows_per_s": config.burst_rows_per_s * pace,
-        }
+    config = replace(
+        config,
+        target_s=config.target_s / pace,
+        epoch_s=config.epoch_s / pace,
+        burst_rows_per_s=config.burst_rows_per_s * pace,
     )
     assert lengths.arrived_at_s is not None
     waited = simulate(

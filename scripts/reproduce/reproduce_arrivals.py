@@ -34,7 +34,7 @@ from reproduce_table import Options, Table
 
 from vasuki.arrivals import ArrivalAdmission, Percentiles, WaitingTimes, pack_requests
 from vasuki.arrivals.admission import Pack
-from vasuki.base.config import ArrivalsConfig
+from vasuki.arrivals.gathering import Gathering
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.loop import Observer
 from vasuki.engine.policy import find_policy
@@ -66,12 +66,10 @@ PAPER = {
 COST = CostModel(
     shape_from_config(SHEARED_LLAMA, "sheared-llama-1.3b").with_dtype("float16", "auto"), find_profile("a40")
 )
-USUAL = ArrivalsConfig(controller="aimd")
+USUAL = Gathering(controller="aimd")
 NEVER = 10**9
-BY_THE_CLOCK = USUAL.model_copy(
-    update={"min_rows": NEVER, "max_rows": NEVER, "burst_rows": NEVER, "burst_rows_per_s": NEVER}
-)
-AT_ONCE = ArrivalsConfig(max_rows=1)
+BY_THE_CLOCK = replace(USUAL, min_rows=NEVER, max_rows=NEVER, burst_rows=NEVER, burst_rows_per_s=NEVER)
+AT_ONCE = Gathering(max_rows=1)
 MOST_RUNNING = 256
 STEP_TOKENS = USUAL.batch_tokens + MOST_RUNNING  # a batch of prompts in addition to all decodes
 
@@ -81,7 +79,7 @@ class System:
     """How rows that arrive are started."""
 
     policy: str = "prefill-packing"
-    gathering: ArrivalsConfig = USUAL  # of that policy, like the packer
+    gathering: Gathering = USUAL  # of that policy, like the packer
     pack: Pack = pack_requests
     step_tokens: int | None = STEP_TOKENS  # None: as `watch` plans
 
@@ -91,7 +89,7 @@ class System:
         return find_policy(self.policy).gathers
 
 
-def padded(requests: Sequence[Request], config: ArrivalsConfig) -> list[list[Request]]:
+def padded(requests: Sequence[Request], config: Gathering) -> list[list[Request]]:
     """Batches in order of arrival, every prompt as long as the longest of its batch."""
     batches: list[list[Request]] = [[]]
     for request in requests:
@@ -107,7 +105,7 @@ def padded(requests: Sequence[Request], config: ArrivalsConfig) -> list[list[Req
     ]
 
 
-def prepacked(requests: Sequence[Request], config: ArrivalsConfig) -> list[list[Request]]:
+def prepacked(requests: Sequence[Request], config: Gathering) -> list[list[Request]]:
     """Batches by first-fit decreasing, as Prepacking forms its rows."""
     lengths = [min(request.num_prompt_tokens, config.batch_tokens) for request in requests]
     packing = first_fit_decreasing(lengths, config.batch_tokens, max_items=config.batch_rows)
@@ -118,9 +116,9 @@ SYSTEMS = {
     "padding": System(gathering=BY_THE_CLOCK, pack=padded),
     "Prepacking": System(gathering=BY_THE_CLOCK, pack=prepacked),
     "greedy": System(),
-    "exact": System(gathering=USUAL.model_copy(update={"packing": "exact"})),
-    "mended": System(gathering=ArrivalsConfig()),
-    **{f"N = {n}": System(gathering=USUAL.model_copy(update={"min_rows": n, "max_rows": n})) for n in FIXED},
+    "exact": System(gathering=replace(USUAL, packing="exact")),
+    "mended": System(gathering=Gathering()),
+    **{f"N = {n}": System(gathering=replace(USUAL, min_rows=n, max_rows=n)) for n in FIXED},
     "continuous": System("sarathi"),
     "rounds": System("vasuki"),
     "watch": System("vasuki", step_tokens=None),

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
-from vasuki.arrivals import ArrivalAdmission
-from vasuki.base.config import ArrivalsConfig
+from vasuki.arrivals import ArrivalAdmission, Gathering
 from vasuki.engine.sequence import Request
 
 
-def admission_of(**config: object) -> ArrivalAdmission:
-    return ArrivalAdmission(ArrivalsConfig.model_validate({"target_s": 1.0, "min_rows": 4, "max_rows": 4, **config}))
+def admission_of(**config: Any) -> ArrivalAdmission:
+    return ArrivalAdmission(Gathering(**{"target_s": 1.0, "min_rows": 4, "max_rows": 4, **config}))
 
 
 def arrive(admission: ArrivalAdmission, *at_s: float) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vasuki.arrivals import Controller
-from vasuki.base.config import ArrivalsConfig
+from vasuki.arrivals import Controller, Gathering
 
 LAWS = ("aimd", "load")
 
 
-def controller_of(**config: object) -> Controller:
-    return Controller(ArrivalsConfig.model_validate({"target_s": 1.0, **config}))
+def controller_of(**config: Any) -> Controller:
+    return Controller(Gathering(**{"target_s": 1.0, **config}))
 
 
 def epoch(controller: Controller, ttft_s: float | None, busy: float = 1.0, arrivals: int = 0) -> int:

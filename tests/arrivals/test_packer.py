@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vasuki.arrivals import pack_requests
-from vasuki.base.config import ArrivalsConfig
+from vasuki.arrivals import Gathering, pack_requests
 from vasuki.engine.sequence import Request
 
 
-def packed(lengths: list[int], **config: object) -> list[list[int]]:
+def packed(lengths: list[int], **config: Any) -> list[list[int]]:
     requests = [Request(row, row, length, 8) for row, length in enumerate(lengths)]
-    batches = pack_requests(requests, ArrivalsConfig.model_validate(config))
+    batches = pack_requests(requests, Gathering(**config))
     return [[request.row for request in batch] for batch in batches]
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vasuki.arrivals import ArrivalAdmission, FirstCome, Rounds, admission_for
-from vasuki.base.config import ArrivalsConfig
+from vasuki.arrivals import ArrivalAdmission, FirstCome, Gathering, Rounds, admission_for
 from vasuki.engine.policy import POLICIES
 from vasuki.engine.sequence import Request
 
@@ -36,7 +35,7 @@ def test_first_come_first_served() -> None:
 
 
 def test_the_policy_says_how_rows_wait() -> None:
-    kinds = {name: type(admission_for(policy, ArrivalsConfig())) for name, policy in POLICIES.items()}
+    kinds = {name: type(admission_for(policy, Gathering())) for name, policy in POLICIES.items()}
     assert kinds.pop("vasuki") is Rounds
     assert kinds.pop("prefill-packing") is ArrivalAdmission
     assert set(kinds.values()) == {FirstCome}

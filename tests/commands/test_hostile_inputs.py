@@ -123,8 +123,7 @@ class _Elements(HTMLParser):
         self.found += [name for name, value in attrs if name.startswith("on") or "javascript:" in (value or "")]
 
 
-@pytest.mark.parametrize("history", [False, True])
-def test_names_in_reports_are_text(tmp_path: Path, tiny_model: Path, history: bool) -> None:
+def test_names_in_reports_are_text(tmp_path: Path, tiny_model: Path) -> None:
     """The names of job, model, folder, prices' currency and card, as far as each may be hostile."""
     hostile_folder = tmp_path / HOSTILE.replace("/", "")
     sections: dict[str, Any] = {
@@ -140,11 +139,7 @@ def test_names_in_reports_are_text(tmp_path: Path, tiny_model: Path, history: bo
         manifest["versions"] |= {"vasuki": HOSTILE}
         (hostile_folder / name / "manifest.json").write_text(json.dumps(manifest))
     page = tmp_path / "report.html"
-    runs = (
-        ["--history", str(hostile_folder)]
-        if history
-        else [str(hostile_folder / "first"), str(hostile_folder / "second")]
-    )
+    runs = [str(hostile_folder / "first"), str(hostile_folder / "second")]
     result = CliRunner().invoke(main, ["report", *runs, "--html", str(page)])
     assert result.exit_code == 0, result.stderr
     text = page.read_text()

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from run_folders import write_run
 
 from vasuki.arrivals import Percentiles
 from vasuki.base.errors import InputError, JobFileError
+from vasuki.commands.cli import main
 from vasuki.io.output.manifest import Predicted
 from vasuki.report import compare, history, history_table
 from vasuki.report.history import MIN_PAST, Series
@@ -188,3 +190,9 @@ def test_table_and_dict(tmp_path: Path) -> None:
     tree = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert len(tree["series"][0]["runs"]) == 50
     assert tree["series"][0]["runs"][-1]["usual_s_per_million_tokens"] == pytest.approx(300)
+
+
+def test_a_history_has_no_page(tmp_path: Path) -> None:
+    write_run(tmp_path / "day", makespan_s=3600)
+    result = CliRunner().invoke(main, ["report", "--history", str(tmp_path), "--html", str(tmp_path / "page.html")])
+    assert (result.exit_code, "--html is for comparisons" in result.stderr) == (2, True)

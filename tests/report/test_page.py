@@ -10,16 +10,15 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from matplotlib.legend import Legend
 from matplotlib.text import Text
 from run_folders import simulate_run, write_run
 
 from vasuki.base.errors import JobFileError
-from vasuki.report import compare, history, load_runs, write_history_html, write_html
+from vasuki.report import compare, load_runs, write_html
 from vasuki.report.canvas import Plot
-from vasuki.report.figures import history_plots, plots_of
+from vasuki.report.figures import plots_of
 
 ALL = {"makespan", "cost", "price", "timeline", "tail", "kv", "cdf", "copies", "prediction"}
 VOID = {"meta", "img", "br"}
@@ -187,22 +186,3 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", device={})
     with pytest.raises(JobFileError, match="cannot write"):
         write_html(compare(load_runs([str(run)])), str(tmp_path / "missing" / "report.html"))
-
-
-def test_the_page_of_a_history(tmp_path: Path) -> None:
-    for day in range(6):
-        write_run(tmp_path / "runs" / f"day-{day}", makespan_s=3600 if day < 5 else 7200, predicted_s=3500)
-    write_history_html(history(str(tmp_path / "runs")), str(tmp_path / "history.html"))
-    page = Page((tmp_path / "history.html").read_text())
-    assert len(page.references) == 1
-    assert "1 slower a token than usual: day-5 (100 %)" in page.text
-    assert "The shade reaches" in page.text
-
-
-def test_the_figure_of_a_history_shows_all_it_holds(tmp_path: Path) -> None:
-    for day in range(2):
-        write_run(tmp_path / f"day-{day}", makespan_s=3600, predicted_s=9000)
-    (plot,) = history_plots(history(str(tmp_path)).series[0])
-    for axes in plot.figure.axes:
-        assert all(np.max(np.asarray(line.get_ydata(), float)) <= axes.get_ylim()[1] for line in axes.lines)
-    assert "shade" not in plot.caption  # two runs are no past yet, so none is drawn

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
+from vasuki.arrivals import Gathering
 from vasuki.base.config import JobConfig, parse_job
 from vasuki.base.errors import JobFileError
 from vasuki.engine.policy import POLICIES
@@ -265,7 +266,7 @@ def ran_of(made: Made) -> Ran:
     """What the manifest of a simulation says."""
     plan, shape, config = made.plan, made.placement.shape, made.placement.config
     lengths = job_workload(config).lengths
-    gathering = config.arrivals if plan.settings.policy.gathers else None
+    gathering = Gathering.of(config) if plan.settings.policy.gathers else None
     run = simulate_plan(plan, lengths, shape, made.placement.profile, plan_config=config.plan, gathering=gathering)
     return ran(run.plan, shape, run.result.stats)
 
@@ -304,8 +305,7 @@ def test_settings_of_arrivals_are_those_of_a_policy_that_gathers(key: str, polic
     name = key.partition(".")[2]
     usual = getattr(parse_job(TREE).arrivals, name)
     options = [word for word in words(KEYS[key]) if word != usual] or [usual * 1.01 if isinstance(usual, float) else 20]
-    value = 0.5 if name == "low" else options[0]
-    config = parse_job({**TREE, "engine": {"policy": policy}, "arrivals": {name: value}})
+    config = parse_job({**TREE, "engine": {"policy": policy}, "arrivals": {name: options[0]}})
     if POLICIES[policy].gathers:
         refuse_ignored(config)
         return

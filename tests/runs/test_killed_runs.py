@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 from collections import Counter
 from pathlib import Path
@@ -104,6 +105,35 @@ def test_typed_answers_and_their_tries_are_the_same_too(tmp_path: Path, tiny_mod
     assert nursery.run(Order(str(job))) == 0
     assert resumed, "no kill came while a row was asked again"
     assert answers(job).equals(expected)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="rows vary where kernels are not compiled")
+@pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "drawn"])
+def test_answers_in_bfloat16_are_the_same_to_the_bit(
+    tmp_path: Path, tiny_model: Path, nursery: Nursery, temperature: float
+) -> None:
+    """Killed in the midst of rows, with parts that are durable and rows in the journal."""
+    asked: dict[str, dict[str, Any]] = {
+        "model": {"dtype": "bfloat16"},
+        "sampling": {"max_tokens": 80, "temperature": temperature, "seed": 5},
+        "output": {"logprobs": 1},
+        "plan": {"max_loss": 0.02},  # so that parts are written all the time
+    }
+    undisturbed = job_into(tmp_path / "undisturbed", tiny_model, changes=asked)
+    assert nursery.run(Order(str(undisturbed))) == 0
+    expected, rng, kills, midst, jobs = answers(undisturbed), random.Random(3), 0, 0, 0
+    while kills < max(3, KILLS // 4):
+        job, jobs = job_into(tmp_path / f"killed-{jobs}", tiny_model, changes=asked), jobs + 1
+        out = job.parent / "out"
+        for phase in ["decodes", "decodes", "journal", "decodes"]:
+            kills += nursery.run(kill_at(job, phase, rng, 80)) != 0
+            journal = out / ".vasuki-journal.jsonl"
+            begun = journal.exists() and journal.stat().st_size > 1000
+            midst += begun and any(out.glob("part-*.parquet"))
+        assert nursery.run(Order(str(job))) == 0
+        assert answers(job).equals(expected)
+        assert jobs < 2 * KILLS
+    assert midst, "no kill came between a part and rows in the journal"
 
 
 def test_scores_are_the_same_too(tmp_path: Path, tiny_model: Path, nursery: Nursery) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vasuki.arrivals import ArrivalAdmission
-from vasuki.base.config import ArrivalsConfig
+from vasuki.arrivals.gathering import Gathering
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.loop import Observer
 from vasuki.engine.policy import POLICIES
@@ -31,9 +32,13 @@ PACKING = EngineSettings(POLICIES["prefill-packing"], Limits(512 + 16, 16, looka
 TARGET_S = 0.2
 
 
-def gathering(**config: object) -> ArrivalsConfig:
-    usual = {"target_s": TARGET_S, "epoch_s": 0.1, "max_rows": 8, "batch_tokens": 512, "batch_rows": 8}
-    return ArrivalsConfig.model_validate({**usual, "burst_rows": 8, "burst_rows_per_s": 1000, **config})
+USUAL = Gathering(
+    target_s=TARGET_S, epoch_s=0.1, max_rows=8, batch_tokens=512, batch_rows=8, burst_rows=8, burst_rows_per_s=1000
+)
+
+
+def gathering(**config: Any) -> Gathering:
+    return replace(USUAL, **config)
 
 
 class Watcher:
@@ -49,7 +54,7 @@ class Watcher:
 
 def run(
     arrived_at_s: list[float],
-    config: ArrivalsConfig | None,
+    config: Gathering | None,
     tokens: tuple[int, int] = (60, 20),
     observers: Sequence[Observer] = (),
     one_by_one: bool = False,

@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from vasuki.arrivals.controller import Controller
+from vasuki.arrivals.gathering import Gathering
 from vasuki.arrivals.packer import pack_requests
 from vasuki.arrivals.rounds import FirstCome
-from vasuki.base.config import ArrivalsConfig
 from vasuki.engine.sequence import Request
 
-Pack = Callable[[Sequence[Request], ArrivalsConfig], list[list[Request]]]
+Pack = Callable[[Sequence[Request], Gathering], list[list[Request]]]
 
 
 class ArrivalAdmission(FirstCome):
@@ -31,7 +31,7 @@ class ArrivalAdmission(FirstCome):
         pack: rows to batches.
     """
 
-    def __init__(self, config: ArrivalsConfig, pack: Pack = pack_requests) -> None:
+    def __init__(self, config: Gathering, pack: Pack = pack_requests) -> None:
         super().__init__()
         self.controller = Controller(config)
         self._pack = pack

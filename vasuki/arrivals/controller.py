@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from vasuki.base.config import ArrivalsConfig
+from vasuki.arrivals.gathering import Gathering
 
 
 class Controller:
@@ -29,7 +29,7 @@ class Controller:
         ttft_s: S; None until a first token was seen.
     """
 
-    def __init__(self, config: ArrivalsConfig) -> None:
+    def __init__(self, config: Gathering) -> None:
         self.rows = config.min_rows
         self.rows_per_s = 0.0
         self.ttft_s: float | None = None

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vasuki.base.config import ArrivalsConfig
+from vasuki.arrivals.gathering import Gathering
 from vasuki.engine.sequence import Request
 from vasuki_solvers import first_fit, pack_exact
 
 _MOST_NODES = 2_000  # of the exact search, some milliseconds
 
 
-def pack_requests(requests: Sequence[Request], config: ArrivalsConfig) -> list[list[Request]]:
+def pack_requests(requests: Sequence[Request], config: Gathering) -> list[list[Request]]:
     """Put rows into batches of at most `batch_tokens` prompt tokens (T_max) and `batch_rows` rows (B_max).
 
     The batch with the row that came first is the first, and rows keep their order in it. A prompt that is longer than a

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from vasuki.arrivals.admission import ArrivalAdmission
+from vasuki.arrivals.gathering import Gathering
 from vasuki.arrivals.rounds import FirstCome, Rounds
-from vasuki.base.config import ArrivalsConfig
 from vasuki.engine.policy import Policy
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request
@@ -49,10 +49,10 @@ class Feed(Protocol):
         ...
 
 
-def admission_for(policy: Policy, config: ArrivalsConfig | None = None) -> FirstCome:
+def admission_for(policy: Policy, config: Gathering | None = None) -> FirstCome:
     """What a policy does with rows that wait. The config says how it gathers them, if it does that."""
     if policy.gathers:
-        return ArrivalAdmission(config or ArrivalsConfig())
+        return ArrivalAdmission(config or Gathering())
     return Rounds() if policy.ordered else FirstCome()
 
 

@@ -534,51 +534,18 @@ class KVConfig(_Section):
 
 class ArrivalsConfig(_Section):
     """How `engine.policy: prefill-packing` gathers and packs rows that arrive, in `simulate` and `watch`, for
-    comparison. Symbols are the ones of the paper Dynamic Prefill Packing."""
+    comparison: as the paper Dynamic Prefill Packing does, whose other numbers are constants. `engine.chunk_tokens` is
+    what a batch may hold, 20,000 prompt tokens by default; a longer prompt gets its own."""
 
     controller: Literal["load", "aimd"] = "load"
-    """How N, the number of rows to gather, is set. `load`: more when first tokens are late and the device is busy,
-    fewer when it has time to spare. `aimd`: by equation 1."""
+    """How the number of rows to gather is set. `load`: more when first tokens are late and the device is busy, fewer
+    when it has time to spare. `aimd`: by the paper's equation 1."""
     packing: Literal["greedy", "exact"] = "greedy"
     """`greedy` takes the first batch with room, `exact` finds the fewest batches."""
     target_s: Annotated[float, Field(gt=0)] = 2.0
     """Time to first token that 95 rows of 100 should keep to (the paper's SLO)."""
-    low: Annotated[float, Field(gt=0)] = 0.8
-    """τ_low, as a share of the target. Between it and `high`, N stays as it is."""
-    high: Annotated[float, Field(gt=0)] = 1.0
-    """τ_high, as a share of the target: later first tokens are late."""
-    smoothing: Annotated[float, Field(gt=0, le=1)] = 0.3
-    """γ: weight of the newest epoch in the means of time to first token (S) and arrivals a second (λ)."""
-    epoch_s: Annotated[float, Field(ge=0.01)] = 1.0
-    """Seconds after which N is set again."""
-    increase: Annotated[int, Field(ge=1)] = 1
-    """α: rows by which N grows."""
-    decrease: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """β: N shrinks to this share of itself."""
-    min_rows: Annotated[int, Field(ge=1)] = 1
-    """N_min: fewest rows to gather, and where N starts."""
     max_rows: Annotated[int, Field(ge=1)] = 32
-    """N_max: most rows to gather. Equal to `min_rows`, it switches the controller off."""
-    busy: Annotated[float, Field(gt=0, le=1)] = 0.85
-    """u*: share of an epoch from which the device counts as busy."""
-    timeout: Annotated[float, Field(gt=0)] = 0.5
-    """The longest that a row is held back, as a share of the target."""
-    burst_rows: Annotated[int, Field(ge=1)] = 32
-    """q_thresh: this many waiting rows start at once. Below `max_rows` it caps N."""
-    burst_rows_per_s: Annotated[float, Field(gt=0)] = 32.0
-    """λ_thresh: from this λ on, no row is held back."""
-    batch_tokens: Annotated[int, Field(ge=1)] = 20_000
-    """T_max: prompt tokens of a batch. A longer prompt gets its own."""
-    batch_rows: Annotated[int, Field(ge=1)] = 32
-    """B_max: rows of a batch."""
-
-    @model_validator(mode="after")
-    def _in_order(self) -> ArrivalsConfig:
-        for least, most in (("min_rows", "max_rows"), ("low", "high")):
-            if getattr(self, least) > getattr(self, most):
-                values = f"{getattr(self, least):g} and {getattr(self, most):g}"
-                raise ValueError(f"{least} should be at most {most}, not {values}")
-        return self
+    """Most rows to gather; 1 holds none back."""
 
 
 class ErrorsConfig(_Section):

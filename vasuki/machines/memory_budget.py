@@ -219,7 +219,7 @@ def _too_large(
         most = int(0.9 * (usable - weights) / activations * max_step_tokens)
         return (
             f"{need}; steps of {max_step_tokens:,} tokens are too large for it, {most:,} would fit: lower "
-            "engine.chunk_tokens or arrivals.batch_tokens"
+            "engine.chunk_tokens"
         )
     ways = ["smaller steps (engine.chunk_tokens, engine.max_num_seqs)"] if weights < 0.9 * usable else []
     gpus = layout.gpus_per_replica

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from vasuki.arrivals import Percentiles, WaitingTimes, admission_for
-from vasuki.base.config import ArrivalsConfig, PlanConfig
+from vasuki.arrivals.gathering import Gathering
+from vasuki.base.config import PlanConfig
 from vasuki.base.errors import JobFileError
 from vasuki.engine.loop import Observer
 from vasuki.engine.settings import EngineSettings
@@ -135,7 +136,7 @@ def simulate_plan(
     profile: HardwareProfile,
     *,
     plan_config: PlanConfig | None = None,
-    gathering: ArrivalsConfig | None = None,
+    gathering: Gathering | None = None,
     layout: Layout | None = None,
     observers: Iterable[Observer] = (),
     one_by_one: bool = False,
@@ -162,7 +163,7 @@ def simulate_plan(
     settings = plan.settings
     arrivals = lengths.arrived_at_s
     if settings.policy.gathers:
-        gathering = gathering or ArrivalsConfig()
+        gathering = gathering or Gathering()
         settings = settings_for_batches(settings, gathering)
         arrivals = np.zeros(len(lengths)) if arrivals is None else arrivals
     else:
@@ -319,7 +320,7 @@ def _watching(waited: WaitingTimes, lengths: Lengths) -> list[Observer]:
     return [] if lengths.deadline_s is None and lengths.priority is None else [waited]
 
 
-def settings_for_batches(settings: EngineSettings, gathering: ArrivalsConfig) -> EngineSettings:
+def settings_for_batches(settings: EngineSettings, gathering: Gathering) -> EngineSettings:
     """Settings of steps that each have room for a packed batch, however many rows decode."""
     limits = settings.limits
     step_tokens = gathering.batch_tokens + limits.max_num_seqs
@@ -327,7 +328,7 @@ def settings_for_batches(settings: EngineSettings, gathering: ArrivalsConfig) ->
     return replace(settings, limits=limits)
 
 
-def refuse_target(gathering: ArrivalsConfig, lengths: Lengths, cost_model: CostModel) -> None:
+def refuse_target(gathering: Gathering, lengths: Lengths, cost_model: CostModel) -> None:
     """Raises JobFileError if no row can have its first token in time."""
     shortest = int(lengths.prompt_tokens.min())
     step_s = cost_model.step_time_s(cost_model.work([shortest], [shortest]))

@@ -7,14 +7,14 @@ savings     what another schedule could have saved of a run
 comparison  Runs -> Comparison: any runs, by workload
 words       a Comparison in sentences; table: on a terminal; page: as HTML
     figures     what the page shows, drawn on a canvas; they alone need matplotlib
-history     the runs of one job over time: the trend, and those that were slow
+history     the runs of one job over time: the trend, and those that were slow, as a table
 summary     one run in a few lines; chrome_trace: its steps for Perfetto
 plan_table, renting_table, profile_table    plans, fleets and profiles on a terminal; columns: figures in blocks
 """
 
 from vasuki.report.comparison import Comparison, compare
 from vasuki.report.history import History, history, history_table
-from vasuki.report.page import write_history_html, write_html
+from vasuki.report.page import write_html
 from vasuki.report.runs import Run, load_runs
 from vasuki.report.summary import summary_lines
 from vasuki.report.table import terminal_table
@@ -29,6 +29,5 @@ __all__ = [
     "load_runs",
     "summary_lines",
     "terminal_table",
-    "write_history_html",
     "write_html",
 ]

@@ -14,7 +14,6 @@ from vasuki.report.canvas import (
     BLACK,
     BLUE,
     COLOURS,
-    DASHES,
     ORANGE,
     SKY,
     STYLE,
@@ -30,7 +29,6 @@ from vasuki.report.canvas import (
     panels,
     time_unit,
 )
-from vasuki.report.history import Series, Usual, clipped
 from vasuki.report.job_runs import JobRuns, Result
 from vasuki.report.timeline import Counts, Timeline
 
@@ -415,66 +413,6 @@ def prediction_plot(workload: JobRuns) -> Plot | None:
         "cost model said.",
         figure,
     )
-
-
-def history_plots(series: Series) -> list[Plot]:
-    """Seconds per million tokens and per thousand rows, run by run, with what was usual and what was predicted."""
-    entries = series.entries
-    results = [entry.result for entry in entries]
-    parts: list[tuple[str, list[float], list[Usual | None]]] = [
-        ("s per million tokens", [e.s_per_million_tokens for e in entries], [e.per_token for e in entries]),
-        ("s per thousand rows", [e.s_per_thousand_rows for e in entries], [e.per_row for e in entries]),
-    ]
-    x = np.arange(len(entries))
-    with matplotlib.rc_context(STYLE):
-        figure, all_axes = panels(f"{series.name}, run by run", results, 2, 5.2)
-        for axes, (name, rates, usual) in zip(all_axes, parts, strict=True):
-            known = [(i, each.median, each.limit) for i, each in enumerate(usual) if each is not None]
-            if known:
-                at, medians, limits = (np.array(column, float) for column in zip(*known, strict=True))
-                axes.fill_between(
-                    at, medians, limits, color="#bbbbbb", alpha=0.4, linewidth=0, label="usual, to the limit"
-                )
-            predicted = [
-                rate * (r.in_all_s(r.predicted_s) or np.nan) / r.makespan_s
-                for rate, r in zip(rates, results, strict=True)
-            ]
-            if not np.all(np.isnan(predicted)):
-                axes.plot(x, predicted, color=ORANGE, linestyle=DASHES[1], label="predicted")
-            axes.plot(x, rates, color=BLUE, marker="o", markersize=4, label="taken")
-            for flag, marker, wanted in (
-                ("slow", "X", [e.is_slow for e in entries]),
-                ("late", "o", [e.is_late for e in entries]),
-            ):
-                marked = [i for i in x if wanted[i]]
-                if marked:
-                    axes.plot(
-                        marked,
-                        [rates[i] for i in marked],
-                        linestyle="none",
-                        marker=marker,
-                        markersize=9 if marker == "X" else 15,
-                        markerfacecolor=VERMILION if marker == "X" else "none",
-                        markeredgecolor=BLACK,
-                        label=flag,
-                    )
-            axes.set_ylabel(name)
-            axes.set_ylim(0, 1.12 * float(np.nanmax([*rates, *predicted])))
-            every = -(-len(entries) // 7)
-            ticks = [int(i) for i in x[::every]] if axes is all_axes[-1] else []
-            axes.set_xticks(ticks, [clipped(results[i].label, 12) for i in ticks])
-        handles, labels = all_axes[0].get_legend_handles_labels()
-        all_axes[0].legend(
-            handles, labels, ncols=5, loc="lower right", bbox_to_anchor=(1.0, 0.98), borderpad=0.1, markerscale=0.7
-        )
-        all_axes[-1].set_xlabel("run, by the time it ended")
-    caption = "A run is late when it took 15 % longer than predicted."
-    if any(each is not None for _, _, usual in parts for each in usual):
-        caption = (
-            "The shade reaches from the median of the runs before to the limit above which a rate is unusual. A run is "
-            f"slow when both rates are unusual. {caption}"
-        )
-    return [Plot("history", f"{series.name}, run by run", caption, figure)]
 
 
 def _traced(results: Sequence[Result]) -> list[tuple[Result, Timeline]]:

@@ -242,7 +242,7 @@ def _doubt(entries: Sequence[Entry]) -> str:
     )
 
 
-def entry_cells(series: Series) -> tuple[list[str], list[list[str]]]:
+def _entry_cells(series: Series) -> tuple[list[str], list[list[str]]]:
     """Headings and one row of cells for each run."""
     currencies = {entry.result.price.currency for entry in series.entries if entry.result.price is not None}
     currency = next(iter(currencies)) if len(currencies) == 1 else ""
@@ -271,7 +271,7 @@ def history_table(history: History) -> str:
     """Findings and the last forty runs of each series, for a terminal."""
     lines = [wrapped(sentence) for sentence in findings(history)]
     for series in history.series:
-        headings, rows = entry_cells(series)
+        headings, rows = _entry_cells(series)
         shown = [headings, *rows[-_SHOWN:]]
         widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
         widths[0] = max(8, min(widths[0], table_width() - sum(widths[1:]) - 2 * len(widths[1:])))

@@ -1,4 +1,4 @@
-"""A comparison or a history as one HTML file: figures, style and words are inside, and nothing is fetched."""
+"""A comparison as one HTML file: figures, style and words are inside, and nothing is fetched."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from vasuki.base.errors import JobFileError, one_line
 from vasuki.base.units import listing
 from vasuki.io.location import Location
 from vasuki.report.comparison import Comparison
-from vasuki.report.history import History, entry_cells, findings
 from vasuki.report.job_runs import JobRuns, Result
 from vasuki.report.table import figures_of, overview_of
 from vasuki.report.words import answer, caveats, paper_metric
@@ -32,7 +31,6 @@ table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabul
 th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: pre; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
 thead th { border-bottom: 2px solid #666; white-space: normal; }
-tr.slow td { background: #fbe9e1; font-weight: 600; }
 figure { margin: 1.5rem 0; } figure img { max-width: 100%; height: auto; } figcaption { font-size: .9rem; color: #444; }
 dt { font-weight: 600; } dd { margin: 0 0 .5rem 1.2rem; }
 @media print { body { margin: 0; max-width: none; } figure, tr { break-inside: avoid; } }
@@ -69,23 +67,6 @@ def write_html(comparison: Comparison, path: str) -> None:
     for workload in comparison.workloads:
         body += _workload_parts(workload, figures.plots_of(workload), several)
     _write(path, f"{names}: cost report", [*body, *_glossary()])
-
-
-def write_history_html(history: History, path: str) -> None:
-    """Write the page of a history.
-
-    Raises:
-        JobFileError: matplotlib is not installed, or the file cannot be written.
-    """
-    figures = _figures()
-    body = [f"<h1>Runs in {escape(history.path)}</h1>", _box("answer", findings(history))]
-    for series in history.series:
-        body.append(f"<h2>{escape(series.name)}</h2>")
-        body += [_figure(plot) for plot in figures.history_plots(series)]
-        headings, rows = entry_cells(series)
-        slow = {index for index, entry in enumerate(series.entries) if entry.flags}
-        body.append(_table(headings, rows, slow))
-    _write(path, f"{history.path}: history", body)
 
 
 def _figures() -> ModuleType:
@@ -132,13 +113,9 @@ def _box(kind: str, sentences: Iterable[str]) -> str:
     return f'<div class="{kind}">' + "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences) + "</div>"
 
 
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], slow: Iterable[int] = ()) -> str:
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    marked = set(slow)
-    lines = "".join(
-        f"<tr{' class=slow' if index in marked else ''}>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
-        for index, row in enumerate(rows)
-    )
+    lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 

@@ -1,6 +1,7 @@
 """A job becomes a run, or is planned.
 
 run              the only root of a run; watch: a run for each file that arrives
+verify           whether rows of a finished run are what the job gives
 results          what comes back from workers: rows, tokens and steps
 opening          a job's input and output, before there is a model
 ignored          keys that a policy would ignore

@@ -81,8 +81,6 @@ def _refuse_of_other_tasks(config: JobConfig) -> None:
 
 def _step_of(policy: Policy) -> str:
     """What a step of a policy holds that asks for no token budget; empty where it does."""
-    if policy.gathers:
-        return "computes a gathered batch in a step, which arrivals.batch_tokens limits"
     if not policy.refill:
         return "starts its batch as a whole, which engine.max_num_seqs limits"
     if policy.one_prompt and not policy.chunked:

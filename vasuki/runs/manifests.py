@@ -143,7 +143,7 @@ def run_manifest(
         tokens=TokenCounts(recomputed=counters.recomputed_tokens, shared=counters.shared_tokens),
         timings=timings,
         bounds=bounds,
-        ran=ran(plan, shape, stats),
+        ran=replace(ran(plan, shape, stats), computed_on=loaded.computed_on, varies=loaded.varies),
         steps=stats.steps,
         batch=BatchStats(stats.mean_seqs, stats.max_seqs),
         kv=KVStats(

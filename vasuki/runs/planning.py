@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from vasuki.arrivals import Gathering
 from vasuki.base.errors import JobFileError, did_you_mean
 from vasuki.engine.loop import Observer
 from vasuki.engine.policy import find_policy
@@ -135,7 +136,7 @@ def _folder_of(output: str, placement: Placement, layout: Layout, policy: str, n
 def _simulate(workload: Workload, placement: Placement, policy: str, folder: str, layout: Layout) -> Simulated:
     placement = placement.with_engine(policy=policy)
     if find_policy(policy).gathers:  # a step holds a packed batch, or a longer prompt alone
-        batch_tokens, prompts = placement.config.arrivals.batch_tokens, workload.lengths.prompt_tokens
+        batch_tokens, prompts = Gathering.of(placement.config).batch_tokens, workload.lengths.prompt_tokens
         placement = placement.with_engine(chunk_tokens=max(min(batch_tokens, int(prompts.sum())), int(prompts.max())))
     config, plan = placement.config, placement.plan(workload.lengths, layout)
     shape, profile = placement.shape, placement.profile
@@ -147,7 +148,7 @@ def _simulate(workload: Workload, placement: Placement, policy: str, folder: str
             shape,
             profile,
             plan_config=config.plan,
-            gathering=config.arrivals,
+            gathering=Gathering.of(config),
             observers=observers,
             one_by_one=bool(observers),
         )

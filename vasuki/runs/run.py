@@ -189,6 +189,8 @@ def loaded(job: JobKey, options: RunOptions) -> tuple[LoadedModel, float]:
         model, load_s = load(job)
     how = "" if model.backend == "ragged" else f", backend: {BACKENDS[model.backend]}"
     log.info("loaded %s on %s in %s%s", path, model.device, duration(load_s), how)
+    if model.varies:
+        log.info("a row may get other last bits with other rows beside it: %s", model.varies)
     return model, load_s
 
 
@@ -223,7 +225,14 @@ def run_to_end(job: OpenJob, rows: RunRows, workers: Workers, signals: StopSigna
         folder.begin()
         max_loss_s = min(commits_within_s(job.config.plan), rows.commits_within_s)
         schema = answer_schema(job.config, job.table)
-        writer = folder.writer(schema, max_loss_s=max_loss_s)
+        if others := [each for each in folder.was_computed_on if each != intake.computed_on]:
+            log.warning(
+                "%s has answers computed on %s; the others are computed on %s, where 16-bit answers may differ",
+                folder.place,
+                "; ".join(others),
+                intake.computed_on,
+            )
+        writer = folder.writer(schema, max_loss_s=max_loss_s, computed_on=intake.computed_on)
         with signals.deferred():
             ready_s = time.perf_counter() - job.started_s
             workers.begin(plan)

@@ -88,7 +88,7 @@ class Virtual:
     def __init__(self, steps_s: list[float], setup_of: SetupOf) -> None:
         self.setup: Setup = setup_of(SHARES[0], 0, len(steps_s))
         self.replicas = [Replica(step_s) for step_s in steps_s]
-        self.said: list[Said] = [(index, Ready("virtual", 128, 320)) for index in range(len(steps_s))]
+        self.said: list[Said] = [(index, Ready("virtual", 128, 320, "virtual")) for index in range(len(steps_s))]
         self.begun: set[int] = set()
 
     def start(self, index: int) -> bool:

@@ -28,6 +28,7 @@ from transformers.quantizers.auto import get_hf_quantizer
 
 from vasuki.base.config import ModelConfig
 from vasuki.base.errors import ModelError
+from vasuki.base.version import VERSION
 from vasuki.hf.attention import ragged_attention
 from vasuki.hf.attention.chunks import TileKernel
 from vasuki.hf.attention.probe import NOT_ON_INTERFACE, probe
@@ -36,7 +37,7 @@ from vasuki.hf.cpu.elementwise import SameAnywhere
 from vasuki.hf.device.device import give_back, take_some, the_cpu, why_no_cuda
 from vasuki.hf.encoders.side_by_side import SideBySide
 from vasuki.hf.fused.by_torch import fuse_modules
-from vasuki.hf.kernels import paged_attention
+from vasuki.hf.kernels import levels, paged_attention
 from vasuki.hf.kernels.experts import install_experts
 from vasuki.hf.kernels.recurrent_functions import missing_packages
 from vasuki.hf.kv.kv_cache import KVLayout
@@ -55,7 +56,7 @@ from vasuki.models.dtypes import computed_dtype
 from vasuki.models.files import description_folder
 from vasuki.models.mapped_weights import MappedWeights
 from vasuki.models.recurrent_config import MLP_ALONE, RECURRENT
-from vasuki.models.shape import TOKEN_ID_BYTES, Backend, ModelShape
+from vasuki.models.shape import BACKENDS, TOKEN_ID_BYTES, Backend, ModelShape
 from vasuki.models.weight_files import StoredTensor, stored_tensors, weight_files
 
 transformers.logging.disable_progress_bar()
@@ -110,6 +111,7 @@ class LoadedModel:
     encodes: str = ""  # the task of an encoder
     side_by_side: SideBySide | None = None  # how an encoder's texts share a row, if they can
     mapped: MappedWeights | None = None  # files that steps read weights from; set by the loading code
+    varies: str = ""  # why a row's last bits may depend on the rows beside it; set by the loading code
 
     @property
     def is_on_device(self) -> bool:
@@ -131,6 +133,16 @@ class LoadedModel:
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return cpu.processor().model
+
+    @property
+    def computed_on(self) -> str:
+        """What answers may depend on beside the job: the device, its instructions, and the libraries."""
+        what = [self.device_name]
+        if self.device.type == "cpu":
+            what[0] += f" ({levels.chosen().name})"
+        what += [str(self.dtype).removeprefix("torch."), BACKENDS[self.backend]]
+        what += [f"torch {torch.__version__}", f"transformers {transformers.__version__}", f"vasuki {VERSION}"]
+        return ", ".join(what)
 
     @property
     def threads(self) -> int | None:

@@ -30,6 +30,8 @@ def why_rows_vary(loaded: LoadedModel) -> str:
     """Why a row of a model may get other numbers with other rows; empty where it does not."""
     if loaded.device.type != "cpu":
         return "a GPU's libraries sum products as the number of rows suggests"
+    if loaded.encodes:
+        return "torch computes an encoder's attention"
     if loaded.backend != "ragged":
         return f"the {loaded.backend} backend computes by torch, which sums products as the number of rows suggests"
     if loaded.same_anywhere is None or loaded.kernel is None:

@@ -72,6 +72,8 @@ class OutputFolder:
         self._input_fingerprint = fingerprint
         self._next_index = 0
         self.began = ""  # the time that prompts are told: that of the run which wrote first, set by open
+        self._computed_on = ""  # set by writer
+        self.was_computed_on: tuple[str, ...] = ()  # what the parts say that are there; set by open
         self._reuses = False
         self.earlier_parts: list[LabelledPart] = []  # of other states of the input; set by open
         self.contents = NO_CONTENTS  # what each row asks for, to be written into parts where that is wanted
@@ -177,14 +179,24 @@ class OutputFolder:
         with writing(self.place):
             (self.place / SUCCESS).delete()
 
-    def writer(self, schema: Any, started_s: float = 0.0, max_loss_s: float = math.inf) -> PartWriter:
+    def leave(self, rows: Ints) -> None:
+        """Take all rows but these for done: they alone are left to do."""
+        others = np.ones(self.done.num_rows, np.bool_)
+        others[rows] = False
+        self.done.add(np.flatnonzero(others))
+
+    def writer(
+        self, schema: Any, started_s: float = 0.0, max_loss_s: float = math.inf, computed_on: str = ""
+    ) -> PartWriter:
         """A writer of this folder's parts. See `PartWriter` for the arguments."""
+        self._computed_on = computed_on
         return PartWriter(
             self._next_part,
             schema,
             config_hash=self._config_hash,
             input_fingerprint=self._input_fingerprint,
             began=self.began,
+            computed_on=computed_on,
             started_s=started_s,
             max_loss_s=max_loss_s,
             contents=self.contents,
@@ -202,7 +214,7 @@ class OutputFolder:
         contents = self.contents[rows] if len(self.contents) else self.contents
         own = self._config_hash, self._input_fingerprint
         totals = replace(totals_of(lines, of_line), copied=len(rows))
-        label = PartLabel(*own, rows, totals, "", self.began, contents)
+        label = PartLabel(*own, rows, totals, "", self.began, contents, self._computed_on)
         part = self._next_part()
         with writing(part):
             part.write_bytes(to_parquet([lines], label))
@@ -294,6 +306,7 @@ class OutputFolder:
             self.earlier_parts = earlier_parts_of(self.place, self._config_hash, self._input_fingerprint)
         told = [label.began for _, label in labels] + [began_of(file) for file in self._journals()]
         self.began = min(filter(None, told), default="")
+        self.was_computed_on = tuple(dict.fromkeys(label.computed_on for _, label in labels if label.computed_on))
         with writing(self.place):
             labels = without_doubles(labels)
             if retries_errors:

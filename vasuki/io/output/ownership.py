@@ -86,13 +86,16 @@ def refuse_foreign(place: Location) -> None:
             _refuse(place, child, unless=has_ours)
 
 
-def labelled_parts(place: Location, with_pages: bool = False) -> Iterator[tuple[Location, PartLabel]]:
+def labelled_parts(
+    place: Location, with_pages: bool = False, broken: list[str] | None = None
+) -> Iterator[tuple[Location, PartLabel]]:
     """What readers of the folder take for parts, whatever their names, and their labels. Those whose names runs give
     come first: of a copy and its original, readers who go by names see that one.
 
     Args:
         place: the folder.
         with_pages: see `read_label`.
+        broken: gets what is wrong with each part that cannot be read, or is damaged; such a part is left out then.
 
     Raises:
         OutputInUse: a part is not ours.
@@ -102,9 +105,12 @@ def labelled_parts(place: Location, with_pages: bool = False) -> Iterator[tuple[
     for part in sorted(parts, key=lambda part: PART_NAME.fullmatch(part.name) is None):
         try:
             label = read_label(part, with_pages)
-        except UnreadableError:
-            if not _is_gone(part):
+        except UnreadableError as error:
+            if _is_gone(part):
+                continue
+            if broken is None:
                 raise
+            broken.append(str(error))
             continue
         if label is None:
             raise _not_ours(place, part)

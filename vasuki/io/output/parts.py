@@ -136,14 +136,15 @@ class PartLabel:
     contents: NDArray[np.bytes_] = field(
         default_factory=lambda: NO_CONTENTS
     )  # `[rows]`, what each asks for, where that is kept
+    computed_on: str = ""  # machine and libraries, as far as answers depend on them
 
     def to_json(self) -> bytes:
         gaps = np.diff(self.rows, prepend=0).astype("<i8")
         packed = base64.b64encode(zlib.compress(gaps.tobytes())).decode()
         totals = asdict(self.totals)
-        more = {}
+        more: dict[str, Any] = {"computed_on": self.computed_on} if self.computed_on else {}
         if self.totals.copied or len(self.contents):
-            more = {"version": COPIES_VERSION, "contents": base64.b64encode(self.contents.tobytes()).decode()}
+            more |= {"version": COPIES_VERSION, "contents": base64.b64encode(self.contents.tobytes()).decode()}
         else:
             del totals["copied"]
         label = {"config_hash": self.config_hash, "input_fingerprint": self.input_fingerprint, "rows": packed}
@@ -162,7 +163,8 @@ class PartLabel:
         rows = np.cumsum(gaps, dtype=np.int64)
         began = label.get("began", "")  # which older ones lack
         contents = np.frombuffer(base64.b64decode(label.get("contents", "")), NO_CONTENTS.dtype)
-        return cls(label["config_hash"], label["input_fingerprint"], rows, totals, label["pages"], began, contents)
+        hashes, machine = (label["config_hash"], label["input_fingerprint"]), label.get("computed_on", "")
+        return cls(*hashes, rows, totals, label["pages"], began, contents, machine)
 
 
 class PartWriter:
@@ -176,6 +178,7 @@ class PartWriter:
         began: the time that prompts are told; written into every part.
         started_s: the time, on the clock of `commit_if_due`, at which the run began.
         max_loss_s: what the job allows to lose; parts are no further apart.
+        computed_on: see `PartLabel`; written into every part.
         contents: `[num_rows]`, of all rows of the input, to be written into every part; empty if it need not be.
         even_if_empty: `close` writes a part without rows if there was none: an empty input has an empty output, with
             the columns that readers expect.
@@ -193,13 +196,14 @@ class PartWriter:
         config_hash: str,
         input_fingerprint: str,
         began: str = "",
+        computed_on: str = "",
         started_s: float = 0.0,
         max_loss_s: float = math.inf,
         contents: NDArray[np.bytes_] = NO_CONTENTS,
         even_if_empty: bool = False,
     ) -> None:
         self._next_part = next_part
-        self._began = began
+        self._began, self._computed_on = began, computed_on
         self.schema = schema
         self._config_hash = config_hash
         self._input_fingerprint = input_fingerprint
@@ -254,7 +258,8 @@ class PartWriter:
         totals = Totals.of(answers)
         rows = np.unique(np.array([answer.row for answer in answers], dtype=np.int64))
         contents = self._contents[rows] if len(self._contents) else NO_CONTENTS
-        label = PartLabel(self._config_hash, self._input_fingerprint, rows, totals, "", self._began, contents)
+        own = self._config_hash, self._input_fingerprint
+        label = PartLabel(*own, rows, totals, "", self._began, contents, self._computed_on)
         content = to_parquet((to_table(some, self.schema) for some in _groups(answers)), label)
         self._answers = []
         self._num_bytes = 0

@@ -38,6 +38,11 @@ def failed_rows(part: Location, label: PartLabel) -> Ints:
     return np.unique(of_line[_failed(table)])
 
 
+def succeeded_rows(part: Location, label: PartLabel) -> Ints:
+    """The rows of a part of which no sample failed."""
+    return np.setdiff1d(label.rows, failed_rows(part, label)) if label.totals.failed else label.rows
+
+
 def keep_rows(part: Location, label: PartLabel, rows: Ints) -> PartLabel:
     """Rewrite a part with some of its rows, or delete it if there are none. Returns its label. Raises OSError."""
     if not len(rows):

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from vasuki.arrivals import ArrivingRows, Percentiles, WaitingTimes, admission_for
+from vasuki.arrivals import ArrivingRows, Gathering, Percentiles, WaitingTimes, admission_for
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.policy import find_policy
 from vasuki.engine.scheduler import Scheduler
@@ -179,7 +179,7 @@ class RowsThatArrive:
         return _many(lengths_of(first, known=self._config.knows_lengths))
 
     def plan(self, placement: Placement, lengths: Lengths) -> Plan:
-        gathering = self._config.arrivals
+        gathering = Gathering.of(self._config)
         if find_policy(self._config.engine.policy).gathers:  # steps of a batch have to fit
             placement = placement.with_engine(chunk_tokens=gathering.batch_tokens)
         many = _many(lengths)
@@ -207,7 +207,7 @@ class RowsThatArrive:
 
     def source(self, plan: Plan, scheduler: Scheduler) -> Iterator[Request]:
         """Requests, which start as they arrive."""
-        admission = admission_for(plan.settings.policy, self._config.arrivals)
+        admission = admission_for(plan.settings.policy, Gathering.of(self._config))
         self._waited = WaitingTimes(lambda request: request.arrived_s, self._now_s)
         self._waited.on_first_token = admission.first_token
         return ArrivingRows(self._feed, scheduler, admission)

@@ -46,6 +46,7 @@ def load(job: JobKey) -> tuple[LoadedModel, float]:
     refuse_backend(config, shape_of(config))  # in the words of `vasuki check`, before anything is loaded
     from vasuki.hf.device.device import device_of
     from vasuki.hf.loading.load_model import load_model  # torch and transformers take seconds to import
+    from vasuki.hf.loading.varying import why_rows_vary
 
     loaded = load_model(
         config.model,
@@ -63,7 +64,8 @@ def load(job: JobKey) -> tuple[LoadedModel, float]:
         raise ModelError(f"{config.model.path}: texts are read in packed steps, which its backend does not have")
     if config.output.reasoning:
         loaded.tokenizer.refuse_without_reasoning()
-    return replace(loaded, mapped=mapped), time.perf_counter() - started_s - loaded.compile_s
+    loaded = replace(loaded, mapped=mapped, varies=why_rows_vary(loaded))
+    return loaded, time.perf_counter() - started_s - loaded.compile_s
 
 
 class Device:

@@ -129,7 +129,8 @@ class Driver:
                 self._listen()
         ready = next(iter(self._ready.values()))
         tokenizer = Tokenizer(os.path.expanduser(model.path), model.revision, model.trust_remote_code)
-        return Intake(tokenizer, ready.max_context_tokens, ready.vocab_size)
+        computed_on = "; ".join(dict.fromkeys(each.computed_on for each in self._ready.values()))
+        return Intake(tokenizer, ready.max_context_tokens, ready.vocab_size, computed_on)
 
     def _are_enough_ready(self) -> bool:
         """Whether all replicas are ready, or some are and the late ones had time: they may hang, and join if they

@@ -56,7 +56,7 @@ class Here:
     def load(self, refuse_late: Callable[[], object]) -> Intake:
         loaded, load_s = self._loaded()
         self._device = Device(self._job.key, loaded, load_s, self._job.started_s)
-        return Intake(loaded.tokenizer, loaded.max_context, loaded.vocab_size)
+        return Intake(loaded.tokenizer, loaded.max_context, loaded.vocab_size, loaded.computed_on)
 
     def plan(self, lengths: Lengths) -> Plan:
         self._placement = self._device.place(tokens_of(lengths))

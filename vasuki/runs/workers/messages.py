@@ -52,6 +52,7 @@ class Ready:
     kind: str  # of the device; devices of a kind run by one plan
     max_context_tokens: int
     vocab_size: int
+    computed_on: str
 
 
 @dataclass(frozen=True, slots=True)

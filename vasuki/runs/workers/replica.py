@@ -109,7 +109,7 @@ class Replica:
         job = self.setup.job
         loaded, load_s = load(job)
         device = Device(job, loaded, load_s, self.started_s)
-        self.driver.send(Ready(loaded.device_name, loaded.max_context, loaded.vocab_size))
+        self.driver.send(Ready(loaded.device_name, loaded.max_context, loaded.vocab_size, loaded.computed_on))
         message = self.driver.wait()
         if isinstance(message, PlanFor):
             self.driver.send(self._planned_for(device, message.lengths))

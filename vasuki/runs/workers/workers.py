@@ -24,6 +24,7 @@ class Intake:
     tokenizer: Tokenizer
     max_context_tokens: int
     vocab_size: int
+    computed_on: str  # see `LoadedModel.computed_on`; of replicas that differ, of each
 
 
 class Workers(Protocol):
