@@ -145,7 +145,6 @@ def make_plan(
         layout=layout,
         state_bytes=shape.state_bytes,
         mixing=_mixing_reason(candidate, candidates, rows_arrive) + _search_reason(problem, chosen),
-        bound_by=bound.binding,
         prompt_steps_share=chosen.prompt_steps_share,
         simulated_requests=chosen.simulated_requests,
         simulated_row_s=simulated_row_s(chosen.result),

@@ -39,7 +39,6 @@ class Plan:
     plan_s: float
     settings: EngineSettings
     mixing: str  # `mixed`, `exclusive` or `prefill first`, and why
-    bound_by: str  # what the lower bound counts: compute, memory, kv_area or longest_request
     prompt_steps_share: float  # of the time, in steps that carry prompts
     simulated_requests: int  # of all, which the makespan is told from
     simulated_row_s: float = 0.0  # what simulating a row takes, about

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 from vasuki.base.errors import ModelError
 from vasuki.engine.policy import POLICIES, Admission, Policy
@@ -97,7 +98,7 @@ class _Steps:
     def _step(self, best: Prediction) -> Prediction:
         """The first that is better than the best so far; that itself if there is none."""
         problem, way = self._problem, best.candidate
-        for other in [*_as_others_would(problem, way), *_neighbours(problem, way, self._candidates)]:
+        for other in chain(_as_others_would(problem, way), _neighbours(problem, way, self._candidates)):
             if not self.goes_on(best):
                 return best
             if _key(other) in self._tried or not other.holds_all(problem):

@@ -103,7 +103,6 @@ def _of_job(stream: Plan, lengths: Lengths, shape: ModelShape, config: JobConfig
         lower_bound_s=bound.seconds,
         schedule_bound_s=schedule_bound_s,
         any_schedule=any_schedule,
-        bound_by=bound.binding,
         shared_tokens=stream.shared_tokens * layout.num_streams,
         cost=Cost.of(makespan_s, layout.num_gpus, stream.cost.price_per_hour, stream.cost.currency, tokens),
         layout=layout,

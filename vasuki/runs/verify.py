@@ -119,7 +119,8 @@ def verify(path: str, rows: float = ROWS, quiet: bool = False, trusts_code: bool
     parts = list(labelled_parts(place, with_pages=True, broken=broken))
     if any(label.config_hash != manifest.config_hash for _, label in parts):
         raise InputError(f"{place} holds parts of another job than its manifest.json says")
-    finished = np.sort(np.concatenate([np.empty(0, np.int64), *(succeeded_rows(*each) for each in parts)]))
+    parts = [each for each in parts if each[1].input_fingerprint == manifest.input_fingerprint]  # no older answers
+    finished = np.unique(np.concatenate([np.empty(0, np.int64), *(succeeded_rows(*each) for each in parts)]))
     count = int(min(rows, len(finished)))
     chosen = finished[((np.arange(count) + 0.5) * len(finished) / max(1, count)).astype(np.int64)]
     began = next((label.began for _, label in parts if label.began), "")
@@ -171,13 +172,15 @@ def _compute(alone: JobConfig, rows: Ints, fingerprint: str, quiet: bool) -> tup
 
 
 def _lines(parts: Sequence[LabelledPart], rows: Ints) -> dict[int, list[dict[str, Any]]]:
-    """What parts hold of some rows, by row: a line for each sample."""
+    """What parts hold of some rows, by row: a line for each sample. Of a row that is there twice, the first."""
     found: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for part, label in parts:
-        if np.isin(rows, label.rows).any():
+        here = np.setdiff1d(np.intersect1d(rows, label.rows), list(found))
+        if len(here):
             table, of_line = read_part(part, label)
-            for at in np.flatnonzero(np.isin(of_line, rows)).tolist():
-                found[int(of_line[at])].append(table.slice(at, 1).to_pylist()[0])
+            lines = np.flatnonzero(np.isin(of_line, here))
+            for row, line in zip(of_line[lines].tolist(), table.take(lines).to_pylist(), strict=True):
+                found[row].append(line)
     return found
 
 

@@ -12,6 +12,7 @@ from vasuki.hf.cpu.fused_attention import Rotary, fuse_packed_attention
 from vasuki.hf.cpu.fused_decoder import DecoderKernel, fuse_decoder
 from vasuki.hf.cpu.fused_layer import LayerKernel, fuse_layers
 from vasuki.hf.cpu.fused_recurrence import fuse_recurrences
+from vasuki.hf.cpu.packed_experts import are_experts, pack_experts
 from vasuki.hf.cpu.packed_linear import LinearKernel, pack_linear_layers
 from vasuki.hf.cpu.recurrences import Recurrences
 from vasuki.hf.cpu.rms_norm import NormKernel, fuse_norms
@@ -35,21 +36,22 @@ class CPUKernels(NamedTuple):
     @classmethod
     def of(cls, library: ctypes.CDLL) -> CPUKernels:
         """Bind the kernels of a library made from decoder.cpp."""
+        linear = LinearKernel(library)
         return cls(
-            LinearKernel(library),
+            linear,
             NormKernel(library),
             Rotary(library),
             LayerKernel(library),
             DecoderKernel(library),
             Recurrences(library),
-            SameAnywhere(library),
+            SameAnywhere(library, linear),
         )
 
     def install(self, model: torch.nn.Module) -> None:
         """Let a model's layers compute by these kernels.
 
         Of a model in bfloat16, products are in bfloat16, and everything between them is in float32 from now on. A
-        model with matrices outside linear layers, such as experts, stays as it is: they would become twice as large.
+        model with matrices outside linear layers and experts stays as it is: they would become twice as large.
         """
         if not self.install_products(model):
             return
@@ -63,6 +65,7 @@ class CPUKernels(NamedTuple):
         """Let linear layers compute by these kernels, of whatever model. Returns whether they do."""
         if _has_other_matrices(model):
             return False
+        pack_experts(model, self.linear)
         pack_linear_layers(model, self.linear)
         for parameter in model.parameters():
             if parameter.dtype is torch.bfloat16:
@@ -71,11 +74,12 @@ class CPUKernels(NamedTuple):
 
 
 def _has_other_matrices(model: torch.nn.Module) -> bool:
-    """Whether layers that are none of linear, embedding and short convolution hold matrices in bfloat16 that count."""
+    """Whether layers that are none of linear, embedding, short convolution and experts hold matrices in bfloat16 that
+    count."""
     others = sum(
         parameter.numel()
         for module in model.modules()
-        if not isinstance(module, torch.nn.Linear | torch.nn.Embedding | torch.nn.Conv1d)
+        if not isinstance(module, torch.nn.Linear | torch.nn.Embedding | torch.nn.Conv1d) and not are_experts(module)
         for parameter in module.parameters(recurse=False)
         if parameter.dtype is torch.bfloat16 and parameter.dim() > 1
     )

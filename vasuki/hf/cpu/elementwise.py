@@ -2,7 +2,8 @@
 
 Torch computes most of a tensor in vectors, and by other code what is left over at its end and where threads share it.
 Its `exp`, `tanh`, `erf` and `log1p` give the same numbers by both; `sigmoid` and what is made of it do not. With them,
-a row would get other numbers for being computed with other rows.
+a row would get other numbers for being computed with other rows. Products outside linear layers depend on the number of
+rows likewise.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from vasuki.hf.cpu.packed_linear import DTYPES, Format, LinearKernel, PackedMatrix
+
 Function = Callable[..., Any]
+MOST_PACKED = 2**22  # numbers of a weight outside linear layers that is packed too
 
 
 class Activation(enum.IntEnum):
@@ -33,9 +37,12 @@ class SameAnywhere:
 
     Args:
         library: made from decoder.cpp.
+        product: of linear layers, over weights that are packed.
     """
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, product: LinearKernel) -> None:
+        self._product = product
+        self._packed: dict[int, tuple[torch.Tensor, torch.Tensor, Format]] = {}  # by weight, whose address it keeps
         self._function = library.vasuki_activate
         self._function.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 2
         self._function.restype = None
@@ -47,6 +54,7 @@ class SameAnywhere:
             functional.gelu: self.gelu,
             functional.softplus: softplus,
             functional.mish: mish,
+            functional.linear: self.linear,
             torch.exp2: exp2,
             torch.Tensor.exp2: exp2,
         }
@@ -67,6 +75,18 @@ class SameAnywhere:
             return self._activate(x, Activation.GELU_TANH)
         wide = x.float()
         return (0.5 * wide * (1 + torch.erf(wide * math.sqrt(0.5)))).to(x.dtype)
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Of small weights, such as those of routers, which are packed when they are met first."""
+        if weight.numel() > MOST_PACKED or weight.dtype not in DTYPES:
+            return functional.linear(x, weight, bias)
+        if id(weight) not in self._packed:
+            self._packed[id(weight)] = (weight, *self._product.pack(weight.detach()))
+        _, panels, format = self._packed[id(weight)]
+        bias = None if bias is None else bias.float().contiguous()
+        rows = x.reshape(-1, x.shape[-1]).float().contiguous()
+        answer = self._product(rows, PackedMatrix.of(panels, bias, len(weight), format))
+        return answer.view(*x.shape[:-1], len(weight)).to(x.dtype)
 
     def _activate(self, x: torch.Tensor, kind: Activation) -> torch.Tensor:
         wide = x.float().contiguous()

@@ -1,0 +1,66 @@
+"""Whether answers are equal to the bit in every way of running a job: twelve ways, of real rows, in bfloat16.
+
+    python scripts/bench/same_answers.py --model DIR --rows rows.jsonl [--limit N] [--characters N] [--temperature T]
+
+Rows have the column `text`. Prints how many rows of each way have the tokens and log-probabilities of the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from ours import answers
+
+from vasuki.base.config import parse_job
+
+WAYS: dict[str, dict[str, dict[str, Any]]] = {
+    "as planned": {},
+    "row by row": {"engine": {"max_num_seqs": 1}},
+    "steps of 32 tokens": {"engine": {"chunk_tokens": 32}},
+    "steps of 2,048 tokens": {"engine": {"chunk_tokens": 2048}},
+    "as vLLM": {"engine": {"policy": "vllm"}},
+    "as Orca": {"engine": {"policy": "orca"}},
+    "prompts and decodes in turn": {"engine": {"policy": "vllm-v0"}},
+    "little memory": {"kv": {"device_memory": "24MiB"}},
+    "parked": {"kv": {"device_memory": "24MiB", "offload": "park", "host_memory": "256MiB"}},
+    "layers streamed": {"kv": {"device_memory": "24MiB", "offload": "stream", "host_memory": "256MiB"}},
+    "blocks of 8 tokens": {"kv": {"block_tokens": 8}},
+    "two replicas": {"engine": {"replicas": 2}},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--rows", required=True)
+    parser.add_argument("--limit", type=int, default=600)
+    parser.add_argument("--characters", type=int, default=300)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    options = parser.parse_args()
+    lines = Path(options.rows).read_text().splitlines()[: options.limit]
+    texts = [json.loads(line)["text"][: options.characters] for line in lines]
+    first: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "rows.parquet"
+        pq.write_table(pa.table({"row": range(len(texts)), "text": texts}), source)
+        for number, (name, sections) in enumerate(WAYS.items()):
+            tree: dict[str, Any] = {
+                "model": {"path": options.model, "dtype": "bfloat16"},
+                "input": {"path": str(source), "id": "row", "prompt": "{text}", "duplicates": "each"},
+                "sampling": {"max_tokens": 32, "temperature": options.temperature, "seed": 1},
+                "output": {"path": f"{folder}/{number}", "token_ids": True, "logprobs": 1},
+            }
+            rows = answers(parse_job({**tree, **sections}))
+            first = first or rows
+            equal = sum(repr(row) == repr(other) for row, other in zip(rows, first, strict=True))
+            print(f"{name}: {equal} of {len(first)} rows are equal", flush=True)
+
+
+if __name__ == "__main__":
+    main()
