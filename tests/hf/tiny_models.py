@@ -23,6 +23,7 @@ from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.engine.shaping import Similar, shaping_of
 from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
+from vasuki.hf.cpu.packed_experts import pack_experts
 from vasuki.hf.kernels.levels import Level
 from vasuki.hf.kernels.paged_attention import load_kernel
 from vasuki.hf.kv.kv_cache import KVCache
@@ -406,6 +407,7 @@ def answers_in_bfloat16(name: str, kernels: CPUKernels | None) -> list[list[list
     twin = copy.deepcopy(narrow).float()
     if kernels is not None:
         kernels.install(narrow)
+        pack_experts(twin, torch.nn.Sequential)  # of one layer: as it is
         for module in twin.modules():
             if type(module) is torch.nn.Linear and kernels.linear.multiplies_bfloat16:
                 module.__class__ = RoundedLinear

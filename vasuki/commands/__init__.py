@@ -1,6 +1,6 @@
 """What people type.
 
-cli          the command line
+cli          the command line; options: what several commands take
 check        `vasuki check`
 starter      `vasuki init`
 job_schema   what editors know of job.yaml

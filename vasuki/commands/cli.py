@@ -10,7 +10,7 @@ import math
 import resource
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
@@ -19,15 +19,37 @@ from vasuki.base.errors import Interrupted, JobFileError, VasukiError, one_line
 from vasuki.base.home import some_home
 from vasuki.base.logs import asks_for_json, is_json, last_words, log, set_up_logs, tell
 from vasuki.base.streams import is_read, take_streams
-from vasuki.base.units import bytes_text, plural, seconds_of
+from vasuki.base.units import bytes_text, plural
 from vasuki.base.urls import without_keys
 from vasuki.base.version import VERSION
+from vasuki.commands.options import (
+    BOOT,
+    DEADLINE,
+    GPU,
+    GPUS,
+    INTERRUPTIONS,
+    JSON,
+    PRICES,
+    SET,
+    SHARD,
+    SPOT,
+    SPOT_PRICES,
+    TENSOR,
+    TRUST,
+    measured,
+    on_market,
+    seconds,
+    speaking,
+    takes,
+    time_of,
+    with_gpu,
+)
 from vasuki.runs.signals import StopSignals
 
 if TYPE_CHECKING:
     from vasuki.runs.observers.metrics import Metrics
+    from vasuki.runs.renting import Market
 
-_LONGEST_S = 1e6
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -84,123 +106,6 @@ def _fail(message: str, exit_code: int) -> NoReturn:
     sys.exit(exit_code)
 
 
-_SET = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY.PATH=VALUE", help="Set a key of the job file. Repeatable."
-)
-_QUIET = click.option("--quiet", is_flag=True, help="Show no progress, only warnings and errors.")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout, and nothing else there.")
-_GPUS = click.option(
-    "--gpu",
-    "gpus",
-    multiple=True,
-    metavar="NAME_OR_PATH[:COUNT]",
-    help="Card or profile, such as a10, a10:4 or a10:4+a40:2. Repeatable. Default: this machine.",
-)
-_GPU = click.option("--gpu", default=None, metavar="NAME_OR_PATH", help="Plan with this hardware profile.")
-_PRICES = click.option(
-    "--price", "prices", multiple=True, metavar="CARD=AMOUNT", help="What an hour of a card costs. Repeatable."
-)
-_TENSOR = click.option(
-    "--tensor-parallel-size", "--tp", "tensor", default=1, metavar="N", help="GPUs that share each layer."
-)
-_SPOT = click.option("--spot", "on_spot", is_flag=True, help="Count on spot machines, which may be taken away.")
-_SPOT_PRICES = click.option(
-    "--spot-price", "spot_prices", multiple=True, metavar="CARD=AMOUNT", help="What an hour costs on spot. Repeatable."
-)
-_INTERRUPTIONS = click.option(
-    "--interruptions",
-    multiple=True,
-    metavar="CARD=RATE",
-    help="How many times an hour a machine is taken away. Repeatable.",
-)
-_BOOT = click.option(
-    "--boot",
-    "boot_s",
-    default=None,
-    callback=lambda context, option, value: None if value is None else _time(context, option, value),
-    metavar="TIME",
-    help="How long a machine takes to start, also after an interruption. Default: as its profile says.",
-)
-_DEADLINE = click.option(
-    "--deadline",
-    "deadline_s",
-    default=None,
-    callback=lambda context, option, value: _deadline(context, option, value),
-    metavar="TIME",
-    help="When the job has to be done, such as 6h from now. A run warns if it will be late.",
-)
-_LOG_FORMAT = click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Form of log lines on stderr.",
-)
-_SHARD = click.option("--shard", default="0/1", metavar="I/N", help="Run part I of N equal parts, counted from 0.")
-
-
-_TRUST = click.option(
-    "--trust-remote-code",
-    "trusts_code",
-    is_flag=True,
-    envvar="VASUKI_TRUST_REMOTE_CODE",
-    help="Let model.trust_remote_code run the model's own code.",
-)
-
-
-_METRICS = click.option(
-    "--metrics", "metrics_file", default="", metavar="FILE", help="Write metrics to this file, as OpenMetrics."
-)
-_METRICS_PORT = click.option(
-    "--metrics-port",
-    "metrics_address",
-    default="",
-    metavar="[HOST:]PORT",
-    help="Serve metrics over HTTP; without HOST, to this machine only.",
-)
-
-
-def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
-    def apply(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return apply
-
-
-def _seconds(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not 0 <= value <= _LONGEST_S:  # nor what is no number
-        raise click.BadParameter(f"must be from 0 to {_LONGEST_S:g}")
-    return value
-
-
-def _time(context: click.Context, option: click.Parameter, value: str | None) -> float:
-    try:
-        return math.inf if value is None else seconds_of(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
-def _deadline(context: click.Context, option: click.Parameter, value: str | None) -> float | None:
-    seconds = _time(context, option, value)
-    if not seconds:
-        raise click.BadParameter("give a time after now, such as 6h")
-    return None if value is None else seconds
-
-
-def _metrics(path: str, address: str) -> AbstractContextManager[Metrics | None]:
-    if not (path or address):
-        return nullcontext()
-    from vasuki.runs.observers.metrics import Metrics
-
-    return Metrics(path, address)
-
-
-def _with_gpu(overrides: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
-    return overrides if gpu is None else (*overrides, f"plan.gpu={gpu}")
-
-
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(VERSION)
 def main() -> None:
@@ -216,18 +121,20 @@ def main() -> None:
 
 @main.command()
 @click.argument("job_file", metavar="JOB")
-@_options(_SET, _TRUST, _GPU, _SHARD, _QUIET, _JSON, _LOG_FORMAT, _METRICS, _METRICS_PORT)
+@takes(SET, TRUST, GPU, SHARD, JSON)
+@speaking
+@measured
 @click.option("--fresh", is_flag=True, help="Delete what earlier runs of this job wrote, and start over.")
 @click.option("--retry-errors", "retries_errors", is_flag=True, help="Run rows that failed once more.")
 @click.option(
     "--max-time",
     "max_time_s",
     default=None,
-    callback=_time,
+    callback=time_of,
     metavar="TIME",
     help="Stop after this long, such as 5h45m, with exit code 75. The same command goes on.",
 )
-@_DEADLINE
+@DEADLINE
 @click.option(
     "--replicas",
     default=None,
@@ -248,9 +155,7 @@ def run(
     shard: str,
     quiet: bool,
     as_json: bool,
-    log_format: str,
-    metrics_file: str,
-    metrics_address: str,
+    metrics: Callable[[], AbstractContextManager[Metrics | None]],
     gpu: str | None,
     fresh: bool,
     retries_errors: bool,
@@ -264,7 +169,6 @@ def run(
     \b
     Example:  vasuki run my-job/job.yaml --set sampling.max_tokens=64
     """
-    set_up_logs(quiet, log_format)
     from vasuki.base.config import load_job
     from vasuki.base.errors import JobFileError
     from vasuki.report import summary_lines
@@ -276,9 +180,9 @@ def run(
         raise JobFileError(f"--gpu {gpu}: a run takes cards that are here; write --gpu {card} --replicas {number}")
     if replicas is not None:
         overrides = (*overrides, f"engine.replicas={replicas}")
-    job = load_job(job_file, _with_gpu(overrides, gpu), trusts_code)
+    job = load_job(job_file, with_gpu(overrides, gpu), trusts_code)
     due_s = math.inf if deadline_s is None else deadline_s
-    with _metrics(metrics_file, metrics_address) as metrics:
+    with metrics() as counted:
         options = RunOptions(
             shard=shard,
             fresh=fresh,
@@ -287,7 +191,7 @@ def run(
             max_time_s=max_time_s,
             deadline_s=due_s,
             cluster=cluster,
-            metrics=metrics,
+            metrics=counted,
         )
         outcome = run_job(job, options)
     if as_json:
@@ -312,12 +216,14 @@ def _emit(to_stdout: bool) -> Callable[[dict[str, Any]], None]:
 
 @main.command()
 @click.argument("job_file", metavar="JOB")
-@_options(_SET, _TRUST, _GPU, _QUIET, _JSON, _LOG_FORMAT, _METRICS, _METRICS_PORT)
+@takes(SET, TRUST, GPU, JSON)
+@speaking
+@measured
 @click.option(
     "--every",
     "every_s",
     default=10.0,
-    callback=_seconds,
+    callback=seconds,
     metavar="SECONDS",
     show_default=True,
     help="How often to look for files.",
@@ -326,7 +232,7 @@ def _emit(to_stdout: bool) -> Callable[[dict[str, Any]], None]:
     "--until-idle",
     "until_idle_s",
     type=float,
-    callback=_seconds,
+    callback=seconds,
     metavar="SECONDS",
     help="Stop when no file or row has come for this long.",
 )
@@ -337,9 +243,7 @@ def watch(
     trusts_code: bool,
     quiet: bool,
     as_json: bool,
-    log_format: str,
-    metrics_file: str,
-    metrics_address: str,
+    metrics: Callable[[], AbstractContextManager[Metrics | None]],
     gpu: str | None,
     every_s: float,
     until_idle_s: float | None,
@@ -355,18 +259,17 @@ def watch(
     Example:  vasuki watch my-job/job.yaml --set input.path=in --set output.path=out
               producer | vasuki watch my-job/job.yaml --stdin | consumer
     """
-    set_up_logs(quiet, log_format)
     from vasuki.base.config import load_job
     from vasuki.report import summary_lines
     from vasuki.runs.options import RunOptions
     from vasuki.runs.run import answer_rows
     from vasuki.runs.watch import Watched, is_followed, watch_job
 
-    job = load_job(job_file, _with_gpu(overrides, gpu), trusts_code)
+    job = load_job(job_file, with_gpu(overrides, gpu), trusts_code)
     if from_stdin or is_followed(job):
-        with _metrics(metrics_file, metrics_address) as metrics:
+        with metrics() as counted:
             pipe = sys.stdin.fileno() if from_stdin else None
-            outcome = answer_rows(job, pipe, _emit(from_stdin), until_idle_s, RunOptions(quiet=quiet, metrics=metrics))
+            outcome = answer_rows(job, pipe, _emit(from_stdin), until_idle_s, RunOptions(quiet=quiet, metrics=counted))
         if as_json and not from_stdin:
             click.echo(json.dumps(outcome.manifest.to_dict()))
         elif not quiet:
@@ -375,8 +278,8 @@ def watch(
         return
     watched = Watched()
     try:
-        with _metrics(metrics_file, metrics_address) as metrics:
-            watch_job(job, watched, every_s, until_idle_s, RunOptions(quiet=quiet, metrics=metrics))
+        with metrics() as counted:
+            watch_job(job, watched, every_s, until_idle_s, RunOptions(quiet=quiet, metrics=counted))
     finally:
         if as_json:
             click.echo(json.dumps(watched.to_dict()))
@@ -387,8 +290,9 @@ def watch(
 
 @main.command()
 @click.argument("job_or_lengths", metavar="JOB|LENGTHS.csv")
-@_options(_SET, _TRUST, _GPUS, _TENSOR, _PRICES, _DEADLINE, _SPOT, _SPOT_PRICES, _INTERRUPTIONS, _BOOT)
-@_options(_QUIET, _JSON, _LOG_FORMAT)
+@takes(SET, TRUST, GPUS, TENSOR, DEADLINE, JSON)
+@speaking
+@on_market(PRICES, SPOT, SPOT_PRICES, INTERRUPTIONS, BOOT)
 @click.option("--sort", type=click.Choice(["time", "cost"]), help="List the fastest or the cheapest card first.")
 def plan(
     job_or_lengths: str,
@@ -396,15 +300,10 @@ def plan(
     trusts_code: bool,
     gpus: tuple[str, ...],
     tensor: int,
-    prices: tuple[str, ...],
     deadline_s: float | None,
-    on_spot: bool,
-    spot_prices: tuple[str, ...],
-    interruptions: tuple[str, ...],
-    boot_s: float | None,
+    market: Market,
     quiet: bool,
     as_json: bool,
-    log_format: str,
     sort: str | None,
 ) -> None:
     """Predict how long a job will take and what it will cost.
@@ -419,7 +318,6 @@ def plan(
               vasuki plan my-job/job.yaml --gpu a10 --gpu h100 --price h100=2.10 --sort cost
               vasuki plan my-job/job.yaml --gpu a10:4 --gpu a40:2 --deadline 6h --spot
     """
-    set_up_logs(quiet, log_format)
     from vasuki.base.errors import JobFileError
     from vasuki.planner.renting import flip_of
     from vasuki.report.plan_table import plan_table, plan_verdict, sorted_plans
@@ -427,13 +325,12 @@ def plan(
     from vasuki.runs.observers.progress import busy_if_slow
     from vasuki.runs.placement import replicas_elsewhere
     from vasuki.runs.planning import placements_of, plans_of
-    from vasuki.runs.renting import fleet_choices, market_of, parse_fleets
+    from vasuki.runs.renting import fleet_choices, parse_fleets
     from vasuki.runs.workload import workload_of
 
-    market = market_of(prices, on_spot, spot_prices, interruptions, boot_s)
     workload = workload_of(job_or_lengths, overrides, trusts_code)
     fleets = parse_fleets(gpus, tensor, replicas_elsewhere(workload.config))
-    if on_spot or deadline_s is not None or any(len(fleet) > 1 for fleet in fleets):
+    if market.on_spot or deadline_s is not None or any(len(fleet) > 1 for fleet in fleets):
         if sort:
             raise JobFileError("fleets come with the best first; leave --sort out")
         with busy_if_slow("planning"):
@@ -455,7 +352,9 @@ def plan(
 
 @main.command()
 @click.argument("job_or_lengths", metavar="JOB|LENGTHS.csv")
-@_options(_SET, _TRUST, _GPUS, _TENSOR, _SPOT, _INTERRUPTIONS, _BOOT, _QUIET, _JSON, _LOG_FORMAT)
+@takes(SET, TRUST, GPUS, TENSOR, JSON)
+@speaking
+@on_market(SPOT, INTERRUPTIONS, BOOT)
 @click.option("--seed", default=0, metavar="N", help="Seed of the random moments at which machines go.")
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Scheduling policy to simulate. Repeatable.")
 @click.option(
@@ -475,13 +374,10 @@ def simulate(
     overrides: tuple[str, ...],
     trusts_code: bool,
     gpus: tuple[str, ...],
-    on_spot: bool,
-    interruptions: tuple[str, ...],
-    boot_s: float | None,
+    market: Market,
     seed: int,
     quiet: bool,
     as_json: bool,
-    log_format: str,
     policies: tuple[str, ...],
     tensor: int,
     pipeline: int,
@@ -499,7 +395,6 @@ def simulate(
               vasuki simulate lengths.csv --set model.shape=gpt-3 --gpu a100 --tp 8 --pp 8
               vasuki simulate my-job/job.yaml --gpu a10:4+a40:2 --spot --seed 7
     """
-    set_up_logs(quiet, log_format)
     from vasuki.base.errors import JobFileError
     from vasuki.models.layout import Layout
     from vasuki.report.plan_table import bubble_table, plan_table, waiting_table
@@ -507,15 +402,14 @@ def simulate(
     from vasuki.runs.observers.progress import busy_if_slow
     from vasuki.runs.placement import replicas_elsewhere
     from vasuki.runs.planning import explain_step, output_of, placements_of, simulate_workload
-    from vasuki.runs.renting import market_of, parse_fleets, simulate_fleets
+    from vasuki.runs.renting import parse_fleets, simulate_fleets
     from vasuki.runs.workload import workload_of
 
     if data is not None:
         overrides = (*overrides, f"engine.replicas={data}")
-    market = market_of((), on_spot, (), interruptions, boot_s)
     workload = workload_of(job_or_lengths, overrides, trusts_code)
     fleets = parse_fleets(gpus, tensor * pipeline, replicas_elsewhere(workload.config))
-    if on_spot or any(len(fleet) > 1 for fleet in fleets):
+    if market.on_spot or any(len(fleet) > 1 for fleet in fleets):
         if policies or pipeline > 1 or data is not None or explain or output_of(overrides):
             raise JobFileError(
                 "--spot, or several kinds of cards: leave --policy, --pp, --dp, --explain and output.path out"
@@ -547,9 +441,9 @@ def simulate(
 
 @main.command()
 @click.argument("run_dirs", metavar="RUN_DIR...", nargs=-1)
-@_JSON
+@JSON
 @click.option("--html", "html_path", metavar="FILE", help="Write one self-contained page.")
-@_PRICES
+@PRICES
 @click.option("--history", "history_dir", metavar="DIR", help="Show all runs below DIR over time, as of a cron job.")
 def report(
     run_dirs: tuple[str, ...],
@@ -598,7 +492,7 @@ def report(
     help="openai: results as hosted batch APIs give them. auto: by the file's extension.",
 )
 @click.option("--partial", is_flag=True, help="Write what there is of an output that lacks rows.")
-@_JSON
+@JSON
 def export(run_dir: str, target: str, form: str, partial: bool, as_json: bool) -> None:
     """Write the answers of a run into one file.
 
@@ -629,10 +523,9 @@ def export(run_dir: str, target: str, form: str, partial: bool, as_json: bool) -
 @click.argument("run_dir", metavar="RUN_DIR")
 @click.option("--rows", default=20, show_default=True, metavar="N", type=click.IntRange(1), help="How many rows.")
 @click.option("--all", "all_rows", is_flag=True, help="Every finished row.")
-@_options(_TRUST, _QUIET, _JSON, _LOG_FORMAT)
-def verify(
-    run_dir: str, rows: int, all_rows: bool, trusts_code: bool, quiet: bool, as_json: bool, log_format: str
-) -> None:
+@takes(TRUST, JSON)
+@speaking
+def verify(run_dir: str, rows: int, all_rows: bool, trusts_code: bool, quiet: bool, as_json: bool) -> None:
     """Compute finished rows of a run again, each alone, and say whether they are equal to the bit.
 
     The rows are evenly spread over the input. Exits with 3 if one differs, or a part is damaged.
@@ -641,7 +534,6 @@ def verify(
     Example:  vasuki verify my-job/out
               vasuki verify my-job/out --all
     """
-    set_up_logs(quiet, log_format)
     from vasuki.base.errors import TooManyRowErrors
     from vasuki.runs.verify import verify
 
@@ -679,7 +571,7 @@ def trace(run_dir: str, target: str) -> None:
 @click.option("--name", default=None, help="Name of the profile. Default: made from the device's name.")
 @click.option("--output", default=None, metavar="FILE", help="File to write. Default: where --gpu NAME finds it.")
 @click.option("--quick", is_flag=True, help="Measure for seconds instead of minutes, less exactly.")
-@_JSON
+@JSON
 def profile(device: str, model: str, name: str | None, output: str | None, quick: bool, as_json: bool) -> None:
     """Measure this machine, so that plans are based on it.
 
@@ -719,7 +611,7 @@ def profile(device: str, model: str, name: str | None, output: str | None, quick
 
 @main.command()
 @click.argument("job_file", metavar="JOB")
-@_options(_SET, _TRUST, _JSON)
+@takes(SET, TRUST, JSON)
 def check(job_file: str, overrides: tuple[str, ...], trusts_code: bool, as_json: bool) -> None:
     """Check a job without running it.
 

@@ -32,15 +32,15 @@ ROWS = (0.5, 0.75, 1.5)  # times as many side by side
 LAYERS = (1, -1, 3, -3)  # more that stream
 NEAR = 0.02  # a makespan that exceeds its bound by less is good enough
 WORTH = 0.002  # of the makespan: a way that saves less is no reason to leave the one that is known
-LEAST_S, MOST_S = 0.5, 10.0  # that the search may take, though never more than half of what it could save
+LEAST_S, MOST_S = 0.5, 5.0  # that the search may take, though never more than half of what it could save
 ALWAYS_S = 0.02  # that it takes even so
 
 
 def searched(problem: Problem, base: Prediction, candidates: list[Candidate], least_s: float) -> Prediction:
     """The best way found from `base` on, and from the same with rows as they come, with what it moves to the host.
 
-    There is nothing to search for in large jobs, of which a sample tells less than arithmetic, nor where rows arrive or
-    may be urgent.
+    There is nothing to search for in large jobs, of which a sample tells less than arithmetic, where rows arrive or may
+    be urgent, nor where they are not packed.
 
     Args:
         problem: the job.
@@ -50,7 +50,9 @@ def searched(problem: Problem, base: Prediction, candidates: list[Candidate], le
     """
     best = choose_offload(problem, base)
     whole = best.simulated_requests == len(problem.lengths)
-    if not (whole and problem.policy.ordered) or problem.rows_arrive or problem.may_be_urgent:
+    if not whole or not problem.policy.ordered or problem.shape.backend != "ragged":
+        return best
+    if problem.rows_arrive or problem.may_be_urgent:
         return best
     search = _Steps(problem, candidates, least_s, best)
     starts = [best]

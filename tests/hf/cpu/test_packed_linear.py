@@ -11,8 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import load
+from transformers.integrations.moe import grouped_mm_experts_forward
 
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
+from vasuki.hf.cpu.packed_experts import are_experts, packed_experts
 from vasuki.hf.cpu.packed_linear import Format, GatedMLP, LinearKernel, PackedLinear, pack_linear_layers
 from vasuki.hf.cpu.rms_norm import FusedNorm
 
@@ -146,10 +148,25 @@ def test_mlps_are_replaced_where_they_are_what_they_seem(kernels: CPUKernels) ->
 
 
 def test_matrices_that_are_no_linear_layers_keep_a_model_as_it_is(kernels: CPUKernels) -> None:
-    model = copy.deepcopy(load("qwen3_moe").model).bfloat16()
+    model = copy.deepcopy(load("llama").model).bfloat16()
+    model.table = torch.nn.Parameter(torch.zeros(60, 60, 60, dtype=torch.bfloat16))
     kernels.install(model)
     assert all(parameter.dtype is torch.bfloat16 for parameter in model.parameters())
     assert not any(isinstance(module, PackedLinear) for module in model.modules())
+
+
+def test_experts_are_packed_and_lose_what_they_were(kernels: CPUKernels) -> None:
+    model = copy.deepcopy(load("qwen3_moe").model)
+    experts = next(module for module in model.modules() if are_experts(module))
+    x, chosen, shares = (
+        torch.randn(9, experts.down_proj.shape[1]),
+        torch.randint(0, experts.num_experts, (9, 2)),
+        torch.rand(9, 2),
+    )
+    expected = grouped_mm_experts_forward(experts, x, chosen, shares)
+    kernels.install(model)
+    assert not any(parameter.dim() > 2 for parameter in model.parameters())
+    torch.testing.assert_close(packed_experts(experts, x, chosen, shares), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_layers_that_are_replaced_leave_memory(kernels: CPUKernels) -> None:

@@ -282,14 +282,14 @@ def test_greedy_equals_generate(name: str, kernels: CPUKernels) -> None:
 
 @pytest.mark.parametrize("which", ["kernels", "rounding_kernels"])
 def test_small_matrices_beside_products_do_not_keep_kernels_away(which: str, request: pytest.FixtureRequest) -> None:
-    """Mamba's decays are one, experts are not."""
+    """Mamba's decays are one; experts are packed themselves."""
     kernels: CPUKernels = request.getfixturevalue(which)
     sizes = dict(hidden_size=256, intermediate_size=512, mamba_d_state=16)
-    for experts, takes in ((1, True), (4, False)):
+    for experts in (1, 4):
         config = random_config("jamba", num_experts=experts, **sizes)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
         kernels.install(model)
-        assert any(isinstance(module, PackedLinear) for module in model.modules()) == takes
+        assert any(isinstance(module, PackedLinear) for module in model.modules())
 
 
 def test_a_scan_for_each_head_is_not_told_of_the_states_of_all(kernels: CPUKernels) -> None:

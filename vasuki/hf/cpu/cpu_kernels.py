@@ -13,7 +13,7 @@ from vasuki.hf.cpu.fused_decoder import DecoderKernel, fuse_decoder
 from vasuki.hf.cpu.fused_layer import LayerKernel, fuse_layers
 from vasuki.hf.cpu.fused_recurrence import fuse_recurrences
 from vasuki.hf.cpu.packed_experts import are_experts, pack_experts
-from vasuki.hf.cpu.packed_linear import LinearKernel, pack_linear_layers
+from vasuki.hf.cpu.packed_linear import LinearKernel, PackedLinear, pack_linear_layers
 from vasuki.hf.cpu.recurrences import Recurrences
 from vasuki.hf.cpu.rms_norm import NormKernel, fuse_norms
 from vasuki.hf.kernels import levels, native
@@ -65,7 +65,7 @@ class CPUKernels(NamedTuple):
         """Let linear layers compute by these kernels, of whatever model. Returns whether they do."""
         if _has_other_matrices(model):
             return False
-        pack_experts(model, self.linear)
+        pack_experts(model, lambda linear: PackedLinear(linear, self.linear))
         pack_linear_layers(model, self.linear)
         for parameter in model.parameters():
             if parameter.dtype is torch.bfloat16:

@@ -7,12 +7,13 @@ packed when the model is loaded, in place of those of the model, so that one for
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
-from vasuki.hf.cpu.packed_linear import DTYPES, LinearKernel, PackedLinear
+from vasuki.hf.cpu.packed_linear import DTYPES
 
 NAME = "vasuki_packed_experts"
 
@@ -22,19 +23,22 @@ def packed_experts(
 ) -> torch.Tensor:
     """transformers' calling convention: rows `[tokens, hidden_size]`, and for each its experts and their shares
     `[tokens, top_k]`. Returns `[tokens, hidden_size]` in float32."""
+    if not hasattr(module, "up"):  # of a type that is not packed
+        output: torch.Tensor = grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights)
+        return output
     num_tokens, top_k = top_k_index.shape
     rows = hidden_states.reshape(num_tokens, -1).float()
     experts, order = torch.sort(top_k_index.reshape(-1), stable=True)
-    answers = rows.new_zeros(num_tokens * top_k, module.packed_down[0].out_features)
+    answers = rows.new_zeros(num_tokens * top_k, rows.shape[1])
     first = 0
     for expert, count in zip(
         *map(torch.Tensor.tolist, torch.unique_consecutive(experts, return_counts=True)), strict=True
     ):
         here = order[first : first + count]
         first += count
-        inner = module.packed_up[expert](rows[here // top_k])
+        inner = module.up[expert](rows[here // top_k])
         inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
-        answer = module.packed_down[expert](inner)
+        answer = module.down[expert](inner)
         answers[here] = module.post_expert_norm(answer) if module.has_post_expert_norm else answer
     shared = answers.view(num_tokens, top_k, -1) * top_k_weights.float().unsqueeze(-1)
     total = shared[:, 0].clone()
@@ -54,12 +58,12 @@ def are_experts(module: torch.nn.Module) -> bool:
     return all(isinstance(each, torch.Tensor) and each.dim() == 3 and each.dtype in DTYPES for each in weights)
 
 
-def pack_experts(model: torch.nn.Module, kernel: LinearKernel) -> None:
-    """Let a model's experts compute so."""
+def pack_experts(model: torch.nn.Module, packed: Callable[[torch.nn.Linear], torch.nn.Module]) -> None:
+    """Let a model's experts compute so, each by two linear layers that are `packed`."""
     for module in list(filter(are_experts, model.modules())):
         experts: Any = module
-        experts.packed_up = _packed(experts, _up(experts), kernel)
-        experts.packed_down = _packed(experts, "down_proj", kernel)
+        experts.up = _layers(experts, _up(experts), packed)
+        experts.down = _layers(experts, "down_proj", packed)
         experts.config._experts_implementation = NAME
 
 
@@ -67,7 +71,7 @@ def _up(module: Any) -> str:
     return "gate_up_proj" if module.has_gate else "up_proj"
 
 
-def _packed(module: Any, name: str, kernel: LinearKernel) -> torch.nn.ModuleList:
+def _layers(module: Any, name: str, packed: Callable[[torch.nn.Linear], torch.nn.Module]) -> torch.nn.ModuleList:
     """`[experts]` linear layers of a weight `[experts, out, in]`, or the other way round, which the module loses."""
     weights = getattr(module, name).data
     biases = getattr(module, f"{name}_bias").data if module.has_bias else None
@@ -78,7 +82,7 @@ def _packed(module: Any, name: str, kernel: LinearKernel) -> torch.nn.ModuleList
         linear.weight = torch.nn.Parameter(weight, requires_grad=False)
         if biases is not None:
             linear.bias = torch.nn.Parameter(biases[expert].float(), requires_grad=False)
-        layers.append(PackedLinear(linear, kernel))
+        layers.append(packed(linear))
     for lost in (name, f"{name}_bias"):
         if isinstance(getattr(module, lost, None), torch.Tensor):
             delattr(module, lost)

@@ -88,8 +88,6 @@ class Bench:
     ) -> Bench:
         """A bench on a device, for weights saved in the type that it computes in unless said otherwise."""
         kernels = load_cpu_kernels() if device.type == "cpu" and dtype in DTYPES else None
-        if dtype is torch.bfloat16 and shape.num_expert_layers:
-            kernels = None  # `CPUKernels.install` leaves such a model as it is
         return cls(device, dtype, shape, effort, clock_for(device), saved or dtype, kernels)
 
     @property
