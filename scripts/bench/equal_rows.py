@@ -8,8 +8,6 @@ Rows have the column `text`. Prints the seconds and the ratio of each round, and
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from ours import answers, seconds_taken
+from ours import answers, options_of, seconds_taken, texts_of
 
 from vasuki.base.config import JobConfig, parse_job
 
@@ -63,15 +61,10 @@ def nightly(model: str, folder: Path, texts: list[str], round_: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--rows", required=True)
-    parser.add_argument("--limit", type=int, default=200)
-    parser.add_argument("--characters", type=int, default=300)
+    parser = options_of(__doc__, limit=200)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    lines = Path(options.rows).read_text().splitlines()[: options.limit]
-    texts = [json.loads(line)["text"][: options.characters] for line in lines]
+    texts = texts_of(options)
     for measured in (equal_rows, nightly):
         ratios = []
         for round_ in range(options.rounds):

@@ -1,7 +1,8 @@
-"""A job of this runner in a benchmark: its rows, and the seconds that it took."""
+"""A job of this runner in a benchmark: its rows, and the seconds that it took; and real texts to make one of."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -26,3 +27,19 @@ def seconds_taken(config: JobConfig) -> float:
     foreseen_s, taken_s = manifest["predicted"]["makespan_s"], manifest["timings"]["generate_s"]
     print(f"foreseen {foreseen_s:.1f} s, taken {taken_s:.1f} s", flush=True)
     return float(taken_s)
+
+
+def options_of(description: str | None, limit: int) -> argparse.ArgumentParser:
+    """A parser for a benchmark of a model on the first texts of some rows, which `texts_of` reads."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--rows", required=True)
+    parser.add_argument("--limit", type=int, default=limit)
+    parser.add_argument("--characters", type=int, default=300)
+    return parser
+
+
+def texts_of(options: argparse.Namespace) -> list[str]:
+    """The column `text` of these rows, as far as the options go."""
+    lines = Path(options.rows).read_text().splitlines()[: options.limit]
+    return [json.loads(line)["text"][: options.characters] for line in lines]

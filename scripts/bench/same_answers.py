@@ -7,15 +7,13 @@ Rows have the column `text`. Prints how many rows of each way have the tokens an
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from ours import answers
+from ours import answers, options_of, texts_of
 
 from vasuki.base.config import parse_job
 
@@ -36,15 +34,10 @@ WAYS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--rows", required=True)
-    parser.add_argument("--limit", type=int, default=600)
-    parser.add_argument("--characters", type=int, default=300)
+    parser = options_of(__doc__, limit=600)
     parser.add_argument("--temperature", type=float, default=0.0)
     options = parser.parse_args()
-    lines = Path(options.rows).read_text().splitlines()[: options.limit]
-    texts = [json.loads(line)["text"][: options.characters] for line in lines]
+    texts = texts_of(options)
     first: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "rows.parquet"

@@ -11,6 +11,7 @@ import torch
 from every_level import HERE, AtLevel, at_level
 from tiny_models import ARCHITECTURES, RECURRENT, NoTokenizer, hopeful, prompts, random_model, requests_of
 from tiny_models import run as run_requests
+from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from vasuki.engine.sequence import Request
@@ -120,3 +121,14 @@ def test_activations_are_the_same_anywhere(name: str, kernels: CPUKernels) -> No
                 part = function(x[first : first + count].clone())
                 assert torch.equal(part, whole[first : first + count])
     torch.testing.assert_close(whole, function(x), rtol=3e-6, atol=2e-6)
+
+
+def test_only_weights_that_stay_are_packed(kernels: CPUKernels) -> None:
+    """One that is made for a call would be kept for ever, and its place in memory may be another one's later."""
+    same, x = kernels.same_anywhere, torch.randn(5, 24)
+    stays = torch.nn.Parameter(torch.randn(9, 24))
+    with same.mode(), torch.inference_mode():
+        for _ in range(3):
+            torch.testing.assert_close(functional.linear(x, stays), x @ stays.T, rtol=1e-4, atol=1e-5)
+            functional.linear(x, stays * 2)
+    assert len(same._packed) == 1

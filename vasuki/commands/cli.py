@@ -11,7 +11,7 @@ import resource
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -49,9 +49,6 @@ from vasuki.runs.signals import StopSignals
 if TYPE_CHECKING:
     from vasuki.runs.observers.metrics import Metrics
     from vasuki.runs.renting import Market
-
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Commands(click.Group):

@@ -54,14 +54,6 @@ class Admission(enum.Enum):
     MAXIMUM = "maximum"  # its prompt and max_tokens, in addition to all running rows'
     PEAK = "peak"  # so that the sum of all expected growth never exceeds the pool
 
-    @property
-    def words(self) -> str:
-        """What must have room, as a plan says it."""
-        chunk = "a chunk of their prompt has room"
-        return {"chunk": chunk, "room": f"{chunk} beside the decodes", "prompt": "their prompt has room"}.get(
-            self.value, "all their growth has room"
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Policy:

@@ -20,7 +20,7 @@ import numpy as np
 from vasuki.base.config import CostConfig, EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import InputError
 from vasuki.base.units import percent_text, time_text
-from vasuki.engine.policy import Mixing
+from vasuki.engine.policy import Admission, Mixing
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.known_error import known_error
 from vasuki.machines.memory_budget import footprint, host_weight_bytes
@@ -49,6 +49,13 @@ from vasuki.planner.steady_state import price_split
 from vasuki.planner.whole_job import with_all_rows
 
 SHORTLIST = 3
+_ROOM = {  # what must have it before a row starts
+    Admission.CHUNK: "a chunk of their prompt",
+    Admission.ROOM: "a chunk of their prompt beside the decodes",
+    Admission.PROMPT: "their prompt",
+    Admission.PEAK: "all their growth",
+    Admission.MAXIMUM: "all that they may write",
+}
 
 
 def make_plan(
@@ -243,7 +250,7 @@ def _search_reason(problem: Problem, chosen: Prediction) -> str:
     if not chosen.usual_s:
         return ""
     policy = chosen.candidate.settings.policy
-    starts = "" if policy.admission is problem.policy.admission else f" once {policy.admission.words}"
+    starts = "" if policy.admission is problem.policy.admission else f" once {_ROOM[policy.admission]} has room"
     order = " as they come" if policy.as_they_come and not chosen.order else ""
     how = f"rows start{order}{starts}, " if order or starts else ""
     whole = "" if policy.chunked else "prompts stay whole, "

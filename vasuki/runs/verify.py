@@ -26,7 +26,7 @@ from vasuki.io.output.manifest import Manifest, read_manifest
 from vasuki.io.output.ownership import labelled_parts
 from vasuki.io.output.rewriting import LabelledPart, read_part, succeeded_rows
 from vasuki.models.fingerprint import model_fingerprint
-from vasuki.runs.opening import opened, read_table
+from vasuki.runs.opening import opened
 from vasuki.runs.options import RunOptions
 from vasuki.runs.rows.table import TableRows
 from vasuki.runs.run import loaded, run_to_end
@@ -112,9 +112,6 @@ def verify(path: str, rows: float = ROWS, quiet: bool = False, trusts_code: bool
     undated = config.model_copy(update={"input": config.input.model_copy(update={"date": "auto"})})
     if manifest.config_hash not in (config.config_hash(fingerprint), undated.config_hash(fingerprint)):
         raise JobFileError(f"{config.model.path} is not the model that wrote {path}: its files have changed since")
-    table = read_table(config)
-    if table.fingerprint != manifest.input_fingerprint:
-        raise InputError(f"{config.input.path} has changed since {path} was written: its rows are no longer these")
     broken: list[str] = []
     parts = list(labelled_parts(place, with_pages=True, broken=broken))
     if any(label.config_hash != manifest.config_hash for _, label in parts):
@@ -129,7 +126,7 @@ def verify(path: str, rows: float = ROWS, quiet: bool = False, trusts_code: bool
     if count:
         with tempfile.TemporaryDirectory(prefix="vasuki-verify-") as folder:
             alone = _alone(config, folder, began)
-            here, why = _compute(alone, chosen, fingerprint, quiet)
+            here, why = _compute(alone, chosen, manifest.input_fingerprint, fingerprint, quiet)
             again = _lines(list(labelled_parts(Location.parse(folder))), chosen)
         differences = list(_differences(_lines(parts, chosen), again, config))
     told = dict.fromkeys(label.computed_on for _, label in parts if label.computed_on)
@@ -161,10 +158,12 @@ def _alone(config: JobConfig, folder: str, began: str) -> JobConfig:
     return config.model_copy(update=sections)
 
 
-def _compute(alone: JobConfig, rows: Ints, fingerprint: str, quiet: bool) -> tuple[str, str]:
-    """Compute these rows. Returns on what, and why rows may vary there."""
+def _compute(alone: JobConfig, rows: Ints, input_fingerprint: str, fingerprint: str, quiet: bool) -> tuple[str, str]:
+    """Compute these rows. Returns on what, and why rows may vary there. Raises InputError if the input is another."""
     options = RunOptions(quiet=quiet)
     with StopSignals() as signals, opened(alone, options, fingerprint) as job:
+        if job.key.input_fingerprint != input_fingerprint:
+            raise InputError(f"{alone.input.path} has changed since: its rows are no longer those that were answered")
         job.folder.leave(rows)
         model, load_s = loaded(job.key, options)
         run_to_end(job, rows_of := TableRows(job), Here(job, rows_of, lambda: (model, load_s)), signals)

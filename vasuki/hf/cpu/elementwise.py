@@ -77,8 +77,9 @@ class SameAnywhere:
         return (0.5 * wide * (1 + torch.erf(wide * math.sqrt(0.5)))).to(x.dtype)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Of small weights, such as those of routers, which are packed when they are met first."""
-        if weight.numel() > MOST_PACKED or weight.dtype not in DTYPES:
+        """Of a model's small weights, such as those of routers, which are packed when they are met first. What is made
+        for a call alone is not: it would be kept."""
+        if not isinstance(weight, torch.nn.Parameter) or weight.numel() > MOST_PACKED or weight.dtype not in DTYPES:
             return functional.linear(x, weight, bias)
         if id(weight) not in self._packed:
             self._packed[id(weight)] = (weight, *self._product.pack(weight.detach()))

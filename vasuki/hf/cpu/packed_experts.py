@@ -30,12 +30,8 @@ def packed_experts(
     rows = hidden_states.reshape(num_tokens, -1).float()
     experts, order = torch.sort(top_k_index.reshape(-1), stable=True)
     answers = rows.new_zeros(num_tokens * top_k, rows.shape[1])
-    first = 0
-    for expert, count in zip(
-        *map(torch.Tensor.tolist, torch.unique_consecutive(experts, return_counts=True)), strict=True
-    ):
-        here = order[first : first + count]
-        first += count
+    chosen, counts = torch.unique_consecutive(experts, return_counts=True)
+    for expert, here in zip(chosen.tolist(), torch.split(order, counts.tolist()), strict=True):
         inner = module.up[expert](rows[here // top_k])
         inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
         answer = module.down[expert](inner)
