@@ -1,8 +1,9 @@
-"""Whether answers are equal to the bit in every way of running a job: twelve ways, of real rows, in bfloat16.
+"""Whether answers are equal to the bit in every way of running a job: twelve ways, in bfloat16.
 
     python scripts/bench/same_answers.py --model DIR --rows rows.jsonl [--limit N] [--characters N] [--temperature T]
 
-Rows have the column `text`. Prints how many rows of each way have the tokens and log-probabilities of the first.
+Rows have the column `text`, or are a workload of `bench.py`: Parquet with `id`, `prompt_token_ids` and `max_tokens`, of
+which each row generates so many. Prints how many rows of each way have the tokens and log-probabilities of the first.
 """
 
 from __future__ import annotations
@@ -37,16 +38,19 @@ def main() -> None:
     parser = options_of(__doc__, limit=600)
     parser.add_argument("--temperature", type=float, default=0.0)
     options = parser.parse_args()
-    texts = texts_of(options)
     first: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "rows.parquet"
-        pq.write_table(pa.table({"row": range(len(texts)), "text": texts}), source)
+        source, prompts, answer = Path(options.rows), {"prompt_token_ids": "prompt_token_ids"}, {"ignore_eos": True}
+        most_tokens: Any = {"column": "max_tokens"}
+        if source.suffix != ".parquet":
+            texts, source, most_tokens = texts_of(options), Path(folder) / "rows.parquet", 32
+            pq.write_table(pa.table({"id": range(len(texts)), "text": texts}), source)
+            prompts, answer = {"prompt": "{text}"}, {"ignore_eos": False}
         for number, (name, sections) in enumerate(WAYS.items()):
             tree: dict[str, Any] = {
                 "model": {"path": options.model, "dtype": "bfloat16"},
-                "input": {"path": str(source), "id": "row", "prompt": "{text}", "duplicates": "each"},
-                "sampling": {"max_tokens": 32, "temperature": options.temperature, "seed": 1},
+                "input": {"path": str(source), "id": "id", "duplicates": "each", **prompts},
+                "sampling": {"max_tokens": most_tokens, "temperature": options.temperature, "seed": 1, **answer},
                 "output": {"path": f"{folder}/{number}", "token_ids": True, "logprobs": 1},
             }
             rows = answers(parse_job({**tree, **sections}))

@@ -105,7 +105,7 @@ def test_a_large_job_is_predicted_from_a_sample(monkeypatch: pytest.MonkeyPatch,
     assert 500 < plan.simulated_requests < 3000
     # Lengths that are not known make samples noisy: the spread is two standard deviations, of a single pair of halves.
     assert plan.makespan_s == pytest.approx(simulated_s(plan, lengths), rel=max(0.03, 1.5 * plan.sample_spread))
-    assert 0.01 < plan.sample_spread < 0.06
+    assert 0.03 < plan.sample_spread < 0.06
     assert plan.to_dict()["predicted_from"] == {"rows": plan.simulated_requests, "spread": plan.sample_spread}
     assert plan.range_s is not None
     assert plan.range_s[1] == pytest.approx(plan.makespan_s * (1 + plan.error) * (1 + plan.sample_spread))
@@ -137,7 +137,7 @@ def test_a_sample_tells_never_less_than_the_bound_and_how_far_its_halves_differ(
         return 0.9 * len(rows)
 
     even = whole_job.told_from(lengths, 100, lambda rows: 10 + len(rows), least_s)
-    assert [even.makespan_s, even.rows, even.spread] == pytest.approx([1010, 100, 0.018])
+    assert [even.makespan_s, even.rows, even.spread] == pytest.approx([1010, 100, 0.054])
     late = whole_job.told_from(lengths, 100, lambda rows: 10 + len(rows) + rows.prompt_tokens.max() / 50, least_s)
     assert late.spread > even.spread
     falling = whole_job.told_from(lengths, 100, lambda rows: 100.0 + (len(rows) == 50) * 50, least_s)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from vasuki.engine.batch import Batch
@@ -28,8 +30,8 @@ class Watched(FastForward):
         self.offered: list[tuple[Batch, int]] = []
         self.skipped = 0
 
-    def most_steps(self, batch: Batch) -> int:
-        steps = super().most_steps(batch)
+    def most_steps(self, batch: Batch, until_end: int = sys.maxsize) -> int:
+        steps = super().most_steps(batch, until_end)
         self.offered.append((batch, steps))
         return steps
 

@@ -56,8 +56,10 @@ VARIANTS = [
     rows=st.lists(st.tuples(st.integers(1, 90), st.integers(1, 60)), min_size=1, max_size=25),
     policy=st.sampled_from(VARIANTS),
     chunk_tokens=st.sampled_from([3, 16, 64]),
-    num_blocks=st.integers(38, 120),
-    host_blocks=st.sampled_from([0, 40]),
+    kv_tokens=st.integers(152, 480),
+    block_tokens=st.sampled_from([1, BLOCK_TOKENS, 48]),
+    short_steps=st.booleans(),
+    host_tokens=st.sampled_from([0, 160]),
     ahead=st.booleans(),
     gap_s=st.sampled_from([None, 0.0, 0.05]),
     cost=st.sampled_from([COST, WINDOWED, PADDED, ALONE]),
@@ -67,15 +69,21 @@ def test_runs_of_steps_are_the_same_as_single_steps(
     rows: list[tuple[int, int]],
     policy: Policy,
     chunk_tokens: int,
-    num_blocks: int,
-    host_blocks: int,
+    kv_tokens: int,
+    block_tokens: int,
+    short_steps: bool,
+    host_tokens: int,
     ahead: bool,
     gap_s: float | None,
     cost: CostModel,
 ) -> None:
     lengths = lengths_of(rows, None if gap_s is None else [gap_s * index for index in range(len(rows))])
+    host_blocks = -(-host_tokens // block_tokens)
     offload = OffloadPlan(host_blocks=host_blocks, park_min_tokens=8, prefills_ahead=ahead and policy is CAREFUL)
-    engine = EngineSettings(policy, Limits(chunk_tokens, 6, lookahead=3), num_blocks, BLOCK_TOKENS, offload)
+    limits = Limits(chunk_tokens, 6, lookahead=3)
+    if short_steps:
+        limits = replace(limits, short_step_tokens=(chunk_tokens + 1) // 2, usual_row_tokens=60)
+    engine = EngineSettings(policy, limits, -(-kv_tokens // block_tokens), block_tokens, offload)
     together, single = run(lengths, engine, cost), run(lengths, engine, cost, one_by_one=True)
     assert together.makespan_s == single.makespan_s, "not the same to the last digit"
     assert together.counters == single.counters

@@ -205,9 +205,13 @@ class MessageTemplate(_Section):
 
 def _one_character(value: Any) -> Any:
     value = {"tab": "\t", "\\t": "\t"}.get(value, value) if isinstance(value, str) else value
-    if isinstance(value, str) and (len(value) > 1 or value in ("\n", "\r", "\0")) and value != "auto":
-        raise ValueError("should be one character, tab or auto")
+    if isinstance(value, str) and (len(value) > 1 or value in ("\n", "\r", "\0")):
+        raise ValueError("should be one character, or tab")
     return value
+
+
+def _delimiter(value: Any) -> Any:
+    return value if value == "auto" else _one_character(value)
 
 
 def _known_encoding(name: str) -> str:
@@ -218,18 +222,14 @@ def _known_encoding(name: str) -> str:
     return name
 
 
-Character = Annotated[str, BeforeValidator(_one_character)]
-
-
 class CsvConfig(_Section):
     """How CSV files are written, where their first lines leave doubt."""
 
-    delimiter: Annotated[Character, Field(min_length=1)] = "auto"
+    delimiter: Annotated[str, BeforeValidator(_delimiter), Field(min_length=1)] = "auto"
     """What separates cells: one character, or `tab`. `auto`: a comma, or a semicolon, tab or bar if only that gives the
     first lines as many cells as the header."""
-    quote: Character = "auto"
-    """What surrounds cells that hold a delimiter or a line break; may be empty. `auto`: double quotes, or single ones
-    if all cells of the header are in them."""
+    quote: Annotated[str, BeforeValidator(_one_character)] = '"'
+    """What surrounds cells that hold a delimiter or a line break; may be empty."""
     encoding: Annotated[str, AfterValidator(_known_encoding)] = "auto"
     """Such as `cp1252`. `auto`: UTF-8, or UTF-16 if the file begins with its mark."""
     header: bool | Annotated[tuple[str, ...], Field(min_length=1)] = True
@@ -241,7 +241,7 @@ class CsvConfig(_Section):
 
     @model_validator(mode="after")
     def _two_characters(self) -> CsvConfig:
-        if self.delimiter == self.quote != "auto":
+        if self.delimiter == self.quote:
             raise ValueError("delimiter and quote are the same character")
         return self
 

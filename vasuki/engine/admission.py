@@ -37,22 +37,29 @@ class AdmissionControl:
             return False
         return self._policy.refill or not queues.num_running
 
+    @property
+    def keeps_some(self) -> bool:
+        """Whether prompts leave blocks to decodes: unless all rows fit with all their growth, those that decodes take
+        in the next `GROWTH_STEPS`, one each at most. By then some row has usually ended."""
+        queues = self._queues
+        return self._policy.admission is Admission.ROOM and queues.maximum_blocks > self._pool.capacity
+
     def spare_blocks(self) -> int:
-        """Blocks that prompts may take now. Unless all rows fit with all their growth, those are left that decodes
-        take in the next `GROWTH_STEPS`, one each at most: by then some row has usually ended."""
-        queues, pool = self._queues, self._pool
-        if self._policy.admission is not Admission.ROOM or queues.maximum_blocks <= pool.capacity:
-            return pool.num_available
-        size = pool.block_tokens
+        """Blocks that prompts may take now."""
+        available, size = self._pool.num_available, self._pool.block_tokens
+        if not self.keeps_some:
+            return available
+        decoding = self._queues.decoding
         if size <= GROWTH_STEPS:
-            return pool.num_available - len(queues.decoding)
-        return pool.num_available - sum([-row.num_computed_tokens % size < GROWTH_STEPS for row in queues.decoding])
+            return available - len(decoding)
+        return available - sum([-row.num_computed_tokens % size < GROWTH_STEPS for row in decoding])
 
     def step_tokens(self) -> int:
         """The budget of the next step: prompts hurry while memory has room for another row."""
         limits = self._limits
-        hurry = self.spare_blocks() * self._pool.block_tokens >= limits.usual_row_tokens
-        return limits.chunk_tokens if hurry or not limits.short_step_tokens else limits.short_step_tokens
+        if not limits.short_step_tokens or self.spare_blocks() * self._pool.block_tokens >= limits.usual_row_tokens:
+            return limits.chunk_tokens
+        return limits.short_step_tokens
 
     def fits(self, sequence: Sequence, budget: int = sys.maxsize, ahead: Sequence | None = None) -> bool:
         """Whether memory and slots allow the sequence to start now, with `budget` tokens, or to go `ahead`.

@@ -109,6 +109,11 @@ class Batch:
     def num_samples(self) -> int:
         return len(self.decodes) + sum([chunk.samples for chunk in self.prefills])
 
+    @property
+    def sampling(self) -> list[Sequence]:
+        """The sequences that get a token, in batch order."""
+        return self.decodes + [chunk.sequence for chunk in self.prefills if chunk.samples]
+
 
 class StepResult(NamedTuple):
     """One entry for each chunk that samples, in batch order."""

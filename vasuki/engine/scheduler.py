@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import islice, repeat
+from itertools import islice
 
 from vasuki.base.errors import OutOfMemory
 from vasuki.engine.admission import AdmissionControl
@@ -228,20 +228,23 @@ class Scheduler:
 
         What ends for its length gives its memory back at once: whatever is launched later runs later.
         """
+        ended: list[Sequence] = []
         for sequence in batch.decodes:
             sequence.num_computed_tokens += 1
+            sequence.num_pending_tokens += 1
+            if sequence.num_output_tokens >= sequence.request.max_tokens:
+                ended.append(sequence)
         for sequence, _, num_tokens, samples in batch.prefills:
             sequence.num_computed_tokens += num_tokens
             if samples:
                 self.queues.end_prompt(sequence)
-        ended = False
-        for sequence in _sampling(batch):
-            sequence.num_pending_tokens += 1
-            if sequence.num_output_tokens >= sequence.request.max_tokens:
-                self.queues.end(sequence, FinishReason.LENGTH)
-                self._ending.append(sequence)
-                ended = True
+                sequence.num_pending_tokens += 1
+                if sequence.num_output_tokens >= sequence.request.max_tokens:
+                    ended.append(sequence)
+        for sequence in ended:
+            self.queues.end(sequence, FinishReason.LENGTH)
         if ended:
+            self._ending += ended
             self.queues.forget_ended()
 
     def settle(self, batch: Batch, result: StepResult) -> list[Sequence]:
@@ -251,15 +254,16 @@ class Scheduler:
         them is dropped.
         """
         finished: list[Sequence] = []
-        stopped = False
-        for sequence, detail in zip(_sampling(batch), result.token_logprobs, strict=False):
+        stopped, sampling = False, batch.sampling
+        for sequence, detail in zip(sampling, result.token_logprobs, strict=False):
             if sequence.num_pending_tokens:
                 sequence.token_logprobs.append(detail)
-        for sequence, value in zip(_sampling(batch), result.values, strict=False):
+        for sequence, value in zip(sampling, result.values, strict=False):
             sequence.value = value
-        logprobs = result.logprobs or repeat(0.0)
-        sampled = zip(_sampling(batch), result.token_ids, result.stopped, logprobs, strict=False)
-        for sequence, token_id, stops, logprob in sampled:
+        for sequence, token_id, logprob in zip(sampling, result.token_ids, result.logprobs, strict=False):
+            if sequence.num_pending_tokens and token_id >= 0 and sequence.value is None:
+                sequence.logprob += logprob
+        for sequence, token_id, stops in zip(sampling, result.token_ids, result.stopped, strict=False):
             if not sequence.num_pending_tokens:
                 continue
             sequence.num_pending_tokens -= 1
@@ -267,7 +271,6 @@ class Scheduler:
                 sequence.error = result.problem
             elif sequence.value is None:
                 sequence.output_token_ids.append(token_id)
-                sequence.logprob += logprob
             if stops:
                 self.queues.end(sequence, FinishReason.ERROR if sequence.error else FinishReason.STOP)
                 sequence.num_pending_tokens = 0
@@ -280,8 +283,3 @@ class Scheduler:
             self._ending = [sequence for sequence in self._ending if sequence.num_pending_tokens]
         self.queues.counters.finished += len(finished)
         return finished
-
-
-def _sampling(batch: Batch) -> Iterator[Sequence]:
-    yield from batch.decodes
-    yield from (chunk.sequence for chunk in batch.prefills if chunk.samples)

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import sys
 
-from vasuki.engine.batch import Batch
-from vasuki.engine.policy import Admission, Mixing
+from vasuki.engine.admission import GROWTH_STEPS
+from vasuki.engine.batch import Batch, ScheduledChunk
+from vasuki.engine.policy import Mixing
 from vasuki.engine.scheduler import Scheduler
 
 
@@ -27,11 +28,11 @@ class FastForward:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
-    def most_steps(self, batch: Batch) -> int:
-        """How often a batch that was just formed can run before anything could be decided differently, if nothing ends
-        or arrives.
+    def most_steps(self, batch: Batch, until_end: int = sys.maxsize) -> int:
+        """How often a batch that was just formed runs before anything is decided differently, if nothing arrives and
+        the first row ends in `until_end` steps: that is the most it says.
 
-        Not the most there could be, but nothing short of a decision ever depends on where a run of steps is cut.
+        Where a run of steps is cut short nothing changes, as the scheduler then forms the same batch again.
         """
         scheduler, queues, prefills = self._scheduler, self._scheduler.queues, batch.prefills
         waits_urgently = bool(queues.waiting) and queues.waiting[0].request.is_urgent
@@ -43,27 +44,54 @@ class FastForward:
         next_round = not queues.waiting and queues.held_back() > 0
         if may_admit or may_return or next_round:
             return 1
-        steps, chunk_tokens, num_decodes = sys.maxsize, 0, len(batch.decodes)
-        if prefills:
-            sequence, start, chunk_tokens, _ = prefills[0]
-            if budget > 0:  # memory, not the budget, cut the chunk
-                return 1
-            steps = (sequence.num_tokens - start - 1) // chunk_tokens
-        # In block_tokens steps a decode fills one block and a chunk of c tokens c of them: available blocks tell
-        # for how many such rounds there are blocks. After them every decode may need a block at once, and chunks take
-        # what is left. The budget of a step and the room of its chunk stay what they are while so much stays free.
-        available, block_tokens = queues.pool.num_available, queues.pool.block_tokens
-        if prefills:
-            available -= self._kept_blocks()
-        rounds = (available - 1) // max(1, num_decodes + chunk_tokens)
-        spare = available - 1 - rounds * (num_decodes + chunk_tokens) - num_decodes
-        sure = rounds * block_tokens + (max(0, spare) * block_tokens // chunk_tokens if chunk_tokens else 0)
-        if sure > 0 or prefills:
-            return max(1, min(steps, sure))
-        # Fewer blocks are left than there are decodes: the step in which they are used up follows from the places left
-        # in the last blocks.
-        places = sorted([-(start + 1) % block_tokens for start in batch.starts])
-        return 1 + places[available] if available < len(places) else 1
+        if not prefills:
+            return self._steps_of_decodes(batch.starts, until_end)
+        if budget > 0:  # memory, not the budget, cut the chunk
+            return 1
+        return self._steps_beside(prefills[0], batch.starts, until_end)
+
+    def _steps_of_decodes(self, starts: list[int], most: int) -> int:
+        """Steps for whose tokens there are blocks.
+
+        In each round of `block_tokens` steps every decode fills one. After the rounds for which there are enough, the
+        places left in their last blocks say who is first to need another.
+        """
+        pool = self._scheduler.queues.pool
+        rounds, rest = divmod(pool.num_available, len(starts))
+        sure = rounds * pool.block_tokens
+        if sure >= most:
+            return most
+        places = sorted([-(start + 1) % pool.block_tokens for start in starts])
+        return min(most, sure + 1 + places[rest])
+
+    def _steps_beside(self, chunk: ScheduledChunk, starts: list[int], most: int) -> int:
+        """Steps in which a prompt goes on by the same chunk beside the same decodes: until its last chunk, which may be
+        a shorter one, or until memory decides. Counted step by step, as prompts may take what decodes leave just then.
+        """
+        queues, admission, limits = self._scheduler.queues, self._scheduler.admission, self._scheduler.limits
+        size, available = queues.pool.block_tokens, queues.pool.num_available
+        sequence, computed, num_tokens, _ = chunk
+        held = len(sequence.block_table.device)
+        kept, keeps_some = available - admission.spare_blocks(), admission.keeps_some
+        by_growth = keeps_some and size > GROWTH_STEPS
+        needs = [0] * size  # decodes that take a block in a step, by the step's number
+        for start in starts:
+            needs[-start % size] += 1
+        hurries = self._scheduler.step_tokens == limits.chunk_tokens
+        most = min(most, (sequence.num_tokens - computed - 1) // num_tokens)
+        for step in range(1, most):
+            computed += num_tokens
+            if by_growth:
+                kept += needs[(step + GROWTH_STEPS - 1) % size] - needs[(step - 1) % size]
+            if limits.short_step_tokens and hurries != ((available - kept) * size >= limits.usual_row_tokens):
+                return step
+            available -= needs[step % size]
+            if available < 0 or (held + max(0, available - kept)) * size < computed + num_tokens:
+                return step
+            blocks = max(0, queues.pool.blocks_for(computed + num_tokens) - held)
+            held += blocks
+            available -= blocks
+        return most
 
     def skip(self, batch: Batch, steps: int) -> None:
         """Advance the batch's sequences by `steps` steps; the batch's own step is still to come.
@@ -93,10 +121,3 @@ class FastForward:
         if scheduler.policy.mixing is Mixing.EXCLUSIVE and not batch.prefills:
             return 0
         return scheduler.step_tokens - batch.num_prefill_tokens
-
-    def _kept_blocks(self) -> int:
-        """Blocks that prompts leave to decodes, at most, and those without which the steps would be short."""
-        scheduler, pool, limits = self._scheduler, self._scheduler.queues.pool, self._scheduler.limits
-        others = len(scheduler.queues.decoding) if scheduler.policy.admission is Admission.ROOM else 0
-        hurries = limits.short_step_tokens and scheduler.step_tokens == limits.chunk_tokens
-        return others + (pool.blocks_for(limits.usual_row_tokens) if hurries else 0)

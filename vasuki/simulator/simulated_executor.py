@@ -71,7 +71,7 @@ class SimulatedExecutor:
         """Let the batch's time pass, up to the first sequence that ends. Waiting for an arrival counts to the step."""
         clock = self.clock
         fast_forward = self._fast_forward
-        most_steps = min(fast_forward.most_steps(batch), self._steps_to_next_end(batch)) if fast_forward else 1
+        most_steps = fast_forward.most_steps(batch, self._steps_to_next_end(batch)) if fast_forward else 1
         steps, now_s, exposed_s, hidden_s = 0, clock.now_s, 0.0, 0.0
         for step_s, step_exposed_s, step_hidden_s in self.step_times(batch, most_steps):
             now_s += step_s

@@ -645,7 +645,7 @@ def test_csv_as_others_write_it(
             writer = csv.writer(file, delimiter=delimiter)
         writer.writerows([("key", "text", "last"), *((key, text, "1,5") for key, text in enumerate(texts))])
     said = {**said, **({"encoding": encoding} if encoding == "cp1252" else {})}
-    if quote == "'" and delimiter == "^":
+    if quote == "'":
         said["quote"] = quote
     table = open_table(job(tmp_path / "a.csv", csv=said, id="key"))
     assert [values["text"] for _, values in rows_of(table)] == texts
@@ -751,8 +751,9 @@ def test_settings_of_csv_for_other_files_are_refused(job: MakeJob, tmp_path: Pat
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"delimiter": ";;"}, "should be one character, tab or auto"),
-        ({"delimiter": "\n"}, "should be one character, tab or auto"),
+        ({"delimiter": ";;"}, "should be one character, or tab"),
+        ({"delimiter": "\n"}, "should be one character, or tab"),
+        ({"quote": "auto"}, "should be one character, or tab"),
         ({"delimiter": ";", "quote": ";"}, "are the same character"),
         ({"encoding": "latin-99"}, "'latin-99' is no encoding that Python knows"),
         ({"encoding": "hex"}, "'hex' is no encoding that Python knows"),

@@ -1,7 +1,7 @@
 """How a CSV file is written: what separates its cells, what quotes them, and in which encoding.
 
-What the job leaves to us is read off the first lines, and only where they leave no doubt: a mark of UTF-16, a header
-whose cells are all in single quotes, one separator alone that cuts most lines into as many cells as the header.
+What the job leaves to us is read off the first lines, and only where they leave no doubt: a mark of UTF-16, one
+separator alone that cuts most lines into as many cells as the header.
 """
 
 from __future__ import annotations
@@ -59,28 +59,17 @@ def dialect_of(start: bytes, config: CsvConfig, usual: str) -> Dialect:
     if codecs.lookup(encoding).name == "utf-8":
         encoding = "utf-8-sig"
     text = codecs.getincrementaldecoder(encoding)().decode(start)
-    quotes = [config.quote] if config.quote != "auto" else ['"', "'"]
-    delimiters = [config.delimiter] if config.delimiter != "auto" else list(_DELIMITERS)
-    whole = len(start) < SAMPLE_BYTES
-    for quote in reversed(quotes):
-        found = [Dialect(delimiter, quote, encoding) for delimiter in delimiters]
-        if quote == "'" and config.quote == "auto":
-            found = [dialect for dialect in found if _is_header_quoted(text, dialect)]
-        fitting = [dialect for dialect in found if _fits(text, dialect, whole)]
-        if len(fitting) == 1:
-            return fitting[0]
-    return Dialect(usual if config.delimiter == "auto" else config.delimiter, quotes[0], encoding)
+    if config.delimiter != "auto":
+        return Dialect(config.delimiter, config.quote, encoding)
+    found = [Dialect(delimiter, config.quote, encoding) for delimiter in _DELIMITERS]
+    fitting = [dialect for dialect in found if _fits(text, dialect, len(start) < SAMPLE_BYTES)]
+    return fitting[0] if len(fitting) == 1 else Dialect(usual, config.quote, encoding)
 
 
 def _fits(text: str, dialect: Dialect, whole: bool) -> bool:
     """Whether the header has several cells, and most of the lines behind it have as many."""
     widths = [len(cells) for cells in _first_rows(text, dialect, whole)]
     return bool(widths) and widths[0] > 1 and 2 * widths.count(widths[0]) > len(widths)
-
-
-def _is_header_quoted(text: str, dialect: Dialect) -> bool:
-    rows = _first_rows(text, Dialect(dialect.delimiter, ""), True)
-    return bool(rows) and all(len(cell) > 1 and cell[0] == cell[-1] == dialect.quote for cell in rows[0])
 
 
 def _first_rows(text: str, dialect: Dialect, whole: bool) -> list[list[str]]:

@@ -78,14 +78,15 @@ class OperatorModel:
 
         `decode_attention` and `chunk_attention` without the parts, for those who ask a million times.
         """
-        attention_s = self._rooflines.attention_s(heads, kv_heads, head_dim)
+        attention_s, kernel_s = self._rooflines.attention_s(heads, kv_heads, head_dim), self._rooflines.kernel_s
+        token_s = attention_s(1.0, 1.0) - kernel_s  # of a decode's context, whose pairs are as many
         decode_ratio, chunk_ratio = self._ratios.decode_attention, self._ratios.chunk_attention
 
         def seconds(decode_context: float, pairs: float, chunk_context: float) -> float:
             total_s = 0.0
             if decode_context:
                 ratio = decode_ratio(decode_context * heads) if decode_ratio else 1.0
-                total_s = ratio * attention_s(decode_context, decode_context)
+                total_s = ratio * (kernel_s + decode_context * token_s)
             if pairs:
                 ratio = chunk_ratio(pairs * heads) if chunk_ratio else 1.0
                 total_s += ratio * attention_s(pairs, chunk_context)

@@ -29,6 +29,7 @@ _CLIENT = "ray://"  # an address of a server through which processes outside tak
 _VARIABLE = "RAY_ADDRESS"
 _CONNECT_S = 5.0
 _PATIENCE_S, _KNOCK_EVERY_S = 30.0, 1.0  # with a cluster that is still starting
+_FIRST_START_S = 150.0  # with one whose server for clients starts a process of its own, which Ray awaits for 30 s
 _SURVEY_S = 60.0
 
 
@@ -60,7 +61,8 @@ def connected(address: str) -> Iterator[None]:
 
     Raises:
         JobFileError: Ray is not installed, or there is no such address, or no cluster that this Ray can join.
-        Interrupted: nobody answers there for half a minute, as where a cluster is still starting.
+        Interrupted: nobody answers there for half a minute, as where a cluster is still starting, nor a server for
+            clients in two and a half.
     """
     asked = f"--on {address}"
     if address not in _HERE and _ADDRESS.fullmatch(address) is None:
@@ -72,9 +74,10 @@ def connected(address: str) -> Iterator[None]:
         yield
         return
     handler = signal.getsignal(signal.SIGTERM)
-    patient_until_s, waits = time.monotonic() + _PATIENCE_S, False
+    since_s, waits = time.monotonic(), False
     while missing := _not_joined(ray, address, asked):
-        if time.monotonic() >= patient_until_s:
+        patience_s = _FIRST_START_S if "client server" in missing else _PATIENCE_S
+        if time.monotonic() >= since_s + patience_s:
             raise Interrupted(f"{asked}: no Ray cluster there yet: {missing}; run the same command again")
         if not waits:
             log.info("waiting for the Ray cluster at %s: %s", address, missing)
